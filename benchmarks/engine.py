@@ -8,8 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks import hosts, measure
-from nova_hpc.placement.choose import choose
-from nova_hpc.placement.model import Cell, Group, Host, Policy, Request, Want
+from nova_hpc.placement.choose import choose_device_sets
+from nova_hpc.placement.model import (
+    AffinityPolicy,
+    DeviceGroup,
+    FreeHost,
+    Request,
+    Want,
+    WantedCell,
+)
 from nova_hpc.topology.level import Level
 
 PART = "one host"
@@ -21,9 +28,9 @@ def gpus(count: int, level: Level = Level.HOST) -> Request:
     """*count* GPUs that share *level*."""
     return Request(
         wants=(Want("gpu", "gpu", count),),
-        groups=(Group({"gpu": count}),),
+        groups=(DeviceGroup({"gpu": count}),),
         level=level,
-        policy=Policy.REQUIRED,
+        policy=AffinityPolicy.REQUIRED,
     )
 
 
@@ -31,10 +38,10 @@ def pairs(count: int, cells: int) -> Request:
     """*count* groups of one GPU and one virtual function, below one switch each."""
     return Request(
         wants=(Want("gpu", "gpu", count), Want("vf", "vf", count)),
-        groups=tuple(Group({"gpu": 1, "vf": 1}) for _ in range(count)),
+        groups=tuple(DeviceGroup({"gpu": 1, "vf": 1}) for _ in range(count)),
         level=Level.SWITCH,
-        policy=Policy.REQUIRED,
-        cells=tuple(Cell(index, 16, 64 * 1048576, 1048576) for index in range(cells)),
+        policy=AffinityPolicy.REQUIRED,
+        cells=tuple(WantedCell(index, 16, 64 * 1048576, 1048576) for index in range(cells)),
         on_cells=bool(cells),
     )
 
@@ -47,7 +54,7 @@ def run(samples: int) -> Iterator[measure.Row]:
     """
     plain = hosts.eight_gpus()
     wide = hosts.eight_gpus(adapters=16, functions=16)
-    cases: list[tuple[str, Host, Request, float]] = [
+    cases: list[tuple[str, FreeHost, Request, float]] = [
         ("8 of 8 GPUs", plain, gpus(8), 2.0),
         ("2 of 8 GPUs, one switch", plain, gpus(2, Level.SWITCH), 2.0),
         ("4 GPUs with 4 VFs of 16 PFs x 16 VFs, in pairs", wide, pairs(4, 0), 2.0),
@@ -65,10 +72,10 @@ def run(samples: int) -> Iterator[measure.Row]:
         ]
     for title, host, request, limit in cases:
         alike = [hosts.renamed(host, number) for number in range(samples)]
-        assert choose(request, alike[0]).sets, title
+        assert choose_device_sets(request, alike[0]).sets, title
 
-        def call(one: Host, request: Request = request) -> object:
-            return choose(request, one)
+        def call(one: FreeHost, request: Request = request) -> object:
+            return choose_device_sets(request, one)
 
         found = [value * 1000 for value in measure.repeat(call, alike)]
         yield measure.row(PART, title, "ms", found, f"under {limit:.0f} ms", limit)

@@ -18,8 +18,8 @@ import attrs
 
 from benchmarks import measure
 from benchmarks.gangs_rivals import PLACERS, Placer, leaves, links
-from nova_hpc.cluster.plan import Gang, Policy
-from nova_hpc.fabric.model import FabricLevel, FabricMap, Place
+from nova_hpc.cluster.plan import Gang, GangPolicy
+from nova_hpc.fabric.model import FabricLevel, FabricMap, FabricPlace
 
 #: Two-sided 95 % quantile of Student's t, by degrees of freedom.
 _T: Final = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
@@ -42,7 +42,7 @@ class Shape:
         """The map."""
         return FabricMap(
             places=tuple(
-                Place(
+                FabricPlace(
                     host=f"n{spine}-{block}-{leaf}-{host}",
                     leaf=f"l{spine}-{block}-{leaf}",
                     block=f"b{spine}-{block}",
@@ -80,7 +80,7 @@ def _times(hosts: Sequence[int], samples: int) -> Iterator[measure.Row]:
 
 def _time(fabric: FabricMap, hosts: int, members: int, samples: int) -> Iterator[measure.Row]:
     rng = random.Random(hosts + members)
-    gang = Gang(members, FabricLevel.LEAF, Policy.PREFERRED)
+    gang = Gang(members, FabricLevel.LEAF, GangPolicy.PREFERRED)
     states = [_busy(fabric, rng) for _ in range(samples + 1)]
 
     def timed(place: Placer) -> Iterator[float]:
@@ -135,7 +135,7 @@ def _quality(seeds: int, gangs: int) -> Iterator[measure.Row]:
     shape = Shape(spines=4, blocks=2, leaves=4, hosts=16)
     fabric = shape.build()
     # What a gang asks for if it insists: the smallest domain that could ever hold it.
-    for policy in Policy:
+    for policy in GangPolicy:
         values: dict[str, dict[str, list[float]]] = {}
         for seed in range(seeds):
             outcomes = {
@@ -155,7 +155,7 @@ def _quality(seeds: int, gangs: int) -> Iterator[measure.Row]:
 
 
 def _rows(
-    policy: Policy, values: Mapping[str, Mapping[str, Sequence[float]]]
+    policy: GangPolicy, values: Mapping[str, Mapping[str, Sequence[float]]]
 ) -> Iterator[measure.Row]:
     for what, sides in values.items():
         unit = "%" if what in ("members placed", "gangs in the smallest domain") else ""
@@ -188,7 +188,7 @@ def _mean(mine: Sequence[int | None], outcomes: Mapping[str, _Outcome], figure: 
 
 
 def _play(
-    fabric: FabricMap, shape: Shape, place: Placer, policy: Policy, seed: int, gangs: int
+    fabric: FabricMap, shape: Shape, place: Placer, policy: GangPolicy, seed: int, gangs: int
 ) -> _Outcome:
     """Let gangs come and go; about nine tenths of the places are asked for."""
     rng = random.Random(seed)
@@ -204,7 +204,7 @@ def _play(
             for host, some in heapq.heappop(going)[2].items():
                 free[host] += some
         smallest = _smallest(shape, members)
-        level = smallest if policy is Policy.REQUIRED else FabricLevel.LEAF
+        level = smallest if policy is GangPolicy.REQUIRED else FabricLevel.LEAF
         hosts = place(fabric, free, Gang(members, level, policy))
         asked += members
         if hosts is None:

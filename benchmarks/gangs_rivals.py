@@ -17,7 +17,7 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.cluster.plan import Gang, Plan, Policy, plan
+from nova_hpc.cluster.plan import Gang, GangPlan, GangPolicy, plan_gang
 from nova_hpc.fabric.model import FabricLevel, FabricMap
 
 Hosts = Mapping[str, int]
@@ -29,8 +29,8 @@ LEVELS: Final = (FabricLevel.CORE, FabricLevel.SPINE, FabricLevel.BLOCK, FabricL
 
 def ours(fabric: FabricMap, free: Mapping[str, int], gang: Gang) -> Hosts | None:
     """The planner."""
-    answer = plan(fabric, free, gang)
-    return answer.hosts if isinstance(answer, Plan) else None
+    answer = plan_gang(fabric, free, gang)
+    return answer.hosts if isinstance(answer, GangPlan) else None
 
 
 def first_fit(fabric: FabricMap, free: Mapping[str, int], gang: Gang) -> Hosts | None:
@@ -45,7 +45,7 @@ def first_fit(fabric: FabricMap, free: Mapping[str, int], gang: Gang) -> Hosts |
 
 def _tried(fabric: FabricMap, gang: Gang) -> list[FabricLevel]:
     """The asked level, and with ``preferred`` those above it, as far as the map has them."""
-    highest = FabricLevel.CORE if gang.policy is Policy.PREFERRED else gang.level
+    highest = FabricLevel.CORE if gang.policy is GangPolicy.PREFERRED else gang.level
     return [
         level for level in FabricLevel if gang.level <= level <= highest and fabric.domains(level)
     ]
@@ -82,7 +82,7 @@ def kueue(fabric: FabricMap, free: Mapping[str, int], gang: Gang) -> Hosts | Non
         order = _sorted(rows[row])
         if order and order[0].room >= gang.members:
             chosen = [_tightest(order, gang.members)]
-        elif gang.policy is Policy.REQUIRED:
+        elif gang.policy is GangPolicy.REQUIRED:
             return None
         elif row:
             row -= 1

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from nova.virt.libvirt import config as vconfig
 
 from benchmarks import measure
-from nova_hpc.guest_tree import Abi, Device, Mode, plan, windows
+from nova_hpc.guest_tree import Abi, TopologyMode, TreeDevice, plan_guest_pci_tree, windows
 from nova_hpc.topology.level import Location
 from nova_hpc.topology.model import Bar
 from virt_driver_patches.domain import pcie_tree
-from virt_driver_patches.domain.guest_domain import GuestDomain
+from virt_driver_patches.domain.guest_domain import GuestDomainXml
 
 PART = "guest tree"
-_RULES = Abi(Mode.MIRROR)
+_RULES = Abi(TopologyMode.MIRROR)
 _CELLS = {0: 0, 1: 1}
 _GPU = (
     Bar(1, 128 * windows.GIB, prefetchable=True, wide=True),
@@ -23,7 +23,7 @@ _GPU = (
 )
 
 
-def devices() -> list[Device]:
+def devices() -> list[TreeDevice]:
     """Eight GPUs and eight VFs: two of each below every one of four switches."""
     found = []
     for switch in range(4):
@@ -34,12 +34,12 @@ def devices() -> list[Device]:
         )
         for number in range(4):
             address = f"0000:{0x10 * (switch + 1) + 3 + number:02x}:00.0"
-            span = windows.of_bars(_GPU if number < 2 else ())
-            found.append(Device(address, place, span, clique=number < 2))
+            span = windows.span_of_bars(_GPU if number < 2 else ())
+            found.append(TreeDevice(address, place, span, clique=number < 2))
     return found
 
 
-def stock(found: list[Device]) -> str:
+def stock(found: list[TreeDevice]) -> str:
     """The domain as Nova's classes write it: devices, cells and a few others."""
     guest = vconfig.LibvirtConfigGuest()
     guest.virt_type, guest.name, guest.memory, guest.vcpus = "kvm", "instance-1", 8 << 20, 4
@@ -59,10 +59,10 @@ def stock(found: list[Device]) -> str:
     return str(guest.to_xml())
 
 
-def transform(xml: str, found: list[Device]) -> str:
+def transform(xml: str, found: list[TreeDevice]) -> str:
     """The same domain with its PCIe tree."""
-    domain = GuestDomain(xml)
-    pcie_tree.arrange(domain, plan(found, _CELLS, _RULES), _RULES)
+    domain = GuestDomainXml(xml)
+    pcie_tree.arrange_pcie_tree(domain, plan_guest_pci_tree(found, _CELLS, _RULES), _RULES)
     return domain.text()
 
 

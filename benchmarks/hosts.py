@@ -7,7 +7,7 @@ from pathlib import Path
 
 import attrs
 
-from nova_hpc.placement.model import Host, HostNode, Pool
+from nova_hpc.placement.model import DevicePool, FreeHost, HostNode
 from nova_hpc.topology import lstopo
 from nova_hpc.topology.level import Location
 
@@ -26,7 +26,7 @@ def place(index: int, switches: int, nodes: int = 2) -> Location:
     )
 
 
-def eight_gpus(adapters: int = 0, functions: int = 0) -> Host:
+def eight_gpus(adapters: int = 0, functions: int = 0) -> FreeHost:
     """Two sockets, four switches with two GPUs each.
 
     :param adapters: physical functions, dealt out over the switches.
@@ -37,25 +37,25 @@ def eight_gpus(adapters: int = 0, functions: int = 0) -> Host:
         where = place(index, 4)
         for slot in range(2):
             name = f"0000:{0x40 + index:02x}:{slot:02x}.0"
-            pools.append(Pool(name, name, where, 1, frozenset({"gpu"}), role="gpu"))
+            pools.append(DevicePool(name, name, where, 1, frozenset({"gpu"}), role="gpu"))
         for slot in range(index, adapters, 4):
             name = f"0000:{0x40 + index:02x}:{16 + slot // 4:02x}.0"
-            pools.append(Pool(name, name, where, functions, frozenset({"vf"}), role="vf"))
-    return Host("host", tuple(pools), _nodes())
+            pools.append(DevicePool(name, name, where, functions, frozenset({"vf"}), role="vf"))
+    return FreeHost("host", tuple(pools), _nodes())
 
 
-def from_lstopo(path: Path) -> Host:
+def from_lstopo(path: Path) -> FreeHost:
     """All GPUs of a machine as hwloc's lstopo saw it."""
-    found = lstopo.read(path)
+    found = lstopo.read_lstopo_file(path)
     pools = tuple(
-        Pool(each.address, each.address, each.location, 1, frozenset({"gpu"}), role="gpu")
+        DevicePool(each.address, each.address, each.location, 1, frozenset({"gpu"}), role="gpu")
         for each in found.functions
         if (each.class_code or "").startswith(_GPU_CLASS)
     )
-    return Host(path.stem, pools, _nodes())
+    return FreeHost(path.stem, pools, _nodes())
 
 
-def renamed(host: Host, number: int) -> Host:
+def renamed(host: FreeHost, number: int) -> FreeHost:
     """The same host with other providers, as each host of a cloud has its own."""
     names = {pool.id: f"{number}-{pool.id}" for pool in host.pools}
     return attrs.evolve(

@@ -34,7 +34,7 @@ def refresh(gpus: int, adapters: int, functions: int, rounds: int) -> Iterator[m
     with tempfile.TemporaryDirectory(prefix="nova-hpc-") as folder:
         root = Path(folder)
         cards, virtual = sysfs_tree.build(root, gpus, adapters, functions)
-        values = measure.repeat(sysfs.read, [root] * rounds)
+        values = measure.repeat(sysfs.read_sysfs_node, [root] * rounds)
     what = f"inventory of {len(cards)} GPUs and {len(virtual)} VFs, read afresh"
     note = "files in a folder instead of sysfs"
     yield measure.row(

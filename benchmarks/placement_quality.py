@@ -24,9 +24,9 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from nova_hpc_tools.simulate.command import Simulate
+from nova_hpc_tools.simulate.command import SimulatePolicies
 from nova_hpc_tools.simulate.policies import ABLATION
-from nova_hpc_tools.simulate.results import draw
+from nova_hpc_tools.simulate.results import draw_curves
 from nova_hpc_tools.simulate.scenario import Scenario, Summary
 
 OUTPUT: Final = Path(__file__).parent.parent / "docs" / "source" / "_static" / "simulation"
@@ -110,7 +110,7 @@ def main() -> int:
 
 
 def _simulate(words: list[str]) -> str:
-    command = Simulate(None, None)
+    command = SimulatePolicies(None, None)
     text = io.StringIO()
     with contextlib.redirect_stdout(text):
         status = command.run(command.get_parser("simulate").parse_args(words))
@@ -148,7 +148,7 @@ def _draw(document: dict[str, Any], path: Path) -> None:
         Summary(one["policy"], {}, {at: (used, lost) for at, used, lost in one["curve"]})
         for one in document["policies"]
     ]
-    draw(Scenario((), (), document["demand"]), summaries, path)
+    draw_curves(Scenario((), (), document["demand"]), summaries, path)
 
 
 def _dumps(document: dict[str, Any]) -> str:

@@ -23,8 +23,7 @@ from nova_hpc.from_nova import hosts as reader
 from nova_hpc.from_nova import pools
 from nova_hpc.from_nova.patches import numa_fit
 from nova_hpc_tools.adopt import settings as plugin
-from scheduler_filters import choice, hpc_packing_weigher, hpc_topology_filter
-from scheduler_filters import nova_fit as fit
+from scheduler_filters import choice, hpc_packing_weigher, hpc_topology_filter, nova_fit
 
 CONF = cfg.CONF
 PART = "filters and weigher"
@@ -33,12 +32,12 @@ MEMORY = "memory of the filter"
 
 def set_up() -> None:
     """The configuration of a scheduler that has the filter."""
-    hpc_conf.register(CONF)
+    hpc_conf.register_all_options(CONF)
     CONF([], project="nova", default_config_files=[])
     objects.register_all()
     CONF.set_override("pci_in_placement", True, group="filter_scheduler")
     CONF.set_override(
-        "enabled_filters", plugin.filters(plugin.NOVA_FILTERS), group="filter_scheduler"
+        "enabled_filters", plugin.place_own_filters(plugin.NOVA_FILTERS), group="filter_scheduler"
     )
     CONF.set_override("disable_fallback_pcpu_query", True, group="workarounds")
 
@@ -156,8 +155,8 @@ def forget() -> None:
         choice._TURNED,
         choice._JUDGED,
         choice._PLACES,
-        fit._FITS,
-        fit._ROOMS,
+        nova_fit._FITS,
+        nova_fit._ROOMS,
         numa_fit._TIERS,
     ):
         known.clear()

@@ -21,23 +21,32 @@ import time
 
 import attrs
 
-from nova_hpc.placement.model import Cell, Group, Host, HostNode, Policy, Pool, Request, Want
+from nova_hpc.placement.model import (
+    AffinityPolicy,
+    DeviceGroup,
+    DevicePool,
+    FreeHost,
+    HostNode,
+    Request,
+    Want,
+    WantedCell,
+)
 from nova_hpc.placement.profile import DEFAULT, HostProfile
 from nova_hpc.placement.solver import greedy
 from nova_hpc.placement.solver.costs import MAX_WORK, TooMuchError
 from nova_hpc.placement.solver.demand import Demand
-from nova_hpc.placement.solver.domains import survey
-from nova_hpc.placement.solver.problem import Problem
+from nova_hpc.placement.solver.domains import survey_host
+from nova_hpc.placement.solver.problem import SearchProblem
 from nova_hpc.placement.solver.solve import Solver
-from nova_hpc.placement.solver.spanning import Links, links
+from nova_hpc.placement.solver.spanning import LinkedSets, read_linked_sets
 from nova_hpc.topology.level import Level, Location
 
 
-def case(rng: random.Random) -> tuple[Request, Host]:
+def case(rng: random.Random) -> tuple[Request, FreeHost]:
     """A large request and a host, drawn at random."""
     aliases = [f"alias{number}" for number in range(rng.choice([1, 2, 2, 3, 3, 4]))]
     nodes, switches = rng.choice([2, 4]), rng.choice([2, 4, 8])
-    pools: list[Pool] = []
+    pools: list[DevicePool] = []
     for switch in range(switches):
         numa = switch * nodes // switches
         place = Location(numa, numa * 2 // nodes, f"pci0000:{switch:02x}", (f"s{switch}",))
@@ -50,7 +59,7 @@ def case(rng: random.Random) -> tuple[Request, Host]:
             if rng.random() < 0.15:
                 serves.add(rng.choice(aliases))
             pools.append(
-                Pool(
+                DevicePool(
                     id=f"{switch}/{number}",
                     name=f"{switch}/{number}",
                     location=place,
@@ -64,17 +73,19 @@ def case(rng: random.Random) -> tuple[Request, Host]:
     counts = {alias: rng.choice([1, 1, 2, 4]) for alias in aliases}
     request = Request(
         wants=tuple(Want(alias, alias, count * groups) for alias, count in counts.items()),
-        groups=tuple(Group(counts) for _ in range(groups)),
+        groups=tuple(DeviceGroup(counts) for _ in range(groups)),
         level=rng.choice(list(Level)),
-        policy=rng.choice(list(Policy)),
-        cells=tuple(Cell(number, 4) for number in range(min(rng.choice([0, 1, 2, 2, 4]), nodes))),
+        policy=rng.choice(list(AffinityPolicy)),
+        cells=tuple(
+            WantedCell(number, 4) for number in range(min(rng.choice([0, 1, 2, 2, 4]), nodes))
+        ),
         on_cells=rng.random() < 0.3,
     )
     numa_nodes = tuple(HostNode(number, number * 2 // nodes, 32) for number in range(nodes))
-    return request, Host("host", tuple(pools), numa_nodes)
+    return request, FreeHost("host", tuple(pools), numa_nodes)
 
 
-def without_damage(problem: Problem) -> Problem:
+def without_damage(problem: SearchProblem) -> SearchProblem:
     """The same problem, in which no choice does any damage."""
     return attrs.evolve(
         problem,
@@ -96,7 +107,7 @@ class Run:
     seconds: float
 
 
-def search(problem: Problem, linked: Links) -> Run:
+def search(problem: SearchProblem, linked: LinkedSets) -> Run:
     """The exact search, up to its bound."""
     solver = Solver(problem, linked)
     start = time.perf_counter()
@@ -117,15 +128,15 @@ def main() -> None:
     for _ in range(args.requests):
         request, host = case(rng)
         demand = Demand.of(request)
-        site = survey(demand, host)
-        linked = links(request, demand, site, host)
-        problem = Problem.of(request, demand, site, DEFAULT)
+        site = survey_host(demand, host)
+        linked = read_linked_sets(request, demand, site, host)
+        problem = SearchProblem.of(request, demand, site, DEFAULT)
         runs.append(search(problem, linked))
         if runs[-1].within:
             continue
         plain.append(search(without_damage(problem), linked))
         start = time.perf_counter()
-        found = greedy.solve(Solver(problem, linked), 1)
+        found = greedy.solve_greedily(Solver(problem, linked), 1)
         bounded.append((time.perf_counter() - start, bool(found)))
     steps = sorted(run.steps for run in runs)
     print(f"{len(runs)} requests: median {steps[len(steps) // 2]} steps")

@@ -18,21 +18,21 @@ import attrs
 
 from benchmarks import hosts, measure
 from benchmarks.engine import gpus, pairs
-from nova_hpc.placement.choose import choose
+from nova_hpc.placement.choose import choose_device_sets
 from nova_hpc.placement.model import (
-    Cell,
+    AffinityPolicy,
+    DeviceGroup,
+    DevicePool,
     DeviceSet,
-    Group,
-    Host,
+    FreeHost,
     HostNode,
     Nvlink,
-    Policy,
-    Pool,
     Request,
     Want,
+    WantedCell,
 )
-from nova_hpc.placement.profile import Profile, Shape
-from nova_hpc.placement.solver.costs import Work
+from nova_hpc.placement.profile import FlavorShape, Profile
+from nova_hpc.placement.solver.costs import PassWork
 from nova_hpc.topology.level import Level
 
 PART = "one host of many that are unlike"
@@ -44,7 +44,7 @@ FEW_STEPS = 200_000
 #: What such a cloud sells: GPUs with and without functions, at three levels.
 SOLD = Profile(
     tuple(
-        Shape(
+        FlavorShape(
             {"gpu": count, "vf": count} if functions else {"gpu": count},
             level=level,
             cpus=8 * count,
@@ -58,16 +58,18 @@ SOLD = Profile(
 )
 
 
-def fragmented(seed: int) -> Host:
+def fragmented(seed: int) -> FreeHost:
     """Sixteen GPUs of which about half are free, and 16 adapters with up to 16 functions."""
     rng = random.Random(seed)
     pools = [
-        Pool(f"g{n:02}", f"g{n:02}", hosts.place(n // 2, 8), 1, frozenset({"gpu"}), role="gpu")
+        DevicePool(
+            f"g{n:02}", f"g{n:02}", hosts.place(n // 2, 8), 1, frozenset({"gpu"}), role="gpu"
+        )
         for n in range(16)
         if rng.random() < 0.55
     ]
     pools += [
-        Pool(
+        DevicePool(
             f"a{n:02}",
             f"a{n:02}",
             hosts.place(n // 2, 8),
@@ -80,14 +82,14 @@ def fragmented(seed: int) -> Host:
     nodes = tuple(
         HostNode(n, n, rng.randint(8, 96), {1048576: rng.randint(64, 1024)}) for n in range(2)
     )
-    return Host(f"host{seed}", tuple(pools), nodes)
+    return FreeHost(f"host{seed}", tuple(pools), nodes)
 
 
-def linked(seed: int, nodes: int = 2) -> Host:
+def linked(seed: int, nodes: int = 2) -> FreeHost:
     """Fourteen free GPUs of which every two are an NVLink set."""
     rng = random.Random(seed)
     pools = tuple(
-        Pool(
+        DevicePool(
             f"g{n:02}", f"g{n:02}", hosts.place(n // 2, 7, nodes), 1, frozenset({"gpu"}), role="gpu"
         )
         for n in range(14)
@@ -96,17 +98,17 @@ def linked(seed: int, nodes: int = 2) -> Host:
     found = tuple(
         HostNode(n, n, rng.randint(32, 96), {1048576: rng.randint(256, 1024)}) for n in range(nodes)
     )
-    return Host(f"host{seed}", pools, found, sets)
+    return FreeHost(f"host{seed}", pools, found, sets)
 
 
 def two_each(groups: int, cells: int, nvlink: Nvlink) -> Request:
     """Groups of two GPUs on one NUMA node each."""
     return Request(
         wants=(Want("gpu", "gpu", 2 * groups),),
-        groups=(Group({"gpu": 2}),) * groups,
+        groups=(DeviceGroup({"gpu": 2}),) * groups,
         level=Level.NUMA,
-        policy=Policy.REQUIRED,
-        cells=tuple(Cell(number, 8, 32 * 1048576, 1048576) for number in range(cells)),
+        policy=AffinityPolicy.REQUIRED,
+        cells=tuple(WantedCell(number, 8, 32 * 1048576, 1048576) for number in range(cells)),
         nvlink=nvlink,
     )
 
@@ -117,8 +119,8 @@ def run(samples: int) -> Iterator[measure.Row]:
     :param samples: hosts, each of which is asked once.
     """
     many = [fragmented(seed) for seed in range(samples)]
-    several = attrs.evolve(gpus(4, Level.NUMA), policy=Policy.PREFERRED)
-    cases: list[tuple[str, Request, Sequence[Host]]] = [
+    several = attrs.evolve(gpus(4, Level.NUMA), policy=AffinityPolicy.PREFERRED)
+    cases: list[tuple[str, Request, Sequence[FreeHost]]] = [
         ("16 GPUs, 256 VFs, fragmented: 4 pairs", pairs(4, 0), many),
         ("the same, on two guest cells", pairs(4, 2), many),
         ("16 GPUs, 256 VFs, fragmented: 4 GPUs, preferred", several, many),
@@ -142,7 +144,7 @@ def run(samples: int) -> Iterator[measure.Row]:
         yield from _rows(title, _timed(request, found))
     request = pairs(4, 2)
     for title, steps in (("all steps", None), (f"{FEW_STEPS} steps", FEW_STEPS)):
-        work = Work(1 << 62 if steps is None else steps)
+        work = PassWork(1 << 62 if steps is None else steps)
         times = _timed(request, many, work)
         late = sum(not each.measured for each in _sets(request, many, steps))
         yield measure.row(
@@ -154,10 +156,12 @@ def run(samples: int) -> Iterator[measure.Row]:
         )
 
 
-def _timed(request: Request, found: Sequence[Host], work: Work | None = None) -> list[float]:
-    call: Callable[[Host], object] = lambda one: choose(request, one, 1, SOLD, work)  # noqa: E731
+def _timed(
+    request: Request, found: Sequence[FreeHost], work: PassWork | None = None
+) -> list[float]:
+    call: Callable[[FreeHost], object] = lambda one: choose_device_sets(request, one, 1, SOLD, work)  # noqa: E731
     # The call that does not count must take none of the steps.
-    choose(request, found[0], 1, SOLD)
+    choose_device_sets(request, found[0], 1, SOLD)
     times = []
     gc.collect()
     gc.disable()
@@ -171,10 +175,10 @@ def _timed(request: Request, found: Sequence[Host], work: Work | None = None) ->
     return times
 
 
-def _sets(request: Request, found: Sequence[Host], steps: int | None) -> Iterator[DeviceSet]:
-    work = Work(1 << 62 if steps is None else steps)
+def _sets(request: Request, found: Sequence[FreeHost], steps: int | None) -> Iterator[DeviceSet]:
+    work = PassWork(1 << 62 if steps is None else steps)
     for one in found:
-        yield from choose(request, one, 1, SOLD, work).sets
+        yield from choose_device_sets(request, one, 1, SOLD, work).sets
 
 
 def _rows(title: str, times: Sequence[float]) -> Iterator[measure.Row]:

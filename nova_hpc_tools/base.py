@@ -24,7 +24,7 @@ from cliff.lister import Lister
 from cliff.show import ShowOne
 
 from nova_hpc.outside.text import printable_lines
-from nova_hpc_tools.outlet import OutletError, Outlets, outlets
+from nova_hpc_tools.outlet import OutletError, Outlets, open_outlets
 from nova_hpc_tools.printing import InertOutput
 
 #: Exit status of bad input, and of what cannot be done; argparse uses it for bad options.
@@ -39,7 +39,7 @@ class CommandError(Exception):
 
 
 @attrs.frozen
-class Answer:
+class CommandAnswer:
     """What a command has found or done."""
 
     columns: Sequence[str]
@@ -55,7 +55,7 @@ class Answer:
     nothing: str = ""
 
 
-class _Base(InertOutput, DisplayCommandBase):
+class _BaseCommand(InertOutput, DisplayCommandBase):
     """Common to lists and single records."""
 
     #: What ends the command with one line and status 2.
@@ -91,20 +91,20 @@ class _Base(InertOutput, DisplayCommandBase):
         if parsed_args.columns and parsed_args.formatter is None:
             parsed_args.formatter = "table"
         self._people = parsed_args.formatter is None
-        with outlets(self.app) as streams:
+        with open_outlets(self.app) as streams:
             streams.out.stops = not self._acts(parsed_args)
             return streams.end(self._run(parsed_args, streams), self._name)
 
     def _acts(self, args: argparse.Namespace) -> bool:
         if self.acts_with is None:
             return True
-        return any(getattr(args, each) not in (None, False) for each in self.acts_with)
+        return any(getattr(args, option) not in (None, False) for option in self.acts_with)
 
     def _run(self, parsed_args: argparse.Namespace, streams: Outlets) -> int:
         status = 0
         wrong: tuple[type[Exception], ...] = (CommandError, *self.errors)
         try:
-            answer: Answer = self.take_action(parsed_args)
+            answer: CommandAnswer = self.take_action(parsed_args)
             status = answer.status
             self._emit(parsed_args, answer)
             sys.stdout.flush()
@@ -121,7 +121,7 @@ class _Base(InertOutput, DisplayCommandBase):
             return BAD_INPUT
         return status
 
-    def _emit(self, args: argparse.Namespace, answer: Answer) -> None:
+    def _emit(self, args: argparse.Namespace, answer: CommandAnswer) -> None:
         if self._people:
             if answer.show is not None:
                 answer.show()
@@ -130,12 +130,12 @@ class _Base(InertOutput, DisplayCommandBase):
         ):
             text = answer.document()
             if args.formatter == "yaml":
-                text = _yaml(json.loads(text))
+                text = _dump_yaml_safely(json.loads(text))
             sys.stdout.write(text)
         else:
             self._emit_rows(args, answer)
 
-    def _emit_rows(self, args: argparse.Namespace, answer: Answer) -> None:
+    def _emit_rows(self, args: argparse.Namespace, answer: CommandAnswer) -> None:
         rows = list(answer.rows)
         if answer.nothing and args.formatter == "table" and not rows:
             print(answer.nothing)
@@ -147,7 +147,7 @@ class _Base(InertOutput, DisplayCommandBase):
             raise CommandError(str(error)) from error  # an unknown --column
 
 
-def _yaml(document: Any) -> str:
+def _dump_yaml_safely(document: Any) -> str:
     """The document with letters of all scripts, but not where one of them would be obeyed."""
     text: str = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
     if printable_lines(text) != text:
@@ -155,17 +155,17 @@ def _yaml(document: Any) -> str:
     return text
 
 
-class List(_Base, Lister):
+class ListCommand(_BaseCommand, Lister):
     """A command whose answer is a list."""
 
 
-class Record(_Base, ShowOne):
+class RecordCommand(_BaseCommand, ShowOne):
     """A command whose answer is about one thing."""
 
     def _load_formatter_plugins(self) -> stevedore.ExtensionManager:
-        found = super()._load_formatter_plugins()
+        plugins = super()._load_formatter_plugins()
         csv = stevedore.extension.Extension("csv", None, _OneLine, _OneLine())
-        return stevedore.ExtensionManager.make_test_instance([*found, csv])
+        return stevedore.ExtensionManager.make_test_instance([*plugins, csv])
 
 
 class _OneLine(commaseparated.CSVLister):

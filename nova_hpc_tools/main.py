@@ -16,7 +16,7 @@ from cliff.app import App
 from cliff.command import Command
 from cliff.commandmanager import CommandManager
 
-from nova_hpc_tools.outlet import fill_descriptors, outlets
+from nova_hpc_tools.outlet import fill_descriptors, open_outlets
 from nova_hpc_tools.printing import InertStream, inert_streams
 
 NAMESPACE: Final = "nova_hpc.command"
@@ -40,7 +40,7 @@ class NovaHpc(App):
     def __init__(self) -> None:
         super().__init__(
             description="Turn an OpenStack cloud into virtual HPC clusters.",
-            version=_version(),
+            version=_installed_version(),
             command_manager=CommandManager(NAMESPACE),
             deferred_help=True,
             stdout=InertStream(sys.stdout),
@@ -81,7 +81,7 @@ class NovaHpc(App):
     def prepare_to_run_command(self, cmd: Command) -> None:
         """Make an ordinary request to end the program clean up like Ctrl-C does."""
         for number in _ENDING:
-            signal.signal(number, _interrupt)
+            signal.signal(number, _raise_interrupt)
 
 
 @contextlib.contextmanager
@@ -92,15 +92,15 @@ def _signals_kept() -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            if handler is not None and signal.getsignal(number) is _interrupt:
+            if handler is not None and signal.getsignal(number) is _raise_interrupt:
                 signal.signal(number, handler)
 
 
-def _interrupt(signum: int, frame: object) -> None:
+def _raise_interrupt(signum: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _version() -> str:
+def _installed_version() -> str:
     try:
         return importlib.metadata.version("nova-hpc")
     except importlib.metadata.PackageNotFoundError:
@@ -113,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     141 where the command was well and nobody read its output to the end.
     """
     fill_descriptors()
-    with outlets() as streams, _signals_kept():
+    with open_outlets() as streams, _signals_kept():
         try:
             status = NovaHpc().run(list(sys.argv[1:] if argv is None else argv))
         except KeyboardInterrupt:

@@ -62,8 +62,8 @@ class Outlet:
 
     def writelines(self, lines: Any) -> None:
         """Write several texts."""
-        for each in lines:
-            self.write(each)
+        for line in lines:
+            self.write(line)
 
     def flush(self) -> None:
         """Write what is still held.
@@ -115,7 +115,11 @@ class Outlets:
         closed = isinstance(lost, BrokenPipeError)
         silent, self._said = self._said or (stopped and closed), True
         if not silent:
-            what = "was not read to its end" if closed else f"could not be written: {_why(lost)}"
+            what = (
+                "was not read to its end"
+                if closed
+                else f"could not be written: {_format_os_error(lost)}"
+            )
             done = "" if stopped or status else "; the command has done all that was asked for"
             with contextlib.suppress(OSError):
                 print(f"{name}: the output {what}{done}", file=self.err)
@@ -123,36 +127,36 @@ class Outlets:
         return status or (CLOSED if closed else UNWRITTEN)
 
 
-def _why(error: OSError) -> str:
+def _format_os_error(error: OSError) -> str:
     return (error.strerror or str(error)).lower()
 
 
 @contextlib.contextmanager
-def outlets(app: Any = None) -> Iterator[Outlets]:
+def open_outlets(app: Any = None) -> Iterator[Outlets]:
     """Have both streams as outlets meanwhile; within another such block, those of that one.
 
     :param app: of cliff; it has a stream of its own to write rows to.
     """
     before = sys.stdout, sys.stderr
-    known = [getattr(each, "unfiltered", each) for each in before]
-    if isinstance(known[0], Outlet) and known[0].pair is not None:
-        yield known[0].pair
+    unfiltered_streams = [getattr(stream, "unfiltered", stream) for stream in before]
+    if isinstance(unfiltered_streams[0], Outlet) and unfiltered_streams[0].pair is not None:
+        yield unfiltered_streams[0].pair
         return
-    found = Outlets(Outlet(before[0]), Outlet(before[1]))
-    sys.stdout, sys.stderr = found.out, found.err
-    found.out.pair = found
+    pair = Outlets(Outlet(before[0]), Outlet(before[1]))
+    sys.stdout, sys.stderr = pair.out, pair.err
+    pair.out.pair = pair
     own = getattr(app, "stdout", None)
     if own is not None:
         # Not the process's, where openstack has wrapped it.
-        app.stdout = found.out if own is before[0] else Outlet(own)
+        app.stdout = pair.out if own is before[0] else Outlet(own)
     try:
-        yield found
+        yield pair
     finally:
         sys.stdout, sys.stderr = before
         if own is not None:
-            if app.stdout is not found.out:
+            if app.stdout is not pair.out:
                 app.stdout.flush()
-                found.out.lost = found.out.lost or app.stdout.lost
+                pair.out.lost = pair.out.lost or app.stdout.lost
             app.stdout = own
 
 
@@ -174,7 +178,7 @@ class HeardOutput:
 
     def run(self, parsed_args: Any) -> int:
         """Run the command; 141 where nobody has read its output to the end."""
-        with outlets(self.app) as found:
+        with open_outlets(self.app) as streams:
             status = int(super().run(parsed_args) or 0)  # type: ignore[misc]
             name = " ".join(filter(None, ("openstack", getattr(self, "cmd_name", None))))
-        return found.end(status, name)
+        return streams.end(status, name)

@@ -21,7 +21,7 @@ from cliff.formatters import shell
 from rich.console import Console
 from rich.segment import Segment
 
-from nova_hpc.outside.text import printable, printable_lines, sheet_cell, shell_value
+from nova_hpc.outside.text import printable_lines, printable_text, sheet_cell, shell_value
 
 #: Formats that write every text exactly, and in ASCII.
 _EXACT: Final = ("json", "yaml")
@@ -34,9 +34,9 @@ class InertOutput:
     app: Any
 
     def _load_formatter_plugins(self) -> stevedore.ExtensionManager:
-        found = super()._load_formatter_plugins()  # type: ignore[misc]
-        inert = [each for each in found if each.name != "shell"]
-        if "shell" in found.names():
+        plugins = super()._load_formatter_plugins()  # type: ignore[misc]
+        inert = [plugin for plugin in plugins if plugin.name != "shell"]
+        if "shell" in plugins.names():
             inert.append(stevedore.extension.Extension("shell", None, _Shell, _Shell()))
         return stevedore.ExtensionManager.make_test_instance(inert)
 
@@ -47,27 +47,30 @@ class InertOutput:
         form = parsed_args.formatter
         # The order is that of the texts themselves, so what is sorted is what is shown.
         if form not in _EXACT:
-            data = _inert(data, sheet_cell if form == "csv" else printable)
+            data = _make_value_inert(data, sheet_cell if form == "csv" else printable_text)
         status: int = super().produce_output(  # type: ignore[misc]
             parsed_args, column_names, data
         )
         return status
 
 
-def _inert(value: Any, filtered: Callable[[str], str]) -> Any:
+def _make_value_inert(value: Any, filtered: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return filtered(value)
     if isinstance(value, FormattableColumn):
         # Of a list or mapping, only the whole begins a cell.
-        found = copy.copy(value)
-        found._value = _inert(value._value, printable)
-        return found
+        copied_column = copy.copy(value)
+        copied_column._value = _make_value_inert(value._value, printable_text)
+        return copied_column
     if isinstance(value, Mapping):
-        return {_inert(key, printable): _inert(each, printable) for key, each in value.items()}
+        return {
+            _make_value_inert(key, printable_text): _make_value_inert(item, printable_text)
+            for key, item in value.items()
+        }
     if isinstance(value, tuple):
-        return tuple(_inert(each, filtered) for each in value)
+        return tuple(_make_value_inert(item, filtered) for item in value)
     if isinstance(value, Iterable) and not isinstance(value, bytes):
-        return [_inert(each, filtered) for each in value]
+        return [_make_value_inert(item, filtered) for item in value]
     return value
 
 
@@ -100,8 +103,8 @@ class InertConsole(Console):
     @property
     def file(self) -> Any:
         """The stream itself where a filter is before it: this class filters."""
-        found = super().file
-        return getattr(found, "unfiltered", found)
+        stream = super().file
+        return getattr(stream, "unfiltered", stream)
 
     @file.setter
     def file(self, new: Any) -> None:
@@ -129,8 +132,8 @@ class InertStream:
 
     def writelines(self, lines: Iterable[str]) -> None:
         """Write several texts."""
-        for each in lines:
-            self.write(each)
+        for line in lines:
+            self.write(line)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.unfiltered, name)

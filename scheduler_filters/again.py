@@ -20,7 +20,7 @@ class ChooseAgain:
 
     #: UUID of the compute node -> host state, of the hosts that passed.
     hosts: Mapping[str, Any]
-    order: choice.Order
+    order: choice.ServerOrder
     #: Want -> role.
     bound: Mapping[str, str]
     answer: PlacementAnswer
@@ -31,22 +31,22 @@ class ChooseAgain:
         :returns: False where nothing else can be claimed: Placement does not answer, the
             devices were not the reason, or no others are good enough.
         """
-        named = (self.hosts[each] for each in candidate["allocations"] if each in self.hosts)
+        named = (self.hosts[uuid] for uuid in candidate["allocations"] if uuid in self.hosts)
         host = next(named, None)
         if host is None or not self._look(host):
             return False
         task = self.order.task
         available = reader.Available.of(task, self.answer)
         view = reader.read_host(host, task, available.devices, available.bandwidth)
-        view = reader.bind(view, self.bound)
-        if choice.place(host, self.order, view) is not None:
+        view = reader.bind_view_roles(view, self.bound)
+        if choice.place_devices_on_host(host, self.order, view) is not None:
             return False
-        (other,) = host.allocation_candidates
-        if other["allocations"] == candidate["allocations"]:
+        (replacement,) = host.allocation_candidates
+        if replacement["allocations"] == candidate["allocations"]:
             return False
         # Nova holds on to this very object, and takes the devices from it.
         candidate.clear()
-        candidate.update(other)
+        candidate.update(replacement)
         host.allocation_candidates = [candidate]
         return True
 
@@ -55,7 +55,7 @@ class ChooseAgain:
         kind = next(iter(self.order.task.kinds), None)
         if kind is None:
             return False
-        summaries = providers.ask_about(host.uuid, kind)
+        summaries = providers.ask_about_host(host.uuid, kind)
         if summaries is None:
             return False
         self.answer.renew(host.uuid, summaries)

@@ -15,18 +15,17 @@ from oslo_log import log as logging
 
 from nova_hpc.from_nova import bandwidth, candidates, hosts, port_pools
 from nova_hpc.from_nova.cache import Cache
-from nova_hpc.from_nova.hosts import Pattern, View
+from nova_hpc.from_nova.hosts import HostPattern, HostView
 from nova_hpc.from_nova.profile import CloudProfile
-from nova_hpc.from_nova.server import Task
-from nova_hpc.placement import between_hosts
-from nova_hpc.placement import numa_choice as nodes
-from nova_hpc.placement.choose import choose
-from nova_hpc.placement.judge import judge
-from nova_hpc.placement.model import Answer, DeviceSet, Miss, Nvlink, Request, Unmet
-from nova_hpc.placement.solver.costs import Work
-from nova_hpc.placement.spread import rotate
+from nova_hpc.from_nova.server import ServerTask
+from nova_hpc.placement import between_hosts, numa_choice
+from nova_hpc.placement.choose import choose_device_sets
+from nova_hpc.placement.judge import judge_claimed_devices
+from nova_hpc.placement.model import ChoiceAnswer, DeviceMiss, DeviceSet, Nvlink, Request, Unmet
+from nova_hpc.placement.solver.costs import PassWork
+from nova_hpc.placement.spread import rotate_devices
 from nova_hpc.topology.level import Location
-from scheduler_filters import nova_fit as fit
+from scheduler_filters import nova_fit
 
 CONF = cfg.CONF
 LOG = logging.getLogger(__name__)
@@ -35,17 +34,17 @@ LOG = logging.getLogger(__name__)
 #: schedulers no better, and fewer are found in the cache again.
 _TURNS: Final = 64
 
-_CROWDED: Final = Miss(
+_CROWDED: Final = DeviceMiss(
     operator="another request group of the flavor or of a port has the device's provider, which "
     "group_policy=isolate forbids",
     user="other resources come from the same devices, which group_policy=isolate forbids",
     unmet=Unmet.DEVICES,
 )
 
-_REDUCED: Final[Cache[Pattern]] = Cache()
-_ANSWERS: Final[Cache[Answer]] = Cache()
+_REDUCED: Final[Cache[HostPattern]] = Cache()
+_ANSWERS: Final[Cache[ChoiceAnswer]] = Cache()
 _TURNED: Final[Cache[DeviceSet]] = Cache()
-_JUDGED: Final[Cache[Answer]] = Cache()
+_JUDGED: Final[Cache[ChoiceAnswer]] = Cache()
 _PLACES: Final[Cache[Mapping[str, tuple[str, Location]]]] = Cache()
 
 
@@ -62,7 +61,7 @@ class Template:
 
 
 @attrs.frozen
-class Choice:
+class HostChoice:
     """What the filter chose on a host; the weigher reads it."""
 
     key: tuple[str, ...]
@@ -72,11 +71,11 @@ class Choice:
 
 
 @attrs.frozen
-class Order:
+class ServerOrder:
     """One server: what all hosts are asked for."""
 
-    question: fit.Question
-    task: Task
+    question: nova_fit.FitQuestion
+    task: ServerTask
     request: Request
     sold: CloudProfile
     #: Which of several equal device sets this server would like.
@@ -84,12 +83,12 @@ class Order:
     #: Equal for orders with equal answers.
     key: tuple[object, ...]
     #: What the searches of this pass over hosts may take.
-    work: Work = attrs.field(factory=Work, eq=False)
+    work: PassWork = attrs.field(factory=PassWork, eq=False)
 
     @classmethod
     def of(
-        cls, spec: objects.RequestSpec, task: Task, request: Request, sold: CloudProfile
-    ) -> Order:
+        cls, spec: objects.RequestSpec, task: ServerTask, request: Request, sold: CloudProfile
+    ) -> ServerOrder:
         """The order of one server, whose turn is decided by its UUID."""
         turn = None
         if CONF.hpc.spread_equal_sets:
@@ -98,75 +97,77 @@ class Order:
         # By hpc:group, roles decide about the groups.
         groups = tuple(tuple(sorted(group.counts.items())) for group in request.groups)
         key = (task.shape, groups, sold.number)
-        return cls(fit.Question.of(spec), task, request, sold, turn, key)
+        return cls(nova_fit.FitQuestion.of(spec), task, request, sold, turn, key)
 
-    def within(self, rooms: fit.Rooms) -> Order:
+    def within(self, rooms: nova_fit.Rooms) -> ServerOrder:
         """The same, with each of the guest's cells on one of these host nodes."""
         cells = tuple(
-            attrs.evolve(cell, nodes=found)
-            for cell, found in zip(self.request.cells, rooms, strict=True)
+            attrs.evolve(cell, nodes=room)
+            for cell, room in zip(self.request.cells, rooms, strict=True)
         )
         request = attrs.evolve(self.request, cells=cells)
         return attrs.evolve(self, request=request, key=(*self.key, rooms))
 
 
-def place(host: Any, order: Order, view: View) -> Miss | None:
+def place_devices_on_host(host: Any, order: ServerOrder, view: HostView) -> DeviceMiss | None:
     """Choose devices on one host and offer them; a miss if there are none."""
-    template = _template(host, order.task)
+    template = _find_own_template(host, order.task)
     if template is None:
-        return Miss(
+        return DeviceMiss(
             operator="Placement offers no allocation candidate with all devices",
             user="the devices are not free in Placement",
             unmet=Unmet.DEVICES,
         )
-    pattern = _reduce(order, view.pattern)
-    best = _choose(order, pattern, 1)
+    pattern = _reduce_pattern(order, view.pattern)
+    best = _choose_for_order(order, pattern, 1)
     if not best.sets:
-        return best.miss or Miss("no device set", "no suitable set of devices is free")
-    offers: list[_Offer] = []
-    refusals: list[Miss] = []
-    for bound, devices in _in_turn(host, order, pattern, best):
+        return best.miss or DeviceMiss("no device set", "no suitable set of devices is free")
+    offers: list[_JudgedOffer] = []
+    refusals: list[DeviceMiss] = []
+    for bound, devices in _iterate_sets_in_turn(host, order, pattern, best):
         if devices is not None:
-            candidate = _candidate(order, view, pattern, devices, template)
-            judged: DeviceSet | Miss = _CROWDED
+            candidate = _build_candidate(order, view, pattern, devices, template)
+            judged: DeviceSet | DeviceMiss = _CROWDED
             if not (
                 order.request.apart
-                and candidates.shared(candidate, order.task.units, order.task.bandwidth)
+                and candidates.find_shared_providers(
+                    candidate, order.task.units, order.task.bandwidth
+                )
             ):
-                judged = _check(host, order, view, pattern, devices, candidate)
-            if isinstance(judged, Miss):
+                judged = _judge_by_nova(host, order, view, pattern, devices, candidate)
+            if isinstance(judged, DeviceMiss):
                 refusals.append(judged)
             else:
-                offers.append(_Offer(devices, judged, candidate))
-        if offers and min(nodes.place(offer.judged) for offer in offers) <= bound:
+                offers.append(_JudgedOffer(devices, judged, candidate))
+        if offers and min(numa_choice.place_of_set(offer.judged) for offer in offers) <= bound:
             break  # there is none better
     if not offers:
-        return _refused(refusals)
-    best_offer = min(offers, key=lambda offer: nodes.place(offer.judged))
-    _offer(host, order, best_offer, between_hosts.room(view.pattern.host.nodes))
+        return _miss_of_refusals(refusals)
+    best_offer = min(offers, key=lambda offer: numa_choice.place_of_set(offer.judged))
+    _put_offer_on_host(host, order, best_offer, between_hosts.free_room_of(view.pattern.host.nodes))
     return None
 
 
-def _candidate(
-    order: Order,
-    view: View,
-    pattern: Pattern,
+def _build_candidate(
+    order: ServerOrder,
+    view: HostView,
+    pattern: HostPattern,
     devices: DeviceSet,
     template: candidates.Candidate,
 ) -> dict[str, Any]:
     """The candidate that names the devices, and the bandwidth of their ports."""
     task = order.task
-    taken = _assign(task, devices, view.providers)
-    candidate = candidates.synthesise(template, task.units, taken)
+    taken = _assign_providers(task, devices, view.providers)
+    candidate = candidates.synthesise_candidate(template, task.units, taken)
     if not view.bandwidth:
         return candidate
-    adapters = port_pools.adapters_of(task.ports, devices, pattern.host)
-    chosen = port_pools.bandwidth_of(task.ports, adapters, view.bandwidth)
-    return bandwidth.moved(candidate, task.bandwidth, chosen)
+    adapters = port_pools.chosen_adapters_of(task.ports, devices, pattern.host)
+    chosen = port_pools.bandwidth_providers_of(task.ports, adapters, view.bandwidth)
+    return bandwidth.move_port_bandwidth(candidate, task.bandwidth, chosen)
 
 
 @attrs.frozen
-class _Offer:
+class _JudgedOffer:
     """A set that Nova would take."""
 
     devices: DeviceSet
@@ -175,19 +176,19 @@ class _Offer:
     candidate: Mapping[str, Any]
 
 
-def _offer(host: Any, order: Order, best: _Offer, free: int) -> None:
+def _put_offer_on_host(host: Any, order: ServerOrder, best: _JudgedOffer, free: int) -> None:
     # The earlier candidate may be claimed by now: replaced, never changed.
     host.allocation_candidates = [best.candidate]
-    fit.lighten(host)
+    nova_fit.lighten_host_state(host)
     # The engine has no say in Nova's NUMA nodes, but the damage is the same.
-    score = (*nodes.place(best.judged), *best.devices.score[nodes.PLACE :])
-    coarse = between_hosts.grain(order.sold.profile)
+    score = (*numa_choice.place_of_set(best.judged), *best.devices.score[numa_choice.PLACE :])
+    coarse = between_hosts.damage_grain_of(order.sold.profile)
     measured = best.devices.measured
     order.work.unmeasured += not measured
-    host.hpc_choice = Choice(
+    host.hpc_choice = HostChoice(
         order.task.key,
         attrs.evolve(best.judged, score=score),
-        between_hosts.rank(score, order.request.level, coarse, measured, free),
+        between_hosts.rank_device_set(score, order.request.level, coarse, measured, free),
     )
     LOG.debug(
         "%s, %s: offers %s at level %s (%s)",
@@ -199,8 +200,8 @@ def _offer(host: Any, order: Order, best: _Offer, free: int) -> None:
     )
 
 
-def _refused(refusals: Sequence[Miss]) -> Miss:
-    return Miss(
+def _miss_of_refusals(refusals: Sequence[DeviceMiss]) -> DeviceMiss:
+    return DeviceMiss(
         operator=(
             f"{len(refusals)} suitable device sets are free, but Nova refuses each: "
             + "; ".join(dict.fromkeys(miss.operator for miss in refusals))
@@ -210,28 +211,31 @@ def _refused(refusals: Sequence[Miss]) -> Miss:
     )
 
 
-def _reduce(order: Order, pattern: Pattern) -> Pattern:
+def _reduce_pattern(order: ServerOrder, pattern: HostPattern) -> HostPattern:
     """The pattern that *pattern* shares with all whose answers are the same."""
     return _REDUCED.get(
         (pattern.number, order.key),
-        lambda: hosts.on_host(
+        lambda: hosts.pattern_on_host(
             pattern,
-            between_hosts.reduced(order.request, pattern.host, order.sold.profile),
+            between_hosts.reduce_host(order.request, pattern.host, order.sold.profile),
         ),
     )
 
 
-def _choose(order: Order, pattern: Pattern, limit: int) -> Answer:
+def _choose_for_order(order: ServerOrder, pattern: HostPattern, limit: int) -> ChoiceAnswer:
     key: tuple[object, ...] = (pattern.number, order.key, limit)
     if order.work.used_up and key not in _ANSWERS:
         key = (*key, "unmeasured")
     return _ANSWERS.get(
-        key, lambda: choose(order.request, pattern.host, limit, order.sold.profile, order.work)
+        key,
+        lambda: choose_device_sets(
+            order.request, pattern.host, limit, order.sold.profile, order.work
+        ),
     )
 
 
-def _in_turn(
-    host: Any, order: Order, pattern: Pattern, best: Answer
+def _iterate_sets_in_turn(
+    host: Any, order: ServerOrder, pattern: HostPattern, best: ChoiceAnswer
 ) -> Iterator[tuple[tuple[int, ...], DeviceSet | None]]:
     """The best set, and more only once it has been rejected, or is worth less than it seemed.
 
@@ -243,46 +247,55 @@ def _in_turn(
         that place.
     """
     tried: list[object] = []
-    bound = nodes.place(best.sets[0])
-    for devices in _fresh(order, pattern, best.sets, tried):
+    bound = numa_choice.place_of_set(best.sets[0])
+    for devices in _untried_in_turn(order, pattern, best.sets, tried):
         yield bound, devices
     most = max(CONF.hpc.candidates_per_host, 1)
     if not order.question.celled or not host.numa_topology:
         if most > 1:
-            for devices in _fresh(order, pattern, _choose(order, pattern, most).sets, tried):
+            for devices in _untried_in_turn(
+                order, pattern, _choose_for_order(order, pattern, most).sets, tried
+            ):
                 yield bound, devices
         return
-    asked = [order.within(rooms) for rooms in fit.rooms(order.question, host)]
+    asked = [order.within(rooms) for rooms in nova_fit.find_cell_rooms(order.question, host)]
     for limit in (1, most) if most > 1 else (1,):
-        found = [(one, each) for one in asked for each in _choose(one, pattern, limit).sets]
-        if not found:
+        pairs = [
+            (narrowed, devices)
+            for narrowed in asked
+            for devices in _choose_for_order(narrowed, pattern, limit).sets
+        ]
+        if not pairs:
             return
-        found.sort(key=lambda pair: pair[1].score)
-        bound = nodes.place(found[0][1])
+        pairs.sort(key=lambda pair: pair[1].score)
+        bound = numa_choice.place_of_set(pairs[0][1])
         yield bound, None
-        for one, devices in found:
+        for narrowed, devices in pairs:
             # Nodes that were exchanged may not be alike to Nova: as it is, too.
-            for each in (*_fresh(one, pattern, [devices], tried), *_new([devices], tried)):
-                yield bound, each
+            for turned in (
+                *_untried_in_turn(narrowed, pattern, [devices], tried),
+                *_skip_tried_sets([devices], tried),
+            ):
+                yield bound, turned
 
 
-def _fresh(
-    order: Order, pattern: Pattern, sets: Iterable[DeviceSet], tried: list[object]
+def _untried_in_turn(
+    order: ServerOrder, pattern: HostPattern, sets: Iterable[DeviceSet], tried: list[object]
 ) -> Iterator[DeviceSet]:
     """Each set in the server's own turn, unless it was tried before."""
-    return _new((_turn(order, pattern, devices) for devices in sets), tried)
+    return _skip_tried_sets((_turn_devices(order, pattern, devices) for devices in sets), tried)
 
 
-def _new(sets: Iterable[DeviceSet], tried: list[object]) -> Iterator[DeviceSet]:
+def _skip_tried_sets(sets: Iterable[DeviceSet], tried: list[object]) -> Iterator[DeviceSet]:
     for devices in sets:
         # Where the cells go with them is Nova's to say: the same devices are the same offer.
-        mine = sorted((pick.want, pick.pool) for pick in devices.picks)
-        if mine not in tried:
-            tried.append(mine)
+        wanted_pools = sorted((pick.want, pick.pool) for pick in devices.picks)
+        if wanted_pools not in tried:
+            tried.append(wanted_pools)
             yield devices
 
 
-def _turn(order: Order, pattern: Pattern, devices: DeviceSet) -> DeviceSet:
+def _turn_devices(order: ServerOrder, pattern: HostPattern, devices: DeviceSet) -> DeviceSet:
     """Other devices that are exactly as good, in the server's own order.
 
     Schedulers that work at the same moment would otherwise all claim the same
@@ -293,30 +306,30 @@ def _turn(order: Order, pattern: Pattern, devices: DeviceSet) -> DeviceSet:
         return devices
     return _TURNED.get(
         (pattern.number, order.key, devices.picks, turn),
-        lambda: rotate(order.request, pattern.host, devices, turn),
+        lambda: rotate_devices(order.request, pattern.host, devices, turn),
     )
 
 
-def _check(
+def _judge_by_nova(
     host: Any,
-    order: Order,
-    view: View,
-    pattern: Pattern,
+    order: ServerOrder,
+    view: HostView,
+    pattern: HostPattern,
     devices: DeviceSet,
     candidate: Mapping[str, Any],
-) -> DeviceSet | Miss:
+) -> DeviceSet | DeviceMiss:
     """What the set is worth on the NUMA nodes that Nova will take."""
     if order.question.is_certain(view.ambiguous):
         return devices
     if view.ambiguous or order.task.ports:
-        adapters = port_pools.adapters_of(order.task.ports, devices, pattern.host)
-        fitted = fit.check(host, order.question.spec, candidate, adapters)
+        adapters = port_pools.chosen_adapters_of(order.task.ports, devices, pattern.host)
+        fitted = nova_fit.check_nova_fit(host, order.question.spec, candidate, adapters)
     else:
         # Which of alike devices it is makes no difference, to Nova or to the cells.
-        alike = (view.pools, order.key, _shape(order, pattern, devices))
-        fitted = fit.answer(order.question, host, candidate, alike)
+        alike = (view.pools, order.key, _shape_of_set(order, pattern, devices))
+        fitted = nova_fit.recall_nova_fit(order.question, host, candidate, alike)
     if fitted.refusal:
-        return Miss(
+        return DeviceMiss(
             operator=fitted.refusal,
             user="suitable devices are free, but not with enough CPUs and memory pages beside them",
             unmet=Unmet.BESIDE,
@@ -325,16 +338,20 @@ def _check(
         return devices
     judged = _JUDGED.get(
         (pattern.number, order.key, devices.picks, tuple(sorted(fitted.cells.items()))),
-        lambda: judge(nodes.fixed(order.request, fitted.cells), pattern.host, _claimed(devices)),
+        lambda: judge_claimed_devices(
+            numa_choice.fix_request_cells(order.request, fitted.cells),
+            pattern.host,
+            _claimed_by_want(devices),
+        ),
     )
     if judged.sets:
         return judged.sets[0]
-    miss = judged.miss or Miss("no reason given", "no reason given")
+    miss = judged.miss or DeviceMiss("no reason given", "no reason given")
     operator = f"on the NUMA nodes that Nova takes: {miss.operator}"
-    return Miss(operator=operator, user=miss.user, unmet=Unmet.BESIDE)
+    return DeviceMiss(operator=operator, user=miss.user, unmet=Unmet.BESIDE)
 
 
-def _shape(order: Order, pattern: Pattern, devices: DeviceSet) -> Hashable:
+def _shape_of_set(order: ServerOrder, pattern: HostPattern, devices: DeviceSet) -> Hashable:
     """Equal for sets of alike devices in alike places: which are together, and where."""
     if order.request.nvlink is not Nvlink.NONE:
         return pattern.devices, devices.picks
@@ -353,20 +370,27 @@ def _shape(order: Order, pattern: Pattern, devices: DeviceSet) -> Hashable:
         # Without a root nothing is together.
         root = location.root or f"none {number}"
         roots.setdefault((numa, root), []).append(tuple(sorted(wants)))
-    return tuple(sorted((numa, tuple(sorted(each, key=str))) for (numa, _), each in roots.items()))
+    return tuple(
+        sorted(
+            (numa, tuple(sorted(wants_of_root, key=str)))
+            for (numa, _), wants_of_root in roots.items()
+        )
+    )
 
 
-def _template(host: Any, task: Task) -> candidates.Candidate | None:
+def _find_own_template(host: Any, task: ServerTask) -> candidates.Candidate | None:
     kept: Template | None = getattr(host, "hpc_template", None)
     if kept is not None and kept.key == task.key:
         return kept.candidate
-    found = candidates.find_template(host.allocation_candidates or (), task.units)
-    if found is not None:
-        host.hpc_template = Template(task.key, found)
-    return found
+    candidate = candidates.find_template(host.allocation_candidates or (), task.units)
+    if candidate is not None:
+        host.hpc_template = Template(task.key, candidate)
+    return candidate
 
 
-def _assign(task: Task, devices: DeviceSet, providers: Mapping[str, str]) -> dict[str, str]:
+def _assign_providers(
+    task: ServerTask, devices: DeviceSet, providers: Mapping[str, str]
+) -> dict[str, str]:
     """Request group -> provider, for every device of the flavor."""
     taken: dict[str, str] = {}
     for device in task.devices:
@@ -379,7 +403,7 @@ def _assign(task: Task, devices: DeviceSet, providers: Mapping[str, str]) -> dic
     return taken
 
 
-def _claimed(devices: DeviceSet) -> Mapping[str, list[str]]:
+def _claimed_by_want(devices: DeviceSet) -> Mapping[str, list[str]]:
     claimed: dict[str, list[str]] = collections.defaultdict(list)
     for pick in devices.picks:
         claimed[pick.want].append(pick.pool)

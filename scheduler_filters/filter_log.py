@@ -13,10 +13,10 @@ from typing import Any, Final
 from nova import objects
 from oslo_log import log as logging
 
-from nova_hpc.from_nova.hosts import View
-from nova_hpc.from_nova.log_throttle import SAID, more, some
-from nova_hpc.placement.model import Miss
-from nova_hpc.placement.solver.costs import Work
+from nova_hpc.from_nova.hosts import HostView
+from nova_hpc.from_nova.log_throttle import LOG_THROTTLE, format_held_back, join_first_names
+from nova_hpc.placement.model import DeviceMiss
+from nova_hpc.placement.solver.costs import PassWork
 
 LOG = logging.getLogger(__name__)
 
@@ -26,14 +26,14 @@ _FEW: Final = 32
 _NAMED: Final = 8
 
 
-def unusable(views: Mapping[Any, View]) -> None:
+def log_unusable_devices(views: Mapping[Any, HostView]) -> None:
     """Devices that are not used, one line for each reason that is new."""
-    found: dict[str, list[tuple[str, str]]] = {}
+    places_by_reason: dict[str, list[tuple[str, str]]] = {}
     for host, view in views.items():
-        for what, why in view.faults:
-            found.setdefault(why, []).append((host.host, what))
-    for why, places in found.items():
-        held = SAID.due(("unusable", why))
+        for what, reason in view.faults:
+            places_by_reason.setdefault(reason, []).append((host.host, what))
+    for reason, places in places_by_reason.items():
+        held = LOG_THROTTLE.due(("unusable", reason))
         host, what = places[0]
         others = len(places) - 1
         LOG.log(
@@ -41,25 +41,29 @@ def unusable(views: Mapping[Any, View]) -> None:
             "%s: %s is not used: %s%s%s",
             host,
             what,
-            why,
-            f"; so are {others} more, on {len({each for each, _ in places})} hosts" * bool(others),
-            more(held or 0),
+            reason,
+            f"; so are {others} more, on {len({host_name for host_name, _ in places})} hosts"
+            * bool(others),
+            format_held_back(held or 0),
         )
 
 
-def broken(host: Any, where: str, error: Exception) -> None:
+def log_broken_host(host: Any, where: str, error: Exception) -> None:
     """A host that cannot be read or asked, with the traceback (in an exception handler)."""
-    held = SAID.due(("broken", where, str(error)))
+    held = LOG_THROTTLE.due(("broken", where, str(error)))
     if held is not None:
         LOG.exception(
-            "%s, %s: cannot be used for hpc: flavors%s", host.host, host.nodename, more(held)
+            "%s, %s: cannot be used for hpc: flavors%s",
+            host.host,
+            host.nodename,
+            format_held_back(held),
         )
 
 
-def unmeasured(work: Work, spec: objects.RequestSpec) -> None:
+def log_unmeasured_hosts(work: PassWork, spec: objects.RequestSpec) -> None:
     """Hosts that were judged without the damage term, because the pass took too long."""
     if work.unmeasured:
-        held = SAID.due(("unmeasured", spec.flavor.flavorid))
+        held = LOG_THROTTLE.due(("unmeasured", spec.flavor.flavorid))
         LOG.log(
             logging.DEBUG if held is None else logging.WARNING,
             "The search for flavor %s has taken all steps of one pass over hosts: %d hosts were "
@@ -67,29 +71,34 @@ def unmeasured(work: Work, spec: objects.RequestSpec) -> None:
             "their level%s",
             spec.flavor.flavorid,
             work.unmeasured,
-            more(held or 0),
+            format_held_back(held or 0),
         )
 
 
-def rejected(
-    misses: Mapping[Any, Miss], views: Mapping[Any, View], spec: objects.RequestSpec, passed: int
+def log_rejected_hosts(
+    misses: Mapping[Any, DeviceMiss],
+    views: Mapping[Any, HostView],
+    spec: objects.RequestSpec,
+    passed: int,
 ) -> None:
     """Why hosts are left out, one line for each reason.
 
     :param passed: hosts that are left; where there are none, nothing is held back.
     """
-    found: dict[str, list[str]] = collections.defaultdict(list)
+    hosts_by_reason: dict[str, list[str]] = collections.defaultdict(list)
     for host, miss in misses.items():
-        found[_whole(miss, views.get(host))].append(f"{host.host}, {host.nodename}")
-    often = sorted(found.items(), key=lambda item: (-len(item[1]), item[0]))
+        hosts_by_reason[_whole_reason_of(miss, views.get(host))].append(
+            f"{host.host}, {host.nodename}"
+        )
+    often = sorted(hosts_by_reason.items(), key=lambda item: (-len(item[1]), item[0]))
     for number, (text, names) in enumerate(often):
-        held = SAID.due(("rejects", spec.flavor.flavorid, text)) if passed else 0
+        held = LOG_THROTTLE.due(("rejects", spec.flavor.flavorid, text)) if passed else 0
         LOG.log(
             logging.DEBUG if held is None or number >= _FEW else logging.INFO,
             "HpcTopologyFilter rejects %s for flavor %s%s: %s",
-            some(names, _NAMED, "; "),
+            join_first_names(names, _NAMED, "; "),
             spec.flavor.flavorid,
-            more(held or 0),
+            format_held_back(held or 0),
             text,
         )
         if len(names) > _NAMED:
@@ -103,12 +112,12 @@ def rejected(
         )
 
 
-def _whole(miss: Miss, view: View | None) -> str:
+def _whole_reason_of(miss: DeviceMiss, view: HostView | None) -> str:
     text = miss.operator
     if view is not None and view.unusable:
-        text += f"; not usable: {some(view.unusable, joint='; ')}"
+        text += f"; not usable: {join_first_names(view.unusable, joint='; ')}"
     if view is not None and view.withheld:
-        shown = [f"{address} ({why})" for address, why in sorted(view.withheld.items())]
+        shown = [f"{address} ({reason})" for address, reason in sorted(view.withheld.items())]
         number = "" if view.counted else f"{len(shown)} "
         text += f"; {number}withheld by the node: {', '.join(shown[:4])}"
     return text

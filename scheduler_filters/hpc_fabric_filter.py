@@ -19,23 +19,21 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from nova_hpc import conf as hpc_conf
-from nova_hpc.cluster.group_domain.membership import Ask, Groups, Joined, Refused
+from nova_hpc.cluster.group_domain.membership import Ask, GroupDomains, Joined, Refused
 from nova_hpc.cluster.group_domain.model import EVERYWHERE
-from nova_hpc.cluster.group_domain.records import NoAnswerError
+from nova_hpc.cluster.group_domain.records import PlacementSilentError
 from nova_hpc.fabric.model import FabricLevel
-from nova_hpc.from_nova import contract, fabric, fabric_records
-from nova_hpc.from_nova import fabric_nearness as fabric_near
-from nova_hpc.from_nova import new_servers as newness
+from nova_hpc.from_nova import contract, fabric, fabric_nearness, fabric_records, new_servers
 from nova_hpc.from_nova.patches import answers
 from nova_hpc.from_nova.patches import scheduler as scheduler_patches
 from nova_hpc.placement import flavor as hpc_flavor
 from nova_hpc.placement.grouping import FlavorError
-from nova_hpc.placement.model import Policy
+from nova_hpc.placement.model import AffinityPolicy
 
 CONF = cfg.CONF
 LOG = logging.getLogger(__name__)
 
-hpc_conf.register(CONF)
+hpc_conf.register_all_options(CONF)
 
 #: On a request specification: what was decided for its servers.
 _MARK: Final = "_hpc_fabric"
@@ -61,7 +59,7 @@ class HpcFabricFilter(filters.BaseHostFilter):
     def __init__(self) -> None:
         self._unknown = ""
         try:
-            scheduler_patches.install()
+            scheduler_patches.install_scheduler_patches()
         except exception.InvalidConfiguration as error:
             self._unknown = str(error)
         enabled = list(CONF.filter_scheduler.enabled_filters)
@@ -88,35 +86,35 @@ class HpcFabricFilter(filters.BaseHostFilter):
         hosts = list(filter_obj_list)
         if not hosts:
             return hosts
-        answers.put_down(spec_obj, None)
-        fabric_near.forget(spec_obj)
+        answers.put_down_reason(spec_obj, None)
+        fabric_nearness.forget_nearness(spec_obj)
         try:
             return self._filter(hosts, spec_obj)
         except exception.NoValidHost:
             raise
         except (FlavorError, fabric.HintError) as error:
             text = f"Flavor: {error}" if isinstance(error, FlavorError) else str(error)
-            return _refuse(spec_obj, text)
-        except NoAnswerError as error:
+            return _refuse_fabric_request(spec_obj, text)
+        except PlacementSilentError as error:
             LOG.error("The domain of a server group is not known: %s", error)
-            return _refuse(spec_obj, _LATER)
+            return _refuse_fabric_request(spec_obj, _LATER)
         except Exception:
             LOG.exception("HpcFabricFilter failed; the server is refused")
-            return _refuse(spec_obj, "The scheduler could not read the request.")
+            return _refuse_fabric_request(spec_obj, "The scheduler could not read the request.")
 
     def _filter(self, hosts: Sequence[Any], spec: objects.RequestSpec) -> Sequence[Any]:
         wish = hpc_flavor.read_fabric(spec.flavor.extra_specs or {})
         if wish is None:
             return hosts
-        view = fabric.look(hosts, spec)
-        fabric.remember(view)
-        task = _Task(spec, wish, view, fabric_records.groups(spec._context))
-        strange = [*contract.unknown(), *fabric_records.unknown()]
+        view = fabric.locate_hosts(hosts, spec)
+        fabric.remember_seats(view)
+        task = _FabricTask(spec, wish, view, fabric_records.open_group_domains(spec._context))
+        strange = [*contract.list_release_differences(), *fabric_records.list_client_differences()]
         if self._unknown:
             strange.append(self._unknown)
         if strange and task.new:
             LOG.error("New servers with hpc:fabric are refused: %s", "; ".join(strange))
-            return _refuse(
+            return _refuse_fabric_request(
                 spec,
                 "This cloud's Nova is of a release for which hpc: flavors are not ready; ask its "
                 "operator",
@@ -124,15 +122,15 @@ class HpcFabricFilter(filters.BaseHostFilter):
         return task.hosts()
 
 
-class _Task:
+class _FabricTask:
     """One server that looks for a host."""
 
     def __init__(
         self,
         spec: objects.RequestSpec,
         wish: hpc_flavor.Fabric,
-        view: fabric.View,
-        groups: Groups,
+        view: fabric.FabricView,
+        groups: GroupDomains,
     ) -> None:
         self.spec = spec
         self.wish = wish
@@ -140,14 +138,14 @@ class _Task:
         self.groups = groups
         self.server = str(spec.instance_uuid)
         self.group: Any = spec.instance_group if "instance_group" in spec else None
-        self.flexible = wish.policy is not Policy.REQUIRED
+        self.flexible = wish.policy is not AffinityPolicy.REQUIRED
         self._new: bool | None = None
 
     @property
     def new(self) -> bool:
         """Whether the server is being made, and not moved; asked of Nova's database once."""
         if self._new is None:
-            self._new = newness.is_new(self.spec)
+            self._new = new_servers.is_new_server(self.spec)
         return self._new
 
     def hosts(self) -> Sequence[Any]:
@@ -169,18 +167,18 @@ class _Task:
             self._decide(domain)
             return self._within(domain)
         if self.spec.num_instances <= 1 or not self.new:
-            if self.new and fabric.announced(self.spec) not in (None, 1):
+            if self.new and fabric.announced_members_of(self.spec) not in (None, 1):
                 raise fabric.HintError(
                     f"The scheduler hint {fabric.HINT} is about a server group; name one with the "
                     "hint group"
                 )
             return [spot.host for spot in self.view.spots]
         ask = Ask(self.server, "", self.spec.num_instances, flexible=self.flexible)
-        found = self.groups.look(ask, self.view.offer(self.wish))
-        if isinstance(found, Refused):
-            return self._refused(found, ask.members)
-        self._decide(found[0].uuid)
-        return self._within(found[0].uuid)
+        outcome = self.groups.look(ask, self.view.offer(self.wish))
+        if isinstance(outcome, Refused):
+            return self._refused(outcome, ask.members)
+        self._decide(outcome[0].uuid)
+        return self._within(outcome[0].uuid)
 
     # -- with a group ----------------------------------------------------------
 
@@ -190,7 +188,7 @@ class _Task:
         if group.project_id != self.spec.project_id:
             # Nova lets an administrator name any group.
             if self.new:
-                return _refuse(
+                return _refuse_fabric_request(
                     self.spec, f"The server group {group.uuid} belongs to another project"
                 )
             LOG.warning("Server %s is in another project's server group", self.server)
@@ -203,14 +201,14 @@ class _Task:
             alone=not (group.hosts if "hosts" in group else ()),
             flexible=self.flexible,
         )
-        found = self.groups.join(ask, self.view.offer(self.wish))
-        if isinstance(found, Refused):
-            return self._refused(found, members)
-        self._log(found, members)
-        hosts = self._within(found.domain)
+        outcome = self.groups.join(ask, self.view.offer(self.wish))
+        if isinstance(outcome, Refused):
+            return self._refused(outcome, members)
+        self._log(outcome, members)
+        hosts = self._within(outcome.domain)
         if hosts:
-            self._decide(found.domain)
-        elif found.new:
+            self._decide(outcome.domain)
+        elif outcome.new:
             self.groups.leave(self.server)
         return hosts
 
@@ -218,11 +216,11 @@ class _Task:
         """How many places are kept for the group."""
         if not self.new:
             try:
-                return fabric.announced(self.spec) or 1
+                return fabric.announced_members_of(self.spec) or 1
             except fabric.HintError:
                 # Taken by another release, or under another limit: a move goes on.
                 return 1
-        return max(fabric.announced(self.spec) or 1, int(self.spec.num_instances))
+        return max(fabric.announced_members_of(self.spec) or 1, int(self.spec.num_instances))
 
     def _decide(self, domain: str) -> None:
         decided: _Decided | None = getattr(self.spec, _MARK, None)
@@ -231,13 +229,13 @@ class _Task:
         else:
             decided.done.add(self.server)
 
-    def _log(self, found: Joined, members: int) -> None:
-        if found.step is not None:
+    def _log(self, joined: Joined, members: int) -> None:
+        if joined.step is not None:
             LOG.info(
                 "Server group %s with %d members has its domain on the fabric now: %s",
                 self.group.uuid,
                 members,
-                self._named(found.domain),
+                self._named(joined.domain),
             )
 
     # -- hosts -----------------------------------------------------------------
@@ -255,14 +253,14 @@ class _Task:
             spots = self.view.spots
         if not spots:
             return self._refused(Refused(domain), 1)
-        fabric_near.rank(self.spec, spots, domain, self._left())
+        fabric_nearness.rank_hosts_by_nearness(self.spec, spots, domain, self._left())
         return [spot.host for spot in spots]
 
     def _left(self) -> int:
         """Members that are still to come, this one included."""
         hosts = self.group.hosts if self.group is not None and "hosts" in self.group else ()
         try:
-            announced = fabric.announced(self.spec) or 1
+            announced = fabric.announced_members_of(self.spec) or 1
         except fabric.HintError:
             announced = 1
         return max(1, max(announced, int(self.spec.num_instances)) - len(hosts or ()))
@@ -270,32 +268,32 @@ class _Task:
     def _named(self, domain: str) -> str:
         if domain == EVERYWHERE.uuid:
             return str(EVERYWHERE)
-        for each in fabric.around(domain).values():
-            if each.uuid == domain:
-                return str(each)
+        for seen_domain in fabric.enclosing_domains_of(domain).values():
+            if seen_domain.uuid == domain:
+                return str(seen_domain)
         return f"domain {domain}, of which no host was seen"
 
     # -- refusals ----------------------------------------------------------------
 
-    def _refused(self, found: Refused, members: int) -> Sequence[Any]:
-        level = _in_words(self.wish.level)
+    def _refused(self, refused: Refused, members: int) -> Sequence[Any]:
+        level = _level_in_words(self.wish.level)
         whose = f"server group {self.group.uuid}" if self.group is not None else "the request"
-        if found.domain is not None:
+        if refused.domain is not None:
             LOG.info(
                 "HpcFabricFilter finds no host for server %s of %s: its domain is %s, and %d hosts "
                 "that fit are all elsewhere",
                 self.server,
                 whose,
-                self._named(found.domain),
+                self._named(refused.domain),
                 len(self.view.spots),
             )
-            return _refuse(
+            return _refuse_fabric_request(
                 self.spec,
                 f"The {level} of the server group has no host left for this server; "
                 "hpc:fabric_policy preferred may help",
             )
         free = self.view.ground.free(FabricLevel.from_word(self.wish.level))
-        near = found.nearest
+        near = refused.nearest
         LOG.info(
             "HpcFabricFilter finds no %s for the %d members of %s (server %s): %d hosts fit, in "
             "%d domains of this level; the nearest miss is %s",
@@ -310,7 +308,7 @@ class _Task:
             if near
             else "none: no aggregate says where these hosts are (nova-hpc fabric sync)",
         )
-        wider = fabric.wider(FabricLevel.from_word(self.wish.level))[1:-1]
+        wider = fabric.levels_at_or_above(FabricLevel.from_word(self.wish.level))[1:-1]
         helps = [f"hpc:fabric {wider[0].word}"] if wider else []
         helps.append("hpc:fabric_policy preferred")
         if members > 1:
@@ -318,18 +316,18 @@ class _Task:
         counted = ""
         if CONF.hpc.disclose_capacity:
             counted = f": at most {near.left if near else 0} fit into one"
-        return _refuse(
+        return _refuse_fabric_request(
             self.spec,
             f"No {level} has room for the {members} members of the server group{counted}; "
             f"{' or '.join(helps)} may help",
         )
 
 
-def _in_words(level: str) -> str:
+def _level_in_words(level: str) -> str:
     return FabricLevel.from_word(level).noun(1)
 
 
-def _refuse(spec: objects.RequestSpec, reason: str) -> list[Any]:
+def _refuse_fabric_request(spec: objects.RequestSpec, reason: str) -> list[Any]:
     """No host, and the reason where it is found again.
 
     As HpcTopologyFilter does it: without the wraps only an exception brings the reason to the
@@ -341,7 +339,7 @@ def _refuse(spec: objects.RequestSpec, reason: str) -> list[Any]:
     if claimed or getattr(spec, _MARK, None) is not None:
         reason = f"Not for every server of the request: {reason}"
         claimed = True
-    answers.put_down(spec, reason)
-    if answers.are_installed() or claimed:
+    answers.put_down_reason(spec, reason)
+    if answers.are_answers_installed() or claimed:
         return []
-    raise exception.NoValidHost(reason=answers.shortened(reason))
+    raise exception.NoValidHost(reason=answers.shorten_fault_reason(reason))

@@ -11,11 +11,11 @@ from nova.scheduler import utils, weights
 from oslo_config import cfg
 
 from nova_hpc import conf as hpc_conf
-from nova_hpc.from_nova import fabric_nearness as fabric_near
+from nova_hpc.from_nova import fabric_nearness
 
 CONF = cfg.CONF
 
-hpc_conf.register(CONF)
+hpc_conf.register_all_options(CONF)
 
 
 class HpcFabricWeigher(weights.BaseHostWeigher):
@@ -26,16 +26,18 @@ class HpcFabricWeigher(weights.BaseHostWeigher):
 
     def weight_multiplier(self, host_state: Any) -> float:
         """``[hpc]fabric_weight_multiplier``, or that of the host's aggregates."""
-        found: float = utils.get_weight_multiplier(
+        multiplier: float = utils.get_weight_multiplier(
             host_state, "hpc_fabric_weight_multiplier", CONF.hpc.fabric_weight_multiplier
         )
-        return found
+        return multiplier
 
     def weigh_objects(
         self, weighed_obj_list: Sequence[Any], weight_properties: objects.RequestSpec
     ) -> list[float]:
         """One weight a host: the higher, the nearer."""
-        return fabric_near.scores_of(weight_properties, [each.obj for each in weighed_obj_list])
+        return fabric_nearness.scores_of(
+            weight_properties, [weighed.obj for weighed in weighed_obj_list]
+        )
 
     def _weigh_object(self, obj: Any, weight_properties: objects.RequestSpec) -> float:
         """Nova's interface for one host; weigh_objects() does not use it."""

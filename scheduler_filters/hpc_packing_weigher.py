@@ -20,7 +20,7 @@ from nova_hpc.placement import flavor as hpc_flavor
 
 CONF = cfg.CONF
 
-hpc_conf.register(CONF)
+hpc_conf.register_all_options(CONF)
 
 
 class HpcPackingWeigher(weights.BaseHostWeigher):
@@ -41,7 +41,7 @@ class HpcPackingWeigher(weights.BaseHostWeigher):
     maxval = 1.0
 
     def __init__(self) -> None:
-        self._wishes = _weighers(CONF.hpc.weighers_before_packing)
+        self._wishes = _build_wish_weighers(CONF.hpc.weighers_before_packing)
 
     def weight_multiplier(self, host_state: Any) -> float:
         """1.0, which is Nova's default; what the operator set is in the weights."""
@@ -49,10 +49,10 @@ class HpcPackingWeigher(weights.BaseHostWeigher):
 
     def packing_multiplier(self, host_state: Any) -> float:
         """``[hpc]packing_weight_multiplier``, or that of the host's aggregates."""
-        found: float = utils.get_weight_multiplier(
+        multiplier: float = utils.get_weight_multiplier(
             host_state, "hpc_packing_weight_multiplier", CONF.hpc.packing_weight_multiplier
         )
-        return found
+        return multiplier
 
     def weigh_objects(
         self, weighed_obj_list: Sequence[Any], weight_properties: objects.RequestSpec
@@ -64,16 +64,16 @@ class HpcPackingWeigher(weights.BaseHostWeigher):
         """
         if not hpc_flavor.has_hpc_keys(weight_properties.flavor.extra_specs or {}):
             return [0.0] * len(weighed_obj_list)
-        ranks = [_rank(each.obj, weight_properties) for each in weighed_obj_list]
+        ranks = [_rank_of_choice(weighed.obj, weight_properties) for weighed in weighed_obj_list]
         wishes = self._wished(weighed_obj_list, weight_properties)
         among = CONTENTION.hosts
         if among > 1:
-            names = [f"{each.obj.host} {each.obj.nodename}" for each in weighed_obj_list]
-            ranks = between_hosts.mixed(
-                ranks, wishes, names, among, contention.seed(weight_properties)
+            names = [f"{weighed.obj.host} {weighed.obj.nodename}" for weighed in weighed_obj_list]
+            ranks = between_hosts.mix_best_ranks(
+                ranks, wishes, names, among, contention.order_seed_of(weight_properties)
             )
-        return between_hosts.scores(
-            ranks, [self.packing_multiplier(each.obj) for each in weighed_obj_list], wishes
+        return between_hosts.packing_scores_of(
+            ranks, [self.packing_multiplier(weighed.obj) for weighed in weighed_obj_list], wishes
         )
 
     def _wished(
@@ -82,12 +82,12 @@ class HpcPackingWeigher(weights.BaseHostWeigher):
         """What the users' weighers give to each host, as Nova adds it up."""
         totals = [0.0] * len(weighed_obj_list)
         for weigher in self._wishes:
-            found = nova_weights.normalize(
+            normalized = nova_weights.normalize(
                 weigher.weigh_objects(weighed_obj_list, weight_properties),
                 minval=weigher.minval,
                 maxval=weigher.maxval,
             )
-            for number, weight in enumerate(found):
+            for number, weight in enumerate(normalized):
                 totals[number] += weight * weigher.weight_multiplier(weighed_obj_list[number].obj)
         return totals
 
@@ -96,23 +96,26 @@ class HpcPackingWeigher(weights.BaseHostWeigher):
         return 0.0
 
 
-def _weighers(names: Sequence[str]) -> list[Any]:
+def _build_wish_weighers(names: Sequence[str]) -> list[Any]:
     """New weighers of these classes, as far as the operator has them switched on."""
     if not names:
         return []
     classes = weights.HostWeightHandler().get_matching_classes(CONF.filter_scheduler.weight_classes)
     return [
-        each()
-        for each in classes
-        if each is not HpcPackingWeigher
-        and (each.__name__ in names or f"{each.__module__}.{each.__name__}" in names)
+        weigher_class()
+        for weigher_class in classes
+        if weigher_class is not HpcPackingWeigher
+        and (
+            weigher_class.__name__ in names
+            or f"{weigher_class.__module__}.{weigher_class.__name__}" in names
+        )
     ]
 
 
-def _rank(host_state: Any, spec: objects.RequestSpec) -> tuple[int, ...] | None:
+def _rank_of_choice(host_state: Any, spec: objects.RequestSpec) -> tuple[int, ...] | None:
     """Rank of what the filter chose on this host for this very request."""
     choice = getattr(host_state, "hpc_choice", None)
     if choice is None or "pci_requests" not in spec:
         return None
-    keys = tuple(str(each.request_id) for each in alias_requests(spec.pci_requests))
+    keys = tuple(str(request.request_id) for request in alias_requests(spec.pci_requests))
     return choice.rank if choice.key == keys else None

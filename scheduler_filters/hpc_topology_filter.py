@@ -22,9 +22,8 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from nova_hpc import conf as hpc_conf
-from nova_hpc.from_nova import contract, placement_answer, server
+from nova_hpc.from_nova import contract, new_servers, placement_answer, server
 from nova_hpc.from_nova import hosts as reader
-from nova_hpc.from_nova import new_servers as newness
 from nova_hpc.from_nova.patches import answers, claims
 from nova_hpc.from_nova.patches import scheduler as scheduler_patches
 from nova_hpc.from_nova.placement_answer import PlacementAnswer
@@ -32,19 +31,17 @@ from nova_hpc.from_nova.pools import SAMPLES
 from nova_hpc.from_nova.profile import CLOUD_PROFILES
 from nova_hpc.placement import flavor as hpc_flavor
 from nova_hpc.placement import roles as hpc_roles
-from nova_hpc.placement import user_reasons as refusal
-from nova_hpc.placement import withheld
+from nova_hpc.placement import user_reasons, withheld
 from nova_hpc.placement.grouping import FlavorError, UnknownNameError
-from nova_hpc.placement.model import Miss, Request, Unmet
+from nova_hpc.placement.model import DeviceMiss, Request, Unmet
 from nova_hpc.topology import roles
-from scheduler_filters import choice
-from scheduler_filters import filter_log as lines
+from scheduler_filters import choice, filter_log
 from scheduler_filters.again import ChooseAgain
 
 CONF = cfg.CONF
 LOG = logging.getLogger(__name__)
 
-hpc_conf.register(CONF)
+hpc_conf.register_all_options(CONF)
 
 
 _NOT_SET_UP: Final = "This cloud is not set up for hpc: flavors."
@@ -60,20 +57,20 @@ class HpcTopologyFilter(filters.BaseHostFilter):
         #: Why Nova's functions could not be wrapped; "": they are.
         self._unknown = ""
         try:
-            scheduler_patches.install()
+            scheduler_patches.install_scheduler_patches()
         except exception.InvalidConfiguration as error:
             self._unknown = str(error)
-        for text in (*contract.settings(CONF), *self._strange()):
+        for text in (*contract.list_wrong_settings(CONF), *self._strange()):
             LOG.warning("Servers with hpc: flavors will be refused: %s", text)
-        for text in contract.advice(CONF):
+        for text in contract.list_setting_advice(CONF):
             LOG.info("For hpc: flavors: %s", text)
         #: Roles that are configured, or were seen since the start; replaced as a whole, and
         #: what one thread takes from another is seen again by the next request.
-        self._known = roles.configured(CONF.hpc.device_role)
+        self._known = roles.configured_role_names(CONF.hpc.device_role)
 
     def _strange(self) -> list[str]:
         """Why this is a Nova that is not known; [] if it is."""
-        return contract.unknown() or ([self._unknown] if self._unknown else [])
+        return contract.list_release_differences() or ([self._unknown] if self._unknown else [])
 
     def filter_all(
         self, filter_obj_list: Iterable[Any], spec_obj: objects.RequestSpec
@@ -93,27 +90,27 @@ class HpcTopologyFilter(filters.BaseHostFilter):
         hosts = list(filter_obj_list)
         if not hosts:
             return hosts
-        answers.put_down(spec_obj, None)
-        claims.put_down(spec_obj, None)
+        answers.put_down_reason(spec_obj, None)
+        claims.put_down_choice(spec_obj, None)
         try:
             return self._filter(hosts, spec_obj)
         except exception.NoValidHost:
             raise
         except Exception:
             LOG.exception("HpcTopologyFilter failed; the server is refused")
-            return _refuse(spec_obj, "The scheduler could not read the request.")
+            return _refuse_topology_request(spec_obj, "The scheduler could not read the request.")
 
     def _filter(self, hosts: Sequence[Any], spec: objects.RequestSpec) -> Sequence[Any]:
-        wrong = contract.settings(CONF)
+        wrong = contract.list_wrong_settings(CONF)
         if wrong:
             LOG.error("Servers with hpc: flavors are refused: %s", "; ".join(wrong))
-            return _refuse(spec, _NOT_SET_UP)
+            return _refuse_topology_request(spec, _NOT_SET_UP)
         strange = self._strange()
         if not strange:
             return self._place(hosts, spec)
-        if newness.is_new(spec):
+        if new_servers.is_new_server(spec):
             LOG.error("New servers with hpc: flavors are refused: %s", "; ".join(strange))
-            return _refuse(
+            return _refuse_topology_request(
                 spec,
                 "This cloud's Nova is of a release for which hpc: flavors are not ready; ask its "
                 "operator",
@@ -130,147 +127,155 @@ class HpcTopologyFilter(filters.BaseHostFilter):
         """
         LOG.warning(
             "A server with an hpc: flavor moves without a promise (%s): %s",
-            _uuid(spec),
+            _uuid_of_server(spec),
             "; ".join(strange),
         )
         try:
-            found = self._place(hosts, spec)
+            passed_hosts = self._place(hosts, spec)
         except exception.NoValidHost:
             if CONF.hpc.moves_on_unknown_nova != "any":
                 raise
-            found = []
-        if found or CONF.hpc.moves_on_unknown_nova != "any":
-            return found
+            passed_hosts = []
+        if passed_hosts or CONF.hpc.moves_on_unknown_nova != "any":
+            return passed_hosts
         LOG.warning(
             "Server %s moves to any host, whatever its devices: [hpc]moves_on_unknown_nova is any",
-            _uuid(spec),
+            _uuid_of_server(spec),
         )
-        answers.put_down(spec, None)
+        answers.put_down_reason(spec, None)
         return hosts
 
     def _place(self, hosts: Sequence[Any], spec: objects.RequestSpec) -> Sequence[Any]:
         try:
-            task = server.read_task(spec)
-            answer = placement_answer.of(spec)
-            views, misses = _read_all(hosts, task, answer)
-            lines.unusable(views)
+            task = server.read_server_task(spec)
+            answer = placement_answer.answer_of(spec)
+            views, misses = _read_all_hosts(hosts, task, answer)
+            filter_log.log_unusable_devices(views)
             bound = self._bind(task, views.values())
-            request = task.server.request(_with_known(bound, task))
+            request = task.server.request(_add_known_roles(bound, task))
         except server.RequestError as error:
             LOG.error("A server with an hpc: flavor is refused: %s", error)
-            return _refuse(spec, _NOT_SET_UP)
+            return _refuse_topology_request(spec, _NOT_SET_UP)
         except hpc_roles.RoleConflictError as error:
             LOG.error("Flavor %s is refused: %s", spec.flavor.flavorid, error)
-            return _refuse(spec, f"Flavor: {error}")
+            return _refuse_topology_request(spec, f"Flavor: {error}")
         except UnknownNameError as error:
             # The hosts that have such devices may be full: no fault of the flavor.
-            return _refuse(spec, str(error))
+            return _refuse_topology_request(spec, str(error))
         except FlavorError as error:
             LOG.info("Flavor %s is refused: %s", spec.flavor.flavorid, error)
-            return _refuse(spec, f"Flavor: {error}")
-        views = {host: reader.bind(view, bound) for host, view in views.items()}
-        order = choice.Order.of(spec, task, request, CLOUD_PROFILES.current())
+            return _refuse_topology_request(spec, f"Flavor: {error}")
+        views = {host: reader.bind_view_roles(view, bound) for host, view in views.items()}
+        order = choice.ServerOrder.of(spec, task, request, CLOUD_PROFILES.current())
         passed = []
         for host in hosts:
             view = views.get(host)
             if view is None:
                 continue
-            outcome = view.miss or _guarded(host, choice.place, host, order, view)
+            outcome = view.miss or _call_guarded(
+                host, choice.place_devices_on_host, host, order, view
+            )
             if outcome is None:
                 passed.append(host)
             else:
-                misses[host] = withheld.counted(outcome, view.counted)
-        lines.rejected(misses, views, spec, len(passed))
-        lines.unmeasured(order.work, spec)
+                misses[host] = withheld.count_withheld_in_miss(outcome, view.counted)
+        filter_log.log_rejected_hosts(misses, views, spec, len(passed))
+        filter_log.log_unmeasured_hosts(order.work, spec)
         if not passed:
-            return _refuse(spec, _for_user(request, misses.values(), spec))
+            return _refuse_topology_request(spec, _reason_for_user(request, misses.values(), spec))
         if answer is not None:
             named = {host.uuid: host for host in passed}
-            claims.put_down(spec, ChooseAgain(named, order, bound, answer))
+            claims.put_down_choice(spec, ChooseAgain(named, order, bound, answer))
         return passed
 
-    def _bind(self, task: server.Task, views: Iterable[reader.View]) -> Mapping[str, str]:
+    def _bind(self, task: server.ServerTask, views: Iterable[reader.HostView]) -> Mapping[str, str]:
         """The roles whose devices the server may have.
 
         :raises nova_hpc.placement.roles.RoleConflictError: its aliases do not say.
         """
-        played = hpc_roles.played_by(view.pattern.roles for view in views)
+        played = hpc_roles.roles_played_by_hosts(view.pattern.roles for view in views)
         # A role whose devices are all taken is still no other role.
         if not played.known <= self._known:
             self._known |= played.known
-        return hpc_roles.bind(task.server.wants, played, self._known)
+        return hpc_roles.bind_alias_roles(task.server.wants, played, self._known)
 
 
-def _read_all(
-    hosts: Sequence[Any], task: server.Task, answer: PlacementAnswer | None
-) -> tuple[dict[Any, reader.View], dict[Any, Miss]]:
+def _read_all_hosts(
+    hosts: Sequence[Any], task: server.ServerTask, answer: PlacementAnswer | None
+) -> tuple[dict[Any, reader.HostView], dict[Any, DeviceMiss]]:
     """Read every host; one that cannot be read is a miss.
 
     :param answer: what Placement said is free; None: it is asked.
     """
     available = reader.Available.of(task, answer)
-    views: dict[Any, reader.View] = {}
-    misses: dict[Any, Miss] = {}
+    views: dict[Any, reader.HostView] = {}
+    misses: dict[Any, DeviceMiss] = {}
     for host in hosts:
-        got = _guarded(host, reader.read_host, host, task, available.devices, available.bandwidth)
-        if isinstance(got, Miss):
+        got = _call_guarded(
+            host, reader.read_host, host, task, available.devices, available.bandwidth
+        )
+        if isinstance(got, DeviceMiss):
             misses[host] = got
         else:
             views[host] = got
     return views, misses
 
 
-def _guarded(host: Any, function: Any, *arguments: Any) -> Any:
+def _call_guarded(host: Any, function: Any, *arguments: Any) -> Any:
     """Call *function*; whatever it raises is a miss of this one host."""
     try:
         return function(*arguments)
     except Exception as error:
         where = f"{type(error).__name__} in {function.__name__}"
-        lines.broken(host, where, error)
-        return Miss(operator=f"{where}: {error}", user="a node's state could not be read")
+        filter_log.log_broken_host(host, where, error)
+        return DeviceMiss(operator=f"{where}: {error}", user="a node's state could not be read")
 
 
-def _with_known(bound: Mapping[str, str], task: server.Task) -> dict[str, str]:
+def _add_known_roles(bound: Mapping[str, str], task: server.ServerTask) -> dict[str, str]:
     """The roles of all wants that have one, though all of their devices may be in use."""
     missing = [device for device in task.devices if device.want.key not in bound]
     seen = {device.want.key: SAMPLES.role_of(device) for device in missing}
     return {want: role for want, role in seen.items() if role is not None} | dict(bound)
 
 
-def _for_user(request: Request, misses: Iterable[Miss], spec: objects.RequestSpec) -> str:
+def _reason_for_user(
+    request: Request, misses: Iterable[DeviceMiss], spec: objects.RequestSpec
+) -> str:
     """Why no host is left: no name of a host, no address, and by default no count."""
-    found = list(misses)
+    all_misses = list(misses)
     if not CONF.hpc.disclose_capacity:
-        asked = refusal.Asked(
-            unusable=any(miss.unmet is Unmet.OTHER for miss in found),
-            cut=answers.is_cut(spec),
+        asked = user_reasons.AskedHosts(
+            unusable=any(miss.unmet is Unmet.OTHER for miss in all_misses),
+            cut=answers.is_answer_cut(spec),
             left_out=bool("ignore_hosts" in spec and spec.ignore_hosts),
         )
-        return refusal.sentence(request, refusal.nearest(found), asked)
-    counter = collections.Counter(miss.user for miss in found)
+        return user_reasons.refusal_sentence(
+            request, user_reasons.nearest_unmet_wish(all_misses), asked
+        )
+    counter = collections.Counter(miss.user for miss in all_misses)
     parts = sorted(counter.items(), key=lambda item: (-item[1], item[0]))
-    return "; ".join(f"{count} of {len(found)} nodes: {text}" for text, count in parts)
+    return "; ".join(f"{count} of {len(all_misses)} nodes: {text}" for text, count in parts)
 
 
-def _refuse(spec: objects.RequestSpec, reason: str) -> list[Any]:
+def _refuse_topology_request(spec: objects.RequestSpec, reason: str) -> list[Any]:
     """No host, and the reason where it is found again.
 
     Without the wraps only an exception brings the reason to the user. It would leave the
     claims of earlier servers of the same request behind, because only Nova's own code path
     gives them back: once one of them is claimed, there is no reason.
     """
-    LOG.info("HpcTopologyFilter finds no host for server %s: %s", _uuid(spec), reason)
+    LOG.info("HpcTopologyFilter finds no host for server %s: %s", _uuid_of_server(spec), reason)
     groups = spec.requested_resources if "requested_resources" in spec else None
     # Those of a server that moves are where it is.
-    several = answers.servers_of(spec) > 1
+    several = answers.count_asked_servers(spec) > 1
     claimed = several and any(group.provider_uuids for group in groups or ())
     if claimed:
         reason = f"Not for every server of the request: {reason}"
-    answers.put_down(spec, reason)
-    if answers.are_installed() or claimed:
+    answers.put_down_reason(spec, reason)
+    if answers.are_answers_installed() or claimed:
         return []
-    raise exception.NoValidHost(reason=answers.shortened(reason))
+    raise exception.NoValidHost(reason=answers.shorten_fault_reason(reason))
 
 
-def _uuid(spec: objects.RequestSpec) -> str | None:
+def _uuid_of_server(spec: objects.RequestSpec) -> str | None:
     return spec.instance_uuid if "instance_uuid" in spec else None

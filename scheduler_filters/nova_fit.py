@@ -24,7 +24,7 @@ from oslo_serialization import jsonutils
 from nova_hpc.from_nova import port_pools
 from nova_hpc.from_nova.cache import Cache
 from nova_hpc.from_nova.patches import numa_cells, numa_fit
-from nova_hpc.from_nova.patches.serving import serving
+from nova_hpc.from_nova.patches.serving import serve_flavor
 
 
 @attrs.frozen
@@ -37,7 +37,7 @@ class Fit:
     refusal: str | None = None
 
 
-class _Light(pci_stats.PciDeviceStats):
+class _LightPciStats(pci_stats.PciDeviceStats):
     """Nova's statistics of one host, of which a copy costs next to nothing.
 
     Nova copies them for every question, the topology of the host included,
@@ -45,20 +45,20 @@ class _Light(pci_stats.PciDeviceStats):
     """
 
     @classmethod
-    def of(cls, original: pci_stats.PciDeviceStats) -> _Light:
+    def of(cls, original: pci_stats.PciDeviceStats) -> _LightPciStats:
         """The same statistics; *original* is not changed by what is asked here."""
-        light: _Light = copy.copy(original)
+        light: _LightPciStats = copy.copy(original)
         light.__class__ = cls
         return light
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Light:
+    def __deepcopy__(self, memo: dict[int, Any]) -> _LightPciStats:
         new = copy.copy(self)
         new.pools = [dict(pool) for pool in self.pools]
         return new
 
 
 @attrs.frozen
-class Question:
+class FitQuestion:
     """What Nova's functions are asked about one server, whatever the host."""
 
     spec: objects.RequestSpec
@@ -70,7 +70,7 @@ class Question:
     key: Hashable
 
     @classmethod
-    def of(cls, spec: objects.RequestSpec) -> Question:
+    def of(cls, spec: objects.RequestSpec) -> FitQuestion:
         """Read what does not depend on the host."""
         topology = spec.numa_topology if "numa_topology" in spec else None
         requests = spec.pci_requests.requests
@@ -100,8 +100,8 @@ class Question:
 _FITS: Final[Cache[Fit]] = Cache()
 
 
-def answer(
-    question: Question,
+def recall_nova_fit(
+    question: FitQuestion,
     host_state: Any,
     candidate: Mapping[str, Any],
     chosen: Hashable,
@@ -112,26 +112,26 @@ def answer(
         equal pools; it has to name the pools as well.
     """
     if question.key is None or not host_state.numa_topology:
-        return check(host_state, question.spec, candidate)
+        return check_nova_fit(host_state, question.spec, candidate)
     key = (
         question.key,
         chosen,
         host_state.cpu_allocation_ratio,
         host_state.ram_allocation_ratio,
-        tuple([_cell(cell) for cell in host_state.numa_topology.cells]),
+        tuple([_key_of_host_cell(cell) for cell in host_state.numa_topology.cells]),
     )
-    return _FITS.get(key, lambda: check(host_state, question.spec, candidate))
+    return _FITS.get(key, lambda: check_nova_fit(host_state, question.spec, candidate))
 
 
-def lighten(host_state: Any) -> None:
+def lighten_host_state(host_state: Any) -> None:
     """Spare Nova's own filters, which ask the same, the copies that cost most of their time."""
     stats = host_state.pci_stats
     # A class of somebody else may have copies of its own.
     if type(stats) is pci_stats.PciDeviceStats:
-        host_state.pci_stats = _Light.of(stats)
+        host_state.pci_stats = _LightPciStats.of(stats)
 
 
-def _cell(cell: objects.NUMACell) -> Hashable:
+def _key_of_host_cell(cell: objects.NUMACell) -> Hashable:
     """All that Nova reads of a host's NUMA node.
 
     The sets of CPUs are hashed, because they would fill the memory. Should two
@@ -148,7 +148,7 @@ def _cell(cell: objects.NUMACell) -> Hashable:
                 frozenset(cell.cpuset),
                 frozenset(cell.pcpuset),
                 frozenset(cell.pinned_cpus),
-                tuple([frozenset(each) for each in cell.siblings]),
+                tuple([frozenset(sibling_set) for sibling_set in cell.siblings]),
             )
         ),
         tuple(
@@ -160,7 +160,7 @@ def _cell(cell: objects.NUMACell) -> Hashable:
     )
 
 
-def check(
+def check_nova_fit(
     host_state: Any,
     spec: objects.RequestSpec,
     candidate: Mapping[str, Any],
@@ -170,19 +170,19 @@ def check(
 
     :param adapters: request of a direct port -> address of the adapter chosen for it.
     """
-    requests = port_pools.pinned(spec.pci_requests.requests, adapters or {})
-    with serving(spec.flavor, spec.image if "image" in spec else None):
-        return _check(host_state, spec, candidate["mappings"], requests)
+    requests = port_pools.pin_port_requests(spec.pci_requests.requests, adapters or {})
+    with serve_flavor(spec.flavor, spec.image if "image" in spec else None):
+        return _ask_nova_fit(host_state, spec, candidate["mappings"], requests)
 
 
-def _check(
+def _ask_nova_fit(
     host_state: Any,
     spec: objects.RequestSpec,
     mapping: Mapping[str, list[str]],
     requests: list[objects.InstancePCIRequest],
 ) -> Fit:
     topology = spec.numa_topology if "numa_topology" in spec else None
-    stats = _Light.of(host_state.pci_stats)
+    stats = _LightPciStats.of(host_state.pci_stats)
     for request in requests:
         providers = stats._get_rp_uuids_for_request(mapping, request)
         if providers and len(providers) != request.count:
@@ -198,13 +198,13 @@ def _check(
         host_state.numa_topology,
         topology.obj_clone(),
         provider_mapping=mapping,
-        limits=_limits(host_state, spec),
+        limits=_limits_of_host(host_state, spec),
         pci_requests=requests,
         pci_stats=stats,
     )
     if fitted:
         return Fit(cells={i: cell.id for i, cell in enumerate(fitted.cells)})
-    if _has_room(host_state.numa_topology, topology, _limits(host_state, spec)):
+    if _has_room(host_state.numa_topology, topology, _limits_of_host(host_state, spec)):
         return Fit(
             refusal="they are too far from the NUMA nodes with free CPUs and memory pages; "
             "hw:pci_numa_affinity_policy decides that"
@@ -212,7 +212,7 @@ def _check(
     return Fit(refusal="too few free CPUs or memory pages on the NUMA nodes beside them")
 
 
-def _limits(host_state: Any, spec: objects.RequestSpec) -> objects.NUMATopologyLimits:
+def _limits_of_host(host_state: Any, spec: objects.RequestSpec) -> objects.NUMATopologyLimits:
     limits = objects.NUMATopologyLimits(
         cpu_allocation_ratio=host_state.cpu_allocation_ratio,
         ram_allocation_ratio=host_state.ram_allocation_ratio,
@@ -241,7 +241,7 @@ Rooms = tuple[frozenset[int], ...]
 _ROOMS: Final[Cache[tuple[bool, ...]]] = Cache()
 
 
-def rooms(question: Question, host_state: Any) -> Iterator[Rooms]:
+def find_cell_rooms(question: FitQuestion, host_state: Any) -> Iterator[Rooms]:
     """Where Nova has room for the guest's cells, whatever the devices.
 
     :returns: one answer; where the networks of a server with several cells are bound to
@@ -249,7 +249,7 @@ def rooms(question: Question, host_state: Any) -> Iterator[Rooms]:
     """
     spec, host = question.spec, host_state.numa_topology
     guest = spec.numa_topology
-    limits = _limits(host_state, spec)
+    limits = _limits_of_host(host_state, spec)
     networks = "network_metadata" in limits
     if networks and len(guest) > 1:
         # What Nova asks of networks, it asks of the nodes together.
@@ -261,36 +261,36 @@ def rooms(question: Question, host_state: Any) -> Iterator[Rooms]:
             if placed.on(nodes):
                 yield tuple(nodes for _ in guest.cells)
         return
-    found: list[set[int]] = [set() for _ in guest.cells]
+    nodes_by_cell: list[set[int]] = [set() for _ in guest.cells]
     for cell in host.cells:
-        only = numa_fit.only(host, frozenset({cell.id}), limits)
-        make = functools.partial(_takes, only, guest, limits)
+        only = numa_fit.restrict_to_nodes(host, frozenset({cell.id}), limits)
+        make = functools.partial(_cells_taken_by, only, guest, limits)
         if networks or question.key is None:
             fits = make()
         else:
             ratios = (host_state.cpu_allocation_ratio, host_state.ram_allocation_ratio)
-            fits = _ROOMS.get((question.key, ratios, _cell(cell)), make)
-        for nodes_, one in zip(found, fits, strict=True):
-            if one:
+            fits = _ROOMS.get((question.key, ratios, _key_of_host_cell(cell)), make)
+        for nodes_, fits_there in zip(nodes_by_cell, fits, strict=True):
+            if fits_there:
                 nodes_.add(cell.id)
-    yield tuple(frozenset(each) for each in found)
+    yield tuple(frozenset(node_ids) for node_ids in nodes_by_cell)
 
 
 #: Choices of nodes that are asked about where networks decide.
 _CHOICES: Final = 256
 
 
-def _takes(
+def _cells_taken_by(
     host: objects.NUMATopology,
     guest: objects.InstanceNUMATopology,
     limits: objects.NUMATopologyLimits,
 ) -> tuple[bool, ...]:
     """Which of the guest's cells a host of one node could take."""
-    found = []
+    takes = []
     for index, cell in enumerate(guest.cells):
         alone = objects.InstanceNUMATopology(cells=[cell])
         if index == 0 and "emulator_threads_policy" in guest:
             # Nova counts their CPU with the first cell.
             alone.emulator_threads_policy = guest.emulator_threads_policy
-        found.append(_has_room(host, alone, limits))
-    return tuple(found)
+        takes.append(_has_room(host, alone, limits))
+    return tuple(takes)

@@ -33,7 +33,7 @@ _HEAD: Final = '''\
 # SPDX-License-Identifier: Apache-2.0
 """Digests of Nova's functions as they were read; ``tools/nova_digests.py`` writes this file.
 
-Each is the SHA-256 that :func:`nova_hpc.from_nova.nova_sources.digest` makes, by release.
+Each is the SHA-256 that :func:`nova_hpc.from_nova.nova_sources.digest_function` makes, by release.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def renewed(release: int, folder: Path) -> str:
         file = nova_sources.file_of(target)
         if file not in trees:
             trees[file] = ast.parse((folder.parent / file).read_text(encoding="utf-8"))
-        now = nova_sources.digest(trees[file], target)
+        now = nova_sources.digest_function(trees[file], target)
         if now is None:
             raise SystemExit(f"{target} is not there")
         row = {**nova_digests.DIGESTS.get(target, {}), release: now}
@@ -80,7 +80,7 @@ def _row(target: str, row: Iterable[tuple[int, str]]) -> list[str]:
 
 def main() -> None:
     """Write the table, if this Nova is the one that was read."""
-    running, release = version.version_string(), contract.release()
+    running, release = version.version_string(), contract.running_nova_release()
     read = nova_sources.READ.get(release or 0)
     if release is None or running != read:
         raise SystemExit(f"Nova {running} is installed, and {read} was read: install that")

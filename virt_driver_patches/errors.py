@@ -59,7 +59,7 @@ class StartFault(exception.NovaException):
         super().__init__(reason=reason)
 
 
-def rollback(error: exception.NovaException) -> exception.InstanceFaultRollback:
+def wrap_for_rollback(error: exception.NovaException) -> exception.InstanceFaultRollback:
     """Wrap *error* so that Nova gives the server its former state back."""
     return exception.InstanceFaultRollback(inner_exception=error)
 
@@ -70,7 +70,7 @@ def rollback(error: exception.NovaException) -> exception.InstanceFaultRollback:
 LONGEST: Final = 255
 
 
-class Kind(enum.Enum):
+class FaultKind(enum.Enum):
     """Which kind of thing failed, in the words of the user's fault."""
 
     NETWORK = "its network could not be set up"
@@ -80,27 +80,29 @@ class Kind(enum.Enum):
     OTHER = "something on the host failed"
 
 
-def _of_nova(*names: str) -> tuple[type[Exception], ...]:
+def _nova_exceptions_of(*names: str) -> tuple[type[Exception], ...]:
     """Classes of Nova; a release need not have all of them."""
     return tuple(getattr(exception, name) for name in names if hasattr(exception, name))
 
 
-_CLASSES: Final[dict[Kind, tuple[type[BaseException], ...]]] = {
-    Kind.MEMORY: (
+_CLASSES: Final[dict[FaultKind, tuple[type[BaseException], ...]]] = {
+    FaultKind.MEMORY: (
         MemoryError,
-        *_of_nova("LockMemoryForbidden", "MemoryPagesUnsupported", "MemoryPageSizeNotSupported"),
-    ),
-    Kind.DEVICE: (
-        DeviceFault,
-        *(
-            found
-            for name, found in vars(exception).items()
-            if name.startswith("PciDevice") and isinstance(found, type)
+        *_nova_exceptions_of(
+            "LockMemoryForbidden", "MemoryPagesUnsupported", "MemoryPageSizeNotSupported"
         ),
     ),
-    Kind.NETWORK: (
+    FaultKind.DEVICE: (
+        DeviceFault,
+        *(
+            value
+            for name, value in vars(exception).items()
+            if name.startswith("PciDevice") and isinstance(value, type)
+        ),
+    ),
+    FaultKind.NETWORK: (
         vif_exception.ExceptionBase,
-        *_of_nova(
+        *_nova_exceptions_of(
             *("VirtualInterfaceCreateException", "VirtualInterfaceMacAddressException"),
             *("VirtualInterfacePlugException", "VirtualInterfaceUnplugException"),
             *("ExternalNetworkAttachForbidden", "FixedIpAlreadyInUse", "FixedIpInvalidOnHost"),
@@ -110,9 +112,9 @@ _CLASSES: Final[dict[Kind, tuple[type[BaseException], ...]]] = {
             "UnableToAutoAllocateNetwork",
         ),
     ),
-    Kind.VOLUME: (
+    FaultKind.VOLUME: (
         brick_exception.BrickException,
-        *_of_nova(
+        *_nova_exceptions_of(
             *("CinderConnectionFailed", "DevicePathInUse", "InvalidBDM", "InvalidVolume"),
             *("VolumeAttachFailed", "VolumeAttachmentNotFound", "VolumeDriverNotFound"),
             *("VolumeEncryptionNotSupported", "VolumeNotCreated", "VolumeNotFound"),
@@ -123,28 +125,31 @@ _CLASSES: Final[dict[Kind, tuple[type[BaseException], ...]]] = {
 #: the tap device, an error of a command): modules, from the innermost frame outwards.
 _MODULES: Final = (
     (
-        Kind.NETWORK,
+        FaultKind.NETWORK,
         ("nova.virt.libvirt.vif", "nova.network", "nova.privsep.linux_net", "os_vif", "vif_plug_"),
     ),
     (
-        Kind.VOLUME,
+        FaultKind.VOLUME,
         ("nova.virt.libvirt.volume", "nova.virt.block_device", "nova.volume", "os_brick"),
     ),
-    (Kind.DEVICE, ("nova.pci",)),
+    (FaultKind.DEVICE, ("nova.pci",)),
 )
 #: Libvirt's error domains; QEMU's own errors all come as one.
 _DOMAINS: Final = {
-    Kind.NETWORK: ("VIR_FROM_NETWORK", "VIR_FROM_INTERFACE", "VIR_FROM_NETWORKPORT"),
-    Kind.VOLUME: ("VIR_FROM_STORAGE",),
-    Kind.DEVICE: ("VIR_FROM_PCI", "VIR_FROM_NODEDEV"),
+    FaultKind.NETWORK: ("VIR_FROM_NETWORK", "VIR_FROM_INTERFACE", "VIR_FROM_NETWORKPORT"),
+    FaultKind.VOLUME: ("VIR_FROM_STORAGE",),
+    FaultKind.DEVICE: ("VIR_FROM_PCI", "VIR_FROM_NODEDEV"),
 }
 #: Then its words tell, the first that fits: a VFIO device whose memory cannot be pinned
 #: lacks memory.
 _WORDS: Final = (
-    (Kind.MEMORY, r"cannot allocate memory|out of memory|guest (memory|ram)|huge ?page"),
-    (Kind.DEVICE, r"\bvfio|\bpci\b|hostdev|iommu|node device|[\da-f]{4}:[\da-f]{2}:[\da-f]{2}\.\d"),
-    (Kind.NETWORK, r"/dev/net/tun|\btap|\bnetdev|network|interface|bridge"),
-    (Kind.VOLUME, r"/dev/|\bdisk|storage|volume|iscsi|\brbd|blockdev|block device"),
+    (FaultKind.MEMORY, r"cannot allocate memory|out of memory|guest (memory|ram)|huge ?page"),
+    (
+        FaultKind.DEVICE,
+        r"\bvfio|\bpci\b|hostdev|iommu|node device|[\da-f]{4}:[\da-f]{2}:[\da-f]{2}\.\d",
+    ),
+    (FaultKind.NETWORK, r"/dev/net/tun|\btap|\bnetdev|network|interface|bridge"),
+    (FaultKind.VOLUME, r"/dev/|\bdisk|storage|volume|iscsi|\brbd|blockdev|block device"),
 )
 #: Names of things of a host: PCI and MAC addresses, IP addresses, paths.
 _SECRET: Final = re.compile(
@@ -154,21 +159,23 @@ _SECRET: Final = re.compile(
 )
 
 
-def kind_of(error: BaseException | None) -> Kind:
+def fault_kind_of(error: BaseException | None) -> FaultKind:
     """What kind of thing failed, by the exception's class, then by where it was raised."""
-    chain = list(_chain(error))
-    for each in chain:
+    chain = list(_causes_of_error(error))
+    for cause in chain:
         for kind, classes in _CLASSES.items():
-            if isinstance(each, classes):
+            if isinstance(cause, classes):
                 return kind
-        if isinstance(each, OSError) and each.errno == errno.ENOMEM:
-            return Kind.MEMORY
-        if type(each).__name__ == "libvirtError":
-            return _of_libvirt(each)
-    return next((kind for each in chain for kind in _of_frames(each)), Kind.OTHER)
+        if isinstance(cause, OSError) and cause.errno == errno.ENOMEM:
+            return FaultKind.MEMORY
+        if type(cause).__name__ == "libvirtError":
+            return _fault_kind_of_libvirt(cause)
+    return next(
+        (kind for cause in chain for kind in _fault_kinds_of_frames(cause)), FaultKind.OTHER
+    )
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
+def _causes_of_error(error: BaseException | None) -> Iterator[BaseException]:
     """An error and what it was raised for: os-vif's, for one, arrive as InternalError."""
     for _ in range(8):
         if error is None:
@@ -177,18 +184,18 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _of_libvirt(error: Any) -> Kind:
+def _fault_kind_of_libvirt(error: Any) -> FaultKind:
     numbers = vars(sys.modules[type(error).__module__])
     if error.get_error_code() == numbers.get("VIR_ERR_NO_MEMORY", 2):
-        return Kind.MEMORY
+        return FaultKind.MEMORY
     domain, text = error.get_error_domain(), str(error)
     for kind, names in _DOMAINS.items():
         if domain is not None and domain in map(numbers.get, names):
             return kind
-    return next((kind for kind, words in _WORDS if re.search(words, text, re.I)), Kind.OTHER)
+    return next((kind for kind, words in _WORDS if re.search(words, text, re.I)), FaultKind.OTHER)
 
 
-def _of_frames(error: BaseException) -> Iterator[Kind]:
+def _fault_kinds_of_frames(error: BaseException) -> Iterator[FaultKind]:
     modules = []
     trace = error.__traceback__
     while trace is not None:
@@ -201,11 +208,11 @@ def _of_frames(error: BaseException) -> Iterator[Kind]:
 def _is_secret(text: str) -> bool:
     """Whether a text names something of the host that its users need not know."""
     names = {str(CONF.host), str(CONF.my_ip), socket.gethostname()} - {""}
-    found = any(re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", text) for name in names)
-    return found or _SECRET.search(text) is not None
+    named = any(re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", text) for name in names)
+    return named or _SECRET.search(text) is not None
 
 
-def told(error: BaseException | None, reason: str, request: str) -> str:
+def word_start_failure(error: BaseException | None, reason: str, request: str) -> str:
     """What the user reads of the failed start of a server.
 
     This project's own reasons are said as they are, and Nova's where they name nothing
@@ -217,20 +224,22 @@ def told(error: BaseException | None, reason: str, request: str) -> str:
     """
     if isinstance(error, (ClaimRefused, StartFault)):
         return reason
-    return _with(_told(error, reason), request)
+    return _append_request_id(_word_start_reason(error, reason), request)
 
 
-def _told(error: BaseException | None, reason: str) -> str:
+def _word_start_reason(error: BaseException | None, reason: str) -> str:
     """The same without the request."""
     if isinstance(error, (ClaimRefused, StartFault)):
         return reason
-    kind, known = kind_of(error), isinstance(error, exception.NovaException)
-    if isinstance(error, DeviceFault) or (known and kind is Kind.OTHER and not _is_secret(reason)):
+    kind, is_novas = fault_kind_of(error), isinstance(error, exception.NovaException)
+    if isinstance(error, DeviceFault) or (
+        is_novas and kind is FaultKind.OTHER and not _is_secret(reason)
+    ):
         return reason
     return f"The server could not be started on the host that was chosen: {kind.value}"
 
 
-def told_of_abort(error: exception.BuildAbortException, request: str) -> str:
+def word_build_abort(error: exception.BuildAbortException, request: str) -> str:
     """The same of a build that Nova has given up; its reasons are written for users.
 
     :param error: what Nova has raised.
@@ -240,15 +249,17 @@ def told_of_abort(error: exception.BuildAbortException, request: str) -> str:
     if isinstance(cause, (ClaimRefused, StartFault)):
         return reason
     if _is_secret(reason):
-        return _with(_told(cause, reason), request, before)
-    kind = kind_of(cause)
-    return _with(reason, request, before, "" if kind is Kind.OTHER else f": {kind.value}")
+        return _append_request_id(_word_start_reason(cause, reason), request, before)
+    kind = fault_kind_of(cause)
+    return _append_request_id(
+        reason, request, before, "" if kind is FaultKind.OTHER else f": {kind.value}"
+    )
 
 
 _ID: Final = ". Give your operator this request id: "
 
 
-def _with(text: str, request: str, before: int = 0, after: str = "") -> str:
+def _append_request_id(text: str, request: str, before: int = 0, after: str = "") -> str:
     """*text*, cut so that what has to be said behind it is in the fault.
 
     :param before: characters that Nova puts before it.
@@ -266,4 +277,4 @@ def fault_of(error: Exception, request: str) -> StartFault | None:
     """
     if isinstance(error, exception.NovaException) and type(error) is not exception.InternalError:
         return None
-    return StartFault(told(error, str(error), request))
+    return StartFault(word_start_failure(error, str(error), request))

@@ -19,9 +19,9 @@ from oslo_config import cfg
 from oslo_privsep import capabilities, priv_context
 
 from nova_hpc import conf as hpc_conf
-from nova_hpc.tenancy import forbidden_vpd as never_read
+from nova_hpc.tenancy import forbidden_vpd
 from nova_hpc.tenancy import holders as tenancy_holders
-from nova_hpc.tenancy.holders import Holder
+from nova_hpc.tenancy.holders import KernelHolder
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
 from nova_hpc.tenancy.hygiene.reset import HeldError, ResetError
 from nova_hpc.tenancy.ledger import LedgerFile
@@ -29,7 +29,7 @@ from nova_hpc.tenancy.service_vm import binding
 from nova_hpc.tenancy.service_vm.binding import BindError
 from nova_hpc.topology import confspace, handles
 from nova_hpc.topology.device import DEVICES
-from nova_hpc.topology.files import FileError, Tree
+from nova_hpc.topology.files import FileError, FileTree
 from nova_hpc.topology.model import AddressError, normalise_address
 
 default = priv_context.PrivContext(
@@ -59,7 +59,7 @@ class SettingsError(Exception):
 
 
 @attrs.frozen
-class Settings:
+class HelperSettings:
     """What the daemon goes by."""
 
     root: Path
@@ -69,11 +69,11 @@ class Settings:
     reset_timeout: float
     #: Those of the host to which a device may be given.
     drivers: frozenset[str]
-    #: A word of :class:`nova_hpc.topology.peer_wish.Wish`.
+    #: A word of :class:`nova_hpc.topology.peer_wish.PeerWish`.
     peer_to_peer: str
 
     @classmethod
-    def of(cls, conf: Any) -> Settings:
+    def of(cls, conf: Any) -> HelperSettings:
         """As a configuration says."""
         return cls(
             root=Path(conf.hpc.sysfs_root),
@@ -94,7 +94,7 @@ class Settings:
         }
 
 
-def settings() -> Settings:
+def read_helper_settings() -> HelperSettings:
     """What the daemon's own configuration says; for functions that run in the daemon.
 
     :raises SettingsError: others than root may write where it would write.
@@ -102,73 +102,76 @@ def settings() -> Settings:
     # ``state_path`` is Nova's.
     import nova.conf  # noqa: F401
 
-    hpc_conf.register(cfg.CONF)
-    found = Settings.of(cfg.CONF)
+    hpc_conf.register_all_options(cfg.CONF)
+    own_settings = HelperSettings.of(cfg.CONF)
     try:
-        state = os.stat(found.root)  # noqa: PTH116
+        state = os.stat(own_settings.root)  # noqa: PTH116
     except OSError as error:
         raise SettingsError(f"[hpc]sysfs_root: {error}") from error
     if state.st_uid != os.geteuid() or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise SettingsError(
-            f"[hpc]sysfs_root: others than root may write in {found.root}; on a compute node it "
+            f"[hpc]sysfs_root: others than root may write in {own_settings.root}; on a "
+            f"compute node it "
             "is /"
         )
-    return found
+    return own_settings
 
 
 # -- in the daemon ----------------------------------------------------------------------
 
 
 @default.entrypoint
-def _words() -> dict[str, str]:
-    return settings().words()
+def _helper_words_of_settings() -> dict[str, str]:
+    return read_helper_settings().words()
 
 
 @default.entrypoint
-def _reset(address: str) -> tuple[bool, str] | None:
+def _reset_in_helper(address: str) -> tuple[bool, str] | None:
     """Why the reset has failed, and whether somebody has the device; None: it has not."""
-    own = settings()
+    own = read_helper_settings()
     try:
-        hygiene_reset.reset(own.root, address, own.reset_timeout, own.ledger.locks)
+        hygiene_reset.reset_device(own.root, address, own.reset_timeout, own.ledger.locks)
     except (AddressError, ResetError) as error:
         return isinstance(error, HeldError), str(error)
     return None
 
 
 @default.entrypoint
-def _holders(addresses: list[str]) -> dict[str, tuple[str, bool]]:
-    found = tenancy_holders.holders(settings().root, addresses[:_MOST])
-    return {each: (one.text, one.certain) for each, one in found.items()}
+def _find_holders_in_helper(addresses: list[str]) -> dict[str, tuple[str, bool]]:
+    holders_found = tenancy_holders.find_kernel_holders(
+        read_helper_settings().root, addresses[:_MOST]
+    )
+    return {address: (holder.text, holder.certain) for address, holder in holders_found.items()}
 
 
 @default.entrypoint
-def _read_configs(addresses: list[str]) -> dict[str, bytes]:
-    root = settings().root
-    found = {}
+def _read_configs_in_helper(addresses: list[str]) -> dict[str, bytes]:
+    root = read_helper_settings().root
+    configs = {}
     for address in addresses[:_MOST]:
         try:
             path = f"{DEVICES}/{normalise_address(address)}/config"
             with handles.kernel_file(root, path) as file:
                 if file is not None:
-                    found[address] = handles.read(file, confspace.SIZE)
+                    configs[address] = handles.read_held_file(file, confspace.SIZE)
         except (AddressError, FileError, OSError):
             continue
-    return found
+    return configs
 
 
 @default.entrypoint
-def _bind(address: str, driver: str) -> str | None:
+def _bind_in_helper(address: str, driver: str) -> str | None:
     """Why a device is not with a driver; None: it is."""
-    own = settings()
+    own = read_helper_settings()
     try:
         address = normalise_address(address)
-        tree = Tree(own.root)
+        tree = FileTree(own.root)
         before = binding.driver_of(tree, address)
-        known = own.drivers | binding.drivers_for_guests(tree, address) | _had.get(address, set())
-        if driver not in {*known, before}:
-            names = ", ".join(sorted(known))
+        allowed = own.drivers | binding.drivers_for_guests(tree, address) | _had.get(address, set())
+        if driver not in {*allowed, before}:
+            names = ", ".join(sorted(allowed))
             return f"it may be bound to {names} ([hpc]clean_drivers), and not to {driver[:40]!r}"
-        binding.bind(own.root, address, driver, _BIND)
+        binding.bind_device(own.root, address, driver, _BIND)
     except (AddressError, BindError, FileError) as error:
         return str(error)
     if before not in (None, driver):
@@ -177,10 +180,10 @@ def _bind(address: str, driver: str) -> str | None:
 
 
 @default.entrypoint
-def _read_vpd(address: str) -> tuple[bytes | None, str]:
+def _read_vpd_in_helper(address: str) -> tuple[bytes | None, str]:
     """The VPD, and why it cannot be read."""
     try:
-        return never_read.read(settings().root, address), ""
+        return forbidden_vpd.read_vpd_in_time(read_helper_settings().root, address), ""
     except (AddressError, FileError) as error:
         return None, str(error)
 
@@ -188,75 +191,75 @@ def _read_vpd(address: str) -> tuple[bytes | None, str]:
 # -- in the service ---------------------------------------------------------------------
 
 
-def expect_same(conf: Any) -> None:
+def expect_same_settings(conf: Any) -> None:
     """Start the daemon, and see whether it goes by the same configuration.
 
     :raises SettingsError: it does not, or cannot use its own.
     """
-    mine, other = Settings.of(conf).words(), _words()
-    for option, value in mine.items():
-        if other.get(option) != value:
+    own_words, helper_words = HelperSettings.of(conf).words(), _helper_words_of_settings()
+    for option, value in own_words.items():
+        if helper_words.get(option) != value:
             raise SettingsError(
                 f"the privileged helper goes by another configuration: [hpc]{option} is "
-                f"{other.get(option)!r} there and {value!r} here; give it the same files by "
+                f"{helper_words.get(option)!r} there and {value!r} here; give it the same files by "
                 "[nova_hpc_privileged]helper_command, and restart nova-compute"
             )
 
 
-def read_vpd(address: str) -> bytes | None:
-    """As :func:`nova_hpc.tenancy.forbidden_vpd.read`."""
+def read_vpd_by_helper(address: str) -> bytes | None:
+    """As :func:`nova_hpc.tenancy.forbidden_vpd.read_vpd_in_time`."""
     try:
-        data, why = _read_vpd(address)
+        data, reason = _read_vpd_in_helper(address)
     except Exception as error:  # the daemon has ended, or does not start
-        raise FileError(_silence(error)) from error
-    if why:
-        raise FileError(why)
-    found: bytes | None = data
-    return found
+        raise FileError(_word_silent_helper(error)) from error
+    if reason:
+        raise FileError(reason)
+    vpd: bytes | None = data
+    return vpd
 
 
-def bind(root: Path, address: str, driver: str, timeout: float) -> None:
-    """As :func:`nova_hpc.tenancy.service_vm.binding.bind`.
+def bind_by_helper(root: Path, address: str, driver: str, timeout: float) -> None:
+    """As :func:`nova_hpc.tenancy.service_vm.binding.bind_device`.
 
     :param root: the daemon's own; it is not told.
     :param timeout: likewise.
     """
     try:
-        why = _bind(address, driver)
+        reason = _bind_in_helper(address, driver)
     except SettingsError as error:
-        why = str(error)
-    if why is not None:
-        raise BindError(why)
+        reason = str(error)
+    if reason is not None:
+        raise BindError(reason)
 
 
-def reset(address: str) -> None:
-    """As :func:`nova_hpc.tenancy.hygiene.reset.reset`."""
+def reset_by_helper(address: str) -> None:
+    """As :func:`nova_hpc.tenancy.hygiene.reset.reset_device`."""
     try:
-        failed = _reset(address)
+        failed = _reset_in_helper(address)
     except SettingsError as error:
         raise ResetError(str(error)) from error
     if failed is not None:
-        held, why = failed
-        raise HeldError(why) if held else ResetError(why)
+        held, reason = failed
+        raise HeldError(reason) if held else ResetError(reason)
 
 
-def holders(addresses: Iterable[str]) -> dict[str, Holder]:
-    """As :func:`nova_hpc.tenancy.holders.holders`."""
+def find_holders_by_helper(addresses: Iterable[str]) -> dict[str, KernelHolder]:
+    """As :func:`nova_hpc.tenancy.holders.find_kernel_holders`."""
     wanted = list(addresses)
     try:
-        found = _holders(wanted)
+        answers = _find_holders_in_helper(wanted)
     except Exception as error:  # the daemon has ended, or does not start
-        return dict.fromkeys(wanted, Holder(_silence(error), certain=False))
-    return {each: Holder(text, certain) for each, (text, certain) in found.items()}
+        return dict.fromkeys(wanted, KernelHolder(_word_silent_helper(error), certain=False))
+    return {address: KernelHolder(text, certain) for address, (text, certain) in answers.items()}
 
 
-def read_configs(addresses: Sequence[str]) -> Mapping[str, bytes]:
+def read_configs_by_helper(addresses: Sequence[str]) -> Mapping[str, bytes]:
     """Address -> configuration space, as far as it can be read."""
-    found: Mapping[str, bytes] = _read_configs(list(addresses))
-    return found
+    configs: Mapping[str, bytes] = _read_configs_in_helper(list(addresses))
+    return configs
 
 
-def _silence(error: Exception) -> str:
+def _word_silent_helper(error: Exception) -> str:
     return (
         str(error) if isinstance(error, SettingsError) else _NO_ANSWER.format(type(error).__name__)
     )

@@ -18,10 +18,10 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import attrs
 
-from nova_hpc.topology import function_places as place
+from nova_hpc.topology import function_places
 from nova_hpc.topology.cpuset import parse_list
-from nova_hpc.topology.level import Distance, Level, Location, common_level, distance
-from nova_hpc.topology.model import Function, NumaNode
+from nova_hpc.topology.level import Distance, Level, Location, common_level, distance_between
+from nova_hpc.topology.model import NumaNode, PciFunction
 from nova_hpc_lab.evidence import Evidence, HostDevice, identity
 from nova_hpc_lab.node import GuestReport
 
@@ -256,20 +256,20 @@ def guest_places(report: GuestReport) -> dict[str, Location]:
         for cell in report.cells
     ]
     raws = [
-        place.Raw(
-            function=Function(
+        function_places.Raw(
+            function=PciFunction(
                 address=function.address,
                 class_code=function.device_class,
                 root=function.path[0] if function.path else None,
             ),
             above=function.path[1:-1],
-            is_bridge=function.device_class.startswith(place.BRIDGE_CLASS),
+            is_bridge=function.device_class.startswith(function_places.BRIDGE_CLASS),
             # In a guest, no cell is none, also where there is only one.
             numa_node=None if function.numa_node < 0 else function.numa_node,
         )
         for function in report.functions
     ]
-    found, _ = place.place(raws, nodes, {})
+    found, _ = function_places.place_functions(raws, nodes, {})
     told = {each.address: each.numa_node >= 0 for each in report.functions}
     return {
         function.address: attrs.evolve(
@@ -296,8 +296,8 @@ def pairs(given: Iterable[HostDevice], report: GuestReport) -> list[Pair]:
         Pair(
             one=one.identity,
             other=other.identity,
-            host=distance(one.location, other.location),
-            guest=distance(seen[one.identity], seen[other.identity]),
+            host=distance_between(one.location, other.location),
+            guest=distance_between(seen[one.identity], seen[other.identity]),
         )
         for one, other in itertools.combinations(
             sorted(given, key=lambda device: device.address), 2

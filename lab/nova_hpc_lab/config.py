@@ -223,7 +223,7 @@ def nova(paths: Paths, settings: Settings) -> Sections:
                 "nova.scheduler.filters.all_filters",
                 *plugin.FILTER_CLASSES,
             ],
-            "enabled_filters": ",".join(plugin.filters(plugin.NOVA_FILTERS)),
+            "enabled_filters": ",".join(plugin.place_own_filters(plugin.NOVA_FILTERS)),
             "weight_classes": ",".join((plugin.ALL_WEIGHERS, *plugin.WEIGHER_CLASSES)),
             "pci_in_placement": True,
         },

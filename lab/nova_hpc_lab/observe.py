@@ -130,7 +130,7 @@ def stored_decision(settings: Settings, server: str) -> decision.Decision | None
             (server, decision.KEY),
         )
         row = cursor.fetchone()
-    return None if row is None else decision.loads(row[0])
+    return None if row is None else decision.read_decision(row[0])
 
 
 def withheld(settings: Settings) -> dict[str, Mapping[str, str]]:
@@ -141,7 +141,7 @@ def withheld(settings: Settings) -> dict[str, Mapping[str, str]]:
     found: dict[str, Mapping[str, str]] = {}
     for host, text in rows:
         try:
-            document = stats.loads(json.loads(text or "{}").get(stats.KEY))
+            document = stats.read_stats_or_none(json.loads(text or "{}").get(stats.KEY))
         except (ValueError, AttributeError):
             document = None
         found[host] = {} if document is None else document.withheld

@@ -13,7 +13,7 @@ from rich.console import Console, Group
 from rich.markup import escape
 from rich.table import Table
 
-from nova_hpc.outside.text import printable
+from nova_hpc.outside.text import printable_text
 from nova_hpc_lab import bootstrap, machines, node, observe
 from nova_hpc_lab.cloud import Cloud, ServiceStatus
 
@@ -212,4 +212,4 @@ def _number(value: int | None) -> str:
 
 def _plain(text: str) -> str:
     # rich reads [words] as markup.
-    return escape(printable(text))
+    return escape(printable_text(text))

@@ -12,9 +12,9 @@ from oslo_config import cfg
 from nova_hpc.conf import hpc
 
 
-def register(conf: cfg.ConfigOpts) -> None:
+def register_all_options(conf: cfg.ConfigOpts) -> None:
     """Register every group of this project on *conf* (idempotent)."""
-    hpc.register(conf)
+    hpc.register_hpc_group(conf)
 
 
 def list_opts() -> list[tuple[str, list[cfg.Opt]]]:

@@ -18,8 +18,8 @@ from nova_hpc.conf import (
     roles,
     scheduler,
     servers,
+    stage,
 )
-from nova_hpc.conf import stage as cleaning
 
 GROUP: Final = cfg.OptGroup(
     "hpc",
@@ -36,13 +36,13 @@ OPTS: Final[list[cfg.Opt]] = [
     option
     for concern in (
         *(roles, ports, scheduler, fabric, node, health),
-        *(servers, nvlink, adapters, peer, cleaning),
+        *(servers, nvlink, adapters, peer, stage),
     )
     for option in concern.OPTS
 ]
 
 
-def register(conf: cfg.ConfigOpts) -> None:
+def register_hpc_group(conf: cfg.ConfigOpts) -> None:
     """Register the group on *conf* (idempotent)."""
     conf.register_group(GROUP)
     conf.register_opts(OPTS, group=GROUP)

@@ -12,7 +12,7 @@ class PluginError(Exception):
     """There is none of that name that can be used; the text names the option."""
 
 
-def load(option: str, namespace: str, name: str, kind: type[Any], *args: object) -> Any:
+def load_plugin(option: str, namespace: str, name: str, kind: type[Any], *args: object) -> Any:
     """Load and make one.
 
     :param option: that names it, for the error: ``cleaners``.
@@ -21,9 +21,9 @@ def load(option: str, namespace: str, name: str, kind: type[Any], *args: object)
     :raises PluginError: see there.
     """
     try:
-        found: Any = driver.DriverManager(namespace, name, invoke_on_load=True, invoke_args=args)
+        manager: Any = driver.DriverManager(namespace, name, invoke_on_load=True, invoke_args=args)
     except (exception.NoMatches, exception.MultipleMatches, ImportError, TypeError) as error:
         raise PluginError(f"[hpc]{option}: {name!r} cannot be loaded: {error}") from error
-    if not isinstance(found.driver, kind):
+    if not isinstance(manager.driver, kind):
         raise PluginError(f"[hpc]{option}: {name!r} is no {kind.__module__}.{kind.__qualname__}")
-    return found.driver
+    return manager.driver

@@ -24,7 +24,15 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.fabric.model import OF_NVLINK, TREE, FabricLevel, FabricMap, Place, Rail, wrong_name
+from nova_hpc.fabric.model import (
+    OF_NVLINK,
+    TREE,
+    FabricLevel,
+    FabricMap,
+    FabricPlace,
+    Rail,
+    wrong_name,
+)
 
 #: Of every metadata key that is ours.
 PREFIX: Final = "hpc_fabric:"
@@ -47,12 +55,12 @@ SALT_KEY: Final = f"{PREFIX}salt"
 _LONGEST_VALUE: Final = 255
 
 
-def key_of(level: FabricLevel) -> str:
+def aggregate_key_of(level: FabricLevel) -> str:
     """The metadata key that holds the name of a domain of *level*."""
     return f"{PREFIX}{level.word}"
 
 
-_KEYS: Final = tuple((level, key_of(level)) for level in FabricLevel)
+_KEYS: Final = tuple((level, aggregate_key_of(level)) for level in FabricLevel)
 _BY_WORD: Final = {level.word: level for level in FabricLevel}
 
 
@@ -68,10 +76,10 @@ class Aggregate:
 
 
 @attrs.frozen
-class Reading:
+class PlaceReading:
     """What aggregates say of one host."""
 
-    place: Place
+    place: FabricPlace
     #: What makes no sense in them; the domains concerned are unknown.
     problems: tuple[str, ...] = ()
     #: Name of the map that they are of; "" where there is none, or more than one.
@@ -85,8 +93,8 @@ def aggregates_of(fabric: FabricMap) -> tuple[Aggregate, ...]:
 
     Hosts of which the map knows no domain are in none.
     """
-    found: list[Aggregate] = []
-    tree: dict[tuple[FabricLevel, str], list[Place]] = {}
+    aggregates: list[Aggregate] = []
+    tree: dict[tuple[FabricLevel, str], list[FabricPlace]] = {}
     for place in fabric.places:
         for level in TREE:
             name = place.domain(level)
@@ -94,32 +102,36 @@ def aggregates_of(fabric: FabricMap) -> tuple[Aggregate, ...]:
                 tree.setdefault((level, name), []).append(place)
                 break
     for (level, name), places in tree.items():
-        said = {}
+        metadata = {}
         for above in TREE[TREE.index(level) :]:
             names = {place.domain(above) for place in places}
             if len(names) == 1 and (only := names.pop()) is not None:
-                said[key_of(above)] = only
+                metadata[aggregate_key_of(above)] = only
         rails = _common_rails(places)
         if rails:
-            said[RAILS_KEY] = rails
-        found.append(_aggregate(fabric, level, name, said, [place.host for place in places]))
+            metadata[RAILS_KEY] = rails
+        aggregates.append(
+            _build_aggregate(fabric, level, name, metadata, [place.host for place in places])
+        )
     for level in OF_NVLINK:
         for name, hosts in fabric.domains(level).items():
-            found.append(_aggregate(fabric, level, name, {key_of(level): name}, hosts))
-    return tuple(sorted(found, key=lambda each: each.name))
+            aggregates.append(
+                _build_aggregate(fabric, level, name, {aggregate_key_of(level): name}, hosts)
+            )
+    return tuple(sorted(aggregates, key=lambda aggregate: aggregate.name))
 
 
-def is_ours(metadata: Mapping[str, str]) -> bool:
+def is_fabric_aggregate(metadata: Mapping[str, str]) -> bool:
     """Whether an aggregate with this metadata belongs to the fabric map."""
     return VERSION_KEY in metadata
 
 
-def place_of(host: str, metadata: Iterable[Mapping[str, str]]) -> Place:
+def fabric_place_of(host: str, metadata: Iterable[Mapping[str, str]]) -> FabricPlace:
     """Where *host* is, by the metadata of all aggregates that it is in.
 
     Metadata that make no sense, as somebody's hand may leave them, are unknown.
     """
-    return read_place(host, metadata).place
+    return read_aggregate_place(host, metadata).place
 
 
 def salt_of(metadata: Iterable[Mapping[str, str]]) -> str:
@@ -127,46 +139,48 @@ def salt_of(metadata: Iterable[Mapping[str, str]]) -> str:
 
     Of several, which two first runs at once may leave for a moment, everybody takes the same.
     """
-    found = [each.get(SALT_KEY, "") for each in metadata]
-    return min((each for each in found if _SALT.fullmatch(each)), default="")
+    salts = [mapping.get(SALT_KEY, "") for mapping in metadata]
+    return min((salt for salt in salts if _SALT.fullmatch(salt)), default="")
 
 
 _SALT: Final = re.compile("[0-9a-f]{32}", re.ASCII)
 
 
-def read_place(host: str, metadata: Iterable[Mapping[str, str]]) -> Reading:
-    """As :func:`place_of`, with what makes no sense."""
+def read_aggregate_place(host: str, metadata: Iterable[Mapping[str, str]]) -> PlaceReading:
+    """As :func:`fabric_place_of`, with what makes no sense."""
     problems: list[str] = []
-    ours = [each for each in metadata if any(key.startswith(PREFIX) for key in each)]
-    sound = [each for each in ours if _sound(each, problems)]
-    maps = sorted({each[MAP_KEY] for each in sound})
+    ours = [mapping for mapping in metadata if any(key.startswith(PREFIX) for key in mapping)]
+    sound = [mapping for mapping in ours if _is_sound_metadata(mapping, problems)]
+    maps = sorted({mapping[MAP_KEY] for mapping in sound})
     if len(maps) > 1:
         # Which of them is right nobody can tell.
-        said = " and ".join(map(repr, maps))
-        return Reading(Place(host), (*problems, f"host {host!r} is in the maps {said} at once"))
+        text = " and ".join(map(repr, maps))
+        return PlaceReading(
+            FabricPlace(host), (*problems, f"host {host!r} is in the maps {text} at once")
+        )
     domains: dict[str, str] = {}
     for level, key in _KEYS:
-        names = sorted({each[key] for each in sound if key in each})
+        names = sorted({mapping[key] for mapping in sound if key in mapping})
         if len(names) > 1:
-            said = " and ".join(map(repr, names))
+            text = " and ".join(map(repr, names))
             problems.append(
-                f"host {host!r} is in two domains of level {level.word} at once: {said}"
+                f"host {host!r} is in two domains of level {level.word} at once: {text}"
             )
         elif names:
             domains[level.word] = names[0]
     rails: tuple[Rail, ...] = ()
     if "leaf" in domains:
-        said = next((each[RAILS_KEY] for each in sound if each.get(RAILS_KEY)), "")
-        rails = tuple(Rail(name) for name in said.split(",") if not wrong_name(name))
-    return Reading(
-        place=Place(host, rails=rails, **domains),
+        text = next((mapping[RAILS_KEY] for mapping in sound if mapping.get(RAILS_KEY)), "")
+        rails = tuple(Rail(name) for name in text.split(",") if not wrong_name(name))
+    return PlaceReading(
+        place=FabricPlace(host, rails=rails, **domains),
         problems=tuple(problems),
         map=maps[0] if maps else "",
         salt=salt_of(sound),
     )
 
 
-def _sound(metadata: Mapping[str, str], problems: list[str]) -> bool:
+def _is_sound_metadata(metadata: Mapping[str, str], problems: list[str]) -> bool:
     """Whether one aggregate's metadata can be believed; adds to *problems* why not."""
     if VERSION_KEY not in metadata:
         key = min(key for key in metadata if key.startswith(PREFIX))
@@ -180,24 +194,24 @@ def _sound(metadata: Mapping[str, str], problems: list[str]) -> bool:
             f"reads {VERSION}"
         )
         return False
-    wrong = _edited(metadata)
+    wrong = _find_manual_edit(metadata)
     if wrong:
         called = next((metadata[key] for _, key in _KEYS if metadata.get(key)), "?")
         problems.append(f"the aggregate of {called!r} was edited by hand: it has {wrong}")
     return not wrong
 
 
-def _edited(metadata: Mapping[str, str]) -> str:
+def _find_manual_edit(metadata: Mapping[str, str]) -> str:
     """What nobody but a hand can have made of an aggregate of ours; "" when it is sound."""
     kind = _BY_WORD.get(metadata.get(KIND_KEY, ""))
     if kind is None:
         return f"{KIND_KEY}={metadata.get(KIND_KEY)!r}"
-    for key in (MAP_KEY, key_of(kind)):
+    for key in (MAP_KEY, aggregate_key_of(kind)):
         if key not in metadata:
             return f"no {key}"
     for level, key in _KEYS:
         # A leaf's aggregate says nothing of NVLink domains, and the other way round.
-        if key in metadata and not _belongs(level, kind):
+        if key in metadata and not _belongs_in_aggregate(level, kind):
             return f"{key}, which does not belong there"
     for key in (MAP_KEY, *(key for _, key in _KEYS)):
         if key in metadata and wrong_name(metadata[key]):
@@ -205,20 +219,20 @@ def _edited(metadata: Mapping[str, str]) -> str:
     return ""
 
 
-def _belongs(level: FabricLevel, kind: FabricLevel) -> bool:
+def _belongs_in_aggregate(level: FabricLevel, kind: FabricLevel) -> bool:
     if kind in OF_NVLINK:
         return level is kind
     return level >= kind
 
 
-def _aggregate(
+def _build_aggregate(
     fabric: FabricMap,
     level: FabricLevel,
     name: str,
-    said: Mapping[str, str],
+    entries: Mapping[str, str],
     hosts: Iterable[str],
 ) -> Aggregate:
-    metadata = {VERSION_KEY: VERSION, MAP_KEY: fabric.name, KIND_KEY: level.word, **said}
+    metadata = {VERSION_KEY: VERSION, MAP_KEY: fabric.name, KIND_KEY: level.word, **entries}
     return Aggregate(
         name=f"{NAME_PREFIX}{level.word}:{name}",
         metadata=tuple(sorted(metadata.items())),
@@ -226,7 +240,7 @@ def _aggregate(
     )
 
 
-def _common_rails(places: list[Place]) -> str:
+def _common_rails(places: list[FabricPlace]) -> str:
     """Rails that more than half of the hosts have; "" where the value would be too long."""
     counts = Counter(rail.name for place in places for rail in place.rails)
     names = sorted(name for name, count in counts.items() if 2 * count > len(places))

@@ -44,10 +44,10 @@ class FabricLevel(enum.IntEnum):
 
     def noun(self, count: int) -> str:
         """What people call *count* domains of this level, e.g. ``leaves`` for 2."""
-        one = _NOUNS.get(self.word, self.word)
+        singular = _NOUNS.get(self.word, self.word)
         if count == 1:
-            return one
-        return "leaves" if self is FabricLevel.LEAF else f"{one}s"
+            return singular
+        return "leaves" if self is FabricLevel.LEAF else f"{singular}s"
 
     @classmethod
     def from_word(cls, word: str) -> FabricLevel:
@@ -80,7 +80,7 @@ def wrong_name(name: object) -> str | None:
     return None
 
 
-def _named(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+def _validate_name(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
     if value is None and attribute.default is None:
         return
     wrong = wrong_name(value)
@@ -93,7 +93,7 @@ class Rail:
     """One of a host's ports on the fabric."""
 
     #: As the host calls it, e.g. ``mlx5_0``.
-    name: str = attrs.field(validator=_named)
+    name: str = attrs.field(validator=_validate_name)
     #: The leaf switch at the other end; None: nobody knows.
     switch: str | None = None
     #: Width and speed as ibnetdiscover writes them, e.g. ``4xNDR``; None: unknown.
@@ -101,18 +101,18 @@ class Rail:
 
 
 @attrs.frozen
-class Place:
+class FabricPlace:
     """Where one host is; None is a domain that nobody knows."""
 
     #: As Nova calls the host.
-    host: str = attrs.field(validator=_named)
-    nvlink_domain: str | None = attrs.field(default=None, validator=_named)
+    host: str = attrs.field(validator=_validate_name)
+    nvlink_domain: str | None = attrs.field(default=None, validator=_validate_name)
     #: The part of the NVLink domain, e.g. a rack.
-    sub_domain: str | None = attrs.field(default=None, validator=_named)
-    leaf: str | None = attrs.field(default=None, validator=_named)
-    block: str | None = attrs.field(default=None, validator=_named)
-    spine: str | None = attrs.field(default=None, validator=_named)
-    core: str | None = attrs.field(default=None, validator=_named)
+    sub_domain: str | None = attrs.field(default=None, validator=_validate_name)
+    leaf: str | None = attrs.field(default=None, validator=_validate_name)
+    block: str | None = attrs.field(default=None, validator=_validate_name)
+    spine: str | None = attrs.field(default=None, validator=_validate_name)
+    core: str | None = attrs.field(default=None, validator=_validate_name)
     #: In the order of their names.
     rails: tuple[Rail, ...] = ()
 
@@ -130,30 +130,34 @@ class Place:
         Example: leaf l1 and core c1 are known. Of a wish for a spine the answer is l1, of one for
         the core it is c1, and of one for an NVLink domain there is none.
         """
-        levels = [each for each in reversed(TREE) if each <= level] if level in TREE else [level]
-        for each in levels:
-            name = self.domain(each)
+        levels = (
+            [candidate for candidate in reversed(TREE) if candidate <= level]
+            if level in TREE
+            else [level]
+        )
+        for candidate in levels:
+            name = self.domain(candidate)
             if name is not None:
-                return each, name
+                return candidate, name
         return None
 
     @property
     def path(self) -> tuple[tuple[FabricLevel, str], ...]:
         """The domains of the tree that are known, widest first; no NVLink domain."""
-        found = ((level, self.domain(level)) for level in reversed(TREE))
-        return tuple((level, name) for level, name in found if name is not None)
+        domains = ((level, self.domain(level)) for level in reversed(TREE))
+        return tuple((level, name) for level, name in domains if name is not None)
 
-    def common(self, other: Place) -> FabricLevel | None:
+    def common(self, neighbour: FabricPlace) -> FabricLevel | None:
         """The tightest level at which both hosts are in one domain; None: at none."""
         for level in FabricLevel:
             name = self.domain(level)
-            if name is not None and name == other.domain(level):
+            if name is not None and name == neighbour.domain(level):
                 return level
         return None
 
 
 @attrs.frozen
-class Switch:
+class FabricSwitch:
     """One switch; several of them are one domain where hosts have several rails."""
 
     name: str
@@ -165,7 +169,7 @@ class Switch:
 
 
 @attrs.frozen
-class Link:
+class FabricLink:
     """All cables between two switches."""
 
     #: Name of the switch that is nearer to the hosts.
@@ -180,7 +184,7 @@ class Link:
 
 
 @attrs.frozen
-class Problem:
+class SourceProblem:
     """What is wrong with a source, for the operator."""
 
     text: str
@@ -191,34 +195,34 @@ class Problem:
         return self.text if self.line is None else f"line {self.line}: {self.text}"
 
 
-def _by_host(self: FabricMap) -> Mapping[str, Place]:
+def _by_host(self: FabricMap) -> Mapping[str, FabricPlace]:
     return MappingProxyType({place.host: place for place in self.places})
 
 
 def _by_level(self: FabricMap) -> Mapping[FabricLevel, Mapping[str, tuple[str, ...]]]:
-    found: dict[FabricLevel, dict[str, list[str]]] = {level: {} for level in FabricLevel}
+    by_level: dict[FabricLevel, dict[str, list[str]]] = {level: {} for level in FabricLevel}
     for place in self.places:
         for level in FabricLevel:
             name = place.domain(level)
             if name is not None:
-                found[level].setdefault(name, []).append(place.host)
+                by_level[level].setdefault(name, []).append(place.host)
     return MappingProxyType(
         {
             level: MappingProxyType({name: tuple(of[name]) for name in sorted(of)})
-            for level, of in found.items()
+            for level, of in by_level.items()
         }
     )
 
 
-def _sorted(places: Iterable[Place]) -> tuple[Place, ...]:
+def _sorted_places(places: Iterable[FabricPlace]) -> tuple[FabricPlace, ...]:
     return tuple(sorted(places, key=lambda place: place.host))
 
 
-def _sorted_switches(switches: Iterable[Switch]) -> tuple[Switch, ...]:
+def _sorted_switches(switches: Iterable[FabricSwitch]) -> tuple[FabricSwitch, ...]:
     return tuple(sorted(switches, key=lambda switch: switch.name))
 
 
-def _sorted_links(links: Iterable[Link]) -> tuple[Link, ...]:
+def _sorted_links(links: Iterable[FabricLink]) -> tuple[FabricLink, ...]:
     return tuple(sorted(links, key=lambda link: (link.lower, link.upper)))
 
 
@@ -230,15 +234,15 @@ class FabricMap:
     """
 
     #: In the order of the hosts' names.
-    places: tuple[Place, ...] = attrs.field(default=(), converter=_sorted)
+    places: tuple[FabricPlace, ...] = attrs.field(default=(), converter=_sorted_places)
     #: Switches and what connects them, where the source says it.
-    switches: tuple[Switch, ...] = attrs.field(default=(), converter=_sorted_switches)
-    links: tuple[Link, ...] = attrs.field(default=(), converter=_sorted_links)
+    switches: tuple[FabricSwitch, ...] = attrs.field(default=(), converter=_sorted_switches)
+    links: tuple[FabricLink, ...] = attrs.field(default=(), converter=_sorted_links)
     #: Whose map it is: a cloud with two fabrics has two maps of different names.
-    name: str = attrs.field(default="fabric", validator=_named)
+    name: str = attrs.field(default="fabric", validator=_validate_name)
     #: Where it comes from, for people.
     source: str = attrs.field(default="", eq=False)
-    _of_host: Mapping[str, Place] = attrs.field(
+    _of_host: Mapping[str, FabricPlace] = attrs.field(
         init=False, eq=False, repr=False, default=attrs.Factory(_by_host, takes_self=True)
     )
     _of_level: Mapping[FabricLevel, Mapping[str, tuple[str, ...]]] = attrs.field(
@@ -246,15 +250,15 @@ class FabricMap:
     )
 
     def __attrs_post_init__(self) -> None:
-        for one, next_one in zip(self.places, self.places[1:], strict=False):
-            if one.host == next_one.host:
-                raise ValueError(f"host {one.host!r} is in the map twice")
+        for place, next_one in zip(self.places, self.places[1:], strict=False):
+            if place.host == next_one.host:
+                raise ValueError(f"host {place.host!r} is in the map twice")
 
     def hosts(self) -> tuple[str, ...]:
         """All hosts, in the order of their names."""
         return tuple(self._of_host)
 
-    def place(self, host: str) -> Place | None:
+    def place(self, host: str) -> FabricPlace | None:
         """Where *host* is; None: it is not in the map."""
         return self._of_host.get(host)
 
@@ -286,26 +290,30 @@ class FabricMap:
 
     def contradictions(self) -> tuple[str, ...]:
         """Where domains do not nest, in words: no domain of the tree lies in two others."""
-        found = []
+        sentences = []
         for levels in (OF_NVLINK, TREE):
             for level, above in itertools.combinations(levels, 2):
                 for name, hosts in self.domains(level).items():
                     names = {self._of_host[host].domain(above) for host in hosts}
                     if len(names) > 1:
-                        said = ", ".join(sorted(repr(each) if each else "none" for each in names))
-                        found.append(
-                            f"{level.noun(1)} {name!r} lies in more than one {above.noun(1)}: "
-                            f"{said}"
+                        text = ", ".join(
+                            sorted(
+                                repr(above_name) if above_name else "none" for above_name in names
+                            )
                         )
-        return tuple(found)
+                        sentences.append(
+                            f"{level.noun(1)} {name!r} lies in more than one {above.noun(1)}: "
+                            f"{text}"
+                        )
+        return tuple(sentences)
 
     def crossings(self) -> tuple[str, ...]:
         """NVLink domains that lie in more than one leaf, in words. This is allowed."""
-        found = []
+        sentences = []
         for name, hosts in self.domains(FabricLevel.NVLINK_DOMAIN).items():
             leaves = sorted(
                 {place.leaf for place in map(self._of_host.__getitem__, hosts) if place.leaf}
             )
             if len(leaves) > 1:
-                found.append(f"NVLink domain {name!r} crosses leaves: {', '.join(leaves)}")
-        return tuple(found)
+                sentences.append(f"NVLink domain {name!r} crosses leaves: {', '.join(leaves)}")
+        return tuple(sentences)

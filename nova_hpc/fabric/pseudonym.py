@@ -20,7 +20,7 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.fabric.model import FabricLevel, Place
+from nova_hpc.fabric.model import FabricLevel, FabricPlace
 
 #: Levels that owners are told about, the widest first.
 LEVELS: Final = (
@@ -51,12 +51,12 @@ class Names:
     map: str
     project: str
 
-    def domains(self, place: Place) -> dict[str, str]:
+    def domains(self, place: FabricPlace) -> dict[str, str]:
         """Word of a level -> the project's name of the domain; unknown ones are missing."""
-        found = ((level, place.domain(level)) for level in LEVELS)
-        return {level.word: self._name(level.word, name) for level, name in found if name}
+        domains = ((level, place.domain(level)) for level in LEVELS)
+        return {level.word: self._name(level.word, name) for level, name in domains if name}
 
-    def rails(self, place: Place) -> dict[str, str]:
+    def rails(self, place: FabricPlace) -> dict[str, str]:
         """Name of a rail on the host -> the project's name, the same on all leaves."""
         return {rail.name: self._name(_RAIL, rail.name) for rail in place.rails}
 

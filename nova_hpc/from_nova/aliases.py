@@ -18,8 +18,8 @@ from oslo_config import cfg
 
 from nova_hpc.from_nova import server
 from nova_hpc.from_nova.cache import Cache
-from nova_hpc.from_nova.providers import Kind
-from nova_hpc.from_nova.server import Device
+from nova_hpc.from_nova.providers import DeviceKind
+from nova_hpc.from_nova.server import WantedDevice
 
 CONF = cfg.CONF
 
@@ -35,7 +35,7 @@ class ConfiguredAlias:
     """One alias, with what Nova makes of a flavor that asks for one device of it."""
 
     name: str
-    devices: tuple[Device, ...] = ()
+    devices: tuple[WantedDevice, ...] = ()
     #: Why Nova refuses it.
     problem: Exception | None = None
 
@@ -43,31 +43,33 @@ class ConfiguredAlias:
 _READ: Final[Cache[tuple[ConfiguredAlias, ...]]] = Cache()
 
 
-def names() -> list[str]:
+def configured_alias_names() -> list[str]:
     """Names of all aliases, in their order.
 
     :raises AliasError: one of them is not JSON.
     """
-    found = []
+    alias_names = []
     for text in CONF.pci.alias:
         try:
-            found.append(str(json.loads(text)["name"]).strip())
+            alias_names.append(str(json.loads(text)["name"]).strip())
         except (ValueError, KeyError, TypeError) as error:
             raise AliasError(
                 f"[pci]alias {text!r} is no JSON object with a name; correct it in nova.conf"
             ) from error
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(alias_names))
 
 
-def read() -> list[ConfiguredAlias]:
+def read_configured_aliases() -> list[ConfiguredAlias]:
     """All aliases of the configuration.
 
     :raises AliasError: one of them is not JSON.
     """
-    return [_one(name) for name in names()]
+    return [_read_configured_alias(name) for name in configured_alias_names()]
 
 
-def count(stats: Any, pool: Mapping[str, Any], is_kind: Callable[[Kind], bool]) -> int:
+def count_serving_aliases(
+    stats: Any, pool: Mapping[str, Any], is_kind: Callable[[DeviceKind], bool]
+) -> int:
     """How many aliases Nova would serve with the devices of *pool*.
 
     :param stats: Nova's statistics of any host, whose own functions decide.
@@ -75,31 +77,31 @@ def count(stats: Any, pool: Mapping[str, Any], is_kind: Callable[[Kind], bool]) 
     :returns: 0 also where the aliases cannot be read, which Nova refuses every flavor for.
     """
     key = (tuple(CONF.pci.alias), bool(CONF.filter_scheduler.pci_in_placement))
-    found = _READ.get(key, _readable)
+    configured_aliases = _READ.get(key, _read_aliases_or_none)
     return sum(
         any(
             is_kind(device.kind) and bool(stats._filter_pools([pool], device.probe, None, []))
             for device in alias.devices
         )
-        for alias in found
+        for alias in configured_aliases
     )
 
 
-def _readable() -> tuple[ConfiguredAlias, ...]:
+def _read_aliases_or_none() -> tuple[ConfiguredAlias, ...]:
     try:
-        return tuple(read())
+        return tuple(read_configured_aliases())
     except AliasError:
         return ()
 
 
-def _one(name: str) -> ConfiguredAlias:
+def _read_configured_alias(name: str) -> ConfiguredAlias:
     try:
-        return ConfiguredAlias(name, server.read_flavor(_probe(name)).devices)
+        return ConfiguredAlias(name, server.read_flavor_task(_probe_flavor_of(name)).devices)
     except (exception.NovaException, server.RequestError, ValueError) as error:
         return ConfiguredAlias(name, problem=error)
 
 
-def _probe(alias: str) -> objects.Flavor:
+def _probe_flavor_of(alias: str) -> objects.Flavor:
     """A flavor that asks for one device of *alias*, and is never stored."""
     return objects.Flavor(
         name=f"one {alias}",

@@ -32,7 +32,7 @@ from nova_hpc.from_nova.providers import MOST
 INTERFACE: Final = "parent_ifname"
 
 
-def _sorted(resources: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+def _sort_amounts(resources: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
     return tuple(sorted(resources.items()))
 
 
@@ -41,7 +41,7 @@ class Bandwidth:
     """What one port asks Placement for of its adapter."""
 
     #: Resource class -> amount.
-    resources: tuple[tuple[str, int], ...] = attrs.field(converter=_sorted)
+    resources: tuple[tuple[str, int], ...] = attrs.field(converter=_sort_amounts)
     #: Its physical network and kind.
     traits: frozenset[str] = frozenset()
 
@@ -68,7 +68,7 @@ class Offers:
         return self.by_interface.get((str(root), str(interface)))
 
 
-def of_request(
+def bandwidth_of_request(
     request: objects.InstancePCIRequest, groups: Iterable[objects.RequestGroup]
 ) -> Bandwidth | None:
     """What a port's device has to have in Placement; None: nothing.
@@ -82,7 +82,9 @@ def of_request(
     return None
 
 
-def free(wanted: Bandwidth, ports: int, answer: PlacementAnswer | None = None) -> Offers | None:
+def find_bandwidth_offers(
+    wanted: Bandwidth, ports: int, answer: PlacementAnswer | None = None
+) -> Offers | None:
     """Which adapters have the bandwidth, by Placement.
 
     :param ports: of that kind.
@@ -90,28 +92,30 @@ def free(wanted: Bandwidth, ports: int, answer: PlacementAnswer | None = None) -
         the interface: those are asked for, once. None: all is asked.
     :returns: None where Placement could not be asked: then its claim has to tell.
     """
-    found: dict[tuple[str, str], tuple[str, int]] = {}
+    by_interface: dict[tuple[str, str], tuple[str, int]] = {}
     most = max(1, min(ports, MOST))
     for count in range(1, most + 1):
-        listed = providers.ask(wanted.times(count), wanted.traits)
+        listed = providers.ask_providers(wanted.times(count), wanted.traits)
         if listed is None:
             return None
         if not listed:
             break
         for provider in listed:
-            interface = _interface(str(provider["name"]))
+            interface = _interface_of_provider(str(provider["name"]))
             if interface is None:
                 continue
             uuid, root = str(provider["uuid"]), str(provider["root_provider_uuid"])
-            times = count if answer is None else min(most, _times(wanted, uuid, answer))
+            times = (
+                count if answer is None else min(most, _count_supported_ports(wanted, uuid, answer))
+            )
             if times:
-                found[root, interface] = (uuid, times)
+                by_interface[root, interface] = (uuid, times)
         if answer is not None:
             break
-    return Offers(found, most)
+    return Offers(by_interface, most)
 
 
-def _times(wanted: Bandwidth, provider: str, answer: PlacementAnswer) -> int:
+def _count_supported_ports(wanted: Bandwidth, provider: str, answer: PlacementAnswer) -> int:
     """For how many ports a provider has the bandwidth."""
     return min(
         (answer.free(provider, name) // amount for name, amount in wanted.resources if amount),
@@ -119,13 +123,13 @@ def _times(wanted: Bandwidth, provider: str, answer: PlacementAnswer) -> int:
     )
 
 
-def _interface(name: str) -> str | None:
+def _interface_of_provider(name: str) -> str | None:
     """As Nova reads the name of a provider; None: it would refuse to."""
     parts = name.split(":")
     return parts[2] if len(parts) == 3 else None
 
 
-def parts(
+def split_adapter_functions(
     count: int, serves: frozenset[str], amounts: Mapping[str, int]
 ) -> list[tuple[int, frozenset[str]]]:
     """The functions of one adapter, by the ports that each of them may have.
@@ -136,17 +140,17 @@ def parts(
         adapter has bandwidth for.
     :returns: how many there are of each kind; of those that serve nothing, none.
     """
-    found: list[tuple[int, frozenset[str]]] = []
+    portions: list[tuple[int, frozenset[str]]] = []
     before = 0
     for bound in sorted({min(count, amount) for amount in amounts.values()} | {count}):
         left = serves - {key for key, amount in amounts.items() if min(count, amount) <= before}
         if bound > before and left:
-            found.append((bound - before, left))
+            portions.append((bound - before, left))
         before = bound
-    return found
+    return portions
 
 
-def moved(
+def move_port_bandwidth(
     candidate: Mapping[str, Any],
     groups: Mapping[str, Bandwidth],
     chosen: Mapping[str, str],
@@ -164,22 +168,26 @@ def moved(
     if not moving:
         return dict(candidate)
     allocations = {
-        provider: {**each, "resources": dict(each["resources"])}
-        for provider, each in candidate["allocations"].items()
+        provider: {**allocation, "resources": dict(allocation["resources"])}
+        for provider, allocation in candidate["allocations"].items()
     }
-    mappings = {group: list(each) for group, each in candidate["mappings"].items()}
+    mappings = {
+        group: list(provider_uuids) for group, provider_uuids in candidate["mappings"].items()
+    }
     for group in moving:
         (former,) = mappings[group]
-        _add(allocations[former]["resources"], groups[group], -1)
+        _add_bandwidth(allocations[former]["resources"], groups[group], -1)
         if not allocations[former]["resources"]:
             del allocations[former]
     for group, provider in moving.items():
-        _add(allocations.setdefault(provider, {"resources": {}})["resources"], groups[group], 1)
+        _add_bandwidth(
+            allocations.setdefault(provider, {"resources": {}})["resources"], groups[group], 1
+        )
         mappings[group] = [provider]
     return {**candidate, "allocations": allocations, "mappings": mappings}
 
 
-def _add(resources: dict[str, int], wanted: Bandwidth, sign: int) -> None:
+def _add_bandwidth(resources: dict[str, int], wanted: Bandwidth, sign: int) -> None:
     for name, amount in wanted.resources:
         left = resources.get(name, 0) + sign * amount
         if left > 0:

@@ -21,7 +21,7 @@ from nova_hpc import conf as hpc_conf
 
 CONF = cfg.CONF
 
-hpc_conf.register(CONF)
+hpc_conf.register_all_options(CONF)
 
 _Value = TypeVar("_Value")
 
@@ -75,7 +75,7 @@ class Cache(Generic[_Value]):
             self.hits = self.misses = 0
 
 
-def number() -> int:
+def next_unique_number() -> int:
     """A number that no other call has returned: a short name for a long key."""
     return next(_NUMBERS)
 

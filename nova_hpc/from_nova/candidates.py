@@ -25,14 +25,16 @@ class CandidateError(ValueError):
 
 
 @attrs.frozen
-class Unit:
+class RequestedDevice:
     """One device that the flavor asks Placement for: one request group."""
 
     group: str  # the suffix of the request group, a key of ``mappings``
     resource_class: str
 
 
-def find_template(candidates: Sequence[Candidate], units: Iterable[Unit]) -> Candidate | None:
+def find_template(
+    candidates: Sequence[Candidate], units: Iterable[RequestedDevice]
+) -> Candidate | None:
     """The first candidate that has a provider for each of *units*.
 
     :returns: None if there is no such candidate.
@@ -47,8 +49,8 @@ def find_template(candidates: Sequence[Candidate], units: Iterable[Unit]) -> Can
     return None
 
 
-def synthesise(
-    template: Candidate, units: Sequence[Unit], providers: Mapping[str, str]
+def synthesise_candidate(
+    template: Candidate, units: Sequence[RequestedDevice], providers: Mapping[str, str]
 ) -> dict[str, Any]:
     """A new candidate with the devices of *units* from other providers.
 
@@ -62,14 +64,16 @@ def synthesise(
     # Copied as deep as it is changed, which is much less than all of it.
     candidate = dict(template)
     candidate["allocations"] = {
-        provider: {**each, "resources": dict(each["resources"])}
-        for provider, each in template["allocations"].items()
+        provider: {**allocation, "resources": dict(allocation["resources"])}
+        for provider, allocation in template["allocations"].items()
     }
-    candidate["mappings"] = {group: list(each) for group, each in template["mappings"].items()}
+    candidate["mappings"] = {
+        group: list(provider_uuids) for group, provider_uuids in template["mappings"].items()
+    }
     allocations: dict[str, Any] = candidate["allocations"]
     mappings: dict[str, list[str]] = candidate["mappings"]
     for unit in units:
-        _take_away(allocations, mappings[unit.group][0], unit.resource_class)
+        _remove_one_unit(allocations, mappings[unit.group][0], unit.resource_class)
     for unit in units:
         provider = providers[unit.group]
         resources = allocations.setdefault(provider, {"resources": {}})["resources"]
@@ -78,7 +82,9 @@ def synthesise(
     return candidate
 
 
-def shared(candidate: Candidate, units: Iterable[Unit], more: Iterable[str] = ()) -> frozenset[str]:
+def find_shared_providers(
+    candidate: Candidate, units: Iterable[RequestedDevice], more: Iterable[str] = ()
+) -> frozenset[str]:
     """Providers from which a device of *units* and another request group are taken.
 
     :param more: request groups that count as those of *units*.
@@ -86,17 +92,17 @@ def shared(candidate: Candidate, units: Iterable[Unit], more: Iterable[str] = ()
     What ``group_policy=isolate`` forbids. The group without a name is no request group
     in this sense: it may be spread, and has the host's own resources.
     """
-    mine = {unit.group for unit in units}.union(more)
+    own_groups = {unit.group for unit in units}.union(more)
     taken: dict[str, set[str]] = {}
     for group, providers in candidate["mappings"].items():
         for provider in providers if group else ():
             taken.setdefault(provider, set()).add(group)
     return frozenset(
-        provider for provider, groups in taken.items() if len(groups) > 1 and groups & mine
+        provider for provider, groups in taken.items() if len(groups) > 1 and groups & own_groups
     )
 
 
-def _take_away(allocations: dict[str, Any], provider: str, resource_class: str) -> None:
+def _remove_one_unit(allocations: dict[str, Any], provider: str, resource_class: str) -> None:
     """Remove one unit of *resource_class*; the provider too, once it is empty."""
     try:
         resources = allocations[provider]["resources"]

@@ -15,11 +15,11 @@ from oslo_log import log as logging
 from nova_hpc.from_nova import hosts, server
 from nova_hpc.placement import flavor as flavors
 from nova_hpc.placement.grouping import PORT
-from nova_hpc.placement.model import Host, HostNode, Pool, Ports
+from nova_hpc.placement.model import DevicePool, FreeHost, HostNode, Ports
 from nova_hpc.placement.server import ServerSpec
-from nova_hpc.tenancy.health import Offer
+from nova_hpc.tenancy.health import OfferedFunction
 from nova_hpc.topology.level import Location
-from nova_hpc.topology.model import AddressError, Function, Node, normalise_address
+from nova_hpc.topology.model import AddressError, Node, PciFunction, normalise_address
 from nova_hpc.wire import tags
 from nova_hpc.wire.tags import Tags
 
@@ -56,14 +56,14 @@ class Specs:
 
     def offers(
         self, node: Node, devices: Iterable[Mapping[str, Any]] = ()
-    ) -> dict[str, tuple[Offer, Mapping[str, str]]]:
+    ) -> dict[str, tuple[OfferedFunction, Mapping[str, str]]]:
         """Every function that an entry matches, with the entry's tags.
 
         :param node: a fresh reading of the node.
         :param devices: more devices, as libvirt reports them.
         """
-        found = {}
-        for device in [*map(_describe, node.functions), *devices]:
+        offers_by_address = {}
+        for device in [*map(_describe_as_libvirt, node.functions), *devices]:
             entry = self.entry_of(device)
             if entry is None:
                 continue
@@ -73,9 +73,11 @@ class Specs:
                 continue
             # Nova's network devices are always rebound by libvirt.
             managed = entry.get("managed") != "false" or "physical_network" in entry
-            offer = Offer(address, managed, entry.get(tags.GROUP), tagged=bool(hpc_tags(entry)))
-            found[address] = (offer, entry)
-        return found
+            offer = OfferedFunction(
+                address, managed, entry.get(tags.GROUP), tagged=bool(hpc_tags(entry))
+            )
+            offers_by_address[address] = (offer, entry)
+        return offers_by_address
 
 
 def hpc_tags(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,7 +85,7 @@ def hpc_tags(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in entry.items() if key.startswith("hpc_")}
 
 
-def _describe(function: Function) -> dict[str, Any]:
+def _describe_as_libvirt(function: PciFunction) -> dict[str, Any]:
     return {
         "address": function.address,
         "vendor_id": function.vendor_id or "",
@@ -93,19 +95,19 @@ def _describe(function: Function) -> dict[str, Any]:
     }
 
 
-def place_of(function: Function | None, entry: Mapping[str, str] | None) -> Tags:
+def tags_of_function(function: PciFunction | None, entry: Mapping[str, str] | None) -> Tags:
     """Role and unit as the entry says, the place as the node was just read."""
-    known = None
+    entry_tags = None
     try:
-        known = tags.parse(entry or {})
+        entry_tags = tags.parse_tags(entry or {})
     except tags.TagError as error:
         LOG.warning("A device_spec entry is not used: %s", error)
-    known = known or Tags(location=Location())
-    return known if function is None else attrs.evolve(known, location=function.location)
+    entry_tags = entry_tags or Tags(location=Location())
+    return entry_tags if function is None else attrs.evolve(entry_tags, location=function.location)
 
 
 @attrs.frozen
-class Claim:
+class ServerClaim:
     """What one server has, or is about to have, on a node."""
 
     server: ServerSpec
@@ -126,7 +128,7 @@ class Claim:
         """Every claimed device."""
         return tuple(sorted([*self.ports, *itertools.chain(*self.claimed.values())]))
 
-    def host(self, places: Mapping[str, Tags], node: Node) -> tuple[Host, tuple[str, ...]]:
+    def host(self, places: Mapping[str, Tags], node: Node) -> tuple[FreeHost, tuple[str, ...]]:
         """A host that has the claimed devices and nothing else, and broken NVLink sets.
 
         An NVLink set of which the server got only a part is none.
@@ -135,11 +137,11 @@ class Claim:
         :param node: where they are.
         """
         given = {**self.claimed, **self.of_ports}
-        serves = {each: key for key, addresses in given.items() for each in addresses}
-        found = []
+        serves = {address: key for key, addresses in given.items() for address in addresses}
+        devices = []
         for address in self.addresses:
             tags, function = places[address], node.function(address)
-            pool = Pool(
+            pool = DevicePool(
                 id=address,
                 name=address,
                 location=tags.location,
@@ -148,13 +150,13 @@ class Claim:
                 role=tags.role,
             )
             shared = function is not None and function.physical_function is not None
-            found.append(hosts.HostDevice(pool, tags.nvlink, shared))
-        sockets = {each.id: each.socket for each in node.numa_nodes}
+            devices.append(hosts.HostDevice(pool, tags.nvlink, shared))
+        sockets = {numa_node.id: numa_node.socket for numa_node in node.numa_nodes}
         numbers = {cell.host_node for cell in self.server.cells if cell.host_node is not None}
-        nodes = tuple(HostNode(id=each, socket=sockets.get(each)) for each in sorted(numbers))
-        return hosts.build("claimed", found, nodes)
+        nodes = tuple(HostNode(id=number, socket=sockets.get(number)) for number in sorted(numbers))
+        return hosts.build_engine_host("claimed", devices, nodes)
 
-    def with_port(self, address: str) -> Claim:
+    def with_port(self, address: str) -> ServerClaim:
         """The same with the device of one more direct port."""
         address = normalise_address(address)
         if address in self.ports:
@@ -167,9 +169,9 @@ class Claim:
         )
 
     @classmethod
-    def of(cls, instance: objects.Instance) -> Claim:
+    def of(cls, instance: objects.Instance) -> ServerClaim:
         """What *instance* has here."""
-        return _claim(
+        return _read_claim(
             instance.flavor,
             instance.image_meta,
             instance.pci_requests,
@@ -178,12 +180,12 @@ class Claim:
         )
 
     @classmethod
-    def of_move(cls, instance: objects.Instance, flavor: objects.Flavor) -> Claim | None:
+    def of_move(cls, instance: objects.Instance, flavor: objects.Flavor) -> ServerClaim | None:
         """What *instance* has claimed where it moves to; None: it does not move."""
         move = instance.migration_context
         if move is None:
             return None
-        return _claim(
+        return _read_claim(
             flavor,
             instance.image_meta,
             move.new_pci_requests,
@@ -192,13 +194,13 @@ class Claim:
         )
 
 
-def _claim(
+def _read_claim(
     flavor: objects.Flavor,
     image: objects.ImageMeta,
     requests: objects.InstancePCIRequests | None,
     devices: objects.PciDeviceList | None,
     topology: objects.InstanceNUMATopology | None,
-) -> Claim:
+) -> ServerClaim:
     by_request: dict[str | None, list[str]] = {}
     managed: set[str] = set()
     for device in sorted(devices or (), key=lambda device: device.address):
@@ -210,16 +212,20 @@ def _claim(
         str(index): tuple(by_request.pop(request.request_id, ()))
         for index, request in enumerate(server.alias_requests(requests))
     }
-    read = server.read(flavor, image, requests, topology, claimed=True)
+    read = server.read_server_spec(flavor, image, requests, topology, claimed=True)
     of_ports: dict[str, tuple[str, ...]] = {}
     ports = []
     for kind in server.port_kinds(requests):
-        found = [each for one in kind.requests for each in by_request.pop(one.request_id, ())]
+        addresses = [
+            address
+            for request in kind.requests
+            for address in by_request.pop(request.request_id, ())
+        ]
         # A port without a device is none of these: Nova binds it in another way.
-        if found:
-            ports.append(attrs.evolve(kind.ports, count=len(found)))
-            of_ports[kind.ports.key] = tuple(found)
-    claim = Claim(
+        if addresses:
+            ports.append(attrs.evolve(kind.ports, count=len(addresses)))
+            of_ports[kind.ports.key] = tuple(addresses)
+    claim = ServerClaim(
         server=attrs.evolve(read, ports=tuple(ports)),
         claimed=claimed,
         of_ports=of_ports,
@@ -231,6 +237,6 @@ def _claim(
     return claim
 
 
-def has_hpc_keys(instance: objects.Instance) -> bool:
+def instance_has_hpc_keys(instance: objects.Instance) -> bool:
     """Whether the server's flavor asks for anything of this project's."""
     return flavors.has_hpc_keys(instance.flavor.extra_specs or {})

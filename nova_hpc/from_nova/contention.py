@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 CONF = cfg.CONF
 
-hpc_conf.register(CONF)
+hpc_conf.register_all_options(CONF)
 
 _RISE: Final = 4.0
 _FALL: Final = 0.97
@@ -61,13 +61,13 @@ class Contention:
 CONTENTION: Final = Contention()
 
 
-def seed(spec: objects.RequestSpec) -> str:
+def order_seed_of(spec: objects.RequestSpec) -> str:
     """What decides the order of hosts: one for all servers of a request, so that they pack.
 
     The first of them gives it; Nova asks for one after the other with the same *spec*.
     """
-    found: Any = getattr(spec, _SEED, None)
-    if found is None:
-        found = str(spec.instance_uuid if "instance_uuid" in spec else "")
-        setattr(spec, _SEED, found)
-    return str(found)
+    stored_seed: Any = getattr(spec, _SEED, None)
+    if stored_seed is None:
+        stored_seed = str(spec.instance_uuid if "instance_uuid" in spec else "")
+        setattr(spec, _SEED, stored_seed)
+    return str(stored_seed)

@@ -60,71 +60,71 @@ RELIED_ON: Final = (
 )
 
 
-def release() -> int | None:
+def running_nova_release() -> int | None:
     """Major version of the Nova that runs; None: it cannot be told."""
-    return _major(version.version_string())
+    return _major_version_of(version.version_string())
 
 
-def _major(text: str) -> int | None:
+def _major_version_of(text: str) -> int | None:
     major = text.split(".", 1)[0]
     return int(major) if major.isdigit() else None
 
 
-def problems(conf: Any, running: str | None = None) -> list[str]:
+def list_contract_problems(conf: Any, running: str | None = None) -> list[str]:
     """Why this scheduler cannot serve ``hpc:`` flavors; [] if it can.
 
     :param conf: Nova's configuration.
     :param running: Nova's version; None: the one that is running.
     """
-    return [*unknown(running), *settings(conf)]
+    return [*list_release_differences(running), *list_wrong_settings(conf)]
 
 
-def unknown(running: str | None = None) -> list[str]:
+def list_release_differences(running: str | None = None) -> list[str]:
     """Why this Nova is not one that this release knows; [] if it is.
 
     :param running: Nova's version; None: the one that is running.
     """
-    found = []
+    differences = []
     running = version.version_string() if running is None else running
-    if _major(running) not in SUPPORTED:
-        found.append(
+    if _major_version_of(running) not in SUPPORTED:
+        differences.append(
             f"Nova {running} is not supported; this release of nova-hpc knows "
             f"{SUPPORTED[0]} to {SUPPORTED[-1]}"
         )
-    found += [
+    differences += [
         f"{name} of Nova {running} is not what this release of nova-hpc relies on"
         for name, (function, parameters) in _PARAMETERS.items()
         if function is None or not parameters <= set(inspect.signature(function).parameters)
     ]
-    return found
+    return differences
 
 
-def settings(conf: Any) -> list[str]:
+def list_wrong_settings(conf: Any) -> list[str]:
     """What of the configuration keeps the scheduler from serving ``hpc:`` flavors."""
-    found = []
+    faults = []
     if not conf.filter_scheduler.pci_in_placement:
-        found.append("set [filter_scheduler]pci_in_placement = True")
-    found += _order(list(conf.filter_scheduler.enabled_filters))
-    return found
+        faults.append("set [filter_scheduler]pci_in_placement = True")
+    faults += _list_filter_order_faults(list(conf.filter_scheduler.enabled_filters))
+    return faults
 
 
-def _order(enabled: list[str]) -> list[str]:
-    found = []
+def _list_filter_order_faults(enabled: list[str]) -> list[str]:
+    faults = []
     ours = enabled.index(FILTER) if FILTER in enabled else -1
     for name in AFTER:
         if name not in enabled:
-            found.append(f"add {name} to [filter_scheduler]enabled_filters, after {FILTER}")
+            faults.append(f"add {name} to [filter_scheduler]enabled_filters, after {FILTER}")
         elif enabled.index(name) < ours:
-            found.append(f"put {FILTER} before {name} in [filter_scheduler]enabled_filters")
-    return found
+            faults.append(f"put {FILTER} before {name} in [filter_scheduler]enabled_filters")
+    return faults
 
 
-def advice(conf: Any) -> list[str]:
+def list_setting_advice(conf: Any) -> list[str]:
     """Settings that work, but not as well as others; [] if all is well."""
-    found = []
+    hints = []
     if not conf.workarounds.disable_fallback_pcpu_query:
-        found.append(
+        hints.append(
             "[workarounds]disable_fallback_pcpu_query = True saves a second query of "
             "allocation candidates for every server with dedicated CPUs"
         )
-    return found
+    return hints

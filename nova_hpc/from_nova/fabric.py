@@ -13,19 +13,19 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from nova_hpc import conf as hpc_conf
-from nova_hpc.cluster.group_domain.domain_choice import Ground, Seat
-from nova_hpc.cluster.group_domain.membership import Offer
-from nova_hpc.cluster.group_domain.model import Domain, Size
+from nova_hpc.cluster.group_domain.domain_choice import FabricSeat, Ground
+from nova_hpc.cluster.group_domain.membership import JoinOffer
+from nova_hpc.cluster.group_domain.model import GroupDomain, Size
 from nova_hpc.fabric import aggregates
-from nova_hpc.fabric.model import FabricLevel, Place
+from nova_hpc.fabric.model import FabricLevel, FabricPlace
 from nova_hpc.from_nova import fabric_fit
-from nova_hpc.from_nova.log_throttle import SAID, more, some
+from nova_hpc.from_nova.log_throttle import LOG_THROTTLE, format_held_back, join_first_names
 from nova_hpc.placement.flavor import Fabric
 
 CONF = cfg.CONF
 LOG = logging.getLogger(__name__)
 
-hpc_conf.register(CONF)
+hpc_conf.register_all_options(CONF)
 
 HINT: Final = "hpc_members"
 #: Digits of the longest number that is read.
@@ -36,7 +36,7 @@ class HintError(ValueError):
     """The hint is no number of members; the text is for the user."""
 
 
-def announced(spec: objects.RequestSpec) -> int | None:
+def announced_members_of(spec: objects.RequestSpec) -> int | None:
     """How many members the user has announced; None: nothing.
 
     Nova checks no hints: a list of whatever the API's JSON had arrives.
@@ -59,15 +59,15 @@ def announced(spec: objects.RequestSpec) -> int | None:
 
 
 @attrs.frozen
-class Spot:
+class FabricSpot:
     """A host that can take the server."""
 
     #: Nova's host state.
     host: Any
-    seat: Seat
+    seat: FabricSeat
 
     @property
-    def domains(self) -> Mapping[FabricLevel, Domain]:
+    def domains(self) -> Mapping[FabricLevel, GroupDomain]:
         """Level -> its domain; the tightest first."""
         return self.seat.domains
 
@@ -78,10 +78,10 @@ class Spot:
 
 
 @attrs.frozen
-class View:
+class FabricView:
     """The hosts of one request."""
 
-    spots: tuple[Spot, ...]
+    spots: tuple[FabricSpot, ...]
     size: Size
     ground: Ground = attrs.field(init=False, eq=False)
 
@@ -89,72 +89,74 @@ class View:
     def _ground(self) -> Ground:
         return Ground(tuple(spot.seat for spot in self.spots))
 
-    def offer(self, wish: Fabric) -> Offer:
+    def offer(self, wish: Fabric) -> JoinOffer:
         """What these hosts offer to a group with this wish."""
-        return Offer(
+        return JoinOffer(
             ground=self.ground,
             level=FabricLevel.from_word(wish.level),
             size=self.size,
             seen={spot.host.uuid: frozenset(spot.host.instances or ()) for spot in self.spots},
         )
 
-    def within(self, domain: str) -> tuple[Spot, ...]:
+    def within(self, domain: str) -> tuple[FabricSpot, ...]:
         """The hosts in the domain with this UUID."""
         return tuple(spot for spot in self.spots if spot.seat.is_in(domain))
 
 
-def wider(level: FabricLevel) -> list[FabricLevel]:
+def levels_at_or_above(level: FabricLevel) -> list[FabricLevel]:
     """*level* and those above it."""
-    return [each for each in FabricLevel if each >= level]
+    return [fabric_level for fabric_level in FabricLevel if fabric_level >= level]
 
 
-def look(hosts: Sequence[Any], spec: objects.RequestSpec) -> View:
+def locate_hosts(hosts: Sequence[Any], spec: objects.RequestSpec) -> FabricView:
     """Where *hosts* are, and what fits; what cannot be read is unknown, with a line in the log."""
     problems: dict[str, list[str]] = collections.defaultdict(list)
-    spots = [_spot(host, spec, problems) for host in hosts]
+    spots = [_locate_host(host, spec, problems) for host in hosts]
     for text, names in problems.items():
-        held = SAID.due(("fabric", text))
+        held = LOG_THROTTLE.due(("fabric", text))
         if held is not None:
             LOG.warning(
                 "Where hosts are on the fabric is not clear (%s)%s: %s",
-                some(sorted(names)),
-                more(held),
+                join_first_names(sorted(names)),
+                format_held_back(held),
                 text,
             )
-    return View(tuple(spots), fabric_fit.size(spec, hosts))
+    return FabricView(tuple(spots), fabric_fit.size_of_request(spec, hosts))
 
 
-def _spot(host: Any, spec: objects.RequestSpec, problems: dict[str, list[str]]) -> Spot:
+def _locate_host(
+    host: Any, spec: objects.RequestSpec, problems: dict[str, list[str]]
+) -> FabricSpot:
     name = str(host.host)
-    fit = fabric_fit.fit(host, spec)
+    fit = fabric_fit.count_fitting_servers(host, spec)
     try:
-        metadata = [dict(each.metadata or {}) for each in host.aggregates or ()]
-        reading = aggregates.read_place(name, metadata)
+        metadata = [dict(aggregate.metadata or {}) for aggregate in host.aggregates or ()]
+        reading = aggregates.read_aggregate_place(name, metadata)
         for text in reading.problems:
             problems[text.replace(repr(name), "it")].append(name)
-        return Spot(host, Seat(reading.place, reading.map, fit))
+        return FabricSpot(host, FabricSeat(reading.place, reading.map, fit))
     except Exception as error:
         # Whatever stands in an aggregate, the scheduler goes on.
         problems[f"{type(error).__name__}: {error}"].append(name)
-    return Spot(host, Seat(_nowhere(name), fit=fit))
+    return FabricSpot(host, FabricSeat(_unknown_place_of(name), fit=fit))
 
 
-def _nowhere(name: str) -> Place:
+def _unknown_place_of(name: str) -> FabricPlace:
     try:
-        return Place(name)
+        return FabricPlace(name)
     except ValueError:
-        return Place("?")
+        return FabricPlace("?")
 
 
 # --- what was seen before -------------------------------------------------------
 
 #: Host -> where it was when it was looked at last: hosts that are full are in no request, and
 #: members may be on them. Replaced value by value, so threads cannot tear it.
-_ATLAS: Final[dict[str, Seat]] = {}
+_ATLAS: Final[dict[str, FabricSeat]] = {}
 _MOST: Final = 100_000
 
 
-def remember(view: View) -> None:
+def remember_seats(view: FabricView) -> None:
     """Keep where the hosts of a request are."""
     if len(_ATLAS) > _MOST:
         _ATLAS.clear()
@@ -162,16 +164,16 @@ def remember(view: View) -> None:
         _ATLAS[str(spot.host.host)] = attrs.evolve(spot.seat, fit=0)
 
 
-def seat_of(host: str) -> Seat | None:
+def seat_of(host: str) -> FabricSeat | None:
     """Where a host is that was seen before, without its free places; None: it was not."""
     return _ATLAS.get(host)
 
 
-def around(domain: str) -> Mapping[FabricLevel, Domain]:
+def enclosing_domains_of(domain: str) -> Mapping[FabricLevel, GroupDomain]:
     """The domains that the one with this UUID lies in, as far as its hosts were seen."""
     for seat in list(_ATLAS.values()):
-        found = seat.domains
-        levels = [level for level, each in found.items() if each.uuid == domain]
+        domains = seat.domains
+        levels = [level for level, enclosing in domains.items() if enclosing.uuid == domain]
         if levels:
-            return {level: each for level, each in found.items() if level >= levels[0]}
+            return {level: enclosing for level, enclosing in domains.items() if level >= levels[0]}
     return {}

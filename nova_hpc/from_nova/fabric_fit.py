@@ -18,7 +18,7 @@ from oslo_log import log as logging
 
 from nova_hpc.cluster.group_domain.model import Size
 from nova_hpc.from_nova import placement_answer
-from nova_hpc.from_nova.log_throttle import SAID, more
+from nova_hpc.from_nova.log_throttle import LOG_THROTTLE, format_held_back
 
 LOG = logging.getLogger(__name__)
 
@@ -26,32 +26,33 @@ LOG = logging.getLogger(__name__)
 _MOST: Final = 999_999
 
 
-def fit(host: Any, spec: objects.RequestSpec) -> int:
+def count_fitting_servers(host: Any, spec: objects.RequestSpec) -> int:
     """How many such servers fit on *host* now; at least 1, which has passed all filters."""
     try:
-        most = _fits(host, spec, used=True)
+        most = _count_fits_on_host(host, spec, used=True)
         limit = _most_of_group(spec)
         if limit is not None:
-            mine = set(spec.instance_group.members or ()) & set(host.instances or ())
-            most = min(most, limit - len(mine))
+            members_on_host = set(spec.instance_group.members or ()) & set(host.instances or ())
+            most = min(most, limit - len(members_on_host))
     except Exception as error:
-        held = SAID.due(("fabric fit", type(error).__name__))
+        held = LOG_THROTTLE.due(("fabric fit", type(error).__name__))
         if held is not None:
             LOG.exception(
-                "How many servers fit on a host cannot be told, so one does%s", more(held)
+                "How many servers fit on a host cannot be told, so one does%s",
+                format_held_back(held),
             )
         return 1
     return max(1, most)
 
 
-def size(spec: objects.RequestSpec, hosts: Iterable[Any]) -> Size:
+def size_of_request(spec: objects.RequestSpec, hosts: Iterable[Any]) -> Size:
     """How large such servers are, and how many of them the largest empty host takes."""
     needs, most = "", 1
     for host in hosts:
         try:
             # One host may have its CPUs below another class than the next.
-            needs = max(needs, repr(sorted(_needs(host).items())))
-            most = max(most, _fits(host, spec, used=False))
+            needs = max(needs, repr(sorted(_resources_per_server(host).items())))
+            most = max(most, _count_fits_on_host(host, spec, used=False))
         except Exception:
             LOG.debug("The size of the server cannot be told on %s", host, exc_info=True)
     limit = _most_of_group(spec)
@@ -61,19 +62,19 @@ def size(spec: objects.RequestSpec, hosts: Iterable[Any]) -> Size:
     return Size(key, max(1, min(most, _MOST)))
 
 
-def _needs(host: Any) -> Mapping[str, int]:
+def _resources_per_server(host: Any) -> Mapping[str, int]:
     """Resource class -> what one server takes of it."""
-    found: collections.Counter[str] = collections.Counter()
+    amounts: collections.Counter[str] = collections.Counter()
     candidates: Sequence[Any] = host.allocation_candidates
-    for each in candidates[0]["allocations"].values():
-        found.update(each["resources"])
-    return found
+    for allocation in candidates[0]["allocations"].values():
+        amounts.update(allocation["resources"])
+    return amounts
 
 
-def _fits(host: Any, spec: objects.RequestSpec, used: bool) -> int:
-    needs = _needs(host)
+def _count_fits_on_host(host: Any, spec: objects.RequestSpec, used: bool) -> int:
+    needs = _resources_per_server(host)
     rooms: collections.Counter[str] = collections.Counter()
-    answer = placement_answer.of(spec)
+    answer = placement_answer.answer_of(spec)
     if answer is None:
         return 1
     amount = answer.free if used else answer.capacity

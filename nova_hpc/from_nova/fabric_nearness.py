@@ -13,14 +13,16 @@ from typing import Any, Final
 from nova import objects
 
 from nova_hpc.cluster.group_domain.domain_choice import Ground
-from nova_hpc.cluster.group_domain.model import Domain
+from nova_hpc.cluster.group_domain.model import GroupDomain
 from nova_hpc.fabric.model import FabricLevel
 from nova_hpc.from_nova import fabric
 
 _MARK: Final = "_hpc_fabric_near"
 
 
-def rank(spec: objects.RequestSpec, spots: Sequence[fabric.Spot], domain: str, left: int) -> None:
+def rank_hosts_by_nearness(
+    spec: objects.RequestSpec, spots: Sequence[fabric.FabricSpot], domain: str, left: int
+) -> None:
     """Put down on *spec* how good each host is for its next server.
 
     :param domain: UUID of the group's domain; hosts outside of it come by what they share
@@ -36,38 +38,40 @@ def rank(spec: objects.RequestSpec, spots: Sequence[fabric.Spot], domain: str, l
         # A member that is elsewhere is nothing to be near to.
         homes = [seat for seat in homes if seat.is_in(domain)]
     ground = Ground((*homes, *(spot.seat for spot in spots)))
-    here = {seat.place.host for seat in homes}
+    home_hosts = {seat.place.host for seat in homes}
     # As the domain was chosen for it.
     whose = str(group.uuid if group is not None else spec.instance_uuid)
-    found = ground.scores({host: used[host] for host in used if host in here}, left, whose)
-    around = {} if inside else fabric.around(domain)
+    scores = ground.scores({host: used[host] for host in used if host in home_hosts}, left, whose)
+    around = {} if inside else fabric.enclosing_domains_of(domain)
     setattr(
         spec,
         _MARK,
         {
-            _key(spot.host): found[spot.seat.place.host]
-            + (0 if inside else _shared(spot.domains, around))
+            _key_of_host_state(spot.host): scores[spot.seat.place.host]
+            + (0 if inside else _score_shared_levels(spot.domains, around))
             for spot in spots
         },
     )
 
 
-def forget(spec: objects.RequestSpec) -> None:
+def forget_nearness(spec: objects.RequestSpec) -> None:
     """Take away what an earlier server of the request had."""
     setattr(spec, _MARK, None)
 
 
 def scores_of(spec: objects.RequestSpec, hosts: Sequence[Any]) -> list[float]:
     """The higher, the nearer; 0.0 for all where nothing was put down."""
-    found: Mapping[object, float] = getattr(spec, _MARK, None) or {}
-    return [found.get(_key(host), 0.0) for host in hosts]
+    scores: Mapping[object, float] = getattr(spec, _MARK, None) or {}
+    return [scores.get(_key_of_host_state(host), 0.0) for host in hosts]
 
 
-def _key(host: Any) -> tuple[str, str]:
+def _key_of_host_state(host: Any) -> tuple[str, str]:
     return str(host.host), str(host.nodename)
 
 
-def _shared(domains: Mapping[FabricLevel, Domain], around: Mapping[FabricLevel, Domain]) -> float:
+def _score_shared_levels(
+    domains: Mapping[FabricLevel, GroupDomain], around: Mapping[FabricLevel, GroupDomain]
+) -> float:
     """More for each level that is nearer; whole numbers, above all scores of leaves."""
     levels = list(FabricLevel)
     shared = [level for level in levels if level in around and around[level] == domains.get(level)]

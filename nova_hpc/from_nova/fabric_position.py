@@ -20,14 +20,14 @@ from oslo_log import log as logging
 
 from nova_hpc.fabric import aggregates
 from nova_hpc.fabric.pseudonym import Names
-from nova_hpc.from_nova.log_throttle import SAID, more
+from nova_hpc.from_nova.log_throttle import LOG_THROTTLE, format_held_back
 from nova_hpc.topology.model import Node
 
 LOG = logging.getLogger(__name__)
 
 
 @attrs.frozen
-class Whereabouts:
+class FabricPosition:
     """A node's place, as servers of one project are told it.
 
     :ivar domains: level -> the project's name of the domain; unknown ones are missing.
@@ -44,22 +44,22 @@ class Whereabouts:
         the network device of the physical function; a virtual function is on the rail of
         its physical one.
         """
-        found = {}
+        rail_by_address = {}
         for address in addresses:
             function = node.function(address)
             if function is not None and function.physical_function is not None:
                 function = node.function(function.physical_function) or function
             if function is None:
                 continue
-            called = [each.name for each in function.rdma]
-            called += [each.partition(" ")[2] for each in function.os_devices]
-            rail = next((self.rails[each] for each in called if each in self.rails), None)
+            called = [rdma_device.name for rdma_device in function.rdma]
+            called += [os_device.partition(" ")[2] for os_device in function.os_devices]
+            rail = next((self.rails[name] for name in called if name in self.rails), None)
             if rail is not None:
-                found[address] = rail
-        return found
+                rail_by_address[address] = rail
+        return rail_by_address
 
 
-def look(host: str, project: str) -> Whereabouts:
+def read_fabric_position(host: str, project: str) -> FabricPosition:
     """Where *host* is, for servers of *project*; nowhere where it cannot be told.
 
     Never raises: it is information, and no reason for a server not to start.
@@ -67,20 +67,22 @@ def look(host: str, project: str) -> Whereabouts:
     :param host: as Nova's aggregates have it, the name of the compute service.
     """
     try:
-        found = objects.AggregateList.get_by_host(nova_context.get_admin_context(), host)
-        reading = aggregates.read_place(host, [dict(each.metadata or {}) for each in found])
+        host_aggregates = objects.AggregateList.get_by_host(nova_context.get_admin_context(), host)
+        reading = aggregates.read_aggregate_place(
+            host, [dict(aggregate.metadata or {}) for aggregate in host_aggregates]
+        )
         if not reading.salt:
-            return Whereabouts()  # none of a map, or of one that an earlier release wrote
+            return FabricPosition()  # none of a map, or of one that an earlier release wrote
         names = Names(reading.salt, reading.map, project)
-        return Whereabouts(names.domains(reading.place), names.rails(reading.place))
+        return FabricPosition(names.domains(reading.place), names.rails(reading.place))
     except Exception as error:
-        held = SAID.due(("whereabouts", type(error).__name__))
+        held = LOG_THROTTLE.due(("whereabouts", type(error).__name__))
         if held is not None:
             LOG.warning(
                 "Servers are not told where they are on the fabric%s: this host's aggregates "
                 "cannot be read: %s: %s",
-                more(held),
+                format_held_back(held),
                 type(error).__name__,
                 error,
             )
-        return Whereabouts()
+        return FabricPosition()

@@ -17,23 +17,23 @@ from oslo_db import exception as db_exception
 from oslo_log import log as logging
 
 from nova_hpc import conf as hpc_conf
-from nova_hpc.cluster.group_domain.membership import Groups
+from nova_hpc.cluster.group_domain.membership import GroupDomains
 from nova_hpc.cluster.group_domain.records import (
     MICROVERSION,
-    Answer,
-    NoAnswerError,
-    Records,
-    State,
+    PlacementSilentError,
+    ProviderAnswer,
+    ProviderRecords,
+    ServerPresence,
 )
 
 CONF = cfg.CONF
 LOG = logging.getLogger(__name__)
 
-hpc_conf.register(CONF)
+hpc_conf.register_all_options(CONF)
 
 
 @attrs.frozen
-class Placement:
+class NovaPlacementClient:
     """Nova's own client, with the user that Nova has in Placement.
 
     That one may make and delete providers (placement/policies/resource_provider.py), as
@@ -42,67 +42,69 @@ class Placement:
 
     request_id: str | None
 
-    def get(self, path: str) -> Answer:
+    def get(self, path: str) -> ProviderAnswer:
         """Send a GET."""
         return self._send(report.report_client_singleton().get, path)
 
-    def post(self, path: str, body: Mapping[str, Any]) -> Answer:
+    def post(self, path: str, body: Mapping[str, Any]) -> ProviderAnswer:
         """Send a POST with JSON."""
         return self._send(report.report_client_singleton().post, path, dict(body))
 
-    def delete(self, path: str) -> Answer:
+    def delete(self, path: str) -> ProviderAnswer:
         """Send a DELETE."""
         return self._send(report.report_client_singleton().delete, path)
 
-    def _send(self, method: Callable[..., Any], *arguments: Any) -> Answer:
+    def _send(self, method: Callable[..., Any], *arguments: Any) -> ProviderAnswer:
         try:
-            found = method(*arguments, version=MICROVERSION, global_request_id=self.request_id)
+            response = method(*arguments, version=MICROVERSION, global_request_id=self.request_id)
         except keystone.ClientException as error:
             # No connection, no answer in time, a catalogue without Placement.
             LOG.warning("Placement did not answer %s: %s", arguments[0], error)
-            return Answer(0)
+            return ProviderAnswer(0)
         try:
-            body = found.json() if found.content else {}
+            body = response.json() if response.content else {}
         except ValueError:
             body = {}
-        return Answer(found.status_code, body if isinstance(body, dict) else {})
+        return ProviderAnswer(response.status_code, body if isinstance(body, dict) else {})
 
 
 @attrs.frozen
-class Servers:
+class ServerMappings:
     """Nova's mappings of servers to cells, which every server has before it is scheduled."""
 
     context: Any
 
-    def states(self, uuids: Collection[str]) -> Mapping[str, State]:
+    def states(self, uuids: Collection[str]) -> Mapping[str, ServerPresence]:
         """The state of each server.
 
         Who could not be scheduled is in cell0 and stays there. ``queued_for_delete`` is set
         when the API takes a DELETE, which a host may not have heard of yet
         (compute/api.py, _update_queued_for_deletion).
 
-        :raises nova_hpc.cluster.group_domain.records.NoAnswerError: the database does not
+        :raises nova_hpc.cluster.group_domain.records.PlacementSilentError: the database does not
             answer.
         """
-        found = dict.fromkeys(uuids, State.GONE)
-        if not found:
-            return found
+        states = dict.fromkeys(uuids, ServerPresence.GONE)
+        if not states:
+            return states
         try:
             mappings = objects.InstanceMappingList.get_by_instance_uuids(
-                self.context.elevated(), sorted(found)
+                self.context.elevated(), sorted(states)
             )
         except db_exception.DBError as error:
-            raise NoAnswerError(f"Nova's database does not answer: {error}") from error
-        for each in mappings:
-            cell = each.cell_mapping
+            raise PlacementSilentError(f"Nova's database does not answer: {error}") from error
+        for mapping in mappings:
+            cell = mapping.cell_mapping
             if cell is not None and cell.is_cell0():
                 continue
-            leaving = "queued_for_delete" in each and each.queued_for_delete
-            found[each.instance_uuid] = State.LEAVING if leaving else State.THERE
-        return found
+            leaving = "queued_for_delete" in mapping and mapping.queued_for_delete
+            states[mapping.instance_uuid] = (
+                ServerPresence.LEAVING if leaving else ServerPresence.THERE
+            )
+        return states
 
 
-def unknown() -> list[str]:
+def list_client_differences() -> list[str]:
     """What of this Nova is not what this module relies on; [] if all is well."""
     wanted: dict[str, tuple[Any, set[str]]] = {
         "InstanceMappingList.get_by_instance_uuids": (objects.InstanceMappingList, {"uuids"}),
@@ -110,24 +112,26 @@ def unknown() -> list[str]:
         "SchedulerReportClient.post": (report.SchedulerReportClient, {"url", "data", "version"}),
         "SchedulerReportClient.delete": (report.SchedulerReportClient, {"url", "version"}),
     }
-    found = []
+    differences = []
     for name, (owner, parameters) in wanted.items():
         function = getattr(owner, name.rpartition(".")[2], None)
         if function is None or not parameters <= set(inspect.signature(function).parameters):
-            found.append(f"{name} of this Nova is not what this release of nova-hpc relies on")
-    return found
+            differences.append(
+                f"{name} of this Nova is not what this release of nova-hpc relies on"
+            )
+    return differences
 
 
-def records(context: Any) -> Records:
+def open_group_records(context: Any) -> ProviderRecords:
     """The records, for one operation."""
-    return Records(
-        Placement(getattr(context, "global_id", None)), CONF.hpc.fabric_placement_timeout
+    return ProviderRecords(
+        NovaPlacementClient(getattr(context, "global_id", None)), CONF.hpc.fabric_placement_timeout
     )
 
 
-def groups(context: Any) -> Groups:
+def open_group_domains(context: Any) -> GroupDomains:
     """The groups' domains, for one member."""
-    return Groups(records(context), Servers(context))
+    return GroupDomains(open_group_records(context), ServerMappings(context))
 
 
 def admin_context() -> Any:

@@ -28,7 +28,7 @@ from oslo_log import log as logging
 
 from nova_hpc.from_nova import nova_sources
 from nova_hpc.from_nova.cache import Once
-from nova_hpc.from_nova.contract import SUPPORTED, release
+from nova_hpc.from_nova.contract import SUPPORTED, running_nova_release
 
 LOG = logging.getLogger(__name__)
 
@@ -90,15 +90,15 @@ class Patch:
         :raises nova.exception.InvalidConfiguration: it is not there, or does not take
             the :attr:`parameters`.
         """
-        found = inspect.unwrap(getattr(self.of(), self.name, _missing))
-        if "args" in inspect.signature(found).parameters:
+        nova_function = inspect.unwrap(getattr(self.of(), self.name, _stand_for_missing))
+        if "args" in inspect.signature(nova_function).parameters:
             # One of Nova's decorators that hide what is below.
-            found = safe_utils.get_wrapped_function(found)
-        if not inspect.signature(found).parameters.keys() >= set(self.parameters):
+            nova_function = safe_utils.get_wrapped_function(nova_function)
+        if not inspect.signature(nova_function).parameters.keys() >= set(self.parameters):
             raise exception.InvalidConfiguration(
                 f"This Nova's {self.owner}.{self.name} is not as nova-hpc knows it. {_CURE}"
             )
-        plain: Callable[..., Any] = found
+        plain: Callable[..., Any] = nova_function
         return plain
 
     def of(self) -> Any:
@@ -108,7 +108,7 @@ class Patch:
         return getattr(module, self.owner, None) if inside else module
 
 
-def _missing() -> None:
+def _stand_for_missing() -> None:
     """Stands for a function that Nova does not have: it takes nothing."""
 
 
@@ -142,11 +142,11 @@ def check_release() -> None:
 
     :raises nova.exception.InvalidConfiguration: it is not one of SUPPORTED.
     """
-    found = release()
-    if found not in SUPPORTED:
-        known = ", ".join(map(str, SUPPORTED))
+    running_release = running_nova_release()
+    if running_release not in SUPPORTED:
+        supported = ", ".join(map(str, SUPPORTED))
         raise exception.InvalidConfiguration(
-            f"nova-hpc supports Nova {known}, and this is Nova {found}. {_CURE}"
+            f"nova-hpc supports Nova {supported}, and this is Nova {running_release}. {_CURE}"
         )
 
 
@@ -158,10 +158,10 @@ def warn_of_changes(targets: Iterable[str]) -> None:
 
     :param targets: as :attr:`Patch.target`; the release is a supported one.
     """
-    folder, running = Path(nova.__file__).parent, release()
+    folder, running = Path(nova.__file__).parent, running_nova_release()
     if running is None or running not in nova_sources.READ:
         return
-    for change in nova_sources.changed(folder, running, targets):
+    for change in nova_sources.find_changed_functions(folder, running, targets):
         if _ONCE.first(str(change)):
             LOG.warning(
                 "Nova's %s, with which nova-hpc was written and tested. It is used all the same: "
@@ -171,7 +171,7 @@ def warn_of_changes(targets: Iterable[str]) -> None:
             )
 
 
-def wrap(owner: Any, patch: Patch, around: Around) -> None:
+def wrap_method(owner: Any, patch: Patch, around: Around) -> None:
     """Let *around* stand in for a method of *owner*.
 
     :param owner: Nova's object, or the class itself.

@@ -2,7 +2,7 @@
 """Reads Nova's host states into the words of the placement engine.
 
 The only place that knows how Nova keeps pools and NUMA cells. Hosts that have
-the same free share one :class:`Pattern`, in which devices have names of their
+the same free share one :class:`HostPattern`, in which devices have names of their
 own instead of the UUIDs of their providers: what is found out about one of
 these hosts holds for all of them.
 """
@@ -20,11 +20,11 @@ from nova_hpc.from_nova import bandwidth, cache, pools, providers, withheld
 from nova_hpc.from_nova.bandwidth import Bandwidth
 from nova_hpc.from_nova.cache import Cache
 from nova_hpc.from_nova.placement_answer import AnsweredAmounts, PlacementAnswer
-from nova_hpc.from_nova.pools import Seen
-from nova_hpc.from_nova.providers import Amounts, Kind
-from nova_hpc.from_nova.server import Task
+from nova_hpc.from_nova.pools import SeenPool
+from nova_hpc.from_nova.providers import Amounts, DeviceKind
+from nova_hpc.from_nova.server import ServerTask
 from nova_hpc.placement import roles as hpc_roles
-from nova_hpc.placement.model import Host, HostNode, Miss, Pool
+from nova_hpc.placement.model import DeviceMiss, DevicePool, FreeHost, HostNode
 from nova_hpc.topology import nvlink
 from nova_hpc.wire import stats as hpc_stats
 from nova_hpc.wire import tags as hpc_tags
@@ -32,11 +32,11 @@ from nova_hpc.wire.stats import NodeWord, StatsDocument
 
 
 @attrs.frozen(eq=False)
-class Pattern:
+class HostPattern:
     """What hosts with the same free devices, CPUs and pages have in common."""
 
     #: Without a name; its pools' ids are keys of View.providers.
-    host: Host
+    host: FreeHost
     #: From the tags of its pools.
     roles: hpc_roles.Played
     #: NVLink sets that cannot be used, each with the reason.
@@ -47,15 +47,15 @@ class Pattern:
     strangers: tuple[str, ...] = ()
     #: Equal for patterns with the same devices.
     devices: Hashable = ()
-    number: int = attrs.field(factory=cache.number)
+    number: int = attrs.field(factory=cache.next_unique_number)
 
 
 @attrs.frozen
-class View:
+class HostView:
     """What one host has, and what is wrong with its devices."""
 
     name: str
-    pattern: Pattern
+    pattern: HostPattern
     #: id of a pool in the pattern -> resource provider
     providers: Mapping[str, str]
     #: Equal for hosts whose pools are alike to Nova, the unusable included.
@@ -77,14 +77,14 @@ class View:
     bandwidth: Mapping[str, Mapping[str, str]] = attrs.field(factory=dict)
 
     @property
-    def miss(self) -> Miss | None:
+    def miss(self) -> DeviceMiss | None:
         """Why the node is not asked for devices; None: it is."""
         if self.out is None:
             return None
-        return Miss(operator=self.out, user="a node is not set up for hpc: flavors")
+        return DeviceMiss(operator=self.out, user="a node is not set up for hpc: flavors")
 
     @property
-    def host(self) -> Host:
+    def host(self) -> FreeHost:
         """The host by its name, its pools by their providers."""
         real = self.providers
         plain = self.pattern.host
@@ -92,7 +92,9 @@ class View:
             plain,
             name=self.name,
             pools=tuple(attrs.evolve(pool, id=real[pool.id]) for pool in plain.pools),
-            nvlink=tuple(frozenset(real[each] for each in one) for one in plain.nvlink),
+            nvlink=tuple(
+                frozenset(real[pool_id] for pool_id in nvlink_set) for nvlink_set in plain.nvlink
+            ),
         )
 
 
@@ -101,39 +103,41 @@ class Available:
     """What Placement says is free for a server, on all hosts."""
 
     #: None for a kind: that is not known.
-    devices: Mapping[Kind, Amounts | None]
+    devices: Mapping[DeviceKind, Amounts | None]
     #: The same of the bandwidth of ports.
     bandwidth: Mapping[Bandwidth, bandwidth.Offers | None]
 
     @classmethod
-    def of(cls, task: Task, answer: PlacementAnswer | None) -> Available:
+    def of(cls, task: ServerTask, answer: PlacementAnswer | None) -> Available:
         """By the answer that Nova has got; where there is none, Placement is asked."""
-        found: dict[Kind, Amounts | None] = {}
+        free_devices: dict[DeviceKind, Amounts | None] = {}
         for kind, most in task.kinds.items():
             if answer is None:
-                found[kind] = providers.free_providers(kind, most)
+                free_devices[kind] = providers.free_providers(kind, most)
             else:
-                found[kind] = AnsweredAmounts(answer, kind)
+                free_devices[kind] = AnsweredAmounts(answer, kind)
         offers = {
-            kind.bandwidth: bandwidth.free(kind.bandwidth, kind.ports.count, answer)
+            kind.bandwidth: bandwidth.find_bandwidth_offers(
+                kind.bandwidth, kind.ports.count, answer
+            )
             for kind in task.ports
             if kind.bandwidth is not None
         }
-        return cls(found, offers)
+        return cls(free_devices, offers)
 
 
-_PATTERNS: Final[Cache[Pattern]] = Cache()
-_BOUND: Final[Cache[Pattern]] = Cache()
+_PATTERNS: Final[Cache[HostPattern]] = Cache()
+_BOUND: Final[Cache[HostPattern]] = Cache()
 _NODES: Final[Cache[HostNode]] = Cache()
 _WORDS: Final[Cache[NodeWord]] = Cache()
 
 
 def read_host(
     host_state: Any,
-    task: Task,
-    free: Mapping[Kind, Amounts | None],
+    task: ServerTask,
+    free: Mapping[DeviceKind, Amounts | None],
     offers: Mapping[Bandwidth, bandwidth.Offers | None] | None = None,
-) -> View:
+) -> HostView:
     """Read one host state: every device with tags, and all that is wanted.
 
     :param free: what Placement says is free; None for a kind if unknown.
@@ -141,118 +145,120 @@ def read_host(
     """
     unusable: list[str] = []
     faults: list[tuple[str, str]] = []
-    found: list[tuple[str, str, Seen]] = []
+    entries: list[tuple[str, str, SeenPool]] = []
     stats = host_state.pci_stats
     listed: Sequence[Mapping[str, Any]] = stats.pools if stats else ()
     shared = collections.Counter(pool.get("rp_uuid") for pool in listed)
     shared.pop(None, None)
     ambiguous = any(count > 1 for count in shared.values())
-    sockets = _sockets(host_state)
-    bound = _Bound.of(task, offers or {}, getattr(host_state, "uuid", None))
+    sockets = _sockets_by_node(host_state)
+    bound = _AdapterBandwidth.of(task, offers or {}, getattr(host_state, "uuid", None))
     alike: list[tuple[int, int]] = []
     for pool in listed:
-        known = pools.know(stats, pool, task, sockets)
-        alike.append((known.number, pool["count"]))
+        known_pool = pools.recall_pool(stats, pool, task, sockets)
+        alike.append((known_pool.number, pool["count"]))
         provider = pool.get("rp_uuid")
         try:
-            seen = pools.see(known, provider, int(pool["count"]), free)
+            seen = pools.usable_part_of_pool(known_pool, provider, int(pool["count"]), free)
             if seen is not None and ambiguous and shared[provider] > 1:
                 raise hpc_tags.TagError(
                     "its adapter's functions carry different tags"
-                    f"{_roles(listed, provider)}, so Nova cannot tell them apart"
+                    f"{_roles_of_provider(listed, provider)}, so Nova cannot tell them apart"
                 )
         except hpc_tags.TagError as error:
-            if known.matches or known.ports:
-                unusable.append(f"{known.name}: {error}")
-            faults.append((f"device {known.name}", str(error)))
+            if known_pool.matches or known_pool.ports:
+                unusable.append(f"{known_pool.name}: {error}")
+            faults.append((f"device {known_pool.name}", str(error)))
             continue
         if seen is not None:
-            of = provider_of(pool)
-            found += [(known.name, of, part) for part in bound.parts(pool, seen)]
-    nodes = _nodes(host_state)
-    word = word_of(host_state)
-    said = word.document or StatsDocument()
-    found.sort(key=_by_name)
-    key = (tuple([(each.known.number, each.free, each.serves) for _, _, each in found]), nodes[0])
-    pattern = _PATTERNS.get(key, lambda: _pattern([each for _, _, each in found], nodes[1], key[0]))
-    faults += [("an NVLink set", each) for each in pattern.faults]
+            of = provider_of_pool(pool)
+            entries += [(known_pool.name, of, part) for part in bound.parts(pool, seen)]
+    nodes = _free_numa_nodes_of(host_state)
+    word = node_word_of_host(host_state)
+    stats_document = word.document or StatsDocument()
+    entries.sort(key=_sort_key_of_entry)
+    key = (tuple([(part.known.number, part.free, part.serves) for _, _, part in entries]), nodes[0])
+    pattern = _PATTERNS.get(
+        key, lambda: _build_pattern([part for _, _, part in entries], nodes[1], key[0])
+    )
+    faults += [("an NVLink set", fault) for fault in pattern.faults]
     if word.out is not None:
         faults.append(("the node, for hpc: flavors,", word.out))
-    return View(
+    return HostView(
         name=host_state.host,
         pattern=pattern,
         providers={
             pool.id: provider
-            for pool, (_, provider, _) in zip(pattern.host.pools, found, strict=True)
+            for pool, (_, provider, _) in zip(pattern.host.pools, entries, strict=True)
         },
         pools=tuple(alike),
-        unusable=(*unusable, *pattern.faults, *said.notes),
+        unusable=(*unusable, *pattern.faults, *stats_document.notes),
         faults=tuple(faults),
-        withheld=said.withheld,
-        counted=withheld.by_alias(said, task),
+        withheld=stats_document.withheld,
+        counted=withheld.count_withheld_by_alias(stats_document, task),
         out=word.out,
         ambiguous=ambiguous,
         bandwidth=bound.providers,
     )
 
 
-def provider_of(pool: Mapping[str, Any]) -> str:
+def provider_of_pool(pool: Mapping[str, Any]) -> str:
     """The provider of a pool, or a name for one that has none: of functions for ports."""
     return str(pool.get("rp_uuid") or f"{pool.get('address', '?')} without a provider")
 
 
 @attrs.frozen
-class _Bound:
+class _AdapterBandwidth:
     """The bandwidth of one host's adapters."""
 
     #: Key of ports -> what Placement says of all hosts.
     offers: Mapping[str, bandwidth.Offers]
     root: str | None
-    #: As :attr:`View.bandwidth`; grows while the pools are read.
+    #: As :attr:`HostView.bandwidth`; grows while the pools are read.
     providers: dict[str, dict[str, str]] = attrs.field(factory=dict)
 
     @classmethod
     def of(
-        cls, task: Task, offers: Mapping[Bandwidth, bandwidth.Offers | None], root: str | None
-    ) -> _Bound:
-        found = {}
+        cls, task: ServerTask, offers: Mapping[Bandwidth, bandwidth.Offers | None], root: str | None
+    ) -> _AdapterBandwidth:
+        offers_by_key = {}
         for kind in task.ports:
             offer = offers.get(kind.bandwidth) if kind.bandwidth is not None else None
             if offer is not None:
-                found[kind.ports.key] = offer
-        return cls(found, root)
+                offers_by_key[kind.ports.key] = offer
+        return cls(offers_by_key, root)
 
-    def parts(self, pool: Mapping[str, Any], seen: Seen) -> list[Seen]:
+    def parts(self, pool: Mapping[str, Any], seen: SeenPool) -> list[SeenPool]:
         """A pool, or what it is made of where its adapter has bandwidth for some ports."""
-        mine = seen.serves & self.offers.keys()
-        if not mine:
+        own_keys = seen.serves & self.offers.keys()
+        if not own_keys:
             return [seen]
-        amounts = dict.fromkeys(mine, 0)
-        for key in mine:
+        amounts = dict.fromkeys(own_keys, 0)
+        for key in own_keys:
             offer = self.offers[key]
-            found = offer.of(self.root, pool.get(bandwidth.INTERFACE))
-            if found is not None:
-                provider, count = found
+            adapter_offer = offer.of(self.root, pool.get(bandwidth.INTERFACE))
+            if adapter_offer is not None:
+                provider, count = adapter_offer
                 amounts[key] = count if count < offer.asked else seen.free
                 self.providers.setdefault(key, {})[seen.known.name] = provider
         return [
             attrs.evolve(seen, free=count, serves=serves)
-            for count, serves in bandwidth.parts(seen.free, seen.serves, amounts)
+            for count, serves in bandwidth.split_adapter_functions(seen.free, seen.serves, amounts)
         ]
 
 
-def _roles(listed: Sequence[Mapping[str, Any]], provider: str | None) -> str:
+def _roles_of_provider(listed: Sequence[Mapping[str, Any]], provider: str | None) -> str:
     """The roles that the pools of one provider have, where they are several."""
-    mine = [pool for pool in listed if pool.get("rp_uuid") == provider]
-    found = sorted({str(pool[hpc_tags.ROLE]) for pool in mine if pool.get(hpc_tags.ROLE)})
-    return f" (roles {' and '.join(found)})" if len(found) > 1 else ""
+    own_pools = [pool for pool in listed if pool.get("rp_uuid") == provider]
+    roles = sorted({str(pool[hpc_tags.ROLE]) for pool in own_pools if pool.get(hpc_tags.ROLE)})
+    return f" (roles {' and '.join(roles)})" if len(roles) > 1 else ""
 
 
-def _by_name(entry: tuple[str, str, Seen]) -> tuple[str, str]:
+def _sort_key_of_entry(entry: tuple[str, str, SeenPool]) -> tuple[str, str]:
     return entry[0], entry[1]
 
 
-def on_host(pattern: Pattern, host: Host) -> Pattern:
+def pattern_on_host(pattern: HostPattern, host: FreeHost) -> HostPattern:
     """The pattern with the devices of *pattern*, and with the CPUs and pages of *host*."""
     if host is pattern.host:
         return pattern
@@ -269,63 +275,69 @@ def on_host(pattern: Pattern, host: Host) -> Pattern:
     )
     return _PATTERNS.get(
         (pattern.devices, nodes),
-        lambda: attrs.evolve(pattern, host=host, number=cache.number()),
+        lambda: attrs.evolve(pattern, host=host, number=cache.next_unique_number()),
     )
 
 
-def bind(view: View, roles: Mapping[str, str]) -> View:
+def bind_view_roles(view: HostView, roles: Mapping[str, str]) -> HostView:
     """The host whose devices serve only wants of their own role.
 
-    :param roles: Want.key -> role, as :func:`nova_hpc.placement.roles.bind` makes them.
+    :param roles: Want.key -> role, as :func:`nova_hpc.placement.roles.bind_alias_roles` makes them.
     """
     played = view.pattern.roles.by_want
-    if all(found <= {roles.get(want)} for want, found in played.items()):
+    if all(played_roles <= {roles.get(want)} for want, played_roles in played.items()):
         return view
     key = (view.pattern.number, tuple(sorted(roles.items())))
-    pattern = _BOUND.get(key, lambda: _bind(view.pattern, roles, key))
+    pattern = _BOUND.get(key, lambda: _bind_pattern_roles(view.pattern, roles, key))
     return attrs.evolve(view, pattern=pattern, unusable=(*view.unusable, *pattern.strangers))
 
 
-def _bind(pattern: Pattern, roles: Mapping[str, str], key: Hashable) -> Pattern:
-    host, strangers = hpc_roles.bound(pattern.host, roles)
-    return attrs.evolve(pattern, host=host, strangers=strangers, devices=key, number=cache.number())
+def _bind_pattern_roles(
+    pattern: HostPattern, roles: Mapping[str, str], key: Hashable
+) -> HostPattern:
+    host, strangers = hpc_roles.restrict_to_roles(pattern.host, roles)
+    return attrs.evolve(
+        pattern, host=host, strangers=strangers, devices=key, number=cache.next_unique_number()
+    )
 
 
 @attrs.frozen
 class HostDevice:
     """What a host has free of one provider, and what its NVLink sets are made of."""
 
-    pool: Pool
+    pool: DevicePool
     nvlink: str | None = None
     #: One of several functions, whose links nobody can tell apart.
     shared: bool = False
 
 
-def build(
+def build_engine_host(
     name: str, devices: Sequence[HostDevice], nodes: tuple[HostNode, ...]
-) -> tuple[Host, tuple[str, ...]]:
+) -> tuple[FreeHost, tuple[str, ...]]:
     """A host in the engine's words, and NVLink sets that cannot be used, with the reason.
 
     The scheduler makes it of what a host reports, a node of what a server has
     claimed. A set whose devices are not all there is none.
     """
-    table = nvlink.rebuild(
-        {each.pool.id: each.nvlink for each in devices if each.nvlink},
-        shared=[each.pool.id for each in devices if each.shared],
+    table = nvlink.rebuild_nvlink_sets(
+        {device.pool.id: device.nvlink for device in devices if device.nvlink},
+        shared=[device.pool.id for device in devices if device.shared],
     )
-    pools = tuple(each.pool for each in devices)
-    return Host(name=name, pools=pools, nodes=nodes, nvlink=table.sets), table.faults
+    pools = tuple(device.pool for device in devices)
+    return FreeHost(name=name, pools=pools, nodes=nodes, nvlink=table.sets), table.faults
 
 
-def _pattern(found: Sequence[Seen], nodes: tuple[HostNode, ...], devices: Hashable = ()) -> Pattern:
-    names = collections.Counter(seen.known.name for seen in found)
+def _build_pattern(
+    seen_pools: Sequence[SeenPool], nodes: tuple[HostNode, ...], devices: Hashable = ()
+) -> HostPattern:
+    names = collections.Counter(seen.known.name for seen in seen_pools)
     ids = [
         seen.known.name if names[seen.known.name] == 1 else f"{seen.known.name} ({index})"
-        for index, seen in enumerate(found)
+        for index, seen in enumerate(seen_pools)
     ]
     # Nova gives an adapter itself, or its virtual functions.
-    whole = {seen.known.name for seen in found if seen.known.whole}
-    host, faults = build(
+    whole = {seen.known.name for seen in seen_pools if seen.known.whole}
+    host, faults = build_engine_host(
         "",
         [
             HostDevice(
@@ -337,26 +349,28 @@ def _pattern(found: Sequence[Seen], nodes: tuple[HostNode, ...], devices: Hashab
                 nvlink=None if seen.known.tags is None else seen.known.tags.nvlink,
                 shared=seen.known.several,
             )
-            for identifier, seen in zip(ids, found, strict=True)
+            for identifier, seen in zip(ids, seen_pools, strict=True)
         ],
         nodes,
     )
-    return Pattern(
+    return HostPattern(
         host=host,
-        roles=hpc_roles.played_on((pool.serves, pool.role) for pool in host.pools),
+        roles=hpc_roles.roles_played_on_host((pool.serves, pool.role) for pool in host.pools),
         faults=faults,
-        numa={each: seen.known.node for each, seen in zip(ids, found, strict=True)},
+        numa={
+            identifier: seen.known.node for identifier, seen in zip(ids, seen_pools, strict=True)
+        },
         devices=devices,
     )
 
 
-def _sockets(host_state: Any) -> dict[int, int | None]:
+def _sockets_by_node(host_state: Any) -> dict[int, int | None]:
     if not host_state.numa_topology:
         return {}
     return {cell.id: getattr(cell, "socket", None) for cell in host_state.numa_topology.cells}
 
 
-def _nodes(host_state: Any) -> tuple[tuple[object, ...], tuple[HostNode, ...]]:
+def _free_numa_nodes_of(host_state: Any) -> tuple[tuple[object, ...], tuple[HostNode, ...]]:
     """Free dedicated CPUs and pages of every NUMA node of the host, with a key."""
     if not host_state.numa_topology:
         return (), ()
@@ -369,21 +383,23 @@ def _nodes(host_state: Any) -> tuple[tuple[object, ...], tuple[HostNode, ...]]:
         )
         for cell in host_state.numa_topology.cells
     )
-    return keys, tuple(_NODES.get(key, functools.partial(_node, *key)) for key in keys)
+    return keys, tuple(_NODES.get(key, functools.partial(_build_host_node, *key)) for key in keys)
 
 
-def _node(
+def _build_host_node(
     number: int, socket: int | None, cpus: int, pages: tuple[tuple[int, int], ...]
 ) -> HostNode:
     return HostNode(id=number, socket=socket, dedicated_cpus=cpus, pages=dict(pages))
 
 
-def word_of(host_state: Any) -> NodeWord:
+def node_word_of_host(host_state: Any) -> NodeWord:
     """What a node says of itself, and whether it may have servers with ``hpc:`` flavors."""
     # ``stats`` is unset until the compute node has reported for the first time.
     text = (getattr(host_state, "stats", None) or {}).get(hpc_stats.KEY)
     if not isinstance(text, str):
         stats = host_state.pci_stats
-        return hpc_stats.judge(text, any(map(hpc_tags.are_in, stats.pools if stats else ())))
+        return hpc_stats.judge_node_stats(
+            text, any(map(hpc_tags.has_tags, stats.pools if stats else ()))
+        )
     # Most nodes say the same, and each says the same in the next request.
-    return _WORDS.get(text, lambda: hpc_stats.judge(text, tagged=True))
+    return _WORDS.get(text, lambda: hpc_stats.judge_node_stats(text, tagged=True))

@@ -27,7 +27,7 @@ _OVER: Final = frozenset(
 
 
 @attrs.frozen
-class Suspect:
+class LeftoverConsumer:
     """A consumer with a device that Nova's records do not give it."""
 
     consumer: str
@@ -48,9 +48,9 @@ class Cure:
     removed: bool = False
 
 
-def suspects(
+def find_leftover_consumers(
     allocations: Mapping[str, Any], addresses: Mapping[str, str], devices: Iterable[Any]
-) -> tuple[Suspect, ...]:
+) -> tuple[LeftoverConsumer, ...]:
     """Who has devices by Placement, and none of them by Nova.
 
     :param allocations: consumer -> its allocation, as Placement says it.
@@ -63,29 +63,33 @@ def suspects(
         for place in (device.address, device.parent_addr)
         if "instance_uuid" in device and device.instance_uuid
     }
-    owned = {(_normal(place), server) for place, server in owners}
-    found = []
+    owned = {(_normalise_or_none(place), server) for place, server in owners}
+    consumers = []
     for consumer, body in sorted(allocations.items()):
-        mine = sorted(
+        own_providers = sorted(
             (addresses[uuid], uuid)
             for uuid in body["allocations"]
             if uuid in addresses and (addresses[uuid], consumer) not in owned
         )
-        if mine:
-            places = tuple(each for each, _ in mine)
+        if own_providers:
+            places = tuple(address for address, _ in own_providers)
             servers = frozenset(server for place, server in owned if place in places)
-            found.append(Suspect(consumer, places, tuple(each for _, each in mine), servers))
-    return tuple(found)
+            consumers.append(
+                LeftoverConsumer(
+                    consumer, places, tuple(uuid for _, uuid in own_providers), servers
+                )
+            )
+    return tuple(consumers)
 
 
-def _normal(text: str | None) -> str | None:
+def _normalise_or_none(text: str | None) -> str | None:
     try:
         return None if text is None else normalise_address(text)
     except AddressError:
         return None
 
 
-def cure(context: Any, suspect: Suspect, host: str) -> Cure | None:
+def find_cure(context: Any, suspect: LeftoverConsumer, host: str) -> Cure | None:
     """What helps against the allocation; None: it has a right to it."""
     try:
         server = objects.Instance.get_by_uuid(context, suspect.consumer)
@@ -93,37 +97,37 @@ def cure(context: Any, suspect: Suspect, host: str) -> Cure | None:
         try:
             migration = objects.Migration.get_by_uuid(context, suspect.consumer)
         except exception.MigrationNotFound:
-            return Cure(delete(suspect))
-        return _of_migration(context, suspect, migration)
+            return Cure(delete_command_of(suspect))
+        return _cure_of_migration(context, suspect, migration)
     if server.host in (None, host) or server.task_state is not None:
         return None
     moves = objects.MigrationList.get_in_progress_by_instance(context, server.uuid)
     if len(moves):
         return None
     # It lives elsewhere: what it has there must stay.
-    named = " ".join(f"--provider {each}" for each in suspect.providers)
+    named = " ".join(f"--provider {provider}" for provider in suspect.providers)
     return Cure(f"openstack resource provider allocation unset {named} {suspect.consumer}")
 
 
-def _of_migration(context: Any, suspect: Suspect, migration: Any) -> Cure | None:
+def _cure_of_migration(context: Any, suspect: LeftoverConsumer, migration: Any) -> Cure | None:
     server = migration.instance_uuid
     every = context.elevated(read_deleted="yes")
     try:
-        found = objects.Instance.get_by_uuid(every, server)
+        instance = objects.Instance.get_by_uuid(every, server)
     except exception.InstanceNotFound:
-        found = None  # archived
-    if found is not None and found.hidden:
+        instance = None  # archived
+    if instance is not None and instance.hidden:
         return None  # of a move to another cell: Nova still works at it
     if migration.status not in _OVER:
         # Its node was killed in the middle of it, and then the server was deleted: nobody
         # ends it any more. What Nova does not call over is named, and not removed.
-        gone = found is None or found.deleted
-        return Cure(delete(suspect)) if gone else None
-    if found is None or found.deleted or server not in suspect.owners:
-        return Cure(delete(suspect), removed=True)
+        gone = instance is None or instance.deleted
+        return Cure(delete_command_of(suspect)) if gone else None
+    if instance is None or instance.deleted or server not in suspect.owners:
+        return Cure(delete_command_of(suspect), removed=True)
     return Cure(f"a move of server {server} failed; it goes with the server")
 
 
-def delete(suspect: Suspect) -> str:
+def delete_command_of(suspect: LeftoverConsumer) -> str:
     """The command that removes all that the consumer has."""
     return f"openstack resource provider allocation delete {suspect.consumer}"

@@ -20,13 +20,13 @@ from nova_hpc import conf as hpc_conf
 
 CONF = cfg.CONF
 
-hpc_conf.register(CONF)
+hpc_conf.register_all_options(CONF)
 
 #: Causes that are remembered; the one that was named longest ago is forgotten first.
 _MOST: Final = 1024
 
 
-class Said:
+class LogThrottle:
     """When each cause was named; bounded, and safe between threads.
 
     :param clock: seconds that only grow.
@@ -44,15 +44,17 @@ class Said:
 
         :returns: how often it was held back since it was named last; None: hold it back.
         """
-        now = self._clock()
+        current_time = self._clock()
         with self._lock:
             named, held = self._times.pop(cause, (None, 0))
-            if named is not None and now - named < CONF.hpc.log_interval:
+            if named is not None and current_time - named < CONF.hpc.log_interval:
                 self._times[cause] = (named, held + 1)
                 return None
-            self._times[cause] = (now, 0)
+            self._times[cause] = (current_time, 0)
             while len(self._times) > self._most:
-                del self._times[min(self._times, key=lambda each: self._times[each][0])]
+                del self._times[
+                    min(self._times, key=lambda named_cause: self._times[named_cause][0])
+                ]
             return held
 
     def clear(self) -> None:
@@ -62,15 +64,15 @@ class Said:
 
 
 #: What this process has said.
-SAID: Final = Said()
+LOG_THROTTLE: Final = LogThrottle()
 
 
-def more(held: int) -> str:
+def format_held_back(held: int) -> str:
     """What follows a line whose like was held back so often; "" for none."""
     return f" (and {held} times since the last such line)" if held else ""
 
 
-def some(names: Sequence[str], limit: int = 4, joint: str = ", ") -> str:
+def join_first_names(names: Sequence[str], limit: int = 4, joint: str = ", ") -> str:
     """The names; of many only the first, and how many more there are."""
     rest = len(names) - limit
     return joint.join(names[:limit]) + (f" and {rest} more" if rest > 0 else "")

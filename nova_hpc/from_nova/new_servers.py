@@ -9,7 +9,7 @@ from oslo_log import log as logging
 LOG = logging.getLogger(__name__)
 
 
-def is_new(spec: objects.RequestSpec) -> bool:
+def is_new_server(spec: objects.RequestSpec) -> bool:
     """Whether *spec* is for a server that has never had a host.
 
     Nova keeps a build request of every server until it has one (conductor/manager.py:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Digests of Nova's functions as they were read; ``tools/nova_digests.py`` writes this file.
 
-Each is the SHA-256 that :func:`nova_hpc.from_nova.nova_sources.digest` makes, by release.
+Each is the SHA-256 that :func:`nova_hpc.from_nova.nova_sources.digest_function` makes, by release.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ _STYLE: Final = frozenset({"kind", "type_comment"})
 
 
 @attrs.frozen
-class Change:
+class NovaChange:
     """One function that is not as it was read."""
 
     #: ``nova.virt.hardware:numa_fit_instance_to_host``, or with a class.
@@ -61,33 +61,35 @@ def file_of(target: str) -> str:
     return target.partition(":")[0].replace(".", "/") + ".py"
 
 
-def changed(folder: Path, release: int, targets: Iterable[str]) -> tuple[Change, ...]:
+def find_changed_functions(
+    folder: Path, release: int, targets: Iterable[str]
+) -> tuple[NovaChange, ...]:
     """What of *targets* is not as it was read.
 
     :param folder: the package ``nova``.
     :param release: its major version, one of :data:`READ`.
     """
-    found = []
+    changes = []
     trees: dict[str, ast.Module | str] = {}
     for target in dict.fromkeys(targets):
         file = file_of(target)
         if file not in trees:
-            trees[file] = _parse(folder.parent / file)
+            trees[file] = _parse_source(folder.parent / file)
         tree = trees[file]
-        known = DIGESTS.get(target, {}).get(release)
-        why = None
+        expected = DIGESTS.get(target, {}).get(release)
+        reason = None
         if isinstance(tree, str):
-            why = f"cannot be compared with Nova {READ[release]}: {tree}"
-        elif (now := digest(tree, target)) is None:
-            why = f"is not there, as it is in Nova {READ[release]}"
-        elif now != known:
-            why = f"is not that of Nova {READ[release]}"
-        if why is not None:
-            found.append(Change(target, READ[release], why))
-    return tuple(found)
+            reason = f"cannot be compared with Nova {READ[release]}: {tree}"
+        elif (current := digest_function(tree, target)) is None:
+            reason = f"is not there, as it is in Nova {READ[release]}"
+        elif current != expected:
+            reason = f"is not that of Nova {READ[release]}"
+        if reason is not None:
+            changes.append(NovaChange(target, READ[release], reason))
+    return tuple(changes)
 
 
-def _parse(path: Path) -> ast.Module | str:
+def _parse_source(path: Path) -> ast.Module | str:
     """The tree of a file, or why there is none."""
     try:
         return ast.parse(path.read_text(encoding="utf-8"))
@@ -97,36 +99,46 @@ def _parse(path: Path) -> ast.Module | str:
         return f"{path} is no Python that this interpreter reads ({error})"
 
 
-def digest(tree: ast.Module, target: str) -> str | None:
+def digest_function(tree: ast.Module, target: str) -> str | None:
     """SHA-256 of a function's body, decorators and parameters; None: it is not there."""
     owner, _, name = target.partition(":")[2].rpartition(".")
     body: Iterable[ast.stmt] = tree.body
     if owner:
-        classes = [each for each in _flat(body) if isinstance(each, ast.ClassDef)]
-        body = next((each.body for each in reversed(classes) if each.name == owner), [])
-    mine = [each for each in _flat(body) if isinstance(each, _FUNCTIONS) and each.name == name]
-    if not mine:
+        classes = [
+            statement
+            for statement in _flatten_statements(body)
+            if isinstance(statement, ast.ClassDef)
+        ]
+        body = next(
+            (definition.body for definition in reversed(classes) if definition.name == owner), []
+        )
+    functions = [
+        statement
+        for statement in _flatten_statements(body)
+        if isinstance(statement, _FUNCTIONS) and statement.name == name
+    ]
+    if not functions:
         return None
     # Of several that stand under one condition or another, any may count.
-    return hashlib.sha256("\n".join(map(_shown, mine)).encode()).hexdigest()
+    return hashlib.sha256("\n".join(map(_dump_tree, functions)).encode()).hexdigest()
 
 
-def _flat(body: Iterable[ast.stmt]) -> Iterable[ast.stmt]:
+def _flatten_statements(body: Iterable[ast.stmt]) -> Iterable[ast.stmt]:
     """Statements, and those below a condition."""
-    for each in body:
-        yield each
+    for statement in body:
+        yield statement
         for part in ("body", "orelse", "finalbody", "handlers"):
-            if isinstance(each, ast.If | ast.Try | ast.ExceptHandler | ast.With):
-                yield from _flat(getattr(each, part, ()))
+            if isinstance(statement, ast.If | ast.Try | ast.ExceptHandler | ast.With):
+                yield from _flatten_statements(getattr(statement, part, ()))
 
 
-def _shown(node: object) -> str:
+def _dump_tree(node: object) -> str:
     """A tree as text, the same on every version of Python.
 
     Versions differ in what they list of what is not there.
     """
     if isinstance(node, list):
-        return f"[{','.join(map(_shown, node))}]"
+        return f"[{','.join(map(_dump_tree, node))}]"
     if not isinstance(node, ast.AST):
         return repr(node)
     parts = []
@@ -135,7 +147,7 @@ def _shown(node: object) -> str:
         if name == "body" and isinstance(node, ast.ClassDef | ast.FunctionDef):
             value = _without_docstring(value)
         if name not in _STYLE and value is not None and value != []:
-            parts.append(f"{name}={_shown(value)}")
+            parts.append(f"{name}={_dump_tree(value)}")
     return f"{type(node).__name__}({','.join(parts)})"
 
 

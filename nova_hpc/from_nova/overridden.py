@@ -14,7 +14,7 @@ from nova_hpc.from_nova.gate import Patch
 
 
 @attrs.frozen
-class Override(Patch):
+class MethodOverride(Patch):
     """A method of a class of this project's, in place of Nova's."""
 
     #: ``module:Class`` of the overriding class.
@@ -26,83 +26,83 @@ class Override(Patch):
 _FABRIC_FILTER: Final = "scheduler_filters.hpc_fabric_filter:HpcFabricFilter"
 _FABRIC_WEIGHER: Final = "scheduler_filters.hpc_fabric_weigher:HpcFabricWeigher"
 _FILTER: Final = "scheduler_filters.hpc_topology_filter:HpcTopologyFilter"
-_HOSTS: Final = "nova_hpc_tools.readers.snapshot:_Hosts"
+_HOSTS: Final = "nova_hpc_tools.readers.snapshot:_SnapshotHostManager"
 _VALIDATOR: Final = "scheduler_filters.validators:HpcExtraSpecValidator"
 _WEIGHER: Final = "scheduler_filters.hpc_packing_weigher:HpcPackingWeigher"
 
 #: Those of nova-scheduler, nova-api and of commands that read a cloud.
-SCHEDULER: Final[tuple[Override, ...]] = (
-    Override(
+SCHEDULER: Final[tuple[MethodOverride, ...]] = (
+    MethodOverride(
         "nova.filters:BaseFilter.filter_all",
         parameters=("filter_obj_list", "spec_obj"),
         lines={32: (36, 45), 33: (36, 45), 34: (36, 45)},
         why="The filter sees all hosts of a request at once.",
         ours=_FILTER,
     ),
-    Override(
+    MethodOverride(
         "nova.weights:BaseWeigher.weight_multiplier",
         parameters=("host_state",),
         lines={32: (82, 94), 33: (82, 94), 34: (82, 94)},
         why="Its weight is an option of this project's.",
         ours=_WEIGHER,
     ),
-    Override(
+    MethodOverride(
         "nova.weights:BaseWeigher.weigh_objects",
         parameters=("weighed_obj_list", "weight_properties"),
         lines={32: (100, 120), 33: (100, 120), 34: (100, 120)},
         why="Hosts are ranked among each other.",
         ours=_WEIGHER,
     ),
-    Override(
+    MethodOverride(
         "nova.weights:BaseWeigher._weigh_object",
         parameters=("obj", "weight_properties"),
         lines={32: (96, 98), 33: (96, 98), 34: (96, 98)},
         why="Nova asks for it; the ranks are those of weigh_objects.",
         ours=_WEIGHER,
     ),
-    Override(
+    MethodOverride(
         "nova.filters:BaseFilter.filter_all",
         parameters=("filter_obj_list", "spec_obj"),
         lines={32: (36, 45), 33: (36, 45), 34: (36, 45)},
         why="The domain of a server group is decided among all hosts that are left.",
         ours=_FABRIC_FILTER,
     ),
-    Override(
+    MethodOverride(
         "nova.weights:BaseWeigher.weight_multiplier",
         parameters=("host_state",),
         lines={32: (82, 94), 33: (82, 94), 34: (82, 94)},
         why="Its weight is an option of this project's.",
         ours=_FABRIC_WEIGHER,
     ),
-    Override(
+    MethodOverride(
         "nova.weights:BaseWeigher.weigh_objects",
         parameters=("weighed_obj_list", "weight_properties"),
         lines={32: (100, 120), 33: (100, 120), 34: (100, 120)},
         why="Hosts are near the other members or not; that is known for all at once.",
         ours=_FABRIC_WEIGHER,
     ),
-    Override(
+    MethodOverride(
         "nova.weights:BaseWeigher._weigh_object",
         parameters=("obj", "weight_properties"),
         lines={32: (96, 98), 33: (96, 98), 34: (96, 98)},
         why="Nova asks for it; the scores are those of weigh_objects.",
         ours=_FABRIC_WEIGHER,
     ),
-    Override(
+    MethodOverride(
         "nova.scheduler.host_manager:HostManager.__init__",
         parameters=("self",),
         lines={32: (349, 372), 33: (348, 371), 34: (349, 372)},
         why="A command that reads a cloud has no filters, and needs no records of instances.",
         ours=_HOSTS,
     ),
-    Override(
+    MethodOverride(
         "nova.scheduler.host_manager:HostManager._get_instance_info",
         parameters=("context", "compute"),
         lines={32: (880, 896), 33: (878, 894), 34: (879, 895)},
         why="As for __init__.",
         ours=_HOSTS,
     ),
-    Override(
+    MethodOverride(
         "nova.api.validation.extra_specs.base:ExtraSpecValidator.validate",
         parameters=("name", "value"),
         lines={32: (106, 120), 33: (106, 120), 34: (106, 120)},

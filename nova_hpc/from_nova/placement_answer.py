@@ -20,7 +20,7 @@ from typing import Any, Final
 import attrs
 from nova import objects
 
-from nova_hpc.from_nova.providers import Kind
+from nova_hpc.from_nova.providers import DeviceKind
 
 #: On a request specification.
 _ANSWER: Final = "_hpc_placement_answer"
@@ -57,15 +57,15 @@ class PlacementAnswer:
 
     def has_traits(self, provider: str, traits: Iterable[str]) -> bool:
         """Whether a provider has all of these traits."""
-        found = self._summaries.get(provider, {}).get("traits") or ()
-        return all(trait in found for trait in traits)
+        provider_traits = self._summaries.get(provider, {}).get("traits") or ()
+        return all(trait in provider_traits for trait in traits)
 
     def tree(self, root: str) -> Sequence[str]:
         """The providers of one host, its own among them; none where it is not in the answer."""
         if self._trees is None:
             trees: dict[str, list[str]] = {}
-            for provider, each in self._summaries.items():
-                trees.setdefault(each.get("root_provider_uuid") or provider, []).append(provider)
+            for provider, summary in self._summaries.items():
+                trees.setdefault(summary.get("root_provider_uuid") or provider, []).append(provider)
             self._trees = trees
         return self._trees.get(root, ())
 
@@ -74,8 +74,8 @@ class PlacementAnswer:
 
         :param allocations: provider -> ``{"resources": {class: amount}}``.
         """
-        for provider, each in allocations.items():
-            for resource_class, amount in each["resources"].items():
+        for provider, allocation in allocations.items():
+            for resource_class, amount in allocation["resources"].items():
                 self._taken[provider, resource_class] += int(amount)
 
     def renew(self, root: str, summaries: Summaries) -> None:
@@ -93,10 +93,10 @@ class PlacementAnswer:
 
     def _amounts(self, provider: str, resource_class: str) -> Mapping[str, Any] | None:
         try:
-            found: Mapping[str, Any] = self._summaries[provider]["resources"][resource_class]
+            amounts: Mapping[str, Any] = self._summaries[provider]["resources"][resource_class]
         except KeyError:
             return None
-        return found
+        return amounts
 
 
 @attrs.frozen
@@ -104,7 +104,7 @@ class AnsweredAmounts:
     """Free devices of one kind, by Placement's answer; as ``providers.Free``."""
 
     answer: PlacementAnswer
-    kind: Kind
+    kind: DeviceKind
 
     def has(self, provider: str | None) -> bool:
         """Whether a provider has a free device of the kind."""
@@ -121,20 +121,20 @@ class AnsweredAmounts:
         return min(counted, self.answer.free(str(provider), self.kind.resource_class))
 
 
-def keep(spec: objects.RequestSpec, summaries: Summaries | None) -> None:
+def keep_answer(spec: objects.RequestSpec, summaries: Summaries | None) -> None:
     """Put down what Placement answered for *spec*; None: it was not asked."""
     setattr(spec, _ANSWER, None if summaries is None else PlacementAnswer(summaries))
 
 
-def of(spec: objects.RequestSpec) -> PlacementAnswer | None:
+def answer_of(spec: objects.RequestSpec) -> PlacementAnswer | None:
     """What was put down for *spec*; None: nothing."""
-    found: PlacementAnswer | None = getattr(spec, _ANSWER, None)
-    return found
+    answer: PlacementAnswer | None = getattr(spec, _ANSWER, None)
+    return answer
 
 
-def consumed(spec: objects.RequestSpec, host: Any) -> None:
+def subtract_consumed(spec: objects.RequestSpec, host: Any) -> None:
     """A server of *spec* has got what *host* offered first (``_consume_selected_host``)."""
-    answer = of(spec)
+    answer = answer_of(spec)
     offered = getattr(host, "allocation_candidates", None)
     if answer is not None and offered:
         answer.take(offered[0]["allocations"])

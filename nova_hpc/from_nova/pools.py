@@ -22,11 +22,11 @@ from oslo_utils import strutils
 
 from nova_hpc.from_nova import aliases, cache
 from nova_hpc.from_nova.cache import Cache
-from nova_hpc.from_nova.providers import Amounts, Kind
-from nova_hpc.from_nova.server import Device, Task
-from nova_hpc.placement.model import Pool
-from nova_hpc.placement.roles import Played, RoleConflictError, bind
-from nova_hpc.placement.server import majority
+from nova_hpc.from_nova.providers import Amounts, DeviceKind
+from nova_hpc.from_nova.server import ServerTask, WantedDevice
+from nova_hpc.placement.model import DevicePool
+from nova_hpc.placement.roles import Played, RoleConflictError, bind_alias_roles
+from nova_hpc.placement.server import most_counted_name
 from nova_hpc.topology.level import Location
 from nova_hpc.wire import tags as hpc_tags
 
@@ -67,7 +67,7 @@ class Match:
     """One want whose alias a pool matches."""
 
     want: str
-    kind: Kind
+    kind: DeviceKind
     #: Its tags and ids say that it is of that kind.
     is_kind: bool
     #: Set if it claims another resource class: then Placement must not agree.
@@ -75,7 +75,7 @@ class Match:
 
 
 @attrs.frozen(eq=False)
-class Known:
+class KnownPool:
     """What is the same for all pools that say the same."""
 
     name: str
@@ -96,21 +96,21 @@ class Known:
     whole: bool = False
     #: How many aliases of the cloud it serves.
     aliases: int = 0
-    number: int = attrs.field(factory=cache.number)
+    number: int = attrs.field(factory=cache.next_unique_number)
 
 
 @attrs.frozen
-class Seen:
+class SeenPool:
     """One pool of a host that is free and can be used."""
 
-    known: Known
+    known: KnownPool
     serves: frozenset[str]
     free: int
 
-    def pool(self, identifier: str) -> Pool:
+    def pool(self, identifier: str) -> DevicePool:
         """The same in the engine's words."""
         tags = self.known.tags
-        return Pool(
+        return DevicePool(
             id=identifier,
             name=self.known.name,
             location=self.known.location,
@@ -124,7 +124,7 @@ class Seen:
 
 
 @attrs.frozen
-class _Sample:
+class _PoolSample:
     """One pool of a kind, without its place."""
 
     pool: Mapping[str, Any] = attrs.field(eq=False)
@@ -141,7 +141,7 @@ class Samples:
     """
 
     def __init__(self) -> None:
-        self._kept: dict[object, _Sample] = {}
+        self._kept: dict[object, _PoolSample] = {}
         self._lock = threading.Lock()
 
     @property
@@ -158,53 +158,55 @@ class Samples:
         with self._lock:
             if key not in self._kept and len(self._kept) < _KINDS:
                 sample = {**plain, "count": 1, "numa_node": None}
-                self._kept[key] = _Sample(sample, resource_class, traits, role)
+                self._kept[key] = _PoolSample(sample, resource_class, traits, role)
 
-    def role_of(self, device: Device) -> str | None:
+    def role_of(self, device: WantedDevice) -> str | None:
         """The role of the devices which match an alias; of several, that of most kinds."""
         with self._lock:
             samples = list(self._kept.values())
         stats = pci_stats.PciDeviceStats(None)
-        found = collections.Counter(
+        role_counts = collections.Counter(
             sample.role
             for sample in samples
             if sample.resource_class == device.kind.resource_class
             and device.kind.traits <= sample.traits
             and stats._filter_pools([sample.pool], device.probe, None, [])
         )
-        played = Played({"": frozenset(found)}, frozenset(each.role for each in samples))
+        played = Played({"": frozenset(role_counts)}, frozenset(sample.role for sample in samples))
         try:
-            return bind([attrs.evolve(device.want, key="")], played).get("")
+            return bind_alias_roles([attrs.evolve(device.want, key="")], played).get("")
         except RoleConflictError:
-            return majority(found)
+            return most_counted_name(role_counts)
 
 
 #: What this process has seen.
 SAMPLES: Final = Samples()
 
-KNOWN: Final[Cache[Known]] = Cache()
+KNOWN: Final[Cache[KnownPool]] = Cache()
 
 
-def know(
-    stats: Any, pool: Mapping[str, Any], task: Task, sockets: Mapping[int, int | None]
-) -> Known:
+def recall_pool(
+    stats: Any, pool: Mapping[str, Any], task: ServerTask, sockets: Mapping[int, int | None]
+) -> KnownPool:
     """What *pool* says, for the wants of *task*.
 
     :param stats: Nova's statistics of the host, whose own functions decide
         which alias a pool matches.
     """
     socket = sockets.get(pool["numa_node"]) if pool.get("numa_node") is not None else None
-    said = tuple([item for item in pool.items() if item[0] not in _OWN])
-    key = (task.matching, socket, pool["count"] > 1, said)
+    pool_items = tuple([item for item in pool.items() if item[0] not in _OWN])
+    key = (task.matching, socket, pool["count"] > 1, pool_items)
     try:
         hash(key)
     except TypeError:
         # Something in it is no string or number: not Nova's doing.
-        return _read(stats, pool, task, socket)
-    return KNOWN.get(key, lambda: _read(stats, pool, task, socket))
+        return _read_pool(stats, pool, task, socket)
+    return KNOWN.get(key, lambda: _read_pool(stats, pool, task, socket))
 
 
-def _read(stats: Any, pool: Mapping[str, Any], task: Task, socket: int | None) -> Known:
+def _read_pool(
+    stats: Any, pool: Mapping[str, Any], task: ServerTask, socket: int | None
+) -> KnownPool:
     tags, fault = None, None
     location = Location()
     # What Nova does not tell Placement of is never a flavor's, whatever an alias says.
@@ -223,23 +225,23 @@ def _read(stats: Any, pool: Mapping[str, Any], task: Task, socket: int | None) -
     matches: tuple[Match, ...] = ()
     serves = 0
     try:
-        tags = hpc_tags.parse(pool)
-        location = location_of(pool, tags, socket)
-        own_class, own_traits = class_of(pool, tags)
+        tags = hpc_tags.parse_tags(pool)
+        location = read_pool_location(pool, tags, socket)
+        own_class, own_traits = class_and_traits_of(pool, tags)
         if tags is not None and tags.role is not None and not for_ports:
             SAMPLES.learn(pool, own_class, own_traits, tags.role)
 
-        def is_kind(kind: Kind) -> bool:
+        def is_kind(kind: DeviceKind) -> bool:
             return own_class == kind.resource_class and kind.traits <= own_traits | EVERYWHERE
 
         if not for_ports:
-            serves = aliases.count(stats, pool, is_kind)
+            serves = aliases.count_serving_aliases(stats, pool, is_kind)
         matches = tuple(
             Match(
                 want=device.want.key,
                 kind=device.kind,
                 is_kind=is_kind(device.kind),
-                contradiction=_contradiction(tags, own_class, device.kind),
+                contradiction=_contradiction_of_class(tags, own_class, device.kind),
             )
             for device in matched
         )
@@ -247,7 +249,7 @@ def _read(stats: Any, pool: Mapping[str, Any], task: Task, socket: int | None) -
         fault = str(error)
         # Only that it was wanted matters for a device that cannot be used.
         matches = tuple(Match(device.want.key, device.kind, False, None) for device in matched)
-    return Known(
+    return KnownPool(
         name=str(pool.get("address", "?")),
         tags=tags,
         location=location,
@@ -262,7 +264,7 @@ def _read(stats: Any, pool: Mapping[str, Any], task: Task, socket: int | None) -
     )
 
 
-def location_of(
+def read_pool_location(
     pool: Mapping[str, Any], tags: hpc_tags.Tags | None, socket: int | None
 ) -> Location:
     """Where a pool sits: the tags, and Nova's own NUMA node.
@@ -280,7 +282,9 @@ def location_of(
     return attrs.evolve(location, numa=node, socket=location.socket if socket is None else socket)
 
 
-def class_of(pool: Mapping[str, Any], tags: hpc_tags.Tags | None) -> tuple[str, frozenset[str]]:
+def class_and_traits_of(
+    pool: Mapping[str, Any], tags: hpc_tags.Tags | None
+) -> tuple[str, frozenset[str]]:
     """Resource class and traits, as the node reports them to Placement."""
     claimed = tags.resource_class if tags is not None else None
     own_class = translator.get_resource_class(claimed, pool["vendor_id"], pool["product_id"])
@@ -290,7 +294,9 @@ def class_of(pool: Mapping[str, Any], tags: hpc_tags.Tags | None) -> tuple[str, 
     return own_class, frozenset(own_traits)
 
 
-def _contradiction(tags: hpc_tags.Tags | None, own_class: str, kind: Kind) -> str | None:
+def _contradiction_of_class(
+    tags: hpc_tags.Tags | None, own_class: str, kind: DeviceKind
+) -> str | None:
     if tags is None or tags.resource_class is None or own_class == kind.resource_class:
         return None
     return (
@@ -299,9 +305,12 @@ def _contradiction(tags: hpc_tags.Tags | None, own_class: str, kind: Kind) -> st
     )
 
 
-def see(
-    known: Known, provider: str | None, count: int, free: Mapping[Kind, Amounts | None]
-) -> Seen | None:
+def usable_part_of_pool(
+    known_pool: KnownPool,
+    provider: str | None,
+    count: int,
+    free: Mapping[DeviceKind, Amounts | None],
+) -> SeenPool | None:
     """What of a pool can be used at this moment.
 
     :param count: free functions, as the pools count them.
@@ -310,15 +319,15 @@ def see(
         nor tagged.
     :raises hpc_tags.TagError: it cannot be used; the text says why.
     """
-    if known.fault is not None:
-        raise hpc_tags.TagError(known.fault)
-    serves: list[str] = sorted(known.ports)
+    if known_pool.fault is not None:
+        raise hpc_tags.TagError(known_pool.fault)
+    serves: list[str] = sorted(known_pool.ports)
     amount, taken = count, False
-    if known.matches and not provider:
+    if known_pool.matches and not provider:
         raise hpc_tags.TagError(
             "it is not in Placement; set [pci]report_in_placement = True on the node"
         )
-    for match in known.matches:
+    for match in known_pool.matches:
         asked = free.get(match.kind)
         if asked is None:
             if match.is_kind:
@@ -332,6 +341,6 @@ def see(
             # Of this kind, but not among the free ones: a server that is
             # being built has it.
             taken = True
-    if amount <= 0 or (not serves and (taken or known.tags is None)):
+    if amount <= 0 or (not serves and (taken or known_pool.tags is None)):
         return None
-    return Seen(known, frozenset(serves), amount)
+    return SeenPool(known_pool, frozenset(serves), amount)

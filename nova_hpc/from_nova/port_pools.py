@@ -27,18 +27,18 @@ from nova.pci import request as pci_request
 
 from nova_hpc.from_nova import pools, server
 from nova_hpc.placement import roles
-from nova_hpc.placement.choose import choose
+from nova_hpc.placement.choose import choose_device_sets
 from nova_hpc.placement.flavor import FlavorError
 from nova_hpc.placement.model import (
-    Cell,
+    AffinityPolicy,
+    DeviceMiss,
+    DevicePool,
     DeviceSet,
-    Host,
+    FreeHost,
     HostNode,
-    Miss,
     Nvlink,
-    Policy,
-    Pool,
     Want,
+    WantedCell,
 )
 from nova_hpc.placement.server import ServerSpec
 from nova_hpc.topology.level import Location
@@ -50,61 +50,63 @@ _NETWORK: Final = pci_request.PCI_NET_TAG
 class NoAdapterError(Exception):
     """No adapter is close enough for the server's ports."""
 
-    def __init__(self, miss: Miss) -> None:
+    def __init__(self, miss: DeviceMiss) -> None:
         super().__init__(miss.operator)
         self.miss = miss
 
 
-def pinned(
+def pin_port_requests(
     requests: Sequence[objects.InstancePCIRequest], adapters: Mapping[str, str]
 ) -> list[objects.InstancePCIRequest]:
     """The requests, those of ports bound to their adapters; nothing is changed.
 
     :param adapters: request id -> PCI address of the adapter.
     """
-    found = []
-    for each in requests:
-        address = adapters.get(str(each.request_id))
+    pinned_requests = []
+    for request in requests:
+        address = adapters.get(str(request.request_id))
         if address is not None:
-            each = each.obj_clone()
-            each.spec = [{**spec, "address": address} for spec in each.spec]
-        found.append(each)
-    return found
+            request = request.obj_clone()
+            request.spec = [{**spec, "address": address} for spec in request.spec]
+        pinned_requests.append(request)
+    return pinned_requests
 
 
-def adapters_of(kinds: Iterable[server.PortKind], devices: DeviceSet, host: Host) -> dict[str, str]:
+def chosen_adapters_of(
+    kinds: Iterable[server.PortKind], devices: DeviceSet, host: FreeHost
+) -> dict[str, str]:
     """Request of a port -> PCI address of the adapter that was chosen for it."""
     names = {pool.id: pool.name for pool in host.pools}
-    found = {}
+    addresses = {}
     for kind in kinds:
         picked = [names[pick.pool] for pick in devices.picks if pick.want == kind.ports.key]
         for request, name in zip(kind.requests, picked, strict=False):
-            found[str(request.request_id)] = name
-    return found
+            addresses[str(request.request_id)] = name
+    return addresses
 
 
-def bandwidth_of(
+def bandwidth_providers_of(
     kinds: Iterable[server.PortKind],
     adapters: Mapping[str, str],
     providers: Mapping[str, Mapping[str, str]],
 ) -> dict[str, str]:
     """Request group of a port with bandwidth -> provider of the adapter that was chosen.
 
-    :param adapters: as :func:`adapters_of` has them.
-    :param providers: as :attr:`nova_hpc.from_nova.hosts.View.bandwidth`.
+    :param adapters: as :func:`chosen_adapters_of` has them.
+    :param providers: as :attr:`nova_hpc.from_nova.hosts.HostView.bandwidth`.
     """
-    found = {}
+    chosen_providers = {}
     for kind in kinds:
-        mine = providers.get(kind.ports.key, {}) if kind.bandwidth is not None else {}
+        adapter_providers = providers.get(kind.ports.key, {}) if kind.bandwidth is not None else {}
         for request in kind.requests:
-            provider = mine.get(adapters.get(str(request.request_id), ""))
+            provider = adapter_providers.get(adapters.get(str(request.request_id), ""))
             if provider is not None:
-                found[str(request.requester_id)] = provider
-    return found
+                chosen_providers[str(request.requester_id)] = provider
+    return chosen_providers
 
 
 @attrs.frozen
-class Wanted:
+class ClaimingServer:
     """A server with an ``hpc:`` flavor whose devices are about to be claimed."""
 
     flavor: objects.Flavor
@@ -134,40 +136,42 @@ class Wanted:
         if not kinds or (self.topology and not cells):
             # With cells Nova asks again, when it knows the nodes.
             return {}
-        found = _Found.of(self, stats, requests, mapping, cells, kinds)
-        if found is None:
+        problem = _ClaimProblem.of(self, stats, requests, mapping, cells, kinds)
+        if problem is None:
             return {}
         try:
-            played = roles.played_on((pool.serves, pool.role) for pool in found.host.pools)
-            request = found.asked.request(roles.bind(found.asked.wants, played))
+            played = roles.roles_played_on_host(
+                (pool.serves, pool.role) for pool in problem.host.pools
+            )
+            request = problem.asked.request(roles.bind_alias_roles(problem.asked.wants, played))
         except FlavorError:
             return {}  # refused with the reason before the guest starts
         # The flavor's devices are given: which NVLink sets there are matters no more.
-        answer = choose(attrs.evolve(request, nvlink=Nvlink.NONE), found.host)
+        answer = choose_device_sets(attrs.evolve(request, nvlink=Nvlink.NONE), problem.host)
         if answer.sets:
-            return adapters_of(kinds, answer.sets[0], found.host)
-        if request.policy is Policy.REQUIRED:
-            raise NoAdapterError(answer.miss or Miss("no reason given", "no reason given"))
+            return chosen_adapters_of(kinds, answer.sets[0], problem.host)
+        if request.policy is AffinityPolicy.REQUIRED:
+            raise NoAdapterError(answer.miss or DeviceMiss("no reason given", "no reason given"))
         return {}
 
 
 @attrs.frozen
-class _Found:
+class _ClaimProblem:
     """What the server wants, and a host that has that and the adapters."""
 
     asked: ServerSpec
-    host: Host
+    host: FreeHost
 
     @classmethod
     def of(
         cls,
-        wanted: Wanted,
+        wanted: ClaimingServer,
         stats: Any,
         requests: Sequence[objects.InstancePCIRequest],
         mapping: Mapping[str, list[str]] | None,
         cells: Sequence[objects.InstanceNUMACell] | None,
         kinds: Sequence[server.PortKind],
-    ) -> _Found | None:
+    ) -> _ClaimProblem | None:
         """None: the flavor's devices are not allocated, so nothing is known."""
         topology = stats.numa_topology
         nodes = tuple(
@@ -176,106 +180,113 @@ class _Found:
         )
         sockets = {node.id: node.socket for node in nodes}
         every = objects.InstancePCIRequests(requests=[*wanted.requests, *requests])
-        claimed = {str(each.request_id) for each in requests}
+        claimed = {str(request.request_id) for request in requests}
         wants, devices = [], []
         for index, request in enumerate(server.alias_requests(every)):
             want = Want(str(index), request.alias_name or str(index), request.count)
             wants.append(want)
             if str(request.request_id) in claimed:
-                mine = _allocated(stats, request, mapping, want.key, sockets)
+                own_pools = _list_allocated_pools(stats, request, mapping, want.key, sockets)
             else:
-                mine = [_had(stats, each, want.key, sockets) for each in _of(wanted, request)]
-            if sum(pool.free for pool in mine) != request.count:
+                own_pools = [
+                    _pool_of_device(stats, device, want.key, sockets)
+                    for device in _devices_of_request(wanted, request)
+                ]
+            if sum(pool.free for pool in own_pools) != request.count:
                 return None
-            devices += mine
+            devices += own_pools
         ports = [kind.ports for kind in kinds]
         for index, kind in enumerate(
             server.port_kinds(objects.InstancePCIRequests(requests=list(wanted.requests)))
         ):
             key = f"had {index}"
-            mine = [
-                _had(stats, each, key, sockets)
+            own_pools = [
+                _pool_of_device(stats, device, key, sockets)
                 for request in kind.requests
-                for each in _of(wanted, request)
+                for device in _devices_of_request(wanted, request)
             ]
-            if mine:
-                ports.append(attrs.evolve(kind.ports, key=key, count=len(mine)))
-                devices += mine
-        devices += _adapters(stats, kinds, cells, sockets)
+            if own_pools:
+                ports.append(attrs.evolve(kind.ports, key=key, count=len(own_pools)))
+                devices += own_pools
+        devices += _list_adapter_pools(stats, kinds, cells, sockets)
         return cls(
             asked=ServerSpec(
                 extra_specs=dict(wanted.flavor.extra_specs or {}),
                 wants=tuple(wants),
                 cells=tuple(
-                    Cell(index, host_node=cell.id) for index, cell in enumerate(cells or ())
+                    WantedCell(index, host_node=cell.id) for index, cell in enumerate(cells or ())
                 ),
-                numa_policy=server.numa_policy(
+                numa_policy=server.numa_policy_of_request(
                     wanted.flavor, wanted.image, server.alias_requests(every)
                 ),
                 ports=tuple(ports),
-                port_roles=server.port_roles(),
+                port_roles=server.read_port_roles(),
             ),
-            host=Host("claim", tuple(devices), nodes),
+            host=FreeHost("claim", tuple(devices), nodes),
         )
 
 
-def _of(wanted: Wanted, request: objects.InstancePCIRequest) -> list[objects.PciDevice]:
-    return [each for each in wanted.devices if each.request_id == request.request_id]
+def _devices_of_request(
+    wanted: ClaimingServer, request: objects.InstancePCIRequest
+) -> list[objects.PciDevice]:
+    return [device for device in wanted.devices if device.request_id == request.request_id]
 
 
-def _pool(
+def _build_pool(
     identifier: str,
     pool: Mapping[str, Any],
     serves: Iterable[str],
     count: int,
     sockets: Mapping[int, int | None],
-) -> Pool:
+) -> DevicePool:
     """A pool where its tags say that it is; broken tags say nothing."""
     location, role = Location(), None
     try:
-        tags = hpc_tags.parse(pool)
-        location = pools.location_of(pool, tags, sockets.get(pool["numa_node"]))
+        tags = hpc_tags.parse_tags(pool)
+        location = pools.read_pool_location(pool, tags, sockets.get(pool["numa_node"]))
         role = None if tags is None else tags.role
     except hpc_tags.TagError:
         pass  # the log has it since the node was read
-    return Pool(identifier, str(pool["address"]), location, count, frozenset(serves), role=role)
+    return DevicePool(
+        identifier, str(pool["address"]), location, count, frozenset(serves), role=role
+    )
 
 
-def _allocated(
+def _list_allocated_pools(
     stats: Any,
     request: objects.InstancePCIRequest,
     mapping: Mapping[str, list[str]] | None,
     key: str,
     sockets: Mapping[int, int | None],
-) -> list[Pool]:
+) -> list[DevicePool]:
     providers = collections.Counter(stats._get_rp_uuids_for_request(mapping, request))
     return [
-        _pool(f"{key} {number}", pool, {key}, providers[pool["rp_uuid"]], sockets)
+        _build_pool(f"{key} {number}", pool, {key}, providers[pool["rp_uuid"]], sockets)
         for number, pool in enumerate(stats.pools)
         if pool.get("rp_uuid") in providers
     ]
 
 
-def _had(
+def _pool_of_device(
     stats: Any, device: objects.PciDevice, key: str, sockets: Mapping[int, int | None]
-) -> Pool:
+) -> DevicePool:
     # None: its entry has been removed from device_spec since.
     pool = stats._create_pool_keys_from_dev(device) or {
         "address": device.address,
         "numa_node": device.numa_node,
     }
-    return _pool(f"{key} {device.address}", pool, {key}, 1, sockets)
+    return _build_pool(f"{key} {device.address}", pool, {key}, 1, sockets)
 
 
-def _adapters(
+def _list_adapter_pools(
     stats: Any,
     kinds: Sequence[server.PortKind],
     cells: Sequence[objects.InstanceNUMACell] | None,
     sockets: Mapping[int, int | None],
-) -> list[Pool]:
+) -> list[DevicePool]:
     """The pools that Nova would take for the ports, with the guest on these cells."""
-    adapters = {pool["address"] for pool in stats.pools if _is_adapter(pool)}
-    found = []
+    adapters = {pool["address"] for pool in stats.pools if _is_whole_adapter(pool)}
+    adapter_pools = []
     for number, pool in enumerate(stats.pools):
         if _NETWORK not in pool or pool["count"] < 1:
             continue
@@ -285,12 +296,12 @@ def _adapters(
             if stats._filter_pools([pool], kind.requests[0], cells, [])
         }
         if keys:
-            made = _pool(f"pool {number}", pool, keys, pool["count"], sockets)
+            made = _build_pool(f"pool {number}", pool, keys, pool["count"], sockets)
             rival = made.name if pool["address"] in adapters else None
-            found.append(attrs.evolve(made, rival=rival, whole=_is_adapter(pool)))
-    return found
+            adapter_pools.append(attrs.evolve(made, rival=rival, whole=_is_whole_adapter(pool)))
+    return adapter_pools
 
 
-def _is_adapter(pool: Mapping[str, Any]) -> bool:
+def _is_whole_adapter(pool: Mapping[str, Any]) -> bool:
     """Whether it is an adapter that can be had itself, and no functions of one."""
     return bool(pool.get("dev_type") == fields.PciDeviceType.SRIOV_PF)

@@ -28,9 +28,9 @@ from nova_hpc.from_nova.cache import Once
 from nova_hpc.from_nova.pools import SAMPLES, Samples
 from nova_hpc.placement import flavor as hpc_flavor
 from nova_hpc.placement import profile as profiles
-from nova_hpc.placement import shape_mix as mix
+from nova_hpc.placement import shape_mix
 from nova_hpc.placement.grouping import FlavorError
-from nova_hpc.placement.profile import Profile, Shape
+from nova_hpc.placement.profile import FlavorShape, Profile
 from nova_hpc.topology.level import Level
 
 CONF = cfg.CONF
@@ -47,7 +47,7 @@ class CloudProfile:
     """A profile, and a number that names it in the keys of caches."""
 
     profile: Profile
-    number: int = attrs.field(factory=cache.number)
+    number: int = attrs.field(factory=cache.next_unique_number)
 
 
 @attrs.frozen
@@ -57,7 +57,7 @@ class _Sold:
     #: In Nova's databases.
     id: int
     name: str
-    task: server.Task
+    task: server.ServerTask
 
 
 class CloudProfiles:
@@ -80,25 +80,27 @@ class CloudProfiles:
             self._reading = self._reading or reader
         if reader:
             # The others go on with what is known while one thread reads.
-            sold = _read()
-            learned = _learned(sold) if sold and _learns() else None
+            sold = _read_sold_flavors()
+            learned = _learn_flavor_weights(sold) if sold and _learns_weights() else None
             with self._lock:
                 self._reading = False
                 self._until = time.monotonic() + _KEEP
                 self._sold = self._sold if sold is None else sold
                 self._weights = self._weights if learned is None else learned
         with self._lock:
-            weights: Mapping[str, int] = self._weights if _learns() else CONF.hpc.flavor_weights
+            weights: Mapping[str, int] = (
+                self._weights if _learns_weights() else CONF.hpc.flavor_weights
+            )
             made_of = (self._sold, self._samples.version, tuple(sorted(weights.items())))
             if made_of != self._made_of:
-                profile = _built(self._sold or (), weights, self._samples)
+                profile = _build_profile_or_default(self._sold or (), weights, self._samples)
                 if profile != self._made.profile:
                     self._made = CloudProfile(profile)
                 self._made_of = made_of
             return self._made
 
 
-def _read() -> tuple[_Sold, ...] | None:
+def _read_sold_flavors() -> tuple[_Sold, ...] | None:
     """The flavors of the API database that ask for devices; None: unreadable."""
     try:
         flavors = objects.FlavorList.get_all(nova_context.get_admin_context())
@@ -117,46 +119,48 @@ def _read() -> tuple[_Sold, ...] | None:
         if "pci_passthrough:alias" not in (flavor.extra_specs or {}):
             continue
         try:
-            sold.append(_Sold(flavor.id, flavor.name, server.read_flavor(flavor)))
+            sold.append(_Sold(flavor.id, flavor.name, server.read_flavor_task(flavor)))
         except (exception.NovaException, server.RequestError, ValueError) as error:
             # Nobody can build a server with it either.
             LOG.debug("Flavor %s is no part of the profile: %s", flavor.name, error)
     return tuple(sold)
 
 
-def _learns() -> bool:
+def _learns_weights() -> bool:
     """Whether the weights are those of the servers that run."""
     return bool(CONF.hpc.learn_flavor_weights) and not CONF.hpc.flavor_weights
 
 
-def _learned(sold: Iterable[_Sold]) -> dict[str, int] | None:
+def _learn_flavor_weights(sold: Iterable[_Sold]) -> dict[str, int] | None:
     """Flavor -> weight; None: a cell could not be asked, and what is known stays."""
-    names = {each.id: each.name for each in sold}
+    names = {flavor.id: flavor.name for flavor in sold}
     running = dict.fromkeys(names.values(), 0)
     try:
         cells = nova_context.scatter_gather_skip_cell0(
-            nova_context.get_admin_context(), _running, tuple(names)
+            nova_context.get_admin_context(), _count_running_servers, tuple(names)
         )
     except Exception as error:
         cells = {"": error}
-    for cell, found in cells.items():
-        if nova_context.is_cell_failure_sentinel(found):
+    for cell, cell_counts in cells.items():
+        if nova_context.is_cell_failure_sentinel(cell_counts):
             # Half of a cloud would say that the other half sells nothing.
             if _ONCE.first(("running", cell)):
                 LOG.warning(
                     "The servers of cell %s cannot be counted (%s); until they can, flavors keep "
                     "the weights that they have for the damage of a placement",
                     cell,
-                    found,
+                    cell_counts,
                 )
             return None
-        for flavor, count in found:
+        for flavor, count in cell_counts:
             running[names[flavor]] += count
-    return mix.learned(running)
+    return shape_mix.learn_weights(running)
 
 
 @main_db.pick_context_manager_reader
-def _running(context: nova_context.RequestContext, flavors: Sequence[int]) -> list[tuple[int, int]]:
+def _count_running_servers(
+    context: nova_context.RequestContext, flavors: Sequence[int]
+) -> list[tuple[int, int]]:
     """Of one cell: flavor, and servers of it that are not deleted.
 
     Nova's objects would bring each server itself.
@@ -164,12 +168,14 @@ def _running(context: nova_context.RequestContext, flavors: Sequence[int]) -> li
     flavor = models.Instance.instance_type_id
     query = context.session.query(flavor, sqlalchemy.func.count())
     query = query.filter(models.Instance.deleted == 0, flavor.in_(flavors)).group_by(flavor)
-    return [(int(each), int(count)) for each, count in query.all()]
+    return [(int(flavor_id), int(count)) for flavor_id, count in query.all()]
 
 
-def _built(sold: Iterable[_Sold], weights: Mapping[str, int], samples: Samples) -> Profile:
+def _build_profile_or_default(
+    sold: Iterable[_Sold], weights: Mapping[str, int], samples: Samples
+) -> Profile:
     try:
-        return build(sold, weights, samples)
+        return build_cloud_profile(sold, weights, samples)
     except Exception as error:
         # Never a reason to refuse a server.
         if _ONCE.first(("profile", str(error))):
@@ -177,33 +183,35 @@ def _built(sold: Iterable[_Sold], weights: Mapping[str, int], samples: Samples) 
         return profiles.DEFAULT
 
 
-def build(sold: Iterable[_Sold], weights: Mapping[str, int], samples: Samples) -> Profile:
+def build_cloud_profile(
+    sold: Iterable[_Sold], weights: Mapping[str, int], samples: Samples
+) -> Profile:
     """The profile of these flavors; the engine's default where there are none.
 
     :param weights: flavor name -> weight; 1 where it is not named.
     """
     shapes, names = [], set()
-    for each in sold:
-        names.add(each.name)
-        weight = weights.get(each.name, 1)
-        shape = _shape(each.task, weight, samples) if weight > 0 else None
+    for sold_flavor in sold:
+        names.add(sold_flavor.name)
+        weight = weights.get(sold_flavor.name, 1)
+        shape = _shape_of_task(sold_flavor.task, weight, samples) if weight > 0 else None
         if shape is not None:
             shapes.append(shape)
     for name in sorted(set(weights) - names):
         if names and _ONCE.first(("no flavor", name)):
             LOG.warning("[hpc]flavor_weights names %s, which is no flavor with devices", name)
-    different = len(mix.merged(shapes, max(len(shapes), 1)))
-    if different > mix.MOST and _ONCE.first(("shapes", different)):
+    different = len(shape_mix.merge_shapes(shapes, max(len(shapes), 1)))
+    if different > shape_mix.MOST and _ONCE.first(("shapes", different)):
         LOG.info(
             "%d flavors ask for different devices, CPUs or memory; those that differ least count "
             "as one for the damage of a placement, which leaves %d",
             different,
-            mix.MOST,
+            shape_mix.MOST,
         )
-    return mix.profile(shapes)
+    return shape_mix.build_mixed_profile(shapes)
 
 
-def _shape(task: server.Task, weight: int, samples: Samples) -> Shape | None:
+def _shape_of_task(task: server.ServerTask, weight: int, samples: Samples) -> FlavorShape | None:
     """One flavor as later requests would ask for it; None for a broken one."""
     roles = {
         device.want.key: samples.role_of(device) or device.want.name for device in task.devices
@@ -221,7 +229,7 @@ def _shape(task: server.Task, weight: int, samples: Samples) -> Shape | None:
         per_role[roles[key]] = per_role.get(roles[key], 0) + count
     sizes = {cell.page_kib for cell in asked.cells}
     page = next(iter(sizes)) if len(sizes) == 1 else None
-    return Shape(
+    return FlavorShape(
         counts=per_role,
         groups=groups,
         level=level,

@@ -33,7 +33,7 @@ MOST: Final = 8
 
 
 @attrs.frozen
-class Kind:
+class DeviceKind:
     """A kind of device, as Placement knows it."""
 
     resource_class: str
@@ -68,7 +68,7 @@ class Free:
         return counted if amount >= self.asked else min(counted, amount)
 
 
-def free_providers(kind: Kind, most: int) -> Free | None:
+def free_providers(kind: DeviceKind, most: int) -> Free | None:
     """All providers with free devices of *kind*.
 
     :param most: how many of one provider the request can use.
@@ -77,22 +77,22 @@ def free_providers(kind: Kind, most: int) -> Free | None:
     most = max(1, min(most, MOST))
     amounts: dict[str, int] = {}
     for amount in range(1, most + 1):
-        found = _ask(kind, amount)
-        if found is None:
+        uuids = _ask_uuids(kind, amount)
+        if uuids is None:
             return None
-        if not found:
+        if not uuids:
             # Nobody has as many, so the smaller amounts are exact.
             break
-        amounts.update(dict.fromkeys(found, amount))
+        amounts.update(dict.fromkeys(uuids, amount))
     return Free(amounts=amounts, asked=most)
 
 
-def _ask(kind: Kind, amount: int) -> list[str] | None:
-    found = ask({kind.resource_class: amount}, kind.traits)
-    return None if found is None else [str(provider["uuid"]) for provider in found]
+def _ask_uuids(kind: DeviceKind, amount: int) -> list[str] | None:
+    providers = ask_providers({kind.resource_class: amount}, kind.traits)
+    return None if providers is None else [str(provider["uuid"]) for provider in providers]
 
 
-def ask(
+def ask_providers(
     resources: Mapping[str, int], traits: Iterable[str], provider: str | None = None
 ) -> list[Mapping[str, Any]] | None:
     """All providers that have these resources free, and these traits, as Placement shows them.
@@ -112,7 +112,7 @@ def ask(
     try:
         client = report.report_client_singleton()
         answer = client.get(url, version=_MICROVERSION)
-        if answer.status_code == 400 and not _all_known(client, resources, traits):
+        if answer.status_code == 400 and not _are_all_known(client, resources, traits):
             # No node reports it (yet): then there is none, and nothing is wrong.
             return []
         if answer.status_code != 200:
@@ -123,8 +123,8 @@ def ask(
                 what,
             )
             return None
-        found: list[Mapping[str, Any]] = answer.json()["resource_providers"]
-        return found
+        providers: list[Mapping[str, Any]] = answer.json()["resource_providers"]
+        return providers
     except Exception as error:
         # Whatever is wrong with Placement, the claim that follows will tell.
         LOG.warning(
@@ -135,7 +135,7 @@ def ask(
         return None
 
 
-def _all_known(client: Any, resources: Iterable[str], traits: Iterable[str]) -> bool:
+def _are_all_known(client: Any, resources: Iterable[str], traits: Iterable[str]) -> bool:
     """Whether Placement has ever heard of these resource classes and traits.
 
     It answers 400 to a question that names one that it has not, as to a bad question
@@ -146,7 +146,7 @@ def _all_known(client: Any, resources: Iterable[str], traits: Iterable[str]) -> 
     return all(client.get(path, version=_MICROVERSION).status_code != 404 for path in paths)
 
 
-def ask_about(root: str, kind: Kind) -> Mapping[str, Mapping[str, Any]] | None:
+def ask_about_host(root: str, kind: DeviceKind) -> Mapping[str, Mapping[str, Any]] | None:
     """What one host has and uses, as the summaries of an answer with candidates.
 
     :param root: UUID of the compute node.
@@ -160,24 +160,24 @@ def ask_about(root: str, kind: Kind) -> Mapping[str, Mapping[str, Any]] | None:
         if answer.status_code != 200:
             LOG.warning("Placement answered %s to what is free on %s", answer.status_code, root)
             return None
-        found: Mapping[str, Mapping[str, Any]] = answer.json()["provider_summaries"]
+        summaries: Mapping[str, Mapping[str, Any]] = answer.json()["provider_summaries"]
     except Exception as error:
         LOG.warning("Placement could not be asked what is free on %s (%s)", root, error)
         return None
-    return found
+    return summaries
 
 
-def has(provider: str, resources: Mapping[str, int]) -> bool | None:
+def has_free_resources(provider: str, resources: Mapping[str, int]) -> bool | None:
     """Whether a provider has these resources free at this moment.
 
     :param provider: its UUID.
     :returns: None if Placement could not be asked.
     """
-    found = ask(resources, (), provider)
-    return None if found is None else bool(found)
+    providers = ask_providers(resources, (), provider)
+    return None if providers is None else bool(providers)
 
 
-def classes_of(provider: str) -> frozenset[str]:
+def resource_classes_of(provider: str) -> frozenset[str]:
     """Resource classes of a provider's inventory; none where Placement does not say.
 
     :param provider: its UUID.
@@ -185,8 +185,8 @@ def classes_of(provider: str) -> frozenset[str]:
     url = f"/resource_providers/{provider}/inventories"
     try:
         answer = report.report_client_singleton().get(url, version=_MICROVERSION)
-        found = answer.json()["inventories"] if answer.status_code == 200 else {}
+        inventories = answer.json()["inventories"] if answer.status_code == 200 else {}
     except Exception as error:
         LOG.warning("Placement could not be asked what provider %s is (%s)", provider, error)
         return frozenset()
-    return frozenset(found)
+    return frozenset(inventories)

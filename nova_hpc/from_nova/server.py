@@ -3,7 +3,7 @@
 
 The scheduler has a request specification, a node an instance with what it has
 claimed, ``explain`` and the profile a flavor. Each of them goes through
-:func:`read`, so that all build the same request to the engine.
+:func:`read_server_spec`, so that all build the same request to the engine.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from nova_hpc import conf as hpc_conf
 from nova_hpc.from_nova import bandwidth, cache
 from nova_hpc.from_nova.bandwidth import Bandwidth
 from nova_hpc.from_nova.cache import Cache
-from nova_hpc.from_nova.candidates import Unit
-from nova_hpc.from_nova.providers import Kind
+from nova_hpc.from_nova.candidates import RequestedDevice
+from nova_hpc.from_nova.providers import DeviceKind
 from nova_hpc.guest_tree import guest_document
 from nova_hpc.placement import roles
 from nova_hpc.placement.grouping import PORT, check_wants
-from nova_hpc.placement.model import Cell, Ports, Want
+from nova_hpc.placement.model import Ports, Want, WantedCell
 from nova_hpc.placement.server import ServerSpec
 
 CONF = cfg.CONF
-hpc_conf.register(CONF)
+hpc_conf.register_all_options(CONF)
 
 #: What Nova makes of each policy for the devices of a host whose NUMA nodes are
 #: known, the strictest first: nova/pci/stats.py of release 34, lines 393-476.
@@ -52,13 +52,13 @@ class RequestError(ValueError):
 
 
 @attrs.frozen
-class Device:
+class WantedDevice:
     """One alias of the flavor, as Nova and Placement know it."""
 
     want: Want
     request: objects.InstancePCIRequest = attrs.field(eq=False, hash=False, repr=False)
-    kind: Kind
-    units: tuple[Unit, ...]
+    kind: DeviceKind
+    units: tuple[RequestedDevice, ...]
     #: The request for none of them: Nova answers None where there are fewer
     #: devices than requested, and the question is which would do.
     probe: objects.InstancePCIRequest = attrs.field(init=False, eq=False, hash=False, repr=False)
@@ -72,7 +72,7 @@ class Device:
     @property
     def matching(self) -> Hashable:
         """What decides which pools it matches, and nothing else."""
-        spec = tuple(tuple(sorted(each.items())) for each in self.request.spec)
+        spec = tuple(tuple(sorted(part.items())) for part in self.request.spec)
         return (self.want.key, self.kind, spec)
 
 
@@ -88,7 +88,7 @@ class PortKind:
     requests: tuple[objects.InstancePCIRequest, ...] = attrs.field(eq=False, hash=False, repr=False)
     #: What each of them asks Placement for of its adapter; None: nothing.
     bandwidth: Bandwidth | None = None
-    #: As :attr:`Device.probe`.
+    #: As :attr:`WantedDevice.probe`.
     probe: objects.InstancePCIRequest = attrs.field(init=False, eq=False, hash=False, repr=False)
 
     @probe.default
@@ -100,15 +100,15 @@ class PortKind:
     @property
     def matching(self) -> Hashable:
         """What decides which pools it matches, and nothing else."""
-        return (self.ports.key, _kind_of(self.requests[0]))
+        return (self.ports.key, _matching_of_request(self.requests[0]))
 
 
 @attrs.frozen
-class Task:
+class ServerTask:
     """What a request specification asks for, the same for every host."""
 
     server: ServerSpec
-    devices: tuple[Device, ...]
+    devices: tuple[WantedDevice, ...]
     ports: tuple[PortKind, ...] = ()
     #: Equal for requests that want the same kinds of devices.
     matching: int = attrs.field(init=False)
@@ -120,13 +120,15 @@ class Task:
         devices = tuple(device.matching for device in self.devices)
         # How many aliases a pool serves is known of it, too.
         aliases = tuple(CONF.pci.alias)
-        return _number(("matching", devices, tuple(kind.matching for kind in self.ports), aliases))
+        return _number_of_shape(
+            ("matching", devices, tuple(kind.matching for kind in self.ports), aliases)
+        )
 
     @shape.default
     def _shape(self) -> int:
         server = self.server
         specs = tuple(sorted(server.extra_specs.items()))
-        return _number(
+        return _number_of_shape(
             (
                 *("shape", self.matching, server.wants, specs, server.cells),
                 *(server.numa_policy, server.ports, server.port_roles),
@@ -134,15 +136,15 @@ class Task:
         )
 
     @property
-    def kinds(self) -> Mapping[Kind, int]:
+    def kinds(self) -> Mapping[DeviceKind, int]:
         """How many of each kind it wants; several of them may sit on one adapter."""
-        found: collections.Counter[Kind] = collections.Counter()
+        counts: collections.Counter[DeviceKind] = collections.Counter()
         for device in self.devices:
-            found[device.kind] += device.want.count
-        return found
+            counts[device.kind] += device.want.count
+        return counts
 
     @property
-    def units(self) -> tuple[Unit, ...]:
+    def units(self) -> tuple[RequestedDevice, ...]:
         """Every single device."""
         return tuple(unit for device in self.devices for unit in device.units)
 
@@ -162,15 +164,15 @@ class Task:
         return tuple(str(device.request.request_id) for device in self.devices)
 
 
-def _number(key: Hashable) -> int:
+def _number_of_shape(key: Hashable) -> int:
     try:
-        return _SHAPES.get(key, cache.number)
+        return _SHAPES.get(key, cache.next_unique_number)
     except TypeError:
         # Not hashable, so not Nova's: like no other.
-        return cache.number()
+        return cache.next_unique_number()
 
 
-def read(
+def read_server_spec(
     flavor: objects.Flavor,
     image: objects.ImageMeta,
     requests: objects.InstancePCIRequests | None,
@@ -185,24 +187,24 @@ def read(
     :param groups: what it asks Placement for, ports included.
     :raises nova.exception.NovaException: flavor and image contradict each other.
     """
-    mine = alias_requests(requests)
+    flavor_requests = alias_requests(requests)
     return ServerSpec(
         extra_specs=dict(flavor.extra_specs or {}),
         wants=tuple(
             # Nova's own ids are new in every request; the position is as good.
-            Want(str(index), each.alias_name or str(each.request_id), each.count)
-            for index, each in enumerate(mine)
+            Want(str(index), request.alias_name or str(request.request_id), request.count)
+            for index, request in enumerate(flavor_requests)
         ),
-        cells=read_cells(topology, claimed),
-        numa_policy=numa_policy(flavor, image, mine),
+        cells=read_numa_cells(topology, claimed),
+        numa_policy=numa_policy_of_request(flavor, image, flavor_requests),
         ports=tuple(kind.ports for kind in port_kinds(requests, groups)),
-        port_roles=port_roles(),
+        port_roles=read_port_roles(),
     )
 
 
-def port_roles() -> tuple[str, ...]:
+def read_port_roles() -> tuple[str, ...]:
     """The roles that networks can have."""
-    return roles.of_networks(CONF.hpc.port_roles)
+    return roles.list_network_roles(CONF.hpc.port_roles)
 
 
 def port_requests(
@@ -210,9 +212,9 @@ def port_requests(
 ) -> list[objects.InstancePCIRequest]:
     """The requests of Neutron's direct ports, in their order."""
     return [
-        each
-        for each in (requests.requests if requests else ())
-        if each.source == objects.InstancePCIRequest.NEUTRON_PORT
+        request
+        for request in (requests.requests if requests else ())
+        if request.source == objects.InstancePCIRequest.NEUTRON_PORT
     ]
 
 
@@ -227,22 +229,25 @@ def port_kinds(
     kinds: dict[Hashable, list[objects.InstancePCIRequest]] = {}
     wanted: dict[Hashable, Bandwidth | None] = {}
     for request in port_requests(requests):
-        asked = bandwidth.of_request(request, groups)
-        key = (_kind_of(request), asked)
+        asked = bandwidth.bandwidth_of_request(request, groups)
+        key = (_matching_of_request(request), asked)
         kinds.setdefault(key, []).append(request)
         wanted[key] = asked
     return tuple(
         PortKind(
             Ports(
                 key=f"{PORT} {number}",
-                name=roles.of_network(CONF.hpc.port_roles, _wanted(mine[0]).get(_NETWORK)) or PORT,
-                count=len(mine),
-                network=_described(_wanted(mine[0]), wanted[key]),
+                name=roles.role_of_network(
+                    CONF.hpc.port_roles, _device_spec_of_port(kind_requests[0]).get(_NETWORK)
+                )
+                or PORT,
+                count=len(kind_requests),
+                network=_describe_port_network(_device_spec_of_port(kind_requests[0]), wanted[key]),
             ),
-            tuple(mine),
+            tuple(kind_requests),
             wanted[key],
         )
-        for number, (key, mine) in enumerate(kinds.items())
+        for number, (key, kind_requests) in enumerate(kinds.items())
     )
 
 
@@ -250,20 +255,20 @@ def port_kinds(
 _NETWORK: Final = pci_request.PCI_NET_TAG
 
 
-def _kind_of(request: objects.InstancePCIRequest) -> Hashable:
+def _matching_of_request(request: objects.InstancePCIRequest) -> Hashable:
     spec = tuple(
-        tuple(sorted((key, str(value)) for key, value in each.items())) for each in request.spec
+        tuple(sorted((key, str(value)) for key, value in part.items())) for part in request.spec
     )
     policy = request.numa_policy if "numa_policy" in request else None
     return (spec, policy)
 
 
-def _wanted(request: objects.InstancePCIRequest) -> Mapping[str, str | None]:
+def _device_spec_of_port(request: objects.InstancePCIRequest) -> Mapping[str, str | None]:
     """What a port wants of a device; Nova says it in one part, and of some ports nothing."""
     return next(iter(request.spec), {})
 
 
-def _described(spec: Mapping[str, str | None], asked: Bandwidth | None) -> str:
+def _describe_port_network(spec: Mapping[str, str | None], asked: Bandwidth | None) -> str:
     network = spec.get(_NETWORK)
     text = f"physical network {network}" if network else "no physical network"
     more = [
@@ -285,13 +290,13 @@ def alias_requests(
 ) -> list[objects.InstancePCIRequest]:
     """The requests that come from the flavor, without those of Neutron's ports."""
     return [
-        each
-        for each in (requests.requests if requests else ())
-        if each.source == objects.InstancePCIRequest.FLAVOR_ALIAS
+        request
+        for request in (requests.requests if requests else ())
+        if request.source == objects.InstancePCIRequest.FLAVOR_ALIAS
     ]
 
 
-def numa_policy(
+def numa_policy_of_request(
     flavor: objects.Flavor,
     image: objects.ImageMeta,
     requests: Sequence[objects.InstancePCIRequest],
@@ -316,15 +321,16 @@ def numa_policy(
         return None
     policy: str | None = hardware.get_pci_numa_policy_constraint(flavor, image)
     own = {
-        (each.numa_policy if "numa_policy" in each else None) or fields.PCINUMAAffinityPolicy.LEGACY
-        for each in requests
+        (request.numa_policy if "numa_policy" in request else None)
+        or fields.PCINUMAAffinityPolicy.LEGACY
+        for request in requests
     }
     return policy or min(own, key=_STRICTEST.index)
 
 
-def read_cells(
+def read_numa_cells(
     topology: objects.InstanceNUMATopology | None, claimed: bool = False
-) -> tuple[Cell, ...]:
+) -> tuple[WantedCell, ...]:
     """The guest's NUMA cells; () where it has none.
 
     :param claimed: Nova has fitted them to a host: it writes the number of the
@@ -341,7 +347,7 @@ def read_cells(
             cpus += 1  # of its own, beside the first cell's
         page = cell.pagesize if "pagesize" in cell else None
         cells.append(
-            Cell(
+            WantedCell(
                 id=index,
                 dedicated_cpus=cpus,
                 memory_kib=cell.memory * 1024,
@@ -353,24 +359,24 @@ def read_cells(
     return tuple(cells)
 
 
-def guest_cells(
+def read_guest_cells(
     topology: objects.InstanceNUMATopology | None,
-) -> tuple[guest_document.Cell, ...]:
+) -> tuple[guest_document.DocumentCell, ...]:
     """The cells of a claim as the guest is told of them; () where it has none."""
     return tuple(
-        guest_document.Cell(
+        guest_document.DocumentCell(
             cpus=len((cell.cpuset or set()) | (cell.pcpuset or set())),
-            memory_kib=known.memory_kib,
-            page_kib=known.page_kib,
+            memory_kib=spec_cell.memory_kib,
+            page_kib=spec_cell.page_kib,
             host_node=cell.id,
         )
-        for cell, known in zip(
-            topology.cells if topology else (), read_cells(topology, claimed=True), strict=True
+        for cell, spec_cell in zip(
+            topology.cells if topology else (), read_numa_cells(topology, claimed=True), strict=True
         )
     )
 
 
-def read_task(spec: objects.RequestSpec) -> Task:
+def read_server_task(spec: objects.RequestSpec) -> ServerTask:
     """Read a request specification.
 
     :raises nova_hpc.placement.grouping.FlavorError: it asks for none, or for more
@@ -381,21 +387,21 @@ def read_task(spec: objects.RequestSpec) -> Task:
     requests = spec.pci_requests if "pci_requests" in spec else None
     image = spec.image if "image" in spec and spec.image else no_image()
     topology = spec.numa_topology if "numa_topology" in spec else None
-    found = spec.requested_resources if "requested_resources" in spec else None
-    groups = [group for group in found or () if group.requester_id]
-    server = read(spec.flavor, image, requests, topology, groups=groups)
+    requested_groups = spec.requested_resources if "requested_resources" in spec else None
+    groups = [group for group in requested_groups or () if group.requester_id]
+    server = read_server_spec(spec.flavor, image, requests, topology, groups=groups)
     check_wants(server.wants)
-    return Task(
+    return ServerTask(
         server=server,
         devices=tuple(
-            _read_device(want, request, groups)
+            _read_wanted_device(want, request, groups)
             for want, request in zip(server.wants, alias_requests(requests), strict=True)
         ),
         ports=port_kinds(requests, groups),
     )
 
 
-def read_flavor(flavor: objects.Flavor, image: objects.ImageMeta | None = None) -> Task:
+def read_flavor_task(flavor: objects.Flavor, image: objects.ImageMeta | None = None) -> ServerTask:
     """What Nova's API makes of a flavor and an image, without a server.
 
     :param image: None: one that asks for nothing.
@@ -412,7 +418,7 @@ def read_flavor(flavor: objects.Flavor, image: objects.ImageMeta | None = None) 
         requested_resources=[],
     )
     spec.generate_request_groups_from_pci_requests()
-    return read_task(spec)
+    return read_server_task(spec)
 
 
 def no_image() -> objects.ImageMeta:
@@ -420,25 +426,25 @@ def no_image() -> objects.ImageMeta:
     return objects.ImageMeta.from_dict({})
 
 
-def _read_device(
+def _read_wanted_device(
     want: Want, request: objects.InstancePCIRequest, groups: Iterable[objects.RequestGroup]
-) -> Device:
+) -> WantedDevice:
     # Nova names the groups of a request <request_id>-<index>.
-    mine = [group for group in groups if group.requester_id.startswith(request.request_id)]
-    if len(mine) != request.count:
+    own_groups = [group for group in groups if group.requester_id.startswith(request.request_id)]
+    if len(own_groups) != request.count:
         raise RequestError(
-            f"the request for {request.count} {want.name} has {len(mine)} groups in "
+            f"the request for {request.count} {want.name} has {len(own_groups)} groups in "
             "Placement; set [filter_scheduler]pci_in_placement = True for the scheduler, "
             "the conductor and the API"
         )
-    classes = {name for group in mine for name in group.resources}
+    classes = {name for group in own_groups for name in group.resources}
     if len(classes) != 1:
         raise RequestError(f"the request for {want.name} names {len(classes)} resource classes")
     resource_class = classes.pop()
-    traits = {trait for group in mine for trait in group.required_traits}
-    return Device(
+    traits = {trait for group in own_groups for trait in group.required_traits}
+    return WantedDevice(
         want=want,
         request=request,
-        kind=Kind(resource_class, frozenset(traits)),
-        units=tuple(Unit(group.requester_id, resource_class) for group in mine),
+        kind=DeviceKind(resource_class, frozenset(traits)),
+        units=tuple(RequestedDevice(group.requester_id, resource_class) for group in own_groups),
     )

@@ -11,44 +11,46 @@ from nova import context as nova_context
 from nova import objects
 
 from nova_hpc.from_nova.pools import EVERYWHERE
-from nova_hpc.from_nova.providers import Kind
-from nova_hpc.from_nova.server import Task
+from nova_hpc.from_nova.providers import DeviceKind
+from nova_hpc.from_nova.server import ServerTask
 from nova_hpc.wire import stats
 from nova_hpc.wire.stats import StatsDocument
 
 
-def by_alias(document: StatsDocument | None, task: Task) -> dict[str, int]:
+def count_withheld_by_alias(document: StatsDocument | None, task: ServerTask) -> dict[str, int]:
     """Alias -> how many withheld devices would serve it; those of which there is one."""
     if document is None or not document.withheld or not document.kinds:
         return {}
-    found: dict[str, set[str]] = {}
+    addresses_by_alias: dict[str, set[str]] = {}
     for device in task.devices:
-        found.setdefault(device.want.name, set()).update(_serving(document, device.kind))
-    return {name: len(addresses) for name, addresses in found.items() if addresses}
+        addresses_by_alias.setdefault(device.want.name, set()).update(
+            _withheld_addresses_of_kind(document, device.kind)
+        )
+    return {name: len(addresses) for name, addresses in addresses_by_alias.items() if addresses}
 
 
-def _serving(document: StatsDocument, kind: Kind) -> set[str]:
+def _withheld_addresses_of_kind(document: StatsDocument, kind: DeviceKind) -> set[str]:
     """Addresses of what is withheld and of a kind."""
-    found = set()
+    serving = set()
     for address in document.withheld:
-        said = document.kinds.get(address)
-        if said is None:
+        kind_text = document.kinds.get(address)
+        if kind_text is None:
             continue
-        resource_class, traits = stats.parts_of(said)
+        resource_class, traits = stats.parse_kind(kind_text)
         if resource_class == kind.resource_class and kind.traits <= traits | EVERYWHERE:
-            found.add(address)
-    return found
+            serving.add(address)
+    return serving
 
 
-def said_by(uuid: str) -> StatsDocument | None:
+def read_stats_of_provider(uuid: str) -> StatsDocument | None:
     """What the node with this UUID says of itself; None: nothing that can be read."""
     context = nova_context.get_admin_context()
     for cell in objects.CellMappingList.get_all(context):
         if cell.disabled:
             continue
         with nova_context.target_cell(context, cell) as within:
-            found = objects.ComputeNodeList.get_all_by_uuids(within, [uuid])
-        for node in found:
+            nodes = objects.ComputeNodeList.get_all_by_uuids(within, [uuid])
+        for node in nodes:
             values = node.stats if node.obj_attr_is_set("stats") else None
-            return stats.loads((values or {}).get(stats.KEY))
+            return stats.read_stats_or_none((values or {}).get(stats.KEY))
     return None

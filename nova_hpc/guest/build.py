@@ -42,14 +42,14 @@ def single_file() -> bytes:
     """The command as one executable file that needs ``python3`` and nothing else."""
     target = io.BytesIO()
     with zipfile.ZipFile(target, "w") as archive:
-        _add(archive, "__main__.py", _MAIN.encode())
+        _add_archive_file(archive, "__main__.py", _MAIN.encode())
         for module in _MODULES:
             name = f"{module}.py"
-            _add(archive, f"nova_hpc_guest/{name}", (_HERE / name).read_bytes())
+            _add_archive_file(archive, f"nova_hpc_guest/{name}", (_HERE / name).read_bytes())
     return b"#!/usr/bin/env python3\n" + target.getvalue()
 
 
-def _add(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
+def _add_archive_file(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
     info = zipfile.ZipInfo(name, _DATE)
     info.external_attr = 0o644 << 16
     info.compress_type = zipfile.ZIP_DEFLATED
@@ -62,8 +62,8 @@ def cloud_config() -> str:
         [
             "#cloud-config",
             "write_files:",
-            *_file(COMMAND, single_file(), "0755"),
-            *_file(UNIT, _UNIT_FILE.read_bytes(), "0644"),
+            *_format_cloud_file(COMMAND, single_file(), "0755"),
+            *_format_cloud_file(UNIT, _UNIT_FILE.read_bytes(), "0644"),
             "runcmd:",
             "  - [systemctl, daemon-reload]",
             "  - [systemctl, enable, --now, nova-hpc-guest.service]",
@@ -72,7 +72,7 @@ def cloud_config() -> str:
     )
 
 
-def _file(path: str, data: bytes, mode: str) -> list[str]:
+def _format_cloud_file(path: str, data: bytes, mode: str) -> list[str]:
     packed = base64.b64encode(gzip.compress(data, mtime=0)).decode("ascii")
     return [
         f"  - path: {path}",
@@ -97,17 +97,17 @@ def main(arguments: list[str] | None = None) -> int:
         help="print the directory with the element nova-hpc-guest for diskimage-builder",
     )
     parser.add_argument("file", type=Path, metavar="FILE", nargs="?", help="where to write it")
-    known = parser.parse_args(arguments)
-    if known.elements:
+    options = parser.parse_args(arguments)
+    if options.elements:
         print(_HERE / "elements")
         return 0
-    if known.file is None:
+    if options.file is None:
         parser.error("FILE is missing: where to write it")
-    target: Path = known.file
+    target: Path = options.file
     try:
-        if known.cloud_config:
+        if options.cloud_config:
             target.write_text(cloud_config())
-        elif known.unit:
+        elif options.unit:
             target.write_bytes(_UNIT_FILE.read_bytes())
         else:
             target.write_bytes(single_file())

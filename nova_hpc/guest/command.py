@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 from . import document, install, machine, show, topology
-from .compare import KINDS, Result, Wishes, compare, locate
-from .document import Document, DocumentError, NoDocumentError
-from .files import FileError, Root
+from .compare import KINDS, GuestWishes, Result, compare_with_machine, locate_devices
+from .document import DocumentError, GuestDocument, NoDocumentError
+from .files import GuestFileError, Root
 
 GOOD: Final = 0
 #: Something is not as promised.
@@ -26,12 +26,12 @@ UNKNOWN: Final = 2
 _UNITS: Final = {"K": 1, "M": 1024, "G": 1024 * 1024}
 
 
-class _Options(NamedTuple):
+class _GuestOptions(NamedTuple):
     command: str
     root: Root
     as_json: bool
     quiet: bool
-    wishes: Wishes
+    wishes: GuestWishes
     if_present: bool
     profile: bool
     slurm: tuple[str, str, str | None] | None
@@ -43,20 +43,20 @@ def main(arguments: list[str] | None = None) -> int:
     :returns: 0 good, 1 not as promised, 2 could not be told.
     """
     try:
-        options = _parse(sys.argv[1:] if arguments is None else arguments)
-        status, lines = _run(options)
+        options = _parse_arguments(sys.argv[1:] if arguments is None else arguments)
+        status, lines = _run_subcommand(options)
         text = "".join(f"{line}\n" for line in lines)
-    except (DocumentError, FileError) as error:
-        return _fail(str(error))
+    except (DocumentError, GuestFileError) as error:
+        return _print_failure(str(error))
     except KeyboardInterrupt:
-        return _fail("interrupted")
+        return _print_failure("interrupted")
     except Exception as error:
         # A job prolog must get an answer, whatever this machine shows.
-        return _fail(f"this machine cannot be read: {type(error).__name__}: {error}")
-    return _say(text, status)
+        return _print_failure(f"this machine cannot be read: {type(error).__name__}: {error}")
+    return _write_output(text, status)
 
 
-def _say(text: str, status: int) -> int:
+def _write_output(text: str, status: int) -> int:
     """Write what was found or done; what nobody reads to its end is no success."""
     if not text:
         return status
@@ -70,68 +70,70 @@ def _say(text: str, status: int) -> int:
             # Python would complain once more when it flushes at exit.
             with contextlib.suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        why = error.strerror or str(error)
-        return _fail(f"the output was not read to its end, or cannot be written: {why}")
+        cause = error.strerror or str(error)
+        return _print_failure(f"the output was not read to its end, or cannot be written: {cause}")
     return status
 
 
-def _fail(text: str) -> int:
+def _print_failure(text: str) -> int:
     line = " ".join(text.split())
     with contextlib.suppress(OSError):
         print(f"nova-hpc-guest: {line}".encode("ascii", "replace").decode(), file=sys.stderr)
     return UNKNOWN
 
 
-def _run(options: _Options) -> tuple[int, Iterable[str]]:
+def _run_subcommand(options: _GuestOptions) -> tuple[int, Iterable[str]]:
     """The exit status, and the lines to say once everything is done."""
     try:
-        data, found = document.read(options.root)
+        data, promise = document.read_guest_document(options.root)
     except NoDocumentError:
         if options.command != "install":
             raise
-        install.forget(options.root)
+        install.forget_installed(options.root)
         if not options.if_present:
             raise
         return GOOD, ()
-    real = machine.read(options.root)
+    real = machine.read_machine(options.root)
     if options.command == "install":
-        said = install.install(options.root, found, data, real, options.profile)
-        return GOOD, () if options.quiet else said
+        report = install.install_files(options.root, promise, data, real, options.profile)
+        return GOOD, () if options.quiet else report
     if options.command == "topology":
-        return GOOD, _topology(options, found, real)
-    result = compare(found, real, options.wishes)
+        return GOOD, _report_topology(options, promise, real)
+    result = compare_with_machine(promise, real, options.wishes)
     status = GOOD if result.good or options.command == "show" else WRONG
     if options.as_json:
-        return status, (json.dumps(show.as_data(found, result), indent=2),)
+        return status, (json.dumps(show.build_report_data(promise, result), indent=2),)
     if options.command == "show":
-        return status, show.tree(found, result)
-    return status, _report(found, result, options.quiet)
+        return status, show.format_promise_tree(promise, result)
+    return status, _report_findings(promise, result, options.quiet)
 
 
-def _topology(options: _Options, found: Document, real: machine.Machine) -> Iterable[str]:
-    topology.check(found)
-    places, _ = locate(found, real)
+def _report_topology(
+    options: _GuestOptions, promise: GuestDocument, real: machine.GuestMachine
+) -> Iterable[str]:
+    topology.check_place_known(promise)
+    places, _ = locate_devices(promise, real)
     if options.as_json:
-        return (json.dumps(topology.as_data(found, places), indent=2),)
+        return (json.dumps(topology.build_place_data(promise, places), indent=2),)
     if options.slurm is not None:
-        return (topology.as_slurm(found, *options.slurm),)
-    return topology.as_text(found, places)
+        return (topology.format_slurm_place(promise, *options.slurm),)
+    return topology.format_place_lines(promise, places)
 
 
-def _report(found: Document, result: Result, quiet: bool) -> Iterator[str]:
+def _report_findings(promise: GuestDocument, result: Result, quiet: bool) -> Iterator[str]:
     for finding in result.findings:
         if finding.wrong or not quiet:
-            about = "" if finding.device is None else f"{found.devices[finding.device].name}: "
+            about = "" if finding.device is None else f"{promise.devices[finding.device].name}: "
             mark = "WRONG" if finding.wrong else "note"
             yield f"{mark} {finding.kind}: {about}{finding.text}"
     if result.good and not quiet:
         yield (
-            f"As promised: {len(found.devices)} devices, {len(found.cells)} NUMA nodes, "
-            f"topology {found.topology}."
+            f"As promised: {len(promise.devices)} devices, {len(promise.cells)} NUMA nodes, "
+            f"topology {promise.topology}."
         )
 
 
-def _parse(arguments: list[str]) -> _Options:
+def _parse_arguments(arguments: list[str]) -> _GuestOptions:
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(
         "--root", default="/", metavar="DIR", help="directory that holds sys (default: /)"
@@ -147,14 +149,14 @@ def _parse(arguments: list[str]) -> _Options:
     installer = commands.add_parser(
         "install", parents=[common], help="tell NCCL about the topology; run it at each boot"
     )
-    for each in (shower, checker):
-        each.add_argument("--format", choices=("text", "json"), default="text")
+    for subparser in (shower, checker):
+        subparser.add_argument("--format", choices=("text", "json"), default="text")
     _add_topology(commands.add_parser("topology", parents=[common], help=_TOPOLOGY))
     checker.add_argument(
         "--driver",
         action="append",
         default=[],
-        type=_driver,
+        type=_read_driver_rule,
         metavar="ROLE=NAME",
         help="driver that must be bound to the devices of a role, of vendor:product, or of *; "
         "without it any driver will do; may be repeated",
@@ -163,19 +165,19 @@ def _parse(arguments: list[str]) -> _Options:
         "--hugepages",
         action="append",
         default=[],
-        type=_pool,
+        type=_read_page_pool,
         metavar="SIZE=COUNT",
         help="pages that a pool must have at least, as in 1G=32; may be repeated",
     )
     checker.add_argument(
         "--skip",
         default=(),
-        type=_kinds,
+        type=_read_skipped_kinds,
         metavar="KIND,...",
         help=f"leave out what this machine cannot have: {', '.join(KINDS[1:])}",
     )
-    for each in (checker, installer):
-        each.add_argument("--quiet", action="store_true", help="print only what is wrong")
+    for subparser in (checker, installer):
+        subparser.add_argument("--quiet", action="store_true", help="print only what is wrong")
     installer.add_argument(
         "--if-present",
         action="store_true",
@@ -184,24 +186,24 @@ def _parse(arguments: list[str]) -> _Options:
     installer.add_argument(
         "--profile", action="store_true", help=f"also write {install.PROFILE} for login shells"
     )
-    known: Any = parser.parse_args(arguments)
-    folder: str = known.root
-    form: str = getattr(known, "format", "text")
+    parsed: Any = parser.parse_args(arguments)
+    folder: str = parsed.root
+    form: str = getattr(parsed, "format", "text")
     if not os.path.isdir(folder):  # noqa: PTH112
         parser.error(f"--root {folder!a}: no such directory")
-    return _Options(
-        command=known.command,
+    return _GuestOptions(
+        command=parsed.command,
         root=Root(folder),
         as_json=form == "json",
-        quiet=getattr(known, "quiet", False),
-        wishes=Wishes(
-            dict(getattr(known, "driver", ())),
-            dict(getattr(known, "hugepages", ())),
-            getattr(known, "skip", ()),
+        quiet=getattr(parsed, "quiet", False),
+        wishes=GuestWishes(
+            dict(getattr(parsed, "driver", ())),
+            dict(getattr(parsed, "hugepages", ())),
+            getattr(parsed, "skip", ()),
         ),
-        if_present=getattr(known, "if_present", False),
-        profile=getattr(known, "profile", False),
-        slurm=(known.level, known.topology, known.below) if form == "slurm" else None,
+        if_present=getattr(parsed, "if_present", False),
+        profile=getattr(parsed, "profile", False),
+        slurm=(parsed.level, parsed.topology, parsed.below) if form == "slurm" else None,
     )
 
 
@@ -223,41 +225,41 @@ def _add_topology(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--topology",
-        type=_word,
+        type=_read_slurm_word,
         default=topology.DEFAULT,
         metavar="NAME",
         help=f"with --format slurm: name of Slurm's topology (default: {topology.DEFAULT})",
     )
     parser.add_argument(
         "--below",
-        type=_word,
+        type=_read_slurm_word,
         metavar="SWITCH",
         help="with --format slurm: print the path from this switch of Slurm's, which makes what "
         "it has not of it",
     )
 
 
-def _word(text: str) -> str:
+def _read_slurm_word(text: str) -> str:
     if not re.fullmatch(r"[\w.-]{1,80}", text, re.ASCII):
         raise argparse.ArgumentTypeError(f"{text!a} is no word of letters, digits and -_.")
     return text
 
 
-def _driver(text: str) -> tuple[str, str]:
+def _read_driver_rule(text: str) -> tuple[str, str]:
     match = re.fullmatch(r"([\w.:*-]+)=([\w.-]+)", text, re.ASCII)
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!a} is not like gpu=nvidia")
     return match[1], match[2]
 
 
-def _pool(text: str) -> tuple[int, int]:
+def _read_page_pool(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d{1,6})([KMG])=(\d{1,9})", text, re.ASCII)
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!a} is not like 1G=32")
     return int(match[1]) * _UNITS[match[2]], int(match[3])
 
 
-def _kinds(text: str) -> tuple[str, ...]:
+def _read_skipped_kinds(text: str) -> tuple[str, ...]:
     words = tuple(text.split(","))
     for word in words:
         if word not in KINDS[1:]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from .document import PEER_REASONS, Device, Document
-from .machine import Function, Machine
+from .document import PEER_REASONS, GuestDevice, GuestDocument
+from .machine import GuestFunction, GuestMachine
 
 KINDS: Final = ("device", "driver", "link", "numa", "tree", "peer", "cells", "hugepages")
 
@@ -15,7 +15,7 @@ _KEPT_SHARE: Final = 0.10
 _KEPT_KIB: Final = 256 * 1024
 
 
-class Finding(NamedTuple):
+class GuestFinding(NamedTuple):
     """One difference, or something worth knowing that is none."""
 
     kind: str
@@ -26,7 +26,7 @@ class Finding(NamedTuple):
     wrong: bool
 
 
-class Wishes(NamedTuple):
+class GuestWishes(NamedTuple):
     """What the caller asks for beyond the promise."""
 
     #: Role, ``vendor:product`` or ``*`` -> driver that must be bound.
@@ -39,8 +39,8 @@ class Wishes(NamedTuple):
 class Result(NamedTuple):
     """Where the promised devices are, and what is not as promised."""
 
-    places: dict[int, Function]
-    findings: tuple[Finding, ...]
+    places: dict[int, GuestFunction]
+    findings: tuple[GuestFinding, ...]
 
     @property
     def good(self) -> bool:
@@ -48,32 +48,38 @@ class Result(NamedTuple):
         return not any(finding.wrong for finding in self.findings)
 
 
-def compare(document: Document, machine: Machine, wishes: Wishes | None = None) -> Result:
+def compare_with_machine(
+    document: GuestDocument, machine: GuestMachine, wishes: GuestWishes | None = None
+) -> Result:
     """Look for every promised thing; findings in a stable order."""
-    wishes = wishes or Wishes()
-    places, findings = locate(document, machine)
+    wishes = wishes or GuestWishes()
+    places, findings = locate_devices(document, machine)
     for device in document.devices:
         function = places.get(device.number)
         if function is not None:
-            findings.extend(_driver(device, function, wishes))
-            findings.extend(_link(device, function))
+            findings.extend(_check_driver(device, function, wishes))
+            findings.extend(_check_link(device, function))
             if document.topology != "flat":
-                findings.extend(_numa(device, function))
+                findings.extend(_check_numa_node(device, function))
     if document.topology == "mirror":
-        findings.extend(_tree(document, places))
-    findings.extend(_peers(document))
-    findings.extend(_cells(document, machine))
-    findings.extend(_hugepages(document, machine, wishes))
-    kept = (each for each in findings if each.kind not in wishes.skip)
-    return Result(places, tuple(sorted(kept, key=lambda each: KINDS.index(each.kind))))
+        findings.extend(_check_tree(document, places))
+    findings.extend(_remark_on_peers(document))
+    findings.extend(_check_numa_cells(document, machine))
+    findings.extend(_check_hugepages(document, machine, wishes))
+    kept = (finding for finding in findings if finding.kind not in wishes.skip)
+    return Result(places, tuple(sorted(kept, key=lambda finding: KINDS.index(finding.kind))))
 
 
-def locate(document: Document, machine: Machine) -> tuple[dict[int, Function], list[Finding]]:
+def locate_devices(
+    document: GuestDocument, machine: GuestMachine
+) -> tuple[dict[int, GuestFunction], list[GuestFinding]]:
     """Find the promised devices: by their paths, and the others by ids and order."""
-    by_path = {each.path: each for each in machine.functions if each.path is not None}
-    places: dict[int, Function] = {}
+    by_path = {
+        function.path: function for function in machine.functions if function.path is not None
+    }
+    places: dict[int, GuestFunction] = {}
     findings = []
-    groups: dict[tuple[str, str, str], list[Device]] = {}
+    groups: dict[tuple[str, str, str], list[GuestDevice]] = {}
     for device in document.devices:
         if device.path is None:
             key = (*device.ids, (device.class_code or "")[:4])
@@ -81,184 +87,199 @@ def locate(document: Document, machine: Machine) -> tuple[dict[int, Function], l
             continue
         function = by_path.get(device.path)
         if function is None:
-            findings.append(_wrong("device", device, f"not there, at {_at(device)}"))
-        elif not _same(device, function):
+            findings.append(_broken_promise("device", device, f"not there, at {_path_of(device)}"))
+        elif not _is_same_product(device, function):
             findings.append(
-                _wrong(
+                _broken_promise(
                     "device",
                     device,
-                    f"at {_at(device)} is {function.vendor_id}:{function.product_id} instead",
+                    f"at {_path_of(device)} is {function.vendor_id}:{function.product_id} instead",
                 )
             )
         else:
             places[device.number] = function
     taken = {function.address for function in places.values()}
     for devices in groups.values():
-        found = [
-            each
-            for each in sorted(machine.functions, key=_order)
-            if each.address not in taken and _same(devices[0], each)
+        candidates = [
+            function
+            for function in sorted(machine.functions, key=_function_order)
+            if function.address not in taken and _is_same_product(devices[0], function)
         ]
-        if len(found) == len(devices):
+        if len(candidates) == len(devices):
             # The hypervisor gives addresses in the order of the list.
-            places.update((device.number, each) for device, each in zip(devices, found))  # noqa: B905
-        elif len(found) < len(devices):
-            text = f"{len(devices)} promised, {len(found)} there"
-            findings.extend(_wrong("device", device, text) for device in devices)
+            places.update(
+                (device.number, function)
+                for device, function in zip(devices, candidates, strict=False)
+            )
+        elif len(candidates) < len(devices):
+            text = f"{len(devices)} promised, {len(candidates)} there"
+            findings.extend(_broken_promise("device", device, text) for device in devices)
         else:
-            text = f"{len(devices)} promised, {len(found)} there: which is which is not known"
-            findings.extend(Finding("device", each.number, text, False) for each in devices)
+            text = f"{len(devices)} promised, {len(candidates)} there: which is which is not known"
+            findings.extend(
+                GuestFinding("device", device.number, text, False) for device in devices
+            )
     return places, findings
 
 
-def _same(device: Device, function: Function) -> bool:
+def _is_same_product(device: GuestDevice, function: GuestFunction) -> bool:
     kind, real = device.class_code, function.class_code
     return (function.vendor_id, function.product_id) == device.ids and (
         kind is None or real is None or kind[:4] == real[:4]
     )
 
 
-def _order(function: Function) -> tuple[tuple[str, ...], str]:
+def _function_order(function: GuestFunction) -> tuple[tuple[str, ...], str]:
     return function.path or (), function.address
 
 
-def _at(device: Device) -> str:
+def _path_of(device: GuestDevice) -> str:
     return "/".join(device.path or ())
 
 
-def _wrong(kind: str, device: Device, text: str) -> Finding:
-    return Finding(kind, device.number, text, True)
+def _broken_promise(kind: str, device: GuestDevice, text: str) -> GuestFinding:
+    return GuestFinding(kind, device.number, text, True)
 
 
-def _driver(device: Device, function: Function, wishes: Wishes) -> list[Finding]:
+def _check_driver(
+    device: GuestDevice, function: GuestFunction, wishes: GuestWishes
+) -> list[GuestFinding]:
     keys = (device.role, ":".join(device.ids), "*")
     wanted = next((wishes.drivers[key] for key in keys if key in wishes.drivers), None)
     if function.driver is None:
-        return [_wrong("driver", device, "no driver is bound to it")]
+        return [_broken_promise("driver", device, "no driver is bound to it")]
     if wanted is not None and function.driver != wanted:
-        return [_wrong("driver", device, f"bound to {function.driver} instead of {wanted}")]
+        return [
+            _broken_promise("driver", device, f"bound to {function.driver} instead of {wanted}")
+        ]
     return []
 
 
-def _link(device: Device, function: Function) -> list[Finding]:
-    found = []
+def _check_link(device: GuestDevice, function: GuestFunction) -> list[GuestFinding]:
+    findings = []
     if device.width is not None:
         if function.width is None:
-            found.append(Finding("link", device.number, "width of the link not known", False))
+            findings.append(
+                GuestFinding("link", device.number, "width of the link not known", False)
+            )
         elif function.width < device.width:
             text = f"the link has {function.width} lanes of {device.width}"
-            found.append(_wrong("link", device, text))
+            findings.append(_broken_promise("link", device, text))
     if device.speed is not None:
         if function.max_speed is not None and function.max_speed < device.speed:
             text = f"the link makes {function.max_speed:g} GT/s at most, not {device.speed:g}"
-            found.append(_wrong("link", device, text))
+            findings.append(_broken_promise("link", device, text))
         elif function.speed is not None and function.speed < device.speed:
             # An idle device lowers the speed to save power.
             text = f"the link makes {function.speed:g} of {device.speed:g} GT/s now"
-            found.append(Finding("link", device.number, text, False))
-    return found
+            findings.append(GuestFinding("link", device.number, text, False))
+    return findings
 
 
-def _numa(device: Device, function: Function) -> list[Finding]:
+def _check_numa_node(device: GuestDevice, function: GuestFunction) -> list[GuestFinding]:
     if device.cell is None or function.numa_node == device.cell:
         return []
     real = "not known" if function.numa_node is None else str(function.numa_node)
-    return [_wrong("numa", device, f"NUMA node {real} instead of {device.cell}")]
+    return [_broken_promise("numa", device, f"NUMA node {real} instead of {device.cell}")]
 
 
-def _tree(document: Document, places: dict[int, Function]) -> list[Finding]:
-    found = []
+def _check_tree(document: GuestDocument, places: dict[int, GuestFunction]) -> list[GuestFinding]:
+    findings = []
     devices = [device for device in document.devices if device.number in places]
-    for index, one in enumerate(devices):
-        for other in devices[index + 1 :]:
-            promised = distance(one, other)
-            real = real_distance(places[one.number], places[other.number])
+    for index, first in enumerate(devices):
+        for second in devices[index + 1 :]:
+            promised = promised_distance(first, second)
+            real = real_distance(places[first.number], places[second.number])
             if promised != real:
-                text = f"{real} to {other.name} instead of {promised}"
-                found.append(_wrong("tree", one, text))
-    return found
+                text = f"{real} to {second.name} instead of {promised}"
+                findings.append(_broken_promise("tree", first, text))
+    return findings
 
 
-def _peers(document: Document) -> list[Finding]:
+def _remark_on_peers(document: GuestDocument) -> list[GuestFinding]:
     """Remarks only: the host is as it is, and nothing else was promised."""
-    found = []
-    for each in document.peers:
-        if each.path == "switch":
+    findings = []
+    for peers in document.peers:
+        if peers.path == "switch":
             continue
-        which = ", ".join(str(other) for other in each.others)
+        which = ", ".join(str(number) for number in peers.others)
         text = (
             f"peer-to-peer with {which} goes through the host's root complex, not below the switch"
-            if each.path == "root"
+            if peers.path == "root"
             else f"whether peer-to-peer with {which} stays below the switch is not known"
         )
-        why = "" if each.why is None else f" ({PEER_REASONS[each.why]})"
-        wished = ", and the operator wishes it otherwise" if each.as_wished is False else ""
-        found.append(Finding("peer", each.device, text + why + wished, False))
-    return found
+        reason = "" if peers.why is None else f" ({PEER_REASONS[peers.why]})"
+        wished = ", and the operator wishes it otherwise" if peers.as_wished is False else ""
+        findings.append(GuestFinding("peer", peers.device, text + reason + wished, False))
+    return findings
 
 
-def distance(one: Device, other: Device) -> str:
+def promised_distance(first: GuestDevice, second: GuestDevice) -> str:
     """The path between two promised devices, in NCCL's words."""
-    numa = one.cell is not None and one.cell == other.cell
-    root = one.root is not None and one.root == other.root
-    return _path_type(root, one.switches, other.switches, numa)
+    numa = first.cell is not None and first.cell == second.cell
+    root = first.root is not None and first.root == second.root
+    return _path_type(root, first.switches, second.switches, numa)
 
 
-def real_distance(one: Function, other: Function) -> str:
+def real_distance(first: GuestFunction, second: GuestFunction) -> str:
     """The path between two functions of this machine, in NCCL's words."""
-    known = one.numa_node is not None and one.numa_node >= 0
-    root = one.root is not None and one.root == other.root
+    has_node = first.numa_node is not None and first.numa_node >= 0
+    root = first.root is not None and first.root == second.root
     return _path_type(
-        root, one.switches, other.switches, known and one.numa_node == other.numa_node
+        root, first.switches, second.switches, has_node and first.numa_node == second.numa_node
     )
 
 
-def _path_type(root: bool, one: tuple[object, ...], other: tuple[object, ...], numa: bool) -> str:
+def _path_type(
+    root: bool, first: tuple[object, ...], second: tuple[object, ...], numa: bool
+) -> str:
     if root:
-        if one and other and one == other:
+        if first and second and first == second:
             return "PIX"
-        return "PXB" if one and other and one[0] == other[0] else "PHB"
+        return "PXB" if first and second and first[0] == second[0] else "PHB"
     return "NODE" if numa else "SYS"
 
 
-def _cells(document: Document, machine: Machine) -> list[Finding]:
+def _check_numa_cells(document: GuestDocument, machine: GuestMachine) -> list[GuestFinding]:
     if not document.cells:
         return []
     real = {node.number: node for node in machine.nodes}
     with_cpus = [node.number for node in machine.nodes if node.cpus]
-    found = []
+    findings = []
     if len(with_cpus) != len(document.cells):
         text = f"{len(with_cpus)} NUMA nodes with CPUs instead of {len(document.cells)}"
-        found.append(Finding("cells", None, text, True))
+        findings.append(GuestFinding("cells", None, text, True))
     for number, cell in enumerate(document.cells):
         node = real.get(number)
         if node is None:
-            found.append(Finding("cells", None, f"NUMA node {number} is not there", True))
+            findings.append(GuestFinding("cells", None, f"NUMA node {number} is not there", True))
             continue
         if node.cpus != cell.cpus:
             text = f"NUMA node {number} has {node.cpus} CPUs instead of {cell.cpus}"
-            found.append(Finding("cells", None, text, True))
+            findings.append(GuestFinding("cells", None, text, True))
         least = cell.memory_kib * (1 - _KEPT_SHARE) - _KEPT_KIB
         if node.memory_kib is not None and node.memory_kib < least:
             text = (
                 f"NUMA node {number} has {node.memory_kib // 1024} MiB of {cell.memory_kib // 1024}"
             )
-            found.append(Finding("cells", None, text, True))
-    return found
+            findings.append(GuestFinding("cells", None, text, True))
+    return findings
 
 
-def _hugepages(document: Document, machine: Machine, wishes: Wishes) -> list[Finding]:
-    found = []
+def _check_hugepages(
+    document: GuestDocument, machine: GuestMachine, wishes: GuestWishes
+) -> list[GuestFinding]:
+    findings = []
     for size in sorted({cell.page_kib for cell in document.cells if cell.page_kib}):
         if size > 4 and size not in machine.hugepages:
             text = (
                 f"the memory lies in the host's pages of {size} KiB, and this kernel offers "
                 "no pages of that size"
             )
-            found.append(Finding("hugepages", None, text, True))
+            findings.append(GuestFinding("hugepages", None, text, True))
     for size, count in sorted(wishes.hugepages.items()):
         real = machine.hugepages.get(size, 0)
         if real < count:
             text = f"{real} pages of {size} KiB in the pool, {count} asked for"
-            found.append(Finding("hugepages", None, text, True))
-    return found
+            findings.append(GuestFinding("hugepages", None, text, True))
+    return findings

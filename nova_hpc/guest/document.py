@@ -12,7 +12,7 @@ import json
 import re
 from typing import Any, Final, NamedTuple
 
-from .files import FileError, Root
+from .files import GuestFileError, Root
 
 SCHEMA: Final = "nova-hpc/guest"
 #: The rule is that of nova_hpc/wire/version.py, which is not there in a guest.
@@ -62,7 +62,7 @@ class NoDocumentError(DocumentError):
     """This machine was given no document."""
 
 
-class Cell(NamedTuple):
+class GuestCell(NamedTuple):
     """A NUMA node that the guest was promised."""
 
     cpus: int
@@ -71,7 +71,7 @@ class Cell(NamedTuple):
     page_kib: int | None
 
 
-class Device(NamedTuple):
+class GuestDevice(NamedTuple):
     """A PCI function that the guest was promised."""
 
     number: int
@@ -125,12 +125,12 @@ class Peers(NamedTuple):
     as_wished: bool | None = None
 
 
-class Document(NamedTuple):
+class GuestDocument(NamedTuple):
     """What the cloud promised."""
 
     topology: str
-    cells: tuple[Cell, ...]
-    devices: tuple[Device, ...]
+    cells: tuple[GuestCell, ...]
+    devices: tuple[GuestDevice, ...]
     #: () also in documents of clouds that do not say it.
     peers: tuple[Peers, ...] = ()
     #: Level of the fabric and the project's name of the domain, the widest first.
@@ -140,22 +140,22 @@ class Document(NamedTuple):
     peer_wish: str | None = "keep"
 
 
-def read(root: Root) -> tuple[bytes, Document]:
+def read_guest_document(root: Root) -> tuple[bytes, GuestDocument]:
     """The document of this machine, as bytes and as data.
 
     :raises NoDocumentError: there is none.
     :raises DocumentError: it cannot be read, or makes no sense.
     """
-    data = raw(root, DOCUMENT)
+    data = read_entry_bytes(root, DOCUMENT)
     if data is None:
         hint = "" if root.exists(FW_CFG) else "; is the kernel module qemu_fw_cfg loaded?"
         raise NoDocumentError(
             f"this machine was given no {DOCUMENT} (looked in {FW_CFG} and {STATE}){hint}"
         )
-    return data, parse(data)
+    return data, parse_guest_document(data)
 
 
-def raw(root: Root, name: str) -> bytes | None:
+def read_entry_bytes(root: Root, name: str) -> bytes | None:
     """The bytes of an entry, or of the copy that ``install`` made; None: neither.
 
     :raises DocumentError: it is there and cannot be read.
@@ -165,17 +165,17 @@ def raw(root: Root, name: str) -> bytes | None:
     for read, path in ((root.read, f"{FW_CFG}/by_name/{name}/raw"), (root.read_own, copy)):
         try:
             data = read(path)
-        except FileError as error:
+        except GuestFileError as error:
             denied = error
             continue
         if data is not None:
-            return plain(data)
+            return decode_entry(data)
     if denied is not None:
         raise DocumentError(f"{denied}; run this as root, or `nova-hpc-guest install` at boot")
     return None
 
 
-def plain(data: bytes) -> bytes:
+def decode_entry(data: bytes) -> bytes:
     """The text of an entry, which is in base64 unless somebody made it by hand.
 
     libvirt puts the text into QEMU's command line as it is, where commas and
@@ -190,122 +190,131 @@ def plain(data: bytes) -> bytes:
         return text
 
 
-def parse(data: bytes) -> Document:
+def parse_guest_document(data: bytes) -> GuestDocument:
     """Read the text of a document.
 
     :raises DocumentError: it is not a document of this version.
     """
     try:
-        found = json.loads(data.decode("utf-8"))
+        content = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise DocumentError(f"{DOCUMENT} is not JSON: {error}") from error
-    if not isinstance(found, dict) or found.get("schema") != SCHEMA:
+    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         raise DocumentError(f"{DOCUMENT} is not a document of schema {SCHEMA}")
-    version = found.get("version")
+    version = content.get("version")
     # True == 1 == 1.0 in Python, but neither true nor 1.0 is a version.
     if type(version) is not int or version not in READS:
         raise DocumentError(
-            f"{DOCUMENT} has version {_short(version)}, and this command knows version "
+            f"{DOCUMENT} has version {_shorten_value(version)}, and this command knows version "
             f"{', '.join(map(str, READS))}; install the command that belongs to the cloud"
         )
-    topology = _pick(found, "topology", lambda value: value in TOPOLOGIES, "document")
+    topology = _pick_value(content, "topology", lambda value: value in TOPOLOGIES, "document")
     cells = tuple(
-        Cell(
-            _pick(cell, "cpus", _whole, f"cell {number}"),
-            _pick(cell, "memory_kib", _whole, f"cell {number}"),
-            _pick(cell, "page_kib", _or_none(_whole), f"cell {number}"),
+        GuestCell(
+            _pick_value(cell, "cpus", _is_whole_number, f"cell {number}"),
+            _pick_value(cell, "memory_kib", _is_whole_number, f"cell {number}"),
+            _pick_value(cell, "page_kib", _or_none(_is_whole_number), f"cell {number}"),
         )
-        for number, cell in enumerate(_items(found, "cells"))
+        for number, cell in enumerate(_list_of_objects(content, "cells"))
     )
     devices = tuple(
-        _device(number, item, len(cells)) for number, item in enumerate(_items(found, "devices"))
+        _parse_device(number, item, len(cells))
+        for number, item in enumerate(_list_of_objects(content, "devices"))
     )
     paths = [device.path for device in devices if device.path is not None]
     if len(paths) != len(set(paths)):
         raise DocumentError(f"{DOCUMENT}: two devices have the same path")
-    wish = found.get("peer_wish", "keep")
-    if not _text(ROLE)(wish):
-        raise DocumentError(f"{DOCUMENT}: peer_wish is {_short(wish)}")
-    return Document(
+    wish = content.get("peer_wish", "keep")
+    if not _is_text_like(ROLE)(wish):
+        raise DocumentError(f"{DOCUMENT}: peer_wish is {_shorten_value(wish)}")
+    return GuestDocument(
         topology,
         cells,
         devices,
-        _peers(found, len(devices)),
-        fabric=_fabric(found),
+        _parse_peers(content, len(devices)),
+        fabric=_parse_fabric(content),
         peer_wish=wish if wish in PEER_WISHES else None,
     )
 
 
-def _fabric(found: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    domains = found.get("fabric", {})
+def _parse_fabric(content: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    domains = content.get("fabric", {})
     if not isinstance(domains, dict):
-        raise DocumentError(f"{DOCUMENT}: fabric is {_short(domains)}")
+        raise DocumentError(f"{DOCUMENT}: fabric is {_shorten_value(domains)}")
     # Later clouds may have more levels.
-    known = [level for level in LEVELS if domains.get(level) is not None]
-    return tuple((level, _pick(domains, level, _text(DOMAIN), "fabric")) for level in known)
+    levels = [level for level in LEVELS if domains.get(level) is not None]
+    return tuple(
+        (level, _pick_value(domains, level, _is_text_like(DOMAIN), "fabric")) for level in levels
+    )
 
 
-def _peers(found: dict[str, Any], devices: int) -> tuple[Peers, ...]:
-    if "peer_to_peer" not in found:
+def _parse_peers(content: dict[str, Any], devices: int) -> tuple[Peers, ...]:
+    if "peer_to_peer" not in content:
         return ()
 
     def number(value: object) -> bool:
-        return _whole(value) and value < devices  # type: ignore[operator]
+        return _is_whole_number(value) and value < devices  # type: ignore[operator]
 
     peers = []
-    for index, item in enumerate(_items(found, "peer_to_peer")):
+    for index, item in enumerate(_list_of_objects(content, "peer_to_peer")):
         where = f"peer_to_peer {index}"
         others = item.get("with")
         if not (isinstance(others, list) and len(others) <= _MOST and all(map(number, others))):
-            raise DocumentError(f"{DOCUMENT}: {where}: with is {_short(others)}")
-        why = _pick(item, "why", _or_none(_text(ROLE)), where)
+            raise DocumentError(f"{DOCUMENT}: {where}: with is {_shorten_value(others)}")
+        reason = _pick_value(item, "why", _or_none(_is_text_like(ROLE)), where)
         peers.append(
             Peers(
-                device=_pick(item, "device", number, where),
+                device=_pick_value(item, "device", number, where),
                 others=tuple(others),
-                path=_pick(item, "path", lambda path: path in (None, "switch", "root"), where),
+                path=_pick_value(
+                    item, "path", lambda path: path in (None, "switch", "root"), where
+                ),
                 # Later clouds may have more of them.
-                why=why if why in PEER_REASONS else None,
-                as_wished=_pick(item, "as_wished", _or_none(_truth), where),
+                why=reason if reason in PEER_REASONS else None,
+                as_wished=_pick_value(item, "as_wished", _or_none(_is_boolean), where),
             )
         )
     return tuple(peers)
 
 
-def _device(number: int, item: dict[str, Any], cells: int) -> Device:
+def _parse_device(number: int, item: dict[str, Any], cells: int) -> GuestDevice:
     where = f"device {number}"
     link = item.get("link")
     if link is not None and not isinstance(link, dict):
         raise DocumentError(f"{DOCUMENT}: {where}: link is no object")
-    return Device(
+    return GuestDevice(
         number=number,
-        role=_pick(item, "role", _or_none(_text(ROLE)), where),
-        vendor_id=_pick(item, "vendor_id", _text(_ID), where),
-        product_id=_pick(item, "product_id", _text(_ID), where),
-        class_code=_pick(item, "class_code", _or_none(_text(_CLASS)), where),
-        cell=_pick(item, "cell", _or_none(lambda cell: _whole(cell) and cell < cells), where),
-        root=_pick(item, "root", _or_none(_whole), where),
-        switches=tuple(_pick(item, "switches", _list(_whole), where)),
-        path=_path(_pick(item, "path", _or_none(_list(_text(None))), where), where),
-        speed=_pick(link or {}, "speed", _or_none(_number), where),
-        width=_pick(link or {}, "width", _or_none(_whole), where),
-        mac=_pick(item, "mac", _or_none(_text(MAC)), where),
-        group=_pick(item, "group", _or_none(_whole), where),
-        rail=_pick(item, "rail", _or_none(_text(DOMAIN)), where),
+        role=_pick_value(item, "role", _or_none(_is_text_like(ROLE)), where),
+        vendor_id=_pick_value(item, "vendor_id", _is_text_like(_ID), where),
+        product_id=_pick_value(item, "product_id", _is_text_like(_ID), where),
+        class_code=_pick_value(item, "class_code", _or_none(_is_text_like(_CLASS)), where),
+        cell=_pick_value(
+            item, "cell", _or_none(lambda cell: _is_whole_number(cell) and cell < cells), where
+        ),
+        root=_pick_value(item, "root", _or_none(_is_whole_number), where),
+        switches=tuple(_pick_value(item, "switches", _is_list_of(_is_whole_number), where)),
+        path=_parse_device_path(
+            _pick_value(item, "path", _or_none(_is_list_of(_is_text_like(None))), where), where
+        ),
+        speed=_pick_value(link or {}, "speed", _or_none(_is_positive_number), where),
+        width=_pick_value(link or {}, "width", _or_none(_is_whole_number), where),
+        mac=_pick_value(item, "mac", _or_none(_is_text_like(MAC)), where),
+        group=_pick_value(item, "group", _or_none(_is_whole_number), where),
+        rail=_pick_value(item, "rail", _or_none(_is_text_like(DOMAIN)), where),
     )
 
 
-def _path(value: list[str] | None, where: str) -> tuple[str, ...] | None:
+def _parse_device_path(value: list[str] | None, where: str) -> tuple[str, ...] | None:
     if value is None:
         return None
     good = len(value) > 1 and _BUS.fullmatch(value[0]) and all(map(_HOP.fullmatch, value[1:]))
     if not good:
-        raise DocumentError(f"{DOCUMENT}: {where}: path is {_short(value)}")
+        raise DocumentError(f"{DOCUMENT}: {where}: path is {_shorten_value(value)}")
     return tuple(value)
 
 
-def _items(found: dict[str, Any], key: str) -> list[dict[str, Any]]:
-    value = found.get(key)
+def _list_of_objects(content: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    value = content.get(key)
     if not isinstance(value, list) or len(value) > _MOST:
         raise DocumentError(f"{DOCUMENT}: {key} is no list of at most {_MOST} objects")
     if not all(isinstance(item, dict) for item in value):
@@ -313,27 +322,27 @@ def _items(found: dict[str, Any], key: str) -> list[dict[str, Any]]:
     return value
 
 
-def _pick(found: dict[str, Any], key: str, good: Any, where: str) -> Any:
-    value = found.get(key)
+def _pick_value(source: dict[str, Any], key: str, good: Any, where: str) -> Any:
+    value = source.get(key)
     if not good(value):
-        raise DocumentError(f"{DOCUMENT}: {where}: {key} is {_short(value)}")
+        raise DocumentError(f"{DOCUMENT}: {where}: {key} is {_shorten_value(value)}")
     return value
 
 
-def _short(value: object) -> str:
+def _shorten_value(value: object) -> str:
     text = ascii(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _whole(value: object) -> bool:
+def _is_whole_number(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53
 
 
-def _truth(value: object) -> bool:
+def _is_boolean(value: object) -> bool:
     return isinstance(value, bool)
 
 
-def _number(value: object) -> bool:
+def _is_positive_number(value: object) -> bool:
     real = isinstance(value, (int, float)) and not isinstance(value, bool)
     return real and 0 < value < 1e6  # type: ignore[operator]
 
@@ -342,11 +351,11 @@ def _or_none(good: Any) -> Any:
     return lambda value: value is None or good(value)
 
 
-def _list(good: Any) -> Any:
+def _is_list_of(good: Any) -> Any:
     return lambda value: isinstance(value, list) and len(value) <= 64 and all(map(good, value))
 
 
-def _text(pattern: Any) -> Any:
+def _is_text_like(pattern: Any) -> Any:
     return lambda value: (
         isinstance(value, str) and (pattern is None or pattern.fullmatch(value) is not None)
     )

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 LONGEST = 1 << 20
 
 
-class FileError(Exception):
+class GuestFileError(Exception):
     """A file that is there and cannot be used; the text names it and says why."""
 
 
@@ -37,13 +37,13 @@ class Root:
     def read(self, path: str) -> bytes | None:
         """At most 1 MiB of a file; None: there is none.
 
-        :raises FileError: it is there but no file that can be read.
+        :raises GuestFileError: it is there but no file that can be read.
         """
         try:
             handle = os.open(self.place(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 if not stat.S_ISREG(os.fstat(handle).st_mode):
-                    raise FileError(f"{path}: not a file")
+                    raise GuestFileError(f"{path}: not a file")
                 data = b""
                 while len(data) < LONGEST:
                     piece = os.read(handle, LONGEST - len(data))
@@ -56,13 +56,13 @@ class Root:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError) as error:
-            raise FileError(f"{path}: {reason(error)}") from error
+            raise GuestFileError(f"{path}: {describe_error(error)}") from error
 
     def text(self, path: str) -> str | None:
         """The stripped text of a file; None: missing, unreadable or no text."""
         try:
             data = self.read(path)
-        except FileError:
+        except GuestFileError:
             return None
         if data is None:
             return None
@@ -86,21 +86,21 @@ class Root:
     def read_own(self, path: str) -> bytes | None:
         """The same of what :meth:`write` left, which nobody else can have put there.
 
-        :raises FileError: it is there, and is a link, or others may write it or its directory.
+        :raises GuestFileError: it is there, and is a link, or others may write it or its directory.
         """
         try:
             with self._folder(path, False) as (folder, name):
-                return _read(folder, name, path)
+                return _read_own_file(folder, name, path)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError) as error:
-            raise FileError(f"{path}: {reason(error)}") from error
+            raise GuestFileError(f"{path}: {describe_error(error)}") from error
 
     def write(self, path: str, data: bytes) -> bool:
         """Write a file whole, beside and renamed, readable by all.
 
         :returns: whether anything changed.
-        :raises FileError: it cannot be written, is a link, or lies where others may write.
+        :raises GuestFileError: it cannot be written, is a link, or lies where others may write.
         """
         try:
             with self._folder(path, True) as (folder, name):
@@ -119,12 +119,12 @@ class Root:
                     os.unlink(beside, dir_fd=folder)
                     raise
         except (OSError, ValueError) as error:
-            raise FileError(f"{path}: cannot be written: {reason(error)}") from error
+            raise GuestFileError(f"{path}: cannot be written: {describe_error(error)}") from error
         return True
 
     def remove(self, path: str) -> None:
         """Remove a file, if it is there and can be."""
-        gone = contextlib.suppress(OSError, ValueError, FileError)
+        gone = contextlib.suppress(OSError, ValueError, GuestFileError)
         with gone, self._folder(path, False) as (folder, name):
             os.unlink(name, dir_fd=folder)
 
@@ -134,29 +134,29 @@ class Root:
 
         :param make: make what is not there.
         :raises OSError: it is not there, or cannot be used.
-        :raises FileError: a link leads there, or others may write there.
+        :raises GuestFileError: a link leads there, or others may write there.
         """
-        *parts, name = [each for each in path.split("/") if each]
+        *parts, name = [part for part in path.split("/") if part]
         with contextlib.ExitStack() as stack:
-            here = os.open(self.folder or "/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            stack.callback(os.close, here)
+            folder = os.open(self.folder or "/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            stack.callback(os.close, folder)
             place = ""
             for part in parts:
                 place = f"{place}/{part}"
                 made = False
                 if make:
                     with contextlib.suppress(FileExistsError):
-                        os.mkdir(part, 0o755, dir_fd=here)
+                        os.mkdir(part, 0o755, dir_fd=folder)
                         made = True
-                if stat.S_ISLNK(os.stat(part, dir_fd=here, follow_symlinks=False).st_mode):
-                    raise FileError(f"{place}: a symbolic link; it is not followed")
-                here = os.open(part, _DIRECTORY, dir_fd=here)
-                stack.callback(os.close, here)
+                if stat.S_ISLNK(os.stat(part, dir_fd=folder, follow_symlinks=False).st_mode):
+                    raise GuestFileError(f"{place}: a symbolic link; it is not followed")
+                folder = os.open(part, _DIRECTORY, dir_fd=folder)
+                stack.callback(os.close, folder)
                 if made:
                     # Whatever the umask: all users read what lies there, and root alone writes.
-                    os.fchmod(here, 0o755)  # nosec B103
-                _expect_own(here, place)
-            yield here, name
+                    os.fchmod(folder, 0o755)  # nosec B103
+                _expect_own(folder, place)
+            yield folder, name
 
 
 #: A link that has just taken its place is refused by the kernel.
@@ -165,11 +165,11 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def _read(folder: int, name: str, path: str) -> bytes:
+def _read_own_file(folder: int, name: str, path: str) -> bytes:
     handle = os.open(name, _FILE, dir_fd=folder)
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise FileError(f"{path}: not a file")
+            raise GuestFileError(f"{path}: not a file")
         _expect_own(handle, path)
         data = b""
         while len(data) < LONGEST:
@@ -185,29 +185,31 @@ def _read(folder: int, name: str, path: str) -> bytes:
 def _is_same(folder: int, name: str, path: str, data: bytes) -> bool:
     try:
         if stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
-            raise FileError(f"{path}: a symbolic link; it is not overwritten")
+            raise GuestFileError(f"{path}: a symbolic link; it is not overwritten")
     except FileNotFoundError:
         return False
     try:
-        return _read(folder, name, path) == data
-    except FileError:
+        return _read_own_file(folder, name, path) == data
+    except GuestFileError:
         return False  # what others may write is replaced, whatever it says
 
 
 def _expect_own(handle: int, path: str) -> None:
     """Nobody but root and this user may write what is held.
 
-    :raises FileError: somebody may.
+    :raises GuestFileError: somebody may.
     """
-    found = os.fstat(handle)
-    if found.st_uid not in (0, os.geteuid()):
-        raise FileError(f"{path}: of user {found.st_uid}, and neither of root nor of this one")
-    ours = found.st_gid in (0, os.getegid())
-    if found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and not ours):
-        raise FileError(f"{path}: others may write it")
+    status = os.fstat(handle)
+    if status.st_uid not in (0, os.geteuid()):
+        raise GuestFileError(
+            f"{path}: of user {status.st_uid}, and neither of root nor of this one"
+        )
+    ours = status.st_gid in (0, os.getegid())
+    if status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and not ours):
+        raise GuestFileError(f"{path}: others may write it")
 
 
-def reason(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Why an operation failed, in the system's words."""
     if isinstance(error, OSError) and error.errno is not None:
         return os.strerror(error.errno).lower()

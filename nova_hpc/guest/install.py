@@ -12,9 +12,9 @@ import re
 from typing import Final
 
 from . import compare, document
-from .document import Document
-from .files import FileError, Root
-from .machine import Function, Machine
+from .document import GuestDocument
+from .files import GuestFileError, Root
+from .machine import GuestFunction, GuestMachine
 
 TOPOLOGY: Final = f"{document.STATE}/nccl-topology.xml"
 COPY: Final = f"{document.STATE}/guest.json"
@@ -26,34 +26,36 @@ _VARIABLE: Final = "NCCL_TOPO_FILE"
 _LEAF: Final = re.compile(r'^[^\n]*busid="device-(\d{1,6})"[^\n]*\n', re.ASCII | re.MULTILINE)
 
 
-def install(root: Root, found: Document, data: bytes, real: Machine, profile: bool) -> list[str]:
+def install_files(
+    root: Root, promise: GuestDocument, data: bytes, real: GuestMachine, profile: bool
+) -> list[str]:
     """Write everything; lines that say what was done.
 
     :param profile: also write a file for login shells.
-    :raises FileError: something cannot be written.
+    :raises GuestFileError: something cannot be written.
     :raises DocumentError: the template of the topology cannot be read.
     """
-    template = document.raw(root, document.NCCL)
-    places, _ = compare.locate(found, real)
-    said = []
+    template = document.read_entry_bytes(root, document.NCCL)
+    places, _ = compare.locate_devices(promise, real)
+    report = []
     if root.write(COPY, data + b"\n"):
-        said.append(f"wrote {COPY}")
+        report.append(f"wrote {COPY}")
     if template is None or not places:
         for path in (TOPOLOGY, ENVIRONMENT):
             root.remove(path)
-        why = "was given none" if template is None else "has none of the promised devices"
-        return [*said, f"no topology for NCCL: this machine {why}"]
-    text, left_out = fill(template.decode("ascii", "replace"), places)
+        reason = "was given none" if template is None else "has none of the promised devices"
+        return [*report, f"no topology for NCCL: this machine {reason}"]
+    text, left_out = fill_in_addresses(template.decode("ascii", "replace"), places)
     if root.write(TOPOLOGY, text.encode()):
-        said.append(f"wrote {TOPOLOGY}")
+        report.append(f"wrote {TOPOLOGY}")
     for number in left_out:
-        said.append(f"device {number} is not in {TOPOLOGY}: which one it is is not known")
+        report.append(f"device {number} is not in {TOPOLOGY}: which one it is is not known")
     if root.write(ENVIRONMENT, f"{_VARIABLE}={TOPOLOGY}\n".encode()):
-        said.append(f"wrote {ENVIRONMENT}")
-    said.extend(_configure(root))
+        report.append(f"wrote {ENVIRONMENT}")
+    report.extend(_configure_nccl(root))
     if profile and root.write(PROFILE, _PROFILE.encode()):
-        said.append(f"wrote {PROFILE}")
-    return said
+        report.append(f"wrote {PROFILE}")
+    return report
 
 
 _PROFILE: Final = (
@@ -62,13 +64,13 @@ _PROFILE: Final = (
 )
 
 
-def forget(root: Root) -> None:
+def forget_installed(root: Root) -> None:
     """Remove what an earlier boot, or another cloud, may have left."""
     for path in (COPY, TOPOLOGY, ENVIRONMENT):
         root.remove(path)
 
 
-def fill(template: str, places: dict[int, Function]) -> tuple[str, list[int]]:
+def fill_in_addresses(template: str, places: dict[int, GuestFunction]) -> tuple[str, list[int]]:
     """Put this machine's addresses into the topology.
 
     :returns: the topology, and the devices that were left out of it.
@@ -85,13 +87,13 @@ def fill(template: str, places: dict[int, Function]) -> tuple[str, list[int]]:
     return _LEAF.sub(put, template), left_out
 
 
-def _configure(root: Root) -> list[str]:
+def _configure_nccl(root: Root) -> list[str]:
     """Name the topology in NCCL's configuration, unless somebody named another."""
     present = root.read(NCCL_CONF) or b""
     line = f"{_VARIABLE}={TOPOLOGY}".encode()
-    for other in present.splitlines():
-        if other.partition(b"=")[0].strip() == _VARIABLE.encode():
-            if other.strip() == line:
+    for present_line in present.splitlines():
+        if present_line.partition(b"=")[0].strip() == _VARIABLE.encode():
+            if present_line.strip() == line:
                 return []
             return [f"{NCCL_CONF} names another {_VARIABLE} already and was left as it is"]
     if present and not present.endswith(b"\n"):
@@ -100,4 +102,13 @@ def _configure(root: Root) -> list[str]:
     return [f"added {_VARIABLE} to {NCCL_CONF}"]
 
 
-__all__ = ["COPY", "ENVIRONMENT", "NCCL_CONF", "TOPOLOGY", "FileError", "fill", "forget", "install"]
+__all__ = [
+    "COPY",
+    "ENVIRONMENT",
+    "NCCL_CONF",
+    "TOPOLOGY",
+    "GuestFileError",
+    "fill_in_addresses",
+    "forget_installed",
+    "install_files",
+]

@@ -25,7 +25,7 @@ _MEMORY: Final = re.compile(r"MemTotal:\s*(\d{1,15}) kB", re.ASCII)
 _CLASSES: Final = ("infiniband", "net", "nvme", "drm")
 
 
-class Function(NamedTuple):
+class GuestFunction(NamedTuple):
     """A PCI function that is no bridge."""
 
     address: str
@@ -57,7 +57,7 @@ class Function(NamedTuple):
         return upstream or self.bridges[:1]
 
 
-class NumaNode(NamedTuple):
+class GuestNumaNode(NamedTuple):
     """A NUMA node with CPUs or memory."""
 
     number: int
@@ -65,61 +65,63 @@ class NumaNode(NamedTuple):
     memory_kib: int | None
 
 
-class Machine(NamedTuple):
+class GuestMachine(NamedTuple):
     """What is there."""
 
-    functions: tuple[Function, ...]
-    nodes: tuple[NumaNode, ...]
+    functions: tuple[GuestFunction, ...]
+    nodes: tuple[GuestNumaNode, ...]
     #: Size in KiB -> pages in the pool.
     hugepages: dict[int, int]
 
 
-def read(root: Root) -> Machine:
+def read_machine(root: Root) -> GuestMachine:
     """Look at the machine."""
     functions = []
     for name in root.names(DEVICES):
         if _ADDRESS.fullmatch(name):
-            function = _function(root, name.lower(), name)
+            function = _read_function(root, name.lower(), name)
             if function is not None:
                 functions.append(function)
-    return Machine(tuple(functions), tuple(_nodes(root)), _hugepages(root))
+    return GuestMachine(tuple(functions), tuple(_read_kernel_nodes(root)), _read_page_pools(root))
 
 
-def _function(root: Root, address: str, name: str) -> Function | None:
+def _read_function(root: Root, address: str, name: str) -> GuestFunction | None:
     folder = f"{DEVICES}/{name}"
     link = root.link(folder)
-    host_bridge, bridges, path = _place(link or "", address)
+    host_bridge, bridges, path = _split_kernel_link(link or "", address)
     if link is not None and "/devices/" in link:
         # The link of a capture may be absolute: go by its text.
         folder = "/sys/devices/" + link.split("/devices/", 1)[1]
-    class_code = _digits(root, f"{folder}/class", 6)
+    class_code = _read_hex_digits(root, f"{folder}/class", 6)
     if class_code is not None and class_code.startswith(("0604", "0600", "0601")):
         return None
     driver = root.link(f"{folder}/driver")
     names = [
-        f"{kind} {each}"
+        f"{kind} {kernel_name}"
         for kind in _CLASSES
-        for each in root.names(f"{folder}/{kind}")
-        if each.isprintable()
+        for kernel_name in root.names(f"{folder}/{kind}")
+        if kernel_name.isprintable()
     ]
-    return Function(
+    return GuestFunction(
         address=address,
         path=path,
         root=host_bridge,
         bridges=bridges,
-        vendor_id=_digits(root, f"{folder}/vendor", 4),
-        product_id=_digits(root, f"{folder}/device", 4),
+        vendor_id=_read_hex_digits(root, f"{folder}/vendor", 4),
+        product_id=_read_hex_digits(root, f"{folder}/device", 4),
         class_code=class_code,
         driver=driver.rstrip("/").rpartition("/")[2] if driver else None,
-        numa_node=_whole(root.text(f"{folder}/numa_node")),
-        speed=_speed(root.text(f"{folder}/current_link_speed")),
-        width=_lanes(root.text(f"{folder}/current_link_width")),
-        max_speed=_speed(root.text(f"{folder}/max_link_speed")),
+        numa_node=_parse_whole(root.text(f"{folder}/numa_node")),
+        speed=_parse_speed(root.text(f"{folder}/current_link_speed")),
+        width=_parse_lanes(root.text(f"{folder}/current_link_width")),
+        max_speed=_parse_speed(root.text(f"{folder}/max_link_speed")),
         names=tuple(names),
     )
 
 
-def _place(link: str, address: str) -> tuple[str | None, tuple[str, ...], tuple[str, ...] | None]:
+def _split_kernel_link(
+    link: str, address: str
+) -> tuple[str | None, tuple[str, ...], tuple[str, ...] | None]:
     """Host bridge, bridges above and path, from where the kernel's link leads."""
     host_bridge: str | None = None
     start: str | None = None
@@ -134,51 +136,51 @@ def _place(link: str, address: str) -> tuple[str | None, tuple[str, ...], tuple[
             above.append(part.lower())
     if start is None or not above or above[-1] != address:
         return None, (), None
-    return host_bridge, tuple(above[:-1]), (start, *(each.rpartition(":")[2] for each in above))
+    return host_bridge, tuple(above[:-1]), (start, *(hop.rpartition(":")[2] for hop in above))
 
 
-def _nodes(root: Root) -> list[NumaNode]:
-    found = []
+def _read_kernel_nodes(root: Root) -> list[GuestNumaNode]:
+    nodes = []
     for name in root.names(_NODES):
         if not re.fullmatch(r"node\d{1,4}", name, re.ASCII):
             continue
         memory = _MEMORY.search(root.text(f"{_NODES}/{name}/meminfo") or "")
-        cpus = _count(root.text(f"{_NODES}/{name}/cpulist") or "")
-        found.append(NumaNode(int(name[4:]), cpus, int(memory[1]) if memory else None))
-    return sorted(found)
+        cpus = _count_listed_cpus(root.text(f"{_NODES}/{name}/cpulist") or "")
+        nodes.append(GuestNumaNode(int(name[4:]), cpus, int(memory[1]) if memory else None))
+    return sorted(nodes)
 
 
-def _hugepages(root: Root) -> dict[int, int]:
-    found = {}
+def _read_page_pools(root: Root) -> dict[int, int]:
+    pools = {}
     for name in root.names(_HUGEPAGES):
         match = re.fullmatch(r"hugepages-(\d{1,10})kB", name, re.ASCII)
         if match:
-            found[int(match[1])] = _whole(root.text(f"{_HUGEPAGES}/{name}/nr_hugepages")) or 0
-    return found
+            pools[int(match[1])] = _parse_whole(root.text(f"{_HUGEPAGES}/{name}/nr_hugepages")) or 0
+    return pools
 
 
-def _digits(root: Root, path: str, length: int) -> str | None:
+def _read_hex_digits(root: Root, path: str, length: int) -> str | None:
     text = (root.text(path) or "").lower()
     match = re.fullmatch(rf"0x([0-9a-f]{{{length}}})", text, re.ASCII)
     return match[1] if match else None
 
 
-def _whole(text: str | None) -> int | None:
+def _parse_whole(text: str | None) -> int | None:
     return int(text) if text and re.fullmatch(r"-?\d{1,12}", text, re.ASCII) else None
 
 
-def _speed(text: str | None) -> float | None:
+def _parse_speed(text: str | None) -> float | None:
     match = _SPEED.match(text or "")
     return float(match[1]) if match else None
 
 
-def _lanes(text: str | None) -> int | None:
+def _parse_lanes(text: str | None) -> int | None:
     # 0 and 255 are what the kernel shows where there is no link.
-    width = _whole(text)
+    width = _parse_whole(text)
     return width if width is not None and 0 < width < 255 else None
 
 
-def _count(text: str) -> int:
+def _count_listed_cpus(text: str) -> int:
     total = 0
     for part in text.split(","):
         match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part, re.ASCII)

@@ -6,66 +6,71 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from .compare import Result, distance
-from .document import PEER_REASONS, Device, Document
+from .compare import Result, promised_distance
+from .document import PEER_REASONS, GuestDevice, GuestDocument
 
 #: A table of distances for more devices than this is no help.
 _WIDEST = 32
 
 
-def tree(document: Document, result: Result) -> Iterator[str]:
+def format_promise_tree(document: GuestDocument, result: Result) -> Iterator[str]:
     """The promised topology, with the devices that were found; then distances."""
-    yield f"topology {document.topology}, {_plural(len(document.devices), 'device')}"
+    yield f"topology {document.topology}, {_pluralise_word(len(document.devices), 'device')}"
     cells: list[int | None] = list(range(len(document.cells)))
-    cells += sorted({each.cell for each in document.devices if each.cell is not None} - set(cells))
+    cells += sorted(
+        {device.cell for device in document.devices if device.cell is not None} - set(cells)
+    )
     if any(device.cell is None for device in document.devices):
         cells.append(None)
     for number in cells:
-        yield _cell(document, number)
+        yield _format_cell(document, number)
         near = [device for device in document.devices if device.cell == number]
         last: tuple[int | None, ...] = ()
-        for device in sorted(near, key=lambda each: (each.root is None, each.root or 0)):
+        for device in sorted(near, key=lambda device: (device.root is None, device.root or 0)):
             above = (device.root, *device.switches)
             for depth, point in enumerate(above):
                 if last[: depth + 1] != above[: depth + 1]:
                     word = "switch" if depth else "root"
                     yield f"{'  ' * (depth + 1)}{word} {'?' if point is None else point}"
             last = above
-            yield f"{'  ' * (len(above) + 1)}{_device(device, result)}"
+            yield f"{'  ' * (len(above) + 1)}{_format_device(device, result)}"
     if 1 < len(document.devices) <= _WIDEST:
         yield ""
-        yield from _table(document)
+        yield from _format_distance_table(document)
     if document.peers:
         yield ""
-        yield from _peers(document)
+        yield from _format_peers(document)
 
 
-def _peers(document: Document) -> Iterator[str]:
+def _format_peers(document: GuestDocument) -> Iterator[str]:
     """Where traffic between GPUs and adapters below one switch goes."""
     wish = {"keep": "", None: ", wished: not known"}.get(
         document.peer_wish, f", wished: {document.peer_wish}"
     )
     yield f"peer-to-peer below one switch{wish}"
-    for each in document.peers:
+    for peers in document.peers:
         path = {"switch": "stays below it", "root": "through the root complex"}
-        others = ", ".join(str(other) for other in each.others)
-        why = "" if each.why is None else f": {PEER_REASONS[each.why]}"
-        wished = ", not as wished" if each.as_wished is False else ""
-        found = path.get(each.path or "", "not known")
-        yield f"  {each.device} with {others}: {found}{why}{wished}"
+        others = ", ".join(str(number) for number in peers.others)
+        reason = "" if peers.why is None else f": {PEER_REASONS[peers.why]}"
+        wished = ", not as wished" if peers.as_wished is False else ""
+        route = path.get(peers.path or "", "not known")
+        yield f"  {peers.device} with {others}: {route}{reason}{wished}"
 
 
-def _cell(document: Document, number: int | None) -> str:
+def _format_cell(document: GuestDocument, number: int | None) -> str:
     if number is None:
         return "near to none of the NUMA nodes"
     if number >= len(document.cells):
         return f"NUMA node {number}"
     cell = document.cells[number]
-    pages = f", pages of {_size(cell.page_kib)}" if cell.page_kib else ""
-    return f"NUMA node {number}: {_plural(cell.cpus, 'CPU')}, {_size(cell.memory_kib)}{pages}"
+    pages = f", pages of {_format_size(cell.page_kib)}" if cell.page_kib else ""
+    return (
+        f"NUMA node {number}: {_pluralise_word(cell.cpus, 'CPU')}, "
+        f"{_format_size(cell.memory_kib)}{pages}"
+    )
 
 
-def _device(device: Device, result: Result) -> str:
+def _format_device(device: GuestDevice, result: Result) -> str:
     function = result.places.get(device.number)
     if function is None:
         return f"{device.name}: not found"
@@ -74,20 +79,23 @@ def _device(device: Device, result: Result) -> str:
     return " ".join(part for part in parts if part)
 
 
-def _table(document: Document) -> Iterator[str]:
+def _format_distance_table(document: GuestDocument) -> Iterator[str]:
     width = max(4, len(str(len(document.devices) - 1)))
     numbers = [str(device.number).rjust(width) for device in document.devices]
     yield " ".join([" " * width, *numbers])
-    for one, number in zip(document.devices, numbers):  # noqa: B905
-        row = ["-" if one is other else distance(one, other) for other in document.devices]
+    for row_device, number in zip(document.devices, numbers):  # noqa: B905
+        row = [
+            "-" if row_device is column_device else promised_distance(row_device, column_device)
+            for column_device in document.devices
+        ]
         yield " ".join([number, *(word.rjust(width) for word in row)])
 
 
-def _plural(count: int, word: str) -> str:
+def _pluralise_word(count: int, word: str) -> str:
     return f"{count} {word}{'' if count == 1 else 's'}"
 
 
-def _size(kib: int) -> str:
+def _format_size(kib: int) -> str:
     value, unit = float(kib), "KiB"
     for larger in ("MiB", "GiB", "TiB"):
         if value < 1024:
@@ -96,7 +104,7 @@ def _size(kib: int) -> str:
     return f"{value:.4g} {unit}"
 
 
-def as_data(document: Document, result: Result) -> dict[str, Any]:
+def build_report_data(document: GuestDocument, result: Result) -> dict[str, Any]:
     """The same as plain objects."""
     devices = []
     for device in document.devices:
@@ -115,8 +123,8 @@ def as_data(document: Document, result: Result) -> dict[str, Any]:
                 "numa_node": function.numa_node if function else None,
                 "kernel_devices": list(function.names) if function else [],
                 "distances": [
-                    None if device is other else distance(device, other)
-                    for other in document.devices
+                    None if device is second else promised_distance(device, second)
+                    for second in document.devices
                 ],
             }
         )
@@ -129,13 +137,13 @@ def as_data(document: Document, result: Result) -> dict[str, Any]:
         "peer_wish": document.peer_wish,
         "peer_to_peer": [
             {
-                "device": each.device,
-                "with": list(each.others),
-                "path": each.path,
-                "why": each.why,
-                "as_wished": each.as_wished,
+                "device": peers.device,
+                "with": list(peers.others),
+                "path": peers.path,
+                "why": peers.why,
+                "as_wished": peers.as_wished,
             }
-            for each in document.peers
+            for peers in document.peers
         ],
         "findings": [
             {

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from .document import DOCUMENT, Device, Document, DocumentError
-from .machine import Function
+from .document import DOCUMENT, DocumentError, GuestDevice, GuestDocument
+from .machine import GuestFunction
 
 #: What Slurm calls the topology that is not named otherwise.
 DEFAULT: Final = "default"
@@ -20,7 +20,7 @@ _WORDS: Final = {"nvlink_domain": "NVLink domain", "sub_domain": "sub-domain"}
 _TREE: Final = ("spine", "block", "leaf")
 
 
-def check(document: Document) -> None:
+def check_place_known(document: GuestDocument) -> None:
     """Refuse a document that does not say where the machine is.
 
     :raises DocumentError: it says neither a domain nor a rail.
@@ -32,16 +32,16 @@ def check(document: Document) -> None:
         )
 
 
-def as_text(document: Document, places: dict[int, Function]) -> Iterator[str]:
+def format_place_lines(document: GuestDocument, places: dict[int, GuestFunction]) -> Iterator[str]:
     """Lines for people."""
     for level, name in document.fabric:
         yield f"{_WORDS.get(level, level)} {name}"
     for device in document.devices:
         if device.rail:
-            yield f"rail {device.rail}: {device.name}{_found(device, places)}"
+            yield f"rail {device.rail}: {device.name}{_describe_located(device, places)}"
 
 
-def _found(device: Device, places: dict[int, Function]) -> str:
+def _describe_located(device: GuestDevice, places: dict[int, GuestFunction]) -> str:
     function = places.get(device.number)
     if function is None:
         return ""
@@ -49,7 +49,9 @@ def _found(device: Device, places: dict[int, Function]) -> str:
     return f": {function.address} {names}".rstrip()
 
 
-def as_slurm(document: Document, level: str, topology: str, below: str | None) -> str:
+def format_slurm_place(
+    document: GuestDocument, level: str, topology: str, below: str | None
+) -> str:
     """What a node of Slurm is given, as in ``slurmd -Z --conf``.
 
     :param level: the level whose domains Slurm has as switches or blocks.
@@ -60,16 +62,22 @@ def as_slurm(document: Document, level: str, topology: str, below: str | None) -
     """
     domains = dict(document.fabric)
     if level not in domains:
-        known = ", ".join(domains) or "nothing"
-        raise DocumentError(f"{DOCUMENT} names no {level} of this machine; it names: {known}")
+        named_levels = ", ".join(domains) or "nothing"
+        raise DocumentError(
+            f"{DOCUMENT} names no {level} of this machine; it names: {named_levels}"
+        )
     path = [domains[level]]
     if below:
         wider = _TREE[: _TREE.index(level)] if level in _TREE else ()
-        path = [below, *(domains[each] for each in wider if each in domains), *path]
+        path = [
+            below,
+            *(domains[wider_level] for wider_level in wider if wider_level in domains),
+            *path,
+        ]
     return f"Topology={topology}:{':'.join(path)}"
 
 
-def as_data(document: Document, places: dict[int, Function]) -> dict[str, Any]:
+def build_place_data(document: GuestDocument, places: dict[int, GuestFunction]) -> dict[str, Any]:
     """The same as plain objects."""
     rails = []
     for device in document.devices:

@@ -8,19 +8,19 @@ knows libvirt or Nova.
 
 from __future__ import annotations
 
-from nova_hpc.guest_tree.model import Bridge, Device, Kind, Plan, Seat
-from nova_hpc.guest_tree.plan import PlanError, plan
-from nova_hpc.wire.guest_abi import Abi, AbiError, Mode
+from nova_hpc.guest_tree.model import Bridge, TreeDevice, TreePartKind, TreePlan, TreeSeat
+from nova_hpc.guest_tree.plan import PlanError, plan_guest_pci_tree
+from nova_hpc.wire.guest_abi import Abi, AbiError, TopologyMode
 
 __all__ = [
     "Abi",
     "AbiError",
     "Bridge",
-    "Device",
-    "Kind",
-    "Mode",
-    "Plan",
     "PlanError",
-    "Seat",
-    "plan",
+    "TopologyMode",
+    "TreeDevice",
+    "TreePartKind",
+    "TreePlan",
+    "TreeSeat",
+    "plan_guest_pci_tree",
 ]

@@ -16,13 +16,13 @@ import attrs
 
 from nova_hpc.guest import document
 from nova_hpc.topology import classes, nccl, peer, peer_wish
-from nova_hpc.topology.model import Function, Node
-from nova_hpc.topology.peer_wish import Wish
+from nova_hpc.topology.model import Node, PciFunction
+from nova_hpc.topology.peer_wish import PeerWish
 from nova_hpc.wire.documents import GUEST_DOCUMENT
 
 
 @attrs.frozen
-class Cell:
+class DocumentCell:
     """A NUMA cell of the guest."""
 
     cpus: int
@@ -34,7 +34,7 @@ class Cell:
 
 
 @attrs.frozen
-class Given:
+class DocumentDevice:
     """A device that the guest gets."""
 
     #: Address on the host; it is only looked up, and never told.
@@ -51,14 +51,14 @@ class Given:
     rail: str | None = None
 
 
-def documents(
+def build_guest_entries(
     node: Node,
     topology: str,
-    cells: Sequence[Cell],
-    devices: Iterable[Given],
+    cells: Sequence[DocumentCell],
+    devices: Iterable[DocumentDevice],
     processor: nccl.Processor | None = None,
     fabric: Mapping[str, str] | None = None,
-    wish: Wish = Wish.KEEP,
+    wish: PeerWish = PeerWish.KEEP,
 ) -> dict[str, bytes]:
     """The entries for the guest: name -> text.
 
@@ -69,13 +69,13 @@ def documents(
     :param fabric: level of the fabric -> the project's name of the domain.
     :param wish: what the node's ``[hpc]peer_to_peer`` says.
     """
-    given = [(each, node.function(each.address)) for each in devices]
-    known = [
-        (each, function)
-        for each, function in given
+    given = [(device, node.function(device.address)) for device in devices]
+    identified = [
+        (device, function)
+        for device, function in given
         if function is not None and function.vendor_id and function.product_id
     ]
-    places = _Places.of([function for _, function in known])
+    places = _Places.of([function for _, function in identified])
     homes = {cell.host_node: number for number, cell in enumerate(cells)}
     entry = {
         **GUEST_DOCUMENT.head(),
@@ -84,21 +84,26 @@ def documents(
             {"cpus": cell.cpus, "memory_kib": cell.memory_kib, "page_kib": cell.page_kib}
             for cell in cells
         ],
-        "devices": [_device(node, each, function, homes, places) for each, function in known],
-        "peer_to_peer": _peers(node, [function for _, function in known], wish),
+        "devices": [
+            _build_device_entry(node, device, function, homes, places)
+            for device, function in identified
+        ],
+        "peer_to_peer": _build_peer_entries(node, [function for _, function in identified], wish),
         # Keys that came later are there only where they say something.
-        **({} if wish is Wish.KEEP else {"peer_wish": wish.value}),
+        **({} if wish is PeerWish.KEEP else {"peer_wish": wish.value}),
         **({"fabric": dict(fabric)} if fabric else {}),
     }
     text = json.dumps(entry, separators=(",", ":"), ensure_ascii=True)
-    found = {document.DOCUMENT: text.encode("ascii")}
-    if not known:
-        return found  # a machine that is told where it is, and has no devices
+    entries = {document.DOCUMENT: text.encode("ascii")}
+    if not identified:
+        return entries  # a machine that is told where it is, and has no devices
     try:
-        template = _nccl(node, [function for _, function in known], homes, processor)
+        template = _write_guest_topology(
+            node, [function for _, function in identified], homes, processor
+        )
     except nccl.NcclError:
-        return found  # more devices than NCCL can read: it must look for itself
-    return {**found, document.NCCL: template.encode("ascii")}
+        return entries  # more devices than NCCL can read: it must look for itself
+    return {**entries, document.NCCL: template.encode("ascii")}
 
 
 @attrs.frozen
@@ -109,7 +114,7 @@ class _Places:
     switches: Mapping[str, int]
 
     @classmethod
-    def of(cls, functions: Iterable[Function]) -> _Places:
+    def of(cls, functions: Iterable[PciFunction]) -> _Places:
         functions = list(functions)
         shared = nccl.shared_points(functions)
         roots: dict[str, int] = {}
@@ -123,10 +128,10 @@ class _Places:
         return cls(roots, switches)
 
 
-def _device(
+def _build_device_entry(
     node: Node,
-    given: Given,
-    function: Function,
+    given: DocumentDevice,
+    function: PciFunction,
     homes: Mapping[int, int],
     places: _Places,
 ) -> dict[str, Any]:
@@ -146,7 +151,7 @@ def _device(
         "vendor_id": function.vendor_id,
         "product_id": function.product_id,
         "class_code": function.class_code,
-        "cell": _cell(function, homes),
+        "cell": _cell_of_function(function, homes),
         "root": None if function.root is None else places.roots[function.root],
         "switches": [
             places.switches[point] for point in function.switches if point in places.switches
@@ -157,43 +162,45 @@ def _device(
     }
 
 
-def _peers(node: Node, functions: Sequence[Function], wish: Wish) -> list[dict[str, Any]]:
+def _build_peer_entries(
+    node: Node, functions: Sequence[PciFunction], wish: PeerWish
+) -> list[dict[str, Any]]:
     """Paths between GPUs and adapters below one switch, by their numbers."""
-    found = []
+    entries = []
     for number, gpu in enumerate(functions):
         if not classes.is_gpu(gpu.class_code):
             continue
-        alike: dict[tuple[peer.Peer, peer.Why], list[int]] = {}
-        for other, adapter in enumerate(functions):
+        alike: dict[tuple[peer.PeerPath, peer.PeerReason], list[int]] = {}
+        for adapter_number, adapter in enumerate(functions):
             if classes.is_adapter(adapter.class_code):
-                path, why = peer.verdict(node, gpu, adapter)
-                if why is not None:
-                    alike.setdefault((path, why), []).append(other)
-        found += [
+                path, reason = peer.judge_peer_path(node, gpu, adapter)
+                if reason is not None:
+                    alike.setdefault((path, reason), []).append(adapter_number)
+        entries += [
             {
                 "device": number,
                 "with": others,
-                "path": None if path is peer.Peer.UNKNOWN else path.value,
-                "why": why.value,
-                **_wished(path, why, wish),
+                "path": None if path is peer.PeerPath.UNKNOWN else path.value,
+                "why": reason.value,
+                **_wished_key_of(path, reason, wish),
             }
-            for (path, why), others in alike.items()
+            for (path, reason), others in alike.items()
         ]
-    return found
+    return entries
 
 
-def _wished(path: peer.Peer, why: peer.Why, wish: Wish) -> dict[str, bool]:
-    as_wished = peer_wish.as_wished(path, why, wish)
+def _wished_key_of(path: peer.PeerPath, reason: peer.PeerReason, wish: PeerWish) -> dict[str, bool]:
+    as_wished = peer_wish.is_path_as_wished(path, reason, wish)
     return {} if as_wished is None else {"as_wished": as_wished}
 
 
-def _cell(function: Function, homes: Mapping[int, int]) -> int | None:
+def _cell_of_function(function: PciFunction, homes: Mapping[int, int]) -> int | None:
     return None if function.numa_node is None else homes.get(function.numa_node)
 
 
-def _nccl(
+def _write_guest_topology(
     node: Node,
-    functions: Sequence[Function],
+    functions: Sequence[PciFunction],
     homes: Mapping[int, int],
     processor: nccl.Processor | None,
 ) -> str:
@@ -202,23 +209,23 @@ def _nccl(
     }
     shared = nccl.switches_above(chosen.values())
     devices = [
-        nccl.Device(
+        nccl.NcclDevice(
             busid=document.PLACEHOLDER.format(number),
             class_code=function.class_code or "",
-            numa=_cell(function, homes),
+            numa=_cell_of_function(function, homes),
             switches=tuple(point for point in function.switches if point in shared),
             link=nccl.best_link(node, function),
         )
         for number, function in chosen.items()
     ]
-    switches: dict[str, nccl.Switch] = {}
+    switches: dict[str, nccl.NcclSwitch] = {}
     for device in devices:
         for point in device.switches:
             if point not in switches:
                 busid = _no_address(len(switches) + 1)
                 switches[point] = nccl.switch_of(node, point, busid)
     # The guest's CPUs are the guest's to say: NCCL reads them from its sysfs.
-    return nccl.write(devices, switches, {}, processor, nccl.version_for(chosen.values()))
+    return nccl.write_nccl_file(devices, switches, {}, processor, nccl.version_for(chosen.values()))
 
 
 def _no_address(number: int) -> str:

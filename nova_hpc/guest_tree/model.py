@@ -7,11 +7,11 @@ import enum
 
 import attrs
 
-from nova_hpc.guest_tree.windows import Span, pack
+from nova_hpc.guest_tree.windows import Span, pack_spans
 from nova_hpc.topology.level import Location
 
 
-class Kind(enum.Enum):
+class TreePartKind(enum.Enum):
     """The parts of a guest's PCIe tree."""
 
     #: A PCIe root complex of its own (QEMU's pxb-pcie).
@@ -22,7 +22,7 @@ class Kind(enum.Enum):
 
 
 @attrs.frozen
-class Device:
+class TreeDevice:
     """A device of the host that the guest gets."""
 
     address: str  # of the host, normalised
@@ -34,32 +34,32 @@ class Device:
 
 
 @attrs.frozen
-class Branch:
+class TreeBranch:
     """A switch of the guest, or with a cell an expander, and what is below."""
 
     name: str  # that of the host's switch or root
-    below: tuple[Branch | Device, ...]
+    below: tuple[TreeBranch | TreeDevice, ...]
     cell: int | None = None  # of an expander: the guest's NUMA cell
 
     @property
-    def devices(self) -> tuple[Device, ...]:
+    def devices(self) -> tuple[TreeDevice, ...]:
         """All devices below, in order."""
-        found: list[Device] = []
+        devices: list[TreeDevice] = []
         for part in self.below:
-            found.extend([part] if isinstance(part, Device) else part.devices)
-        return tuple(found)
+            devices.extend([part] if isinstance(part, TreeDevice) else part.devices)
+        return tuple(devices)
 
     @property
     def span(self) -> Span:
         """64-bit address space of all that is below."""
-        return pack(part.span for part in self.below)
+        return pack_spans(part.span for part in self.below)
 
 
 @attrs.frozen
 class Bridge:
     """One controller of the guest."""
 
-    kind: Kind
+    kind: TreePartKind
     #: Number of the controller; parents come before children, without gaps, from 1.
     index: int
     #: Controller above: 0 is the guest's own root complex.
@@ -74,10 +74,10 @@ class Bridge:
 
 
 @attrs.frozen
-class Seat:
+class TreeSeat:
     """Where one device goes: alone below a port, in slot 0."""
 
-    device: Device
+    device: TreeDevice
     #: Bridge.index of its port.
     port: int
     #: Bus of the port, so the guest's address is ``0000:BUS:00.0``.
@@ -90,18 +90,18 @@ class Seat:
 
 
 @attrs.frozen
-class Plan:
+class TreePlan:
     """The whole tree. Without bridges: the guest stays flat."""
 
     bridges: tuple[Bridge, ...] = ()  # by index
-    seats: tuple[Seat, ...] = ()
+    seats: tuple[TreeSeat, ...] = ()
     #: The same as a tree, for pictures.
-    roots: tuple[Branch, ...] = ()
+    roots: tuple[TreeBranch, ...] = ()
 
     @property
     def span(self) -> Span:
         """64-bit address space that the devices take."""
-        return pack(root.span for root in self.roots)
+        return pack_spans(root.span for root in self.roots)
 
     @property
     def cliques(self) -> dict[str, int]:

@@ -14,7 +14,7 @@ import attrs
 
 from nova_hpc.guest_tree import windows
 from nova_hpc.topology import classes
-from nova_hpc.topology.model import Function
+from nova_hpc.topology.model import PciFunction
 
 #: Major, minor and release, as Nova writes versions.
 Version = tuple[int, int, int]
@@ -30,7 +30,7 @@ CLIQUE_VENDOR: Final = "10de"
 
 
 @attrs.frozen
-class Need:
+class LibvirtNeed:
     """Something that is configured or offered, and the libvirt that it needs."""
 
     #: A part of a sentence: who is refused.
@@ -40,12 +40,14 @@ class Need:
     otherwise: str
 
 
-def has_clique(function: Function) -> bool:
+def has_clique(function: PciFunction) -> bool:
     """Whether QEMU lets a device like this one show a clique."""
     return classes.is_display(function.class_code) and function.vendor_id == CLIQUE_VENDOR
 
 
-def of_node(offered: Iterable[Function], memory: int, clique: bool) -> Iterator[Need]:
+def libvirt_needs_of(
+    offered: Iterable[PciFunction], memory: int, clique: bool
+) -> Iterator[LibvirtNeed]:
     """What servers of a node need at most.
 
     :param offered: the devices that servers can be given.
@@ -53,21 +55,26 @@ def of_node(offered: Iterable[Function], memory: int, clique: bool) -> Iterator[
     :param clique: ``[hpc]gpudirect_clique``.
     """
     devices = tuple(offered)
-    room = windows.window(windows.pack(windows.of_bars(each.bars) for each in devices))
-    if room > windows.DEFAULT_WINDOW and windows.bits(memory, room) > windows.DEFAULT_BITS:
-        yield Need(
+    room = windows.window_size_of(
+        windows.pack_spans(windows.span_of_bars(device.bars) for device in devices)
+    )
+    if (
+        room > windows.DEFAULT_WINDOW
+        and windows.address_bits_of(memory, room) > windows.DEFAULT_BITS
+    ):
+        yield LibvirtNeed(
             f"servers with all {len(devices)} devices, whose memory takes {room >> 30} GiB",
             MAXPHYSADDR,
             "offer flavors with fewer devices",
         )
     if clique and any(map(has_clique, devices)):
-        yield Need(
+        yield LibvirtNeed(
             "servers whose GPUs show their GPUDirect cliques",
             OVERRIDE,
             "set [hpc]gpudirect_clique = false",
         )
 
 
-def dotted(version: Iterable[int]) -> str:
+def format_dotted_version(version: Iterable[int]) -> str:
     """A version as people write it."""
     return ".".join(map(str, version))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From the devices' places on the host to the guest's tree.
 
-The rule is that :func:`nova_hpc.topology.level.distance` says the same of
+The rule is that :func:`nova_hpc.topology.level.distance_between` says the same of
 every pair of devices in the guest and on the host. The tree is the smallest
 that does so: levels of switches at which nothing branches are left out, and a
 device that shares no switch with another of this guest has a port of its own.
@@ -19,9 +19,16 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.guest_tree.model import Branch, Bridge, Device, Kind, Plan, Seat
+from nova_hpc.guest_tree.model import (
+    Bridge,
+    TreeBranch,
+    TreeDevice,
+    TreePartKind,
+    TreePlan,
+    TreeSeat,
+)
 from nova_hpc.topology.model import address_key
-from nova_hpc.wire.guest_abi import Abi, Mode
+from nova_hpc.wire.guest_abi import Abi, TopologyMode
 
 
 class PlanError(ValueError):
@@ -40,7 +47,9 @@ class _FullError(ValueError):
     """More than a guest can have; the text says of what."""
 
 
-def plan(devices: Iterable[Device], cells: Mapping[int, int], abi: Abi) -> Plan:
+def plan_guest_pci_tree(
+    devices: Iterable[TreeDevice], cells: Mapping[int, int], abi: Abi
+) -> TreePlan:
     """Plan a guest's tree.
 
     :param devices: what the guest gets, in any order.
@@ -48,49 +57,53 @@ def plan(devices: Iterable[Device], cells: Mapping[int, int], abi: Abi) -> Plan:
         NUMA cells, whose expanders are then near to no cell.
     :raises PlanError: the devices cannot be shown so.
     """
-    found = sorted(devices, key=lambda device: address_key(device.address))
-    if abi.mode is Mode.FLAT or not found:
-        return Plan()
-    roots = _mirror(found, cells) if abi.mode is Mode.MIRROR else _by_cell(found, cells)
+    ordered = sorted(devices, key=lambda device: address_key(device.address))
+    if abi.mode is TopologyMode.FLAT or not ordered:
+        return TreePlan()
+    roots = (
+        _mirror_roots(ordered, cells)
+        if abi.mode is TopologyMode.MIRROR
+        else _by_cell(ordered, cells)
+    )
     try:
-        return _number(roots)
+        return _number_parts(roots)
     except _FullError as error:
-        raise PlanError(f"{_asked(abi.mode)} is not possible: {error}.", str(error)) from error
+        raise PlanError(f"{_asked_mode(abi.mode)} is not possible: {error}.", str(error)) from error
 
 
-def _asked(mode: Mode) -> str:
+def _asked_mode(mode: TopologyMode) -> str:
     return f"hpc:guest_topology={mode.value}"
 
 
-def _by_cell(devices: list[Device], cells: Mapping[int, int]) -> tuple[Branch, ...]:
+def _by_cell(devices: list[TreeDevice], cells: Mapping[int, int]) -> tuple[TreeBranch, ...]:
     """One expander a cell. Devices elsewhere stay on the guest's own root."""
-    found: dict[int, list[Device]] = {}
+    by_cell: dict[int, list[TreeDevice]] = {}
     for device in devices:
         numa = device.location.numa
         if numa is not None and numa in cells:
-            found.setdefault(cells[numa], []).append(device)
+            by_cell.setdefault(cells[numa], []).append(device)
     return tuple(
-        Branch(name=f"cell {cell}", below=tuple(below), cell=cell)
-        for cell, below in sorted(found.items())
+        TreeBranch(name=f"cell {cell}", below=tuple(below), cell=cell)
+        for cell, below in sorted(by_cell.items())
     )
 
 
-def _mirror(devices: list[Device], cells: Mapping[int, int]) -> tuple[Branch, ...]:
+def _mirror_roots(devices: list[TreeDevice], cells: Mapping[int, int]) -> tuple[TreeBranch, ...]:
     if cells:
         _check_cells(devices, cells)
-    roots: dict[str, list[Device]] = {}
+    roots: dict[str, list[TreeDevice]] = {}
     for device in devices:
         # An unknown root complex is nobody else's.
         root = device.location.root or f"unknown, of {device.address}"
         roots.setdefault(root, []).append(device)
-    return tuple(_root(name, below, cells) for name, below in roots.items())
+    return tuple(_expander_of_root(name, below, cells) for name, below in roots.items())
 
 
-def _check_cells(devices: list[Device], cells: Mapping[int, int]) -> None:
+def _check_cells(devices: list[TreeDevice], cells: Mapping[int, int]) -> None:
     strays = [device for device in devices if device.location.numa not in cells]
     if strays:
         raise PlanError(
-            f"{_asked(Mode.MIRROR)} is not possible: {len(strays)} of the server's "
+            f"{_asked_mode(TopologyMode.MIRROR)} is not possible: {len(strays)} of the server's "
             f"{len(devices)} PCI devices are not near to any NUMA cell of the guest, so the guest "
             "could not be shown where they are; use a flavor with numa or flat.",
             f"{', '.join(device.address for device in strays)} off the guest's NUMA nodes",
@@ -102,16 +115,17 @@ def _check_cells(devices: list[Device], cells: Mapping[int, int]) -> None:
     split = sorted(root for root, nodes in homes.items() if len(nodes) > 1)
     if split:
         raise PlanError(
-            f"{_asked(Mode.MIRROR)} is not possible: devices of one PCIe root of the host are near "
+            f"{_asked_mode(TopologyMode.MIRROR)} is not possible: devices of one PCIe "
+            f"root of the host are near "
             "to different NUMA nodes, which a guest cannot have; use a flavor with numa or flat.",
             f"devices of {', '.join(split)} are near to different NUMA nodes",
         )
 
 
-def _root(name: str, devices: list[Device], cells: Mapping[int, int]) -> Branch:
+def _expander_of_root(name: str, devices: list[TreeDevice], cells: Mapping[int, int]) -> TreeBranch:
     """The expander for one root complex of the host."""
     trunk = _Twig()
-    below: list[Branch | Device] = []
+    below: list[TreeBranch | TreeDevice] = []
     for device in devices:
         if device.location.switches:
             trunk.grow(device)
@@ -123,12 +137,12 @@ def _root(name: str, devices: list[Device], cells: Mapping[int, int]) -> Branch:
         below.extend(branch.devices if len(branch.devices) == 1 else [branch])
     numa = devices[0].location.numa
     cell = None if numa is None else cells.get(numa)
-    return Branch(name=name, below=tuple(sorted(below, key=_first)), cell=cell)
+    return TreeBranch(name=name, below=tuple(sorted(below, key=_lowest_address_of)), cell=cell)
 
 
-def _first(part: Branch | Device) -> tuple[int, ...]:
+def _lowest_address_of(part: TreeBranch | TreeDevice) -> tuple[int, ...]:
     """Sort key: the lowest host address."""
-    if isinstance(part, Device):
+    if isinstance(part, TreeDevice):
         return address_key(part.address)
     return min(address_key(device.address) for device in part.devices)
 
@@ -137,23 +151,23 @@ def _first(part: Branch | Device) -> tuple[int, ...]:
 class _Twig:
     """A switch of the host with the devices right below it and further switches."""
 
-    devices: list[Device] = attrs.Factory(list)
+    devices: list[TreeDevice] = attrs.Factory(list)
     twigs: dict[str, _Twig] = attrs.Factory(dict)
 
-    def grow(self, device: Device) -> None:
+    def grow(self, device: TreeDevice) -> None:
         twig = self
         for switch in device.location.switches:
             twig = twig.twigs.setdefault(switch, _Twig())
         twig.devices.append(device)
 
-    def branch(self, name: str) -> Branch:
+    def branch(self, name: str) -> TreeBranch:
         """The same without the levels at which nothing branches."""
         twig = self
         while not twig.devices and len(twig.twigs) == 1:
             ((name, twig),) = twig.twigs.items()
-        parts: list[Branch | Device] = [*twig.devices]
+        parts: list[TreeBranch | TreeDevice] = [*twig.devices]
         parts += [below.branch(switch) for switch, below in twig.twigs.items()]
-        return Branch(name=name, below=tuple(sorted(parts, key=_first)))
+        return TreeBranch(name=name, below=tuple(sorted(parts, key=_lowest_address_of)))
 
 
 # -- numbers: controllers, slots, and the guest's buses -----------------------------
@@ -168,7 +182,7 @@ _SLOTS: Final = 32
 _FUNCTIONS: Final = 8
 
 
-def _number(roots: tuple[Branch, ...]) -> Plan:
+def _number_parts(roots: tuple[TreeBranch, ...]) -> TreePlan:
     """Number all parts.
 
     :raises _FullError: there are too many.
@@ -180,26 +194,26 @@ def _number(roots: tuple[Branch, ...]) -> Plan:
     numbering = _Numbering()
     for place, (root, bus) in enumerate(zip(roots, _first_buses(roots), strict=True)):
         numbering.expander(root, FIRST_SLOT + place, bus)
-    return Plan(bridges=tuple(numbering.bridges), seats=tuple(numbering.seats), roots=roots)
+    return TreePlan(bridges=tuple(numbering.bridges), seats=tuple(numbering.seats), roots=roots)
 
 
-def _buses(part: Branch | Device) -> int:
+def _count_buses(part: TreeBranch | TreeDevice) -> int:
     """How many buses a part takes below its expander, with those of its port."""
-    if isinstance(part, Device):
+    if isinstance(part, TreeDevice):
         return 1
-    return 2 + sum(_buses(each) for each in part.below)
+    return 2 + sum(_count_buses(inner) for inner in part.below)
 
 
-def _first_buses(roots: tuple[Branch, ...]) -> list[int]:
+def _first_buses(roots: tuple[TreeBranch, ...]) -> list[int]:
     """The bus of each expander: as round numbers as there is room for."""
-    needed = [1 + sum(_buses(part) for part in root.below) for root in roots]
+    needed = [1 + sum(_count_buses(part) for part in root.below) for root in roots]
     for step in (16, 8, 4, 2, 1):
-        bus, found = FIRST_BUS, []
+        bus, buses = FIRST_BUS, []
         for count in needed:
-            found.append(bus)
+            buses.append(bus)
             bus += -(-count // step) * step
         if bus <= _BUSES:
-            return found
+            return buses
     raise _FullError(
         f"the devices take {sum(needed)} PCI buses, and there are {_BUSES - FIRST_BUS} for them"
     )
@@ -208,25 +222,27 @@ def _first_buses(roots: tuple[Branch, ...]) -> list[int]:
 @attrs.define
 class _Numbering:
     bridges: list[Bridge] = attrs.Factory(list)
-    seats: list[Seat] = attrs.Factory(list)
+    seats: list[TreeSeat] = attrs.Factory(list)
     bus: int = 0
 
-    def expander(self, root: Branch, slot: int, bus: int) -> None:
+    def expander(self, root: TreeBranch, slot: int, bus: int) -> None:
         self.bus = bus - 1
-        index = self._add(Kind.EXPANDER, 0, (slot, 0, False), root.cell)
-        self._below(root.below, index, Kind.ROOT_PORT)
+        index = self._add(TreePartKind.EXPANDER, 0, (slot, 0, False), root.cell)
+        self._below(root.below, index, TreePartKind.ROOT_PORT)
 
-    def _below(self, parts: tuple[Branch | Device, ...], above: int, port: Kind) -> None:
-        for place, part in zip(_places(len(parts)), parts, strict=True):
+    def _below(
+        self, parts: tuple[TreeBranch | TreeDevice, ...], above: int, port: TreePartKind
+    ) -> None:
+        for place, part in zip(_place_ports(len(parts)), parts, strict=True):
             index = self._add(port, above, place)
-            if isinstance(part, Device):
-                self.seats.append(Seat(device=part, port=index, bus=self.bus))
+            if isinstance(part, TreeDevice):
+                self.seats.append(TreeSeat(device=part, port=index, bus=self.bus))
             else:
-                upstream = self._add(Kind.UPSTREAM, index, (0, 0, False))
-                self._below(part.below, upstream, Kind.DOWNSTREAM)
+                upstream = self._add(TreePartKind.UPSTREAM, index, (0, 0, False))
+                self._below(part.below, upstream, TreePartKind.DOWNSTREAM)
 
     def _add(
-        self, kind: Kind, parent: int, place: tuple[int, int, bool], cell: int | None = None
+        self, kind: TreePartKind, parent: int, place: tuple[int, int, bool], cell: int | None = None
     ) -> int:
         self.bus += 1
         index = len(self.bridges) + 1
@@ -237,7 +253,7 @@ class _Numbering:
         return index
 
 
-def _places(count: int) -> list[tuple[int, int, bool]]:
+def _place_ports(count: int) -> list[tuple[int, int, bool]]:
     """Slot and function of each of *count* ports, and whether the slot is shared."""
     if count <= _SLOTS:
         return [(place, 0, False) for place in range(count)]

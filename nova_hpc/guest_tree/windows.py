@@ -43,39 +43,39 @@ class Span:
     align: int = _PORT
 
 
-def of_bars(bars: Iterable[Bar]) -> Span:
+def span_of_bars(bars: Iterable[Bar]) -> Span:
     """What one device takes of the 64-bit window of its port.
 
     Only prefetchable 64-bit BARs can lie there.
     """
     sizes = [bar.size for bar in bars if bar.wide and bar.prefetchable and bar.index <= 5]
-    return pack(Span(size, max(size, _PORT)) for size in sizes)
+    return pack_spans(Span(size, max(size, _PORT)) for size in sizes)
 
 
-def pack(spans: Iterable[Span]) -> Span:
+def pack_spans(spans: Iterable[Span]) -> Span:
     """One window around others, with the largest alignment first."""
     end, align = 0, _PORT
     for span in sorted(spans, key=lambda span: -span.align):
         align = max(align, span.align)
-        end = _up(end, span.align) + _up(span.size, _PORT)
+        end = _round_up(end, span.align) + _round_up(span.size, _PORT)
     return Span(end, align)
 
 
-def window(needed: Span) -> int:
+def window_size_of(needed: Span) -> int:
     """The size of the guest's 64-bit window: a power of two with room to spare."""
     if needed.size <= DEFAULT_WINDOW - _SPARE:
         return DEFAULT_WINDOW
     return 1 << (needed.size + _SPARE - 1).bit_length()
 
 
-def bits(memory: int, size: int) -> int:
+def address_bits_of(memory: int, size: int) -> int:
     """Address bits that a guest needs.
 
     :param memory: most memory that it can have, in bytes.
     :param size: of its 64-bit window, which starts at a multiple of itself.
     """
-    return (_up(memory + _GAP, size) + size - 1).bit_length()
+    return (_round_up(memory + _GAP, size) + size - 1).bit_length()
 
 
-def _up(number: int, unit: int) -> int:
+def _round_up(number: int, unit: int) -> int:
     return -(-number // unit) * unit

@@ -12,7 +12,7 @@ import ipaddress
 import re
 from typing import Final
 
-from nova_hpc.outside.text import printable
+from nova_hpc.outside.text import printable_text
 
 #: RFC 1035, 2.3.4, in characters.
 LONGEST_NAME: Final = 253
@@ -34,7 +34,7 @@ def is_uuid(text: object) -> bool:
     return isinstance(text, str) and _UUID.fullmatch(text) is not None
 
 
-def wrong_host(name: str) -> str | None:
+def explain_wrong_host(name: str) -> str | None:
     """Why *name* is no name of a host by RFC 1123; None: it is one."""
     if not name:
         return "it is empty"
@@ -56,37 +56,37 @@ def wrong_host(name: str) -> str | None:
     return None
 
 
-def host_name(name: str, whose: str) -> str:
+def require_host_name(name: str, whose: str) -> str:
     """*name*, where it is one of a host.
 
     :param whose: what has this name, with the cure, for the message.
     :raises OutsideError: it is none.
     """
-    wrong = wrong_host(name)
+    wrong = explain_wrong_host(name)
     if wrong is not None:
-        raise OutsideError(f"{quoted(name)} cannot name a host: {wrong}; {whose}")
+        raise OutsideError(f"{quote_bad_name(name)} cannot name a host: {wrong}; {whose}")
     return name
 
 
-def ip_address(text: str, whose: str) -> str:
+def require_ip_address(text: str, whose: str) -> str:
     """*text* as an IP address is written, where it is one.
 
     :param whose: what has this address, for the message.
     :raises OutsideError: it is none, or one with a zone, which only its own host knows.
     """
     try:
-        found = ipaddress.ip_address(text)
+        address = ipaddress.ip_address(text)
     except ValueError:
-        raise OutsideError(f"{quoted(text)} is no IP address; {whose}") from None
+        raise OutsideError(f"{quote_bad_name(text)} is no IP address; {whose}") from None
     # What stands behind a percent sign may be anything (RFC 4007, 11).
-    if isinstance(found, ipaddress.IPv6Address) and found.scope_id is not None:
-        raise OutsideError(f"{quoted(text)} is an address with a zone; {whose}")
-    if found.is_loopback or found.is_unspecified or found.is_multicast:
-        raise OutsideError(f"{quoted(text)} is the address of no other machine; {whose}")
-    return str(found)
+    if isinstance(address, ipaddress.IPv6Address) and address.scope_id is not None:
+        raise OutsideError(f"{quote_bad_name(text)} is an address with a zone; {whose}")
+    if address.is_loopback or address.is_unspecified or address.is_multicast:
+        raise OutsideError(f"{quote_bad_name(text)} is the address of no other machine; {whose}")
+    return str(address)
 
 
-def quoted(text: str) -> str:
+def quote_bad_name(text: str) -> str:
     """A bad name as a message shows it."""
-    shown = printable(text)
+    shown = printable_text(text)
     return f"'{shown if len(shown) <= _SHOWN else shown[:_SHOWN] + '...'}'"

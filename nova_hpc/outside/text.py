@@ -22,7 +22,7 @@ _FORMULA: Final = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 _IN_QUOTES: Final = re.compile(r'([$`"\\])')
 
 
-def printable(text: str) -> str:
+def printable_text(text: str) -> str:
     """The text on one line, as it may be shown on a terminal and in a cell.
 
     A character that a terminal obeys or does not show is replaced by its number, as JSON
@@ -30,19 +30,20 @@ def printable(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(each if each.isprintable() else _number(each) for each in text)
+    return "".join(letter if letter.isprintable() else _escape_character(letter) for letter in text)
 
 
 def printable_lines(text: str) -> str:
-    """As :func:`printable`, but line ends and tabs stay: for a text of our own around it."""
+    """As :func:`printable_text`, but line ends and tabs stay: for a text of our own around it."""
     if all(line.isprintable() for line in text.split("\n")):
         return text
     return "".join(
-        each if each.isprintable() or each in _BETWEEN_LINES else _number(each) for each in text
+        letter if letter.isprintable() or letter in _BETWEEN_LINES else _escape_character(letter)
+        for letter in text
     )
 
 
-def _number(letter: str) -> str:
+def _escape_character(letter: str) -> str:
     # JSON has numbers of 16 bits; a character beyond them is a pair.
     data = letter.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{data[at : at + 2].hex()}" for at in range(0, len(data), 2))
@@ -53,12 +54,12 @@ def shell_command(*words: str) -> str:
 
     A word with characters that cannot be printed is shown, and then means nothing.
     """
-    return shlex.join(printable(word) for word in words)
+    return shlex.join(printable_text(word) for word in words)
 
 
 def shell_value(text: str) -> str:
     """The text between double quotes, as a shell reads it without running any of it."""
-    return '"' + _IN_QUOTES.sub(r"\\\1", printable(text)) + '"'
+    return '"' + _IN_QUOTES.sub(r"\\\1", printable_text(text)) + '"'
 
 
 def sheet_cell(text: str) -> str:
@@ -66,7 +67,7 @@ def sheet_cell(text: str) -> str:
 
     Spreadsheets show a text behind an apostrophe as it is. A number stays one.
     """
-    shown = printable(text)
+    shown = printable_text(text)
     if not shown.lstrip().startswith(_FORMULA) or _is_number(shown):
         return shown
     return f"'{shown}"

@@ -6,7 +6,7 @@ asked for, it matters more what is left for others: a server that may be spread
 over a NUMA node should not break a switch on another host for being closer.
 
 Hosts that differ only in CPUs or pages which neither the request nor what the
-cloud usually sells could ever use have the same answer. :func:`reduced` makes them
+cloud usually sells could ever use have the same answer. :func:`reduce_host` makes them
 equal, so that the answer of one serves for all of them. It takes two things away:
 
 * what is beyond all that the request and the profile could use at once;
@@ -14,7 +14,7 @@ equal, so that the answer of one serves for all of them. It takes two things awa
   which the request and the shapes of the profile take whole multiples. The sum
   over the host keeps its number of grains.
 
-Nothing that :func:`nova_hpc.placement.choose.choose` looks at changes by it: which
+Nothing that :func:`nova_hpc.placement.choose.choose_device_sets` looks at changes by it: which
 cell fits on which node, how many servers and groups of each shape still fit, and
 what a node lacks for a cell, in numbers.
 """
@@ -29,8 +29,8 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.placement.model import Host, HostNode, Pool, Request
-from nova_hpc.placement.profile import Profile, Shape
+from nova_hpc.placement.model import DevicePool, FreeHost, HostNode, Request
+from nova_hpc.placement.profile import FlavorShape, Profile
 from nova_hpc.topology.level import Level
 
 #: Hosts whose damage differs by less than this part of a device are equally
@@ -50,24 +50,24 @@ _MEMORY: Final = 1 << 44
 _WISH: Final = 2.0
 
 
-def grain(profile: Profile) -> int:
+def damage_grain_of(profile: Profile) -> int:
     """Damage that makes no difference, in the units of a score."""
     return max(1, sum(shape.weight for shape in profile.shapes) // _PARTS)
 
 
-def room(nodes: Iterable[HostNode]) -> int:
+def free_room_of(nodes: Iterable[HostNode]) -> int:
     """One number for the dedicated CPUs and, after them, the memory in pages that a host has free.
 
     Of hosts that serve alike the one with the least is taken, so that CPUs and memory are not
     used up beside GPUs that are free on many hosts at once. What is unknown is none.
     """
-    found = list(nodes)
-    cpus = sum(max(node.dedicated_cpus or 0, 0) for node in found)
-    memory = sum(size * count for node in found for size, count in (node.pages or {}).items())
+    host_nodes = list(nodes)
+    cpus = sum(max(node.dedicated_cpus or 0, 0) for node in host_nodes)
+    memory = sum(size * count for node in host_nodes for size, count in (node.pages or {}).items())
     return cpus * _MEMORY + min(max(memory, 0), _MEMORY - 1)
 
 
-def rank(
+def rank_device_set(
     score: Sequence[int], asked: Level, coarse: int, measured: bool = True, free: int = 0
 ) -> tuple[int, ...]:
     """The place of a host among others, smaller is better.
@@ -75,10 +75,10 @@ def rank(
     :param score: of the device set that the host would give, as
         :attr:`nova_hpc.placement.model.DeviceSet.score`.
     :param asked: the level that the flavor names.
-    :param coarse: see :func:`grain`.
+    :param coarse: see :func:`damage_grain_of`.
     :param measured: whether the damage of the set is known. One of which it is not comes
         after all others of its level.
-    :param free: of the host, as :func:`room`.
+    :param free: of the host, as :func:`free_room_of`.
     :returns: the level if it is wider than asked, NVLink misses, damage; then level,
         distance, spread and leftovers; then the rest of the score, and *free*.
     """
@@ -88,7 +88,7 @@ def rank(
     return (wide, misses, grains, level, distance, spread, left, groups, *rest, free)
 
 
-def scores(
+def packing_scores_of(
     ranks: Sequence[tuple[int, ...] | None],
     multipliers: Sequence[float],
     wishes: Sequence[float],
@@ -101,31 +101,32 @@ def scores(
     differ in the last part of their ranks alone share half of a place: what matters more
     keeps its distance, however many hosts there are.
 
-    :param ranks: of :func:`rank`; None: nothing was chosen on the host, which comes last.
+    :param ranks: of :func:`rank_device_set`; None: nothing was chosen on the host, which
+        comes last.
     :param multipliers: of packing, for each host; a negative one spreads.
     :param wishes: of each host, higher is better; all equal: there are none.
     """
-    known = sorted({each for each in ranks if each is not None})
+    sorted_ranks = sorted({rank for rank in ranks if rank is not None})
     place: dict[tuple[int, ...], float] = {}
     count = 0
-    for _, alike in itertools.groupby(known, key=lambda each: each[:-1]):
+    for _, alike in itertools.groupby(sorted_ranks, key=lambda rank: rank[:-1]):
         members = list(alike)
-        place |= {each: count + number / 2 / len(members) for number, each in enumerate(members)}
+        place |= {rank: count + number / 2 / len(members) for number, rank in enumerate(members)}
         count += 1
-    places = [count if each is None else place[each] for each in ranks]
+    places = [count if rank is None else place[rank] for rank in ranks]
     first, last = min(places, default=0), max(places, default=0)
     span = last - first or 1
-    step = _WISH * max((abs(each) for each in multipliers), default=0.0)
+    step = _WISH * max((abs(multiplier) for multiplier in multipliers), default=0.0)
     # Sums of products: what differs less than this does not differ.
-    rounded = [round(each, 9) for each in wishes]
+    rounded = [round(wish, 9) for wish in wishes]
     steps = {wish: step * number for number, wish in enumerate(sorted(set(rounded)))}
     return [
-        (last - here) / span * multiplier + steps[wish]
-        for here, multiplier, wish in zip(places, multipliers, rounded, strict=True)
+        (last - position) / span * multiplier + steps[wish]
+        for position, multiplier, wish in zip(places, multipliers, rounded, strict=True)
     ]
 
 
-def mixed(
+def mix_best_ranks(
     ranks: Sequence[tuple[int, ...] | None],
     wishes: Sequence[float],
     names: Sequence[str],
@@ -139,35 +140,35 @@ def mixed(
     among those that the users' wishes prefer; all others stay behind them as they are.
     Which of several equal hosts are the last of the best is the seed's to say, too.
 
-    :param ranks: of :func:`rank`; None: nothing was chosen on the host.
+    :param ranks: of :func:`rank_device_set`; None: nothing was chosen on the host.
     :param wishes: of each host, higher is better.
     :param names: of the hosts, each with one of its own.
     :param among: 1: nothing is mixed.
     """
-    found = list(ranks)
-    top = max((round(each, 9) for each in wishes), default=0.0)
-    known = {
-        index: each
-        for index, each in enumerate(ranks)
-        if each is not None and round(wishes[index], 9) == top
+    mixed_ranks = list(ranks)
+    top = max((round(wish, 9) for wish in wishes), default=0.0)
+    best_wished = {
+        index: rank
+        for index, rank in enumerate(ranks)
+        if rank is not None and round(wishes[index], 9) == top
     }
-    if among <= 1 or len(known) <= 1:
-        return found
-    given = min(known.values())[:_GIVEN]
+    if among <= 1 or len(best_wished) <= 1:
+        return mixed_ranks
+    given = min(best_wished.values())[:_GIVEN]
 
     def turn(index: int) -> bytes:
         return hashlib.blake2b(f"{seed}/{names[index]}".encode(), digest_size=8).digest()
 
-    alike = [index for index, each in known.items() if each[:_GIVEN] == given]
-    alike.sort(key=lambda index: (known[index], turn(index)))
+    alike = [index for index, rank in best_wished.items() if rank[:_GIVEN] == given]
+    alike.sort(key=lambda index: (best_wished[index], turn(index)))
     for number, index in enumerate(sorted(alike[:among], key=turn)):
         # Before all damage that there is.
-        found[index] = (*given, -1, number)
-    return found
+        mixed_ranks[index] = (*given, -1, number)
+    return mixed_ranks
 
 
 @attrs.frozen
-class _Use:
+class _ResourceUse:
     """What can be done with one resource (CPUs, or pages of one size)."""
 
     #: Needs of the guest's cells.
@@ -178,7 +179,7 @@ class _Use:
     grain: int
 
 
-def reduced(request: Request, host: Host, profile: Profile) -> Host:
+def reduce_host(request: Request, host: FreeHost, profile: Profile) -> FreeHost:
     """*host* with equally useful CPUs and pages; the same one where nothing changes.
 
     Doing it twice changes nothing more. What is unknown stays unknown, and a host
@@ -186,18 +187,18 @@ def reduced(request: Request, host: Host, profile: Profile) -> Host:
     """
     if not host.nodes or len({node.id for node in host.nodes}) < len(host.nodes):
         return host
-    shapes = _possible(profile.shapes, host.pools)
+    shapes = _list_possible_shapes(profile.shapes, host.pools)
     # The order of the input must not matter.
     nodes = sorted(host.nodes, key=lambda node: node.id)
-    cpus = _use(
+    cpus = _build_use(
         (cell.dedicated_cpus for cell in request.cells),
         ((shape.cpus, shape, servers, groups) for shape, servers, groups in shapes),
     )
-    counts = _counted([node.dedicated_cpus for node in nodes], cpus)
+    counts = _count_in_grains([node.dedicated_cpus for node in nodes], cpus)
     sizes = {cell.page_kib for cell in request.cells} | {shape.page_kib for shape, _, _ in shapes}
     pages: list[dict[int, int]] = [{} for _ in nodes]
     for size in sorted(size for size in sizes if size):
-        use = _use(
+        use = _build_use(
             (-(-cell.memory_kib // size) for cell in request.cells if cell.page_kib == size),
             (
                 (-(-shape.memory_kib // size), shape, servers, groups)
@@ -205,31 +206,33 @@ def reduced(request: Request, host: Host, profile: Profile) -> Host:
                 if shape.page_kib == size
             ),
         )
-        found = _counted(
+        size_counts = _count_in_grains(
             [None if node.pages is None else node.pages.get(size, 0) for node in nodes], use
         )
-        for kept, count in zip(pages, found, strict=True):
+        for kept, count in zip(pages, size_counts, strict=True):
             if count:
                 kept[size] = count
     made = tuple(
         HostNode(node.id, node.socket, count, None if node.pages is None else kept)
         for node, count, kept in zip(nodes, counts, pages, strict=True)
     )
-    return host if _same(made, host.nodes) else attrs.evolve(host, nodes=made)
+    return host if _are_same_nodes(made, host.nodes) else attrs.evolve(host, nodes=made)
 
 
-def _same(one: Sequence[HostNode], other: Sequence[HostNode]) -> bool:
-    return all(a == b for a, b in zip(one, other, strict=True))
+def _are_same_nodes(first: Sequence[HostNode], second: Sequence[HostNode]) -> bool:
+    return all(a == b for a, b in zip(first, second, strict=True))
 
 
-def _possible(shapes: Iterable[Shape], pools: Iterable[Pool]) -> list[tuple[Shape, int, int]]:
+def _list_possible_shapes(
+    shapes: Iterable[FlavorShape], pools: Iterable[DevicePool]
+) -> list[tuple[FlavorShape, int, int]]:
     """Shapes of which the devices allow any, with how many servers and groups at most."""
     free: dict[str | None, int] = {}
     for pool in pools:
         free[pool.role] = free.get(pool.role, 0) + max(pool.free, 0)
     # A device without a role may count as any of them.
     unknown = free.get(None, 0)
-    found = []
+    possible = []
     for shape in shapes:
         if not shape.weight or not shape.counts or shape.groups < 1:
             continue
@@ -237,13 +240,15 @@ def _possible(shapes: Iterable[Shape], pools: Iterable[Pool]) -> list[tuple[Shap
             (free.get(role, 0) + unknown) // max(count, 1) for role, count in shape.counts.items()
         )
         if groups and (shape.cpus > 0 or shape.memory_kib > 0):
-            found.append((shape, groups // shape.groups, groups))
-    return found
+            possible.append((shape, groups // shape.groups, groups))
+    return possible
 
 
-def _use(cells: Iterable[int], shapes: Iterable[tuple[int, Shape, int, int]]) -> _Use:
-    mine = tuple(cells)
-    most, grain = 0, math.gcd(*mine)
+def _build_use(
+    cells: Iterable[int], shapes: Iterable[tuple[int, FlavorShape, int, int]]
+) -> _ResourceUse:
+    needs = tuple(cells)
+    most, grain = 0, math.gcd(*needs)
     for need, shape, servers, groups in shapes:
         if need > 0:
             share = -(-need // shape.groups)
@@ -251,31 +256,31 @@ def _use(cells: Iterable[int], shapes: Iterable[tuple[int, Shape, int, int]]) ->
             # devices are left; below the host groups count, with their share.
             most = max(most, need * max(servers, 1), share * groups)
             grain = math.gcd(grain, share, need)
-    return _Use(mine, most + sum(mine), grain)
+    return _ResourceUse(needs, most + sum(needs), grain)
 
 
-def _counted(free: Sequence[int | None], use: _Use) -> list[int | None]:
+def _count_in_grains(free: Sequence[int | None], use: _ResourceUse) -> list[int | None]:
     if not use.grain:
         # Nobody needs any: only that a node is overdrawn may be told.
         return [count if count is None or count < 0 else 0 for count in free]
     least = max(use.cells, default=0)
-    found = [None if count is None else min(count, use.most) for count in free]
+    counts = [None if count is None else min(count, use.most) for count in free]
     # What a node lacks for a cell is told in numbers.
-    whole = [i for i, count in enumerate(found) if count is not None and count >= max(least, 1)]
+    whole = [i for i, count in enumerate(counts) if count is not None and count >= max(least, 1)]
     if not whole:
-        return found
+        return counts
     # Where one node has enough for everything, their sum limits nothing.
-    enough = any(found[i] == use.most for i in whole)
-    before = 0 if enough else sum(max(count or 0, 0) for count in found)
+    enough = any(counts[i] == use.most for i in whole)
+    before = 0 if enough else sum(max(count or 0, 0) for count in counts)
     for i in whole:
-        found[i] = _of(found[i]) // use.grain * use.grain
-    base = sum(max(count or 0, 0) for count in found)
+        counts[i] = _zero_if_unknown(counts[i]) // use.grain * use.grain
+    base = sum(max(count or 0, 0) for count in counts)
     # Left-overs of several nodes together may be another grain of the host.
     more, extra = divmod(max(before // use.grain * use.grain - base, 0), len(whole))
     for number, i in enumerate(whole):
-        found[i] = _of(found[i]) + more + (number < extra)
-    return found
+        counts[i] = _zero_if_unknown(counts[i]) + more + (number < extra)
+    return counts
 
 
-def _of(count: int | None) -> int:
+def _zero_if_unknown(count: int | None) -> int:
     return count or 0

@@ -18,20 +18,18 @@ from collections.abc import Iterator
 
 import attrs
 
-from nova_hpc.placement import between_hosts, ports
-from nova_hpc.placement import group_isolation as apart
+from nova_hpc.placement import between_hosts, group_isolation, ports
 from nova_hpc.placement import profile as profiles
-from nova_hpc.placement.model import Answer, DeviceSet, Host, Request
+from nova_hpc.placement.model import ChoiceAnswer, DeviceSet, FreeHost, Request
 from nova_hpc.placement.profile import Profile
-from nova_hpc.placement.solver import greedy
-from nova_hpc.placement.solver import operator_reasons as reasons
-from nova_hpc.placement.solver.classes import Node
-from nova_hpc.placement.solver.costs import SPARE_WORK, TooMuchError, Work
+from nova_hpc.placement.solver import greedy, operator_reasons
+from nova_hpc.placement.solver.classes import DomainNode
+from nova_hpc.placement.solver.costs import SPARE_WORK, PassWork, TooMuchError
 from nova_hpc.placement.solver.demand import Demand
-from nova_hpc.placement.solver.domains import ALONE, Key, Rank, survey
-from nova_hpc.placement.solver.problem import Problem
+from nova_hpc.placement.solver.domains import ALONE, Key, Rank, survey_host
+from nova_hpc.placement.solver.problem import SearchProblem
 from nova_hpc.placement.solver.solve import Bans, Solver
-from nova_hpc.placement.solver.spanning import links
+from nova_hpc.placement.solver.spanning import read_linked_sets
 
 #: Searches for each set that is asked for, at most.
 TRIES = 4
@@ -39,13 +37,13 @@ TRIES = 4
 _DOMAINS = (Rank.NUMA, Rank.PIX)
 
 
-def choose(
+def choose_device_sets(
     request: Request,
-    host: Host,
+    host: FreeHost,
     limit: int = 1,
     profile: Profile = profiles.DEFAULT,
-    work: Work | None = None,
-) -> Answer:
+    work: PassWork | None = None,
+) -> ChoiceAnswer:
     """The best device sets of *host* for *request*, or why there is none.
 
     :param limit: at most so many sets. Each is of devices in other
@@ -66,30 +64,41 @@ def choose(
     if request.ports:
         # Each of the searches without ports comes back here.
         # Only the flavor's devices are apart, and what is left of the host says so.
-        host, request = apart.separated(request, host), attrs.evolve(request, apart=False)
-        return ports.choose(
-            request, host, limit, functools.partial(choose, profile=profile, work=work)
+        host, request = (
+            group_isolation.limit_to_one_per_pool(request, host),
+            attrs.evolve(request, apart=False),
+        )
+        return ports.choose_with_ports(
+            request, host, limit, functools.partial(choose_device_sets, profile=profile, work=work)
         )
     demand = Demand.of(request)
-    host = between_hosts.reduced(request, apart.separated(request, host), profile)
-    site = survey(demand, host)
-    linked = links(request, demand, site, host)
-    problem = Problem.of(request, demand, site, profile)
+    host = between_hosts.reduce_host(
+        request, group_isolation.limit_to_one_per_pool(request, host), profile
+    )
+    site = survey_host(demand, host)
+    linked = read_linked_sets(request, demand, site, host)
+    problem = SearchProblem.of(request, demand, site, profile)
     solver = Solver(problem, linked, spare)
     try:
-        found = ranked(solver, max(limit, 1))
+        device_sets = rank_device_sets(solver, max(limit, 1))
     except TooMuchError:
-        solver.truncated, found = True, []
+        solver.truncated, device_sets = True, []
     if work is not None:
         work.left -= solver.budget.spent
     if solver.truncated:
-        found = greedy.merge(found, greedy.solve(solver, max(limit, 1)), max(limit, 1))
-    if not found:
-        return Answer(miss=apart.explained(request, reasons.miss(request, demand, site, linked)))
-    return Answer(sets=tuple(found))
+        device_sets = greedy.merge_device_sets(
+            device_sets, greedy.solve_greedily(solver, max(limit, 1)), max(limit, 1)
+        )
+    if not device_sets:
+        return ChoiceAnswer(
+            miss=group_isolation.explain_isolation(
+                request, operator_reasons.nearest_miss_of(request, demand, site, linked)
+            )
+        )
+    return ChoiceAnswer(sets=tuple(device_sets))
 
 
-def ranked(solver: Solver, limit: int) -> list[DeviceSet]:
+def rank_device_sets(solver: Solver, limit: int) -> list[DeviceSet]:
     """The best sets, at most *limit*, each on other nodes or in other domains.
 
     First the best one on each choice of nodes for the guest's cells, then the
@@ -101,58 +110,62 @@ def ranked(solver: Solver, limit: int) -> list[DeviceSet]:
     best = solver.best()
     if best is None or limit == 1:
         return [] if best is None else [best]
-    found = {_places(solver, best): best}
+    best_by_places = {_places_of_set(solver, best): best}
     heap: list[tuple[tuple[int, ...], int, Bans, DeviceSet]] = [(best.score, 0, Bans(), best)]
     tried = {Bans()}
-    while heap and len(found) < limit and len(tried) <= TRIES * limit:
+    while heap and len(best_by_places) < limit and len(tried) <= TRIES * limit:
         _, _, bans, devices = heapq.heappop(heap)
-        for more in _further(solver, bans, devices):
-            if more in tried or len(tried) > TRIES * limit or len(found) >= limit:
+        for more in _list_further_bans(solver, bans, devices):
+            if more in tried or len(tried) > TRIES * limit or len(best_by_places) >= limit:
                 continue
             tried.add(more)
             try:
-                other = solver.best(more)
+                alternative = solver.best(more)
             except TooMuchError:  # the best one is known, that is enough
-                return _order(solver, list(found.values()))
-            if other is not None:
-                places = _places(solver, other)
-                if places not in found or other.score < found[places].score:
-                    found[places] = other
-                heapq.heappush(heap, (other.score, len(tried), more, other))
-    return _order(solver, list(found.values()))
+                return _order_alternatives(solver, list(best_by_places.values()))
+            if alternative is not None:
+                places = _places_of_set(solver, alternative)
+                if places not in best_by_places or alternative.score < best_by_places[places].score:
+                    best_by_places[places] = alternative
+                heapq.heappush(heap, (alternative.score, len(tried), more, alternative))
+    return _order_alternatives(solver, list(best_by_places.values()))
 
 
-def _order(solver: Solver, sets: list[DeviceSet]) -> list[DeviceSet]:
+def _order_alternatives(solver: Solver, sets: list[DeviceSet]) -> list[DeviceSet]:
     best = sets[0]  # stays the first, also of equals
     sets.sort(
-        key=lambda one: (
-            one.score,
-            one is not best,
-            sorted(one.cells.items()),
-            [pick.pool for pick in one.picks],
+        key=lambda devices: (
+            devices.score,
+            devices is not best,
+            sorted(devices.cells.items()),
+            [pick.pool for pick in devices.picks],
         )
     )
     # Other nodes first: what Nova still rejects, it rejects for a node.
     mapped: list[object] = []
     classes: list[object] = []
     turns = []
-    for one in sets:
-        shape = (tuple(one.cells.items()), one.score, _shape(solver.plain(), _used(one)))
-        turns.append(0 if one.cells not in mapped else 1 if shape not in classes else 2)
-        mapped.append(one.cells)
+    for devices in sets:
+        shape = (
+            tuple(devices.cells.items()),
+            devices.score,
+            _topology_shape_of(solver.plain(), _count_used_devices(devices)),
+        )
+        turns.append(0 if devices.cells not in mapped else 1 if shape not in classes else 2)
+        mapped.append(devices.cells)
         classes.append(shape)
     pairs = sorted(zip(turns, sets, strict=True), key=lambda pair: pair[0])
-    return [one for _, one in pairs]
+    return [devices for _, devices in pairs]
 
 
-def _used(devices: DeviceSet) -> dict[str, int]:
+def _count_used_devices(devices: DeviceSet) -> dict[str, int]:
     used: dict[str, int] = {}
     for pick in devices.picks:
         used[pick.pool] = used.get(pick.pool, 0) + 1
     return used
 
 
-def _places(solver: Solver, devices: DeviceSet) -> object:
+def _places_of_set(solver: Solver, devices: DeviceSet) -> object:
     """Sets that differ only in devices of one place are the same to everyone.
 
     And so are those that differ in the guest's cells alone: what is offered are devices,
@@ -166,7 +179,7 @@ def _places(solver: Solver, devices: DeviceSet) -> object:
     return tuple(sorted(picks))
 
 
-def _shape(node: Node, used: dict[str, int]) -> tuple[object, ...]:
+def _topology_shape_of(node: DomainNode, used: dict[str, int]) -> tuple[object, ...]:
     """The topology class of a choice: equal for devices of equal places."""
     taken = sorted(
         (item.kind, item.free, item.aliases, used[item.id])
@@ -175,15 +188,15 @@ def _shape(node: Node, used: dict[str, int]) -> tuple[object, ...]:
         for item in items
         if item.id in used
     )
-    below = sorted((_shape(child, used) for child in node.children), key=repr)
+    below = sorted((_topology_shape_of(child, used) for child in node.children), key=repr)
     return (node.cls.number, tuple(taken), tuple(below))
 
 
-def _further(solver: Solver, bans: Bans, devices: DeviceSet) -> Iterator[Bans]:
+def _list_further_bans(solver: Solver, bans: Bans, devices: DeviceSet) -> Iterator[Bans]:
     """What to avoid next, the most different first."""
     for node in sorted(devices.cells.values()):
         yield Bans(bans.nodes | {node}, bans.items)
-    used = _used(devices)
+    used = _count_used_devices(devices)
     touched: list[set[str]] = []
     alike: list[set[str]] = []
     domains: dict[Rank, dict[Key, set[str]]] = {rank: {} for rank in _DOMAINS}
@@ -192,7 +205,7 @@ def _further(solver: Solver, bans: Bans, devices: DeviceSet) -> Iterator[Bans]:
             if item.keys[rank][0] != ALONE:
                 domains[rank].setdefault(item.keys[rank], set()).add(item.id)
     classes = {rank: dict[Key, int]() for rank in _DOMAINS}
-    _classes(solver.plain(), classes)
+    _collect_classes(solver.plain(), classes)
     for rank in _DOMAINS:
         for key, ids in sorted(domains[rank].items()):
             if ids & used.keys():
@@ -202,8 +215,8 @@ def _further(solver: Solver, bans: Bans, devices: DeviceSet) -> Iterator[Bans]:
                     set().union(
                         *(
                             others
-                            for other, others in domains[rank].items()
-                            if classes[rank].get(other) == number
+                            for domain_key, others in domains[rank].items()
+                            if classes[rank].get(domain_key) == number
                         )
                     )
                 )
@@ -211,8 +224,8 @@ def _further(solver: Solver, bans: Bans, devices: DeviceSet) -> Iterator[Bans]:
         yield Bans(bans.nodes, bans.items | ids)
 
 
-def _classes(node: Node, classes: dict[Rank, dict[Key, int]]) -> None:
+def _collect_classes(node: DomainNode, classes: dict[Rank, dict[Key, int]]) -> None:
     if node.cls.rank in classes:
         classes[node.cls.rank][node.up[node.cls.rank]] = node.cls.number
     for child in node.children:
-        _classes(child, classes)
+        _collect_classes(child, classes)

@@ -17,11 +17,11 @@ import attrs
 
 from nova_hpc.placement.model import (
     Cap,
+    DeviceGroup,
+    DevicePool,
     DeviceSet,
-    Group,
-    Host,
+    FreeHost,
     Pick,
-    Pool,
     Ports,
     Request,
     Want,
@@ -42,7 +42,7 @@ CLOSED: Final = -1
 
 
 @attrs.frozen
-class TooMuch:
+class OverusedPools:
     """Pools of which a choice takes too much: any real one takes less from one of them."""
 
     pools: tuple[str, ...]
@@ -74,7 +74,7 @@ class Dealt:
         blanks: dict[str, int] = {}
         hands = [dict(group.counts) for group in request.groups]
         wants: dict[tuple[str, str], int] = {}
-        for name, kinds in _by_name(request.ports).items():
+        for name, kinds in _group_ports_by_name(request.ports).items():
             keys = [ports.key for ports in kinds for _ in range(ports.count)]
             every, odd = divmod(len(keys), number)
             # Every group has so many ports, and some have one more.
@@ -86,8 +86,8 @@ class Dealt:
                 last = [(more, key + _MORE) for _, key in last]
                 last += [(more, _BLANK + name)] * blanks[name]
             for group, hand in enumerate(hands):
-                mine = rounds[group * every : (group + 1) * every] + last[group : group + 1]
-                for _, key in mine:
+                dealt_pairs = rounds[group * every : (group + 1) * every] + last[group : group + 1]
+                for _, key in dealt_pairs:
                     hand[key] = hand.get(key, 0) + 1
             for pair in (*rounds, *last):
                 wants[pair] = wants.get(pair, 0) + 1
@@ -97,7 +97,7 @@ class Dealt:
                 *request.wants,
                 *(Want(key, name, count) for (name, key), count in wants.items()),
             ),
-            groups=tuple(Group(hand) for hand in hands),
+            groups=tuple(DeviceGroup(hand) for hand in hands),
             ports=(),
         )
         return cls(plain, request.ports, blanks)
@@ -107,30 +107,30 @@ class Dealt:
         """The keys of the ports."""
         return frozenset(ports.key for ports in self.ports)
 
-    def host(self, host: Host, caps: Caps) -> Host:
+    def host(self, host: FreeHost, caps: Caps) -> FreeHost:
         """*host* with blanks, and with no more functions than there are ports for."""
         counts = {ports.key: ports.count for ports in self.ports}
         if self.blanks:
             beside = {pool.id for pool in self._beside(host)}
-            placed = [_placed(pool) if pool.id in beside else pool for pool in host.pools]
+            placed = [_give_own_place(pool) if pool.id in beside else pool for pool in host.pools]
             host = attrs.evolve(host, pools=tuple(placed))
-        pools: list[Pool] = []
+        pools: list[DevicePool] = []
         for pool in host.pools:
-            mine = pool.serves & counts.keys()
-            others = pool.serves - mine
+            own_keys = pool.serves & counts.keys()
+            others = pool.serves - own_keys
             if caps.get(pool.id) == CLOSED:
                 pools.append(attrs.evolve(pool, serves=frozenset()))
                 continue
-            most = min(caps.get(pool.id, pool.free), sum(counts[key] for key in mine))
+            most = min(caps.get(pool.id, pool.free), sum(counts[key] for key in own_keys))
             # As far as the solver knows: which of a word's networks it is comes later.
-            words = {ports.name for ports in self.ports if ports.key in mine}
+            words = {ports.name for ports in self.ports if ports.key in own_keys}
             every = others | {
                 key
                 for ports in self.ports
                 if ports.name in words
                 for key in (ports.key, ports.key + _MORE)
             }
-            if not mine:
+            if not own_keys:
                 pools.append(pool)
             elif not most:
                 pools.append(attrs.evolve(pool, serves=others))
@@ -144,28 +144,28 @@ class Dealt:
                 free = min(count, caps.get(identifier, count))
                 if free:
                     serves = frozenset({_BLANK + name})
-                    pools.append(Pool(identifier, identifier, place, free, serves))
+                    pools.append(DevicePool(identifier, identifier, place, free, serves))
         return attrs.evolve(host, pools=tuple(pools))
 
-    def _places(self, host: Host) -> Sequence[Location]:
+    def _places(self, host: FreeHost) -> Sequence[Location]:
         """Where a group could be: beside each device that it could have."""
         nodes = (Location(numa=node.id, socket=node.socket) for node in host.nodes)
-        known = [pool.location for pool in self._beside(host)]
+        locations = [pool.location for pool in self._beside(host)]
         # A group of ports alone may be where no adapter is.
-        return list(dict.fromkeys([*known, *nodes] if not self._has_devices else known))
+        return list(dict.fromkeys([*locations, *nodes] if not self._has_devices else locations))
 
-    def _beside(self, host: Host) -> Sequence[Pool]:
+    def _beside(self, host: FreeHost) -> Sequence[DevicePool]:
         """The devices that a group could have; of a guest of ports alone their functions."""
         keys = self.keys
-        mine = [pool for pool in host.pools if pool.free > 0 and pool.serves - keys]
-        return mine or [pool for pool in host.pools if pool.free > 0 and pool.serves]
+        device_pools = [pool for pool in host.pools if pool.free > 0 and pool.serves - keys]
+        return device_pools or [pool for pool in host.pools if pool.free > 0 and pool.serves]
 
     @property
     def _has_devices(self) -> bool:
         keys = self.keys
-        return any(_port(want.key) not in keys | {""} for want in self.request.wants)
+        return any(_port_key_of(want.key) not in keys | {""} for want in self.request.wants)
 
-    def wanted(self, host: Host, pools: Sequence[str]) -> int:
+    def wanted(self, host: FreeHost, pools: Sequence[str]) -> int:
         """For how many ports, or blanks, any of *pools* could be."""
         serves = {pool.id: pool.serves for pool in host.pools}
         blank = [pool for pool in pools if pool.startswith(_BLANK)]
@@ -177,7 +177,7 @@ class Dealt:
             if any(ports.key in serves.get(pool, ()) for pool in pools)
         )
 
-    def cap(self, host: Host, much: TooMuch) -> Cap | None:
+    def cap(self, host: FreeHost, much: OverusedPools) -> Cap | None:
         """What every real choice keeps, and one that takes too much does not."""
         if much.name is None:
             return None
@@ -186,14 +186,14 @@ class Dealt:
         serves = {pool.id: pool.serves & kinds.keys() for pool in host.pools}
         if any(pool.startswith(_BLANK) for pool in much.pools):
             every = self.host(host, {}).pools
-            mine = frozenset(p.id for p in every if p.id.startswith(_BLANK + name + _BLANK))
+            pool_ids = frozenset(p.id for p in every if p.id.startswith(_BLANK + name + _BLANK))
             most = self.blanks.get(name, 0)
         else:
             within = frozenset[str]().union(*(serves[pool] for pool in much.pools))
-            mine = frozenset(pool for pool, keys in serves.items() if keys and keys <= within)
+            pool_ids = frozenset(pool for pool, keys in serves.items() if keys and keys <= within)
             most = sum(kinds[key] for key in within)
         names = {want.name for want in self.request.wants if self._word(want.key) == name}
-        return Cap(mine, frozenset(names), most)
+        return Cap(pool_ids, frozenset(names), most)
 
     def _word(self, key: str) -> str | None:
         """The word of the ports, or of the blanks, that a want is of; None: of devices."""
@@ -202,7 +202,7 @@ class Dealt:
         plain = key.removesuffix(_MORE)
         return next((ports.name for ports in self.ports if ports.key == plain), None)
 
-    def real(self, host: Host, devices: DeviceSet) -> DeviceSet | TooMuch:
+    def real(self, host: FreeHost, devices: DeviceSet) -> DeviceSet | OverusedPools:
         """*devices* with each port's own function, without the blanks.
 
         :returns: or why it does not hold.
@@ -221,25 +221,25 @@ class Dealt:
         for name, taken in by_name.items():
             kinds = {ports.key: ports.count for ports in self.ports if ports.name == name}
             kinds[_BLANK + name] = self.blanks.get(name, 0)
-            given = _match([pick.pool for pick in taken], kinds, serves)
+            given = _match_functions([pick.pool for pick in taken], kinds, serves)
             if not isinstance(given, list):
-                return TooMuch(tuple(sorted(given)), name)
+                return OverusedPools(tuple(sorted(given)), name)
             for pick, key in zip(taken, given, strict=True):
                 if not key.startswith(_BLANK):
                     picks.append(attrs.evolve(pick, want=key))
-        clash = _clash(host, picks)
+        clash = _find_adapter_clash(host, picks)
         if clash is not None:
             return clash
         picks.sort(key=lambda pick: (pick.group, pick.want, pick.pool))
         return attrs.evolve(devices, picks=tuple(picks))
 
 
-def _port(key: str) -> str:
+def _port_key_of(key: str) -> str:
     """The key of a want without what was added here; "" for one of blanks."""
     return "" if key.startswith(_BLANK) else key.removesuffix(_MORE)
 
 
-def _placed(pool: Pool) -> Pool:
+def _give_own_place(pool: DevicePool) -> DevicePool:
     """A device whose place is not known is in one of its own, which a blank can be in."""
     place = pool.location
     if pool.free != 1 or (place.root is not None and place.switches):
@@ -248,14 +248,14 @@ def _placed(pool: Pool) -> Pool:
     return attrs.evolve(pool, location=attrs.evolve(place, root=place.root or own, switches=(own,)))
 
 
-def _by_name(ports: Sequence[Ports]) -> dict[str, list[Ports]]:
-    found: dict[str, list[Ports]] = {}
-    for each in ports:
-        found.setdefault(each.name, []).append(each)
-    return found
+def _group_ports_by_name(ports: Sequence[Ports]) -> dict[str, list[Ports]]:
+    by_name: dict[str, list[Ports]] = {}
+    for port_kind in ports:
+        by_name.setdefault(port_kind.name, []).append(port_kind)
+    return by_name
 
 
-def _match(
+def _match_functions(
     pools: Sequence[str], kinds: Mapping[str, int], serves: Mapping[str, frozenset[str]]
 ) -> list[str] | set[str]:
     """A port of a kind for each function that was taken.
@@ -279,8 +279,8 @@ def _match(
             if slot in seen or not fits(function, slot):
                 continue
             seen.add(slot)
-            other = of_slot[slot]
-            if other is None or place(other, seen):
+            occupant = of_slot[slot]
+            if occupant is None or place(occupant, seen):
                 of_slot[slot] = function
                 return True
         return False
@@ -290,12 +290,12 @@ def _match(
         if not place(function, seen):
             # All slots that were seen are taken, by functions that fit no others.
             within = {of_slot[slot] for slot in seen} | {function}
-            return {pools[each] for each in within if each is not None}
+            return {pools[index] for index in within if index is not None}
     given = {function: slots[slot] for slot, function in enumerate(of_slot) if function is not None}
     return [given[function] for function in range(len(pools))]
 
 
-def _clash(host: Host, picks: Sequence[Pick]) -> TooMuch | None:
+def _find_adapter_clash(host: FreeHost, picks: Sequence[Pick]) -> OverusedPools | None:
     """An adapter that is taken beside functions of it: Nova gives only one."""
     used = {pick.pool for pick in picks}
     rivals: dict[str, dict[bool, list[str]]] = {}
@@ -306,5 +306,5 @@ def _clash(host: Host, picks: Sequence[Pick]) -> TooMuch | None:
     for sides in rivals.values():
         if used.intersection(sides[True]) and used.intersection(sides[False]):
             both = (tuple(sorted(sides[True])), tuple(sorted(sides[False])))
-            return TooMuch(tuple(sorted((*both[0], *both[1]))), None, both)
+            return OverusedPools(tuple(sorted((*both[0], *both[1]))), None, both)
     return None

@@ -16,7 +16,15 @@ import attrs
 from nova_hpc.placement import grouping
 from nova_hpc.placement.group_isolation import GROUP_POLICY, ISOLATE
 from nova_hpc.placement.grouping import FlavorError as FlavorError
-from nova_hpc.placement.model import Cell, Group, Nvlink, Policy, Ports, Request, Want
+from nova_hpc.placement.model import (
+    AffinityPolicy,
+    DeviceGroup,
+    Nvlink,
+    Ports,
+    Request,
+    Want,
+    WantedCell,
+)
 from nova_hpc.placement.solver.demand import MAX_NAMES
 from nova_hpc.topology.level import Level
 
@@ -39,11 +47,11 @@ DEVICE_PROFILE: Final = "accel:device_profile"
 #: The legal words of each key that takes one word.
 WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     AFFINITY: tuple(level.word for level in Level),
-    AFFINITY_POLICY: tuple(policy.value for policy in Policy),
+    AFFINITY_POLICY: tuple(policy.value for policy in AffinityPolicy),
     NVLINK: tuple(need.value for need in Nvlink),
     GUEST_TOPOLOGY: ("mirror", "numa", "flat"),
     FABRIC: ("sub_domain", "nvlink_domain", "leaf", "block", "spine"),
-    FABRIC_POLICY: tuple(policy.value for policy in Policy),
+    FABRIC_POLICY: tuple(policy.value for policy in AffinityPolicy),
 }
 
 #: Cells of one size are interchangeable; every further size multiplies the
@@ -60,7 +68,7 @@ class Fabric:
 
     #: A word of WORDS[FABRIC].
     level: str
-    policy: Policy = Policy.REQUIRED
+    policy: AffinityPolicy = AffinityPolicy.REQUIRED
 
 
 def has_hpc_keys(extra_specs: Mapping[str, str]) -> bool:
@@ -85,7 +93,7 @@ def read_fabric(extra_specs: Mapping[str, str]) -> Fabric | None:
         if key in extra_specs:
             check_value(key, extra_specs[key])
     if FABRIC in extra_specs:
-        policy = Policy(extra_specs.get(FABRIC_POLICY, Policy.REQUIRED.value))
+        policy = AffinityPolicy(extra_specs.get(FABRIC_POLICY, AffinityPolicy.REQUIRED.value))
         return Fabric(extra_specs[FABRIC], policy)
     if FABRIC_POLICY in extra_specs:
         raise FlavorError(
@@ -100,20 +108,24 @@ def check_value(key: str, value: str) -> None:
     :raises FlavorError: unknown ``hpc:`` key, or a value it can not have.
     """
     if key not in KEYS:
-        raise FlavorError(f"{_shown(key)} is no known key; the hpc: keys are {', '.join(KEYS)}")
+        raise FlavorError(
+            f"{_quote_value(key)} is no known key; the hpc: keys are {', '.join(KEYS)}"
+        )
     if not isinstance(value, str):
         raise FlavorError(f"{key} must be a string, not {type(value).__name__}")
     if key == GROUP:
-        grouping.parse(value)
+        grouping.parse_group_terms(value)
         return
     if value not in WORDS[key]:
-        raise FlavorError(f"{key} is {_shown(value)}; it must be one of {', '.join(WORDS[key])}")
+        raise FlavorError(
+            f"{key} is {_quote_value(value)}; it must be one of {', '.join(WORDS[key])}"
+        )
 
 
 def check_flavor(
     extra_specs: Mapping[str, str],
     wants: Sequence[Want],
-    cells: Sequence[Cell],
+    cells: Sequence[WantedCell],
     roles: Mapping[str, str] | None = None,
     numa_policy: str | None = None,
 ) -> None:
@@ -124,7 +136,7 @@ def check_flavor(
 def build_request(
     extra_specs: Mapping[str, str],
     wants: Sequence[Want],
-    cells: Sequence[Cell],
+    cells: Sequence[WantedCell],
     roles: Mapping[str, str] | None = None,
     numa_policy: str | None = None,
     ports: Sequence[Ports] = (),
@@ -158,12 +170,13 @@ def build_request(
     if extra_specs.get(DEVICE_PROFILE):
         # Cyborg binds its devices after the host was chosen, and Nova tells nobody where they sit.
         raise FlavorError(
-            f"{DEVICE_PROFILE}={_shown(extra_specs[DEVICE_PROFILE])} asks Cyborg for devices, and "
+            f"{DEVICE_PROFILE}={_quote_value(extra_specs[DEVICE_PROFILE])} asks Cyborg "
+            f"for devices, and "
             f"nobody knows where they sit before they are bound, so {AFFINITY} cannot place them; "
             "ask for all devices with pci_passthrough:alias, or remove the hpc: keys"
         )
     level = Level.from_word(extra_specs[AFFINITY])
-    policy = Policy(extra_specs.get(AFFINITY_POLICY, Policy.REQUIRED.value))
+    policy = AffinityPolicy(extra_specs.get(AFFINITY_POLICY, AffinityPolicy.REQUIRED.value))
     if not wants and not ports:
         raise FlavorError(
             f"{AFFINITY}={level.word} places devices, but the flavor asks for none; add "
@@ -178,25 +191,26 @@ def build_request(
         )
     effective = numa_policy or extra_specs.get(NUMA_POLICY) or LEGACY
     _check_numa_policy(level, policy, effective, bool(cells))
-    words = grouping.Words.of(extra_specs.get(GROUP), wants, roles or {}, port_roles)
+    words = grouping.GroupWords.of(extra_specs.get(GROUP), wants, roles or {}, port_roles)
     if wants:
-        groups = grouping.groups(
+        groups = grouping.build_groups(
             words.devices,
             wants,
             len(cells),
             roles or {},
             # Groups that span cells can not be near both of them.
-            strict=policy is Policy.REQUIRED and level <= Level.NUMA,
+            strict=policy is AffinityPolicy.REQUIRED and level <= Level.NUMA,
             affinity=f"{AFFINITY}={level.word}",
         )
     elif words.devices:
         raise FlavorError(
-            f"{GROUP} names {_shown(next(iter(words.devices)))}, and the flavor asks for no device"
+            f"{GROUP} names {_quote_value(next(iter(words.devices)))}, and the flavor "
+            f"asks for no device"
         )
     else:
-        groups = (Group({}),) * (words.least(ports) if words.ports else max(len(cells), 1))
+        groups = (DeviceGroup({}),) * (words.least(ports) if words.ports else max(len(cells), 1))
     dealt = words.deal(ports, len(groups))
-    names = {want.name for want in wants}, {each.name for each in dealt}
+    names = {want.name for want in wants}, {port_kind.name for port_kind in dealt}
     if len(names[0]) + len(names[1]) > MAX_NAMES:
         raise FlavorError(
             f"the flavor has {len(names[0])} aliases and its ports {len(names[1])} roles; "
@@ -204,7 +218,9 @@ def build_request(
         )
     if names[0] & names[1]:
         # The alias has the word; what is said of the ports has to differ.
-        dealt = tuple(attrs.evolve(each, name=f"direct {each.name}") for each in dealt)
+        dealt = tuple(
+            attrs.evolve(port_kind, name=f"direct {port_kind.name}") for port_kind in dealt
+        )
     return Request(
         wants=tuple(wants),
         groups=groups,
@@ -222,41 +238,45 @@ def build_request(
     )
 
 
-def numa_policies(level: Level, policy: Policy) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def numa_policies(level: Level, policy: AffinityPolicy) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Nova's NUMA policies that go with a wish: those it needs, and those that contradict it.
 
     Nova drops devices off the guest's cells under ``legacy`` and ``required``
     and those off its sockets under ``socket``; without cells it drops none, so
     then only open contradictions are refused.
     """
-    if policy is Policy.PREFERRED or level is Level.HOST:
+    if policy is AffinityPolicy.PREFERRED or level is Level.HOST:
         return ("preferred",), ("required",)
     if level is Level.SOCKET:
         return ("socket", "preferred"), ("required",)
     return ("required", "preferred"), ("socket",)
 
 
-def goes_with(level: Level, policy: Policy, effective: str, has_cells: bool) -> bool:
+def is_numa_policy_compatible(
+    level: Level, policy: AffinityPolicy, effective: str, has_cells: bool
+) -> bool:
     """Whether a wish can be met under the NUMA policy that Nova follows."""
     good, bad = numa_policies(level, policy)
     return effective not in bad and (not has_cells or effective in good)
 
 
-def _check_numa_policy(level: Level, policy: Policy, effective: str, has_cells: bool) -> None:
+def _check_numa_policy(
+    level: Level, policy: AffinityPolicy, effective: str, has_cells: bool
+) -> None:
     """The table between ``hpc:affinity`` and Nova's own NUMA policy."""
-    if goes_with(level, policy, effective, has_cells):
+    if is_numa_policy_compatible(level, policy, effective, has_cells):
         return
-    mine = f"{AFFINITY}={level.word}"
-    if policy is Policy.PREFERRED:
-        mine += f" with {AFFINITY_POLICY}=preferred"
+    wish = f"{AFFINITY}={level.word}"
+    if policy is AffinityPolicy.PREFERRED:
+        wish += f" with {AFFINITY_POLICY}=preferred"
     default = " (Nova's default)" if effective == LEGACY else ""
     raise FlavorError(
-        f"{mine} needs {NUMA_POLICY} to be {' or '.join(numa_policies(level, policy)[0])}, "
-        f"it is {_shown(effective)}{default}"
+        f"{wish} needs {NUMA_POLICY} to be {' or '.join(numa_policies(level, policy)[0])}, "
+        f"it is {_quote_value(effective)}{default}"
     )
 
 
-def _shown(value: str) -> str:
+def _quote_value(value: str) -> str:
     """A value of a user in a message: readable, and not without end."""
     text = ascii(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import attrs
 
-from nova_hpc.placement.model import Host, Miss, Pool, Request
+from nova_hpc.placement.model import DeviceMiss, DevicePool, FreeHost, Request
 
 GROUP_POLICY = "group_policy"
 ISOLATE = "isolate"
 
 
-def separated(request: Request, host: Host) -> Host:
+def limit_to_one_per_pool(request: Request, host: FreeHost) -> FreeHost:
     """*host* as it is to a request that takes one device of each pool at most.
 
     The same one where nothing changes. What damage counts of such a pool is then one
@@ -25,11 +25,11 @@ def separated(request: Request, host: Host) -> Host:
     if not request.apart:
         return host
     keys = {want.key for want in request.wants}
-    pools = tuple(_one(pool) if pool.serves & keys else pool for pool in host.pools)
+    pools = tuple(_limit_pool_to_one(pool) if pool.serves & keys else pool for pool in host.pools)
     return attrs.evolve(host, pools=pools)
 
 
-def _one(pool: Pool) -> Pool:
+def _limit_pool_to_one(pool: DevicePool) -> DevicePool:
     if pool.free <= 1:
         return pool
     if pool.unit is not None:
@@ -38,9 +38,9 @@ def _one(pool: Pool) -> Pool:
     return attrs.evolve(pool, free=1)
 
 
-def explained(request: Request, miss: Miss | None) -> Miss | None:
+def explain_isolation(request: Request, miss: DeviceMiss | None) -> DeviceMiss | None:
     """*miss* with the reason why adapters count as one device each."""
     if miss is None or not request.apart:
         return miss
-    why = f"{GROUP_POLICY}={ISOLATE} takes one device of each adapter"
-    return attrs.evolve(miss, operator=f"{miss.operator}; {why}", user=f"{miss.user}; {why}")
+    reason = f"{GROUP_POLICY}={ISOLATE} takes one device of each adapter"
+    return attrs.evolve(miss, operator=f"{miss.operator}; {reason}", user=f"{miss.user}; {reason}")

@@ -17,7 +17,7 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.placement.model import MAX_COUNT, Group, Ports, Want
+from nova_hpc.placement.model import MAX_COUNT, DeviceGroup, Ports, Want
 from nova_hpc.placement.solver.demand import MAX_NAMES
 
 GROUP: Final = "hpc:group"
@@ -34,7 +34,7 @@ class UnknownNameError(FlavorError):
     """A name that may be the role of devices of which nobody knows at this moment."""
 
 
-def parse(value: str) -> dict[str, int]:
+def parse_group_terms(value: str) -> dict[str, int]:
     """Read ``name:count,name:count``.
 
     :returns: name -> devices of it in one group, in the order of the text
@@ -47,16 +47,19 @@ def parse(value: str) -> dict[str, int]:
         name, colon, count = (part.strip() for part in term.partition(":"))
         if not colon or not name or ":" in count:
             raise FlavorError(
-                f"{GROUP} has the term {_shown(term)}; each must be name:count, e.g. gpu:1"
+                f"{GROUP} has the term {_quote_term(term)}; each must be name:count, e.g. gpu:1"
             )
         # isdigit() alone accepts the digits of other scripts, as int() does.
-        if not (count.isascii() and count.isdigit()) or not 1 <= _small(count) <= MAX_COUNT:
+        if (
+            not (count.isascii() and count.isdigit())
+            or not 1 <= _small_number_of(count) <= MAX_COUNT
+        ):
             raise FlavorError(
-                f"{GROUP} asks for {_shown(count)} of {_shown(name)}; "
+                f"{GROUP} asks for {_quote_term(count)} of {_quote_term(name)}; "
                 f"the count must be 1 to {MAX_COUNT}"
             )
         if name in terms:
-            raise FlavorError(f"{GROUP} names {_shown(name)} twice; add the counts up")
+            raise FlavorError(f"{GROUP} names {_quote_term(name)} twice; add the counts up")
         terms[name] = int(count)
     return terms
 
@@ -70,17 +73,17 @@ def takes_ports(value: str | None) -> bool:
 
 def check_wants(wants: Sequence[Want]) -> None:
     """Refuse counts and numbers of aliases that no host could have."""
-    totals = _totals(wants)
+    totals = _total_counts_of(wants)
     for want in wants:
         if not 1 <= want.count <= MAX_COUNT:
             raise FlavorError(
-                f"pci_passthrough:alias asks for {_shown(str(want.count))} of "
-                f"{_shown(want.name)}; the count must be 1 to {MAX_COUNT}"
+                f"pci_passthrough:alias asks for {_quote_term(str(want.count))} of "
+                f"{_quote_term(want.name)}; the count must be 1 to {MAX_COUNT}"
             )
     for name, total in totals.items():
         if total > MAX_COUNT:
             raise FlavorError(
-                f"pci_passthrough:alias asks for {total} of {_shown(name)} altogether; "
+                f"pci_passthrough:alias asks for {total} of {_quote_term(name)} altogether; "
                 f"at most {MAX_COUNT} are possible"
             )
     if len(totals) > MAX_NAMES:
@@ -91,7 +94,7 @@ def check_wants(wants: Sequence[Want]) -> None:
 
 
 @attrs.frozen
-class Words:
+class GroupWords:
     """``hpc:group``, with the words for ports by themselves."""
 
     #: For the flavor's devices: name -> count; None where none is named.
@@ -106,13 +109,13 @@ class Words:
         wants: Sequence[Want],
         roles: Mapping[str, str],
         port_roles: Collection[str],
-    ) -> Words:
+    ) -> GroupWords:
         """Read the value; an alias or the role of one comes before a word for ports.
 
         :param port_roles: the roles that networks can have.
         :raises FlavorError: names the term that is wrong
         """
-        terms = {} if value is None else parse(value)
+        terms = {} if value is None else parse_group_terms(value)
         own = {want.name for want in wants} | {
             roles[want.key] for want in wants if want.key in roles
         }
@@ -129,10 +132,11 @@ class Words:
         :raises FlavorError: they are more than the groups take
         """
         dealt = tuple(
-            each if each.name in self.ports else attrs.evolve(each, name=PORT) for each in ports
+            port_kind if port_kind.name in self.ports else attrs.evolve(port_kind, name=PORT)
+            for port_kind in ports
         )
         for word, most in self.ports.items():
-            have = sum(each.count for each in dealt if each.name == word)
+            have = sum(port_kind.count for port_kind in dealt if port_kind.name == word)
             if have > most * number:
                 raise FlavorError(
                     f"{GROUP} puts at most {most} {word} in each of {number} groups, and the "
@@ -146,22 +150,22 @@ class Words:
         numbers = [1]
         for word, most in self.ports.items():
             have = sum(
-                each.count
-                for each in ports
-                if each.name == word or (word == PORT and each.name not in self.ports)
+                port_kind.count
+                for port_kind in ports
+                if port_kind.name == word or (word == PORT and port_kind.name not in self.ports)
             )
             numbers.append(-(-have // most))
         return max(numbers)
 
 
-def groups(
+def build_groups(
     value: Mapping[str, int] | None,
     wants: Sequence[Want],
     cells: int,
     roles: Mapping[str, str],
     strict: bool,
     affinity: str,
-) -> tuple[Group, ...]:
+) -> tuple[DeviceGroup, ...]:
     """The groups of a server's devices, without its ports.
 
     :param value: of ``hpc:group``, without ports; None where the flavor has none:
@@ -171,10 +175,10 @@ def groups(
     :param affinity: the key and word that make it strict, for the message
     :raises FlavorError: the groups and the devices do not go together
     """
-    totals = _totals(wants)
+    totals = _total_counts_of(wants)
     if value is not None:
-        per_group = _by_alias(value, wants, totals, roles)
-        number = _quotient(per_group, totals)
+        per_group = _replace_roles_by_aliases(value, wants, totals, roles)
+        number = _number_of_groups(per_group, totals)
     else:
         number = max(cells, 1)
         odd = {name: total for name, total in totals.items() if total % number}
@@ -188,17 +192,17 @@ def groups(
         if odd:
             number = 1
         per_group = {name: total // number for name, total in totals.items()}
-    return _deal(per_group, number, wants)
+    return _deal_wants(per_group, number, wants)
 
 
-def _totals(wants: Sequence[Want]) -> dict[str, int]:
+def _total_counts_of(wants: Sequence[Want]) -> dict[str, int]:
     totals: dict[str, int] = {}
     for want in wants:
         totals[want.name] = totals.get(want.name, 0) + want.count
     return totals
 
 
-def _by_alias(
+def _replace_roles_by_aliases(
     terms: Mapping[str, int],
     wants: Sequence[Want],
     totals: Mapping[str, int],
@@ -213,27 +217,27 @@ def _by_alias(
     for term, count in terms.items():
         aliases = [term] if term in totals else sorted(players.get(term, ()))
         if not aliases:
-            known = sorted(totals) + sorted(
+            choices = sorted(totals) + sorted(
                 f"role {role}" for role in players if role not in totals
             )
             if all(want.key in roles for want in wants):
                 raise FlavorError(
-                    f"{GROUP} names {_shown(term)}, which is no alias of the flavor; "
-                    f"it has {', '.join(known)}"
+                    f"{GROUP} names {_quote_term(term)}, which is no alias of the flavor; "
+                    f"it has {', '.join(choices)}"
                 )
             raise UnknownNameError(
-                f"{GROUP} names {_shown(term)}, which is no alias of the flavor; it has "
-                f"{', '.join(known)}, or it is the role of devices of which none is free"
+                f"{GROUP} names {_quote_term(term)}, which is no alias of the flavor; it has "
+                f"{', '.join(choices)}, or it is the role of devices of which none is free"
             )
         if len(aliases) > 1:
             raise FlavorError(
-                f"{GROUP} names the role {_shown(term)}, which several aliases of the flavor "
+                f"{GROUP} names the role {_quote_term(term)}, which several aliases of the flavor "
                 f"play ({', '.join(aliases)}); name the aliases instead"
             )
         if aliases[0] in result:
             raise FlavorError(
-                f"{GROUP} names {_shown(aliases[0])} twice, as an alias and by its role "
-                f"{_shown(term)}; add the counts up"
+                f"{GROUP} names {_quote_term(aliases[0])} twice, as an alias and by its role "
+                f"{_quote_term(term)}; add the counts up"
             )
         result[aliases[0]] = count
     missing = sorted(set(totals) - set(result))
@@ -245,7 +249,7 @@ def _by_alias(
     return result
 
 
-def _quotient(per_group: Mapping[str, int], totals: Mapping[str, int]) -> int:
+def _number_of_groups(per_group: Mapping[str, int], totals: Mapping[str, int]) -> int:
     numbers = set()
     for name, count in per_group.items():
         if totals[name] % count:
@@ -255,15 +259,19 @@ def _quotient(per_group: Mapping[str, int], totals: Mapping[str, int]) -> int:
             )
         numbers.add(totals[name] // count)
     if len(numbers) > 1:
-        each = ", ".join(
+        group_counts = ", ".join(
             f"{totals[name]} {name} make {totals[name] // count} groups"
             for name, count in per_group.items()
         )
-        raise FlavorError(f"{GROUP} does not fit the flavor's devices: {each}; make them equal")
+        raise FlavorError(
+            f"{GROUP} does not fit the flavor's devices: {group_counts}; make them equal"
+        )
     return numbers.pop()
 
 
-def _deal(per_group: Mapping[str, int], number: int, wants: Sequence[Want]) -> tuple[Group, ...]:
+def _deal_wants(
+    per_group: Mapping[str, int], number: int, wants: Sequence[Want]
+) -> tuple[DeviceGroup, ...]:
     """Deal the wants out to the groups; an alias may be several wants."""
     hands: list[dict[str, int]] = [{} for _ in range(number)]
     for name, count in per_group.items():
@@ -279,15 +287,15 @@ def _deal(per_group: Mapping[str, int], number: int, wants: Sequence[Want]) -> t
                 left -= taken
                 if not room[group]:
                     group += 1
-    return tuple(Group(hand) for hand in hands)
+    return tuple(DeviceGroup(hand) for hand in hands)
 
 
-def _small(digits: str) -> int:
+def _small_number_of(digits: str) -> int:
     """The value of at most four digits; longer texts are simply too large."""
     return int(digits) if len(digits) <= 4 else MAX_COUNT + 1
 
 
-def _shown(value: str) -> str:
+def _quote_term(value: str) -> str:
     """A value of a user in a message: readable, and not without end."""
     text = ascii(value)
     return text if len(text) <= 60 else text[:57] + "..."

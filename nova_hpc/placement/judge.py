@@ -12,24 +12,26 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-from nova_hpc.placement.choose import choose
+from nova_hpc.placement.choose import choose_device_sets
 from nova_hpc.placement.model import (
-    Answer,
+    AffinityPolicy,
+    ChoiceAnswer,
+    DeviceMiss,
+    DevicePool,
     DeviceSet,
-    Host,
-    Miss,
-    Policy,
-    Pool,
+    FreeHost,
     Ports,
     Request,
     Want,
 )
-from nova_hpc.placement.solver.domains import places
+from nova_hpc.placement.solver.domains import locations_by_pool
 from nova_hpc.placement.solver.operator_reasons import PLACES
 from nova_hpc.topology.level import Level, Location, common_level
 
 
-def judge(request: Request, host: Host, claimed: Mapping[str, Sequence[str]]) -> Answer:
+def judge_claimed_devices(
+    request: Request, host: FreeHost, claimed: Mapping[str, Sequence[str]]
+) -> ChoiceAnswer:
     """Judge the claimed devices against *request*.
 
     :param host: the node, with the claimed devices counted as free. Free CPUs
@@ -48,63 +50,69 @@ def judge(request: Request, host: Host, claimed: Mapping[str, Sequence[str]]) ->
     for key, want in wants.items():
         got = len(claimed.get(key, ()))
         if got != want.count:
-            return _no(f"{got} {want.name} claimed (needs {want.count})")
-    mine, others = [], []
+            return _answer_with_miss(f"{got} {want.name} claimed (needs {want.count})")
+    claimed_pools, others = [], []
     for key, ids in sorted(claimed.items()):
         for identifier in ids:
             pool = pools.get(identifier)
             if key in wants:
                 if pool is None:
-                    return _no(
+                    return _answer_with_miss(
                         f"a claimed {wants[key].name} is not among the devices of the host",
                         f" ({identifier})",
                     )
                 asked = request.roles.get(key)
                 if asked is not None and pool.role not in (None, asked):
-                    return _no(
+                    return _answer_with_miss(
                         f"a claimed {wants[key].name} has the role {pool.role}, not {asked}",
                         f" ({pool.name})",
                     )
-                mine.append((key, pool))
+                claimed_pools.append((key, pool))
             else:
                 others.append(pool)
     for identifier, pool in sorted(pools.items()):
-        taken = sum(1 for _, other in mine if other.id == identifier)
-        taken += sum(1 for other in others if other is not None and other.id == identifier)
+        taken = sum(1 for _, claimed_pool in claimed_pools if claimed_pool.id == identifier)
+        taken += sum(
+            1 for other_pool in others if other_pool is not None and other_pool.id == identifier
+        )
         if taken > pool.free:
-            return _no(
+            return _answer_with_miss(
                 f"{taken} functions of a device are claimed, which has {pool.free}",
                 f" ({pool.name})",
             )
-    split = _split_unit(host, [pool for _, pool in mine] + [p for p in others if p is not None])
+    split = _refuse_split_unit(
+        host, [pool for _, pool in claimed_pools] + [p for p in others if p is not None]
+    )
     if split is not None:
         return split
-    where = places(host)
+    where = locations_by_pool(host)
     only = attrs.evolve(
         host,
-        pools=_pools(mine, where) + _ghosts(host),
-        nvlink=_sets(host, mine),
+        pools=_claimed_pools_of(claimed_pools, where) + _ghost_pools_of(host),
+        nvlink=_claimed_nvlink_sets(host, claimed_pools),
         nodes=tuple(attrs.evolve(n, dedicated_cpus=None, pages=None) for n in host.nodes),
     )
-    answer = choose(request, only)
+    answer = choose_device_sets(request, only)
     if not answer.sets:
         return answer
     best = answer.sets[0]
     picks = tuple(attrs.evolve(pick, pool=pick.pool.partition("\0")[2]) for pick in best.picks)
     best = attrs.evolve(best, picks=picks)
-    return _with_others(request, best, where, [None if p is None else p.id for p in others])
+    return _judge_other_devices(request, best, where, [None if p is None else p.id for p in others])
 
 
-def _no(user: str, detail: str = "") -> Answer:
-    return Answer(miss=Miss(operator=user + detail, user=user))
+def _answer_with_miss(user: str, detail: str = "") -> ChoiceAnswer:
+    return ChoiceAnswer(miss=DeviceMiss(operator=user + detail, user=user))
 
 
-def _pools(mine: Sequence[tuple[str, Pool]], where: Mapping[str, Location]) -> tuple[Pool, ...]:
+def _claimed_pools_of(
+    claimed_pools: Sequence[tuple[str, DevicePool]], where: Mapping[str, Location]
+) -> tuple[DevicePool, ...]:
     """The claimed devices, each able to serve only the want that claimed it."""
     counts: dict[tuple[str, str], int] = {}
-    for key, pool in mine:
+    for key, pool in claimed_pools:
         counts[key, pool.id] = counts.get((key, pool.id), 0) + 1
-    by_id = {pool.id: pool for _, pool in mine}
+    by_id = {pool.id: pool for _, pool in claimed_pools}
     return tuple(
         # Units have been judged; what is left of them here is always whole.
         attrs.evolve(
@@ -119,9 +127,9 @@ def _pools(mine: Sequence[tuple[str, Pool]], where: Mapping[str, Location]) -> t
     )
 
 
-def _ghosts(host: Host) -> tuple[Pool, ...]:
+def _ghost_pools_of(host: FreeHost) -> tuple[DevicePool, ...]:
     """NVLink devices that nobody can take; they say which wants are for NVLink."""
-    linked = {one for members in host.nvlink for one in members}
+    linked = {pool_id for members in host.nvlink for pool_id in members}
     return tuple(
         attrs.evolve(pool, id=f"\0{pool.id}", free=0, unit=None)
         for pool in host.pools
@@ -129,55 +137,57 @@ def _ghosts(host: Host) -> tuple[Pool, ...]:
     )
 
 
-def _sets(host: Host, mine: Sequence[tuple[str, Pool]]) -> tuple[frozenset[str], ...]:
+def _claimed_nvlink_sets(
+    host: FreeHost, claimed_pools: Sequence[tuple[str, DevicePool]]
+) -> tuple[frozenset[str], ...]:
     """The NVLink sets that are wholly claimed, under the names of _pools()."""
-    claimed = {pool.id: f"{key}\0{pool.id}" for key, pool in mine if pool.free == 1}
+    claimed = {pool.id: f"{key}\0{pool.id}" for key, pool in claimed_pools if pool.free == 1}
     sets = [
-        frozenset(claimed[one] for one in members)
+        frozenset(claimed[pool_id] for pool_id in members)
         for members in host.nvlink
-        if all(one in claimed for one in members)
+        if all(pool_id in claimed for pool_id in members)
     ]
-    ghosts = frozenset(pool.id for pool in _ghosts(host))
+    ghosts = frozenset(pool.id for pool in _ghost_pools_of(host))
     return (*sets, ghosts) if ghosts else tuple(sets)
 
 
-def _split_unit(host: Host, mine: Sequence[Pool]) -> Answer | None:
+def _refuse_split_unit(host: FreeHost, claimed_pools: Sequence[DevicePool]) -> ChoiceAnswer | None:
     """A refusal if an IOMMU unit is claimed in part."""
-    touched = {pool.unit for pool in mine if pool.unit is not None}
+    touched = {pool.unit for pool in claimed_pools if pool.unit is not None}
     for pool in host.pools:
         if pool.unit in touched and pool.unit is not None:
-            taken = sum(1 for other in mine if other.id == pool.id)
+            taken = sum(1 for claimed_pool in claimed_pools if claimed_pool.id == pool.id)
             if taken < pool.free:
-                return _no(
+                return _answer_with_miss(
                     "a claimed device shares its IOMMU group with a device that is not claimed",
                     f" ({pool.name} of group {pool.unit})",
                 )
     return None
 
 
-def _with_others(
+def _judge_other_devices(
     request: Request,
     best: DeviceSet,
     where: Mapping[str, Location],
     others: Sequence[str | None],
-) -> Answer:
+) -> ChoiceAnswer:
     """Judge the devices that are in no group, next to the groups."""
     members: dict[int, list[Location]] = {}
     for pick in best.picks:
         members.setdefault(pick.group, []).append(where[pick.pool])
     level = best.level
-    for other in others:
+    for other_id in others:
         reached = Level.HOST
-        if other is not None:
-            reached = min(common_level([*group, where[other]]) for group in members.values())
+        if other_id is not None:
+            reached = min(common_level([*group, where[other_id]]) for group in members.values())
         level = max(level, reached)
     if level == best.level:
-        return Answer(sets=(best,))
-    if level > request.level and request.policy is Policy.REQUIRED:
-        return _no(
+        return ChoiceAnswer(sets=(best,))
+    if level > request.level and request.policy is AffinityPolicy.REQUIRED:
+        return _answer_with_miss(
             f"a device of one of the server's ports is not {PLACES[request.level]} "
             "with a group of the others"
         )
     score = (int(level), *best.score[1:])
     reason = f"{best.reason}; with the devices of the ports {PLACES[level]}"
-    return Answer(sets=(attrs.evolve(best, level=level, score=score, reason=reason),))
+    return ChoiceAnswer(sets=(attrs.evolve(best, level=level, score=score, reason=reason),))

@@ -20,7 +20,7 @@ from nova_hpc.topology.level import Distance, Level, Location
 MAX_COUNT: Final = 1024
 
 
-class Policy(enum.Enum):
+class AffinityPolicy(enum.Enum):
     """``hpc:affinity_policy``: what to do when the level cannot be reached."""
 
     REQUIRED = "required"
@@ -60,19 +60,19 @@ class Ports:
     network: str = ""
 
 
-def _plain(counts: Mapping[str, int]) -> dict[str, int]:
+def _copy_counts(counts: Mapping[str, int]) -> dict[str, int]:
     return dict(counts)
 
 
-def _words(words: Mapping[str, str]) -> dict[str, str]:
+def _copy_words(words: Mapping[str, str]) -> dict[str, str]:
     return dict(words)
 
 
 @attrs.frozen
-class Group:
+class DeviceGroup:
     """Devices that must be co-located: how many of each want, by its key."""
 
-    counts: Mapping[str, int] = attrs.field(converter=_plain, hash=False)
+    counts: Mapping[str, int] = attrs.field(converter=_copy_counts, hash=False)
 
     @property
     def size(self) -> int:
@@ -81,7 +81,7 @@ class Group:
 
 
 @attrs.frozen
-class Cell:
+class WantedCell:
     """One NUMA cell of the guest, which takes one host NUMA node."""
 
     id: int
@@ -108,11 +108,11 @@ class Request:
 
     wants: tuple[Want, ...]
     #: What the wants make; the ports come to them.
-    groups: tuple[Group, ...]
+    groups: tuple[DeviceGroup, ...]
     level: Level
-    policy: Policy
+    policy: AffinityPolicy
     #: () when the guest has no NUMA topology: its memory floats.
-    cells: tuple[Cell, ...] = ()
+    cells: tuple[WantedCell, ...] = ()
     #: Groups must sit on the guest's cells (hw:pci_numa_affinity_policy).
     on_cells: bool = False
     #: The NVLink devices of each group are exactly one of Host.nvlink.
@@ -120,7 +120,7 @@ class Request:
     #: No two devices from one pool (``group_policy=isolate``).
     apart: bool = False
     #: Want.key -> the role that its devices have to have, where that is known.
-    roles: Mapping[str, str] = attrs.field(factory=dict, converter=_words, hash=False)
+    roles: Mapping[str, str] = attrs.field(factory=dict, converter=_copy_words, hash=False)
     #: Neutron's direct ports, which are dealt to the groups.
     ports: tuple[Ports, ...] = ()
     #: What holds for all ports of some networks together.
@@ -132,7 +132,7 @@ class Request:
 
 
 @attrs.frozen
-class Pool:
+class DevicePool:
     """Free devices that are alike to Nova: one resource provider.
 
     A physical device is a pool of one; all virtual functions of a physical
@@ -172,11 +172,11 @@ class HostNode:
 
 
 @attrs.frozen
-class Host:
+class FreeHost:
     """The free devices, CPUs and pages of one node."""
 
     name: str
-    pools: tuple[Pool, ...]
+    pools: tuple[DevicePool, ...]
     nodes: tuple[HostNode, ...] = ()
     #: Legal NVLink sets that are completely free: ids of pools of one device
     #: each. A partition of NVSwitches, or GPUs with direct links.
@@ -222,7 +222,7 @@ class Unmet(enum.IntEnum):
 
 
 @attrs.frozen
-class Miss:
+class DeviceMiss:
     """Why a host does not fit: the nearest it came."""
 
     #: For operators: "4 gpu free, but at most 2 under one switch". The
@@ -238,8 +238,8 @@ class Miss:
 
 
 @attrs.frozen
-class Answer:
+class ChoiceAnswer:
     """Ranked device sets, best first; empty with a miss when none fits."""
 
     sets: tuple[DeviceSet, ...] = ()
-    miss: Miss | None = None
+    miss: DeviceMiss | None = None

@@ -20,8 +20,8 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.placement.judge import judge
-from nova_hpc.placement.model import DeviceSet, Host, Request
+from nova_hpc.placement.judge import judge_claimed_devices
+from nova_hpc.placement.model import DeviceSet, FreeHost, Request
 
 #: Parts of a score that tell where the devices are: level, NVLink misses, distance and
 #: spread. The others tell what is left on the host.
@@ -50,7 +50,7 @@ class Tiers:
     """All choices of host nodes for the guest's cells, the best first."""
 
     request: Request
-    host: Host
+    host: FreeHost
     claimed: Mapping[str, Sequence[str]]
     #: Nodes that make no difference, by class.
     classes: Mapping[Hashable, tuple[int, ...]]
@@ -62,19 +62,19 @@ class Tiers:
         if self.sure is not None:
             yield ((self.sure,),)
         for tier in self.judged():
-            choices = tuple(each for each in self._choices(tier) if each != (self.sure,))
+            choices = tuple(choice for choice in self._choices(tier) if choice != (self.sure,))
             if choices:
                 yield choices
 
     def judged(self) -> tuple[Tier, ...]:
         """All tiers, with what they are worth."""
         places: dict[tuple[int, ...] | None, list[tuple[tuple[Hashable, int], ...]]] = {}
-        for way in _first(self.request, self.host, self.classes, self.claimed):
-            nodes = _example(self.classes, way)
-            found = _judged(self.request, self.host, self.claimed, nodes)
-            places.setdefault(found, []).append(way)
-        order = sorted(places, key=lambda found: (found is None, found or ()))
-        return tuple(Tier(found, tuple(places[found])) for found in order)
+        for way in _limit_ways(self.request, self.host, self.classes, self.claimed):
+            nodes = _example_of_way(self.classes, way)
+            worth = _judge_nodes(self.request, self.host, self.claimed, nodes)
+            places.setdefault(worth, []).append(way)
+        order = sorted(places, key=lambda worth: (worth is None, worth or ()))
+        return tuple(Tier(worth, tuple(places[worth])) for worth in order)
 
     def _choices(self, tier: Tier) -> Iterator[tuple[int, ...]]:
         for way in tier.ways:
@@ -83,12 +83,12 @@ class Tiers:
                 yield tuple(sorted(itertools.chain(*chosen)))
 
 
-def place(devices: DeviceSet) -> tuple[int, ...]:
+def place_of_set(devices: DeviceSet) -> tuple[int, ...]:
     """Where the devices of a set are, as a number: smaller is better."""
     return devices.score[:PLACE]
 
 
-def fixed(request: Request, cells: Mapping[int, int]) -> Request:
+def fix_request_cells(request: Request, cells: Mapping[int, int]) -> Request:
     """The request with its cells on these nodes.
 
     :param cells: guest cell -> host node
@@ -99,12 +99,14 @@ def fixed(request: Request, cells: Mapping[int, int]) -> Request:
     )
 
 
-def tiers(request: Request, host: Host, claimed: Mapping[str, Sequence[str]]) -> Tiers:
+def order_node_tiers(
+    request: Request, host: FreeHost, claimed: Mapping[str, Sequence[str]]
+) -> Tiers:
     """Order the choices of nodes for the cells of *request*.
 
     :param host: its nodes, and the claimed devices; what is free of CPUs and pages is
         not looked at.
-    :param claimed: as for :func:`nova_hpc.placement.judge.judge`.
+    :param claimed: as for :func:`nova_hpc.placement.judge.judge_claimed_devices`.
     :returns: every choice, those that do not satisfy the request last: the check
         before the guest starts then says why.
     """
@@ -121,33 +123,37 @@ def tiers(request: Request, host: Host, claimed: Mapping[str, Sequence[str]]) ->
     return Tiers(request, host, claimed, classes_, sure)
 
 
-def _judged(
-    request: Request, host: Host, claimed: Mapping[str, Sequence[str]], nodes: Sequence[int]
+def _judge_nodes(
+    request: Request, host: FreeHost, claimed: Mapping[str, Sequence[str]], nodes: Sequence[int]
 ) -> tuple[int, ...] | None:
     ids = (cell.id for cell in request.cells)
-    answer = judge(fixed(request, dict(zip(ids, nodes, strict=True))), host, claimed)
-    return place(answer.sets[0]) if answer.sets else None
+    answer = judge_claimed_devices(
+        fix_request_cells(request, dict(zip(ids, nodes, strict=True))), host, claimed
+    )
+    return place_of_set(answer.sets[0]) if answer.sets else None
 
 
-def _first(
+def _limit_ways(
     request: Request,
-    host: Host,
+    host: FreeHost,
     classes: Mapping[Hashable, Sequence[int]],
     claimed: Mapping[str, Sequence[str]],
 ) -> list[tuple[tuple[Hashable, int], ...]]:
     """The ways to choose so many nodes, as far as they are judged."""
-    ways = list(itertools.islice(_ways(list(classes.items()), len(request.cells)), _COUNTED))
+    ways = list(
+        itertools.islice(_iterate_ways(list(classes.items()), len(request.cells)), _COUNTED)
+    )
     if len(ways) <= MOST:
         return ways
     near = {pool.id: pool.location.numa for pool in host.pools}
     devices: dict[object, int] = {}
     for ids in claimed.values():
-        for one in ids:
-            devices["node", near.get(one)] = devices.get(("node", near.get(one)), 0) + 1
+        for pool_id in ids:
+            devices["node", near.get(pool_id)] = devices.get(("node", near.get(pool_id)), 0) + 1
     return heapq.nsmallest(MOST, ways, key=lambda way: -sum(devices.get(key, 0) for key, _ in way))
 
 
-def _ways(
+def _iterate_ways(
     classes: Sequence[tuple[Hashable, Sequence[int]]], count: int
 ) -> Iterator[tuple[tuple[Hashable, int], ...]]:
     if not count:
@@ -157,11 +163,11 @@ def _ways(
         return
     (key, nodes), *rest = classes
     for taken in range(min(count, len(nodes)), -1, -1):
-        for others in _ways(rest, count - taken):
+        for others in _iterate_ways(rest, count - taken):
             yield ((key, taken), *others) if taken else others
 
 
-def _example(
+def _example_of_way(
     classes: Mapping[Hashable, Sequence[int]], way: Sequence[tuple[Hashable, int]]
 ) -> list[int]:
     return sorted(itertools.chain(*(classes[key][:count] for key, count in way)))

@@ -30,53 +30,53 @@ import attrs
 
 from nova_hpc.placement.dealing import CLOSED, Caps, Dealt
 from nova_hpc.placement.model import (
-    Answer,
+    ChoiceAnswer,
+    DeviceMiss,
     DeviceSet,
-    Host,
-    Miss,
+    FreeHost,
     Request,
     Unmet,
 )
 
 #: Choose for a request without ports.
-Plain = Callable[[Request, Host, int], Answer]
+Plain = Callable[[Request, FreeHost, int], ChoiceAnswer]
 
 #: Searches for one request on one host, at most.
 TRIES: Final = 96
 
 
-def choose(request: Request, host: Host, limit: int, plain: Plain) -> Answer:
+def choose_with_ports(request: Request, host: FreeHost, limit: int, plain: Plain) -> ChoiceAnswer:
     """The best device sets of *host* with an adapter's function for every port.
 
     :param plain: chooses for a request without ports.
-    :returns: as :func:`nova_hpc.placement.choose.choose`; the picks name ports by
+    :returns: as :func:`nova_hpc.placement.choose.choose_device_sets`; the picks name ports by
         :attr:`Ports.key`.
     """
-    short = _short(request, host)
+    short = _find_missing_functions(request, host)
     if short is not None:
-        return Answer(miss=short)
+        return ChoiceAnswer(miss=short)
     dealt = Dealt.of(request)
-    found: Answer | tuple[DeviceSet, Caps] | None
-    dealt, found = _capped(dealt, host, plain)
-    if found is None:
-        found = _search(dealt, host, plain)
-    if isinstance(found, Answer):
-        return Answer(miss=_because_of_ports(request, host, found.miss, plain))
-    best, caps = found
+    solution: ChoiceAnswer | tuple[DeviceSet, Caps] | None
+    dealt, solution = _search_with_caps(dealt, host, plain)
+    if solution is None:
+        solution = _search_best_first(dealt, host, plain)
+    if isinstance(solution, ChoiceAnswer):
+        return ChoiceAnswer(miss=_blame_ports(request, host, solution.miss, plain))
+    best, caps = solution
     sets = [best]
     if limit > 1:
         for more in plain(dealt.request, dealt.host(host, caps), limit).sets:
             real = dealt.real(host, more)
             if isinstance(real, DeviceSet) and real.picks != best.picks:
                 sets.append(real)
-    return Answer(sets=tuple(sets))
+    return ChoiceAnswer(sets=tuple(sets))
 
 
-def turned(
+def exchange_with_ports(
     request: Request,
-    host: Host,
+    host: FreeHost,
     devices: DeviceSet,
-    turn: Callable[[Request, Host, DeviceSet], DeviceSet],
+    turn: Callable[[Request, FreeHost, DeviceSet], DeviceSet],
 ) -> DeviceSet:
     """An exchange of *devices* for others that are as good, if the ports allow it.
 
@@ -85,11 +85,13 @@ def turned(
     dealt = Dealt.of(request)
     if dealt.blanks:
         return devices
-    other = dealt.real(host, turn(dealt.request, dealt.host(host, {}), devices))
-    return other if isinstance(other, DeviceSet) else devices
+    turned_set = dealt.real(host, turn(dealt.request, dealt.host(host, {}), devices))
+    return turned_set if isinstance(turned_set, DeviceSet) else devices
 
 
-def _because_of_ports(request: Request, host: Host, miss: Miss | None, plain: Plain) -> Miss | None:
+def _blame_ports(
+    request: Request, host: FreeHost, miss: DeviceMiss | None, plain: Plain
+) -> DeviceMiss | None:
     """The wish that is not met is that of the ports, where it is met without them."""
     if miss is None or miss.unmet not in (Unmet.DEVICES, Unmet.TOGETHER):
         return miss
@@ -98,9 +100,9 @@ def _because_of_ports(request: Request, host: Host, miss: Miss | None, plain: Pl
     return attrs.evolve(miss, unmet=Unmet.PORTS)
 
 
-def _capped(
-    dealt: Dealt, host: Host, plain: Plain
-) -> tuple[Dealt, Answer | tuple[DeviceSet, Caps] | None]:
+def _search_with_caps(
+    dealt: Dealt, host: FreeHost, plain: Plain
+) -> tuple[Dealt, ChoiceAnswer | tuple[DeviceSet, Caps] | None]:
     """Ask again and again with one cap more, until the answer holds.
 
     :returns: the request with its caps, and the best set, or why there is none; None: the
@@ -112,7 +114,7 @@ def _capped(
         if not answer.sets:
             if not dealt.request.caps:
                 return dealt, answer
-            return dealt, _none(dealt)
+            return dealt, _answer_no_choice(dealt)
         real = dealt.real(host, answer.sets[0])
         if isinstance(real, DeviceSet):
             return dealt, (real, {})
@@ -124,21 +126,23 @@ def _capped(
     return dealt, None
 
 
-def _none(dealt: Dealt, tried: str = "") -> Answer:
+def _answer_no_choice(dealt: Dealt, tried: str = "") -> ChoiceAnswer:
     """No choice holds."""
     text = "the adapters' functions that are free for the ports are not beside the groups"
     networks = ", ".join(sorted({ports.network for ports in dealt.ports}))
     operator = f"{text} ({networks}{tried})"
-    return Answer(miss=Miss(operator=operator, user=text, unmet=Unmet.PORTS))
+    return ChoiceAnswer(miss=DeviceMiss(operator=operator, user=text, unmet=Unmet.PORTS))
 
 
-def _search(dealt: Dealt, host: Host, plain: Plain) -> Answer | tuple[DeviceSet, Caps]:
+def _search_best_first(
+    dealt: Dealt, host: FreeHost, plain: Plain
+) -> ChoiceAnswer | tuple[DeviceSet, Caps]:
     """Best first: the least bound, and of equal ones the one nearest to a solution."""
     first = plain(dealt.request, dealt.host(host, {}), 1)
     if not first.sets:
         return first
     order = itertools.count()
-    known = {frozenset[tuple[str, int]]()}
+    seen_caps = {frozenset[tuple[str, int]]()}
     # Bound, minus depth, order, caps, the set where it is known already.
     heap: list[tuple[tuple[int, ...], int, int, dict[str, int], DeviceSet | None]] = [
         (first.sets[0].score, 0, next(order), {}, first.sets[0])
@@ -165,17 +169,17 @@ def _search(dealt: Dealt, host: Host, plain: Plain) -> Answer | tuple[DeviceSet,
         for less in real.branches(used):
             more = {**caps, **less}
             name = frozenset(more.items())
-            if name not in known:
-                known.add(name)
+            if name not in seen_caps:
+                seen_caps.add(name)
                 heapq.heappush(heap, (devices.score, depth - 1, next(order), more, None))
     if heap:
-        found = _dive(dealt, host, plain)
-        if found is not None:
-            return found
-    return _none(dealt, f", after {tries} searches" if heap else "")
+        dive_result = _dive_for_solution(dealt, host, plain)
+        if dive_result is not None:
+            return dive_result
+    return _answer_no_choice(dealt, f", after {tries} searches" if heap else "")
 
 
-def _dive(dealt: Dealt, host: Host, plain: Plain) -> tuple[DeviceSet, Caps] | None:
+def _dive_for_solution(dealt: Dealt, host: FreeHost, plain: Plain) -> tuple[DeviceSet, Caps] | None:
     """Any solution that holds: what is too much is taken from all adapters alike."""
     caps: dict[str, int] = {}
     for _ in range(TRIES):
@@ -197,7 +201,7 @@ def _dive(dealt: Dealt, host: Host, plain: Plain) -> tuple[DeviceSet, Caps] | No
     return None
 
 
-def _short(request: Request, host: Host) -> Miss | None:
+def _find_missing_functions(request: Request, host: FreeHost) -> DeviceMiss | None:
     """Whether there are not enough functions, wherever they are."""
     serves = {pool.id: pool.serves for pool in host.pools}
     keys = {ports.key for ports in request.ports}
@@ -218,4 +222,4 @@ def _short(request: Request, host: Host) -> Miss | None:
     )
     have, need = sum(have for _, have in lacking), sum(ports.count for ports, _ in lacking)
     text = f"{have} functions of adapters free for ports of a network (needs {need})"
-    return Miss(operator=counts, user=text, unmet=Unmet.PORTS)
+    return DeviceMiss(operator=counts, user=text, unmet=Unmet.PORTS)

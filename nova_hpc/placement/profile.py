@@ -27,20 +27,20 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.placement.model import Cell, HostNode
+from nova_hpc.placement.model import HostNode, WantedCell
 from nova_hpc.topology.level import Level
 
 
-def _plain(counts: Mapping[str, int]) -> dict[str, int]:
+def _sort_counts(counts: Mapping[str, int]) -> dict[str, int]:
     return dict(sorted(counts.items()))
 
 
 @attrs.frozen
-class Shape:
+class FlavorShape:
     """One flavor, as later requests would ask for it."""
 
     #: role -> devices in one group
-    counts: Mapping[str, int] = attrs.field(converter=_plain, hash=False)
+    counts: Mapping[str, int] = attrs.field(converter=_sort_counts, hash=False)
     #: How many such groups the server has.
     groups: int = 1
     #: The widest level that its groups accept.
@@ -58,7 +58,7 @@ class Shape:
 class Profile:
     """The shapes of a cloud, with their frequencies."""
 
-    shapes: tuple[Shape, ...] = ()
+    shapes: tuple[FlavorShape, ...] = ()
     #: False: no damage is measured, also where no shape names what a host has.
     measured: bool = True
 
@@ -67,7 +67,9 @@ class Profile:
 UNMEASURED: Final = Profile(measured=False)
 #: Where nothing is known: one, two, four, eight and sixteen GPUs, each worth
 #: its size, so that a lost group of eight weighs as much as four lost pairs.
-DEFAULT: Final = Profile(tuple(Shape({"gpu": size}, level=Level.HOST) for size in (1, 2, 4, 8, 16)))
+DEFAULT: Final = Profile(
+    tuple(FlavorShape({"gpu": size}, level=Level.HOST) for size in (1, 2, 4, 8, 16))
+)
 
 
 #: For each shape the most groups that CPUs and pages allow; None: any number.
@@ -116,7 +118,7 @@ class HostProfile:
             applied to each of these: an untagged host is packed as well.
         :raises ValueError: a shape is nonsense
         """
-        return _read(profile, present, wanted)
+        return _build_host_profile(profile, present, wanted)
 
     def open(self, free: Sequence[int], limits: Limits | None = None) -> Open:
         """Which shapes the host can hold, as far as counts tell.
@@ -125,9 +127,9 @@ class HostProfile:
         :param limits: see limits_on_host()
         """
         return tuple(
-            all(free[label] >= need * one.groups for label, need in one.needs)
+            all(free[label] >= need * shape.groups for label, need in shape.needs)
             and (limits is None or limits[number] is None or limits[number] != 0)
-            for number, one in enumerate(self.shapes)
+            for number, shape in enumerate(self.shapes)
         )
 
     def usable(self, level: Level, free: Sequence[int], open_: Open) -> int:
@@ -137,18 +139,18 @@ class HostProfile:
         """
         total = 0
         on_host = level is Level.HOST
-        for number, one in enumerate(self.shapes):
-            if one.level is not level or not open_[number]:
+        for number, shape in enumerate(self.shapes):
+            if shape.level is not level or not open_[number]:
                 continue
-            times = one.groups if on_host else 1
-            if len(one.needs) == 1:
-                label, need = one.needs[0]
+            times = shape.groups if on_host else 1
+            if len(shape.needs) == 1:
+                label, need = shape.needs[0]
                 if free[label] >= need * times:
-                    total += one.weight * free[label]
-            elif all(free[label] >= need * times for label, need in one.needs):
+                    total += shape.weight * free[label]
+            elif all(free[label] >= need * times for label, need in shape.needs):
                 # The scarcest role tells; what is less than a group counts in part.
-                total += one.weight * min(
-                    [one.size * free[label] // need for label, need in one.needs]
+                total += shape.weight * min(
+                    [shape.size * free[label] // need for label, need in shape.needs]
                 )
         return total
 
@@ -160,43 +162,46 @@ class HostProfile:
         """
         total = 0
         on_host = level is Level.HOST
-        for number, one in enumerate(self.shapes):
-            if one.level < level:
+        for number, shape in enumerate(self.shapes):
+            if shape.level < level:
                 continue
             # On the host whole servers count, below it their groups.
-            times = one.groups if on_host else 1
-            if len(one.needs) == 1:
-                label, need = one.needs[0]
+            times = shape.groups if on_host else 1
+            if len(shape.needs) == 1:
+                label, need = shape.needs[0]
                 count = free[label] // (need * times)
             else:
-                count = min([free[label] // (need * times) for label, need in one.needs])
+                count = min([free[label] // (need * times) for label, need in shape.needs])
             if limits is not None:
                 limit = limits[number]
                 if limit is not None and limit < count:
                     count = limit
-            total += one.worth * times * count
+            total += shape.worth * times * count
         return total
 
-    def limits_of(self, node: HostNode, cell: Cell | None = None) -> Limits:
+    def limits_of(self, node: HostNode, cell: WantedCell | None = None) -> Limits:
         """How many groups of each shape one NUMA node has CPUs and pages for.
 
         :param cell: a guest cell that takes its share before
         """
         return tuple(
-            _room([node], [] if cell is None else [cell], one, True) for one in self.shapes
+            _room_for_shape([node], [] if cell is None else [cell], shape, True)
+            for shape in self.shapes
         )
 
-    def limits_on_host(self, nodes: Sequence[HostNode], cells: Sequence[Cell]) -> Limits:
+    def limits_on_host(self, nodes: Sequence[HostNode], cells: Sequence[WantedCell]) -> Limits:
         """How many servers of each shape the host has CPUs and pages for."""
-        return tuple(_room(nodes, cells, one, False) for one in self.shapes)
+        return tuple(_room_for_shape(nodes, cells, shape, False) for shape in self.shapes)
 
 
 @functools.lru_cache(maxsize=256)
-def _read(profile: Profile, here: frozenset[str], wanted: frozenset[str]) -> HostProfile:
+def _build_host_profile(
+    profile: Profile, present: frozenset[str], wanted: frozenset[str]
+) -> HostProfile:
     for shape in profile.shapes:
-        _check(shape)
-    shapes = [shape for shape in profile.shapes if shape.weight and set(shape.counts) <= here]
-    if profile.measured and not any(here & set(shape.counts) for shape in profile.shapes):
+        _check_shape(shape)
+    shapes = [shape for shape in profile.shapes if shape.weight and set(shape.counts) <= present]
+    if profile.measured and not any(present & set(shape.counts) for shape in profile.shapes):
         shapes = [
             attrs.evolve(shape, counts=dict.fromkeys([label], *shape.counts.values()))
             for label in sorted(wanted)
@@ -207,35 +212,35 @@ def _read(profile: Profile, here: frozenset[str], wanted: frozenset[str]) -> Hos
     return HostProfile(
         labels,
         host_shapes,
-        any(one.cpus or one.pages for one in host_shapes),
-        sum(one.worth for one in host_shapes),
+        any(host_shape.cpus or host_shape.pages for host_shape in host_shapes),
+        sum(host_shape.worth for host_shape in host_shapes),
         profile.measured,
     )
 
 
-def _room(
-    nodes: Sequence[HostNode], cells: Sequence[Cell], one: _HostShape, per_group: bool
+def _room_for_shape(
+    nodes: Sequence[HostNode], cells: Sequence[WantedCell], shape: _HostShape, per_group: bool
 ) -> int | None:
     """Servers, or groups of them, of one shape; what is unknown limits nothing."""
-    share = one.groups if per_group else 1
+    share = shape.groups if per_group else 1
     rooms = []
-    if one.cpus and nodes and all(node.dedicated_cpus is not None for node in nodes):
+    if shape.cpus and nodes and all(node.dedicated_cpus is not None for node in nodes):
         have = sum(max(node.dedicated_cpus or 0, 0) for node in nodes)
         have -= sum(cell.dedicated_cpus for cell in cells)
-        rooms.append(max(have, 0) // -(-one.cpus // share))
-    if one.pages and nodes and all(node.pages is not None for node in nodes):
-        have = sum(max((node.pages or {}).get(one.page_kib or 0, 0), 0) for node in nodes)
-        have -= sum(pages(cell) for cell in cells if cell.page_kib == one.page_kib)
-        rooms.append(max(have, 0) // -(-one.pages // share))
+        rooms.append(max(have, 0) // -(-shape.cpus // share))
+    if shape.pages and nodes and all(node.pages is not None for node in nodes):
+        have = sum(max((node.pages or {}).get(shape.page_kib or 0, 0), 0) for node in nodes)
+        have -= sum(pages_of_cell(cell) for cell in cells if cell.page_kib == shape.page_kib)
+        rooms.append(max(have, 0) // -(-shape.pages // share))
     return min(rooms, default=None)
 
 
-def pages(cell: Cell) -> int:
+def pages_of_cell(cell: WantedCell) -> int:
     """Pages of the cell's own size that it needs."""
     return -(-cell.memory_kib // cell.page_kib) if cell.page_kib else 0
 
 
-def _host_shape(shape: Shape, labels: Sequence[str]) -> _HostShape:
+def _host_shape(shape: FlavorShape, labels: Sequence[str]) -> _HostShape:
     size = sum(shape.counts.values())
     return _HostShape(
         needs=tuple((labels.index(label), count) for label, count in shape.counts.items()),
@@ -250,7 +255,7 @@ def _host_shape(shape: Shape, labels: Sequence[str]) -> _HostShape:
     )
 
 
-def _check(shape: Shape) -> None:
+def _check_shape(shape: FlavorShape) -> None:
     counts: Mapping[str, int] = shape.counts
     if not counts or min(counts.values()) < 1:
         raise ValueError(f"a shape of the profile has no devices: {dict(counts)}")

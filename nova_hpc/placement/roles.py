@@ -22,7 +22,7 @@ from typing import Final
 import attrs
 
 from nova_hpc.placement.grouping import FlavorError
-from nova_hpc.placement.model import Host, Pool, Want
+from nova_hpc.placement.model import DevicePool, FreeHost, Want
 
 #: How ``nova-hpc configure`` names the kinds of devices of one role: ``vf-101e``.
 _PRODUCT: Final = re.compile(r"-[0-9a-f]{4}(?:[-.].*)?", re.ASCII)
@@ -42,7 +42,7 @@ class Played:
     known: frozenset[str] = frozenset()
 
 
-def of_network(entries: Iterable[str], network: str | None) -> str | None:
+def role_of_network(entries: Iterable[str], network: str | None) -> str | None:
     """The role of a physical network; None: it has none.
 
     :param entries: of ``[hpc]port_roles``.
@@ -55,104 +55,107 @@ def of_network(entries: Iterable[str], network: str | None) -> str | None:
     return None
 
 
-def of_networks(entries: Iterable[str]) -> tuple[str, ...]:
+def list_network_roles(entries: Iterable[str]) -> tuple[str, ...]:
     """All roles that networks can have, each once."""
-    found = (entry.partition(":")[0].strip() for entry in entries)
-    return tuple(dict.fromkeys(role for role in found if role))
+    names = (entry.partition(":")[0].strip() for entry in entries)
+    return tuple(dict.fromkeys(role for role in names if role))
 
 
-def played_on(devices: Iterable[tuple[Iterable[str], str | None]]) -> Played:
+def roles_played_on_host(devices: Iterable[tuple[Iterable[str], str | None]]) -> Played:
     """The roles of the devices of one host.
 
     :param devices: the wants that each can serve, by any name, and its role.
     """
     by_want: dict[str, frozenset[str]] = {}
-    known = set()
+    all_roles = set()
     for serves, role in devices:
         if role is None:
             continue
-        known.add(role)
+        all_roles.add(role)
         for want in serves:
             by_want[want] = by_want.get(want, frozenset()) | {role}
-    return Played(by_want, frozenset(known))
+    return Played(by_want, frozenset(all_roles))
 
 
-def played_by(hosts: Iterable[Played]) -> Played:
+def roles_played_by_hosts(hosts: Iterable[Played]) -> Played:
     """The roles of the devices of many hosts."""
     by_want: dict[str, frozenset[str]] = {}
-    known: frozenset[str] = frozenset()
+    all_roles: frozenset[str] = frozenset()
     # A cloud has few kinds of hosts, and hosts that are alike share the value.
-    for played in {id(each): each for each in hosts}.values():
-        known |= played.known
+    for played in {id(host_roles): host_roles for host_roles in hosts}.values():
+        all_roles |= played.known
         for want, roles in played.by_want.items():
             by_want[want] = by_want.get(want, frozenset()) | roles
-    return Played(by_want, known)
+    return Played(by_want, all_roles)
 
 
-def bind(
-    wants: Sequence[Want], played: Played, known: Iterable[str] = (), *, by_name: bool = False
+def bind_alias_roles(
+    wants: Sequence[Want], played: Played, more_roles: Iterable[str] = (), *, by_name: bool = False
 ) -> dict[str, str]:
     """Want.key -> the one role whose devices it may have; nothing where none is known.
 
     The same whatever the order of hosts and devices.
 
-    :param known: more roles that there are: of devices that nobody has free.
+    :param more_roles: more roles that there are: of devices that nobody has free.
     :param by_name: *played* has the names of the wants, not their keys.
     :raises RoleConflictError: devices of several roles, none of which the alias
         is called as.
     """
-    names = played.known.union(known)
+    names = played.known.union(more_roles)
     bound = {}
     for want in wants:
-        found = played.by_want.get(want.name if by_name else want.key, frozenset())
-        role = _named(want.name, found, names)
-        if role is None and len(found) > 1:
+        own_roles = played.by_want.get(want.name if by_name else want.key, frozenset())
+        role = _role_named_by_alias(want.name, own_roles, names)
+        if role is None and len(own_roles) > 1:
             raise RoleConflictError(
                 f"the alias {want.name} stands for devices of the roles "
-                f"{' and '.join(sorted(found))}, which cannot be told apart by it; the operator "
+                f"{' and '.join(sorted(own_roles))}, which cannot be told apart by it; "
+                f"the operator "
                 "has to give each role an alias of its own"
             )
-        role = role or next(iter(found), None)
+        role = role or next(iter(own_roles), None)
         if role is not None:
             bound[want.key] = role
     return bound
 
 
-def _named(alias: str, found: frozenset[str], known: frozenset[str]) -> str | None:
+def _role_named_by_alias(
+    alias: str, own_roles: frozenset[str], all_roles: frozenset[str]
+) -> str | None:
     """The role that an alias is called as, with what ``configure`` adds to it."""
-    if alias in known:
+    if alias in all_roles:
         return alias
     fits = [
         role
-        for role in known
+        for role in all_roles
         if alias.startswith(role)
         and (
-            (role in found and alias[len(role)] in "-.")
+            (role in own_roles and alias[len(role)] in "-.")
             or _PRODUCT.fullmatch(alias, len(role)) is not None
         )
     ]
     return max(fits, key=len, default=None)
 
 
-def bound(host: Host, roles: Mapping[str, str]) -> tuple[Host, tuple[str, ...]]:
+def restrict_to_roles(host: FreeHost, roles: Mapping[str, str]) -> tuple[FreeHost, tuple[str, ...]]:
     """*host* whose devices serve only wants of their own role.
 
     A device without a role is what Nova says that it is.
 
-    :param roles: as :func:`bind` makes them.
+    :param roles: as :func:`bind_alias_roles` makes them.
     :returns: the same host where nothing changes; and why a device serves nothing now.
     """
     pools, refused = [], []
     for pool in host.pools:
-        serves = frozenset(key for key in pool.serves if _plays(pool, roles.get(key)))
+        serves = frozenset(key for key in pool.serves if _plays_role(pool, roles.get(key)))
         if pool.serves and not serves:
             asked = " and ".join(sorted({roles[key] for key in pool.serves}))
             refused.append(f"{pool.name}: its role is {pool.role}, asked for is {asked}")
         pools.append(pool if serves == pool.serves else attrs.evolve(pool, serves=serves))
-    if all(one is other for one, other in zip(pools, host.pools, strict=True)):
+    if all(after is before for after, before in zip(pools, host.pools, strict=True)):
         return host, ()
     return attrs.evolve(host, pools=tuple(pools)), tuple(refused)
 
 
-def _plays(pool: Pool, role: str | None) -> bool:
+def _plays_role(pool: DevicePool, role: str | None) -> bool:
     return pool.role is None or role is None or pool.role == role

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import attrs
 
 from nova_hpc.placement import flavor, grouping
-from nova_hpc.placement.model import Cell, Ports, Request, Want
+from nova_hpc.placement.model import Ports, Request, Want, WantedCell
 
 
 @attrs.frozen
@@ -26,7 +26,7 @@ class ServerSpec:
     #: The aliases in their order; the keys are the positions: "0", "1" and so on.
     wants: tuple[Want, ...] = ()
     #: The guest's NUMA cells; () where it has none.
-    cells: tuple[Cell, ...] = ()
+    cells: tuple[WantedCell, ...] = ()
     #: What Nova follows for the devices: the flavor's, the image's or the aliases'
     #: policy. None: the flavor's own word.
     numa_policy: str | None = None
@@ -55,7 +55,7 @@ class ServerSpec:
         )
 
 
-def majority(counter: collections.Counter[str]) -> str:
+def most_counted_name(counter: collections.Counter[str]) -> str:
     """The name counted most often; of equal ones the first in the alphabet.
 
     So that every process answers the same.

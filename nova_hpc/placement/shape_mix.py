@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 
 import attrs
 
-from nova_hpc.placement.profile import DEFAULT, Profile, Shape
+from nova_hpc.placement.profile import DEFAULT, FlavorShape, Profile
 
 _Name = TypeVar("_Name", bound=Hashable)
 
@@ -36,7 +36,7 @@ _SHARES: Final = 1024
 _PARTS: Final = 1_000_000
 
 
-def profile(shapes: Iterable[Shape], most: int = MOST) -> Profile:
+def build_mixed_profile(shapes: Iterable[FlavorShape], most: int = MOST) -> Profile:
     """The profile of these shapes; the engine's default where there are none.
 
     Whatever the order of *shapes*, the profile is the same, so all schedulers of a cloud
@@ -45,11 +45,11 @@ def profile(shapes: Iterable[Shape], most: int = MOST) -> Profile:
     :param shapes: each with its weight; those without any are left out.
     :param most: so many shapes are kept, at most.
     """
-    kept = merged(shapes, most)
+    kept = merge_shapes(shapes, most)
     return Profile(kept) if kept else DEFAULT
 
 
-def learned(running: Mapping[_Name, int]) -> dict[_Name, int]:
+def learn_weights(running: Mapping[_Name, int]) -> dict[_Name, int]:
     """Weights of flavors by the servers that run: their share, as a power of two up to 1024.
 
     Powers of two, so that schedulers which count at different moments mostly have the same
@@ -67,35 +67,35 @@ def learned(running: Mapping[_Name, int]) -> dict[_Name, int]:
     }
 
 
-def merged(shapes: Iterable[Shape], most: int = MOST) -> tuple[Shape, ...]:
-    """The shapes as :func:`profile` has them, the heaviest first."""
-    found: dict[tuple[object, ...], Shape] = {}
+def merge_shapes(shapes: Iterable[FlavorShape], most: int = MOST) -> tuple[FlavorShape, ...]:
+    """The shapes as :func:`build_mixed_profile` has them, the heaviest first."""
+    shapes_by_kind: dict[tuple[object, ...], FlavorShape] = {}
     for shape in shapes:
         if shape.weight <= 0:
             continue
-        key = (*_kind(shape), shape.cpus, shape.memory_kib)
-        known = found.get(key)
-        weight = shape.weight + (known.weight if known else 0)
-        found[key] = attrs.evolve(shape, weight=weight)
+        key = (*_kind_of_shape(shape), shape.cpus, shape.memory_kib)
+        earlier = shapes_by_kind.get(key)
+        weight = shape.weight + (earlier.weight if earlier else 0)
+        shapes_by_kind[key] = attrs.evolve(shape, weight=weight)
     # Alike shapes are neighbours in this order, and only neighbours become one.
-    ordered = sorted(found.values(), key=_order)
-    gaps = [_gap(*pair) for pair in itertools.pairwise(ordered)]
+    ordered = sorted(shapes_by_kind.values(), key=_sort_key_of_shape)
+    gaps = [_gap_between(*pair) for pair in itertools.pairwise(ordered)]
     while len(ordered) > max(most, 1):
         at = min(range(len(gaps)), key=lambda number: (gaps[number], number))
-        ordered[at : at + 2] = [_one_of(ordered[at], ordered[at + 1])]
+        ordered[at : at + 2] = [_merge_two_shapes(ordered[at], ordered[at + 1])]
         del gaps[at]
         for near in (at - 1, at):
             if 0 <= near < len(gaps):
-                gaps[near] = _gap(ordered[near], ordered[near + 1])
-    return tuple(sorted(ordered, key=lambda one: (-one.weight, *_order(one))))
+                gaps[near] = _gap_between(ordered[near], ordered[near + 1])
+    return tuple(sorted(ordered, key=lambda shape: (-shape.weight, *_sort_key_of_shape(shape))))
 
 
-def _kind(shape: Shape) -> tuple[object, ...]:
+def _kind_of_shape(shape: FlavorShape) -> tuple[object, ...]:
     """What is the same in shapes that differ in amounts of CPUs and memory alone."""
     return (tuple(shape.counts.items()), shape.groups, shape.level, shape.page_kib)
 
 
-def _order(shape: Shape) -> tuple[object, ...]:
+def _sort_key_of_shape(shape: FlavorShape) -> tuple[object, ...]:
     return (
         tuple(shape.counts),
         shape.level,
@@ -108,40 +108,40 @@ def _order(shape: Shape) -> tuple[object, ...]:
     )
 
 
-def _gap(one: Shape, other: Shape) -> tuple[int, int]:
+def _gap_between(first: FlavorShape, second: FlavorShape) -> tuple[int, int]:
     """What is lost if the lighter of two shapes counts as the heavier one.
 
     First what differs: amounts of CPUs and memory; how many devices, and in which groups;
     the level; the roles. Then by how much, times the weight of the lighter one.
     """
-    if _kind(one) == _kind(other):
+    if _kind_of_shape(first) == _kind_of_shape(second):
         tier = 0
-    elif tuple(one.counts) != tuple(other.counts):
+    elif tuple(first.counts) != tuple(second.counts):
         tier = 3
     else:
-        tier = 1 if one.level is other.level else 2
+        tier = 1 if first.level is second.level else 2
     apart = (
-        _apart(one.cpus, other.cpus)
-        + _apart(one.memory_kib, other.memory_kib)
-        + _apart(_devices(one), _devices(other))
-        + _apart(one.groups, other.groups)
+        _relative_difference(first.cpus, second.cpus)
+        + _relative_difference(first.memory_kib, second.memory_kib)
+        + _relative_difference(_count_devices_of_shape(first), _count_devices_of_shape(second))
+        + _relative_difference(first.groups, second.groups)
     )
-    return tier, min(one.weight, other.weight) * apart
+    return tier, min(first.weight, second.weight) * apart
 
 
-def _devices(shape: Shape) -> int:
+def _count_devices_of_shape(shape: FlavorShape) -> int:
     return sum(shape.counts.values()) * shape.groups
 
 
-def _apart(one: int, other: int) -> int:
-    return abs(one - other) * _PARTS // max(one, other, 1)
+def _relative_difference(first: int, second: int) -> int:
+    return abs(first - second) * _PARTS // max(first, second, 1)
 
 
-def _one_of(one: Shape, other: Shape) -> Shape:
+def _merge_two_shapes(first: FlavorShape, second: FlavorShape) -> FlavorShape:
     """Two shapes as one: the heavier of them, of equals the larger, with both weights.
 
     Amounts are not averaged: what a cloud sells in eights would come in elevenths, and
     no two hosts would be alike any more (see between_hosts.reduced).
     """
-    kept = max(one, other, key=lambda each: (each.weight, _order(each)))
-    return attrs.evolve(kept, weight=one.weight + other.weight)
+    kept = max(first, second, key=lambda shape: (shape.weight, _sort_key_of_shape(shape)))
+    return attrs.evolve(kept, weight=first.weight + second.weight)

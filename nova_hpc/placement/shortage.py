@@ -14,10 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
-from nova_hpc.placement.withheld import free_of
+from nova_hpc.placement.withheld import format_free_of_short
 
 
-class Sign(enum.IntEnum):
+class WishSign(enum.IntEnum):
     """What a wish is about. Of two that would do, the later is named as the cause."""
 
     GROUP = 0  # resources of a request group of its own: of a port, of the flavor
@@ -31,7 +31,7 @@ class Sign(enum.IntEnum):
     DEVICES = 8
 
 
-class Source(enum.Enum):
+class WishSource(enum.Enum):
     """Who wants a trait."""
 
     FLAVOR = "flavor"
@@ -43,10 +43,10 @@ class Source(enum.Enum):
 
 
 @attrs.frozen
-class Wish:
+class HostWish:
     """One of the things that a host has to meet."""
 
-    sign: Sign
+    sign: WishSign
     #: An alias, a resource class, a trait, a zone.
     name: str
     #: Hosts that meet it; with *inverted*, the only ones that do not.
@@ -56,7 +56,7 @@ class Wish:
     amount: int = 0
     #: Devices: the resource class.
     resource_class: str = ""
-    source: Source = Source.NOVA
+    source: WishSource = WishSource.NOVA
     #: Of devices: the aliases that ask for them; *name* is made of these.
     aliases: tuple[str, ...] = ()
     #: Host -> so many of the devices are free.
@@ -69,12 +69,12 @@ class Wish:
     @property
     def by_nova(self) -> bool:
         """Whether Nova adds it to requests by itself."""
-        traits = (Sign.TRAIT, Sign.BANNED, Sign.CLOSED)
-        return self.sign in traits and self.source is Source.NOVA
+        traits = (WishSign.TRAIT, WishSign.BANNED, WishSign.CLOSED)
+        return self.sign in traits and self.source is WishSource.NOVA
 
     def __str__(self) -> str:
         """As operators read it: ``4 gpu (CUSTOM_HPC_GPU)``, ``8 PCPU``, ``no trait X``."""
-        if self.sign is Sign.DEVICES:
+        if self.sign is WishSign.DEVICES:
             return f"{self.amount} {self.name} ({self.resource_class})"
         if self.amount:
             return f"{self.amount} {self.name}"
@@ -82,12 +82,12 @@ class Wish:
 
 
 _WORDS = {
-    Sign.TRAIT: "trait ",
-    Sign.BANNED: "no trait ",
-    Sign.CLOSED: "no trait ",
-    Sign.RULE: "one of the aggregates ",
-    Sign.ZONE: "availability zone ",
-    Sign.HOST: "host ",
+    WishSign.TRAIT: "trait ",
+    WishSign.BANNED: "no trait ",
+    WishSign.CLOSED: "no trait ",
+    WishSign.RULE: "one of the aggregates ",
+    WishSign.ZONE: "availability zone ",
+    WishSign.HOST: "host ",
 }
 
 
@@ -95,38 +95,38 @@ _WORDS = {
 class Shortage:
     """What was asked of Placement, and which hosts meet it."""
 
-    wishes: tuple[Wish, ...]
+    wishes: tuple[HostWish, ...]
     #: No two groups may come from one provider.
     isolated: bool = False
 
     @property
-    def devices(self) -> tuple[Wish, ...]:
+    def devices(self) -> tuple[HostWish, ...]:
         """The wishes for devices."""
-        return tuple(wish for wish in self.wishes if wish.sign is Sign.DEVICES)
+        return tuple(wish for wish in self.wishes if wish.sign is WishSign.DEVICES)
 
     @property
     def fitting(self) -> frozenset[str]:
         """Hosts that meet every single wish."""
-        return meeting(self.wishes) or frozenset()
+        return hosts_meeting_all(self.wishes) or frozenset()
 
     @property
-    def causes(self) -> tuple[tuple[Wish, ...], ...]:
+    def causes(self) -> tuple[tuple[HostWish, ...], ...]:
         """Sets of wishes that no host meets together; () where each host lacks nothing.
 
         No wish of a set can be left out of it, and none is in two. Where there are several
         sets, no change of one wish alone helps.
         """
         left = sorted(self.wishes, key=lambda wish: wish.sign)
-        found = []
-        while meeting(left) == frozenset():
+        causes = []
+        while hosts_meeting_all(left) == frozenset():
             cause = list(left)
             for wish in left:
-                others = [each for each in cause if each is not wish]
-                if meeting(others) == frozenset():
+                others = [other_wish for other_wish in cause if other_wish is not wish]
+                if hosts_meeting_all(others) == frozenset():
                     cause = others
-            found.append(tuple(cause))
-            left = [wish for wish in left if not any(wish is each for each in cause)]
-        return tuple(found)
+            causes.append(tuple(cause))
+            left = [wish for wish in left if not any(wish is member for member in cause)]
+        return tuple(causes)
 
     @property
     def nearest(self) -> str | None:
@@ -135,7 +135,7 @@ class Shortage:
         Where one was asked for, that one.
         """
         for wish in self.wishes:
-            if wish.sign is Sign.HOST:
+            if wish.sign is WishSign.HOST:
                 return min(wish.hosts, default=None)
         hosts = {host for wish in self.wishes if not wish.inverted for host in wish.hosts}
         hosts |= {host for wish in self.devices for host in wish.free}
@@ -149,16 +149,16 @@ class Shortage:
             default=None,
         )
 
-    def lacking(self, host: str) -> tuple[Wish, ...]:
+    def lacking(self, host: str) -> tuple[HostWish, ...]:
         """The wishes that a host does not meet."""
         return tuple(wish for wish in self.wishes if not wish.met(host))
 
-    def helps(self, wish: Wish) -> bool:
+    def helps(self, wish: HostWish) -> bool:
         """Whether a change of this wish alone could be enough, by what is free now."""
-        others = [each for each in self.wishes if each is not wish]
-        if wish.sign is Sign.DEVICES:
-            return any(all(each.met(host) for each in others) for host in wish.free)
-        return meeting(others) != frozenset()
+        others = [other_wish for other_wish in self.wishes if other_wish is not wish]
+        if wish.sign is WishSign.DEVICES:
+            return any(all(other_wish.met(host) for other_wish in others) for host in wish.free)
+        return hosts_meeting_all(others) != frozenset()
 
     def asked(self) -> str:
         """E.g. ``4 gpu (CUSTOM_HPC_GPU), 8 PCPU, 4096 MEMORY_MB``."""
@@ -179,11 +179,11 @@ class Shortage:
 
         :param counted: alias -> how many that would serve it the host's node withholds.
         """
-        short = [wish for wish in self.lacking(host) if wish.sign is Sign.DEVICES]
+        short = [wish for wish in self.lacking(host) if wish.sign is WishSign.DEVICES]
         # A wish of several aliases of one kind has the devices of each.
         counts = {wish.name: counted.get(wish.aliases[0], 0) for wish in short if wish.aliases}
         lacks = [(wish.name, wish.free.get(host, 0), wish.amount) for wish in short]
-        return free_of(lacks, counts)
+        return format_free_of_short(lacks, counts)
 
     def why(
         self,
@@ -202,8 +202,8 @@ class Shortage:
             return "no host has any of these devices free"
         causes = self.causes
         text = "; ".join(
-            f"no host has {', '.join(map(str, each[::-1]))}{' together' * (len(each) > 1)}"
-            for each in causes
+            f"no host has {', '.join(map(str, cause[::-1]))}{' together' * (len(cause) > 1)}"
+            for cause in causes
         )
         if not causes:
             return (
@@ -215,19 +215,19 @@ class Shortage:
         text += f"; the nearest is {name}"
         if short:
             text += f" with {short}"
-        others = [wish for wish in lacks if wish.sign is not Sign.DEVICES]
+        others = [wish for wish in lacks if wish.sign is not WishSign.DEVICES]
         missing = [str(wish) for wish in others if not wish.inverted]
         texts = [f"not {', '.join(missing)}"] if missing else []
         texts += [f"is not one with {wish}" for wish in others if wish.inverted]
         if texts:
             text += f", {'and' if short else 'which has the devices, but'} {', '.join(texts)}"
-        return text + _withheld(withheld or {}, bool(counted))
+        return text + _describe_withheld(withheld or {}, bool(counted))
 
 
-def _withheld(withheld: Mapping[str, str], counted: bool) -> str:
+def _describe_withheld(withheld: Mapping[str, str], counted: bool) -> str:
     if not withheld:
         return ""
-    shown = [f"{address} ({why})" for address, why in sorted(withheld.items())][:4]
+    shown = [f"{address} ({reason})" for address, reason in sorted(withheld.items())][:4]
     if counted:
         more = f", and {len(withheld) - len(shown)} more" * (len(withheld) > len(shown))
         return f"; withheld by the node: {', '.join(shown)}{more}"
@@ -235,16 +235,16 @@ def _withheld(withheld: Mapping[str, str], counted: bool) -> str:
     return f", {len(withheld)} {verb} withheld by the node: {', '.join(shown)}"
 
 
-def meeting(wishes: Iterable[Wish]) -> frozenset[str] | None:
+def hosts_meeting_all(wishes: Iterable[HostWish]) -> frozenset[str] | None:
     """The hosts that meet all of these; None: any host but some."""
-    listed: Sequence[Wish] = tuple(wishes)
-    found: frozenset[str] | None = None
+    listed: Sequence[HostWish] = tuple(wishes)
+    hosts: frozenset[str] | None = None
     for wish in listed:
         if not wish.inverted:
-            found = wish.hosts if found is None else found & wish.hosts
-    if found is None:
+            hosts = wish.hosts if hosts is None else hosts & wish.hosts
+    if hosts is None:
         return None
     for wish in listed:
         if wish.inverted:
-            found -= wish.hosts
-    return found
+            hosts -= wish.hosts
+    return hosts

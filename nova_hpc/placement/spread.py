@@ -17,14 +17,14 @@ from typing import Final, TypeVar
 import attrs
 
 from nova_hpc.placement import ports
-from nova_hpc.placement.model import DeviceSet, Host, Request
-from nova_hpc.placement.profile import Profile, Shape
-from nova_hpc.placement.solver.classes import Alike, Forest, Node
+from nova_hpc.placement.model import DeviceSet, FreeHost, Request
+from nova_hpc.placement.profile import FlavorShape, Profile
+from nova_hpc.placement.solver.classes import Alike, DomainNode, Forest
 from nova_hpc.placement.solver.demand import Demand
-from nova_hpc.placement.solver.domains import Item, Member, Site, survey
-from nova_hpc.placement.solver.measure import measure
-from nova_hpc.placement.solver.problem import Problem
-from nova_hpc.placement.solver.spanning import links
+from nova_hpc.placement.solver.domains import GroupMember, Item, Site, survey_host
+from nova_hpc.placement.solver.measure import measure_choice
+from nova_hpc.placement.solver.problem import SearchProblem
+from nova_hpc.placement.solver.spanning import read_linked_sets
 
 #: NVLink sets and wide IOMMU units are not part of a class, so an exchange may
 #: tear them apart; then another one is tried.
@@ -33,7 +33,7 @@ TRIES: Final = 8
 Thing = TypeVar("Thing")
 
 
-def rotate(request: Request, host: Host, devices: DeviceSet, seed: int) -> DeviceSet:
+def rotate_devices(request: Request, host: FreeHost, devices: DeviceSet, seed: int) -> DeviceSet:
     """A set with the same score as *devices*, on devices that *seed* decides.
 
     Pure: the same seed gives the same set, in whatever order the pools come.
@@ -44,21 +44,23 @@ def rotate(request: Request, host: Host, devices: DeviceSet, seed: int) -> Devic
     :raises ValueError: as choose() does
     """
     if request.ports:
-        return ports.turned(request, host, devices, functools.partial(rotate, seed=seed))
+        return ports.exchange_with_ports(
+            request, host, devices, functools.partial(rotate_devices, seed=seed)
+        )
     demand = Demand.of(request)
-    site = survey(demand, host)
-    problem = Problem.of(request, demand, site, _everything(site))
-    known = {item.id for item in site.items}
-    if not all(pick.pool in known for pick in devices.picks):
+    site = survey_host(demand, host)
+    problem = SearchProblem.of(request, demand, site, _profile_of_everything(site))
+    item_ids = {item.id for item in site.items}
+    if not all(pick.pool in item_ids for pick in devices.picks):
         return devices  # chosen on another state of the host
-    root = Forest(problem).grow({}, (), _local(site))
-    linked = links(request, demand, site, host)
-    here = groups_of(demand, site, devices)
-    before = measure(problem, linked, here, devices.cells)
+    root = Forest(problem).grow({}, (), _local_units_of(site))
+    linked = read_linked_sets(request, demand, site, host)
+    own_groups = groups_of_set(demand, site, devices)
+    before = measure_choice(problem, linked, own_groups, devices.cells)
     for attempt in range(TRIES):
         turn = _Turn(f"{seed}/{attempt}")
         turn.pair(root, root)
-        other = attrs.evolve(
+        turned_set = attrs.evolve(
             devices,
             picks=tuple(
                 attrs.evolve(pick, pool=turn.items.get(pick.pool, pick.pool))
@@ -66,20 +68,24 @@ def rotate(request: Request, host: Host, devices: DeviceSet, seed: int) -> Devic
             ),
             cells={cell: turn.nodes.get(node, node) for cell, node in devices.cells.items()},
         )
-        if _whole(site, other):
-            after = measure(problem, linked, groups_of(demand, site, other), other.cells)
+        if _uses_whole_units(site, turned_set):
+            after = measure_choice(
+                problem, linked, groups_of_set(demand, site, turned_set), turned_set.cells
+            )
             if after == before:
-                return other
+                return turned_set
     return devices
 
 
-def _everything(site: Site) -> Profile:
+def _profile_of_everything(site: Site) -> Profile:
     """A profile to which all that any profile could look at matters."""
     labels = {item.label for item in (*site.items, *site.rest)} - {None}
-    return Profile(tuple(Shape({str(label): 1}, cpus=1) for label in sorted(map(str, labels))))
+    return Profile(
+        tuple(FlavorShape({str(label): 1}, cpus=1) for label in sorted(map(str, labels)))
+    )
 
 
-def _local(site: Site) -> frozenset[str]:
+def _local_units_of(site: Site) -> frozenset[str]:
     return frozenset(
         unit.name for unit in site.units if len({item.keys[0] for item in unit.items}) == 1
     )
@@ -93,27 +99,29 @@ class _Turn:
         self.items: dict[str, str] = {}
         self.nodes: dict[int, int] = {}
 
-    def pair(self, one: Node, other: Node) -> None:
-        """Put *other* in the place of *one*, which is of the same class."""
-        if one.node is not None and other.node is not None:
-            self.nodes[one.node.id] = other.node.id
+    def pair(self, original: DomainNode, substitute: DomainNode) -> None:
+        """Put *substitute* in the place of *original*, which is of the same class."""
+        if original.node is not None and substitute.node is not None:
+            self.nodes[original.node.id] = substitute.node.id
         turned = self._mixed(
-            other.children, lambda node: node.cls.number, lambda node: repr((node.up, node.first))
+            substitute.children,
+            lambda node: node.cls.number,
+            lambda node: repr((node.up, node.first)),
         )
-        for child, instead in zip(one.children, turned, strict=True):
+        for child, instead in zip(original.children, turned, strict=True):
             self.pair(child, instead)
         parts = self._mixed(
-            other.parts,
+            substitute.parts,
             lambda part: part.signature,
             lambda part: repr([item.id for items in part.items for item in items]),
         )
-        for part, stand_in in zip(one.parts, parts, strict=True):
+        for part, stand_in in zip(original.parts, parts, strict=True):
             self._swap(part, stand_in)
 
     def _swap(self, part: Alike, stand_in: Alike) -> None:
-        for mine, theirs in zip(part.items, stand_in.items, strict=True):
+        for own_items, theirs in zip(part.items, stand_in.items, strict=True):
             mixed = self._mixed(theirs, lambda item: 0, lambda item: item.id)
-            for item, replacement in zip(mine, mixed, strict=True):
+            for item, replacement in zip(own_items, mixed, strict=True):
                 self.items[item.id] = replacement.id
         if part.instead is not None and stand_in.instead is not None:
             self._swap(part.instead, stand_in.instead)
@@ -137,22 +145,22 @@ class _Turn:
         return hashlib.blake2b(f"{self.seed}/{name}".encode(), digest_size=8).digest()
 
 
-def groups_of(
+def groups_of_set(
     demand: Demand, site: Site, devices: DeviceSet
-) -> list[tuple[tuple[Member, ...], int | None]]:
+) -> list[tuple[tuple[GroupMember, ...], int | None]]:
     """The groups of a set, each with its guest cell."""
     items: Mapping[str, Item] = {item.id: item for item in site.items}
     index_of = {key: i for i, keys in enumerate(demand.keys) for key in keys}
-    groups: dict[int, list[Member]] = {}
+    groups: dict[int, list[GroupMember]] = {}
     cells: dict[int, int | None] = {}
     for pick in devices.picks:
-        part = Member(index_of[pick.want], items[pick.pool])
+        part = GroupMember(index_of[pick.want], items[pick.pool])
         groups.setdefault(pick.group, []).append(part)
         cells[pick.group] = pick.cell
     return [(tuple(parts), cells[number]) for number, parts in sorted(groups.items())]
 
 
-def _whole(site: Site, devices: DeviceSet) -> bool:
+def _uses_whole_units(site: Site, devices: DeviceSet) -> bool:
     """Whether every IOMMU unit is used up, or not used."""
     used: dict[str, int] = {}
     for pick in devices.picks:

@@ -21,12 +21,12 @@ from nova_hpc.placement.flavor import (
     GUEST_TOPOLOGY,
     NUMA_POLICY,
     NVLINK,
-    goes_with,
+    is_numa_policy_compatible,
     numa_policies,
 )
 from nova_hpc.placement.group_isolation import GROUP_POLICY
-from nova_hpc.placement.model import Miss, Policy, Request, Unmet, Want
-from nova_hpc.placement.shortage import Shortage, Sign, Source, Wish
+from nova_hpc.placement.model import AffinityPolicy, DeviceMiss, Request, Unmet, Want
+from nova_hpc.placement.shortage import HostWish, Shortage, WishSign, WishSource
 from nova_hpc.placement.solver.operator_reasons import PLACES
 from nova_hpc.topology.level import Level
 
@@ -43,13 +43,13 @@ _WIDER: Final = {
 UNUSABLE: Final = "No host with such devices can be used at this moment; ask the cloud's operator"
 
 
-def nearest(misses: Iterable[Miss]) -> Unmet:
+def nearest_unmet_wish(misses: Iterable[DeviceMiss]) -> Unmet:
     """The wish that the host which came nearest does not meet."""
     return max((miss.unmet for miss in misses), default=Unmet.OTHER)
 
 
 @attrs.frozen
-class Asked:
+class AskedHosts:
     """Which hosts were asked at all."""
 
     #: Some cannot be used, whatever they have.
@@ -72,59 +72,62 @@ class Asked:
 
 
 #: Every host there is.
-ALL: Final = Asked()
+ALL: Final = AskedHosts()
 
 
-def sentence(request: Request, unmet: Unmet, asked: Asked = ALL) -> str:
+def refusal_sentence(request: Request, unmet: Unmet, asked: AskedHosts = ALL) -> str:
     """E.g. ``No host has 4 gpu under one switch; hpc:affinity numa may help``."""
     if unmet is Unmet.OTHER:
         return UNUSABLE
-    cure = f"{' or '.join(_help(request, unmet))} may help"
+    cure = f"{' or '.join(_list_cures(request, unmet))} may help"
     if unmet is Unmet.KNOWN:
-        devices = _devices(request.wants)
+        devices = _describe_devices(request.wants)
         says = asked.subject(f" with {devices} free")
         return f"{says} says on which NUMA node they are; {cure}"
-    return f"{asked.subject()} has {_wish(request, unmet)}; {cure}"
+    return f"{asked.subject()} has {_describe_unmet_wish(request, unmet)}; {cure}"
 
 
-def unplaced(found: Shortage | None, wants: Iterable[Want]) -> str:
+def explain_unplaced(shortage: Shortage | None, wants: Iterable[Want]) -> str:
     """What is said where Placement knows no host with all that is asked for.
 
     It names wishes that no host meets together, and no other.
 
-    :param found: None: Placement did not say what it has.
+    :param shortage: None: Placement did not say what it has.
     """
-    devices = _devices(wants)
-    if found is None:
+    devices = _describe_devices(wants)
+    if shortage is None:
         return f"No host has {devices} free together with all else that is asked for{_OPERATOR}"
-    causes = found.causes
-    if not causes and found.isolated:
+    causes = shortage.causes
+    if not causes and shortage.isolated:
         return (
             f"No host has {devices} free and all else that is asked for, each from a device of "
             f"its own; {GROUP_POLICY} none may help"
         )
     if not causes:
         return f"No host has {devices} free and all else that is asked for at once{_OPERATOR}"
-    text = "; ".join(map(_lacked, causes))
+    text = "; ".join(map(_describe_cause, causes))
     if len(causes) > 1:
         # No change of one thing alone helps.
         return text
-    helping = [wish for wish in sorted(causes[0], key=_by_sign) if found.helps(wish)]
-    cures = dict.fromkeys(cure for wish in helping if (cure := _cure(wish)))
+    helping = [wish for wish in sorted(causes[0], key=_sort_key_of_wish) if shortage.helps(wish)]
+    cures = dict.fromkeys(cure for wish in helping if (cure := _cure_for_wish(wish)))
     return f"{text}; {' or '.join([*cures][:3])} may help" if cures else f"{text}{_OPERATOR}"
 
 
-def all_left_out(wants: Iterable[Want]) -> str:
+def explain_all_left_out(wants: Iterable[Want]) -> str:
     """What is said where Placement has only hosts that the server may not go to."""
-    asked = Asked(left_out=True).subject()
-    return f"{asked} has {_devices(wants)} free together with all else that is asked for{_OPERATOR}"
+    asked = AskedHosts(left_out=True).subject()
+    return (
+        f"{asked} has {_describe_devices(wants)} free together with all else that is asked "
+        f"for{_OPERATOR}"
+    )
 
 
-def by_other_rules(wants: Iterable[Want]) -> str:
+def explain_other_rules(wants: Iterable[Want]) -> str:
     """What is said where the devices are there, and another filter of Nova's leaves no host."""
     return (
         f"The cloud's other rules (state of the hosts, server group, image) leave no host with "
-        f"{_devices(wants)} for it{_OPERATOR}"
+        f"{_describe_devices(wants)} for it{_OPERATOR}"
     )
 
 
@@ -139,98 +142,98 @@ _RESOURCES: Final = {
 }
 
 
-def _by_sign(wish: Wish) -> int:
+def _sort_key_of_wish(wish: HostWish) -> int:
     return -wish.sign
 
 
-def _lacked(cause: Iterable[Wish]) -> str:
+def _describe_cause(cause: Iterable[HostWish]) -> str:
     """E.g. ``No host in availability zone az2 has 4 gpu and 8 CPUs free``."""
-    wishes = sorted(cause, key=_by_sign)
-    things = [_thing(wish) for wish in wishes if wish.sign in _THINGS]
+    wishes = sorted(cause, key=_sort_key_of_wish)
+    things = [_describe_amount(wish) for wish in wishes if wish.sign in _THINGS]
     rest = [wish for wish in wishes if wish.sign not in _THINGS]
     joined = " and ".join([", ".join(things[:-1]), things[-1]] if things[1:] else things)
-    barring = [wish for wish in rest if wish.inverted or wish.sign is Sign.RULE]
+    barring = [wish for wish in rest if wish.inverted or wish.sign is WishSign.RULE]
     if things and not barring:
-        said = f"has {joined} free{' together' * (len(things) > 1)}"
+        predicate = f"has {joined} free{' together' * (len(things) > 1)}"
     else:
         # What bars hosts is the cause, and not what else they have.
         last = barring[-1] if barring else rest[-1]
         rest.remove(last)
-        said = _says(last)
+        predicate = _predicate_of_wish(last)
     with_things = f" with {joined} free" * bool(things and barring)
-    return f"No host{''.join(map(_quality, rest))}{with_things} {said}"
+    return f"No host{''.join(map(_quality_of_hosts, rest))}{with_things} {predicate}"
 
 
-_THINGS: Final = (Sign.DEVICES, Sign.AMOUNT, Sign.GROUP)
+_THINGS: Final = (WishSign.DEVICES, WishSign.AMOUNT, WishSign.GROUP)
 
 
-def _thing(wish: Wish) -> str:
+def _describe_amount(wish: HostWish) -> str:
     if wish.name in _RESOURCES:
         return _RESOURCES[wish.name][0].format(wish.amount)
     return f"{wish.amount} {wish.name}" if wish.amount else wish.name
 
 
-def _quality(wish: Wish) -> str:
+def _quality_of_hosts(wish: HostWish) -> str:
     """What follows ``host``."""
-    if wish.source is Source.THREADS:
+    if wish.source is WishSource.THREADS:
         return f" {'without' if wish.inverted else 'with'} hyper-threads"
     return {
-        Sign.TRAIT: f" with trait {wish.name}",
-        Sign.BANNED: f" without trait {wish.name}",
-        Sign.CLOSED: " in service",
-        Sign.RULE: " that this project and flavor may use",
-        Sign.ZONE: f" of availability zone {wish.name}",
-        Sign.HOST: " that was asked for",
+        WishSign.TRAIT: f" with trait {wish.name}",
+        WishSign.BANNED: f" without trait {wish.name}",
+        WishSign.CLOSED: " in service",
+        WishSign.RULE: " that this project and flavor may use",
+        WishSign.ZONE: f" of availability zone {wish.name}",
+        WishSign.HOST: " that was asked for",
     }[wish.sign]
 
 
-def _says(wish: Wish) -> str:
+def _predicate_of_wish(wish: HostWish) -> str:
     """What follows ``No host``, where it is all that is said."""
-    if wish.source is Source.THREADS:
+    if wish.source is WishSource.THREADS:
         policy = "isolate" if wish.inverted else "require"
         threads = "no hyper-threads" if wish.inverted else "hyper-threads"
         return f"has {threads}, for hw:cpu_thread_policy {policy}"
-    if wish.sign is Sign.TRAIT:
+    if wish.sign is WishSign.TRAIT:
         return f"has trait {wish.name}, which {_WHO[wish.source]}"
-    if wish.sign is Sign.BANNED:
+    if wish.sign is WishSign.BANNED:
         return f"is without trait {wish.name}, which the request forbids"
     return {
-        Sign.CLOSED: "is in service",
-        Sign.RULE: "may be used by this project and flavor",
-        Sign.ZONE: f"is in availability zone {wish.name}",
-        Sign.HOST: "is the one that was asked for",
+        WishSign.CLOSED: "is in service",
+        WishSign.RULE: "may be used by this project and flavor",
+        WishSign.ZONE: f"is in availability zone {wish.name}",
+        WishSign.HOST: "is the one that was asked for",
     }[wish.sign]
 
 
 _WHO: Final = {
-    Source.FLAVOR: "the flavor requires",
-    Source.IMAGE: "the image requires",
-    Source.NOVA: "Nova requires for this flavor and image",
+    WishSource.FLAVOR: "the flavor requires",
+    WishSource.IMAGE: "the image requires",
+    WishSource.NOVA: "Nova requires for this flavor and image",
 }
 
 
-def _cure(wish: Wish) -> str | None:
+def _cure_for_wish(wish: HostWish) -> str | None:
     """What a user can ask for instead; None: it is the operator's."""
-    if wish.sign is Sign.DEVICES:
+    if wish.sign is WishSign.DEVICES:
         return "fewer devices"
-    if wish.sign is Sign.AMOUNT:
+    if wish.sign is WishSign.AMOUNT:
         return _RESOURCES.get(wish.name, ("", f"less {wish.name}"))[1]
-    if wish.source is Source.THREADS:
+    if wish.source is WishSource.THREADS:
         return "hw:cpu_thread_policy prefer"
-    if wish.sign is Sign.TRAIT:
+    if wish.sign is WishSign.TRAIT:
         # Nova wants some for things that only the operator knows how to change.
         return {
-            Source.FLAVOR: "a flavor without that trait",
-            Source.IMAGE: "an image without that trait",
+            WishSource.FLAVOR: "a flavor without that trait",
+            WishSource.IMAGE: "an image without that trait",
         }.get(wish.source)
-    if wish.sign is Sign.BANNED:
+    if wish.sign is WishSign.BANNED:
         return "a flavor that allows that trait"
-    return {Sign.ZONE: "another zone", Sign.HOST: "another host"}.get(wish.sign)
+    return {WishSign.ZONE: "another zone", WishSign.HOST: "another host"}.get(wish.sign)
 
 
-def _wish(request: Request, unmet: Unmet) -> str:
+def _describe_unmet_wish(request: Request, unmet: Unmet) -> str:
     if unmet is Unmet.DEVICES:
-        return f"{_devices(request.wants)} free"
+        return f"{_describe_devices(request.wants)} free"
     names = {want.key: want.name for want in request.wants}
     counts: dict[str, int] = {}
     for key, count in request.groups[0].counts.items():
@@ -240,7 +243,7 @@ def _wish(request: Request, unmet: Unmet) -> str:
     several = len(request.groups) > 1
     if several:
         text = f"{len(request.groups)} groups of {text}"
-    level = request.level if request.policy is Policy.REQUIRED else Level.HOST
+    level = request.level if request.policy is AffinityPolicy.REQUIRED else Level.HOST
     if request.on_cells:
         level = min(level, Level.NUMA)
     text += f", each {PLACES[level]}" if several else f" {PLACES[level]}"
@@ -254,47 +257,51 @@ def _wish(request: Request, unmet: Unmet) -> str:
     return text
 
 
-def _devices(wants: Iterable[Want]) -> str:
+def _describe_devices(wants: Iterable[Want]) -> str:
     totals: dict[str, int] = {}
     for want in wants:
         totals[want.name] = totals.get(want.name, 0) + want.count
     return " and ".join(f"{count} {name}" for name, count in totals.items())
 
 
-def _help(request: Request, unmet: Unmet) -> list[str]:
+def _list_cures(request: Request, unmet: Unmet) -> list[str]:
     """What a user can ask for instead, the least change first."""
     if unmet is Unmet.DEVICES:
         return ["fewer devices", *([f"{GROUP_POLICY} none"] if request.apart else [])]
-    found = [f"{GROUP_POLICY} none"] if request.apart else []
+    cures = [f"{GROUP_POLICY} none"] if request.apart else []
     if unmet is Unmet.KNOWN:
         # A wider level is not met either, as long as nobody says where the devices are.
-        return [_preferred(request), *found]
+        return [_cure_with_preferred(request), *cures]
     if unmet is Unmet.NVLINK:
-        found.append(f"{NVLINK} preferred")
-    if request.policy is Policy.REQUIRED and request.level in _WIDER:
+        cures.append(f"{NVLINK} preferred")
+    if request.policy is AffinityPolicy.REQUIRED and request.level in _WIDER:
         wider = _WIDER[request.level]
-        found.append(_changed(request, f"{AFFINITY} {wider.word}", wider, request.policy))
-        found.append(_preferred(request))
+        cures.append(_cure_with_change(request, f"{AFFINITY} {wider.word}", wider, request.policy))
+        cures.append(_cure_with_preferred(request))
     elif request.on_cells:
-        found.append(f"{NUMA_POLICY} preferred")
+        cures.append(f"{NUMA_POLICY} preferred")
     if unmet is Unmet.TOGETHER and len(request.groups) == 1 and request.groups[0].size > 1:
-        found.append(f"smaller groups ({GROUP})")
+        cures.append(f"smaller groups ({GROUP})")
     if unmet is Unmet.BESIDE:
-        found.append("fewer CPUs")
-    return found[:3] or ["fewer devices"]
+        cures.append("fewer CPUs")
+    return cures[:3] or ["fewer devices"]
 
 
-def _preferred(request: Request) -> str:
-    return _changed(request, f"{AFFINITY_POLICY} preferred", request.level, Policy.PREFERRED)
+def _cure_with_preferred(request: Request) -> str:
+    return _cure_with_change(
+        request, f"{AFFINITY_POLICY} preferred", request.level, AffinityPolicy.PREFERRED
+    )
 
 
-def _changed(request: Request, change: str, level: Level, policy: Policy) -> str:
+def _cure_with_change(request: Request, change: str, level: Level, policy: AffinityPolicy) -> str:
     """The change, with those of other keys without which the flavor would be refused."""
     more = []
     effective = request.numa_policy
-    if effective is not None and not goes_with(level, policy, effective, bool(request.cells)):
+    if effective is not None and not is_numa_policy_compatible(
+        level, policy, effective, bool(request.cells)
+    ):
         more.append(f"{NUMA_POLICY} {numa_policies(level, policy)[0][0]}")
-    off_cells = policy is Policy.PREFERRED or level > Level.NUMA
+    off_cells = policy is AffinityPolicy.PREFERRED or level > Level.NUMA
     if request.mirror and request.cells and off_cells:
         more.append(f"{GUEST_TOPOLOGY} numa")
     return f"{change} with {' and '.join(more)}" if more else change

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping
 
 import attrs
 
-from nova_hpc.placement.model import Miss, Unmet
+from nova_hpc.placement.model import DeviceMiss, Unmet
 
 
-def free_of(short: Iterable[tuple[str, int, int]], withheld: Mapping[str, int]) -> str:
+def format_free_of_short(short: Iterable[tuple[str, int, int]], withheld: Mapping[str, int]) -> str:
     """E.g. ``7 of 8 gpu, one is withheld``.
 
     :param short: of each alias its name, how many are free, and how many are needed.
@@ -26,18 +26,18 @@ def free_of(short: Iterable[tuple[str, int, int]], withheld: Mapping[str, int]) 
     return ("; " if any("," in part for part in parts) else ", ").join(parts)
 
 
-def counted(miss: Miss, withheld: Mapping[str, int]) -> Miss:
+def count_withheld_in_miss(miss: DeviceMiss, withheld: Mapping[str, int]) -> DeviceMiss:
     """A miss that says how many of the devices are withheld.
 
-    :param withheld: as of :func:`free_of`; an alias that is not in it has none, or that is
-        not known.
+    :param withheld: as of :func:`format_free_of_short`; an alias that is not in it has
+        none, or that is not known.
     """
     if not withheld or miss.unmet is Unmet.OTHER:
         return miss
     if miss.short:
         if not any(withheld.get(name) for name, _, _ in miss.short):
             return miss
-        text = free_of(miss.short, withheld)
+        text = format_free_of_short(miss.short, withheld)
         # What operators read begins with what users read.
         return attrs.evolve(miss, user=text, operator=text + miss.operator[len(miss.user) :])
     parts = [

@@ -24,12 +24,12 @@ from collections.abc import Iterable
 import attrs
 
 from nova_hpc.tenancy import identity
-from nova_hpc.tenancy.owners import Rows
-from nova_hpc.wire.ledger import SOMEBODY, Device, Ledger
+from nova_hpc.tenancy.owners import NovaDeviceRows
+from nova_hpc.wire.ledger import SOMEBODY, Ledger, LedgerDevice
 
 
 @attrs.frozen
-class Comparison:
+class LedgerComparison:
     """What comes of it."""
 
     ledger: Ledger
@@ -39,54 +39,58 @@ class Comparison:
     foreign: bool = False
 
 
-def compare(ledger: Ledger, rows: Rows) -> Comparison:
+def confirm_ledger_by_rows(ledger: Ledger, rows: NovaDeviceRows) -> LedgerComparison:
     """The ledger with only what Nova's records bear out.
 
     :param rows: Nova's records of the devices of this node, read before this is written.
     """
     foreign = bool(ledger.node and rows.node and ledger.node != rows.node)
     if foreign:
-        ledger = _of_another_node(ledger)
-    changed: dict[str, Device] = {}
+        ledger = _keep_known_hardware(ledger)
+    changed: dict[str, LedgerDevice] = {}
     lost = []
-    for each, found in ledger.devices.items():
-        row = rows.devices.get(each)
-        if found.owes:
-            changed[each] = found.doubted()
-        elif not (row and row.text and row.text == found.proof):
-            changed[each] = found.doubted()
-            lost.append(each)
-    for each, row in rows.devices.items():
-        found = changed.get(each, ledger.device(each))
-        if row.server is not None and found.server is None:
-            changed[each] = attrs.evolve(found, server=SOMEBODY)
-    then = attrs.evolve(ledger.put(changed), compared=True, node=rows.node or ledger.node)
-    return Comparison(then, tuple(sorted(lost)), foreign)
+    for address, device in ledger.devices.items():
+        row = rows.devices.get(address)
+        if device.owes:
+            changed[address] = device.doubted()
+        elif not (row and row.text and row.text == device.proof):
+            changed[address] = device.doubted()
+            lost.append(address)
+    for address, row in rows.devices.items():
+        device = changed.get(address, ledger.device(address))
+        if row.server is not None and device.server is None:
+            changed[address] = attrs.evolve(device, server=SOMEBODY)
+    confirmed = attrs.evolve(ledger.put(changed), compared=True, node=rows.node or ledger.node)
+    return LedgerComparison(confirmed, tuple(sorted(lost)), foreign)
 
 
-def _of_another_node(ledger: Ledger) -> Ledger:
+def _keep_known_hardware(ledger: Ledger) -> Ledger:
     """What it says of pieces of hardware, which may have come from there with a board.
 
     What it says of places, of servers' partitions and of Placement is of that other node.
     """
-    kept = {each: one for each, one in ledger.devices.items() if identity.is_known(one.hardware)}
+    kept = {
+        address: device
+        for address, device in ledger.devices.items()
+        if identity.is_hardware_known(device.hardware)
+    }
     return Ledger(devices=kept, absent=ledger.absent, partitions=None, problems=ledger.problems)
 
 
-def proved(ledger: Ledger, addresses: Iterable[str], rows: Rows) -> Ledger:
+def add_row_proofs(ledger: Ledger, addresses: Iterable[str], rows: NovaDeviceRows) -> Ledger:
     """The ledger with the proof of free devices that are clean.
 
     :param addresses: devices that nobody has.
     :param rows: Nova's records, read before it was known that they are clean.
     """
-    found = {}
+    proved_devices = {}
     pending = ledger.staged
-    for each in addresses:
-        device, row = ledger.device(each), rows.devices.get(each)
-        if device.owes or each in pending or row is None or not row.text:
+    for address in addresses:
+        device, row = ledger.device(address), rows.devices.get(address)
+        if device.owes or address in pending or row is None or not row.text:
             continue
         if device.proof != row.text:
-            found[each] = attrs.evolve(device, proof=row.text)
-    ledger = ledger.put(found) if found else ledger
+            proved_devices[address] = attrs.evolve(device, proof=row.text)
+    ledger = ledger.put(proved_devices) if proved_devices else ledger
     # When it started for the first time, Nova did not know the node yet.
     return attrs.evolve(ledger, node=rows.node or ledger.node)

@@ -23,18 +23,18 @@ from typing import ClassVar, Final
 import attrs
 
 from nova_hpc.tenancy.hygiene import baseline
-from nova_hpc.tenancy.owners import Owners
-from nova_hpc.tenancy.sign import Sign, Symptom
-from nova_hpc.tenancy.step import RefusedError, Step, Tenant, View, Withheld
+from nova_hpc.tenancy.owners import DeviceOwners
+from nova_hpc.tenancy.sign import HealthSign, Symptom
+from nova_hpc.tenancy.step import DeviceTenant, NodeView, RefusedError, TenancyStep, WithheldDevices
 from nova_hpc.topology import vpd
-from nova_hpc.topology.files import FileError, Tree
-from nova_hpc.topology.model import Function, Node
+from nova_hpc.topology.files import FileError, FileTree
+from nova_hpc.topology.model import Node, PciFunction
 
 #: Who makes the adapters that manage NVSwitches.
 _MELLANOX: Final = "15b3"
 _CURE: Final = "if that is wrong, name it in [hpc]offer_anyway"
 
-_MANAGER: Final = Symptom(Sign.NEVER, "NVSwitches are managed by it (SMDL=SW_MNG in its VPD)")
+_MANAGER: Final = Symptom(HealthSign.NEVER, "NVSwitches are managed by it (SMDL=SW_MNG in its VPD)")
 
 #: vendor:product -> why it is not given.
 KNOWN: Final = {
@@ -50,68 +50,70 @@ Read = Callable[[str], bytes | None]
 Look = Callable[[str], Symptom | None]
 
 
-def reasons(
+def find_forbidden_devices(
     node: Node,
     addresses: Iterable[str],
     look: Look,
     anyway: Container[str | None] = frozenset(),
 ) -> dict[str, Symptom]:
-    """Address -> why it is never given, or :attr:`Sign.UNSURE`.
+    """Address -> why it is never given, or :attr:`HealthSign.UNSURE`.
 
     A virtual function is as its physical function.
 
-    :param look: what the VPD of an adapter says, see :func:`by_vpd`.
+    :param look: what the VPD of an adapter says, see :func:`symptom_of_vpd`.
     :param anyway: addresses, and ``vendor:product``, that may be given all the same.
     """
-    found = {}
+    symptoms = {}
     for address in addresses:
         function = node.function(address)
         if function is None:
             continue
         parent = node.function(function.physical_function or "")
-        why = _why(function, look, anyway)
-        if why is None and parent is not None:
-            why = _why(parent, look, anyway, address)
-        if why is not None:
-            found[address] = why
-    return found
+        symptom = _symptom_of_forbidden(function, look, anyway)
+        if symptom is None and parent is not None:
+            symptom = _symptom_of_forbidden(parent, look, anyway, address)
+        if symptom is not None:
+            symptoms[address] = symptom
+    return symptoms
 
 
-def _why(
-    function: Function,
+def _symptom_of_forbidden(
+    function: PciFunction,
     look: Look,
     anyway: Container[str | None],
     of: str | None = None,
 ) -> Symptom | None:
     model = f"{function.vendor_id}:{function.product_id}"
-    if any(each in anyway for each in (model, function.address, of)):
+    if any(name in anyway for name in (model, function.address, of)):
         return None
     if of is None and model in KNOWN:
-        return Symptom(Sign.NEVER, KNOWN[model])
+        return Symptom(HealthSign.NEVER, KNOWN[model])
     if function.vendor_id != _MELLANOX or function.physical_function is not None:
         return None
     return look(function.address)
 
 
-def by_vpd(read: Read, address: str) -> Symptom | None:
+def symptom_of_vpd(read: Read, address: str) -> Symptom | None:
     """Why a function is never given, by its VPD; None: it may be."""
     try:
         data = read(address)
         if data is not None and vpd.manages_switches(data):
             return _MANAGER
     except FileError as error:
-        return _unsure(str(error))
+        return _symptom_of_unsure(str(error))
     except vpd.VpdError as error:
-        return _unsure(f"its VPD is broken: {error}")
+        return _symptom_of_unsure(f"its VPD is broken: {error}")
     return None
 
 
-def _unsure(why: str) -> Symptom:
-    return Symptom(Sign.UNSURE, f"nobody knows whether NVSwitches are managed by it: {why}")
+def _symptom_of_unsure(reason: str) -> Symptom:
+    return Symptom(
+        HealthSign.UNSURE, f"nobody knows whether NVSwitches are managed by it: {reason}"
+    )
 
 
 @attrs.frozen
-class Never(Step):
+class ForbiddenDevices(TenancyStep):
     """Withholds them."""
 
     name: ClassVar[str] = "never"
@@ -126,15 +128,15 @@ class Never(Step):
     #: What VPD says, as far as that is certain or was asked since the service started.
     _known: dict[str, Symptom | None] = attrs.field(factory=dict, init=False, eq=False, repr=False)
 
-    def begin(self, view: View) -> tuple[str, ...]:
+    def begin(self, view: NodeView) -> tuple[str, ...]:
         """Read VPD where it was not read since the boot."""
         self._load()
         return tuple(
-            f"PCI device {each} is never offered: {found.reason}"
-            for each, found in self.reasons(view, view.roles).items()
+            f"PCI device {address} is never offered: {symptom.reason}"
+            for address, symptom in self.reasons(view, view.roles).items()
         )
 
-    def before_start(self, tenant: Tenant, view: View) -> tuple[str, ...]:
+    def before_start(self, tenant: DeviceTenant, view: NodeView) -> tuple[str, ...]:
         """Refuse them: the configuration may have changed since the last look."""
         refused = self.reasons(view, tenant.devices)
         if refused:
@@ -142,37 +144,40 @@ class Never(Step):
                 f"Of the {len(tenant.devices)} PCI devices that were claimed for the server, "
                 f"{len(refused)} are never given to any.",
                 [
-                    f"PCI device {each} must not be given to the server: {found.reason}"
-                    for each, found in refused.items()
+                    f"PCI device {address} must not be given to the server: {symptom.reason}"
+                    for address, symptom in refused.items()
                 ],
             )
         return ()
 
-    def before_restart(self, tenant: Tenant, view: View) -> tuple[str, ...]:
+    def before_restart(self, tenant: DeviceTenant, view: NodeView) -> tuple[str, ...]:
         """A server that has one keeps it; the log says so."""
         return tuple(
-            f"A server has PCI device {each}, which should never be given: {found.reason}"
-            for each, found in self.reasons(view, tenant.devices).items()
+            f"A server has PCI device {address}, which should never be given: {symptom.reason}"
+            for address, symptom in self.reasons(view, tenant.devices).items()
         )
 
-    def after_end(self, server: str, look: Callable[[], View], owners: Owners) -> tuple[str, ...]:
+    def after_end(
+        self, server: str, look: Callable[[], NodeView], owners: DeviceOwners
+    ) -> tuple[str, ...]:
         """Nothing: they are withheld."""
         return ()
 
-    def withhold(self, view: View, owners: Owners) -> Withheld:
+    def withhold(self, view: NodeView, owners: DeviceOwners) -> WithheldDevices:
         """What of the offered is never given."""
-        return Withheld(self.reasons(view, view.roles))
+        return WithheldDevices(self.reasons(view, view.roles))
 
-    def reasons(self, view: View, addresses: Iterable[str]) -> dict[str, Symptom]:
+    def reasons(self, view: NodeView, addresses: Iterable[str]) -> dict[str, Symptom]:
         """Address -> why it is never given. A virtual function is as its physical function."""
-        found = reasons(view.node, addresses, self._look, self.anyway)
+        symptoms = find_forbidden_devices(view.node, addresses, self._look, self.anyway)
         return {
-            each: attrs.evolve(one, reason=f"{one.reason}; {_CURE}") for each, one in found.items()
+            address: attrs.evolve(symptom, reason=f"{symptom.reason}; {_CURE}")
+            for address, symptom in symptoms.items()
         }
 
     def _look(self, address: str) -> Symptom | None:
         if address not in self._known:
-            self._known[address] = by_vpd(self.read, address)
+            self._known[address] = symptom_of_vpd(self.read, address)
             self._save()
         return self._known[address]
 
@@ -181,11 +186,16 @@ class Never(Step):
     def _load(self) -> None:
         with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, KeyError):
             body = json.loads(self.cache.read_text())
-            boot = baseline.boot_of(Tree(self.root))
+            boot = baseline.boot_of(FileTree(self.root))
             if boot is not None and body["boot"] == boot:
-                managers = {str(each): bool(one) for each, one in body["known"].items()}
+                managers = {
+                    str(address): bool(is_manager) for address, is_manager in body["known"].items()
+                }
                 self._known.update(
-                    {each: _MANAGER if one else None for each, one in managers.items()}
+                    {
+                        address: _MANAGER if is_manager else None
+                        for address, is_manager in managers.items()
+                    }
                 )
 
     def _save(self) -> None:
@@ -195,11 +205,11 @@ class Never(Step):
         takes the sign for it.
         """
         sure = {
-            each: "" if found is None else found.sign.value
-            for each, found in self._known.items()
-            if found is None or found.sign is not Sign.UNSURE
+            address: "" if symptom is None else symptom.sign.value
+            for address, symptom in self._known.items()
+            if symptom is None or symptom.sign is not HealthSign.UNSURE
         }
-        body = {"boot": baseline.boot_of(Tree(self.root)), "known": sure}
+        body = {"boot": baseline.boot_of(FileTree(self.root)), "known": sure}
         beside = self.cache.with_name(f"{self.cache.name}.new")
         with contextlib.suppress(OSError):
             beside.write_text(json.dumps(body))

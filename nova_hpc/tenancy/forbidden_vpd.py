@@ -46,7 +46,7 @@ sys.stdout.write(base64.b64encode(data).decode())
 """
 
 
-def read(root: Path, address: str, timeout: float = PATIENCE) -> bytes | None:
+def read_vpd_in_time(root: Path, address: str, timeout: float = PATIENCE) -> bytes | None:
     """The VPD of a function up to the end of its read-only part; None: it has none.
 
     :param root: where ``sys`` is.
@@ -57,8 +57,8 @@ def read(root: Path, address: str, timeout: float = PATIENCE) -> bytes | None:
         with handles.kernel_file(root, f"{DEVICES}/{normalise_address(address)}/vpd") as file:
             if file is None:
                 return None
-            argv = [sys.executable, "-I", "-S", "-c", _READER, handles.again(file)]
-            status, text = reset.run(argv, timeout, [file])
+            argv = [sys.executable, "-I", "-S", "-c", _READER, handles.path_of_handle(file)]
+            status, text = reset.run_with_deadline(argv, timeout, [file])
         if status:
             words = text.strip().splitlines() or [f"status {status}"]
             raise FileError(f"its VPD cannot be read: {words[-1][:160]}")

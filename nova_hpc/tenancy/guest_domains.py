@@ -34,7 +34,7 @@ _LONGEST_NAME: Final = 100
 _PASSED: Final = {"hostdev": "pci", "interface": "hostdev"}
 
 
-class Condition(enum.Enum):
+class DomainCondition(enum.Enum):
     """What a domain does; the value is the word for operators."""
 
     RUNNING = "running"
@@ -45,7 +45,7 @@ class Condition(enum.Enum):
 
 
 @attrs.frozen
-class Passed:
+class PassedFunctions:
     """The host's PCI functions in one form of a domain, by normalised address."""
 
     #: Those of aliases, and the NVMe disks that QEMU drives itself.
@@ -62,16 +62,16 @@ class Passed:
 
 
 @attrs.frozen
-class GuestDomain:
+class NodeGuestDomain:
     """One domain of libvirt's."""
 
     uuid: str
     name: str
-    condition: Condition
+    condition: DomainCondition
     #: What the guest has now; nothing while it is shut off or saved.
-    live: Passed = Passed()
+    live: PassedFunctions = PassedFunctions()
     #: What it starts with the next time.
-    following: Passed = Passed()
+    following: PassedFunctions = PassedFunctions()
 
     @property
     def addresses(self) -> frozenset[str]:
@@ -88,35 +88,35 @@ class GuestDomain:
 
 
 @attrs.frozen
-class GuestDomains:
+class NodeGuestDomains:
     """All domains of a node at one moment."""
 
-    domains: tuple[GuestDomain, ...] = ()
+    domains: tuple[NodeGuestDomain, ...] = ()
     #: Why there may be others; None: these are all.
     problem: str | None = None
 
-    def having(self, address: str) -> GuestDomain | None:
+    def having(self, address: str) -> NodeGuestDomain | None:
         """The domain that has a device; one that runs before one that does not."""
-        found = [each for each in self.domains if address in each.addresses]
-        found.sort(key=lambda each: address not in each.live.all)
-        return found[0] if found else None
+        holding_domains = [domain for domain in self.domains if address in domain.addresses]
+        holding_domains.sort(key=lambda domain: address not in domain.live.all)
+        return holding_domains[0] if holding_domains else None
 
-    def of(self, uuid: str) -> GuestDomain | None:
+    def of(self, uuid: str) -> NodeGuestDomain | None:
         """The domain of a server."""
-        return next((each for each in self.domains if each.uuid == uuid), None)
+        return next((domain for domain in self.domains if domain.uuid == uuid), None)
 
     @property
     def unknown(self) -> str | None:
         """Why nobody can say of any device that no domain has it; None: one can."""
         if self.problem is not None:
             return self.problem
-        for each in self.domains:
-            if each.problem is not None:
-                return f"{each} cannot be read: {each.problem}"
+        for domain in self.domains:
+            if domain.problem is not None:
+                return f"{domain} cannot be read: {domain.problem}"
         return None
 
 
-class Handle(Protocol):
+class DomainHandle(Protocol):
     """What is asked of a ``virDomain``."""
 
     def name(self) -> str:
@@ -135,9 +135,9 @@ class Handle(Protocol):
         """Its XML."""
 
 
-def read(
-    listing: Callable[[], Iterable[Handle]], gone: Callable[[Exception], bool]
-) -> GuestDomains:
+def read_guest_domains(
+    listing: Callable[[], Iterable[DomainHandle]], gone: Callable[[Exception], bool]
+) -> NodeGuestDomains:
     """Read all domains. Never raises.
 
     :param listing: lists all domains, as ``listAllDomains(LIST_ALL)`` does.
@@ -146,66 +146,80 @@ def read(
     try:
         handles = list(listing())
     except Exception as error:
-        return unanswered(f"{type(error).__name__}: {error}")
-    return GuestDomains(tuple(found for each in handles if (found := _domain(each, gone))))
+        return unknown_guest_domains(f"{type(error).__name__}: {error}")
+    return NodeGuestDomains(
+        tuple(domain for handle in handles if (domain := _read_guest_domain(handle, gone)))
+    )
 
 
-def unanswered(why: str) -> GuestDomains:
+def unknown_guest_domains(reason: str) -> NodeGuestDomains:
     """Nothing is known of any domain."""
-    return GuestDomains(problem=f"libvirt does not say which guest domains there are ({why})")
+    return NodeGuestDomains(
+        problem=f"libvirt does not say which guest domains there are ({reason})"
+    )
 
 
-def _domain(handle: Handle, gone: Callable[[Exception], bool]) -> GuestDomain | None:
+def _read_guest_domain(
+    handle: DomainHandle, gone: Callable[[Exception], bool]
+) -> NodeGuestDomain | None:
     """One domain; None: it has ended meanwhile."""
     uuid, name = "", "without a name"
     try:
         uuid = str(handle.UUIDString()).lower()
-        name = _printable(str(handle.name())) or name
+        name = _printable_domain_text(str(handle.name())) or name
         state = handle.info()[0]
         if state != _SHUT_OFF:
-            condition = Condition.PAUSED if state in _PAUSED else Condition.RUNNING
-            live = passed(handle.XMLDesc(0))
+            condition = DomainCondition.PAUSED if state in _PAUSED else DomainCondition.RUNNING
+            live = parse_passed_functions(handle.XMLDesc(0))
         else:
             saved = handle.hasManagedSaveImage(0)
-            condition = Condition.SAVED if saved else Condition.SHUT_OFF
-            live = Passed()
-        return GuestDomain(uuid, name, condition, live, passed(handle.XMLDesc(_NEXT)))
+            condition = DomainCondition.SAVED if saved else DomainCondition.SHUT_OFF
+            live = PassedFunctions()
+        return NodeGuestDomain(
+            uuid, name, condition, live, parse_passed_functions(handle.XMLDesc(_NEXT))
+        )
     except Exception as error:
         if gone(error):
             return None
-        why = Passed(problem=_printable(f"{type(error).__name__}: {error}"))
-        return GuestDomain(uuid, name, Condition.UNKNOWN, why, why)
+        unreadable = PassedFunctions(
+            problem=_printable_domain_text(f"{type(error).__name__}: {error}")
+        )
+        return NodeGuestDomain(uuid, name, DomainCondition.UNKNOWN, unreadable, unreadable)
 
 
-def passed(xml: str) -> Passed:
+def parse_passed_functions(xml: str) -> PassedFunctions:
     """The PCI functions in a domain's XML. Never raises: what is broken is in ``problem``."""
     try:
         parser = etree.XMLParser(resolve_entities=False, no_network=True, huge_tree=False)
         root = etree.fromstring(xml.encode(), parser)
     except (etree.XMLSyntaxError, ValueError, AttributeError) as error:
-        return Passed(problem=_printable(f"its XML is broken: {error}"))
+        return PassedFunctions(problem=_printable_domain_text(f"its XML is broken: {error}"))
     if root.tag != "domain":
-        return Passed(problem="its XML is none of a domain")
-    found: dict[str, set[str]] = {"hostdev": set(), "interface": set()}
+        return PassedFunctions(problem="its XML is none of a domain")
+    addresses: dict[str, set[str]] = {"hostdev": set(), "interface": set()}
     problem = None
-    for kind, source in _sources(root):
+    for kind, source in _passed_sources(root):
         try:
-            found[kind].add(_address(source))
+            addresses[kind].add(_parse_source_address(source))
         except (AddressError, ValueError) as error:
-            problem = _printable(f"the address of a passed-through device cannot be read: {error}")
-    return Passed(frozenset(found["hostdev"]), frozenset(found["interface"]), problem)
+            problem = _printable_domain_text(
+                f"the address of a passed-through device cannot be read: {error}"
+            )
+    return PassedFunctions(
+        frozenset(addresses["hostdev"]), frozenset(addresses["interface"]), problem
+    )
 
 
-def _sources(root: Any) -> Iterator[tuple[str, Any]]:
+def _passed_sources(root: Any) -> Iterator[tuple[str, Any]]:
     for kind, type_ in _PASSED.items():
-        for each in root.iterfind(f"devices/{kind}[@type='{type_}']"):
-            yield kind, each.find("source/address")
+        for element in root.iterfind(f"devices/{kind}[@type='{type_}']"):
+            yield kind, element.find("source/address")
     # QEMU drives such a disk, or what it is backed by, itself, by VFIO.
-    for each in root.iterfind("devices/disk//source[@type='pci']"):
-        yield "hostdev", each.find("address")
+    for element in root.iterfind("devices/disk//source[@type='pci']"):
+        yield "hostdev", element.find("address")
 
 
-def _address(source: Any) -> str:
+def _parse_source_address(source: Any) -> str:
     """As libvirt reads it: hexadecimal or decimal numbers, and what is missing is 0.
 
     :raises ValueError: it has none, or one that is no number.
@@ -217,5 +231,7 @@ def _address(source: Any) -> str:
     return normalise_address("{:04x}:{:02x}:{:02x}.{:x}".format(*parts))
 
 
-def _printable(text: str) -> str:
-    return "".join(each if each.isprintable() else " " for each in text)[:_LONGEST_NAME]
+def _printable_domain_text(text: str) -> str:
+    return "".join(character if character.isprintable() else " " for character in text)[
+        :_LONGEST_NAME
+    ]

@@ -13,23 +13,25 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.tenancy.sign import Sign, Symptom
-from nova_hpc.topology.model import Function, Node
-from nova_hpc.wire.ledger import Ledger, State
+from nova_hpc.tenancy.sign import HealthSign, Symptom
+from nova_hpc.topology.model import Node, PciFunction
+from nova_hpc.wire.ledger import DeviceState, Ledger
 
 #: What an operator may switch off. The others guard the host or a tenant.
-OPTIONAL: Final = (Sign.LINK, Sign.RESET)
+OPTIONAL: Final = (HealthSign.LINK, HealthSign.RESET)
 
 #: Signs that a device does not do what a flavor of this project promises. What an entry
 #: without tags offers was never promised: Nova and libvirt give it as they always have.
-PROMISED: Final = frozenset({Sign.UNIT, Sign.DRIVER, Sign.LINK, Sign.RESET})
+PROMISED: Final = frozenset({HealthSign.UNIT, HealthSign.DRIVER, HealthSign.LINK, HealthSign.RESET})
 
 #: Signs that make even the restart of a server fail or harm the host.
-DANGER: Final = frozenset({Sign.ABSENT, Sign.SILENT, Sign.IOMMU, Sign.DRIVER, Sign.UNBOUND})
+DANGER: Final = frozenset(
+    {HealthSign.ABSENT, HealthSign.SILENT, HealthSign.IOMMU, HealthSign.DRIVER, HealthSign.UNBOUND}
+)
 
 
 @attrs.frozen
-class Offer:
+class OfferedFunction:
     """One function that the node's ``device_spec`` offers."""
 
     address: str  # normalised
@@ -44,26 +46,26 @@ class Offer:
 #: Everything that is looked at here.
 ALL: Final = frozenset(
     {
-        Sign.ABSENT,
-        Sign.QUARANTINE,
-        Sign.IOMMU,
-        Sign.UNIT,
-        Sign.DRIVER,
-        Sign.LINK,
-        Sign.RESET,
-        Sign.SUSPECT,
+        HealthSign.ABSENT,
+        HealthSign.QUARANTINE,
+        HealthSign.IOMMU,
+        HealthSign.UNIT,
+        HealthSign.DRIVER,
+        HealthSign.LINK,
+        HealthSign.RESET,
+        HealthSign.SUSPECT,
     }
 )
 
 #: What is seen at the node itself, whatever is remembered of it.
-FRESH: Final = ALL - {Sign.QUARANTINE, Sign.SUSPECT}
+FRESH: Final = ALL - {HealthSign.QUARANTINE, HealthSign.SUSPECT}
 
 
-def judge(
+def judge_offered_functions(
     node: Node,
-    offers: Iterable[Offer],
+    offers: Iterable[OfferedFunction],
     ledger: Ledger | None = None,
-    signs: frozenset[Sign] = ALL,
+    signs: frozenset[HealthSign] = ALL,
 ) -> dict[str, Symptom]:
     """Judge every offered device.
 
@@ -73,84 +75,90 @@ def judge(
     :param signs: what to look for, of :data:`ALL`.
     :returns: address -> the first finding; a device that may be given has none.
     """
-    checks = _Checks(node, {offer.address: offer for offer in offers}, ledger or Ledger())
+    checks = _HealthChecks(node, {offer.address: offer for offer in offers}, ledger or Ledger())
     findings = {}
     for address in sorted(checks.offers):
         finding = next(checks.findings(checks.offers[address], signs), None)
         if finding is not None:
             findings[address] = finding
-    if Sign.UNIT in signs:
+    if HealthSign.UNIT in signs:
         checks.spread(findings)
     return findings
 
 
 @attrs.frozen
-class _Checks:
+class _HealthChecks:
     node: Node
-    offers: Mapping[str, Offer] = attrs.field(hash=False)
+    offers: Mapping[str, OfferedFunction] = attrs.field(hash=False)
     ledger: Ledger
 
-    def findings(self, offer: Offer, signs: frozenset[Sign]) -> Iterator[Symptom]:
+    def findings(self, offer: OfferedFunction, signs: frozenset[HealthSign]) -> Iterator[Symptom]:
         function = self.node.function(offer.address)
         if function is None:
-            yield Symptom(Sign.ABSENT, "the device is not there")
+            yield Symptom(HealthSign.ABSENT, "the device is not there")
             return
-        checks: tuple[tuple[Sign, Callable[[Function, Offer], str | None]], ...] = (
-            (Sign.ABSENT, self._present),
-            (Sign.QUARANTINE, self._quarantine),
-            (Sign.IOMMU, self._iommu),
-            (Sign.UNIT, self._unit),
-            (Sign.DRIVER, self._driver),
-            (Sign.LINK, self._link),
-            (Sign.RESET, self._reset),
-            (Sign.SUSPECT, self._suspect),
+        checks: tuple[
+            tuple[HealthSign, Callable[[PciFunction, OfferedFunction], str | None]], ...
+        ] = (
+            (HealthSign.ABSENT, self._present),
+            (HealthSign.QUARANTINE, self._quarantine),
+            (HealthSign.IOMMU, self._iommu),
+            (HealthSign.UNIT, self._unit),
+            (HealthSign.DRIVER, self._driver),
+            (HealthSign.LINK, self._link),
+            (HealthSign.RESET, self._reset),
+            (HealthSign.SUSPECT, self._suspect),
         )
         looked = signs if offer.tagged else signs - PROMISED
         for sign, check in checks:
             reason = check(function, offer) if sign in looked else None
             if reason is not None:
-                yield Symptom(_exactly(sign, function), reason)
+                yield Symptom(_refine_sign(sign, function), reason)
 
-    def _present(self, function: Function, offer: Offer) -> str | None:
+    def _present(self, function: PciFunction, offer: OfferedFunction) -> str | None:
         if function.is_bridge:
             return "a bridge cannot be given to a guest"
         return function.unknown
 
-    def _quarantine(self, function: Function, offer: Offer) -> str | None:
-        why = self.ledger.why(function.address, function.physical_function)
-        return None if why is None else f"in quarantine: {why}"
+    def _quarantine(self, function: PciFunction, offer: OfferedFunction) -> str | None:
+        reason = self.ledger.why(function.address, function.physical_function)
+        return None if reason is None else f"in quarantine: {reason}"
 
-    def _suspect(self, function: Function, offer: Offer) -> str | None:
-        found = self.ledger.device(function.address)
-        return f"suspect: {found.reason}" if found.state is State.SUSPECT else None
+    def _suspect(self, function: PciFunction, offer: OfferedFunction) -> str | None:
+        device = self.ledger.device(function.address)
+        return f"suspect: {device.reason}" if device.state is DeviceState.SUSPECT else None
 
-    def _iommu(self, function: Function, offer: Offer) -> str | None:
+    def _iommu(self, function: PciFunction, offer: OfferedFunction) -> str | None:
         if function.iommu_group is None:
             return "in no IOMMU group: the IOMMU is off, or does not reach the device"
         for member in self.node.group_members(function):
             if member == function.address:
                 continue
-            other = self.node.function(member)
-            if other is None:
+            member_function = self.node.function(member)
+            if member_function is None:
                 return self._not_viable(function, f"{member} is in it")
             # vfio leaves bridges to their driver, and an offered function is
             # judged by itself: it goes to the same guest, or the unit does not.
-            if other.is_bridge or other.driver is None or other.on_vfio:
+            if (
+                member_function.is_bridge
+                or member_function.driver is None
+                or member_function.on_vfio
+            ):
                 continue
             if member in self.offers and self.offers[member].managed:
                 continue
-            return self._not_viable(function, f"{member} ({other.driver}) is in it")
+            return self._not_viable(function, f"{member} ({member_function.driver}) is in it")
         return None
 
     @staticmethod
-    def _not_viable(function: Function, why: str) -> str:
-        return f"IOMMU group {function.iommu_group} is not viable: {why}"
+    def _not_viable(function: PciFunction, reason: str) -> str:
+        return f"IOMMU group {function.iommu_group} is not viable: {reason}"
 
-    def mates(self, function: Function) -> list[str]:
+    def mates(self, function: PciFunction) -> list[str]:
         """The offered functions of its IOMMU group, itself included."""
-        return [each for each in self.node.group_members(function) if each in self.offers]
+        return [address for address in self.node.group_members(function) if address in self.offers]
 
-    def _unit(self, function: Function, offer: Offer) -> str | None:
+    def _unit(self, function: PciFunction, offer: OfferedFunction) -> str | None:
         mates = self.mates(function)
         if len(mates) < 2:
             return None
@@ -167,14 +175,14 @@ class _Checks:
         function = self.node.function(address)
         return None if function is None else function.physical_function
 
-    def _driver(self, function: Function, offer: Offer) -> str | None:
+    def _driver(self, function: PciFunction, offer: OfferedFunction) -> str | None:
         if offer.managed or function.on_vfio:
             return None
         bound = "no driver" if function.driver is None else f"driver {function.driver}"
         wanted = function.guest_driver
         return f"bound to {bound} and not to {wanted}, and device_spec says managed=no"
 
-    def _link(self, function: Function, offer: Offer) -> str | None:
+    def _link(self, function: PciFunction, offer: OfferedFunction) -> str | None:
         trial = self.ledger.device(function.address).trial
         if trial is not None and trial.spared:
             return None  # too many others are withheld for such a thing
@@ -194,7 +202,7 @@ class _Checks:
         can = min(slot, link.max_width)
         return f"link is x{link.width}, can be x{can}" if link.width < can else None
 
-    def _reset(self, function: Function, offer: Offer) -> str | None:
+    def _reset(self, function: PciFunction, offer: OfferedFunction) -> str | None:
         if function.reset_methods == ():
             return "no way to reset it between two guests"
         return None
@@ -203,17 +211,17 @@ class _Checks:
         """A unit with one bad member cannot be given at all."""
         for address, finding in list(findings.items()):
             function = self.node.function(address)
-            if function is None or finding.sign is Sign.UNIT:
+            if function is None or finding.sign is HealthSign.UNIT:
                 continue
             for mate in self.mates(function):
                 reason = f"{address} of the same IOMMU group must not be given: {finding.reason}"
                 findings.setdefault(mate, Symptom(finding.sign, reason))
 
 
-def _exactly(sign: Sign, function: Function) -> Sign:
+def _refine_sign(sign: HealthSign, function: PciFunction) -> HealthSign:
     """Which of the signs that one check looks for it is."""
-    if sign is Sign.ABSENT and function.silent:
-        return Sign.SILENT
-    if sign is Sign.DRIVER and function.driver is None:
-        return Sign.UNBOUND
+    if sign is HealthSign.ABSENT and function.silent:
+        return HealthSign.SILENT
+    if sign is HealthSign.DRIVER and function.driver is None:
+        return HealthSign.UNBOUND
     return sign

@@ -29,15 +29,17 @@ from typing import Any, Final
 
 import attrs
 
-from nova_hpc.tenancy.sign import Sign, Symptom
-from nova_hpc.wire.ledger import Device, State, Trial
+from nova_hpc.tenancy.sign import HealthSign, Symptom
+from nova_hpc.wire.ledger import DeviceState, LedgerDevice, Trial
 
 #: Nothing would make these right but an operator.
-AT_ONCE: Final = frozenset({Sign.FAILED})
+AT_ONCE: Final = frozenset({HealthSign.FAILED})
 #: Quarantined after so many tries; the others come and go with the host's set-up.
-GRAVE: Final = frozenset({Sign.SILENT, Sign.LOST, Sign.CHANGED, Sign.ERRORS, Sign.MASTER})
+GRAVE: Final = frozenset(
+    {HealthSign.SILENT, HealthSign.LOST, HealthSign.CHANGED, HealthSign.ERRORS, HealthSign.MASTER}
+)
 #: Suspicion alone: a guest may provoke them, and whoever got the device would not be harmed.
-CAPPED: Final = frozenset({Sign.ERRORS, Sign.LINK, Sign.FUNCTIONS})
+CAPPED: Final = frozenset({HealthSign.ERRORS, HealthSign.LINK, HealthSign.FUNCTIONS})
 
 _MOST_DOUBLINGS: Final = 40
 _SHOWN: Final = 8
@@ -56,7 +58,7 @@ class Moment:
 
 
 @attrs.frozen
-class Rules:
+class HealthRules:
     """The thresholds; see the options of the same names in group ``[hpc]``."""
 
     #: Seconds of the first wait; the very first try comes without one.
@@ -72,9 +74,9 @@ class Rules:
     model_share: float = 0.5
 
     @classmethod
-    def from_options(cls, options: Any) -> Rules:
+    def from_options(cls, options: Any) -> HealthRules:
         """As group ``[hpc]`` of the configuration says."""
-        return cls(**{each.name: getattr(options, each.name) for each in attrs.fields(cls)})
+        return cls(**{field.name: getattr(options, field.name) for field in attrs.fields(cls)})
 
     def wait(self, tries: int) -> float:
         """Seconds until the next try of a device that was found ill *tries* times."""
@@ -97,184 +99,210 @@ class Rules:
 
 
 @attrs.frozen
-class Settled:
+class SettledStates:
     """What a look comes to."""
 
     #: Address -> entry, of the devices whose entries are different now.
-    entries: Mapping[str, Device] = attrs.field(factory=dict, hash=False)
+    entries: Mapping[str, LedgerDevice] = attrs.field(factory=dict, hash=False)
     #: One sentence each, for the log and for who watches the node.
     alarms: tuple[str, ...] = ()
 
 
-def due(trial: Trial | None, now: Moment, rules: Rules) -> bool:
+def is_trial_due(trial: Trial | None, moment: Moment, rules: HealthRules) -> bool:
     """Whether a suspect device is to be tried again."""
-    if trial is None or trial.boot != now.boot or now.up < trial.tried:
+    if trial is None or trial.boot != moment.boot or moment.up < trial.tried:
         return True  # of a release that had no tries, or of another boot
-    return now.up - trial.tried >= rules.wait(trial.tries)
+    return moment.up - trial.tried >= rules.wait(trial.tries)
 
 
-def tries_of(trial: Trial | None, now: Moment, rules: Rules) -> int:
+def count_unforgiven_tries(trial: Trial | None, moment: Moment, rules: HealthRules) -> int:
     """How often an offered device was tried, less what is forgiven."""
-    if trial is None or trial.boot != now.boot or now.up < trial.tried:
+    if trial is None or trial.boot != moment.boot or moment.up < trial.tried:
         return 0
     if rules.suspect_forgive <= 0:
         return 0
-    forgiven = min(float(trial.tries), (now.up - trial.tried) / rules.suspect_forgive)
+    forgiven = min(float(trial.tries), (moment.up - trial.tried) / rules.suspect_forgive)
     return trial.tries - int(forgiven)
 
 
-def step(device: Device, found: Iterable[Symptom], now: Moment, rules: Rules) -> Device:
+def advance_device_state(
+    device: LedgerDevice, reported: Iterable[Symptom], moment: Moment, rules: HealthRules
+) -> LedgerDevice:
     """The entry of one device after a look; the cap is not looked at.
 
-    :param found: everything that is wrong with it, the worst first.
+    :param reported: everything that is wrong with it, the worst first.
     """
-    symptoms = tuple(found)
-    if device.state is State.QUARANTINED:
+    symptoms = tuple(reported)
+    if device.state is DeviceState.QUARANTINED:
         return device
-    first = next((each for each in symptoms if each.sign in AT_ONCE), None)
+    first = next((symptom for symptom in symptoms if symptom.sign in AT_ONCE), None)
     if first is not None:
-        return _put(device, State.QUARANTINED, first, _more(device, now, rules), now)
-    if device.state is State.OFFERED:
+        return _put_into_state(
+            device, DeviceState.QUARANTINED, first, _count_next_try(device, moment, rules), moment
+        )
+    if device.state is DeviceState.OFFERED:
         if not symptoms:
-            return _unspared(device)
-        return _put(device, State.SUSPECT, symptoms[0], _more(device, now, rules), now)
-    if not due(device.trial, now, rules):
+            return _clear_spared_mark(device)
+        return _put_into_state(
+            device, DeviceState.SUSPECT, symptoms[0], _count_next_try(device, moment, rules), moment
+        )
+    if not is_trial_due(device.trial, moment, rules):
         return device
     if not symptoms:
         trial = device.trial or Trial()
         trial = attrs.evolve(
-            trial, sign="", since=now.wall, tried=now.up, boot=now.boot, spared=False
+            trial, sign="", since=moment.wall, tried=moment.up, boot=moment.boot, spared=False
         )
-        return attrs.evolve(device, state=State.OFFERED, reason="", trial=trial)
+        return attrs.evolve(device, state=DeviceState.OFFERED, reason="", trial=trial)
     tries = (device.trial.tries if device.trial else 0) + 1
-    grave = next((each for each in symptoms if each.sign in GRAVE), None)
+    grave = next((symptom for symptom in symptoms if symptom.sign in GRAVE), None)
     if grave is not None and tries >= rules.suspect_tries:
-        return _put(device, State.QUARANTINED, grave, tries, now)
-    return _put(device, State.SUSPECT, symptoms[0], tries, now)
+        return _put_into_state(device, DeviceState.QUARANTINED, grave, tries, moment)
+    return _put_into_state(device, DeviceState.SUSPECT, symptoms[0], tries, moment)
 
 
-def _more(device: Device, now: Moment, rules: Rules) -> int:
-    if device.state is State.SUSPECT and device.trial is not None:
+def _count_next_try(device: LedgerDevice, moment: Moment, rules: HealthRules) -> int:
+    if device.state is DeviceState.SUSPECT and device.trial is not None:
         return device.trial.tries + 1
-    return tries_of(device.trial, now, rules) + 1
+    return count_unforgiven_tries(device.trial, moment, rules) + 1
 
 
-def _put(device: Device, state: State, why: Symptom, tries: int, now: Moment) -> Device:
-    since = now.wall
+def _put_into_state(
+    device: LedgerDevice, state: DeviceState, symptom: Symptom, tries: int, moment: Moment
+) -> LedgerDevice:
+    since = moment.wall
     if state is device.state and device.trial is not None:
         since = device.trial.since
-    trial = Trial(sign=why.sign.value, since=since, tries=tries, tried=now.up, boot=now.boot)
-    return attrs.evolve(device, state=state, reason=why.reason, trial=trial)
+    trial = Trial(
+        sign=symptom.sign.value, since=since, tries=tries, tried=moment.up, boot=moment.boot
+    )
+    return attrs.evolve(device, state=state, reason=symptom.reason, trial=trial)
 
 
-def _unspared(device: Device) -> Device:
+def _clear_spared_mark(device: LedgerDevice) -> LedgerDevice:
     if device.trial is None or not device.trial.spared:
         return device
     return attrs.evolve(device, trial=attrs.evolve(device.trial, sign="", spared=False))
 
 
-def settle(
-    known: Mapping[str, Device],
-    found: Mapping[str, tuple[Symptom, ...]],
+def settle_device_states(
+    devices: Mapping[str, LedgerDevice],
+    symptoms_found: Mapping[str, tuple[Symptom, ...]],
     roles: Mapping[str, str | None],
-    now: Moment,
-    rules: Rules,
-) -> Settled:
+    moment: Moment,
+    rules: HealthRules,
+) -> SettledStates:
     """The entries of a node's devices after a look.
 
-    :param known: entries of all devices of the node.
-    :param found: what is wrong with each device that was looked at; (): nothing.
+    :param devices: entries of all devices of the node.
+    :param symptoms_found: what is wrong with each device that was looked at; (): nothing.
     :param roles: of all devices that the node offers: the cap is a share of them.
     """
     entries = {
-        each: step(known.get(each, Device()), symptoms, now, rules)
-        for each, symptoms in found.items()
+        address: advance_device_state(devices.get(address, LedgerDevice()), symptoms, moment, rules)
+        for address, symptoms in symptoms_found.items()
     }
     alarms = []
-    for role, members in sorted(_by_role(roles).items()):
-        spared = _spared(members, known, entries, found, rules)
+    for role, members in sorted(_addresses_by_role(roles).items()):
+        spared = _choose_spared_devices(members, devices, entries, symptoms_found, rules)
         if not spared:
             continue
-        for each in spared:
-            entries[each] = _spare(known.get(each, Device()), found[each][0], now)
-        alarms.append(_alarm(role, len(members), spared, found, rules))
-    changed = {each: entry for each, entry in entries.items() if entry != known.get(each, Device())}
-    return Settled(changed, tuple(alarms))
+        for address in spared:
+            entries[address] = _spare_device(
+                devices.get(address, LedgerDevice()), symptoms_found[address][0], moment
+            )
+        alarms.append(_share_alarm_text(role, len(members), spared, symptoms_found, rules))
+    changed = {
+        address: entry
+        for address, entry in entries.items()
+        if entry != devices.get(address, LedgerDevice())
+    }
+    return SettledStates(changed, tuple(alarms))
 
 
-def _by_role(roles: Mapping[str, str | None]) -> dict[str, list[str]]:
+def _addresses_by_role(roles: Mapping[str, str | None]) -> dict[str, list[str]]:
     members: dict[str, list[str]] = defaultdict(list)
-    for each in sorted(roles):
-        members[roles[each] or ""].append(each)
+    for address in sorted(roles):
+        members[roles[address] or ""].append(address)
     return members
 
 
-def doubted(device: Device) -> bool:
+def is_withheld_by_suspicion(device: LedgerDevice) -> bool:
     """Whether suspicion alone withholds a device."""
-    capped = {each.value for each in CAPPED}
-    withheld = device.state is not State.OFFERED
+    capped = {sign.value for sign in CAPPED}
+    withheld = device.state is not DeviceState.OFFERED
     return withheld and device.trial is not None and device.trial.sign in capped
 
 
-def _spared(
+def _choose_spared_devices(
     members: Iterable[str],
-    known: Mapping[str, Device],
-    entries: Mapping[str, Device],
-    found: Mapping[str, tuple[Symptom, ...]],
-    rules: Rules,
+    devices: Mapping[str, LedgerDevice],
+    entries: Mapping[str, LedgerDevice],
+    symptoms_found: Mapping[str, tuple[Symptom, ...]],
+    rules: HealthRules,
 ) -> list[str]:
     """Those of a role that suspicion would withhold beyond its share, and may not."""
-    mine = list(members)
-    before = [each for each in mine if doubted(known.get(each, Device()))]
-    after = {each: entries.get(each, known.get(each, Device())) for each in mine}
-    room = rules.room(len(mine)) - sum(1 for each in before if doubted(after[each]))
+    addresses = list(members)
+    before = [
+        address
+        for address in addresses
+        if is_withheld_by_suspicion(devices.get(address, LedgerDevice()))
+    ]
+    after = {
+        address: entries.get(address, devices.get(address, LedgerDevice())) for address in addresses
+    }
+    room = rules.room(len(addresses)) - sum(
+        1 for address in before if is_withheld_by_suspicion(after[address])
+    )
     # Whoever is withheld already stays so: it is not swapped for another.
     new = [
-        each
-        for each in mine
-        if each not in before
-        and known.get(each, Device()).state is not State.QUARANTINED
-        and doubted(after[each])
-        and all(symptom.sign in CAPPED for symptom in found.get(each, ()))
+        address
+        for address in addresses
+        if address not in before
+        and devices.get(address, LedgerDevice()).state is not DeviceState.QUARANTINED
+        and is_withheld_by_suspicion(after[address])
+        and all(symptom.sign in CAPPED for symptom in symptoms_found.get(address, ()))
     ]
     spared = new[max(0, room) :]
     if spared:
         # No further step by suspicion either.
         spared += [
-            each
-            for each in before
-            if known[each].state is State.SUSPECT
-            and after[each].state is State.QUARANTINED
-            and doubted(after[each])
+            address
+            for address in before
+            if devices[address].state is DeviceState.SUSPECT
+            and after[address].state is DeviceState.QUARANTINED
+            and is_withheld_by_suspicion(after[address])
         ]
     return spared
 
 
-def _spare(device: Device, why: Symptom, now: Moment) -> Device:
-    if doubted(device):
+def _spare_device(device: LedgerDevice, symptom: Symptom, moment: Moment) -> LedgerDevice:
+    if is_withheld_by_suspicion(device):
         return device
-    trial = device.trial or Trial(tried=now.up, boot=now.boot, since=now.wall)
-    trial = attrs.evolve(trial, sign=why.sign.value, spared=True)
-    return attrs.evolve(device, state=State.OFFERED, reason="", trial=trial)
+    trial = device.trial or Trial(tried=moment.up, boot=moment.boot, since=moment.wall)
+    trial = attrs.evolve(trial, sign=symptom.sign.value, spared=True)
+    return attrs.evolve(device, state=DeviceState.OFFERED, reason="", trial=trial)
 
 
-def _alarm(
+def _share_alarm_text(
     role: str,
     members: int,
     spared: list[str],
-    found: Mapping[str, tuple[Symptom, ...]],
-    rules: Rules,
+    symptoms_found: Mapping[str, tuple[Symptom, ...]],
+    rules: HealthRules,
 ) -> str:
-    reasons = Counter(found[each][0].reason for each in spared if found.get(each))
+    reasons = Counter(
+        symptoms_found[address][0].reason for address in spared if symptoms_found.get(address)
+    )
     most = reasons.most_common(1)[0][0] if reasons else "several reasons"
     return (
         f"suspicion may withhold {rules.room(members)} of the {members} devices of role "
         f"{role or '(none)'} ([hpc]suspect_share), so {len(spared)} more stay as they are: "
-        f"{shown(spared)} ({most}); look at them, and quarantine those that are bad"
+        f"{shorten_address_list(spared)} ({most}); look at them, and quarantine those that are bad"
     )
 
 
-def shown(addresses: Iterable[str]) -> str:
+def shorten_address_list(addresses: Iterable[str]) -> str:
     """Some addresses, for a sentence."""
     all_of_them = sorted(addresses)
     text = ", ".join(all_of_them[:_SHOWN])
@@ -286,7 +314,7 @@ def shown(addresses: Iterable[str]) -> str:
 
 
 @attrs.frozen
-class Event:
+class ModelEvent:
     """The same change at many devices of a model."""
 
     model: str  # vendor:product, and the subsystem's where there is one
@@ -305,9 +333,9 @@ class Event:
         )
 
 
-def events(
-    changes: Mapping[str, str], models: Mapping[str, str | None], rules: Rules
-) -> list[Event]:
+def find_model_events(
+    changes: Mapping[str, str], models: Mapping[str, str | None], rules: HealthRules
+) -> list[ModelEvent]:
     """The events in what has changed.
 
     :param changes: address -> how a device differs from its baseline in what cannot
@@ -316,27 +344,31 @@ def events(
     """
     totals = Counter(model for model in models.values() if model is not None)
     alike: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for each, change in changes.items():
-        model = models.get(each)
+    for address, change in changes.items():
+        model = models.get(address)
         if model is not None:
-            alike[model, change].append(each)
+            alike[model, change].append(address)
     return [
-        Event(model, change, tuple(sorted(addresses)), totals[model])
+        ModelEvent(model, change, tuple(sorted(addresses)), totals[model])
         for (model, change), addresses in sorted(alike.items())
         if len(addresses) >= rules.many(totals[model])
     ]
 
 
-def as_event(
-    found: Mapping[str, tuple[Symptom, ...]], happened: Iterable[Event]
+def replace_by_model_events(
+    symptoms_found: Mapping[str, tuple[Symptom, ...]], happened: Iterable[ModelEvent]
 ) -> dict[str, tuple[Symptom, ...]]:
     """What was found, with the change of each device in an event replaced by the event."""
-    result = dict(found)
+    result = dict(symptoms_found)
     for event in happened:
-        symptom = Symptom(Sign.MODEL, event.text)
-        for each in event.addresses:
-            rest = tuple(one for one in result.get(each, ()) if one.sign is not Sign.CHANGED)
-            result[each] = (symptom, *rest)
+        symptom = Symptom(HealthSign.MODEL, event.text)
+        for address in event.addresses:
+            rest = tuple(
+                former
+                for former in result.get(address, ())
+                if former.sign is not HealthSign.CHANGED
+            )
+            result[address] = (symptom, *rest)
     return result
 
 

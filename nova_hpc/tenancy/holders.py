@@ -27,7 +27,7 @@ import attrs
 
 from nova_hpc.topology import vfio
 from nova_hpc.topology.device import DEVICES
-from nova_hpc.topology.files import FileError, Tree
+from nova_hpc.topology.files import FileError, FileTree
 from nova_hpc.topology.model import AddressError, normalise_address
 
 #: ``VFIO_DEVICE_BIND_IOMMUFD`` and its argument (include/uapi/linux/vfio.h): size, flags,
@@ -58,7 +58,7 @@ _PAUSE: Final = 0.01
 
 
 @attrs.frozen
-class Holder:
+class KernelHolder:
     """Why a device is not known to be free."""
 
     #: For operators: what is seen, and what helps.
@@ -68,7 +68,7 @@ class Holder:
 
 
 @attrs.frozen
-class Door:
+class VfioDoor:
     """By which file a function on a VFIO driver is reached; opening it excludes others."""
 
     #: Of the group, or of the device where *iommu* is given; below the root.
@@ -77,33 +77,33 @@ class Door:
     iommu: str | None = None
 
 
-def door(tree: Tree, root: Path, address: str) -> Door | None:
+def find_vfio_door(tree: FileTree, root: Path, address: str) -> VfioDoor | None:
     """The door to a function; None: it is on no VFIO driver, so there is none.
 
     :raises FileError: there should be one, and it is not there or cannot be read.
     """
-    driver = _last(tree.target(f"{DEVICES}/{address}/driver"))
+    driver = _last_path_part(tree.target(f"{DEVICES}/{address}/driver"))
     names = tree.names(f"{DEVICES}/{address}/vfio-dev")
-    if vfio.of_driver(tree, driver, names, None) is vfio.Vfio.NO:
+    if vfio.vfio_of_driver(tree, driver, names, None) is vfio.Vfio.NO:
         return None
-    group = _last(tree.target(f"{DEVICES}/{address}/iommu_group"))
+    group = _last_path_part(tree.target(f"{DEVICES}/{address}/iommu_group"))
     if group is None or not group.isascii() or not group.isdigit():
         raise FileError(f"it is bound to {driver} and in no IOMMU group")
     base = os.path.realpath(root).rstrip("/")
     path = f"{base}/dev/vfio/{group}"
     if os.path.lexists(path):
-        return Door(path)
+        return VfioDoor(path)
     for name in names:
         own = f"{base}/dev/vfio/devices/{name}"
         if os.path.lexists(own):
-            return Door(own, f"{base}/dev/iommu")
+            return VfioDoor(own, f"{base}/dev/iommu")
     raise FileError(
         f"it is bound to {driver} and there is no {path}; a container of nova-compute needs the "
         "host's /dev/vfio"
     )
 
 
-def enter(there: Door) -> list[int]:
+def open_vfio_door(there: VfioDoor) -> list[int]:
     """Open a door and keep everybody else out.
 
     :returns: what has to be closed again.
@@ -118,88 +118,90 @@ def enter(there: Door) -> list[int]:
             argument = struct.pack(BIND_ARGUMENT, struct.calcsize(BIND_ARGUMENT), 0, handles[0], 0)
             fcntl.ioctl(handles[1], BIND, argument)
     except OSError:
-        _close(handles)
+        _close_handles(handles)
         raise
     return handles
 
 
-def is_held(number: int | None, bound: bool) -> bool:
-    """Whether an error of :func:`enter` says that somebody else is in.
+def is_door_held(number: int | None, bound: bool) -> bool:
+    """Whether an error of :func:`open_vfio_door` says that somebody else is in.
 
     :param bound: the door is that of a device.
     """
     return number == errno.EBUSY or (bound and number == errno.EINVAL)
 
 
-def held(there: Door, number: int | None) -> Holder:
-    """What an error of :func:`enter` means."""
+def explain_closed_door(there: VfioDoor, number: int | None) -> KernelHolder:
+    """What an error of :func:`open_vfio_door` means."""
     place = there.path[there.path.rindex("/dev/") :]
-    if is_held(number, there.iommu is not None):
-        return Holder(
+    if is_door_held(number, there.iommu is not None):
+        return KernelHolder(
             f"a process of this host has {place} open; fuser -v {place} on the host names it, if "
             "no container hides it"
         )
-    why = os.strerror(number).lower() if number else "no reason given"
-    return Holder(f"{place} cannot be opened to see whether anybody has it ({why})", certain=False)
+    reason = os.strerror(number).lower() if number else "no reason given"
+    return KernelHolder(
+        f"{place} cannot be opened to see whether anybody has it ({reason})", certain=False
+    )
 
 
-def holders(root: Path, addresses: Iterable[str]) -> dict[str, Holder]:
+def find_kernel_holders(root: Path, addresses: Iterable[str]) -> dict[str, KernelHolder]:
     """Which of *addresses* somebody has, or may have. Never raises.
 
     A device that is not there has nobody.
 
     :param root: where ``sys`` and ``dev`` are.
     """
-    looker = _Looker(root)
-    found = {}
-    for each in addresses:
+    looker = _HolderFinder(root)
+    holders_found = {}
+    for address in addresses:
         try:
-            holder = looker.holder(normalise_address(each))
+            holder = looker.holder(normalise_address(address))
         except (AddressError, FileError) as error:
-            holder = Holder(str(error), certain=False)
+            holder = KernelHolder(str(error), certain=False)
         if holder is not None:
-            found[each] = holder
-    return found
+            holders_found[address] = holder
+    return holders_found
 
 
-class _Looker:
+class _HolderFinder:
     """One look at several devices."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._tree = Tree(root)
+        self._tree = FileTree(root)
         self._deadline = time.monotonic() + _PATIENCE
         #: By group: its functions share one answer.
-        self._known: dict[str, Holder | None] = {}
+        self._known: dict[str, KernelHolder | None] = {}
         self._disks: dict[str, str] | None = None
 
-    def holder(self, address: str) -> Holder | None:
+    def holder(self, address: str) -> KernelHolder | None:
         """Who has a device; None: nobody.
 
         :raises FileError: nobody can tell.
         """
         if not self._tree.exists(f"{DEVICES}/{address}"):
             return None
-        there = door(self._tree, self._root, address)
+        there = find_vfio_door(self._tree, self._root, address)
         if there is None:
-            driver = _last(self._tree.target(f"{DEVICES}/{address}/driver"))
+            driver = _last_path_part(self._tree.target(f"{DEVICES}/{address}/driver"))
             return None if driver is None else self._user(address, driver)
         if there.path not in self._known:
             self._known[there.path] = self._behind(there, address)
         return self._known[there.path]
 
-    def _behind(self, there: Door, address: str) -> Holder | None:
+    def _behind(self, there: VfioDoor, address: str) -> KernelHolder | None:
         # To bind a device is to reset it, which takes a tenth of a second and more: so
         # it is not done to one that the kernel has enabled for nobody. A group only opens.
         if there.iommu is not None and self._text(f"{DEVICES}/{address}/enable") == "0":
             return None
         while True:
             try:
-                _close(enter(there))
+                _close_handles(open_vfio_door(there))
             except OSError as error:
-                if is_held(error.errno, there.iommu is not None) and self._wait():
+                if is_door_held(error.errno, there.iommu is not None) and self._wait():
                     continue
-                return held(there, error.errno)
+                return explain_closed_door(there, error.errno)
             return None
 
     def _wait(self) -> bool:
@@ -210,9 +212,9 @@ class _Looker:
 
     # -- drivers of the host ------------------------------------------------------------
 
-    def _user(self, address: str, driver: str) -> Holder | None:
+    def _user(self, address: str, driver: str) -> KernelHolder | None:
         if driver in _UIO or self._tree.names(f"{DEVICES}/{address}/uio"):
-            return Holder(
+            return KernelHolder(
                 f"it is bound to {driver}, which does not say who uses it; bind it to vfio-pci",
                 certain=False,
             )
@@ -220,7 +222,7 @@ class _Looker:
             used = self._network(f"{DEVICES}/{address}/net/{name}", name)
             if used is not None:
                 how, certain = used
-                return Holder(
+                return KernelHolder(
                     f"the host uses its network interface {name}, which is up and {how}; take it "
                     f"down (ip link set {name} down), or offer it with managed=no",
                     certain,
@@ -233,15 +235,15 @@ class _Looker:
 
     def _disks_of(self, address: str) -> list[str]:
         """The block devices that a function makes."""
-        mine = f"/{address}/"
-        found = [name for name, place in self._blocks().items() if mine in place]
+        function_part = f"/{address}/"
+        disks = [name for name, place in self._blocks().items() if function_part in place]
         for subsystem in self._tree.names(_SUBSYSTEMS):
             folder = f"{_SUBSYSTEMS}/{subsystem}"
             names = self._tree.names(folder)
-            places = (self._tree.resolve(f"{folder}/{each}") or "" for each in names)
-            if any(mine in f"{place}/" for place in places):
-                found += [each for each in names if each in self._blocks()]
-        return list(dict.fromkeys(found))
+            places = (self._tree.resolve(f"{folder}/{name}") or "" for name in names)
+            if any(function_part in f"{place}/" for place in places):
+                disks += [name for name in names if name in self._blocks()]
+        return list(dict.fromkeys(disks))
 
     def _network(self, path: str, name: str) -> tuple[str, bool] | None:
         """How the host uses an interface, and whether that is certain; None: it does not.
@@ -251,26 +253,26 @@ class _Looker:
         flags = self._number(f"{path}/flags")
         if not flags & _UP:
             return None
-        known = flags >= 0
+        certain = flags >= 0
         if self._text(f"{path}/type") == _INFINIBAND:
             # The host speaks InfiniBand by it, to storage for one, without any address.
-            return "an InfiniBand interface", known
-        above = [each for each in self._tree.names(path) if each.startswith(_ABOVE)]
+            return "an InfiniBand interface", certain
+        above = [entry for entry in self._tree.names(path) if entry.startswith(_ABOVE)]
         if above:
-            return "part of another interface", known
+            return "part of another interface", certain
         routes = self._text(_ROUTES)
         if routes is None:
             return f"perhaps in use ({_ROUTES} cannot be read)", False
         if any(line.split()[:1] == [name] for line in routes.splitlines()):
-            return "has a route", known
+            return "has a route", certain
         for line in (self._text(_ADDRESSES) or "").splitlines():
             # address, index, length of the prefix, scope, flags, interface
             fields = line.split()
             if len(fields) == 6 and fields[5] == name and fields[3] == _GLOBAL:
-                return "has an address", known
+                return "has an address", certain
         return None
 
-    def _disk(self, name: str) -> Holder | None:
+    def _disk(self, name: str) -> KernelHolder | None:
         used = f"the host uses its disk {name}: it is mounted, or part of another"
         path = f"{os.path.realpath(self._root).rstrip('/')}/dev/{name}"
         try:
@@ -281,12 +283,12 @@ class _Looker:
             if error.errno == errno.ENOMEDIUM:
                 return None
             if error.errno == errno.EBUSY:
-                return Holder(used)
+                return KernelHolder(used)
             if self._is_mounted(name):
-                return Holder(used)
-            why = os.strerror(error.errno).lower() if error.errno else str(error)
-            text = f"/dev/{name} cannot be opened to see whether the host uses it ({why})"
-            return Holder(text, certain=False)
+                return KernelHolder(used)
+            reason = os.strerror(error.errno).lower() if error.errno else str(error)
+            text = f"/dev/{name} cannot be opened to see whether the host uses it ({reason})"
+            return KernelHolder(text, certain=False)
         return None
 
     def _is_mounted(self, name: str) -> bool:
@@ -304,7 +306,7 @@ class _Looker:
     def _blocks(self) -> dict[str, str]:
         if self._disks is None:
             names = self._tree.names(_BLOCK)
-            self._disks = {each: self._tree.resolve(f"{_BLOCK}/{each}") or "" for each in names}
+            self._disks = {name: self._tree.resolve(f"{_BLOCK}/{name}") or "" for name in names}
         return self._disks
 
     def _text(self, path: str) -> str | None:
@@ -320,10 +322,10 @@ class _Looker:
             return -1
 
 
-def _last(path: str | None) -> str | None:
+def _last_path_part(path: str | None) -> str | None:
     return None if path is None else path.rpartition("/")[2]
 
 
-def _close(handles: Iterable[int]) -> None:
-    for each in handles:
-        os.close(each)
+def _close_handles(handles: Iterable[int]) -> None:
+    for handle in handles:
+        os.close(handle)

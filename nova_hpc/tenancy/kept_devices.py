@@ -15,12 +15,12 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.tenancy.guest_domains import Condition, GuestDomain, GuestDomains
+from nova_hpc.tenancy.guest_domains import DomainCondition, NodeGuestDomain, NodeGuestDomains
 from nova_hpc.topology.model import address_key
 
 
 @attrs.frozen
-class Promised:
+class PromisedDevices:
     """What one server of the node has by Nova's records."""
 
     #: Its UUID, as libvirt writes it.
@@ -31,19 +31,19 @@ class Promised:
     settled: bool
 
 
-def _sorted(addresses: Iterable[str]) -> tuple[str, ...]:
+def _sort_addresses(addresses: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(addresses, key=address_key))
 
 
 @attrs.frozen
-class Difference:
+class GuestDifference:
     """A running guest that has not what its server was given."""
 
     server: str
     #: Given, and not in the guest.
-    gone: tuple[str, ...] = attrs.field(default=(), converter=_sorted)
+    gone: tuple[str, ...] = attrs.field(default=(), converter=_sort_addresses)
     #: In the guest, and not given to this server.
-    more: tuple[str, ...] = attrs.field(default=(), converter=_sorted)
+    more: tuple[str, ...] = attrs.field(default=(), converter=_sort_addresses)
 
     @property
     def cure(self) -> str:
@@ -52,53 +52,57 @@ class Difference:
 
     def reasons(self) -> dict[str, str]:
         """Address -> what is wrong with it there, and the cure, for operators."""
-        found = dict.fromkeys(
+        texts = dict.fromkeys(
             self.gone, f"is gone from the guest of server {self.server}: {self.cure}"
         )
-        for each in self.more:
-            found[each] = (
+        for address in self.more:
+            texts[address] = (
                 f"is in the guest of server {self.server}, which was not given it: {self.cure}"
             )
-        return found
+        return texts
 
 
-def compare(promised: Iterable[Promised], guests: GuestDomains) -> tuple[Difference, ...]:
+def find_guest_differences(
+    promised: Iterable[PromisedDevices], guests: NodeGuestDomains
+) -> tuple[GuestDifference, ...]:
     """The servers whose guests differ from the records, in the order of their UUIDs.
 
     A server without a guest here is somebody else's question, and so is a guest of
     nobody's: what they have is not offered anyway.
     """
-    domains = {each.uuid: each for each in guests.domains}
-    found = []
-    for each in sorted(promised, key=lambda one: one.server):
-        domain = domains.get(each.server)
-        if domain is None or not each.settled:
+    domains = {domain.uuid: domain for domain in guests.domains}
+    differences = []
+    for record in sorted(promised, key=lambda record: record.server):
+        domain = domains.get(record.server)
+        if domain is None or not record.settled:
             continue
-        difference = _difference(each, domain)
+        difference = _difference_of_guest(record, domain)
         if difference is not None:
-            found.append(difference)
-    return tuple(found)
+            differences.append(difference)
+    return tuple(differences)
 
 
-def _difference(promised: Promised, domain: GuestDomain) -> Difference | None:
+def _difference_of_guest(
+    promised: PromisedDevices, domain: NodeGuestDomain
+) -> GuestDifference | None:
     # One that is off, or saved, gets its devices when it starts again.
-    if domain.condition not in (Condition.RUNNING, Condition.PAUSED):
+    if domain.condition not in (DomainCondition.RUNNING, DomainCondition.PAUSED):
         return None
     live = domain.live
     gone: frozenset[str] = frozenset()
     if live.problem is None:  # what cannot be read may be the one that is missed
         gone = promised.devices - live.all
     more = live.all - promised.devices
-    return Difference(promised.server, gone, more) if gone or more else None
+    return GuestDifference(promised.server, gone, more) if gone or more else None
 
 
-def reasons(differences: Iterable[Difference]) -> dict[str, str]:
+def reasons_of_differences(differences: Iterable[GuestDifference]) -> dict[str, str]:
     """Address -> what is wrong, of all of them; one that was swapped has two reasons."""
-    found: dict[str, str] = {}
-    for each in differences:
-        for address, text in each.reasons().items():
-            found[address] = f"{found[address]}; {text}" if address in found else text
-    return found
+    texts: dict[str, str] = {}
+    for difference in differences:
+        for address, text in difference.reasons().items():
+            texts[address] = f"{texts[address]}; {text}" if address in texts else text
+    return texts
 
 
 #: What a device is that a server should have, or should not, in one word.
@@ -106,31 +110,39 @@ GONE: Final = "gone"
 MORE: Final = "more"
 
 
-def words(differences: Iterable[Difference]) -> dict[tuple[str, str], str]:
+def difference_words_of(differences: Iterable[GuestDifference]) -> dict[tuple[str, str], str]:
     """(Server, address) -> :data:`GONE` or :data:`MORE`, of all of them."""
-    found: dict[tuple[str, str], str] = {}
-    for each in differences:
-        found |= dict.fromkeys(((each.server, address) for address in each.gone), GONE)
-        found |= dict.fromkeys(((each.server, address) for address in each.more), MORE)
-    return found
+    words_by_device: dict[tuple[str, str], str] = {}
+    for difference in differences:
+        words_by_device |= dict.fromkeys(
+            ((difference.server, address) for address in difference.gone), GONE
+        )
+        words_by_device |= dict.fromkeys(
+            ((difference.server, address) for address in difference.more), MORE
+        )
+    return words_by_device
 
 
 @attrs.frozen
-class Look:
+class PromiseLook:
     """What one look has found, and what the looks before it make of that."""
 
     #: Differences that hold: seen twice in a row.
-    known: tuple[Difference, ...] = ()
+    known: tuple[GuestDifference, ...] = ()
     #: Server -> its difference, seen now.
-    seen: Mapping[str, Difference] = attrs.field(factory=dict, hash=False)
+    seen: Mapping[str, GuestDifference] = attrs.field(factory=dict, hash=False)
 
-    def then(self, found: Iterable[Difference]) -> Look:
+    def then(self, differences: Iterable[GuestDifference]) -> PromiseLook:
         """The next look.
 
         Nova attaches a direct port without a word in the server's state: its device is
         recorded before the guest has it, and the other way round at a detach. So a
         difference is one only if the next look sees it again.
         """
-        now = {each.server: each for each in found}
-        known = tuple(each for server, each in now.items() if self.seen.get(server) == each)
-        return Look(known, now)
+        current = {difference.server: difference for difference in differences}
+        confirmed = tuple(
+            difference
+            for server, difference in current.items()
+            if self.seen.get(server) == difference
+        )
+        return PromiseLook(confirmed, current)

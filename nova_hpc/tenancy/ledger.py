@@ -34,7 +34,7 @@ from nova_hpc.topology.model import normalise_address
 from nova_hpc.wire import ledger as wire
 from nova_hpc.wire import ledger_before
 from nova_hpc.wire.documents import LEDGER
-from nova_hpc.wire.ledger import Ledger, State, Trial
+from nova_hpc.wire.ledger import DeviceState, Ledger, Trial
 from nova_hpc.wire.version import LaterError, WireError
 
 _WHAT: Final = "ledger"
@@ -56,13 +56,13 @@ class LedgerError(Exception):
 
 
 @functools.lru_cache(maxsize=2)
-def _loads(text: str) -> Ledger:
+def _load_ledger(text: str) -> Ledger:
     """One text is read many times in an update, and says the same each time."""
-    return wire.loads(text)
+    return wire.read_ledger(text)
 
 
 @attrs.define
-class _Last:
+class _LastWritten:
     """What this process has written last; replaced as one, so safe between threads."""
 
     #: What :attr:`Ledger.written` may say: two while the file is being replaced; none:
@@ -81,7 +81,9 @@ class LedgerFile:
     #: before runs, it goes by them, and without them it would know of nothing. And it
     #: believes a file that it has compared itself and written last, and no other.
     takes_over: bool = False
-    _last: _Last = attrs.field(init=False, eq=False, repr=False, factory=lambda: _Last())
+    _last: _LastWritten = attrs.field(
+        init=False, eq=False, repr=False, factory=lambda: _LastWritten()
+    )
 
     @classmethod
     def from_options(cls, options: Any, takes_over: bool = False) -> LedgerFile:
@@ -95,27 +97,27 @@ class LedgerFile:
         """What the node remembers; one without any file remembers nothing. Never raises."""
         while True:
             last = self._last.written
-            found = self._read()
-            if not (self.takes_over and found.compared) or found.written in last:
-                return found
+            ledger = self._read()
+            if not (self.takes_over and ledger.compared) or ledger.written in last:
+                return ledger
             if self._last.written is last:
                 # An older copy, one of another life of this service, or of another node.
-                return attrs.evolve(found, compared=False)
+                return attrs.evolve(ledger, compared=False)
             # Another thread has written it meanwhile.
 
     def _read(self) -> Ledger:
         # The files of before first: one that is put away meanwhile is in the ledger.
-        old = {name: text for name, path in self.before.items() if (text := _Text.of(path))}
-        text = _Text.of(self.path)
+        old = {name: text for name, path in self.before.items() if (text := _LedgerText.of(path))}
+        text = _LedgerText.of(self.path)
         ledger = Ledger()
         problems: list[str] = []
         if text is not None:
             try:
-                ledger = text.parse(f"{_WHAT} {self.path}", _loads, problems)
+                ledger = text.parse(f"{_WHAT} {self.path}", _load_ledger, problems)
             except WireError as error:
                 return Ledger(problems=(str(error),), lost=True)
         for name, text in old.items():
-            fold = functools.partial(ledger_before.fold, ledger, name)
+            fold = functools.partial(ledger_before.fold_old_file, ledger, name)
             try:
                 ledger = text.parse(f"{name} file {self.before[name]}", fold, problems)
             except WireError as error:
@@ -147,31 +149,31 @@ class LedgerFile:
         """
         with self._locked():
             old = self._before()
-            now = self.known()
-            then = edit(now)
+            before = self.known()
+            after = edit(before)
             if old and not self.takes_over:
                 raise LedgerError(
                     f"{old[0]} is of the release before: restart nova-compute of this node, which "
                     "takes it over, first"
                 )
-            if then != now or any(path.exists() for path in self.before.values()):
-                then = self._write(then)
+            if after != before or any(path.exists() for path in self.before.values()):
+                after = self._write(after)
             self._set_aside(old)
-            return then
+            return after
 
-    def _write(self, then: Ledger) -> Ledger:
-        believed = self.takes_over and then.compared
+    def _write(self, ledger: Ledger) -> Ledger:
+        believed = self.takes_over and ledger.compared
         if believed:
-            then = attrs.evolve(then, written=secrets.token_hex(8))
-            self._last.written |= {then.written}
+            ledger = attrs.evolve(ledger, written=secrets.token_hex(8))
+            self._last.written |= {ledger.written}
         try:
-            _save(self.path, then.dumps().encode())
+            _save_with_copy(self.path, ledger.dumps().encode())
         except LedgerError:
             # What this process knows is not on the disk: Nova's records have to tell.
             self.distrust()
             raise
-        self._last.written = frozenset({then.written} if believed else ())
-        return then
+        self._last.written = frozenset({ledger.written} if believed else ())
+        return ledger
 
     def distrust(self) -> None:
         """Have the file compared with Nova's records anew before anything is given."""
@@ -185,7 +187,7 @@ class LedgerFile:
         with self._locked():
             try:
                 size = self.path.stat().st_size if self.path.exists() else 0
-                _try_out(self.path, size + _ROOM)
+                _try_writing_beside(self.path, size + _ROOM)
             except OSError as error:
                 raise LedgerError(f"cannot write {self._text}: {error}") from error
 
@@ -196,7 +198,7 @@ class LedgerFile:
         """
         try:
             with self._locked():
-                place = _free(self.path, f".{name}")
+                place = _free_path_beside(self.path, f".{name}")
                 place.write_bytes(self.path.read_bytes())
         except OSError as error:
             raise LedgerError(f"cannot keep a copy of {self._text}: {error}") from error
@@ -206,10 +208,10 @@ class LedgerFile:
 
         :raises LedgerError: one of its files is lost, or the ledger cannot be written.
         """
-        self.change(lambda now: now)
+        self.change(lambda ledger: ledger)
 
     def _locked(self) -> contextlib.AbstractContextManager[None]:
-        return _locked(self.path.with_name(f".{self.path.name}.lock"), self._text, _PATIENCE)
+        return _locked_ledger(self.path.with_name(f".{self.path.name}.lock"), self._text, _PATIENCE)
 
     @property
     def _text(self) -> str:
@@ -217,13 +219,13 @@ class LedgerFile:
 
     def _before(self) -> list[Path]:
         """The files of before, each followed by its copy: one without the other is no news."""
-        found = [each for path in self.before.values() for each in (path, copy_of(path))]
-        return [each for each in found if each.exists()]
+        paths = [place for path in self.before.values() for place in (path, copy_of(path))]
+        return [path for path in paths if path.exists()]
 
     def _set_aside(self, old: list[Path]) -> None:
         for path in old:
             try:
-                path.rename(_free(path, _AWAY))
+                path.rename(_free_path_beside(path, _AWAY))
             except OSError as error:
                 raise LedgerError(f"cannot put {path} away: {error}") from error
 
@@ -237,9 +239,9 @@ class LedgerFile:
         :raises LedgerError: the file is lost or cannot be written.
         :raises nova_hpc.topology.model.AddressError: one of them is no PCI address.
         """
-        more = {normalise_address(each): why for each, why in reasons.items()}
+        more = {normalise_address(address): reason for address, reason in reasons.items()}
         if more:
-            self.change(lambda now: quarantined(now, more, anew))
+            self.change(lambda ledger: put_into_quarantine(ledger, more, anew))
 
     def release(self, address: str) -> bool:
         """Offer a device again, and forget what was wrong with it.
@@ -249,18 +251,18 @@ class LedgerFile:
         :raises nova_hpc.topology.model.AddressError: *address* is no PCI address.
         """
         address = normalise_address(address)
-        was = []
+        released = []
 
-        def edit(now: Ledger) -> Ledger:
-            found = now.device(address)
-            if found.state is State.OFFERED:
-                return now
-            was.append(address)
-            free = attrs.evolve(found, state=State.OFFERED, reason="", trial=None)
-            return now.put({address: free})
+        def edit(ledger: Ledger) -> Ledger:
+            device = ledger.device(address)
+            if device.state is DeviceState.OFFERED:
+                return ledger
+            released.append(address)
+            free = attrs.evolve(device, state=DeviceState.OFFERED, reason="", trial=None)
+            return ledger.put({address: free})
 
         self.change(edit)
-        return bool(was)
+        return bool(released)
 
     # -- locks ----------------------------------------------------------------------
 
@@ -284,23 +286,25 @@ class LedgerFile:
         what = f"device {name}" if ":" in name else f"step {name}"
         with contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(handles.folder(self.locks, make=True))
+                stack.enter_context(handles.hold_folder(self.locks, make=True))
             except (OSError, ValueError) as error:
                 text = f"cannot make the directory of locks {self.locks}: {error}"
                 raise LedgerError(text) from error
-            stack.enter_context(_locked(self.locks / name, what, patience))
+            stack.enter_context(_locked_ledger(self.locks / name, what, patience))
             yield
 
 
-def quarantined(ledger: Ledger, reasons: Mapping[str, str], anew: bool = False) -> Ledger:
+def put_into_quarantine(ledger: Ledger, reasons: Mapping[str, str], anew: bool = False) -> Ledger:
     """The ledger with more devices in quarantine; see :meth:`LedgerFile.quarantine`."""
-    known = ledger.quarantined
-    now = Trial(since=time.time())
+    quarantined_before = ledger.quarantined
+    trial = Trial(since=time.time())
     return ledger.put(
         {
-            each: attrs.evolve(ledger.device(each), state=State.QUARANTINED, reason=why, trial=now)
-            for each, why in reasons.items()
-            if anew or each not in known
+            address: attrs.evolve(
+                ledger.device(address), state=DeviceState.QUARANTINED, reason=reason, trial=trial
+            )
+            for address, reason in reasons.items()
+            if anew or address not in quarantined_before
         }
     )
 
@@ -313,7 +317,7 @@ def copy_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.copy")
 
 
-def _free(path: Path, end: str) -> Path:
+def _free_path_beside(path: Path, end: str) -> Path:
     """A name beside a file's that nothing has."""
     name = f"{path.name.removeprefix('.')}{end}"
     number = 1
@@ -330,17 +334,17 @@ _Parsed = TypeVar("_Parsed")
 
 
 @attrs.frozen
-class _Text:
+class _LedgerText:
     """What a file and its copy hold; an error where one cannot be read."""
 
     file: str | OSError
     copy: str | OSError | None
 
     @classmethod
-    def of(cls, path: Path) -> _Text | None:
+    def of(cls, path: Path) -> _LedgerText | None:
         """None: there is no such file."""
-        file = _read(path)
-        return None if file is None else cls(file, _read(copy_of(path)))
+        file = _read_text_or_error(path)
+        return None if file is None else cls(file, _read_text_or_error(copy_of(path)))
 
     def parse(self, what: str, parse: Callable[[str], _Parsed], problems: list[str]) -> _Parsed:
         """What the file says, or its copy, which is added to *problems*.
@@ -348,26 +352,26 @@ class _Text:
         :raises WireError: neither can be read, or a later release has written them.
         """
         try:
-            return _parse(self.file, parse)
+            return _parse_ledger_text(self.file, parse)
         except LaterError as error:
             raise WireError(f"the {what} cannot be used: {error}") from error
         except WireError as error:
             problem = f"the {what} cannot be used: {error}"
             if self.copy is not None:
                 with contextlib.suppress(WireError):
-                    found = _parse(self.copy, parse)
+                    parsed = _parse_ledger_text(self.copy, parse)
                     problems.append(f"{problem}; its copy is used")
-                    return found
+                    return parsed
             raise WireError(problem) from error
 
 
-def _parse(text: str | OSError, parse: Callable[[str], _Parsed]) -> _Parsed:
+def _parse_ledger_text(text: str | OSError, parse: Callable[[str], _Parsed]) -> _Parsed:
     if isinstance(text, OSError):
         raise WireError(str(text)) from text
     return parse(text)
 
 
-def _read(path: Path) -> str | OSError | None:
+def _read_text_or_error(path: Path) -> str | OSError | None:
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             return file.read(_LONGEST)
@@ -377,30 +381,30 @@ def _read(path: Path) -> str | OSError | None:
         return error
 
 
-def _save(path: Path, data: bytes) -> None:
+def _save_with_copy(path: Path, data: bytes) -> None:
     """Replace the file at *path*, and then its copy.
 
     :raises LedgerError: it cannot be written; the old file is still there.
     """
     try:
-        _replace(path, data)
+        _replace_file(path, data)
     except OSError as error:
         raise LedgerError(f"cannot write the {_WHAT} {path}: {error}") from error
     copy = copy_of(path)
     try:
-        _replace(copy, data)
+        _replace_file(copy, data)
     except OSError:
         # An old copy is worse than none: it could bring back what is no more.
         with contextlib.suppress(OSError):
             copy.unlink()
 
 
-def _try_out(path: Path, size: int) -> None:
+def _try_writing_beside(path: Path, size: int) -> None:
     """Write so many bytes beside the file at *path*; take them away."""
-    Path(_beside(path, bytes(size))).unlink(missing_ok=True)
+    Path(_write_file_beside(path, bytes(size))).unlink(missing_ok=True)
 
 
-def _beside(path: Path, data: bytes) -> str:
+def _write_file_beside(path: Path, data: bytes) -> str:
     """Write *data* to the disk, in a file beside that at *path*."""
     # What a writer that was killed has left: nobody else writes below the lock.
     for old in path.parent.glob(f"{glob.escape(f'.{path.name}.')}*{_BESIDE}"):
@@ -409,7 +413,7 @@ def _beside(path: Path, data: bytes) -> str:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_BESIDE)
     try:
         try:
-            _own_like(handle, path.parent)
+            _adopt_folder_owner(handle, path.parent)
             rest = memoryview(data)
             while rest:
                 rest = rest[os.write(handle, rest) :]
@@ -422,8 +426,8 @@ def _beside(path: Path, data: bytes) -> str:
     return name
 
 
-def _replace(path: Path, data: bytes) -> None:
-    name = _beside(path, data)
+def _replace_file(path: Path, data: bytes) -> None:
+    name = _write_file_beside(path, data)
     try:
         os.replace(name, path)  # noqa: PTH105
     except BaseException:
@@ -437,7 +441,7 @@ def _replace(path: Path, data: bytes) -> None:
         os.close(folder)
 
 
-def _own_like(handle: int, folder: Path) -> None:
+def _adopt_folder_owner(handle: int, folder: Path) -> None:
     """Let the service read what an operator has written as root."""
     owner = folder.stat()
     if os.geteuid() == 0 and owner.st_uid != 0:
@@ -453,7 +457,7 @@ _threads_guard: Final = threading.Lock()
 
 
 @contextlib.contextmanager
-def _locked(path: Path, what: str, patience: float) -> Iterator[None]:
+def _locked_ledger(path: Path, what: str, patience: float) -> Iterator[None]:
     """A lock against threads and processes that ends with its process, however that ends."""
     end = time.monotonic() + patience
     with _threads_guard:
@@ -463,9 +467,11 @@ def _locked(path: Path, what: str, patience: float) -> Iterator[None]:
     try:
         with contextlib.ExitStack() as stack:
             try:
-                made = stack.enter_context(_made(path))
+                made = stack.enter_context(_made_lock_file(path))
                 # By its handle: a link that takes the file's place now leads nowhere.
-                lock = fasteners.InterProcessLock(handles.again(made), sleep_func=time.sleep)
+                lock = fasteners.InterProcessLock(
+                    handles.path_of_handle(made), sleep_func=time.sleep
+                )
                 rest = max(0.0, end - time.monotonic())
                 taken = lock.acquire(delay=_PAUSE, max_delay=_PAUSE, timeout=rest)
             except (OSError, ValueError, threading.ThreadError) as error:
@@ -479,13 +485,13 @@ def _locked(path: Path, what: str, patience: float) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _made(path: Path) -> Iterator[int]:
+def _made_lock_file(path: Path) -> Iterator[int]:
     """The file of a lock, which the service can open; no link is followed.
 
     :raises OSError: it cannot be made, or something else is in its place.
     """
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    with handles.folder(path.parent) as folder:
+    with handles.hold_folder(path.parent) as folder:
         try:
             handle = os.open(path.name, flags | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=folder)
         except FileExistsError:
@@ -494,7 +500,7 @@ def _made(path: Path) -> Iterator[int]:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
                 raise OSError(errno.EINVAL, "not a file", str(path))
             with contextlib.suppress(OSError):
-                handles.own_like(handle, folder)
+                handles.give_to_owner_above(handle, folder)
             yield handle
         finally:
             os.close(handle)

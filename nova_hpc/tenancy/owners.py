@@ -14,13 +14,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 import attrs
 
-from nova_hpc.tenancy.guest_domains import GuestDomain, GuestDomains
-from nova_hpc.tenancy.holders import Holder
+from nova_hpc.tenancy.guest_domains import NodeGuestDomain, NodeGuestDomains
+from nova_hpc.tenancy.holders import KernelHolder
 from nova_hpc.wire.ledger import SOMEBODY
 
 
 @attrs.frozen
-class Held:
+class HeldDevice:
     """Why a device that Nova gives to nobody is not free."""
 
     #: For operators: who has it, and what helps.
@@ -31,7 +31,7 @@ class Held:
 
 
 @attrs.frozen
-class Row:
+class NovaDeviceRow:
     """Nova's record of one device."""
 
     #: UUID of the server that has it; None: none has.
@@ -41,34 +41,34 @@ class Row:
 
 
 @attrs.frozen
-class Rows:
+class NovaDeviceRows:
     """Nova's records of the devices of one node."""
 
     #: Nova's UUID of the node; "": Nova does not know it yet.
     node: str = ""
     #: By address; what Nova does not know is missing.
-    devices: Mapping[str, Row] = attrs.field(factory=dict, hash=False)
+    devices: Mapping[str, NovaDeviceRow] = attrs.field(factory=dict, hash=False)
 
     def of(self, server: str) -> frozenset[str]:
         """The devices that a server has."""
-        return frozenset(each for each, row in self.devices.items() if row.server == server)
+        return frozenset(address for address, row in self.devices.items() if row.server == server)
 
 
 @attrs.frozen
-class Owners:
+class DeviceOwners:
     """Asks afresh, each time, who has devices of one node."""
 
     #: The devices that servers have by Nova's records; a process that cannot ask goes by
     #: the marks of the ledger.
     records: Callable[[], frozenset[str]]
     #: Libvirt's domains.
-    domains: Callable[[], GuestDomains]
+    domains: Callable[[], NodeGuestDomains]
     #: Which devices somebody has by the kernel; see nova_hpc.tenancy.holders.
-    holders: Callable[[Iterable[str]], Mapping[str, Holder]]
+    holders: Callable[[Iterable[str]], Mapping[str, KernelHolder]]
     #: Nova's records, in full; a process that cannot ask knows none.
-    rows: Callable[[], Rows] = Rows
+    rows: Callable[[], NovaDeviceRows] = NovaDeviceRows
 
-    def held(self, addresses: Collection[str], server: str | None = None) -> dict[str, Held]:
+    def held(self, addresses: Collection[str], server: str | None = None) -> dict[str, HeldDevice]:
         """Which of *addresses*, that no other server has by Nova's records, are not free.
 
         Call it below their locks: to ask the kernel is to keep others out for an instant.
@@ -78,13 +78,17 @@ class Owners:
         if not addresses:
             return {}
         domains = self.domains()
-        found = by_domains(domains, addresses, server)
+        held_devices = held_by_domains(domains, addresses, server)
         own = domains.of(server) if server is not None else None
-        mine = own.live.all if own is not None else frozenset()
-        asked = [each for each in sorted(addresses) if each not in found and each not in mine]
-        return found | by_kernel(self.holders(asked))
+        own_addresses = own.live.all if own is not None else frozenset()
+        asked = [
+            address
+            for address in sorted(addresses)
+            if address not in held_devices and address not in own_addresses
+        ]
+        return held_devices | held_by_kernel(self.holders(asked))
 
-    def with_domains(self, domains: GuestDomains) -> Owners:
+    def with_domains(self, domains: NodeGuestDomains) -> DeviceOwners:
         """The same with an answer of libvirt's that is known already."""
         return attrs.evolve(self, domains=lambda: domains)
 
@@ -92,38 +96,38 @@ class Owners:
         """Those of *addresses* that a server has by Nova's records, or a domain, or may have."""
         domains = self.domains()
         # Nova is asked last: a domain that has ended meanwhile ended before its record.
-        return self.records() & frozenset(addresses) | by_domains(domains, addresses).keys()
+        return self.records() & frozenset(addresses) | held_by_domains(domains, addresses).keys()
 
 
-def by_domains(
-    domains: GuestDomains, addresses: Iterable[str], server: str | None = None
-) -> dict[str, Held]:
+def held_by_domains(
+    domains: NodeGuestDomains, addresses: Iterable[str], server: str | None = None
+) -> dict[str, HeldDevice]:
     """Which of *addresses* a guest domain has that is not the one of *server*."""
     unknown = domains.unknown
-    found = {}
-    for each in addresses:
-        domain = domains.having(each)
+    held_devices = {}
+    for address in addresses:
+        domain = domains.having(address)
         if domain is not None and domain.uuid != server:
-            found[each] = Held(_of_domain(domain), domain.uuid or SOMEBODY)
+            held_devices[address] = HeldDevice(_word_domain_holder(domain), domain.uuid or SOMEBODY)
         elif domain is None and unknown is not None:
-            found[each] = Held(f"nobody can say whether it is free: {unknown}")
-    return found
+            held_devices[address] = HeldDevice(f"nobody can say whether it is free: {unknown}")
+    return held_devices
 
 
-def by_kernel(holders: Mapping[str, Holder]) -> dict[str, Held]:
+def held_by_kernel(holders: Mapping[str, KernelHolder]) -> dict[str, HeldDevice]:
     """What the kernel's answers mean for who has a device."""
     return {
-        each: Held(
-            f"{one.text}; Nova knows of no server that has it, and libvirt of no guest domain",
+        address: HeldDevice(
+            f"{holder.text}; Nova knows of no server that has it, and libvirt of no guest domain",
             SOMEBODY,
         )
-        if one.certain
-        else Held(f"nobody can say whether it is free: {one.text}")
-        for each, one in holders.items()
+        if holder.certain
+        else HeldDevice(f"nobody can say whether it is free: {holder.text}")
+        for address, holder in holders.items()
     }
 
 
-def _of_domain(domain: GuestDomain) -> str:
+def _word_domain_holder(domain: NodeGuestDomain) -> str:
     return (
         f"{domain} has it, and Nova knows of no server that does; if nobody needs the guest, end "
         f"it with virsh destroy and virsh undefine ({domain.uuid or 'its UUID is unknown'})"

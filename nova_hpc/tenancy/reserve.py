@@ -4,7 +4,7 @@
 Placement has one number. What this node withholds and what an operator reserves
 share it: the greater of the two is written, so that an operator's word is a floor
 and never adds up with what the node found by itself. Who has reserved what is
-remembered (:class:`nova_hpc.wire.reservation.Provider`), and written down *before*
+remembered (:class:`nova_hpc.wire.reservation.ReservedProvider`), and written down *before*
 Placement is told: whatever Placement says that was not written down is an operator's.
 
 Pure: numbers in, numbers out.
@@ -17,8 +17,8 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.wire.ledger import Device, Ledger
-from nova_hpc.wire.reservation import Provider
+from nova_hpc.wire.ledger import Ledger, LedgerDevice
+from nova_hpc.wire.reservation import ReservedProvider
 
 #: Why a device is not given that this node would give.
 BY_OPERATOR: Final = "reserved in Placement by an operator"
@@ -31,7 +31,7 @@ BY_NOBODY_KNOWN: Final = (
 
 
 @attrs.frozen
-class Found:
+class PlacedProvider:
     """A provider as Placement has it."""
 
     uuid: str
@@ -44,39 +44,47 @@ class Found:
     once: bool = False
 
 
-def decide(known: Provider | None, found: Found, withheld: int, total: int) -> Provider:
+def decide_reservation(
+    record: ReservedProvider | None, provider: PlacedProvider, withheld: int, total: int
+) -> ReservedProvider:
     """What is to be reserved of a provider from now on.
 
-    :param known: what is remembered of it.
-    :param found: as Placement has it now.
+    :param record: what is remembered of it.
+    :param provider: as Placement has it now.
     :param withheld: how many of its devices this node withholds.
     :param total: its total from now on.
     :returns: what is to be remembered; its ``reserved`` is what to tell Placement.
     """
-    theirs = operators(known, found)
+    theirs = operators_share_of(record, provider)
     ours = min(withheld, total)
-    gone = None if known is None else known.gone
-    then = Provider(found.uuid, found.resource_class, total, ours, theirs, gone=gone)
+    gone = None if record is None else record.gone
+    decided = ReservedProvider(
+        provider.uuid, provider.resource_class, total, ours, theirs, gone=gone
+    )
     # Until the next look nobody knows whether Placement has heard of the change.
-    return then if then.reserved == found.reserved else attrs.evolve(then, earlier=found.reserved)
+    return (
+        decided
+        if decided.reserved == provider.reserved
+        else attrs.evolve(decided, earlier=provider.reserved)
+    )
 
 
-def operators(known: Provider | None, found: Found) -> int:
+def operators_share_of(record: ReservedProvider | None, provider: PlacedProvider) -> int:
     """How much of what is reserved is an operator's (or Nova's, of one-time-use devices)."""
-    if known is None or known.uuid != found.uuid:
-        return found.reserved
-    if found.reserved in (known.reserved, known.earlier):
-        return known.operators
-    if found.reserved == 0 and found.total != known.total:
+    if record is None or record.uuid != provider.uuid:
+        return provider.reserved
+    if provider.reserved in (record.reserved, record.earlier):
+        return record.operators
+    if provider.reserved == 0 and provider.total != record.total:
         # Nova sends no ``reserved`` when it changes a total, and Placement takes 0.
-        return known.operators
-    return found.reserved
+        return record.operators
+    return provider.reserved
 
 
-def commands(
-    records: Mapping[str, Provider],
-    then: Mapping[str, Provider],
-    found: Mapping[str, Found],
+def list_lifting_commands(
+    records: Mapping[str, ReservedProvider],
+    decided: Mapping[str, ReservedProvider],
+    providers: Mapping[str, PlacedProvider],
     ledger: Ledger,
 ) -> list[str]:
     """What lifts what is reserved and not in the ledger, one command a provider.
@@ -84,34 +92,38 @@ def commands(
     Not what Nova reserves itself of a one-time-use device, which it gives up when that is
     clean: it is reserved as long as a server has it, or it waits to be reported.
 
-    :param records: what was remembered, by address, and *then* what is from now on.
+    :param records: what was remembered, by address, and *decided* what is from now on.
     """
     return [
-        f"{each}: openstack resource provider inventory set --amend --resource "
+        f"{address}: openstack resource provider inventory set --amend --resource "
         f"{record.resource_class}:reserved=0 {record.uuid}"
-        for each, record in then.items()
-        if record.operators and each not in records and not _novas(found[each], ledger.device(each))
+        for address, record in decided.items()
+        if record.operators
+        and address not in records
+        and not _is_reserved_by_nova(providers[address], ledger.device(address))
     ]
 
 
-def _novas(found: Found, device: Device) -> bool:
-    return found.once and bool(found.used or device.owes or device.unreported)
+def _is_reserved_by_nova(provider: PlacedProvider, device: LedgerDevice) -> bool:
+    return provider.once and bool(provider.used or device.owes or device.unreported)
 
 
-def over(record: Provider) -> bool:
+def is_reservation_over(record: ReservedProvider) -> bool:
     """Whether nothing has to be remembered: nobody reserves any of it, and it is there."""
     nothing = record.ours == record.operators == 0
     return nothing and record.earlier is None and record.gone is None
 
 
-def stays(known: Provider | None, used: int, now: float, patience: float) -> bool:
+def does_provider_stay(
+    record: ReservedProvider | None, used: int, current_time: float, patience: float
+) -> bool:
     """Whether the provider of a device that has vanished stays.
 
     :param used: how many of its devices anybody has, by Placement.
-    :param now: seconds since the epoch.
+    :param current_time: seconds since the epoch.
     :param patience: seconds for which one that nobody has is kept.
     """
-    if used or known is None or known.gone is None:
+    if used or record is None or record.gone is None:
         return True
     # A clock that was put back does not prolong it for ever.
-    return known.gone > now or now - known.gone < patience
+    return record.gone > current_time or current_time - record.gone < patience

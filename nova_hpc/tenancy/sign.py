@@ -14,7 +14,7 @@ from typing import Final
 import attrs
 
 
-class Sign(enum.Enum):
+class HealthSign(enum.Enum):
     """What is wrong, the worst first.
 
     The value is written to the ledger (``health.sign``), said in notifications, and for
@@ -74,7 +74,7 @@ class Sign(enum.Enum):
 class Symptom:
     """One thing that is wrong with a device."""
 
-    sign: Sign
+    sign: HealthSign
     #: For operators: with addresses and drivers.
     reason: str
     #: How it differs from its baseline, as the ledger has it (nova_hpc.wire.announcements);
@@ -87,18 +87,18 @@ class Symptom:
         return _USER.get(self.sign, "did not pass the check between two servers")
 
 
-_USER: Final[Mapping[Sign, str]] = {
-    Sign.ABSENT: "has disappeared or cannot be read",
-    Sign.SILENT: "has disappeared or cannot be read",
-    Sign.QUARANTINE: "is out of service",
-    Sign.IOMMU: "is in an IOMMU group that is not viable",
-    Sign.UNIT: "can only be given together with the other devices of its IOMMU group",
-    Sign.DRIVER: "is in use by the host",
-    Sign.UNBOUND: "has no driver on the host yet",
-    Sign.LINK: "has a degraded link",
-    Sign.RESET: "cannot be reset",
-    Sign.SUSPECT: "is being checked",
-    Sign.NVLINK: "cannot be linked by NVLink now",
-    Sign.NEVER: "must not be given to any server",
-    Sign.UNSURE: "must not be given to any server",
+_USER: Final[Mapping[HealthSign, str]] = {
+    HealthSign.ABSENT: "has disappeared or cannot be read",
+    HealthSign.SILENT: "has disappeared or cannot be read",
+    HealthSign.QUARANTINE: "is out of service",
+    HealthSign.IOMMU: "is in an IOMMU group that is not viable",
+    HealthSign.UNIT: "can only be given together with the other devices of its IOMMU group",
+    HealthSign.DRIVER: "is in use by the host",
+    HealthSign.UNBOUND: "has no driver on the host yet",
+    HealthSign.LINK: "has a degraded link",
+    HealthSign.RESET: "cannot be reset",
+    HealthSign.SUSPECT: "is being checked",
+    HealthSign.NVLINK: "cannot be linked by NVLink now",
+    HealthSign.NEVER: "must not be given to any server",
+    HealthSign.UNSURE: "must not be given to any server",
 }

@@ -5,11 +5,11 @@ A step is asked before a server starts with devices, before it starts again with
 those that it has, after it has ended, and from time to time, when it puts in
 order what a crash has left behind. So no step needs to be undone: what is left
 of a start that failed, the next start of the device or the next
-:meth:`Step.withhold` puts in order. The order of the steps is that in which a
+:meth:`TenancyStep.withhold` puts in order. The order of the steps is that in which a
 server that starts needs them; after its end it is turned around.
 
-The steps know no Nova: who calls them turns its objects into :class:`Tenant`
-and :class:`View`, and says :class:`RefusedError` in its own words.
+The steps know no Nova: who calls them turns its objects into :class:`DeviceTenant`
+and :class:`NodeView`, and says :class:`RefusedError` in its own words.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import ClassVar
 
 import attrs
 
-from nova_hpc.tenancy.owners import Owners
+from nova_hpc.tenancy.owners import DeviceOwners
 from nova_hpc.tenancy.sign import Symptom
-from nova_hpc.topology.model import Function, Node
+from nova_hpc.topology.model import Node, PciFunction
 
 
 class StepError(Exception):
@@ -43,7 +43,7 @@ class RefusedError(Exception):
 
 
 @attrs.frozen
-class Tenant:
+class DeviceTenant:
     """A server, and the devices that it has or gets."""
 
     #: Its UUID.
@@ -55,21 +55,21 @@ class Tenant:
     #: Its flavor requires NVLinks between its GPUs.
     linked: bool = False
     #: Asks who has devices.
-    owners: Owners = attrs.field(kw_only=True)
+    owners: DeviceOwners = attrs.field(kw_only=True)
 
 
 @attrs.frozen
-class Candidate:
+class DeviceCandidate:
     """One device and what is known of it from elsewhere."""
 
-    function: Function
+    function: PciFunction
     role: str | None = None
     #: Of a virtual function: how many its physical function has.
     vfs: int | None = None
 
 
 @attrs.frozen
-class View:
+class NodeView:
     """The node as it was just read."""
 
     node: Node
@@ -78,26 +78,28 @@ class View:
     #: Address -> tag of the offered devices that are in NVLink sets.
     sets: Mapping[str, str] = attrs.field(factory=dict, hash=False)
     #: Address -> why an offered device cannot be given anyway, as the node looks now;
-    #: known to :meth:`Step.withhold` only.
+    #: known to :meth:`TenancyStep.withhold` only.
     ill: Mapping[str, Symptom] = attrs.field(factory=dict, hash=False)
 
-    def candidate(self, address: str) -> Candidate | None:
+    def candidate(self, address: str) -> DeviceCandidate | None:
         """The device at *address*; None: it is not there."""
         function = self.node.function(address)
         if function is None:
             return None
         parent = self.node.function(function.physical_function or "")
         vfs = len(parent.virtual_functions) if parent else None
-        return Candidate(function, self.roles.get(address), vfs)
+        return DeviceCandidate(function, self.roles.get(address), vfs)
 
-    def candidates(self, addresses: Iterable[str]) -> dict[str, Candidate]:
+    def candidates(self, addresses: Iterable[str]) -> dict[str, DeviceCandidate]:
         """Those of *addresses* that are there."""
-        found = {each: self.candidate(each) for each in addresses}
-        return {each: one for each, one in found.items() if one is not None}
+        candidates = {address: self.candidate(address) for address in addresses}
+        return {
+            address: candidate for address, candidate in candidates.items() if candidate is not None
+        }
 
 
 @attrs.frozen
-class Withheld:
+class WithheldDevices:
     """What a look from time to time has found."""
 
     #: Address -> why a free device must not be offered.
@@ -108,7 +110,7 @@ class Withheld:
     alarms: tuple[str, ...] = ()
 
 
-class Step(abc.ABC):
+class TenancyStep(abc.ABC):
     """One of the things that are done to a device between two servers.
 
     One object serves all threads of a service. What a method returns as notes
@@ -118,7 +120,7 @@ class Step(abc.ABC):
     #: A word for the log and for locks.
     name: ClassVar[str]
 
-    def begin(self, view: View) -> tuple[str, ...]:
+    def begin(self, view: NodeView) -> tuple[str, ...]:
         """The service of the node starts.
 
         :returns: notes.
@@ -127,7 +129,7 @@ class Step(abc.ABC):
         return ()
 
     @abc.abstractmethod
-    def before_start(self, tenant: Tenant, view: View) -> tuple[str, ...]:
+    def before_start(self, tenant: DeviceTenant, view: NodeView) -> tuple[str, ...]:
         """A server gets devices, and its domain is not made yet.
 
         :returns: notes.
@@ -135,7 +137,7 @@ class Step(abc.ABC):
         """
 
     @abc.abstractmethod
-    def before_restart(self, tenant: Tenant, view: View) -> tuple[str, ...]:
+    def before_restart(self, tenant: DeviceTenant, view: NodeView) -> tuple[str, ...]:
         """A server starts again with the devices that it has.
 
         :returns: notes.
@@ -143,7 +145,9 @@ class Step(abc.ABC):
         """
 
     @abc.abstractmethod
-    def after_end(self, server: str, look: Callable[[], View], owners: Owners) -> tuple[str, ...]:
+    def after_end(
+        self, server: str, look: Callable[[], NodeView], owners: DeviceOwners
+    ) -> tuple[str, ...]:
         """A server has ended for good. Never raises.
 
         :param look: reads the node afresh; asked only when it is needed.
@@ -151,7 +155,9 @@ class Step(abc.ABC):
         :returns: notes of what has failed.
         """
 
-    def after_move(self, server: str, look: Callable[[], View], owners: Owners) -> tuple[str, ...]:
+    def after_move(
+        self, server: str, look: Callable[[], NodeView], owners: DeviceOwners
+    ) -> tuple[str, ...]:
         """A server still has its devices here and runs elsewhere, or not at all.
 
         See :meth:`after_end`.
@@ -159,7 +165,7 @@ class Step(abc.ABC):
         return ()
 
     @abc.abstractmethod
-    def withhold(self, view: View, owners: Owners) -> Withheld:
+    def withhold(self, view: NodeView, owners: DeviceOwners) -> WithheldDevices:
         """Put free devices in order, and say which must not be offered. Never raises.
 
         :param owners: asks who has devices now.
@@ -180,15 +186,15 @@ class Step(abc.ABC):
 
     # -- what an operator asks for -----------------------------------------------
 
-    def check(self, device: Candidate) -> list[str]:
+    def check(self, device: DeviceCandidate) -> list[str]:
         """What is wrong with a device, without touching it."""
         return []
 
-    def changes(self, devices: Iterable[Candidate]) -> dict[str, str]:
+    def changes(self, devices: Iterable[DeviceCandidate]) -> dict[str, str]:
         """Address -> how a device differs in what an operator can accept."""
         return {}
 
-    def accept(self, device: Candidate, owners: Owners, reason: str = "") -> str:
+    def accept(self, device: DeviceCandidate, owners: DeviceOwners, reason: str = "") -> str:
         """Take a device as it is now for right.
 
         :param owners: asks who has devices.
@@ -198,7 +204,7 @@ class Step(abc.ABC):
         """
         return ""
 
-    def release(self, device: Candidate, owners: Owners) -> str | None:
+    def release(self, device: DeviceCandidate, owners: DeviceOwners) -> str | None:
         """Make a device ready, and end its quarantine.
 
         :param owners: asks who has devices.

@@ -97,7 +97,7 @@ def is_chipset(class_code: str | None) -> bool:
     return (class_code or "").startswith(_CHIPSET)
 
 
-def name_of(class_code: str | None) -> str:
+def class_name_of(class_code: str | None) -> str:
     """The name of a class; ``class 1300`` for one without a name.
 
     :param class_code: None when it is unknown.

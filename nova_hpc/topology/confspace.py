@@ -15,7 +15,7 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.topology.model import BridgeKind, Link
+from nova_hpc.topology.model import BridgeKind, PcieLink
 
 SIZE: Final = 4096
 _HEADER: Final = 64
@@ -61,7 +61,7 @@ class ConfigSpace:
     #: Kind of port, from the PCI Express capability.
     port: BridgeKind | None = None
     express: bool | None = None
-    link: Link | None = None
+    link: PcieLink | None = None
     flr: bool | None = None  # function level reset
     acs_capability: int | None = None  # None: none, or unknown
     acs_control: int | None = None
@@ -72,8 +72,8 @@ class ConfigSpace:
     silent: bool = False
 
 
-def skim(handle: int, limit: int = SIZE) -> bytes:
-    """What :func:`parse` looks at, from an open file; the rest is zeros.
+def skim_config(handle: int, limit: int = SIZE) -> bytes:
+    """What :func:`parse_config_space` looks at, from an open file; the rest is zeros.
 
     A device answers every four bytes with a round trip of their own, and most of
     its space is empty.
@@ -83,7 +83,7 @@ def skim(handle: int, limit: int = SIZE) -> bytes:
     start = os.pread(handle, min(_STANDARD, limit), 0)
     if len(start) < _STANDARD or start.count(0xFF) == len(start):
         return start
-    found = bytearray(start).ljust(SIZE, b"\0")
+    space = bytearray(start).ljust(SIZE, b"\0")
     seen: set[int] = set()
     offset = _STANDARD
     while _STANDARD <= offset <= limit - _EXTENDED_PART and offset not in seen:
@@ -92,45 +92,45 @@ def skim(handle: int, limit: int = SIZE) -> bytes:
         if len(part) < _EXTENDED_PART:
             # Conventional PCI, or a capture that ends here.
             return start
-        found[offset : offset + _EXTENDED_PART] = part
-        offset = _next(_word(part, 0, 4))
-    return bytes(found)
+        space[offset : offset + _EXTENDED_PART] = part
+        offset = _next_extended_offset(_read_register(part, 0, 4))
+    return bytes(space)
 
 
 def with_serial(handle: int, data: bytes) -> bytes:
-    """What :func:`skim` read of an open file, with all of the device's serial number."""
+    """What :func:`skim_config` read of an open file, with all of the device's serial number."""
     offset = serial_at(data)
     if offset is None:
         return data
-    found = os.pread(handle, 8, offset)
-    return data[:offset] + found + data[offset + len(found) :]
+    serial = os.pread(handle, 8, offset)
+    return data[:offset] + serial + data[offset + len(serial) :]
 
 
 def serial_at(data: bytes) -> int | None:
     """Where a space has the device's serial number (8 bytes, the least significant first)."""
-    offset = _extended(data, None if len(data) < SIZE else 1, _EXTENDED_CAP_SERIAL)
+    offset = _find_extended_capability(data, None if len(data) < SIZE else 1, _EXTENDED_CAP_SERIAL)
     return offset + 4 if offset and offset + 12 <= SIZE else None
 
 
 def acs_control_at(data: bytes) -> int | None:
     """Where a space has the control register of ACS, two bytes; None: it has none."""
-    express = _capability(data, _CAP_EXPRESS) if len(data) >= SIZE else None
-    offset = _extended(data, express, _EXTENDED_CAP_ACS)
+    express = _find_capability(data, _CAP_EXPRESS) if len(data) >= SIZE else None
+    offset = _find_extended_capability(data, express, _EXTENDED_CAP_ACS)
     return offset + 6 if offset else None
 
 
-def essence(data: bytes) -> bytes:
-    """A space without what :func:`parse` does not look at, but for its serial number.
+def config_essence_of(data: bytes) -> bytes:
+    """A space without what :func:`parse_config_space` does not look at, but for its serial number.
 
     Registers that depend on the maker, and that of the vital product data, may
     hold whatever was read or written last.
     """
     if len(data) <= _HEADER or data.count(0xFF) == len(data):
         return data
-    found = bytearray(data[:_HEADER].ljust(len(data), b"\0"))
+    kept = bytearray(data[:_HEADER].ljust(len(data), b"\0"))
 
     def keep(offset: int, size: int) -> None:
-        found[offset : offset + size] = data[offset : offset + size]
+        kept[offset : offset + size] = data[offset : offset + size]
 
     if len(data) >= _STANDARD:
         seen: set[int] = set()
@@ -146,21 +146,21 @@ def essence(data: bytes) -> bytes:
         while _STANDARD <= offset <= SIZE - _EXTENDED_PART and offset not in seen:
             seen.add(offset)
             keep(offset, _EXTENDED_PART)
-            offset = _next(_word(data, offset, 4))
+            offset = _next_extended_offset(_read_register(data, offset, 4))
         serial = serial_at(data)
         if serial is not None:
             keep(serial, 8)
-    return bytes(found)
+    return bytes(kept)
 
 
-def _next(head: int) -> int:
+def _next_extended_offset(head: int) -> int:
     """Offset of the extended capability after the one with this head; 0: it was the last."""
     return 0 if head == 0xFFFFFFFF else head >> 20 & ~3
 
 
 # From one reading of a node to the next, nearly all spaces stay the same.
 @functools.lru_cache(maxsize=1024)
-def parse(data: bytes) -> ConfigSpace:
+def parse_config_space(data: bytes) -> ConfigSpace:
     """Read a configuration space; never raises, whatever the bytes are.
 
     The ids of a virtual function read as all ones; sysfs has them in files.
@@ -170,20 +170,20 @@ def parse(data: bytes) -> ConfigSpace:
     if data.count(0xFF) == len(data):
         return ConfigSpace(silent=True)
     header = data[0x0E] & 0x7F
-    express = _capability(data, _CAP_EXPRESS)
+    express = _find_capability(data, _CAP_EXPRESS)
     port = link = flr = None
     if express:
         port = _PORTS.get(data[express + 2] >> 4 & 0xF)
-        flr = bool(_word(data, express + 4, 4) >> 28 & 1)
-        link = _link(data, express)
-    able, control, isolates = _acs(data, express)
-    ats = _extended(data, express, _EXTENDED_CAP_ATS)
+        flr = bool(_read_register(data, express + 4, 4) >> 28 & 1)
+        link = _read_link(data, express)
+    able, control, isolates = _read_acs(data, express)
+    ats = _find_extended_capability(data, express, _EXTENDED_CAP_ATS)
     return ConfigSpace(
-        vendor_id=_identity(data, 0),
-        product_id=_identity(data, 2),
-        class_code=f"{_word(data, 8, 4) >> 8:06x}",
+        vendor_id=_read_id(data, 0),
+        product_id=_read_id(data, 2),
+        class_code=f"{_read_register(data, 8, 4) >> 8:06x}",
         revision=f"{data[8]:02x}",
-        subsystem=_subsystem(data, header),
+        subsystem=_read_subsystem(data, header),
         header_type=header,
         buses=(data[0x19], data[0x1A]) if header == 1 else None,
         port=port if header == 1 else None,
@@ -196,11 +196,11 @@ def parse(data: bytes) -> ConfigSpace:
         ats=None if ats is None else ats > 0,
         ats_enabled=None
         if ats is None
-        else ats > 0 and bool(_word(data, ats + 6, 2) & _ATS_ENABLE),
+        else ats > 0 and bool(_read_register(data, ats + 6, 2) & _ATS_ENABLE),
     )
 
 
-def bandwidth(speed: float, width: int) -> float:
+def link_bandwidth_of(speed: float, width: int) -> float:
     """One direction of a link in GB/s: GT/s times lanes less the line coding."""
     if speed <= 5:
         coding = 8 / 10
@@ -211,25 +211,25 @@ def bandwidth(speed: float, width: int) -> float:
     return round(speed * coding * width / 8, 3)
 
 
-def _word(data: bytes, offset: int, size: int) -> int:
+def _read_register(data: bytes, offset: int, size: int) -> int:
     return int.from_bytes(data[offset : offset + size], "little")
 
 
-def _identity(data: bytes, offset: int) -> str | None:
-    value = _word(data, offset, 2)
+def _read_id(data: bytes, offset: int) -> str | None:
+    value = _read_register(data, offset, 2)
     return None if value == 0xFFFF else f"{value:04x}"
 
 
-def _subsystem(data: bytes, header: int) -> tuple[str, str] | None:
-    vendor, product = _identity(data, 0x2C), _identity(data, 0x2E)
+def _read_subsystem(data: bytes, header: int) -> tuple[str, str] | None:
+    vendor, product = _read_id(data, 0x2C), _read_id(data, 0x2E)
     if header != 0 or vendor is None or product is None or vendor == "0000":
         return None
     return vendor, product
 
 
-def _capability(data: bytes, wanted: int) -> int | None:
+def _find_capability(data: bytes, wanted: int) -> int | None:
     """Offset of a standard capability; 0: has none; None: cannot be seen."""
-    if not _word(data, 6, 2) & 0x10:
+    if not _read_register(data, 6, 2) & 0x10:
         return 0
     if len(data) < _STANDARD:
         return None
@@ -244,18 +244,18 @@ def _capability(data: bytes, wanted: int) -> int | None:
     return 0
 
 
-def _link(data: bytes, express: int) -> Link | None:
-    most = _word(data, express + 0x0C, 4)
-    now = _word(data, express + 0x12, 2)
-    speed, width = _SPEEDS.get(now & 0xF), now >> 4 & 0x3F or None
+def _read_link(data: bytes, express: int) -> PcieLink | None:
+    most = _read_register(data, express + 0x0C, 4)
+    status = _read_register(data, express + 0x12, 2)
+    speed, width = _SPEEDS.get(status & 0xF), status >> 4 & 0x3F or None
     max_speed, max_width = _SPEEDS.get(most & 0xF), most >> 4 & 0x3F or None
     if (speed, width, max_speed, max_width) == (None, None, None, None):
         return None
-    rate = bandwidth(speed, width) if speed and width else None
-    return Link(speed, width, max_speed, max_width, rate)
+    rate = link_bandwidth_of(speed, width) if speed and width else None
+    return PcieLink(speed, width, max_speed, max_width, rate)
 
 
-def _extended(data: bytes, express: int | None, wanted: int) -> int | None:
+def _find_extended_capability(data: bytes, express: int | None, wanted: int) -> int | None:
     """Offset of an extended capability; 0: has none; None: cannot be seen."""
     if express == 0:
         return 0  # conventional PCI has none
@@ -265,19 +265,19 @@ def _extended(data: bytes, express: int | None, wanted: int) -> int | None:
     offset = _STANDARD
     while _STANDARD <= offset <= SIZE - _EXTENDED_PART and offset not in seen:
         seen.add(offset)
-        head = _word(data, offset, 4)
+        head = _read_register(data, offset, 4)
         if head & 0xFFFF == wanted:
             return offset
-        offset = _next(head)
+        offset = _next_extended_offset(head)
     return 0
 
 
-def _acs(data: bytes, express: int | None) -> tuple[int | None, int | None, bool | None]:
+def _read_acs(data: bytes, express: int | None) -> tuple[int | None, int | None, bool | None]:
     """Capability and control register of ACS, and whether it isolates."""
-    offset = _extended(data, express, _EXTENDED_CAP_ACS)
+    offset = _find_extended_capability(data, express, _EXTENDED_CAP_ACS)
     if not offset:
         return None, offset, None if offset is None else False
-    can, does = _word(data, offset + 4, 2), _word(data, offset + 6, 2)
+    can, does = _read_register(data, offset + 4, 2), _read_register(data, offset + 6, 2)
     # What the port cannot switch is hard-wired on (PCIe 6.12.1.1).
     needed = ACS_NEEDED & can
     return can, does, does & needed == needed

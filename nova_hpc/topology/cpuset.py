@@ -27,7 +27,7 @@ def parse_list(text: str) -> frozenset[int]:
 
     :raises ValueError: any other form, or a number of :data:`MOST` or more.
     """
-    found: set[int] = set()
+    cpus: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         match = _RANGE.fullmatch(part)
         if match is None:
@@ -36,8 +36,8 @@ def parse_list(text: str) -> frozenset[int]:
         last = int(match[2] or first)
         if last < first or last >= MOST:
             raise ValueError(f"{part!r} is no possible range of CPUs")
-        found.update(range(first, last + 1))
-    return frozenset(found)
+        cpus.update(range(first, last + 1))
+    return frozenset(cpus)
 
 
 @functools.lru_cache(maxsize=256)
@@ -46,7 +46,7 @@ def parse_mask(text: str) -> frozenset[int]:
 
     :raises ValueError: any other form, or a mask of more than :data:`MOST` bits.
     """
-    return _bits(text.strip().split(","), text)
+    return _parse_hex_words(text.strip().split(","), text)
 
 
 def parse_bitmap(text: str) -> frozenset[int] | None:
@@ -57,10 +57,10 @@ def parse_bitmap(text: str) -> frozenset[int] | None:
     words = text.strip().split(",")
     if words[0] == _ENDLESS:
         return None
-    return _bits([word or "0" for word in words], text)
+    return _parse_hex_words([word or "0" for word in words], text)
 
 
-def _bits(words: list[str], text: str) -> frozenset[int]:
+def _parse_hex_words(words: list[str], text: str) -> frozenset[int]:
     if len(words) * 32 > MOST:
         raise ValueError(f"a mask of {len(words)} words is longer than any machine has CPUs")
     value = 0

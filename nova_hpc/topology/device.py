@@ -18,13 +18,13 @@ import attrs
 
 from nova_hpc.topology import confspace, cpuset, vfio
 from nova_hpc.topology.confspace import ConfigSpace
-from nova_hpc.topology.files import FileError, Folder, Tree
+from nova_hpc.topology.files import FileError, FileTree, Folder
 from nova_hpc.topology.function_places import BRIDGE_CLASS, Raw
 from nova_hpc.topology.model import (
     ADDRESS,
     Bar,
-    Function,
-    Link,
+    PcieLink,
+    PciFunction,
     RdmaDevice,
     RdmaPort,
     normalise_address,
@@ -58,17 +58,17 @@ _NO_GUID: Final = "0000:0000:0000:0000"
 _T = TypeVar("_T")
 
 
-def read(tree: Tree, name: str, busy: bool = False) -> Raw:
+def read_pci_function(tree: FileTree, name: str, busy: bool = False) -> Raw:
     """The function that *name*, a PCI address, lists in :data:`DEVICES`.
 
     :param busy: it is in a reset, so its configuration space is left alone.
     """
     with tree.folder(f"{DEVICES}/{name}") as folder:
-        return _Device(tree, f"{DEVICES}/{name}", folder, busy=busy).read()
+        return _SysfsDevice(tree, f"{DEVICES}/{name}", folder, busy=busy).read()
 
 
 @functools.lru_cache(maxsize=1024)
-def _above(folder: str) -> tuple[str, tuple[str, ...]] | None:
+def _split_device_path(folder: str) -> tuple[str, tuple[str, ...]] | None:
     """Root complex and addresses of the bridges that *folder* lies below."""
     root: str | None = None
     above: list[str] = []
@@ -84,7 +84,7 @@ def _above(folder: str) -> tuple[str, tuple[str, ...]] | None:
 
 
 @functools.lru_cache(maxsize=1024)
-def _bars(text: str) -> tuple[Bar, ...]:
+def _parse_resource_bars(text: str) -> tuple[Bar, ...]:
     """The BARs that the file ``resource`` tells of."""
     bars = []
     for index, line in enumerate(text.splitlines()[:_BARS]):
@@ -108,7 +108,7 @@ def _bars(text: str) -> tuple[Bar, ...]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _code(text: str, digits: int) -> str | None:
+def _parse_hex_code(text: str, digits: int) -> str | None:
     match = _HEX.fullmatch(text)
     if match is None or int(match[1], 16) >= 16**digits:
         return None
@@ -122,7 +122,7 @@ class _Attributes:
     What is there and makes no sense is left out, with the reason.
     """
 
-    tree: Tree
+    tree: FileTree
     #: Of the directory.
     place: str
     #: The directory itself; None: what it holds is not known.
@@ -185,10 +185,10 @@ class _Attributes:
         text = self.text(name)
         if text is None:
             return None
-        found = _code(text, digits)
-        if found is None:
+        code = _parse_hex_code(text, digits)
+        if code is None:
             self.reason(f"{name}: {text[:40]!r} is no possible value")
-        return found
+        return code
 
     def link(self, name: str) -> str | None:
         """The last part of what a link leads to."""
@@ -204,13 +204,13 @@ class _Attributes:
 
 
 @attrs.define
-class _Device(_Attributes):
+class _SysfsDevice(_Attributes):
     """The directory of one function."""
 
     busy: bool = False
 
     def read(self) -> Raw:
-        config = confspace.parse(self.attempt(self._config, b""))
+        config = confspace.parse_config_space(self.attempt(self._config, b""))
         class_code = self.code("class", 6) or config.class_code
         vendor = self.code("vendor", 4) or config.vendor_id
         product = self.code("device", 4) or config.product_id
@@ -218,7 +218,7 @@ class _Device(_Attributes):
         subsystem = config.subsystem or self._subsystem()
         place_of = self.attempt(self._place, None)
         driver, parent = self.link("driver"), self._function_link("physfn")
-        function = Function(
+        function = PciFunction(
             address=normalise_address(self.place.rpartition("/")[2]),
             vendor_id=vendor,
             product_id=product,
@@ -227,7 +227,9 @@ class _Device(_Attributes):
             class_code=class_code,
             revision=config.revision or self.code("revision", 2),
             driver=driver,
-            vfio=vfio.of_driver(self.tree, driver, self.names("vfio-dev"), self._driver_of(parent)),
+            vfio=vfio.vfio_of_driver(
+                self.tree, driver, self.names("vfio-dev"), self._driver_of(parent)
+            ),
             vfio_variant=self._variant(vendor, product, subsystem, class_code),
             root=place_of[0] if place_of else None,
             iommu_group=self._group(),
@@ -270,8 +272,8 @@ class _Device(_Attributes):
         if self.busy:
             raise FileError("its reset has not ended")
         if self.folder is not None:
-            return self.folder.read("config", confspace.SIZE, confspace.skim) or b""
-        return self.tree.read(self.path("config"), confspace.SIZE, confspace.skim) or b""
+            return self.folder.read("config", confspace.SIZE, confspace.skim_config) or b""
+        return self.tree.read(self.path("config"), confspace.SIZE, confspace.skim_config) or b""
 
     def _place(self) -> tuple[str, tuple[str, ...]] | None:
         """Root complex and the addresses above, from the device's real path.
@@ -279,10 +281,10 @@ class _Device(_Attributes):
         None where the capture has the directory itself instead of a link into
         ``/sys/devices``: then only bus numbers can tell.
         """
-        found = self.tree.resolve(self.place)
-        if found is None:
+        resolved = self.tree.resolve(self.place)
+        if resolved is None:
             raise FileError("its directory is missing")
-        return _above(found.rpartition("/")[0])
+        return _split_device_path(resolved.rpartition("/")[0])
 
     def _subsystem(self) -> tuple[str | None, str | None]:
         vendor, product = self.code("subsystem_vendor", 4), self.code("subsystem_device", 4)
@@ -351,8 +353,8 @@ class _Device(_Attributes):
         held = self.names("") if self.folder is None else self.folder.names
         # Few functions have any, so the pattern is for few names.
         names = sorted(name for name in held if name.startswith("virtfn"))
-        found = (self._function_link(name) for name in names if _VIRTUAL.fullmatch(name))
-        return tuple(address for address in found if address is not None)
+        addresses = (self._function_link(name) for name in names if _VIRTUAL.fullmatch(name))
+        return tuple(address for address in addresses if address is not None)
 
     def _driver_of(self, address: str | None) -> str | None:
         """The driver of another function; None: it has none, or cannot be read."""
@@ -370,10 +372,10 @@ class _Device(_Attributes):
     ) -> str | None:
         if vendor is None or product is None:
             return None
-        known = vfio.kernel(self.tree)
-        if not known.aliases:
+        kernel_drivers = vfio.read_vfio_kernel(self.tree)
+        if not kernel_drivers.aliases:
             return None
-        return known.variant(vfio.alias_of(vendor, product, subsystem, class_code))
+        return kernel_drivers.variant(vfio.alias_of(vendor, product, subsystem, class_code))
 
     def _vf_product(self) -> str | None:
         # Without a prefix and leading zeros, alone of all ids in sysfs.
@@ -381,9 +383,9 @@ class _Device(_Attributes):
         return text.zfill(4) if text is not None and _PRODUCT.fullmatch(text) else None
 
     def _bars(self) -> tuple[Bar, ...]:
-        return _bars(self.text("resource") or "")
+        return _parse_resource_bars(self.text("resource") or "")
 
-    def _link(self, config: ConfigSpace) -> Link | None:
+    def _link(self, config: ConfigSpace) -> PcieLink | None:
         """The link, from registers, or files (Linux 4.13 and later) that say the same."""
         if config.link is not None:
             return config.link
@@ -391,8 +393,8 @@ class _Device(_Attributes):
         width, max_width = self._width("current_link_width"), self._width("max_link_width")
         if (speed, width, max_speed, max_width) == (None, None, None, None):
             return None
-        rate = confspace.bandwidth(speed, width) if speed and width else None
-        return Link(speed, width, max_speed, max_width, rate)
+        rate = confspace.link_bandwidth_of(speed, width) if speed and width else None
+        return PcieLink(speed, width, max_speed, max_width, rate)
 
     def _speed(self, name: str) -> float | None:
         # "Unknown" and "Unknown speed" are ordinary: no link, or none up.
@@ -407,24 +409,24 @@ class _Device(_Attributes):
         return tuple(f"{kind} {name}" for kind in _CLASSES for name in self.names(kind))
 
 
-def _rdma_devices(tree: Tree, folder: str) -> tuple[RdmaDevice, ...]:
+def _rdma_devices(tree: FileTree, folder: str) -> tuple[RdmaDevice, ...]:
     """The devices below the ``infiniband`` directory *folder* of a function.
 
     :raises FileError: a file is there but unreadable or nonsense.
     """
-    found = []
+    devices = []
     for name in tree.names(folder):
         ports = tuple(
-            _port(tree, f"{folder}/{name}/ports/{port}", int(port))
+            _read_rdma_port(tree, f"{folder}/{name}/ports/{port}", int(port))
             for port in tree.names(f"{folder}/{name}/ports")
             if re.fullmatch(r"\d{1,3}", port, re.ASCII)
         )
         guid = tree.text(f"{folder}/{name}/node_guid")
-        found.append(RdmaDevice(name=name, node_guid=_guid(guid, name), ports=ports))
-    return tuple(found)
+        devices.append(RdmaDevice(name=name, node_guid=_parse_guid(guid, name), ports=ports))
+    return tuple(devices)
 
 
-def _port(tree: Tree, folder: str, number: int) -> RdmaPort:
+def _read_rdma_port(tree: FileTree, folder: str, number: int) -> RdmaPort:
     layer = tree.text(f"{folder}/link_layer")
     state = tree.text(f"{folder}/state")  # "4: ACTIVE"
     gid = tree.text(f"{folder}/gids/0")
@@ -434,7 +436,7 @@ def _port(tree: Tree, folder: str, number: int) -> RdmaPort:
     if gid is not None and layer != "Ethernet":
         if _GID.fullmatch(gid) is None:
             raise FileError(f"{folder}/gids/0: {gid[:50]!r} is no GID")
-        guid = _guid(gid[20:], folder)
+        guid = _parse_guid(gid[20:], folder)
     return RdmaPort(
         number=number,
         guid=guid,
@@ -444,7 +446,7 @@ def _port(tree: Tree, folder: str, number: int) -> RdmaPort:
     )
 
 
-def _guid(text: str | None, of: str) -> str | None:
+def _parse_guid(text: str | None, of: str) -> str | None:
     if text is None or text == _NO_GUID:
         return None
     if _GUID.fullmatch(text) is None:

@@ -39,7 +39,7 @@ class FileError(Exception):
     """A file that is there but cannot be used; the text names it and says why."""
 
 
-class Tree:
+class FileTree:
     """Read files below *root*. Paths are absolute, as on the machine itself.
 
     An instance remembers where links lead, so it serves one reading of a
@@ -81,12 +81,12 @@ class Tree:
             except (FileNotFoundError, NotADirectoryError):
                 return None
             except (OSError, ValueError) as error:
-                raise FileError(f"{_show(path)}: {_why(error)}") from error
+                raise FileError(f"{_escape_path(path)}: {_describe_file_error(error)}") from error
             if target is None:
                 continue
             links += 1
             if links > MOST_LINKS:
-                raise FileError(f"{_show(path)}: a loop of symbolic links")
+                raise FileError(f"{_escape_path(path)}: a loop of symbolic links")
             place = "" if target.startswith("/") else place.rpartition("/")[0]
             left.extend(target.split("/")[::-1])
         return place or "/"
@@ -118,13 +118,13 @@ class Tree:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError) as error:
-            raise FileError(f"{_show(path)}: {_why(error)}") from error
+            raise FileError(f"{_escape_path(path)}: {_describe_file_error(error)}") from error
         if text is None:
-            raise FileError(f"{_show(path)}: not a symbolic link")
+            raise FileError(f"{_escape_path(path)}: not a symbolic link")
         # A capture often leaves out what a link leads to (drivers): then the
         # text of the link is all there is, and it is enough.
-        found = self.resolve(path)
-        return found if found is not None else os.path.normpath(f"{parent}/{text}")
+        resolved = self.resolve(path)
+        return resolved if resolved is not None else os.path.normpath(f"{parent}/{text}")
 
     def read(self, path: str, limit: int = LONGEST, take: Take | None = None) -> bytes | None:
         """The first *limit* bytes of a file; None: there is no such file.
@@ -152,20 +152,20 @@ class Tree:
             except OSError as error:
                 if error.errno != errno.ELOOP:
                     raise
-                found = self.resolve(path)
-                if found is None:
+                resolved = self.resolve(path)
+                if resolved is None:
                     return None
-                handle = os.open(self._root + found, _FLAGS)
+                handle = os.open(self._root + resolved, _FLAGS)
             try:
                 if not stat.S_ISREG(os.fstat(handle).st_mode):
-                    raise FileError(f"{_show(path)}: not a file")
-                return (take or _read)(handle, limit)
+                    raise FileError(f"{_escape_path(path)}: not a file")
+                return (take or _read_by_pages)(handle, limit)
             finally:
                 os.close(handle)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError) as error:
-            raise FileError(f"{_show(path)}: {_why(error)}") from error
+            raise FileError(f"{_escape_path(path)}: {_describe_file_error(error)}") from error
 
     @contextlib.contextmanager
     def folder(self, path: str) -> Iterator[Folder | None]:
@@ -175,8 +175,8 @@ class Tree:
         the time of many small files.
         """
         try:
-            found = self.resolve(path)
-            handle = None if found is None else os.open(self._root + found, _FOLDER)
+            resolved = self.resolve(path)
+            handle = None if resolved is None else os.open(self._root + resolved, _FOLDER)
         except (FileError, OSError, ValueError):
             handle = None
         if handle is None:
@@ -198,7 +198,7 @@ class Tree:
         :raises FileError: unreadable, or not printable ASCII text.
         """
         data = self.read(path)
-        return None if data is None else as_text(data, path)
+        return None if data is None else decode_kernel_text(data, path)
 
     def names(self, path: str) -> list[str]:
         """What a directory holds, sorted; [] when there is no such directory.
@@ -207,15 +207,15 @@ class Tree:
 
         :raises FileError: it cannot be listed.
         """
-        found = self.resolve(path)
-        if found is None:
+        resolved = self.resolve(path)
+        if resolved is None:
             return []
         try:
-            return sorted(filter(_NAME.fullmatch, self._listdir(found)))
+            return sorted(filter(_NAME.fullmatch, self._listdir(resolved)))
         except (FileNotFoundError, NotADirectoryError):
             return []
         except (OSError, ValueError) as error:
-            raise FileError(f"{_show(path)}: {_why(error)}") from error
+            raise FileError(f"{_escape_path(path)}: {_describe_file_error(error)}") from error
 
     def _listdir(self, place: str) -> list[str]:
         return os.listdir(self._root + place)  # noqa: PTH208
@@ -236,9 +236,9 @@ class Tree:
 
 
 class Folder:
-    """An open directory of a tree, as :meth:`Tree.folder` hands it out."""
+    """An open directory of a tree, as :meth:`FileTree.folder` hands it out."""
 
-    def __init__(self, tree: Tree, path: str, handle: int, names: frozenset[str]) -> None:
+    def __init__(self, tree: FileTree, path: str, handle: int, names: frozenset[str]) -> None:
         self._tree = tree
         self._path = path
         self._handle = handle
@@ -246,7 +246,7 @@ class Folder:
         self.names = names
 
     def read(self, name: str, limit: int = LONGEST, take: Take | None = None) -> bytes | None:
-        """As :meth:`Tree.read`."""
+        """As :meth:`FileTree.read`."""
         if name not in self.names:
             return None
         return self._tree.read_in(self._handle, name, f"{self._path}/{name}", limit, take)
@@ -258,12 +258,12 @@ class Folder:
         return self._tree.link_in(self._handle, name, f"{self._path}/{name}")
 
     def text(self, name: str) -> str | None:
-        """As :meth:`Tree.text`."""
+        """As :meth:`FileTree.text`."""
         data = self.read(name)
-        return None if data is None else as_text(data, f"{self._path}/{name}")
+        return None if data is None else decode_kernel_text(data, f"{self._path}/{name}")
 
 
-def as_text(data: bytes, path: str) -> str:
+def decode_kernel_text(data: bytes, path: str) -> str:
     """The stripped text of *data*, what the file *path* holds.
 
     :raises FileError: not printable ASCII text.
@@ -274,16 +274,16 @@ def as_text(data: bytes, path: str) -> str:
     except UnicodeDecodeError:
         text = "\0"
     if not (text.isprintable() or text.replace("\n", "").replace("\t", "").isprintable()):
-        raise FileError(f"{_show(path)}: not text")
+        raise FileError(f"{_escape_path(path)}: not text")
     return text
 
 
-def show(path: Path) -> str:
+def show_path(path: Path) -> str:
     """A path for people: undecodable bytes of its name are written as escapes."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
-def _read(handle: int, limit: int) -> bytes:
+def _read_by_pages(handle: int, limit: int) -> bytes:
     # A page at a time: sysfs hands out no more, and only the last is shorter.
     data = piece = os.read(handle, min(_PAGE, limit))
     while len(piece) == _PAGE and len(data) < limit:
@@ -292,11 +292,11 @@ def _read(handle: int, limit: int) -> bytes:
     return data
 
 
-def _why(error: Exception) -> str:
+def _describe_file_error(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno is not None:
         return os.strerror(error.errno).lower()
     return "no possible path"
 
 
-def _show(path: str) -> str:
+def _escape_path(path: str) -> str:
     return path if path.isprintable() else ascii(path)

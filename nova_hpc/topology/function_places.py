@@ -14,9 +14,9 @@ import attrs
 
 from nova_hpc.topology.model import (
     BridgeKind,
-    Function,
     IommuGroup,
     NumaNode,
+    PciFunction,
     address_key,
     normalise_address,
 )
@@ -29,7 +29,7 @@ _SUBTRACTIVE = "060401"  # only conventional PCI bridges decode so
 class Raw:
     """A function, and what its source says about where it sits."""
 
-    function: Function
+    function: PciFunction
     #: Addresses above, outermost first; None: the source does not say.
     above: tuple[str, ...] | None = None
     #: Secondary and subordinate bus of a bridge.
@@ -59,38 +59,38 @@ class Raw:
         return self.buses is not None and self.bus[1] < self.buses[0] <= self.buses[1]
 
 
-def place(
+def place_functions(
     raws: Iterable[Raw],
     nodes: Sequence[NumaNode],
     groups: Mapping[int, frozenset[str]],
-) -> tuple[list[Function], list[Function]]:
+) -> tuple[list[PciFunction], list[PciFunction]]:
     """Finish *raws*: functions, and bridges without bus numbers, by address.
 
     :param groups: the members of each IOMMU group.
     """
-    known = {raw.address: raw for raw in raws}
-    paths = {address: _path(raw, known) for address, raw in known.items()}
+    by_address = {raw.address: raw for raw in raws}
+    paths = {address: _path_of_raw(raw, by_address) for address, raw in by_address.items()}
     used = {bridge for path in paths.values() for bridge in path}
-    kinds = _kinds(known, paths)
+    kinds = _bridge_kinds_of(by_address, paths)
     belongs = {member: group for group, members in groups.items() for member in members}
-    active: list[Function] = []
-    inactive: list[Function] = []
-    for address in sorted(known, key=address_key):
-        raw = known[address]
+    active: list[PciFunction] = []
+    inactive: list[PciFunction] = []
+    for address in sorted(by_address, key=address_key):
+        raw = by_address[address]
         path = paths[address]
-        local, numa, socket = _locality(raw, nodes)
+        local, numa, socket = _locality_of(raw, nodes)
         function = attrs.evolve(
             raw.function,
-            root=raw.function.root or _root(path[0] if path else address),
+            root=raw.function.root or _root_name_of(path[0] if path else address),
             path=path,
-            switches=_switches(path, kinds),
+            switches=_shared_points_on(path, kinds),
             bridge=kinds.get(address),
             local_numa_nodes=local,
             numa_node=numa,
             socket=socket,
             iommu_group=belongs.get(address, raw.function.iommu_group),
             acs_isolates=raw.function.acs_isolates if address in kinds else None,
-            acs_on_path=_isolated(path, kinds, known),
+            acs_on_path=_is_isolated_path(path, kinds, by_address),
             unknown="; ".join(raw.reasons) or None,
         )
         # Bus numbers that were read and are impossible, and nothing below: a
@@ -100,11 +100,11 @@ def place(
     return active, inactive
 
 
-def _path(raw: Raw, known: Mapping[str, Raw]) -> tuple[str, ...]:
+def _path_of_raw(raw: Raw, by_address: Mapping[str, Raw]) -> tuple[str, ...]:
     if raw.above is not None:
         # What is above but not itself a function of this reading is left out:
         # a capture may have been thinned.
-        return tuple(address for address in raw.above if address in known)
+        return tuple(address for address in raw.above if address in by_address)
     # The source has no tree: every bridge says which buses are behind it.
     # Bus numbers grow downwards, so this cannot loop.
     path: list[str] = []
@@ -112,7 +112,7 @@ def _path(raw: Raw, known: Mapping[str, Raw]) -> tuple[str, ...]:
     while True:
         around = [
             bridge
-            for bridge in known.values()
+            for bridge in by_address.values()
             if bridge.is_bridge
             and bridge.buses is not None
             and bridge.has_bus_numbers
@@ -126,22 +126,26 @@ def _path(raw: Raw, known: Mapping[str, Raw]) -> tuple[str, ...]:
         below = nearest.bus
 
 
-def _root(topmost: str) -> str:
+def _root_name_of(topmost: str) -> str:
     """The kernel's name for the host bridge above a function of the top bus."""
     domain, bus, _ = topmost.split(":")
     return f"pci{domain}:{bus}"
 
 
-def _kinds(known: Mapping[str, Raw], paths: Mapping[str, tuple[str, ...]]) -> dict[str, BridgeKind]:
+def _bridge_kinds_of(
+    by_address: Mapping[str, Raw], paths: Mapping[str, tuple[str, ...]]
+) -> dict[str, BridgeKind]:
     """What each bridge is.
 
     Where the PCI Express capability cannot be read, its place tells: PCI
     Express alternates root port, upstream port, downstream port, upstream
     port, ...; an upstream port is the one with bridges below it.
     """
-    parents = {path[-1] for address, path in paths.items() if path and known[address].is_bridge}
+    parents = {
+        path[-1] for address, path in paths.items() if path and by_address[address].is_bridge
+    }
     kinds: dict[str, BridgeKind] = {}
-    for address, raw in sorted(known.items(), key=lambda item: len(paths[item[0]])):
+    for address, raw in sorted(by_address.items(), key=lambda item: len(paths[item[0]])):
         if not raw.is_bridge:
             continue
         above = kinds.get(paths[address][-1]) if paths[address] else None
@@ -159,17 +163,17 @@ def _kinds(known: Mapping[str, Raw], paths: Mapping[str, tuple[str, ...]]) -> di
     return kinds
 
 
-def _switches(path: tuple[str, ...], kinds: Mapping[str, BridgeKind]) -> tuple[str, ...]:
+def _shared_points_on(path: tuple[str, ...], kinds: Mapping[str, BridgeKind]) -> tuple[str, ...]:
     upstream = tuple(address for address in path if kinds.get(address) is BridgeKind.UPSTREAM)
     return upstream or path[:1]
 
 
-def _isolated(
-    path: tuple[str, ...], kinds: Mapping[str, BridgeKind], known: Mapping[str, Raw]
+def _is_isolated_path(
+    path: tuple[str, ...], kinds: Mapping[str, BridgeKind], by_address: Mapping[str, Raw]
 ) -> bool | None:
     """Whether ACS isolates on the whole *path*; upstream ports need none."""
     states = [
-        False if kinds[address] is BridgeKind.PCI else known[address].function.acs_isolates
+        False if kinds[address] is BridgeKind.PCI else by_address[address].function.acs_isolates
         for address in path
         if address in kinds and kinds[address] is not BridgeKind.UPSTREAM
     ]
@@ -178,7 +182,9 @@ def _isolated(
     return None if None in states or not states else True
 
 
-def _locality(raw: Raw, nodes: Sequence[NumaNode]) -> tuple[frozenset[int], int | None, int | None]:
+def _locality_of(
+    raw: Raw, nodes: Sequence[NumaNode]
+) -> tuple[frozenset[int], int | None, int | None]:
     """Local NUMA nodes, the one NUMA node, and the socket of a function.
 
     ``local_cpus`` goes first, because lstopo goes by it and because it can
@@ -207,7 +213,7 @@ def _locality(raw: Raw, nodes: Sequence[NumaNode]) -> tuple[frozenset[int], int 
             owner = next(node for node in nodes if node.id == stated)
             if owner.cpus:
                 raw.reasons.append(
-                    f"numa_node is {stated}, but local_cpus are those of {_numbers(local)}"
+                    f"numa_node is {stated}, but local_cpus are those of {_format_node_ids(local)}"
                 )
             else:
                 local = frozenset({stated})
@@ -231,25 +237,25 @@ def _locality(raw: Raw, nodes: Sequence[NumaNode]) -> tuple[frozenset[int], int 
 
 def _with_cpus(local: frozenset[int], nodes: Sequence[NumaNode]) -> frozenset[int]:
     """The nodes where a guest can be: of nodes that are memory alone, those nearest to them."""
-    found = [node for node in nodes if node.id in local]
-    near: frozenset[int] = frozenset().union(*(node.near for node in found))
-    return near if near and not any(node.cpus for node in found) else local
+    local_nodes = [node for node in nodes if node.id in local]
+    near: frozenset[int] = frozenset().union(*(node.near for node in local_nodes))
+    return near if near and not any(node.cpus for node in local_nodes) else local
 
 
-def _numbers(found: frozenset[int]) -> str:
-    return "node " + ", ".join(str(number) for number in sorted(found))
+def _format_node_ids(numbers: frozenset[int]) -> str:
+    return "node " + ", ".join(str(number) for number in sorted(numbers))
 
 
 def make_groups(groups: Mapping[int, frozenset[str]]) -> tuple[IommuGroup, ...]:
     """IOMMU groups in order, PCI members before others."""
-    found = []
+    finished = []
     for number, members in sorted(groups.items()):
         pci: list[str] = []
-        other: list[str] = []
+        not_pci: list[str] = []
         for member in members:
             try:
                 pci.append(normalise_address(member))
             except ValueError:
-                other.append(member)
-        found.append(IommuGroup(number, (*sorted(pci, key=address_key), *sorted(other))))
-    return tuple(found)
+                not_pci.append(member)
+        finished.append(IommuGroup(number, (*sorted(pci, key=address_key), *sorted(not_pci))))
+    return tuple(finished)

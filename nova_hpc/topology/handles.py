@@ -4,7 +4,7 @@
 A path is looked up again at each use, and whoever may write to one of its folders decides
 anew where it leads. So the way is gone step by step, each step from a handle of the one
 before; what is found is held by a handle that reads and writes nothing (``O_PATH``), is
-looked at, and only then opened by :func:`again`, which opens that and nothing else.
+looked at, and only then opened by :func:`path_of_handle`, which opens that and nothing else.
 
 Below ``/sys`` the kernel's own links are followed, and the way has to end there: on a
 machine that runs, in a file of sysfs itself and not of something mounted below it.
@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
-from nova_hpc.topology.files import MOST_LINKS, FileError, Tree
+from nova_hpc.topology.files import MOST_LINKS, FileError, FileTree
 
 #: The number by which statfs(2) knows sysfs (linux/magic.h).
 SYSFS_MAGIC: Final = 0x62656572
@@ -34,7 +34,7 @@ _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _STATFS: Final = 256
 
 
-def again(handle: int) -> str:
+def path_of_handle(handle: int) -> str:
     """A path that opens what *handle* is, as long as that is open, and nothing else."""
     return f"/proc/self/fd/{handle}"
 
@@ -49,36 +49,36 @@ def kernel_file(root: Path, path: str) -> AbstractContextManager[int | None]:
     :param path: absolute, as on the machine itself.
     :raises FileError: it leads out of ``/sys``, or to no file of the kernel's.
     """
-    return _kernels(root, path, False)
+    return _hold_kernel_path(root, path, False)
 
 
 def kernel_folder(root: Path, path: str) -> AbstractContextManager[int | None]:
     """The same for a directory."""
-    return _kernels(root, path, True)
+    return _hold_kernel_path(root, path, True)
 
 
 @contextlib.contextmanager
-def _kernels(root: Path, path: str, is_folder: bool) -> Iterator[int | None]:
-    found = Tree(root).resolve(path)
-    if found is None:
+def _hold_kernel_path(root: Path, path: str, is_folder: bool) -> Iterator[int | None]:
+    resolved = FileTree(root).resolve(path)
+    if resolved is None:
         yield None
         return
-    if not found.startswith(_SYS):
-        raise FileError(f"{path}: it leads to {found}, out of /sys")
+    if not resolved.startswith(_SYS):
+        raise FileError(f"{path}: it leads to {resolved}, out of /sys")
     with contextlib.ExitStack() as stack:
         base = os.path.realpath(root)
-        here: int | None
+        handle: int | None
         try:
-            step = _open(stack, base, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            for each in found.strip("/").split("/"):
-                step = _open(stack, each, _STEP, step)
+            step = _open_on_stack(stack, base, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            for part in resolved.strip("/").split("/"):
+                step = _open_on_stack(stack, part, _STEP, step)
             _expect_kernels(step, path, base == "/", is_folder)
-            here = step
+            handle = step
         except (FileNotFoundError, NotADirectoryError):
-            here = None
+            handle = None
         except (OSError, ValueError) as error:
-            raise FileError(f"{path}: {_why(error)}") from error
-        yield here
+            raise FileError(f"{path}: {_describe_handle_error(error)}") from error
+        yield handle
 
 
 def _expect_kernels(handle: int, path: str, live: bool, is_folder: bool) -> None:
@@ -103,12 +103,12 @@ def _type_of(handle: int) -> int:
     return int(ctypes.c_long.from_buffer(buffer).value) & 0xFFFFFFFF
 
 
-def read(handle: int, limit: int) -> bytes:
+def read_held_file(handle: int, limit: int) -> bytes:
     """The first *limit* bytes of a file that is held.
 
     :raises OSError: it cannot be read.
     """
-    opened = os.open(again(handle), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    opened = os.open(path_of_handle(handle), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         data = b""
         while len(data) < limit and (piece := os.read(opened, limit - len(data))):
@@ -122,7 +122,7 @@ def read(handle: int, limit: int) -> bytes:
 
 
 @contextlib.contextmanager
-def folder(path: Path, make: bool = False) -> Iterator[int]:
+def hold_folder(path: Path, make: bool = False) -> Iterator[int]:
     """Hold a directory of the service's, whose last part is no link.
 
     A link above it is followed where it, and the directory that has it, are of root or of
@@ -133,19 +133,19 @@ def folder(path: Path, make: bool = False) -> Iterator[int]:
     :raises OSError: it is not there, is no directory, or a link leads to it.
     """
     with contextlib.ExitStack() as stack:
-        above, name = _walk(stack, os.path.abspath(path))  # noqa: PTH100
+        above, name = _walk_to_parent(stack, os.path.abspath(path))  # noqa: PTH100
         made = False
         if make:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(name, 0o755, dir_fd=above)
                 made = True
-        here = _open(stack, name, _FOLDER, above)
+        handle = _open_on_stack(stack, name, _FOLDER, above)
         if made:
-            own_like(here, above)
-        yield here
+            give_to_owner_above(handle, above)
+        yield handle
 
 
-def own_like(handle: int, above: int) -> None:
+def give_to_owner_above(handle: int, above: int) -> None:
     """Give what this process, as root, has just made to the owner of the directory above it.
 
     What is another user's already, or has a second name, is left alone: somebody may have
@@ -153,53 +153,55 @@ def own_like(handle: int, above: int) -> None:
 
     :raises OSError: it cannot be given.
     """
-    owner, mine = os.fstat(above), os.fstat(handle)
-    single = stat.S_ISDIR(mine.st_mode) or mine.st_nlink == 1
-    if os.geteuid() == 0 and owner.st_uid != 0 and mine.st_uid == 0 and single:
+    owner, own_status = os.fstat(above), os.fstat(handle)
+    single = stat.S_ISDIR(own_status.st_mode) or own_status.st_nlink == 1
+    if os.geteuid() == 0 and owner.st_uid != 0 and own_status.st_uid == 0 and single:
         os.fchown(handle, owner.st_uid, owner.st_gid)
 
 
-def _walk(stack: contextlib.ExitStack, path: str) -> tuple[int, str]:
+def _walk_to_parent(stack: contextlib.ExitStack, path: str) -> tuple[int, str]:
     """The directory that has *path*, and the name in it."""
-    left = [each for each in path.split("/") if each][::-1]
+    left = [name for name in path.split("/") if name][::-1]
     if not left:
         raise ValueError("the root directory is no directory of the service's")
-    here = _open(stack, "/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    held = _open_on_stack(stack, "/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     links = 0
     while len(left) > 1:
         part = left.pop()
-        step = _open(stack, part, _STEP, here)
+        step = _open_on_stack(stack, part, _STEP, held)
         if not stat.S_ISLNK(os.fstat(step).st_mode):
-            here = step  # of what is no directory the next step fails
+            held = step  # of what is no directory the next step fails
             continue
         links += 1
-        if links > MOST_LINKS or not _is_ours(here, step):
-            why = f"the link {part} in it is of somebody who may not lead this process elsewhere"
-            raise PermissionError(errno.EPERM, why, path)
+        if links > MOST_LINKS or not _is_trusted_link(held, step):
+            reason = f"the link {part} in it is of somebody who may not lead this process elsewhere"
+            raise PermissionError(errno.EPERM, reason, path)
         target = os.readlink("", dir_fd=step)
         if target.startswith("/"):
-            here = _open(stack, "/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        left.extend(each for each in target.split("/")[::-1] if each not in ("", "."))
-    return here, left[0]
+            held = _open_on_stack(stack, "/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        left.extend(name for name in target.split("/")[::-1] if name not in ("", "."))
+    return held, left[0]
 
 
-def _is_ours(above: int, link: int) -> bool:
+def _is_trusted_link(above: int, link: int) -> bool:
     trusted = {0, os.geteuid()}
-    folder, mine = os.fstat(above), os.fstat(link)
+    folder, link_status = os.fstat(above), os.fstat(link)
     return (
         folder.st_uid in trusted
-        and mine.st_uid in trusted
+        and link_status.st_uid in trusted
         and not folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     )
 
 
-def _open(stack: contextlib.ExitStack, name: str, flags: int, above: int | None = None) -> int:
+def _open_on_stack(
+    stack: contextlib.ExitStack, name: str, flags: int, above: int | None = None
+) -> int:
     handle = os.open(name, flags, dir_fd=above)
     stack.callback(os.close, handle)
     return handle
 
 
-def _why(error: Exception) -> str:
+def _describe_handle_error(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno is not None:
         return os.strerror(error.errno).lower()
     return "no possible path"

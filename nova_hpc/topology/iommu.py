@@ -11,7 +11,7 @@ slot without ACS of their own are together. And one that the kernel leaves out: 
 switch with a port that does not redirect, what that port sends reaches all other ports.
 
 What is not known counts as not isolating. What the kernel knows of single models (its
-quirks) is not known here; see :func:`joined`.
+quirks) is not known here; see :func:`find_joined_devices`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Final
 import attrs
 
 from nova_hpc.topology.confspace import ACS_NEEDED
-from nova_hpc.topology.model import BridgeKind, Function, Node, address_key
+from nova_hpc.topology.model import BridgeKind, Node, PciFunction, address_key
 
 _PORTS: Final = (BridgeKind.ROOT_PORT, BridgeKind.DOWNSTREAM)
 
@@ -30,36 +30,42 @@ _PORTS: Final = (BridgeKind.ROOT_PORT, BridgeKind.DOWNSTREAM)
 Controls = Mapping[str, int]
 
 
-def groups(node: Node, controls: Controls | None = None) -> tuple[frozenset[str], ...]:
+def compute_iommu_groups(
+    node: Node, controls: Controls | None = None
+) -> tuple[frozenset[str], ...]:
     """The groups that the kernel would form, by their lowest address.
 
     :param controls: registers that differ from those that were read.
     """
-    return _Rules(node, controls or {}).groups()
+    return _IommuRules(node, controls or {}).groups()
 
 
-def reach(node: Node, controls: Controls | None = None) -> tuple[frozenset[str], ...]:
+def compute_reach_groups(
+    node: Node, controls: Controls | None = None
+) -> tuple[frozenset[str], ...]:
     """The same, and together what could reach each other below a switch all the same."""
-    rules = _Rules(node, controls or {})
-    found = [set(each) for each in rules.groups()]
-    for switch in (each for each in node.functions if each.bridge is BridgeKind.UPSTREAM):
-        below = [each for each in node.functions if switch.address in each.path]
+    rules = _IommuRules(node, controls or {})
+    group_sets = [set(group) for group in rules.groups()]
+    for switch in (
+        function for function in node.functions if function.bridge is BridgeKind.UPSTREAM
+    ):
+        below = [function for function in node.functions if switch.address in function.path]
         ports = [
-            each
-            for each in below
-            if each.bridge is BridgeKind.DOWNSTREAM and each.path[-1] == switch.address
+            function
+            for function in below
+            if function.bridge is BridgeKind.DOWNSTREAM and function.path[-1] == switch.address
         ]
         if all(rules.isolates(port) for port in ports):
             continue
-        members = {each.address for each in below if each not in ports}
-        touched = [each for each in found if each & members]
-        found = [each for each in found if not each & members]
+        members = {function.address for function in below if function not in ports}
+        touched = [group for group in group_sets if group & members]
+        group_sets = [group for group in group_sets if not group & members]
         if touched:
-            found.append(set().union(*touched))
-    return _ordered(found)
+            group_sets.append(set().union(*touched))
+    return _order_address_groups(group_sets)
 
 
-def joined(node: Node, controls: Controls) -> tuple[str, ...]:
+def find_joined_devices(node: Node, controls: Controls) -> tuple[str, ...]:
     """Devices that the kernel keeps apart now, and that a change would bring together.
 
     What the kernel's groups say now is believed, whatever is computed: a quirk may keep
@@ -70,72 +76,72 @@ def joined(node: Node, controls: Controls) -> tuple[str, ...]:
     """
     changed = set(controls)
     lost: set[str] = set()
-    for together in reach(node, controls):
-        members = [each for each in map(node.function, together) if each is not None]
-        if not any(changed & {each.address, *each.path} for each in members):
+    for together in compute_reach_groups(node, controls):
+        members = [function for function in map(node.function, together) if function is not None]
+        if not any(changed & {function.address, *function.path} for function in members):
             continue
-        devices = [each for each in members if not each.is_bridge]
-        if len({each.iommu_group for each in devices}) > 1:
-            lost.update(each.address for each in devices)
+        devices = [function for function in members if not function.is_bridge]
+        if len({function.iommu_group for function in devices}) > 1:
+            lost.update(function.address for function in devices)
     return tuple(sorted(lost, key=address_key))
 
 
 @attrs.define
-class _Rules:
+class _IommuRules:
     node: Node
     controls: Controls
-    _slots: dict[tuple[int, ...], list[Function]] = attrs.field(init=False)
+    _slots: dict[tuple[int, ...], list[PciFunction]] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self._slots = {}
-        for each in (*self.node.functions, *self.node.inactive):
-            if each.physical_function is None:  # a virtual one is alone, as the kernel has it
-                self._slots.setdefault(_slot(each), []).append(each)
+        for function in (*self.node.functions, *self.node.inactive):
+            if function.physical_function is None:  # a virtual one is alone, as the kernel has it
+                self._slots.setdefault(_slot_of(function), []).append(function)
 
     def groups(self) -> tuple[frozenset[str], ...]:
-        found: dict[str, set[str]] = {}
-        for each in self.node.functions:
-            found.setdefault(self._head(each), set()).add(each.address)
-        return _ordered(found.values())
+        groups: dict[str, set[str]] = {}
+        for function in self.node.functions:
+            groups.setdefault(self._head(function), set()).add(function.address)
+        return _order_address_groups(groups.values())
 
-    def _head(self, one: Function) -> str:
+    def _head(self, function: PciFunction) -> str:
         """The function whose group it is in."""
-        head = one
-        for address in reversed(one.path):
+        head = function
+        for address in reversed(function.path):
             above = self.node.function(address)
             if above is not None and not self._path_isolates(above):
                 head = above
         if head.physical_function is not None or self.isolates(head):
             return head.address
         # Functions of one slot that may reach each other inside the device.
-        mates = [each for each in self._slots.get(_slot(head), ()) if not self.isolates(each)]
-        return min((each.address for each in (head, *mates)), key=address_key)
+        mates = [mate for mate in self._slots.get(_slot_of(head), ()) if not self.isolates(mate)]
+        return min((member.address for member in (head, *mates)), key=address_key)
 
-    def _path_isolates(self, bridge: Function) -> bool:
-        above = [self.node.function(each) for each in bridge.path]
-        return all(each is not None and self.isolates(each) for each in (*above, bridge))
+    def _path_isolates(self, bridge: PciFunction) -> bool:
+        above = [self.node.function(address) for address in bridge.path]
+        return all(port is not None and self.isolates(port) for port in (*above, bridge))
 
-    def isolates(self, one: Function) -> bool:
+    def isolates(self, function: PciFunction) -> bool:
         """ACS on one function, or no need of it (``pci_acs_enabled``)."""
-        if one.bridge is BridgeKind.PCI:
+        if function.bridge is BridgeKind.PCI:
             return False
-        if one.bridge not in _PORTS and len(self._slots.get(_slot(one), ())) < 2:
+        if function.bridge not in _PORTS and len(self._slots.get(_slot_of(function), ())) < 2:
             return True
-        control = self.controls.get(one.address, one.acs_control)
-        if one.acs_capability is None or control is None:
+        control = self.controls.get(function.address, function.acs_control)
+        if function.acs_capability is None or control is None:
             return False
-        needed = ACS_NEEDED & one.acs_capability
+        needed = ACS_NEEDED & function.acs_capability
         return control & needed == needed
 
 
-def _slot(one: Function) -> tuple[int, ...]:
-    return address_key(one.address)[:3]
+def _slot_of(function: PciFunction) -> tuple[int, ...]:
+    return address_key(function.address)[:3]
 
 
-def _ordered(found: Iterable[Iterable[str]]) -> tuple[frozenset[str], ...]:
+def _order_address_groups(groups: Iterable[Iterable[str]]) -> tuple[frozenset[str], ...]:
     return tuple(
         sorted(
-            (frozenset(each) for each in found),
-            key=lambda group: min(address_key(each) for each in group),
+            (frozenset(group) for group in groups),
+            key=lambda group: min(address_key(address) for address in group),
         )
     )

@@ -98,15 +98,15 @@ def common_level(locations: Iterable[Location]) -> Level:
     return Level.HOST
 
 
-def distance(one: Location, other: Location) -> Distance:
+def distance_between(first: Location, second: Location) -> Distance:
     """Path type between two functions, as NCCL would print it."""
-    if one.root is not None and one.root == other.root:
-        if one.switches and other.switches:
-            if one.switches == other.switches:
+    if first.root is not None and first.root == second.root:
+        if first.switches and second.switches:
+            if first.switches == second.switches:
                 return Distance.PIX
-            if one.switches[0] == other.switches[0]:
+            if first.switches[0] == second.switches[0]:
                 return Distance.PXB
         return Distance.PHB
-    if one.numa is not None and one.numa == other.numa:
+    if first.numa is not None and first.numa == second.numa:
         return Distance.NODE
     return Distance.SYS

@@ -15,16 +15,16 @@ import attrs
 from lxml import etree
 
 from nova_hpc.topology import cpuset
-from nova_hpc.topology.files import show
-from nova_hpc.topology.function_places import Raw, place
+from nova_hpc.topology.files import show_path
+from nova_hpc.topology.function_places import Raw, place_functions
 from nova_hpc.topology.model import (
     AddressError,
-    Function,
     HugePages,
     InventoryError,
-    Link,
     Node,
     NumaNode,
+    PcieLink,
+    PciFunction,
     normalise_address,
 )
 
@@ -63,7 +63,7 @@ _PACKAGES: Final = ("Package", "Socket")
 _NODES: Final = ("NUMANode", "Node")
 
 
-def read(path: Path) -> Node:
+def read_lstopo_file(path: Path) -> Node:
     """Read a file written by ``lstopo --of xml`` (any version of hwloc).
 
     An object that makes no sense becomes an unknown function or a problem.
@@ -72,22 +72,22 @@ def read(path: Path) -> Node:
     """
     root = parse_file(path)
     version = root.get("version", "")
-    reader = _Reader(bits=version.startswith("3"))
+    reader = _LstopoReader(bits=version.startswith("3"))
     try:
         reader.walk(root)
     except _TooManyError as error:
         raise InventoryError(
-            f"{show(path)}: more than {error}, so not the XML of a node that lstopo wrote"
+            f"{show_path(path)}: more than {error}, so not the XML of a node that lstopo wrote"
         ) from error
     numa_nodes = reader.numa_nodes()
-    functions, inactive = place(reader.raws.values(), numa_nodes, {})
+    functions, inactive = place_functions(reader.raws.values(), numa_nodes, {})
     return Node(
-        source=show(path),
+        source=show_path(path),
         hostname=reader.hostname,
         numa_nodes=numa_nodes,
         functions=tuple(functions),
         inactive=tuple(inactive),
-        hugepages=_total(numa_nodes),
+        hugepages=_sum_hugepages(numa_nodes),
         problems=reader.said,
     )
 
@@ -105,27 +105,28 @@ def parse_file(path: Path) -> etree._Element:
     )
     try:
         if not path.is_file():
-            raise InventoryError(f"{show(path)}: no such file; give a file that lstopo wrote")
+            raise InventoryError(f"{show_path(path)}: no such file; give a file that lstopo wrote")
         if path.stat().st_size > LARGEST:
             raise InventoryError(
-                f"{show(path)}: larger than {LARGEST >> 20} MiB, so not lstopo's XML"
+                f"{show_path(path)}: larger than {LARGEST >> 20} MiB, so not lstopo's XML"
             )
         root = etree.fromstring(path.read_bytes(), parser)
     except OSError as error:
-        raise InventoryError(f"{show(path)}: cannot be read: {error.strerror}") from error
+        raise InventoryError(f"{show_path(path)}: cannot be read: {error.strerror}") from error
     except (etree.LxmlError, ValueError) as error:
         detail = " ".join(str(error).split())[:200]
         raise InventoryError(
-            f"{show(path)}: not well-formed XML ({detail}); write it again with: lstopo --of xml"
+            f"{show_path(path)}: not well-formed XML ({detail}); write it again with: "
+            f"lstopo --of xml"
         ) from error
     dtd: Any = root.getroottree().docinfo.internalDTD
     if dtd is not None and next(dtd.iterentities(), None) is not None:
         raise InventoryError(
-            f"{show(path)}: declares XML entities, which lstopo never does; not read"
+            f"{show_path(path)}: declares XML entities, which lstopo never does; not read"
         )
     if root.tag not in ("topology", "root") or root.find("object") is None:
         raise InventoryError(
-            f"{show(path)}: no hwloc topology in it; write it with: lstopo --of xml"
+            f"{show_path(path)}: no hwloc topology in it; write it with: lstopo --of xml"
         )
     return root
 
@@ -153,7 +154,7 @@ class _TooManyError(Exception):
 
 
 @attrs.define
-class _Reader:
+class _LstopoReader:
     bits: bool
     hostname: str | None = None
     raws: dict[str, Raw] = attrs.Factory(dict)
@@ -173,21 +174,21 @@ class _Reader:
 
     def walk(self, root: etree._Element) -> None:
         """Visit every object; a loop, because Python's own stack is short."""
-        queue = [(item, _Around()) for item in _children(root)]
+        queue = [(item, _Around()) for item in _child_objects(root)]
         seen = 0
         while queue:
             item, around = queue.pop()
             seen += 1
-            _limit(seen, MOST_OBJECTS, "objects")
+            _refuse_more_than(seen, MOST_OBJECTS, "objects")
             inside = self.visit(item, around)
             # Taken from the end, so put there backwards: in document order.
-            queue.extend((child, inside) for child in reversed(_children(item)))
+            queue.extend((child, inside) for child in reversed(_child_objects(item)))
 
     def visit(self, item: etree._Element, around: _Around) -> _Around:
         kind = item.get("type", "")
         around = attrs.evolve(around, cpus=self.cpuset(item, around.cpus))
         if kind in ("Machine", "System"):
-            self.hostname = _info(item, "HostName")
+            self.hostname = _info_value_of(item, "HostName")
         elif kind == "PU":
             index = self.number(item, "os_index")
             if index is not None and index < cpuset.MOST:
@@ -216,13 +217,13 @@ class _Reader:
         if text is None:
             return inherited
         try:
-            found = cpuset.parse_bitmap(text)
+            cpus = cpuset.parse_bitmap(text)
         except ValueError as error:
             self.problem(item, str(error))
             return inherited
-        self.named += len(found or ())
-        _limit(self.named, MOST_CPUS, "CPUs in its masks")
-        return found
+        self.named += len(cpus or ())
+        _refuse_more_than(self.named, MOST_CPUS, "CPUs in its masks")
+        return cpus
 
     def number(self, item: etree._Element, name: str) -> int | None:
         text = item.get(name)
@@ -238,7 +239,7 @@ class _Reader:
         if index is None or index in self.nodes:
             self.problem(item, "a NUMA node without a number of its own, left out")
             return
-        _limit(len(self.nodes) + 1, MOST_NODES, "NUMA nodes")
+        _refuse_more_than(len(self.nodes) + 1, MOST_NODES, "NUMA nodes")
         memory = self.number(item, "local_memory")
         pools = []
         # The first is the ordinary page.
@@ -270,7 +271,7 @@ class _Reader:
         if address in self.raws:
             self.problem(item, f"a second {address}, left out")
             return attrs.evolve(around, function=None)
-        _limit(len(self.raws) + 1, MOST_FUNCTIONS, "PCI functions")
+        _refuse_more_than(len(self.raws) + 1, MOST_FUNCTIONS, "PCI functions")
         self.raws[address] = self.raw(item, address, around, bridge, buses)
         above = (*around.above, address) if bridge else around.above
         return attrs.evolve(around, above=above, function=address)
@@ -283,7 +284,9 @@ class _Reader:
         bridge: bool,
         buses: tuple[int, int] | None,
     ) -> Raw:
-        function = Function(address=address, root=around.root, model=_info(item, "PCIDevice"))
+        function = PciFunction(
+            address=address, root=around.root, model=_info_value_of(item, "PCIDevice")
+        )
         reasons = []
         text = item.get("pci_type", "")
         match = _TYPE.fullmatch(text)
@@ -310,7 +313,7 @@ class _Reader:
             reasons.append("bridge_pci: no bus numbers")
         rate = item.get("pci_link_speed", "")
         if _RATE.fullmatch(rate) and float(rate) > 0:
-            function = attrs.evolve(function, link=Link(bandwidth=float(rate)))
+            function = attrs.evolve(function, link=PcieLink(bandwidth=float(rate)))
         return Raw(
             function=function,
             above=around.above,
@@ -341,7 +344,7 @@ class _Reader:
         if not nodes:  # hwloc 1 wrote none for a machine without NUMA
             nodes = {0: _Numa(cpus=online, memory_kib=None, hugepages=())}
         taken: set[int] = set()
-        found = []
+        finished = []
         for number, node in sorted(nodes.items()):
             # Memory of a second kind names the CPUs that it is near to, which
             # are another node's.
@@ -351,7 +354,7 @@ class _Reader:
             cores = {core & cpus for core in self.cores if core & cpus}
             alone = cpus - frozenset().union(*cores)
             cores |= {frozenset({cpu}) for cpu in alone}
-            found.append(
+            finished.append(
                 NumaNode(
                     id=number,
                     socket=sockets.pop() if len(sockets) == 1 else None,
@@ -361,19 +364,19 @@ class _Reader:
                     hugepages=node.hugepages,
                 )
             )
-        return tuple(found)
+        return tuple(finished)
 
 
-def _limit(number: int, most: int, what: str) -> None:
+def _refuse_more_than(number: int, most: int, what: str) -> None:
     if number > most:
         raise _TooManyError(f"{most} {what}")
 
 
-def _children(item: etree._Element) -> list[etree._Element]:
+def _child_objects(item: etree._Element) -> list[etree._Element]:
     return item.findall("object")
 
 
-def _info(item: etree._Element, name: str) -> str | None:
+def _info_value_of(item: etree._Element, name: str) -> str | None:
     for info in item.findall("info"):
         value = info.get("value", "")
         if info.get("name") == name and value.isprintable():
@@ -381,7 +384,7 @@ def _info(item: etree._Element, name: str) -> str | None:
     return None
 
 
-def _total(nodes: tuple[NumaNode, ...]) -> tuple[HugePages, ...]:
+def _sum_hugepages(nodes: tuple[NumaNode, ...]) -> tuple[HugePages, ...]:
     totals: dict[int, int] = {}
     for node in nodes:
         for pool in node.hugepages:

@@ -4,7 +4,7 @@
 Every reader of this package (sysfs, lstopo XML) makes a :class:`Node`, and
 every writer takes one. Nothing here reads files. A value that could not be
 read is None, never a guess; a function of which something essential could not
-be read carries the reason in :attr:`Function.unknown`.
+be read carries the reason in :attr:`PciFunction.unknown`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 import attrs
 
 from nova_hpc.topology.level import Location
-from nova_hpc.topology.vfio import GENERIC, Vfio, is_known
+from nova_hpc.topology.vfio import GENERIC, Vfio, is_known_vfio_driver
 
 #: Domain (4 digits, up to 8 behind VMD or Hyper-V), bus, device, function.
 ADDRESS: Final = re.compile(
@@ -93,7 +93,7 @@ class NumaNode:
 
 
 @attrs.frozen
-class Link:
+class PcieLink:
     """State of a PCIe link. Speed in GT/s per lane, width in lanes."""
 
     speed: float | None = None
@@ -110,7 +110,7 @@ class Link:
         An idle device may lower its *speed* to save power, so for a healthy
         node look at :attr:`narrow` first.
         """
-        slow = _less(self.speed, self.max_speed)
+        slow = _is_less(self.speed, self.max_speed)
         if slow or self.narrow:
             return True
         return None if slow is None or self.narrow is None else False
@@ -118,11 +118,11 @@ class Link:
     @property
     def narrow(self) -> bool | None:
         """Fewer lanes than the device has; None when not known."""
-        return _less(self.width, self.max_width)
+        return _is_less(self.width, self.max_width)
 
 
-def _less(now: float | None, most: float | None) -> bool | None:
-    return None if now is None or most is None else now < most
+def _is_less(current: float | None, most: float | None) -> bool | None:
+    return None if current is None or most is None else current < most
 
 
 @attrs.frozen
@@ -158,7 +158,7 @@ class RdmaDevice:
 
 
 @attrs.frozen
-class Function:
+class PciFunction:
     """One PCI function."""
 
     address: str  # normalised, see normalise_address()
@@ -213,7 +213,7 @@ class Function:
     #: () none at all; None not known.
     reset_methods: tuple[str, ...] | None = None
     bars: tuple[Bar, ...] = ()
-    link: Link | None = None
+    link: PcieLink | None = None
     physical_function: str | None = None  # set on a virtual function: its PF
     virtual_functions: tuple[str, ...] = ()  # set on a PF: its enabled VFs
     total_vfs: int | None = None  # set on a PF: the most that it can have
@@ -242,7 +242,7 @@ class Function:
     @property
     def on_vfio(self) -> bool:
         """Whether its driver offers it by VFIO, to a guest for one."""
-        return is_known(self.driver) if self.vfio is None else self.vfio is not Vfio.NO
+        return is_known_vfio_driver(self.driver) if self.vfio is None else self.vfio is not Vfio.NO
 
     @property
     def guest_driver(self) -> str:
@@ -275,7 +275,7 @@ class IommuGroup:
     members: tuple[str, ...]
 
 
-def _index(node: Node) -> dict[str, Function]:
+def _index_functions(node: Node) -> dict[str, PciFunction]:
     return {function.address: function for function in (*node.inactive, *node.functions)}
 
 
@@ -290,23 +290,23 @@ class Node:
     source: str  # what was read, for people: "/", "dgx2.xml"
     hostname: str | None = None
     numa_nodes: tuple[NumaNode, ...] = ()  # by id
-    functions: tuple[Function, ...] = ()  # by address
+    functions: tuple[PciFunction, ...] = ()  # by address
     #: Bridges to which no bus numbers are assigned (an empty hot-plug port):
     #: nothing can be below them, and lstopo does not list them either.
-    inactive: tuple[Function, ...] = ()
+    inactive: tuple[PciFunction, ...] = ()
     iommu_groups: tuple[IommuGroup, ...] = ()  # by id
     #: Pools of the whole machine; those of a node are in its NumaNode.
     hugepages: tuple[HugePages, ...] = ()
     #: What could not be read or made no sense, apart from single functions.
     problems: tuple[str, ...] = ()
-    _functions: dict[str, Function] = attrs.field(
-        init=False, eq=False, repr=False, default=attrs.Factory(_index, takes_self=True)
+    _functions: dict[str, PciFunction] = attrs.field(
+        init=False, eq=False, repr=False, default=attrs.Factory(_index_functions, takes_self=True)
     )
     _groups: dict[int, IommuGroup] = attrs.field(
         init=False, eq=False, repr=False, default=attrs.Factory(_group_index, takes_self=True)
     )
 
-    def function(self, address: str) -> Function | None:
+    def function(self, address: str) -> PciFunction | None:
         """The function (also an inactive bridge) at a normalised *address*, if any."""
         return self._functions.get(address)
 
@@ -314,7 +314,7 @@ class Node:
         """The IOMMU group with that number, if there is one."""
         return self._groups.get(group)
 
-    def group_members(self, function: Function) -> tuple[str, ...]:
+    def group_members(self, function: PciFunction) -> tuple[str, ...]:
         """All members of *function*'s IOMMU group, itself included; () without one."""
         if function.iommu_group is None:
             return ()

@@ -29,8 +29,8 @@ from typing import Final
 import attrs
 
 from nova_hpc.topology import classes
-from nova_hpc.topology.files import FileError, Tree
-from nova_hpc.topology.model import Function, InventoryError, Link, Node
+from nova_hpc.topology.files import FileError, FileTree
+from nova_hpc.topology.model import InventoryError, Node, PcieLink, PciFunction
 
 #: Of the file, for NCCL and for RCCL (NCCL_TOPO_XML_VERSION of each).
 NCCL_VERSION: Final = 1
@@ -62,18 +62,18 @@ class Processor:
 
 
 @attrs.frozen
-class Switch:
+class NcclSwitch:
     """A PCIe switch, by its upstream port."""
 
     busid: str
     #: Vendor, device, and the two of the subsystem, four hex digits each. NCCL
     #: knows by them the switches that show themselves as two but are one.
     ids: tuple[str | None, ...] = ()
-    link: Link | None = None
+    link: PcieLink | None = None
 
 
 @attrs.frozen
-class Device:
+class NcclDevice:
     """A GPU or an adapter."""
 
     busid: str
@@ -81,7 +81,7 @@ class Device:
     numa: int | None = None
     #: Keys of the switches above, outermost first.
     switches: tuple[str, ...] = ()
-    link: Link | None = None
+    link: PcieLink | None = None
 
 
 def from_node(node: Node, processor: Processor | None = None) -> str:
@@ -92,7 +92,7 @@ def from_node(node: Node, processor: Processor | None = None) -> str:
     chosen = [function for function in node.functions if _is_device(function)]
     shared = switches_above(chosen)
     devices = [
-        Device(
+        NcclDevice(
             busid=function.address,
             class_code=function.class_code or "",
             numa=function.numa_node,
@@ -103,29 +103,29 @@ def from_node(node: Node, processor: Processor | None = None) -> str:
     ]
     switches = {point: switch_of(node, point) for device in devices for point in device.switches}
     cells = {numa.id: numa.cpus for numa in node.numa_nodes}
-    return write(devices, switches, cells, processor, version_for(chosen))
+    return write_nccl_file(devices, switches, cells, processor, version_for(chosen))
 
 
-def _is_device(function: Function) -> bool:
+def _is_device(function: PciFunction) -> bool:
     return function.bridge is None and function.physical_function is None and is_read(function)
 
 
-def is_read(function: Function) -> bool:
+def is_read(function: PciFunction) -> bool:
     """Whether NCCL or RCCL has a use for the device: a GPU or an adapter."""
     return classes.is_gpu(function.class_code) or classes.is_adapter(function.class_code)
 
 
-def version_for(functions: Iterable[Function]) -> int:
+def version_for(functions: Iterable[PciFunction]) -> int:
     """The file's version for the library that serves these GPUs.
 
     RCCL's where AMD's GPUs are and none of NVIDIA's. A board has a display controller
     of a third vendor beside them.
     """
-    vendors = {each.vendor_id for each in functions if classes.is_gpu(each.class_code)}
+    vendors = {function.vendor_id for function in functions if classes.is_gpu(function.class_code)}
     return RCCL_VERSION if _AMD in vendors and _NVIDIA not in vendors else NCCL_VERSION
 
 
-def switches_above(functions: Iterable[Function]) -> frozenset[str]:
+def switches_above(functions: Iterable[PciFunction]) -> frozenset[str]:
     """The points of the devices' paths that are written as switches.
 
     Those that NCCL finds in sysfs, which it climbs two bridges at a time: the
@@ -141,31 +141,31 @@ def switches_above(functions: Iterable[Function]) -> frozenset[str]:
     )
 
 
-def shared_points(functions: Iterable[Function]) -> frozenset[str]:
+def shared_points(functions: Iterable[PciFunction]) -> frozenset[str]:
     """The points of the devices' paths that devices may share.
 
     Every switch; a root port alone (a device without a switch names it) only
     where several devices are behind it.
     """
     functions = list(functions)
-    count = collections.Counter(point for each in functions for point in each.switches)
+    count = collections.Counter(point for function in functions for point in function.switches)
     several = frozenset(point for point, users in count.items() if users > 1)
     return several | switches_above(functions)
 
 
-def switch_of(node: Node, point: str, busid: str | None = None) -> Switch:
+def switch_of(node: Node, point: str, busid: str | None = None) -> NcclSwitch:
     """The switch whose upstream port is at *point*; *busid*: what to call it."""
     port = node.function(point)
     if port is None:
-        return Switch(busid or point)
-    return Switch(
+        return NcclSwitch(busid or point)
+    return NcclSwitch(
         busid or point,
         (port.vendor_id, port.product_id, port.subsystem_vendor_id, port.subsystem_id),
         best_link(node, port),
     )
 
 
-def best_link(node: Node, function: Function) -> Link | None:
+def best_link(node: Node, function: PciFunction) -> PcieLink | None:
     """What the link above *function* can at most: the lesser of its two ends.
 
     A virtual function has the link of its physical function. None: not known.
@@ -179,22 +179,22 @@ def best_link(node: Node, function: Function) -> Link | None:
     if own is None:
         return None
     port = node.function(function.path[-1]) if function.path else None
-    other = port.link if port is not None and port.link is not None else own
-    speed = _least(own.max_speed, other.max_speed)
-    width = _least(own.max_width, other.max_width)
+    port_link = port.link if port is not None and port.link is not None else own
+    speed = _lesser_of(own.max_speed, port_link.max_speed)
+    width = _lesser_of(own.max_width, port_link.max_width)
     if not speed and not width:
         return None
-    return Link(max_speed=speed or None, max_width=int(width) if width else None)
+    return PcieLink(max_speed=speed or None, max_width=int(width) if width else None)
 
 
-def _least(one: float | None, other: float | None) -> float | None:
-    known = [value for value in (one, other) if value]
-    return min(known) if known else None
+def _lesser_of(first: float | None, second: float | None) -> float | None:
+    values = [value for value in (first, second) if value]
+    return min(values) if values else None
 
 
-def write(
-    devices: Sequence[Device],
-    switches: Mapping[str, Switch],
+def write_nccl_file(
+    devices: Sequence[NcclDevice],
+    switches: Mapping[str, NcclSwitch],
     cells: Mapping[int, Collection[int]],
     processor: Processor | None = None,
     version: int = NCCL_VERSION,
@@ -205,13 +205,13 @@ def write(
     :param cells: CPUs of each NUMA node; empty: NCCL looks them up itself.
     :raises NcclError: more elements than NCCL can read.
     """
-    groups: dict[int | None, list[Device]] = {}
+    groups: dict[int | None, list[NcclDevice]] = {}
     for device in devices:
         groups.setdefault(device.numa, []).append(device)
     lines = [f'<system version="{version}">']
     for numa in sorted(groups, key=lambda number: -1 if number is None else number):
-        lines.append(f"  <cpu{_cpu(numa, cells, processor)}>")
-        lines.extend(_level(groups[numa], switches, 0, "    "))
+        lines.append(f"  <cpu{_cpu_attributes_of(numa, cells, processor)}>")
+        lines.extend(_format_switch_level(groups[numa], switches, 0, "    "))
         lines.append("  </cpu>")
     lines.append("</system>")
     count = sum(not line.lstrip().startswith("</") for line in lines)
@@ -224,26 +224,26 @@ def write(
     return "\n".join(lines) + "\n"
 
 
-def _cpu(
+def _cpu_attributes_of(
     numa: int | None, cells: Mapping[int, Collection[int]], processor: Processor | None
 ) -> str:
     # -1 is what NCCL itself takes from sysfs where no node is near.
-    found: dict[str, str] = {"numaid": str(-1 if numa is None else numa)}
+    attributes: dict[str, str] = {"numaid": str(-1 if numa is None else numa)}
     cpus = cells.get(numa, ()) if numa is not None else ()
     # Where it is too long NCCL looks the processors up itself (/sys/.../cpumap).
-    if cpus and len(mask := _mask(cpus)) <= LONGEST:
-        found["affinity"] = mask
+    if cpus and len(mask := _format_cpu_mask(cpus)) <= LONGEST:
+        attributes["affinity"] = mask
     if processor is not None:
-        found["arch"] = processor.arch
-        known = (processor.vendor, processor.family, processor.model)
-        if None not in known:
-            found["vendor"] = str(processor.vendor)
-            found["familyid"] = str(processor.family)
-            found["modelid"] = str(processor.model)
-    return _attributes(found)
+        attributes["arch"] = processor.arch
+        identity = (processor.vendor, processor.family, processor.model)
+        if None not in identity:
+            attributes["vendor"] = str(processor.vendor)
+            attributes["familyid"] = str(processor.family)
+            attributes["modelid"] = str(processor.model)
+    return _format_attributes(attributes)
 
 
-def _mask(cpus: Collection[int]) -> str:
+def _format_cpu_mask(cpus: Collection[int]) -> str:
     value = sum(1 << cpu for cpu in set(cpus))
     words: list[str] = []
     while value or not words:
@@ -252,50 +252,55 @@ def _mask(cpus: Collection[int]) -> str:
     return ",".join(reversed(words))
 
 
-def _level(
-    devices: Sequence[Device], switches: Mapping[str, Switch], depth: int, indent: str
+def _format_switch_level(
+    devices: Sequence[NcclDevice], switches: Mapping[str, NcclSwitch], depth: int, indent: str
 ) -> Iterable[str]:
-    below: dict[str, list[Device]] = {}
+    below: dict[str, list[NcclDevice]] = {}
     for device in devices:
         if len(device.switches) > depth:
             below.setdefault(device.switches[depth], []).append(device)
         else:
-            yield f"{indent}<pci{_attributes(_device(device))}/>"
+            yield f"{indent}<pci{_format_attributes(_device_attributes_of(device))}/>"
     for key, members in below.items():
-        yield f"{indent}<pci{_attributes(_switch(switches[key]))}>"
-        yield from _level(members, switches, depth + 1, indent + "  ")
+        yield f"{indent}<pci{_format_attributes(_switch_attributes_of(switches[key]))}>"
+        yield from _format_switch_level(members, switches, depth + 1, indent + "  ")
         yield f"{indent}</pci>"
 
 
-def _device(device: Device) -> dict[str, str]:
+def _device_attributes_of(device: NcclDevice) -> dict[str, str]:
     return {
         "busid": device.busid,
         "class": f"0x{device.class_code:0<6}",
-        **_link(device.link),
+        **_link_attributes_of(device.link),
     }
 
 
-def _switch(switch: Switch) -> dict[str, str]:
+def _switch_attributes_of(switch: NcclSwitch) -> dict[str, str]:
     names = ("vendor", "device", "subsystem_vendor", "subsystem_device")
     ids = {name: f"0x{value}" for name, value in zip(names, switch.ids, strict=False) if value}
-    return {"busid": switch.busid, "class": f"0x{_BRIDGE}", **ids, **_link(switch.link)}
+    return {
+        "busid": switch.busid,
+        "class": f"0x{_BRIDGE}",
+        **ids,
+        **_link_attributes_of(switch.link),
+    }
 
 
-def _link(link: Link | None) -> dict[str, str]:
+def _link_attributes_of(link: PcieLink | None) -> dict[str, str]:
     # Left out where unknown: NCCL then reads it, or supposes 8 GT/s x16.
-    found = {}
+    attributes = {}
     if link is not None and link.max_speed:
-        found["link_speed"] = f"{link.max_speed:.1f} GT/s PCIe"
+        attributes["link_speed"] = f"{link.max_speed:.1f} GT/s PCIe"
     if link is not None and link.max_width:
-        found["link_width"] = str(link.max_width)
-    return found
+        attributes["link_width"] = str(link.max_width)
+    return attributes
 
 
-def _attributes(values: Mapping[str, str]) -> str:
+def _format_attributes(values: Mapping[str, str]) -> str:
     return "".join(f' {key}="{value}"' for key, value in values.items())
 
 
-def processor(tree: Tree) -> Processor | None:
+def read_nccl_processor(tree: FileTree) -> Processor | None:
     """The processor as ``/proc/cpuinfo`` has it; None: not readable, or another kind."""
     try:
         text = tree.text("/proc/cpuinfo") or ""

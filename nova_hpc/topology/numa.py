@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 import attrs
 
 from nova_hpc.topology import cpuset
-from nova_hpc.topology.files import FileError, Tree
+from nova_hpc.topology.files import FileError, FileTree
 from nova_hpc.topology.model import AddressError, HugePages, NumaNode, normalise_address
 
 _CPUS: Final = "/sys/devices/system/cpu"
@@ -35,8 +35,8 @@ _T = TypeVar("_T")
 
 
 @attrs.define
-class _Reader:
-    tree: Tree
+class _NumaReader:
+    tree: FileTree
     problems: list[str]
 
     def attempt(self, read: Callable[[], _T], default: _T) -> _T:
@@ -74,20 +74,22 @@ class _Reader:
         return None
 
 
-def read(tree: Tree) -> tuple[tuple[NumaNode, ...], tuple[HugePages, ...], list[str]]:
+def read_sysfs_numa(
+    tree: FileTree,
+) -> tuple[tuple[NumaNode, ...], tuple[HugePages, ...], list[str]]:
     """NUMA nodes by id, the hugepages of the whole machine, and problems."""
-    reader = _Reader(tree, [])
-    online = _online(reader)
-    siblings, packages = _cores(reader, online)
-    machine = _hugepages(reader, "/sys/kernel/mm/hugepages")
-    memory = _memory(reader, "/proc/meminfo")
-    found = _nodes(reader, online)
-    if found is None:
-        found = {0: online} if online else {}
+    reader = _NumaReader(tree, [])
+    online = _read_online_cpus(reader)
+    siblings, packages = _read_cores(reader, online)
+    machine = _read_hugepages(reader, "/sys/kernel/mm/hugepages")
+    memory = _read_total_memory(reader, "/proc/meminfo")
+    node_cpus = _read_node_cpus(reader, online)
+    if node_cpus is None:
+        node_cpus = {0: online} if online else {}
         single = True
     else:
         single = False
-        lost = online - frozenset().union(*found.values())
+        lost = online - frozenset().union(*node_cpus.values())
         if lost:
             # An offline node keeps CPUs that are online, and a node may be missing.
             reader.problems.append(
@@ -95,9 +97,9 @@ def read(tree: Tree) -> tuple[tuple[NumaNode, ...], tuple[HugePages, ...], list[
                 "servers cannot use them"
             )
     owners = _gpu_memory(reader)
-    near = {} if single else _nearest(reader, found)
+    near = {} if single else _find_nearest_nodes(reader, node_cpus)
     nodes = []
-    for number, cpus in sorted(found.items()):
+    for number, cpus in sorted(node_cpus.items()):
         folder = f"{_NODES}/node{number}"
         sockets = {packages[cpu] for cpu in cpus if cpu in packages}
         nodes.append(
@@ -108,8 +110,8 @@ def read(tree: Tree) -> tuple[tuple[NumaNode, ...], tuple[HugePages, ...], list[
                 smt_siblings=tuple(
                     sorted({siblings.get(cpu, frozenset({cpu})) & cpus for cpu in cpus}, key=min)
                 ),
-                memory_kib=memory if single else _memory(reader, f"{folder}/meminfo"),
-                hugepages=machine if single else _hugepages(reader, f"{folder}/hugepages"),
+                memory_kib=memory if single else _read_total_memory(reader, f"{folder}/meminfo"),
+                hugepages=machine if single else _read_hugepages(reader, f"{folder}/hugepages"),
                 memory_of=owners.get(number),
                 near=near.get(number, frozenset()),
             )
@@ -117,9 +119,9 @@ def read(tree: Tree) -> tuple[tuple[NumaNode, ...], tuple[HugePages, ...], list[
     return tuple(nodes), machine, reader.problems
 
 
-def _online(reader: _Reader) -> frozenset[int]:
+def _read_online_cpus(reader: _NumaReader) -> frozenset[int]:
     """Online CPUs, by the best of the sources that a system has."""
-    listed = _numbered(reader.names(_CPUS), "cpu")
+    listed = _numbers_in_names(reader.names(_CPUS), "cpu")
     online = reader.cpus(f"{_CPUS}/online")
     if online is not None:
         # A capture may hold fewer CPUs than the machine has: hwloc then knows
@@ -130,17 +132,17 @@ def _online(reader: _Reader) -> frozenset[int]:
             cpu for cpu in listed if reader.text(f"{_CPUS}/cpu{cpu}/online") in (None, "1")
         )
     text = reader.text("/proc/cpuinfo") or ""
-    found = re.findall(r"^processor\s*:\s*(\d{1,5})\s*$", text, re.ASCII | re.MULTILINE)
-    return frozenset(int(cpu) for cpu in found)
+    numbers = re.findall(r"^processor\s*:\s*(\d{1,5})\s*$", text, re.ASCII | re.MULTILINE)
+    return frozenset(int(cpu) for cpu in numbers)
 
 
-def _numbered(names: Iterable[str], word: str) -> frozenset[int]:
-    found = (re.fullmatch(rf"{word}(\d{{1,5}})", name, re.ASCII) for name in names)
-    return frozenset(int(match[1]) for match in found if match)
+def _numbers_in_names(names: Iterable[str], word: str) -> frozenset[int]:
+    matches = (re.fullmatch(rf"{word}(\d{{1,5}})", name, re.ASCII) for name in names)
+    return frozenset(int(match[1]) for match in matches if match)
 
 
-def _cores(
-    reader: _Reader, online: frozenset[int]
+def _read_cores(
+    reader: _NumaReader, online: frozenset[int]
 ) -> tuple[dict[int, frozenset[int]], dict[int, int]]:
     """The SMT siblings and the physical package of each CPU, where known."""
     siblings: dict[int, frozenset[int]] = {}
@@ -161,14 +163,16 @@ def _cores(
     return siblings, packages
 
 
-def _nodes(reader: _Reader, online: frozenset[int]) -> dict[int, frozenset[int]] | None:
+def _read_node_cpus(
+    reader: _NumaReader, online: frozenset[int]
+) -> dict[int, frozenset[int]] | None:
     """The CPUs of each online NUMA node; None: the kernel has no NUMA nodes."""
     names = reader.names(_NODES)
-    listed = _numbered(names, "node")
+    listed = _numbers_in_names(names, "node")
     if not listed:
         return None
     wanted = reader.cpus(f"{_NODES}/online")
-    found: dict[int, frozenset[int]] = {}
+    node_cpus: dict[int, frozenset[int]] = {}
     taken: dict[int, int] = {}
     for number in sorted(listed if wanted is None else listed & wanted):
         folder = f"{_NODES}/node{number}"
@@ -181,17 +185,19 @@ def _nodes(reader: _Reader, online: frozenset[int]) -> dict[int, frozenset[int]]
             reader.problems.append(f"{folder}: shares CPUs with node {clash[0]}, so it is left out")
             continue
         taken.update(dict.fromkeys(cpus, number))
-        found[number] = cpus & online if online else cpus
-    return found or None
+        node_cpus[number] = cpus & online if online else cpus
+    return node_cpus or None
 
 
-def _nearest(reader: _Reader, found: Mapping[int, frozenset[int]]) -> dict[int, frozenset[int]]:
+def _find_nearest_nodes(
+    reader: _NumaReader, node_cpus: Mapping[int, frozenset[int]]
+) -> dict[int, frozenset[int]]:
     """Node without CPUs -> the nearest nodes with some, by the firmware's table (ACPI SLIT)."""
-    without = sorted(number for number, cpus in found.items() if not cpus)
-    if not without or len(without) == len(found):
+    without = sorted(number for number, cpus in node_cpus.items() if not cpus)
+    if not without or len(without) == len(node_cpus):
         return {}
     # A line has a column for each online node, whatever was left out here.
-    columns = sorted(reader.cpus(f"{_NODES}/online") or found)
+    columns = sorted(reader.cpus(f"{_NODES}/online") or node_cpus)
     nearest = {}
     for number in without:
         text = reader.text(f"{_NODES}/node{number}/distance")
@@ -202,14 +208,16 @@ def _nearest(reader: _Reader, found: Mapping[int, frozenset[int]]) -> dict[int, 
             reader.problems.append(f"{_NODES}/node{number}/distance: {text[:60]!r} is no table")
             continue
         far = {
-            other: int(word) for other, word in zip(columns, words, strict=True) if found.get(other)
+            column: int(word)
+            for column, word in zip(columns, words, strict=True)
+            if node_cpus.get(column)
         }
         least = min(far.values(), default=None)
-        nearest[number] = frozenset(other for other, each in far.items() if each == least)
+        nearest[number] = frozenset(column for column, distance in far.items() if distance == least)
     return nearest
 
 
-def _memory(reader: _Reader, path: str) -> int | None:
+def _read_total_memory(reader: _NumaReader, path: str) -> int | None:
     """``MemTotal`` of a meminfo file, in KiB."""
     for key, value in _MEMINFO.findall(reader.text(path) or ""):
         if key == "MemTotal":
@@ -217,7 +225,7 @@ def _memory(reader: _Reader, path: str) -> int | None:
     return None
 
 
-def _hugepages(reader: _Reader, folder: str) -> tuple[HugePages, ...]:
+def _read_hugepages(reader: _NumaReader, folder: str) -> tuple[HugePages, ...]:
     pools = []
     for name in reader.names(folder):
         match = _POOL.fullmatch(name)
@@ -234,7 +242,7 @@ def _hugepages(reader: _Reader, folder: str) -> tuple[HugePages, ...]:
     return tuple(sorted(pools, key=lambda pool: pool.size_kib))
 
 
-def _hugepages_of_meminfo(reader: _Reader) -> list[HugePages]:
+def _hugepages_of_meminfo(reader: _NumaReader) -> list[HugePages]:
     """The pool of the default size: all that kernels before 2.6.27 have."""
     text = reader.text("/proc/meminfo") or ""
     values = {key: int(value) for key, value in _MEMINFO.findall(text)}
@@ -244,7 +252,7 @@ def _hugepages_of_meminfo(reader: _Reader) -> list[HugePages]:
     return [HugePages(size_kib=size, total=total, free=values.get("HugePages_Free"))]
 
 
-def _gpu_memory(reader: _Reader) -> dict[int, str]:
+def _gpu_memory(reader: _NumaReader) -> dict[int, str]:
     """NUMA nodes that are the memory of a GPU, by what NVIDIA's driver says."""
     owners: dict[int, str] = {}
     for name in reader.names(_GPUS):

@@ -25,7 +25,7 @@ MOST_MEMBERS: Final = 64
 _SIZE: Final = re.compile(r"[0-9]{1,3}", re.ASCII)
 
 
-def write(memberships: Mapping[str, int]) -> str | None:
+def format_nvlink_tag(memberships: Mapping[str, int]) -> str | None:
     """The value of the tag; None for a device that is in no set.
 
     :param memberships: name of each set -> number of its members.
@@ -34,7 +34,7 @@ def write(memberships: Mapping[str, int]) -> str | None:
 
 
 @attrs.frozen
-class Table:
+class NvlinkSetTable:
     """The sets that are complete, and what is wrong with others."""
 
     #: Ids of the members of each set, in the order of the sets' names.
@@ -50,7 +50,7 @@ class _Set:
     fault: str | None = None
 
 
-def rebuild(tags: Mapping[str, str], shared: Iterable[str] = ()) -> Table:
+def rebuild_nvlink_sets(tags: Mapping[str, str], shared: Iterable[str] = ()) -> NvlinkSetTable:
     """Put the sets together from the tags of the devices that can be used.
 
     A mistake costs the set that it is in and no other. A set of which a
@@ -59,7 +59,7 @@ def rebuild(tags: Mapping[str, str], shared: Iterable[str] = ()) -> Table:
     :param tags: id of each usable device -> value of its tag.
     :param shared: ids of pools with several functions, which are no member.
     """
-    found: dict[str, _Set] = {}
+    sets: dict[str, _Set] = {}
     faults: list[str] = []
     several = set(shared)
     for identifier, text in sorted(tags.items()):
@@ -70,29 +70,33 @@ def rebuild(tags: Mapping[str, str], shared: Iterable[str] = ()) -> Table:
                 # The set that was meant lacks this member now, so it is not used.
                 faults.append(f"NVLink set {word[:40]!r} has no usable name")
                 continue
-            one = found.setdefault(name, _Set())
+            nvlink_set = sets.setdefault(name, _Set())
             if not (colon and _SIZE.fullmatch(size) and 2 <= int(size) <= MOST_MEMBERS):
-                one.fault = f"{size[:40]!r} is no size (2 to {MOST_MEMBERS})"
+                nvlink_set.fault = f"{size[:40]!r} is no size (2 to {MOST_MEMBERS})"
             elif name in seen:
-                one.fault = "a device names it twice"
+                nvlink_set.fault = "a device names it twice"
             elif identifier in several:
-                one.fault = "one of its members is shared by several functions"
+                nvlink_set.fault = "one of its members is shared by several functions"
             else:
-                one.sizes.add(int(size))
-                one.members.add(identifier)
+                nvlink_set.sizes.add(int(size))
+                nvlink_set.members.add(identifier)
             seen.add(name)
     complete: dict[frozenset[str], None] = {}
-    for name, one in sorted(found.items()):
-        if one.fault is None and len(one.sizes) > 1:
-            one.fault = f"its members disagree about its size ({_listed(one.sizes)})"
-        if one.fault is None and len(one.members) > max(one.sizes):
-            one.fault = f"it has {len(one.members)} members, but says {max(one.sizes)}"
-        if one.fault is not None:
-            faults.append(f"NVLink set {name!r}: {one.fault}")
-        elif len(one.members) == max(one.sizes):
-            complete.setdefault(frozenset(one.members))
-    return Table(sets=tuple(complete), faults=tuple(dict.fromkeys(faults)))
+    for name, nvlink_set in sorted(sets.items()):
+        if nvlink_set.fault is None and len(nvlink_set.sizes) > 1:
+            nvlink_set.fault = (
+                f"its members disagree about its size ({_format_sizes(nvlink_set.sizes)})"
+            )
+        if nvlink_set.fault is None and len(nvlink_set.members) > max(nvlink_set.sizes):
+            nvlink_set.fault = (
+                f"it has {len(nvlink_set.members)} members, but says {max(nvlink_set.sizes)}"
+            )
+        if nvlink_set.fault is not None:
+            faults.append(f"NVLink set {name!r}: {nvlink_set.fault}")
+        elif len(nvlink_set.members) == max(nvlink_set.sizes):
+            complete.setdefault(frozenset(nvlink_set.members))
+    return NvlinkSetTable(sets=tuple(complete), faults=tuple(dict.fromkeys(faults)))
 
 
-def _listed(sizes: Iterable[int]) -> str:
+def _format_sizes(sizes: Iterable[int]) -> str:
     return ", ".join(str(size) for size in sorted(sizes))

@@ -19,13 +19,13 @@ from typing import Final
 import attrs
 
 from nova_hpc.topology import classes
-from nova_hpc.topology.model import BridgeKind, Function, Node, address_key
+from nova_hpc.topology.model import BridgeKind, Node, PciFunction, address_key
 
 _REDIRECT: Final = 0x04 | 0x08  # of requests, of completions
 _DIRECT: Final = 0x40  # translated requests are not redirected
 
 
-class Peer(enum.Enum):
+class PeerPath(enum.Enum):
     """The path of traffic between two devices."""
 
     SWITCH = "switch"  # stays below the switch that they share
@@ -34,7 +34,7 @@ class Peer(enum.Enum):
     UNKNOWN = "unknown"  # ports whose registers could not be read
 
 
-class Why(enum.Enum):
+class PeerReason(enum.Enum):
     """What decides about the path of two devices below one switch."""
 
     #: A port redirects, and lets translated requests not pass either.
@@ -50,7 +50,7 @@ class Why(enum.Enum):
 
 
 @attrs.frozen
-class Pair:
+class PeerPair:
     """A GPU and functions of one adapter below the same switch."""
 
     gpu: str
@@ -58,131 +58,139 @@ class Pair:
     adapter: str
     #: Of which this holds: itself, or its virtual functions.
     functions: tuple[str, ...]
-    path: Peer
-    why: Why
+    path: PeerPath
+    why: PeerReason
     #: ATS is switched on in all of them now; None: not known. It is switched on
     #: when a device is attached to a guest behind an IOMMU that supports it.
     ats_enabled: bool | None
 
 
-def pairs(node: Node) -> Iterator[Pair]:
+def find_peer_pairs(node: Node) -> Iterator[PeerPair]:
     """Every GPU with every adapter below the same switch, in order of addresses.
 
     Functions of one adapter of which the same is true are in one pair.
     """
-    adapters: dict[str, dict[str, list[Function]]] = {}
-    for each in node.functions:
-        if classes.is_adapter(each.class_code) and each.switches:
-            below = adapters.setdefault(each.switches[0], {})
-            below.setdefault(each.physical_function or each.address, []).append(each)
+    adapters: dict[str, dict[str, list[PciFunction]]] = {}
+    for candidate in node.functions:
+        if classes.is_adapter(candidate.class_code) and candidate.switches:
+            below = adapters.setdefault(candidate.switches[0], {})
+            below.setdefault(candidate.physical_function or candidate.address, []).append(candidate)
     for gpu in node.functions:
         if not classes.is_gpu(gpu.class_code) or not gpu.switches:
             continue
         for adapter, functions in adapters.get(gpu.switches[0], {}).items():
-            found: dict[tuple[Peer, Why, bool | None], list[str]] = {}
+            by_verdict: dict[tuple[PeerPath, PeerReason, bool | None], list[str]] = {}
             for function in functions:
-                where, why = verdict(node, gpu, function)
-                enabled = _both(gpu.ats_enabled, function.ats_enabled)
-                if why is not None:
-                    found.setdefault((where, why, enabled), []).append(function.address)
-            for (where, why, enabled), alike in found.items():
-                yield Pair(gpu.address, adapter, tuple(alike), where, why, enabled)
+                where, reason = judge_peer_path(node, gpu, function)
+                enabled = _both_enabled(gpu.ats_enabled, function.ats_enabled)
+                if reason is not None:
+                    by_verdict.setdefault((where, reason, enabled), []).append(function.address)
+            for (where, reason, enabled), alike in by_verdict.items():
+                yield PeerPair(gpu.address, adapter, tuple(alike), where, reason, enabled)
 
 
-def redirected(node: Node, addresses: Collection[str]) -> tuple[int, int] | None:
+def count_redirected_pairs(node: Node, addresses: Collection[str]) -> tuple[int, int] | None:
     """Of these devices: pairs below one switch whose traffic leaves it, and all pairs.
 
     :returns: None where no pair does, as far as it is known.
     """
-    functions = [each for each in map(node.function, addresses) if each is not None]
+    functions = [function for function in map(node.function, addresses) if function is not None]
     total = away = 0
-    for gpu in filter(lambda each: classes.is_gpu(each.class_code), functions):
-        for adapter in filter(lambda each: classes.is_adapter(each.class_code), functions):
-            where = path(node, gpu, adapter)
-            total += where is not Peer.NONE
-            away += where is Peer.ROOT
+    for gpu in filter(lambda function: classes.is_gpu(function.class_code), functions):
+        for adapter in filter(lambda function: classes.is_adapter(function.class_code), functions):
+            where = peer_path_between(node, gpu, adapter)
+            total += where is not PeerPath.NONE
+            away += where is PeerPath.ROOT
     return (away, total) if away else None
 
 
-def between(node: Node, addresses: Collection[str]) -> tuple[tuple[int, int, Why], ...]:
+def peer_reasons_between(
+    node: Node, addresses: Collection[str]
+) -> tuple[tuple[int, int, PeerReason], ...]:
     """Of these devices: every GPU with every adapter below one switch, as far as it is known.
 
     :returns: their numbers in the order of addresses, and what decides about their path.
     """
     ordered = sorted(addresses, key=address_key)
-    functions = [(number, node.function(each)) for number, each in enumerate(ordered)]
-    found = []
-    for one, gpu in functions:
-        for other, adapter in functions:
+    functions = [(number, node.function(address)) for number, address in enumerate(ordered)]
+    reasons = []
+    for gpu_number, gpu in functions:
+        for adapter_number, adapter in functions:
             if gpu is None or adapter is None:
                 continue
             if classes.is_gpu(gpu.class_code) and classes.is_adapter(adapter.class_code):
-                why = verdict(node, gpu, adapter)[1]
-                if why is not None and why is not Why.UNREADABLE:
-                    found.append((one, other, why))
-    return tuple(found)
+                reason = judge_peer_path(node, gpu, adapter)[1]
+                if reason is not None and reason is not PeerReason.UNREADABLE:
+                    reasons.append((gpu_number, adapter_number, reason))
+    return tuple(reasons)
 
 
-def _both(one: bool | None, other: bool | None) -> bool | None:
-    if one is False or other is False:
+def _both_enabled(first: bool | None, second: bool | None) -> bool | None:
+    if first is False or second is False:
         return False
-    return None if one is None or other is None else True
+    return None if first is None or second is None else True
 
 
-def path(node: Node, one: Function, other: Function) -> Peer:
+def peer_path_between(node: Node, first: PciFunction, second: PciFunction) -> PeerPath:
     """The path between two functions of *node*."""
-    return verdict(node, one, other)[0]
+    return judge_peer_path(node, first, second)[0]
 
 
-def verdict(node: Node, one: Function, other: Function) -> tuple[Peer, Why | None]:
+def judge_peer_path(
+    node: Node, first: PciFunction, second: PciFunction
+) -> tuple[PeerPath, PeerReason | None]:
     """The path between two functions of *node*, and why; None: they share no switch."""
-    between = ports(node, one, other)
+    between = ports_between(node, first, second)
     if between is None:
-        return Peer.NONE, None
+        return PeerPath.NONE, None
     if not between:
-        return Peer.UNKNOWN, Why.UNREADABLE
+        return PeerPath.UNKNOWN, PeerReason.UNREADABLE
     # The one that decides most comes first.
     states = [
-        _state(node.function(port), device)
-        for port, device in zip(between, (one, other), strict=True)
+        _reason_at_port(node.function(port), device)
+        for port, device in zip(between, (first, second), strict=True)
     ]
-    for why, where in _PATHS.items():
-        if why in states:
-            return where, why
-    return Peer.SWITCH, Why.FREE
+    for reason, where in _PATHS.items():
+        if reason in states:
+            return where, reason
+    return PeerPath.SWITCH, PeerReason.FREE
 
 
-def path_of(why: Why) -> Peer:
+def peer_path_by_reason(reason: PeerReason) -> PeerPath:
     """The path of two functions below one switch of which this decides."""
-    return _PATHS.get(why, Peer.SWITCH)
+    return _PATHS.get(reason, PeerPath.SWITCH)
 
 
-def ports(node: Node, one: Function, other: Function) -> tuple[str, ...] | None:
+def ports_between(node: Node, first: PciFunction, second: PciFunction) -> tuple[str, ...] | None:
     """The ports of the nearest switch above both through which each reaches the other.
 
     Those of switches further down send upwards what is for a neighbour elsewhere, whether
     they redirect or not.
 
-    :returns: that of *one*, then that of *other*; () where they are not known, as for two
+    :returns: that of *first*, then that of *second*; () where they are not known, as for two
         functions of one device; None: they share no switch.
     """
-    shared = [here for here, there in zip(one.path, other.path, strict=False) if here == there]
-    switch = next((each for each in reversed(shared) if _is_upstream(node, each)), None)
+    shared = [
+        bridge
+        for bridge, second_bridge in zip(first.path, second.path, strict=False)
+        if bridge == second_bridge
+    ]
+    switch = next((bridge for bridge in reversed(shared) if _is_upstream(node, bridge)), None)
     if switch is None:
         return None
-    below = one.path.index(switch) + 1
-    found = (one.path[below : below + 1], other.path[below : below + 1])
-    if not all(found) or found[0] == found[1]:
+    below = first.path.index(switch) + 1
+    sides = (first.path[below : below + 1], second.path[below : below + 1])
+    if not all(sides) or sides[0] == sides[1]:
         return ()
-    return found[0] + found[1]
+    return sides[0] + sides[1]
 
 
-def switches(node: Node) -> dict[str, Peer]:
+def switch_paths_of(node: Node) -> dict[str, PeerPath]:
     """Address of each switch with devices at several ports -> their path.
 
-    :attr:`Peer.ROOT` as soon as one pair is redirected.
+    :attr:`PeerPath.ROOT` as soon as one pair is redirected.
     """
-    below: dict[str, dict[str, Function]] = {}
+    below: dict[str, dict[str, PciFunction]] = {}
     for function in node.functions:
         if function.is_bridge:
             continue
@@ -190,13 +198,15 @@ def switches(node: Node) -> dict[str, Peer]:
             if _is_upstream(node, above):
                 # One device speaks for all at its port.
                 below.setdefault(above, {}).setdefault(port, function)
-    found = {}
+    paths = {}
     for switch, ports in below.items():
         if len(ports) < 2:
             continue
-        states = {_state(node.function(port), device) for port, device in ports.items()}
-        found[switch] = next((where for why, where in _PATHS.items() if why in states), Peer.SWITCH)
-    return found
+        states = {_reason_at_port(node.function(port), device) for port, device in ports.items()}
+        paths[switch] = next(
+            (where for reason, where in _PATHS.items() if reason in states), PeerPath.SWITCH
+        )
+    return paths
 
 
 def _is_upstream(node: Node, address: str) -> bool:
@@ -206,21 +216,21 @@ def _is_upstream(node: Node, address: str) -> bool:
 
 #: In the order in which one device decides for both.
 _PATHS: Final = {
-    Why.REDIRECT: Peer.ROOT,
-    Why.NO_ATS: Peer.ROOT,
-    Why.UNREADABLE: Peer.UNKNOWN,
-    Why.ATS: Peer.SWITCH,
+    PeerReason.REDIRECT: PeerPath.ROOT,
+    PeerReason.NO_ATS: PeerPath.ROOT,
+    PeerReason.UNREADABLE: PeerPath.UNKNOWN,
+    PeerReason.ATS: PeerPath.SWITCH,
 }
 
 
-def _state(port: Function | None, device: Function) -> Why:
+def _reason_at_port(port: PciFunction | None, device: PciFunction) -> PeerReason:
     """What *port* does with what *device* below it sends."""
     if port is None or port.acs_control is None:
-        return Why.UNREADABLE
+        return PeerReason.UNREADABLE
     if not port.acs_control & _REDIRECT:
-        return Why.FREE
+        return PeerReason.FREE
     if not port.acs_control & _DIRECT:
-        return Why.REDIRECT
+        return PeerReason.REDIRECT
     if device.ats is None:
-        return Why.UNREADABLE
-    return Why.ATS if device.ats else Why.NO_ATS
+        return PeerReason.UNREADABLE
+    return PeerReason.ATS if device.ats else PeerReason.NO_ATS

@@ -15,25 +15,27 @@ from nova_hpc.topology import classes, confspace, peer
 from nova_hpc.topology.model import Node, address_key
 
 
-def unread(node: Node, addresses: Iterable[str]) -> tuple[str, ...]:
+def find_unread_functions(node: Node, addresses: Iterable[str]) -> tuple[str, ...]:
     """The functions whose registers are not known, of those that decide.
 
     :param addresses: of a server's devices; others are looked at only as ports above them.
     :returns: addresses of ports and devices, in their order; () where all is known, or no
         GPU of *addresses* shares a switch with an adapter of them.
     """
-    functions = [each for each in map(node.function, addresses) if each is not None]
-    found = set()
-    for gpu in (each for each in functions if classes.is_gpu(each.class_code)):
-        for adapter in (each for each in functions if classes.is_adapter(each.class_code)):
-            ports = peer.ports(node, gpu, adapter) or ()
+    functions = [function for function in map(node.function, addresses) if function is not None]
+    lacking = set()
+    for gpu in (function for function in functions if classes.is_gpu(function.class_code)):
+        for adapter in (
+            function for function in functions if classes.is_adapter(function.class_code)
+        ):
+            ports = peer.ports_between(node, gpu, adapter) or ()
             for address, device in zip(ports, (gpu, adapter), strict=False):
                 port = node.function(address)
                 if port is not None and port.acs_control is None:
-                    found.add(address)
+                    lacking.add(address)
                 if device.ats is None:
-                    found.add(device.address)
-    return tuple(sorted(found, key=address_key))
+                    lacking.add(device.address)
+    return tuple(sorted(lacking, key=address_key))
 
 
 def with_registers(node: Node, configs: Mapping[str, bytes]) -> Node:
@@ -41,17 +43,17 @@ def with_registers(node: Node, configs: Mapping[str, bytes]) -> Node:
 
     :param configs: address -> space; one that is too short, or all ones, says nothing.
     """
-    read = {address: confspace.parse(data) for address, data in configs.items()}
+    read = {address: confspace.parse_config_space(data) for address, data in configs.items()}
     functions = tuple(
-        each
-        if (found := read.get(each.address)) is None or found.silent
+        function
+        if (space := read.get(function.address)) is None or space.silent
         else attrs.evolve(
-            each,
-            acs_capability=found.acs_capability,
-            acs_control=found.acs_control,
-            ats=found.ats,
-            ats_enabled=found.ats_enabled,
+            function,
+            acs_capability=space.acs_capability,
+            acs_control=space.acs_control,
+            ats=space.ats,
+            ats_enabled=space.ats_enabled,
         )
-        for each in node.functions
+        for function in node.functions
     )
     return attrs.evolve(node, functions=functions)

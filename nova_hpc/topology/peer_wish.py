@@ -15,8 +15,8 @@ from typing import Final
 import attrs
 
 from nova_hpc.topology import iommu, peer
-from nova_hpc.topology.model import Function, Node, address_key
-from nova_hpc.topology.peer import Pair, Peer, Why
+from nova_hpc.topology.model import Node, PciFunction, address_key
+from nova_hpc.topology.peer import PeerPair, PeerPath, PeerReason
 
 #: Bits of the ACS capability and control registers (PCIe 7.7.11.2, 7.7.11.3).
 BLOCKING: Final = 0x02
@@ -29,7 +29,7 @@ _MELLANOX: Final = "15b3"
 _MOST_NAMED: Final = 4
 
 
-class Wish(enum.Enum):
+class PeerWish(enum.Enum):
     """What ``[hpc]peer_to_peer`` may say."""
 
     #: Nothing is set.
@@ -41,7 +41,7 @@ class Wish(enum.Enum):
 
 
 @attrs.frozen
-class Change:
+class AcsChange:
     """A port's ACS control register."""
 
     port: str
@@ -69,78 +69,80 @@ class Lack:
 
 
 @attrs.frozen
-class Plan:
+class PeerPlan:
     """What is to be written, and what cannot be."""
 
-    changes: tuple[Change, ...] = ()
+    changes: tuple[AcsChange, ...] = ()
     #: What stands against the wish, for each pair that does not get it.
-    lacks: Mapping[Pair, tuple[Lack, ...]] = attrs.field(factory=dict, hash=False)
+    lacks: Mapping[PeerPair, tuple[Lack, ...]] = attrs.field(factory=dict, hash=False)
 
     @property
     def texts(self) -> tuple[str, ...]:
         """One sentence for each thing that is lacking, in the order of addresses."""
-        found = {(each.address, each.text) for lacks in self.lacks.values() for each in lacks}
+        sentences = {(lack.address, lack.text) for lacks in self.lacks.values() for lack in lacks}
         return tuple(
             f"{address}: {text}"
-            for address, text in sorted(found, key=lambda each: (address_key(each[0]), each[1]))
+            for address, text in sorted(
+                sentences, key=lambda sentence: (address_key(sentence[0]), sentence[1])
+            )
         )
 
 
-def plan(node: Node, wish: Wish) -> Plan:
+def plan_peer_changes(node: Node, wish: PeerWish) -> PeerPlan:
     """What to do for *wish* on *node*, from its registers as they were read."""
-    if wish is Wish.KEEP:
-        return Plan()
-    changes: dict[str, Change] = {}
-    lacks: dict[Pair, tuple[Lack, ...]] = {}
+    if wish is PeerWish.KEEP:
+        return PeerPlan()
+    changes: dict[str, AcsChange] = {}
+    lacks: dict[PeerPair, tuple[Lack, ...]] = {}
     refused: dict[str, Lack | None] = {}
-    for pair in peer.pairs(node):
+    for pair in peer.find_peer_pairs(node):
         against: list[Lack] = []
-        for port, device in _sides(node, pair):
+        for port, device in _sides_of_pair(node, pair):
             if port not in refused:
-                refused[port] = _refusal(node, port, wish)
+                refused[port] = _refusal_for_port(node, port, wish)
             refusal = refused[port]
-            change = _change(node.function(port), wish)
+            change = _change_for_port(node.function(port), wish)
             if refusal is not None:
                 against.append(refusal)
             elif change is not None:
                 changes[port] = change
-            if wish is Wish.TRANSLATED and _redirects(node.function(port)):
+            if wish is PeerWish.TRANSLATED and _does_redirect(node.function(port)):
                 against += _device_lacks(node, device)
-        if not against and pair.why is Why.UNREADABLE:
+        if not against and pair.why is PeerReason.UNREADABLE:
             against.append(Lack(pair.gpu, "the ports above it cannot be told apart", unread=True))
         if against:
             lacks[pair] = tuple(dict.fromkeys(against))
-    return Plan(tuple(changes[each] for each in sorted(changes, key=address_key)), lacks)
+    return PeerPlan(tuple(changes[address] for address in sorted(changes, key=address_key)), lacks)
 
 
-def _sides(node: Node, pair: Pair) -> Iterator[tuple[str, Function]]:
+def _sides_of_pair(node: Node, pair: PeerPair) -> Iterator[tuple[str, PciFunction]]:
     """The two ports of a pair, each with what is below it."""
     gpu, adapter = node.function(pair.gpu), node.function(pair.functions[0])
     if gpu is not None and adapter is not None:
-        yield from zip(peer.ports(node, gpu, adapter) or (), (gpu, adapter), strict=False)
+        yield from zip(peer.ports_between(node, gpu, adapter) or (), (gpu, adapter), strict=False)
 
 
-def _redirects(port: Function | None) -> bool:
+def _does_redirect(port: PciFunction | None) -> bool:
     return port is not None and bool((port.acs_control or 0) & REDIRECT)
 
 
-def _change(port: Function | None, wish: Wish) -> Change | None:
-    if port is None or port.acs_control is None or not _redirects(port):
+def _change_for_port(port: PciFunction | None, wish: PeerWish) -> AcsChange | None:
+    if port is None or port.acs_control is None or not _does_redirect(port):
         return None
     before = port.acs_control
-    after = before | DIRECT if wish is Wish.TRANSLATED else before & ~REDIRECT
-    return None if after == before else Change(port.address, before, after)
+    after = before | DIRECT if wish is PeerWish.TRANSLATED else before & ~REDIRECT
+    return None if after == before else AcsChange(port.address, before, after)
 
 
-def _refusal(node: Node, address: str, wish: Wish) -> Lack | None:
+def _refusal_for_port(node: Node, address: str, wish: PeerWish) -> Lack | None:
     """Why a port cannot or must not be set."""
     port = node.function(address)
     if port is None or port.acs_control is None:
         return Lack(address, "its registers cannot be read; only root can", unread=True)
-    change = _change(port, wish)
+    change = _change_for_port(port, wish)
     if change is None:
         return None
-    if wish is Wish.TRANSLATED:
+    if wish is PeerWish.TRANSLATED:
         if not (port.acs_capability or 0) & DIRECT:
             return Lack(address, "the switch has no direct translated peer-to-peer")
         if port.acs_control & BLOCKING:
@@ -149,7 +151,7 @@ def _refusal(node: Node, address: str, wish: Wish) -> Lack | None:
                 "the kernel blocks translated requests there (an untrusted port, or pci=noats)",
             )
         return None
-    lost = iommu.joined(node, {address: change.after})
+    lost = iommu.find_joined_devices(node, {address: change.after})
     if not lost:
         return None
     named = ", ".join(lost[:_MOST_NAMED]) + (" and others" if len(lost) > _MOST_NAMED else "")
@@ -160,7 +162,7 @@ def _refusal(node: Node, address: str, wish: Wish) -> Lack | None:
     )
 
 
-def _device_lacks(node: Node, device: Function) -> Iterator[Lack]:
+def _device_lacks(node: Node, device: PciFunction) -> Iterator[Lack]:
     if device.ats is None:
         yield Lack(device.address, "whether it has ATS cannot be read; only root can", unread=True)
     elif not device.ats:
@@ -176,15 +178,15 @@ def _device_lacks(node: Node, device: Function) -> Iterator[Lack]:
             yield Lack(physical, "it has no ATS, or its firmware does not offer it")
 
 
-def fulfilled(pair: Pair, wish: Wish) -> bool | None:
+def is_pair_as_wished(pair: PeerPair, wish: PeerWish) -> bool | None:
     """Whether a pair is as wished; None: nothing is wished, or it is not known."""
-    return as_wished(pair.path, pair.why, wish)
+    return is_path_as_wished(pair.path, pair.why, wish)
 
 
-def as_wished(path: Peer, why: Why, wish: Wish) -> bool | None:
+def is_path_as_wished(path: PeerPath, reason: PeerReason, wish: PeerWish) -> bool | None:
     """Whether a path is as wished; None: nothing is wished, or it is not known."""
-    if wish is Wish.KEEP or path is Peer.UNKNOWN:
+    if wish is PeerWish.KEEP or path is PeerPath.UNKNOWN:
         return None
-    if wish is Wish.DIRECT:
-        return why is Why.FREE
-    return path is Peer.SWITCH
+    if wish is PeerWish.DIRECT:
+        return reason is PeerReason.FREE
+    return path is PeerPath.SWITCH

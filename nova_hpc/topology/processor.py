@@ -6,18 +6,18 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from nova_hpc.topology.files import FileError, Tree
+from nova_hpc.topology.files import FileError, FileTree
 
 _BITS: Final = re.compile(r"^address sizes\s*:\s*(\d{1,2}) bits physical", re.ASCII | re.MULTILINE)
 
 
-def address_bits(tree: Tree) -> int | None:
+def physical_address_bits(tree: FileTree) -> int | None:
     """Width of the physical addresses of the processors (x86).
 
     A guest's processors can have no more of them. None: not known.
     """
     try:
-        found = _BITS.search(tree.text("/proc/cpuinfo") or "")
+        match = _BITS.search(tree.text("/proc/cpuinfo") or "")
     except FileError:
         return None
-    return int(found[1]) if found else None
+    return int(match[1]) if match else None

@@ -2,8 +2,8 @@
 """Which PCI function plays which role: the entries of ``[hpc]device_role``.
 
 Roles come from configuration, never from ids in code. Each entry is a JSON
-object, see the help text of the option. :func:`strict` is for the operator's
-command, which refuses a bad entry; :func:`lenient` is for services, which log
+object, see the help text of the option. :func:`parse_roles` is for the operator's
+command, which refuses a bad entry; :func:`parse_good_roles` is for services, which log
 it and go on with the others.
 """
 
@@ -19,7 +19,7 @@ import attrs
 from oslo_log import log as logging
 
 from nova_hpc.conf.roles import DEFAULT_ROLES
-from nova_hpc.topology.model import Function, Node
+from nova_hpc.topology.model import Node, PciFunction
 
 LOG = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class RoleError(ValueError):
 
 
 @attrs.frozen
-class Pattern:
+class RolePattern:
     """One entry: the role, and what a function must look like to play it.
 
     The patterns are of :mod:`fnmatch`, hex digits in lower case; ``link_layer`` is a word.
@@ -61,16 +61,19 @@ class Pattern:
     #: Name of the network interface of it, or of its physical function, on the host.
     interface: str = "*"
 
-    def matches(self, function: Function, node: Node | None = None) -> bool:
+    def matches(self, function: PciFunction, node: Node | None = None) -> bool:
         """Whether every part of the pattern matches *function* of *node*."""
         code = function.class_code
         return (
-            _matches(self.vendor_id, function.vendor_id)
-            and _matches(self.product_id, function.product_id)
-            and _matches(self.device_class, None if code is None else code[:4])
-            and _matches(self.dev_type, function.dev_type)
+            _matches_pattern(self.vendor_id, function.vendor_id)
+            and _matches_pattern(self.product_id, function.product_id)
+            and _matches_pattern(self.device_class, None if code is None else code[:4])
+            and _matches_pattern(self.dev_type, function.dev_type)
             and (self.link_layer == "*" or self.link_layer == link_layer(function, node))
-            and any(_matches(self.interface, name) for name in _interfaces(function, node))
+            and any(
+                _matches_pattern(self.interface, name)
+                for name in _interface_names_of(function, node)
+            )
         )
 
 
@@ -78,38 +81,38 @@ class Pattern:
 class Roles:
     """All entries, in their order; the first that matches wins."""
 
-    patterns: tuple[Pattern, ...] = ()
+    patterns: tuple[RolePattern, ...] = ()
 
     #: Role of the patterns -> the name that its devices have kept from an earlier release.
     kept: Mapping[str, str] = attrs.field(factory=dict, hash=False)
 
-    def role_of(self, function: Function, node: Node | None = None) -> str | None:
+    def role_of(self, function: PciFunction, node: Node | None = None) -> str | None:
         """The role of *function*; None for a bridge and for one without a role.
 
         :param node: where it is: a virtual function is on the fabric of its physical one.
         """
         if function.is_bridge:
             return None
-        found = (entry.role for entry in self.patterns if entry.matches(function, node))
-        role = next(found, None)
+        matching_roles = (entry.role for entry in self.patterns if entry.matches(function, node))
+        role = next(matching_roles, None)
         return None if role is None else self.kept.get(role, role)
 
     @property
     def names(self) -> tuple[str, ...]:
         """The roles, each once, in the order in which they first appear."""
-        mine = (entry.role for entry in self.patterns)
-        return tuple(dict.fromkeys(self.kept.get(role, role) for role in mine))
+        pattern_roles = (entry.role for entry in self.patterns)
+        return tuple(dict.fromkeys(self.kept.get(role, role) for role in pattern_roles))
 
 
-def strict(entries: Sequence[str]) -> Roles:
+def parse_roles(entries: Sequence[str]) -> Roles:
     """Read all entries of ``[hpc]device_role``.
 
     :raises RoleError: one of them is bad; the text says which and why.
     """
-    return Roles(tuple(_parse(number, text) for number, text in enumerate(entries, 1)))
+    return Roles(tuple(_parse_role_pattern(number, text) for number, text in enumerate(entries, 1)))
 
 
-def lenient(entries: Sequence[str]) -> Roles:
+def parse_good_roles(entries: Sequence[str]) -> Roles:
     """Read the good entries of ``[hpc]device_role``; log the bad ones.
 
     Functions that only a bad entry would have matched have no role, so they
@@ -118,59 +121,61 @@ def lenient(entries: Sequence[str]) -> Roles:
     good = []
     for number, text in enumerate(entries, 1):
         try:
-            good.append(_parse(number, text))
+            good.append(_parse_role_pattern(number, text))
         except RoleError as error:
             LOG.error("%s The entry is ignored.", error)
     return Roles(tuple(good))
 
 
-def link_layer(function: Function, node: Node | None = None) -> str | None:
+def link_layer(function: PciFunction, node: Node | None = None) -> str | None:
     """``InfiniBand`` or ``Ethernet``; None: neither, both, or not known.
 
     What the ports of the function or of its physical function say; else its class.
     """
-    parent = _parent(function, node)
-    said = {
+    parent = _physical_function_of(function, node)
+    layers = {
         port.link_layer
-        for each in (function, parent)
-        if each is not None
-        for device in each.rdma
+        for candidate in (function, parent)
+        if candidate is not None
+        for device in candidate.rdma
         for port in device.ports
     } - {None}
-    if said:
-        return said.pop() if len(said) == 1 else None
+    if layers:
+        return layers.pop() if len(layers) == 1 else None
     return LINK_LAYERS.get((function.class_code or "")[:4])
 
 
-def _interfaces(function: Function, node: Node | None) -> list[str | None]:
+def _interface_names_of(function: PciFunction, node: Node | None) -> list[str | None]:
     """Names of the network interfaces of *function*, or else of its physical function."""
-    for each in (function, _parent(function, node)):
-        names = [name for name in (each.os_devices if each else ()) if name.startswith("net ")]
+    for candidate in (function, _physical_function_of(function, node)):
+        names = [
+            name for name in (candidate.os_devices if candidate else ()) if name.startswith("net ")
+        ]
         if names:
             return [name.removeprefix("net ") for name in names]
     return [None]
 
 
-def _parent(function: Function, node: Node | None) -> Function | None:
+def _physical_function_of(function: PciFunction, node: Node | None) -> PciFunction | None:
     if node is None or function.physical_function is None:
         return None
     return node.function(function.physical_function)
 
 
-def configured(entries: Sequence[str]) -> frozenset[str]:
+def configured_role_names(entries: Sequence[str]) -> frozenset[str]:
     """The names of the roles that an operator has given; none where all is the default.
 
     :param entries: ``[hpc]device_role`` as a service has it.
     """
     if list(entries) == DEFAULT_ROLES:
         return frozenset()
-    return frozenset(lenient(entries).names)
+    return frozenset(parse_good_roles(entries).names)
 
 
-def _parse(number: int, text: str) -> Pattern:
-    def bad(why: str) -> RoleError:
+def _parse_role_pattern(number: int, text: str) -> RolePattern:
+    def bad(reason: str) -> RoleError:
         quoted = text if len(text) <= _LONGEST_QUOTE else text[:_LONGEST_QUOTE] + "..."
-        return RoleError(f"[hpc]device_role, entry {number}, {quoted!r}: {why}.")
+        return RoleError(f"[hpc]device_role, entry {number}, {quoted!r}: {reason}.")
 
     try:
         entry = json.loads(text)
@@ -191,18 +196,18 @@ def _parse(number: int, text: str) -> Pattern:
         )
     if len(entry) == 1:
         raise bad(f"it would match every function; add at least one of {', '.join(_KEYS[1:])}")
-    return Pattern(
+    return RolePattern(
         role=role,
-        vendor_id=_hex(entry.get("vendor_id", "*"), "vendor_id", bad),
-        product_id=_hex(entry.get("product_id", "*"), "product_id", bad),
-        device_class=_hex(entry.get("class", "*"), "class", bad),
-        dev_type=_dev_type(entry.get("dev_type", "*"), bad),
-        link_layer=_layer(entry.get("link_layer", "*"), bad),
-        interface=_interface(entry.get("interface", "*"), bad),
+        vendor_id=_check_hex_pattern(entry.get("vendor_id", "*"), "vendor_id", bad),
+        product_id=_check_hex_pattern(entry.get("product_id", "*"), "product_id", bad),
+        device_class=_check_hex_pattern(entry.get("class", "*"), "class", bad),
+        dev_type=_check_dev_type(entry.get("dev_type", "*"), bad),
+        link_layer=_check_link_layer(entry.get("link_layer", "*"), bad),
+        interface=_check_interface(entry.get("interface", "*"), bad),
     )
 
 
-def _hex(value: str, key: str, bad: _Complaint) -> str:
+def _check_hex_pattern(value: str, key: str, bad: _Complaint) -> str:
     value = value.lower()
     if not _HEX.fullmatch(value) or ("*" not in value and len(value) != 4):
         raise bad(
@@ -212,24 +217,24 @@ def _hex(value: str, key: str, bad: _Complaint) -> str:
     return value
 
 
-def _dev_type(value: str, bad: _Complaint) -> str:
+def _check_dev_type(value: str, bad: _Complaint) -> str:
     if not any(fnmatch.fnmatchcase(kind, value) for kind in DEV_TYPES):
         raise bad(f"'dev_type' is {value!r}, which matches none of {', '.join(DEV_TYPES)}")
     return value
 
 
-def _layer(value: str, bad: _Complaint) -> str:
+def _check_link_layer(value: str, bad: _Complaint) -> str:
     if value not in ("*", *LINK_LAYERS.values()):
         raise bad(f"'link_layer' is {value!r}, not {' or '.join(LINK_LAYERS.values())}")
     return value
 
 
-def _interface(value: str, bad: _Complaint) -> str:
+def _check_interface(value: str, bad: _Complaint) -> str:
     if not _INTERFACE.fullmatch(value):
         raise bad(f"'interface' is {value!r}, no name of a network interface with * and ?")
     return value
 
 
-def _matches(pattern: str, value: str | None) -> bool:
+def _matches_pattern(pattern: str, value: str | None) -> bool:
     """What is unknown matches only where anything would do."""
     return pattern == "*" if value is None else fnmatch.fnmatchcase(value, pattern)

@@ -17,16 +17,16 @@ import attrs
 
 from nova_hpc.topology import classes, device, numa, xgmi
 from nova_hpc.topology.device import DEVICES
-from nova_hpc.topology.files import FileError, Tree, show
-from nova_hpc.topology.function_places import Raw, make_groups, place
-from nova_hpc.topology.model import ADDRESS, Function, Node, address_key, normalise_address
+from nova_hpc.topology.files import FileError, FileTree, show_path
+from nova_hpc.topology.function_places import Raw, make_groups, place_functions
+from nova_hpc.topology.model import ADDRESS, Node, PciFunction, address_key, normalise_address
 
 LOG = logging.getLogger(__name__)
 
 _GROUPS: Final = "/sys/kernel/iommu_groups"
 
 
-def read(root: Path, busy: Collection[str] = ()) -> Node:
+def read_sysfs_node(root: Path, busy: Collection[str] = ()) -> Node:
     """Read the machine whose ``sys`` and ``proc`` are below *root*.
 
     :param root: ``/`` for this machine, or the top directory of a capture.
@@ -35,15 +35,15 @@ def read(root: Path, busy: Collection[str] = ()) -> Node:
     :returns: always a node; without anything readable below *root* it is
         empty but for its problems.
     """
-    return read_tree(Tree(root), show(root), busy)
+    return read_tree(FileTree(root), show_path(root), busy)
 
 
-def read_tree(tree: Tree, source: str, busy: Collection[str] = ()) -> Node:
+def read_tree(tree: FileTree, source: str, busy: Collection[str] = ()) -> Node:
     """The same from *tree*, which *source* names to people."""
-    numa_nodes, hugepages, problems = numa.read(tree)
-    groups = _groups(tree, problems)
-    raws = _functions(tree, problems, busy)
-    functions, inactive = place(raws, numa_nodes, groups)
+    numa_nodes, hugepages, problems = numa.read_sysfs_numa(tree)
+    groups = _read_iommu_groups(tree, problems)
+    raws = _read_functions(tree, problems, busy)
+    functions, inactive = place_functions(raws, numa_nodes, groups)
     functions = _with_hives(tree, functions, problems)
     by_group: dict[int, set[str]] = {group: set(members) for group, members in groups.items()}
     for function in (*functions, *inactive):
@@ -51,7 +51,7 @@ def read_tree(tree: Tree, source: str, busy: Collection[str] = ()) -> Node:
             by_group.setdefault(function.iommu_group, set()).add(function.address)
     return Node(
         source=source,
-        hostname=_hostname(tree),
+        hostname=_read_hostname(tree),
         numa_nodes=numa_nodes,
         functions=tuple(_with_virtual_functions(functions)),
         inactive=tuple(inactive),
@@ -61,7 +61,7 @@ def read_tree(tree: Tree, source: str, busy: Collection[str] = ()) -> Node:
     )
 
 
-def _hostname(tree: Tree) -> str | None:
+def _read_hostname(tree: FileTree) -> str | None:
     try:
         text = tree.text("/proc/sys/kernel/hostname")
     except FileError:
@@ -69,7 +69,7 @@ def _hostname(tree: Tree) -> str | None:
     return text if text and re.fullmatch(r"[\w.-]{1,253}", text, re.ASCII) else None
 
 
-def _functions(tree: Tree, problems: list[str], busy: Collection[str]) -> list[Raw]:
+def _read_functions(tree: FileTree, problems: list[str], busy: Collection[str]) -> list[Raw]:
     try:
         names = tree.names(DEVICES)
     except FileError as error:
@@ -80,7 +80,7 @@ def _functions(tree: Tree, problems: list[str], busy: Collection[str]) -> list[R
         if ADDRESS.fullmatch(name) is None:
             problems.append(f"{DEVICES}/{name}: not a PCI address, left out")
             continue
-        raw = device.read(tree, name, busy=name in busy)
+        raw = device.read_pci_function(tree, name, busy=name in busy)
         if raw.address in raws:
             problems.append(f"{DEVICES}/{name}: a second {raw.address}, left out")
             continue
@@ -94,7 +94,7 @@ def _functions(tree: Tree, problems: list[str], busy: Collection[str]) -> list[R
     return [raws[address] for address in sorted(raws, key=address_key)]
 
 
-def _groups(tree: Tree, problems: list[str]) -> dict[int, frozenset[str]]:
+def _read_iommu_groups(tree: FileTree, problems: list[str]) -> dict[int, frozenset[str]]:
     """Members of each IOMMU group; names of PCI functions are normalised."""
     groups: dict[int, frozenset[str]] = {}
     try:
@@ -115,35 +115,39 @@ def _groups(tree: Tree, problems: list[str]) -> dict[int, frozenset[str]]:
     return groups
 
 
-def _with_hives(tree: Tree, functions: list[Function], problems: list[str]) -> list[Function]:
-    gpus = [each.address for each in functions if classes.is_gpu(each.class_code)]
-    hives, more = xgmi.read(tree, gpus) if gpus else ({}, [])
+def _with_hives(
+    tree: FileTree, functions: list[PciFunction], problems: list[str]
+) -> list[PciFunction]:
+    gpus = [function.address for function in functions if classes.is_gpu(function.class_code)]
+    hives, more = xgmi.read_xgmi_hives(tree, gpus) if gpus else ({}, [])
     problems.extend(more)
     return [
-        attrs.evolve(each, hive=hives[each.address]) if each.address in hives else each
-        for each in functions
+        attrs.evolve(function, hive=hives[function.address])
+        if function.address in hives
+        else function
+        for function in functions
     ]
 
 
-def _with_virtual_functions(functions: list[Function]) -> list[Function]:
+def _with_virtual_functions(functions: list[PciFunction]) -> list[PciFunction]:
     """Give every PF the VFs that name it, besides those that it names."""
     listed = {function.address for function in functions}
     virtual: dict[str, set[str]] = {}
     for function in functions:
         if function.physical_function is not None:
             virtual.setdefault(function.physical_function, set()).add(function.address)
-    found = []
+    completed = []
     for function in functions:
         named = virtual.get(function.address, set()).union(function.virtual_functions) & listed
         ordered = tuple(sorted(named, key=address_key))
         if ordered != function.virtual_functions:
             function = attrs.evolve(function, virtual_functions=ordered)
-        found.append(function)
-    return found
+        completed.append(function)
+    return completed
 
 
 def with_names(node: Node) -> Node:
-    """Fill in :attr:`Function.model` of a node that was read from ``/``.
+    """Fill in :attr:`PciFunction.model` of a node that was read from ``/``.
 
     The kernel has numbers; udev's hardware database has ``GH100 [H100 SXM5 80GB]``.
     For people only, so where udev is missing or silent there are no names.

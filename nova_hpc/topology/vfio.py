@@ -22,7 +22,7 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.topology.files import FileError, Tree
+from nova_hpc.topology.files import FileError, FileTree
 
 #: The driver for whatever has no variant.
 GENERIC: Final = "vfio-pci"
@@ -64,8 +64,8 @@ class Kernel:
         if self.says:
             return False
         if self.aliases is not None:
-            return _module(driver) in {module for _, module in self.aliases}
-        return is_known(driver)
+            return _kernel_module_of(driver) in {module for _, module in self.aliases}
+        return is_known_vfio_driver(driver)
 
     def variant(self, alias: str) -> str | None:
         """The variant for a function; None: it has none.
@@ -79,13 +79,13 @@ class Kernel:
             for pattern, module in self.aliases or ()
             if fnmatch.fnmatchcase(alias, pattern)
         ]
-        module = min(fits)[1] if fits else _module(GENERIC)
-        return None if module == _module(GENERIC) else module
+        module = min(fits)[1] if fits else _kernel_module_of(GENERIC)
+        return None if module == _kernel_module_of(GENERIC) else module
 
 
-def is_known(driver: str | None) -> bool:
+def is_known_vfio_driver(driver: str | None) -> bool:
     """Whether *driver* is vfio-pci or a variant of Linux's own tree, where nothing else tells."""
-    return driver is not None and (driver == GENERIC or _module(driver) in _IN_TREE)
+    return driver is not None and (driver == GENERIC or _kernel_module_of(driver) in _IN_TREE)
 
 
 def alias_of(
@@ -97,39 +97,39 @@ def alias_of(
     """What the kernel compares with the aliases of variants, from the ids of a function."""
     code = (class_code or "").ljust(6, "0").upper()
     numbers = (vendor, product, *subsystem)
-    ids = [f"{each or '':0>8}".upper() for each in numbers]
+    ids = [f"{number or '':0>8}".upper() for number in numbers]
     return "vfio_pci:v{}d{}sv{}sd{}bc{}sc{}i{}".format(*ids, code[:2], code[2:4], code[4:])
 
 
-_kernels: Final[weakref.WeakKeyDictionary[Tree, Kernel]] = weakref.WeakKeyDictionary()
+_kernels: Final[weakref.WeakKeyDictionary[FileTree, Kernel]] = weakref.WeakKeyDictionary()
 
 
-def kernel(tree: Tree) -> Kernel:
+def read_vfio_kernel(tree: FileTree) -> Kernel:
     """What the kernel of a machine says; read once for each reading of it. Never raises."""
     if tree not in _kernels:
-        _kernels[tree] = Kernel(tree.exists(_CLASS), _aliases(tree))
+        _kernels[tree] = Kernel(tree.exists(_CLASS), _read_modules_alias(tree))
     return _kernels[tree]
 
 
-def of_driver(tree: Tree, driver: str | None, names: object, parent: str | None) -> Vfio:
+def vfio_of_driver(tree: FileTree, driver: str | None, names: object, parent: str | None) -> Vfio:
     """What the driver of a function makes of it.
 
     :param names: what its ``vfio-dev/`` holds, if anything.
     :param parent: of a virtual function: the driver of its physical function.
     """
-    if driver is None or not (names or kernel(tree).knows(driver)):
+    if driver is None or not (names or read_vfio_kernel(tree).knows(driver)):
         return Vfio.NO
     return Vfio.VENDOR if driver == parent and driver != GENERIC else Vfio.GUEST
 
 
-def _aliases(tree: Tree) -> tuple[tuple[str, str], ...] | None:
+def _read_modules_alias(tree: FileTree) -> tuple[tuple[str, str], ...] | None:
     if not tree.exists(_RELEASE):
         return None
     try:
         release = tree.text(_RELEASE)
         if not release or not re.fullmatch(r"[\w.+~-]{1,128}", release, re.ASCII):
             return None
-        data = tree.read(f"/lib/modules/{release}/modules.alias", _LARGEST, _take)
+        data = tree.read(f"/lib/modules/{release}/modules.alias", _LARGEST, _read_vfio_lines)
     except FileError:
         return None
     if data is None:
@@ -137,23 +137,23 @@ def _aliases(tree: Tree) -> tuple[tuple[str, str], ...] | None:
     return tuple(match.groups() for match in _WORDS.finditer(data.decode("ascii", "replace")))  # type: ignore[misc]
 
 
-class _Kept:
+class _LastAliases:
     """The last file and what was taken of it; replaced as one, so safe between threads."""
 
     last: tuple[tuple[int, ...], bytes] | None = None
 
 
-def _take(handle: int, limit: int) -> bytes:
+def _read_vfio_lines(handle: int, limit: int) -> bytes:
     """The lines about VFIO of an open ``modules.alias``, of which each reading would read MBs."""
     status = os.fstat(handle)
     key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-    if _Kept.last is None or _Kept.last[0] != key:
+    if _LastAliases.last is None or _LastAliases.last[0] != key:
         data = b""
         while len(data) < limit and (piece := os.read(handle, min(1 << 20, limit - len(data)))):
             data += piece
-        _Kept.last = (key, b"".join(_LINE.findall(data)))
-    return _Kept.last[1]
+        _LastAliases.last = (key, b"".join(_LINE.findall(data)))
+    return _LastAliases.last[1]
 
 
-def _module(driver: str) -> str:
+def _kernel_module_of(driver: str) -> str:
     return driver.replace("-", "_")

@@ -24,7 +24,7 @@ class VpdError(Exception):
     """It is no vital product data."""
 
 
-def keywords(data: bytes) -> dict[str, str]:
+def read_vpd_keywords(data: bytes) -> dict[str, str]:
     """The keywords of the read-only part.
 
     :raises VpdError: it begins as none, or ends before its own length says so.
@@ -47,13 +47,13 @@ def keywords(data: bytes) -> dict[str, str]:
         if end > len(data):
             raise VpdError("it is cut off")
         if tag == _READ_ONLY:
-            return _fields(data[start:end])
+            return _split_vpd_fields(data[start:end])
         offset = end
     return {}
 
 
-def _fields(data: bytes) -> dict[str, str]:
-    found: dict[str, str] = {}
+def _split_vpd_fields(data: bytes) -> dict[str, str]:
+    fields: dict[str, str] = {}
     place = 0
     while place + 3 <= len(data):
         word = data[place : place + 2].decode("ascii", "replace")
@@ -62,18 +62,18 @@ def _fields(data: bytes) -> dict[str, str]:
         # "RV" is a checksum and what is reserved: nothing follows.
         if word == "RV":
             break
-        found.setdefault(word, value.decode("ascii", "replace").strip("\0 "))
+        fields.setdefault(word, value.decode("ascii", "replace").strip("\0 "))
         place += 3 + size
-    return found
+    return fields
 
 
 def manages_switches(data: bytes) -> bool:
     """Whether a function is one by which NVSwitches are managed.
 
-    :raises VpdError: see :func:`keywords`.
+    :raises VpdError: see :func:`read_vpd_keywords`.
     """
     wanted = f"{MODEL}={SWITCH_MANAGER}"
-    for word, value in keywords(data).items():
+    for word, value in read_vpd_keywords(data).items():
         if (word, value) == (MODEL[:2], SWITCH_MANAGER) or wanted in value.replace(" ", ""):
             return True
     return False

@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from nova_hpc.topology.files import FileError, Tree
+from nova_hpc.topology.files import FileError, FileTree
 from nova_hpc.topology.model import address_key
 
 _DEVICES: Final = "/sys/bus/pci/devices"
@@ -29,25 +29,28 @@ _LINE: Final = re.compile(r"^(\w+)\s+(\d{1,20})\s*$", re.ASCII | re.MULTILINE)
 _LARGEST: Final = 1 << 64
 
 
-def read(tree: Tree, addresses: Iterable[str]) -> tuple[dict[str, str], list[str]]:
+def read_xgmi_hives(tree: FileTree, addresses: Iterable[str]) -> tuple[dict[str, str], list[str]]:
     """Address -> the lowest address of the same hive, and what made no sense.
 
     :param addresses: of the accelerators, normalised.
     """
     problems: list[str] = []
-    known = sorted(set(addresses), key=address_key)
+    accelerators = sorted(set(addresses), key=address_key)
     hives: dict[int, list[str]] = {}
-    for each in known:
-        number = _hive(tree, each, problems)
+    for address in accelerators:
+        number = _read_hive_id(tree, address, problems)
         if number:
-            hives.setdefault(number, []).append(each)
-    groups = list(hives.values()) or _joined(_kfd_links(tree, known, problems))
+            hives.setdefault(number, []).append(address)
+    groups = list(hives.values()) or _join_linked(_kfd_links(tree, accelerators, problems))
     return {
-        each: min(group, key=address_key) for group in groups if len(group) > 1 for each in group
+        address: min(group, key=address_key)
+        for group in groups
+        if len(group) > 1
+        for address in group
     }, problems
 
 
-def _hive(tree: Tree, address: str, problems: list[str]) -> int | None:
+def _read_hive_id(tree: FileTree, address: str, problems: list[str]) -> int | None:
     path = f"{_DEVICES}/{address}/xgmi_hive_info/xgmi_hive_id"
     try:
         text = tree.text(path)
@@ -62,24 +65,33 @@ def _hive(tree: Tree, address: str, problems: list[str]) -> int | None:
     return int(text)
 
 
-def _kfd_links(tree: Tree, known: list[str], problems: list[str]) -> list[tuple[str, str]]:
+def _kfd_links(
+    tree: FileTree, accelerators: list[str], problems: list[str]
+) -> list[tuple[str, str]]:
     """Pairs of accelerators with a link between them."""
     places: dict[int, str] = {}
     wires: list[tuple[int, int]] = []
-    for number in _numbers(tree, _NODES, problems):
+    for number in _numbered_names_in(tree, _NODES, problems):
         folder = f"{_NODES}/{number}"
-        address = _address(_properties(tree, f"{folder}/properties", problems))
-        if address in known:
+        address = _pci_address_of(_read_properties(tree, f"{folder}/properties", problems))
+        if address in accelerators:
             places[number] = address
         for kind in _LINKS:
-            for link in _numbers(tree, f"{folder}/{kind}", problems):
-                found = _properties(tree, f"{folder}/{kind}/{link}/properties", problems)
-                if found.get("type") == _XGMI and {"node_from", "node_to"} <= found.keys():
-                    wires.append((found["node_from"], found["node_to"]))
-    return [(places[one], places[two]) for one, two in wires if {one, two} <= places.keys()]
+            for link in _numbered_names_in(tree, f"{folder}/{kind}", problems):
+                properties = _read_properties(tree, f"{folder}/{kind}/{link}/properties", problems)
+                if (
+                    properties.get("type") == _XGMI
+                    and {"node_from", "node_to"} <= properties.keys()
+                ):
+                    wires.append((properties["node_from"], properties["node_to"]))
+    return [
+        (places[first], places[second])
+        for first, second in wires
+        if {first, second} <= places.keys()
+    ]
 
 
-def _numbers(tree: Tree, folder: str, problems: list[str]) -> list[int]:
+def _numbered_names_in(tree: FileTree, folder: str, problems: list[str]) -> list[int]:
     try:
         names = tree.names(folder) if tree.exists(folder) else []
     except FileError as error:
@@ -88,7 +100,7 @@ def _numbers(tree: Tree, folder: str, problems: list[str]) -> list[int]:
     return sorted(int(name) for name in names if re.fullmatch(r"\d{1,5}", name, re.ASCII))
 
 
-def _properties(tree: Tree, path: str, problems: list[str]) -> dict[str, int]:
+def _read_properties(tree: FileTree, path: str, problems: list[str]) -> dict[str, int]:
     try:
         return {key: int(value) for key, value in _LINE.findall(tree.text(path) or "")}
     except FileError as error:
@@ -96,19 +108,19 @@ def _properties(tree: Tree, path: str, problems: list[str]) -> dict[str, int]:
         return {}
 
 
-def _address(found: Mapping[str, int]) -> str | None:
+def _pci_address_of(properties: Mapping[str, int]) -> str | None:
     """The PCI address in the properties of a node; a CPU has none."""
-    place = found.get("location_id", 0)
+    place = properties.get("location_id", 0)
     if not 0 < place < 1 << 16:
         return None
     bus, slot, function = place >> 8, place >> 3 & 31, place & 7
-    return f"{found.get('domain', 0):04x}:{bus:02x}:{slot:02x}.{function:x}"
+    return f"{properties.get('domain', 0):04x}:{bus:02x}:{slot:02x}.{function:x}"
 
 
-def _joined(links: Iterable[tuple[str, str]]) -> list[list[str]]:
+def _join_linked(links: Iterable[tuple[str, str]]) -> list[list[str]]:
     groups: list[set[str]] = []
     for pair in links:
-        touched = [each for each in groups if each & set(pair)]
-        groups = [each for each in groups if not each & set(pair)]
+        touched = [group for group in groups if group & set(pair)]
+        groups = [group for group in groups if not group & set(pair)]
         groups.append(set(pair).union(*touched))
-    return [sorted(each, key=address_key) for each in groups]
+    return [sorted(group, key=address_key) for group in groups]

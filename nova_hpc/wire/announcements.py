@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from nova_hpc.wire.values import exactly, real, short
+from nova_hpc.wire.values import cut_reason, require_finite, require_type
 
 
 @attrs.frozen
@@ -20,14 +20,15 @@ class Maintenance:
 
     start: float  # Unix time, seconds
     end: float
-    reason: str = attrs.field(default="", converter=short)
+    reason: str = attrs.field(default="", converter=cut_reason)
     #: Models that it is about, ``vendor:product``; (): all.
     models: tuple[str, ...] = ()
 
     def covers(self, moment: float, model: str | None) -> bool:
         """Whether a device of *model* may change at that time."""
         return self.start <= moment < self.end and (
-            not self.models or any(_is_model(each, model) for each in self.models)
+            not self.models
+            or any(_is_model(announced_model, model) for announced_model in self.models)
         )
 
 
@@ -36,9 +37,10 @@ class Accepted:
     """A change of a model that an operator has accepted."""
 
     model: str
-    #: As :func:`field`, :func:`bars` and :func:`capabilities` write it, ``; `` between several.
+    #: As :func:`describe_field_change`, :func:`describe_bar_change` and
+    #: :func:`describe_capability_change` write it, ``; `` between several.
     change: str
-    reason: str = attrs.field(default="", converter=short)
+    reason: str = attrs.field(default="", converter=cut_reason)
 
 
 # -- how a change is written -------------------------------------------------------------
@@ -47,7 +49,7 @@ class Accepted:
 # the words are part of the ledger's format, and no sentence for people.
 
 
-def field(name: str, source: str, before: str, after: str) -> str:
+def describe_field_change(name: str, source: str, before: str, after: str) -> str:
     """A field of a device's identity that is another.
 
     :param source: who says so: ``by the kernel``, or ``by its own answer``.
@@ -55,17 +57,17 @@ def field(name: str, source: str, before: str, after: str) -> str:
     return f"its {name} is {after} {source}, and was {before}"
 
 
-def bars(before: Sequence[str], after: Sequence[str]) -> str:
+def describe_bar_change(before: Sequence[str], after: Sequence[str]) -> str:
     """Other base address registers."""
-    return f"its BARs are {_listed(after)}, and were {_listed(before)}"
+    return f"its BARs are {_join_or_none(after)}, and were {_join_or_none(before)}"
 
 
-def capabilities(gone: Sequence[str], new: Sequence[str]) -> str:
+def describe_capability_change(gone: Sequence[str], new: Sequence[str]) -> str:
     """Other capabilities in the configuration space."""
-    return f"its capabilities have changed: {_listed(gone)} gone, {_listed(new)} new"
+    return f"its capabilities have changed: {_join_or_none(gone)} gone, {_join_or_none(new)} new"
 
 
-def _listed(values: Sequence[str]) -> str:
+def _join_or_none(values: Sequence[str]) -> str:
     return ", ".join(values) or "none"
 
 
@@ -73,28 +75,28 @@ def _is_model(wanted: str, model: str | None) -> bool:
     return model is not None and (model == wanted or model.startswith(f"{wanted}:"))
 
 
-def maintenance(body: Any, problems: list[str]) -> Maintenance | None:
+def read_maintenance(body: Any, problems: list[str]) -> Maintenance | None:
     """The time that is announced; a damaged one is none, and named in *problems*."""
     if body is None:
         return None
     try:
         return Maintenance(
-            start=real(body["start"]),
-            end=real(body["end"]),
-            reason=exactly(body.get("reason", ""), str),
-            models=tuple(exactly(each, str) for each in body.get("models", ())),
+            start=require_finite(body["start"]),
+            end=require_finite(body["end"]),
+            reason=require_type(body.get("reason", ""), str),
+            models=tuple(require_type(model, str) for model in body.get("models", ())),
         )
     except (AttributeError, KeyError, TypeError, ValueError):
         problems.append("the maintenance in the ledger is damaged: none is announced")
         return None
 
 
-def accepted(body: Any, problems: list[str]) -> tuple[Accepted, ...]:
+def read_accepted_changes(body: Any, problems: list[str]) -> tuple[Accepted, ...]:
     """The changes that were accepted; where one is damaged, none, and that is in *problems*."""
     try:
         return tuple(
-            Accepted(*(exactly(each[key], str) for key in ("model", "change", "reason")))
-            for each in body
+            Accepted(*(require_type(entry[key], str) for key in ("model", "change", "reason")))
+            for entry in body
         )
     except (AttributeError, KeyError, TypeError, ValueError):
         problems.append("the accepted changes in the ledger are damaged: none counts")

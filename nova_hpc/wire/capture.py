@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection
 from typing import Final
 
-from nova_hpc.topology.files import FileError, Tree
+from nova_hpc.topology.files import FileError, FileTree
 from nova_hpc.wire.documents import CAPTURE
 from nova_hpc.wire.version import WireError
 
@@ -48,24 +48,24 @@ def stands_in(serial: str | None) -> bool:
     return serial is not None and _STAND_IN.fullmatch(serial) is not None
 
 
-def dumps(replaced: Collection[str]) -> str:
+def write_capture_note(replaced: Collection[str]) -> str:
     """The text for an archive; ASCII, ends with a newline."""
     return json.dumps({**CAPTURE.head(), "replaced": sorted(replaced)}, indent=2) + "\n"
 
 
-def loads(text: object) -> frozenset[str]:
+def read_capture_note(text: object) -> frozenset[str]:
     """What was replaced; a kind that only a later release knows is among it.
 
     :raises nova_hpc.wire.version.LaterError: only a later release reads it.
     :raises WireError: it is broken.
     """
-    found = CAPTURE.load(text).get("replaced")
-    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+    kinds = CAPTURE.load(text).get("replaced")
+    if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
         raise CAPTURE.broken("does not say what was replaced")
-    return frozenset(found)
+    return frozenset(kinds)
 
 
-def replaced(tree: Tree) -> frozenset[str] | None:
+def replaced_kinds_of(tree: FileTree) -> frozenset[str] | None:
     """What of the files in *tree* was replaced; None: they do not say, as those of a machine.
 
     What cannot be read may have said anything, so everything counts as replaced.
@@ -73,6 +73,6 @@ def replaced(tree: Tree) -> frozenset[str] | None:
     try:
         if not tree.exists(PLACE):
             return None
-        return loads(tree.text(PLACE))
+        return read_capture_note(tree.text(PLACE))
     except (FileError, WireError):
         return KINDS

@@ -24,7 +24,7 @@ import attrs
 from nova_hpc.outside.host_names import is_uuid
 from nova_hpc.wire import numbers
 from nova_hpc.wire.documents import CLUSTER_LABEL, CLUSTER_WISH
-from nova_hpc.wire.version import WireError, shown
+from nova_hpc.wire.version import WireError, show_json_value
 
 #: How the name of a cluster's server group begins.
 PREFIX: Final = "hpc:"
@@ -60,7 +60,7 @@ class Nic:
 
 
 @attrs.frozen
-class Wish:
+class ClusterWish:
     """What a cluster is to be.
 
     :ivar members: numbers of the members; NAME-3 is number 3.
@@ -94,13 +94,13 @@ class Wish:
     @property
     def digest(self) -> str:
         """Tells wishes apart that differ in anything but members and generation."""
-        body = _body(attrs.evolve(self, members=frozenset({1}), generation=1))
-        return digest(json.dumps(body, sort_keys=True).encode())
+        body = _build_wish_body(attrs.evolve(self, members=frozenset({1}), generation=1))
+        return short_digest_of(json.dumps(body, sort_keys=True).encode())
 
     @property
     def order(self) -> tuple[int, str]:
         """Of two wishes the one with the greater order counts, for every client alike."""
-        return self.generation, digest(dumps(self).encode())
+        return self.generation, short_digest_of(write_cluster_wish(self).encode())
 
 
 @attrs.frozen
@@ -115,43 +115,43 @@ class Label:
     members: frozenset[int]
     attempt: str
     digest: str
-    wish: Wish | None = None
+    wish: ClusterWish | None = None
 
 
-def digest(data: bytes) -> str:
+def short_digest_of(data: bytes) -> str:
     """A short digest, to tell the same from something else."""
     return hashlib.sha256(data).hexdigest()[:_DIGEST]
 
 
-def dumps(wish: Wish) -> str:
+def write_cluster_wish(wish: ClusterWish) -> str:
     """The wish as one line of ASCII."""
-    return _json({**CLUSTER_WISH.head(), "name": wish.name, **_body(wish)})
+    return _compact_json({**CLUSTER_WISH.head(), "name": wish.name, **_build_wish_body(wish)})
 
 
-def loads(text: object) -> Wish:
+def read_cluster_wish(text: object) -> ClusterWish:
     """Read a wish.
 
     :raises WireError: it is broken, or of a later release.
     """
     data = CLUSTER_WISH.load(text)
-    return _wish(_name(data.get("name")), data)
+    return _parse_wish_body(_check_cluster_name(data.get("name")), data)
 
 
-def to_metadata(wish: Wish, group: str) -> dict[str, str]:
+def to_metadata(wish: ClusterWish, group: str) -> dict[str, str]:
     """Items for a member's metadata.
 
     :param group: id of the server group.
     """
-    text = dumps(wish)
+    text = write_cluster_wish(wish)
     room = _LONGEST - 2
     parts = [text[at : at + room] for at in range(0, len(text), room)]
     if len(parts) > _MOST_ITEMS:
         raise WireError(f"the cluster's description has {len(text)} characters: name fewer things")
     parts[0] = f"{len(parts)}:{parts[0]}"
-    return {GROUP_KEY: group} | {_key(at): part for at, part in enumerate(parts, 1)}
+    return {GROUP_KEY: group} | {_metadata_key_of(at): part for at, part in enumerate(parts, 1)}
 
 
-def from_metadata(metadata: Mapping[str, str]) -> Wish:
+def from_metadata(metadata: Mapping[str, str]) -> ClusterWish:
     """Read the wish of a member.
 
     :raises WireError: there is none, or it cannot be read.
@@ -160,18 +160,18 @@ def from_metadata(metadata: Mapping[str, str]) -> Wish:
     if not isinstance(first, str) or not re.match("[1-9]:", first):
         raise CLUSTER_WISH.broken("is missing or cut")
     count = int(first[0])
-    rest = [metadata.get(_key(at), "") for at in range(2, count + 1)]
-    return loads(first[2:] + "".join(map(str, rest)))
+    rest = [metadata.get(_metadata_key_of(at), "") for at in range(2, count + 1)]
+    return read_cluster_wish(first[2:] + "".join(map(str, rest)))
 
 
-def to_group_name(wish: Wish, attempt: str) -> str:
+def to_group_name(wish: ClusterWish, attempt: str) -> str:
     """The name of the server group: with the whole wish, or with its digest."""
     head = {**CLUSTER_LABEL.head(), "a": attempt}
-    full = f"{PREFIX}{wish.name} {_json({**head, **_body(wish)})}"
+    full = f"{PREFIX}{wish.name} {_compact_json({**head, **_build_wish_body(wish)})}"
     if len(full) <= _LONGEST:
         return full
-    members = numbers.write(wish.members)
-    return f"{PREFIX}{wish.name} {_json({**head, 'm': members, 'h': wish.digest})}"
+    members = numbers.format_number_ranges(wish.members)
+    return f"{PREFIX}{wish.name} {_compact_json({**head, 'm': members, 'h': wish.digest})}"
 
 
 def from_group_name(text: str) -> Label | None:
@@ -183,120 +183,123 @@ def from_group_name(text: str) -> Label | None:
         return None
     name, _, rest = text.removeprefix(PREFIX).partition(" ")
     data = CLUSTER_LABEL.load(rest)
-    name = _name(name)
-    members = numbers.read(data.get("m"))
-    attempt = _text(data, "a")
+    name = _check_cluster_name(name)
+    members = numbers.parse_number_ranges(data.get("m"))
+    attempt = _wish_text(data, "a")
     if "h" in data:
-        return Label(name, members, attempt, _text(data, "h"))
-    wish = _wish(name, data)
+        return Label(name, members, attempt, _wish_text(data, "h"))
+    wish = _parse_wish_body(name, data)
     return Label(name, members, attempt, wish.digest, wish)
 
 
-def _key(at: int) -> str:
+def _metadata_key_of(at: int) -> str:
     return KEY if at == 1 else f"{KEY}_{at}"
 
 
-def _json(data: Mapping[str, Any]) -> str:
+def _compact_json(data: Mapping[str, Any]) -> str:
     return json.dumps(data, separators=(",", ":"))
 
 
-def _body(wish: Wish) -> dict[str, Any]:
+def _build_wish_body(wish: ClusterWish) -> dict[str, Any]:
     """All but the name; what has its default is left out."""
-    found: dict[str, Any] = {"m": numbers.write(wish.members), "f": _pack(wish.flavor)}
+    body: dict[str, Any] = {
+        "m": numbers.format_number_ranges(wish.members),
+        "f": _pack_id(wish.flavor),
+    }
     if wish.generation != 1:
-        found["g"] = wish.generation
+        body["g"] = wish.generation
     if wish.image:
-        found["i"] = _pack(wish.image)
+        body["i"] = _pack_id(wish.image)
     if wish.nics:
-        found["n"] = [
-            _pack(nic.network) + (f"/{nic.vnic}" if nic.vnic else "") for nic in wish.nics
+        body["n"] = [
+            _pack_id(nic.network) + (f"/{nic.vnic}" if nic.vnic else "") for nic in wish.nics
         ]
     elif wish.networks != AUTO:
-        found["n"] = wish.networks
+        body["n"] = wish.networks
     if wish.security_groups:
-        found["s"] = list(wish.security_groups)
+        body["s"] = list(wish.security_groups)
     texts = {"k": wish.key, "z": wish.zone, "u": wish.user_data, "o": wish.volumes}
-    found |= {key: value for key, value in texts.items() if value}
+    body |= {key: value for key, value in texts.items() if value}
     if wish.boot_gib:
-        found["b"] = wish.boot_gib
+        body["b"] = wish.boot_gib
     flags = {"d": wish.config_drive, "t": wish.check, "l": wish.single}
-    return found | {key: True for key, value in flags.items() if value}
+    return body | {key: True for key, value in flags.items() if value}
 
 
-def _wish(name: str, data: Mapping[str, Any]) -> Wish:
+def _parse_wish_body(name: str, data: Mapping[str, Any]) -> ClusterWish:
     nics = data.get("n", AUTO)
     if isinstance(nics, str):
         if nics not in (AUTO, NONE):
-            raise CLUSTER_WISH.broken(f"has networks {shown(nics)}")
+            raise CLUSTER_WISH.broken(f"has networks {show_json_value(nics)}")
         named: tuple[Nic, ...] = ()
     else:
-        named = tuple(_nic(each) for each in _list(data, "n"))
-    return Wish(
+        named = tuple(_parse_nic(text) for text in _wish_texts(data, "n"))
+    return ClusterWish(
         name=name,
-        members=numbers.read(data.get("m")),
-        flavor=_unpack(_text(data, "f")),
-        image=_unpack(_text(data, "i", "")),
+        members=numbers.parse_number_ranges(data.get("m")),
+        flavor=_unpack_id(_wish_text(data, "f")),
+        image=_unpack_id(_wish_text(data, "i", "")),
         nics=named,
         networks=AUTO if named else nics,
-        key=_text(data, "k", ""),
-        zone=_text(data, "z", ""),
-        security_groups=tuple(_list(data, "s")),
-        user_data=_text(data, "u", ""),
-        volumes=_text(data, "o", ""),
-        boot_gib=_number(data, "b", 0),
+        key=_wish_text(data, "k", ""),
+        zone=_wish_text(data, "z", ""),
+        security_groups=tuple(_wish_texts(data, "s")),
+        user_data=_wish_text(data, "u", ""),
+        volumes=_wish_text(data, "o", ""),
+        boot_gib=_wish_number(data, "b", 0),
         config_drive=data.get("d") is True,
         check=data.get("t") is True,
         single=data.get("l") is True,
-        generation=_number(data, "g", 1),
+        generation=_wish_number(data, "g", 1),
     )
 
 
-def _nic(text: str) -> Nic:
+def _parse_nic(text: str) -> Nic:
     network, _, vnic = text.partition("/")
-    return Nic(_unpack(network), vnic)
+    return Nic(_unpack_id(network), vnic)
 
 
-def _pack(text: str) -> str:
+def _pack_id(text: str) -> str:
     """22 characters for a UUID; anything else as it is."""
     if is_uuid(text):
         return _PACKED + base64.urlsafe_b64encode(uuid.UUID(text).bytes).decode().rstrip("=")
     return _PACKED + text if text.startswith(_PACKED) else text
 
 
-def _unpack(text: str) -> str:
+def _unpack_id(text: str) -> str:
     if not text.startswith(_PACKED) or text.startswith(_PACKED * 2):
         return text.removeprefix(_PACKED)
     try:
         return str(uuid.UUID(bytes=base64.b64decode(text[1:] + "==", b"-_", validate=True)))
     except ValueError:
-        raise CLUSTER_WISH.broken(f"has the id {shown(text)}") from None
+        raise CLUSTER_WISH.broken(f"has the id {show_json_value(text)}") from None
 
 
-def _name(text: object) -> str:
+def _check_cluster_name(text: object) -> str:
     if not isinstance(text, str) or not NAME.fullmatch(text):
-        raise CLUSTER_WISH.broken(f"has the name {shown(text)}")
+        raise CLUSTER_WISH.broken(f"has the name {show_json_value(text)}")
     return text
 
 
-def _text(data: Mapping[str, Any], key: str, default: str | None = None) -> str:
+def _wish_text(data: Mapping[str, Any], key: str, default: str | None = None) -> str:
     value = data.get(key, default)
     if not isinstance(value, str) or not value.isprintable() or (default is None and not value):
-        raise CLUSTER_WISH.broken(f"has {key}: {shown(value)}")
+        raise CLUSTER_WISH.broken(f"has {key}: {show_json_value(value)}")
     return value
 
 
-def _list(data: Mapping[str, Any], key: str) -> list[str]:
+def _wish_texts(data: Mapping[str, Any], key: str) -> list[str]:
     value = data.get(key, [])
     good = isinstance(value, list) and all(
-        isinstance(each, str) and each and each.isprintable() for each in value
+        isinstance(text, str) and text and text.isprintable() for text in value
     )
     if not good:
-        raise CLUSTER_WISH.broken(f"has {key}: {shown(value)}")
+        raise CLUSTER_WISH.broken(f"has {key}: {show_json_value(value)}")
     return list(value)
 
 
-def _number(data: Mapping[str, Any], key: str, default: int) -> int:
+def _wish_number(data: Mapping[str, Any], key: str, default: int) -> int:
     value = data.get(key, default)
     if type(value) is not int or not 0 <= value < 1 << 31:
-        raise CLUSTER_WISH.broken(f"has {key}: {shown(value)}")
+        raise CLUSTER_WISH.broken(f"has {key}: {show_json_value(value)}")
     return value

@@ -13,10 +13,10 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.placement.model import Policy
+from nova_hpc.placement.model import AffinityPolicy
 from nova_hpc.topology.level import Level
-from nova_hpc.topology.peer import Why
-from nova_hpc.topology.peer_wish import Wish
+from nova_hpc.topology.peer import PeerReason
+from nova_hpc.topology.peer_wish import PeerWish
 from nova_hpc.wire.documents import DECISION
 from nova_hpc.wire.version import WireError
 
@@ -31,37 +31,37 @@ class Decision:
     """What the flavor asked for, and what the server got."""
 
     asked: Level
-    policy: Policy
+    policy: AffinityPolicy
     reached: Level
     #: Of the pairs of a GPU and an adapter below one switch: those whose traffic
     #: leaves it, and all. None: none does, as far as it is known.
     redirected: tuple[int, int] | None = None
     #: The pairs themselves: numbers of a GPU and an adapter among the server's devices in
-    #: the order of addresses, and what decides (see nova_hpc.topology.peer.Why). Those that
+    #: the order of addresses, and what decides (see nova_hpc.topology.peer.PeerReason). Those that
     #: are not known are left out, and all where there are too many for the record.
-    peers: tuple[tuple[int, int, Why], ...] = ()
+    peers: tuple[tuple[int, int, PeerReason], ...] = ()
     #: What the operator wished of them then (``[hpc]peer_to_peer``); left out where there is
     #: no room, as KEEP.
-    wish: Wish = Wish.KEEP
+    wish: PeerWish = PeerWish.KEEP
 
     def dumps(self) -> str:
         """The text to store: ASCII, within the limit of :data:`DECISION`."""
-        found: dict[str, object] = {
+        body: dict[str, object] = {
             DECISION.key: DECISION.version,
             "asked": self.asked.word,
             "policy": self.policy.value,
             "reached": self.reached.word,
         }
         if self.redirected is not None:
-            found["redirected"] = list(self.redirected)
+            body["redirected"] = list(self.redirected)
         if self.peers:
-            _add(found, "peers", _by_why(self.peers))
-        if self.wish is not Wish.KEEP:
-            _add(found, "wish", self.wish.value)
-        return _text(found)
+            _add_if_it_fits(body, "peers", _pairs_by_reason(self.peers))
+        if self.wish is not PeerWish.KEEP:
+            _add_if_it_fits(body, "wish", self.wish.value)
+        return _encode_decision(body)
 
 
-def loads(text: object) -> Decision | None:
+def read_decision(text: object) -> Decision | None:
     """Read a stored decision.
 
     :returns: None where there is nothing that this release understands: no
@@ -71,60 +71,60 @@ def loads(text: object) -> Decision | None:
         data = DECISION.load(text)
         return Decision(
             asked=Level.from_word(data["asked"]),
-            policy=Policy(data["policy"]),
+            policy=AffinityPolicy(data["policy"]),
             reached=Level.from_word(data["reached"]),
-            redirected=_pair(data.get("redirected")),
-            peers=_peers(data.get("peers", {})),
-            wish=_wish(data.get("wish", Wish.KEEP.value)),
+            redirected=_read_redirected(data.get("redirected")),
+            peers=_read_peer_pairs(data.get("peers", {})),
+            wish=_read_peer_wish(data.get("wish", PeerWish.KEEP.value)),
         )
     except (WireError, KeyError, TypeError, ValueError):
         return None
 
 
-def _text(found: dict[str, object]) -> str:
-    return json.dumps(found, separators=(",", ":"))
+def _encode_decision(body: dict[str, object]) -> str:
+    return json.dumps(body, separators=(",", ":"))
 
 
-def _add(found: dict[str, object], key: str, value: object) -> None:
+def _add_if_it_fits(body: dict[str, object], key: str, value: object) -> None:
     """Add what there is room for."""
-    if DECISION.limit is None or len(_text({**found, key: value})) <= DECISION.limit:
-        found[key] = value
+    if DECISION.limit is None or len(_encode_decision({**body, key: value})) <= DECISION.limit:
+        body[key] = value
 
 
-def _wish(value: object) -> Wish:
+def _read_peer_wish(value: object) -> PeerWish:
     if not isinstance(value, str):
         raise TypeError("no such wish")
     # A later release may know more of them.
-    return next((each for each in Wish if each.value == value), Wish.KEEP)
+    return next((wish for wish in PeerWish if wish.value == value), PeerWish.KEEP)
 
 
-def _by_why(peers: Iterable[tuple[int, int, Why]]) -> dict[str, str]:
+def _pairs_by_reason(peers: Iterable[tuple[int, int, PeerReason]]) -> dict[str, str]:
     """What decides -> ``0-2,1-3``: the pairs of which it holds."""
-    found: dict[str, list[str]] = {}
-    for gpu, adapter, why in peers:
-        found.setdefault(why.value, []).append(f"{gpu}-{adapter}")
-    return {why: ",".join(pairs) for why, pairs in found.items()}
+    by_reason: dict[str, list[str]] = {}
+    for gpu, adapter, reason in peers:
+        by_reason.setdefault(reason.value, []).append(f"{gpu}-{adapter}")
+    return {reason: ",".join(pairs) for reason, pairs in by_reason.items()}
 
 
-def _peers(value: object) -> tuple[tuple[int, int, Why], ...]:
+def _read_peer_pairs(value: object) -> tuple[tuple[int, int, PeerReason], ...]:
     if not isinstance(value, dict):
         raise TypeError("no such pairs")
-    found = []
-    known = {each.value: each for each in Why}
-    for why, text in value.items():
-        for each in str(text).split(","):
-            match = _NUMBERS.fullmatch(each)
+    peers = []
+    reasons = {reason.value: reason for reason in PeerReason}
+    for word, text in value.items():
+        for numbers in str(text).split(","):
+            match = _NUMBERS.fullmatch(numbers)
             if match is None:
                 raise ValueError("no such pairs")
-            if why in known:  # a later release may have more to say
-                found.append((int(match[1]), int(match[2]), known[why]))
-    return tuple(sorted(found, key=lambda each: each[:2]))
+            if word in reasons:  # a later release may have more to say
+                peers.append((int(match[1]), int(match[2]), reasons[word]))
+    return tuple(sorted(peers, key=lambda pair: pair[:2]))
 
 
-def _pair(value: object) -> tuple[int, int] | None:
+def _read_redirected(value: object) -> tuple[int, int] | None:
     if value is None:
         return None
-    if isinstance(value, list) and len(value) == 2 and all(type(each) is int for each in value):
+    if isinstance(value, list) and len(value) == 2 and all(type(number) is int for number in value):
         some, total = value
         if 0 < some <= total < 1 << 32:
             return some, total

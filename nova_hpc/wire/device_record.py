@@ -24,13 +24,13 @@ _PREFIX: Final = "hpc_"
 _BROKEN: Final = {DEVICE_TAGS.key: "unreadable"}
 
 
-def dumps(tags: Mapping[str, str]) -> str:
+def write_device_record(tags: Mapping[str, str]) -> str:
     """The ``hpc_*`` tags among *tags* as text; one key, so that none outlives its change."""
     own = {key: value for key, value in sorted(tags.items()) if key.startswith(_PREFIX)}
     return json.dumps(own, separators=(",", ":"))
 
 
-def loads(text: object) -> dict[str, str]:
+def read_device_record(text: object) -> dict[str, str]:
     """The tags in a record; {} where it has none. Never raises.
 
     Of a record that cannot be read, tags of a version that no release reads: the place of
@@ -39,9 +39,9 @@ def loads(text: object) -> dict[str, str]:
     if text is None:
         return {}
     try:
-        found = DEVICE_RECORD.load(text)
+        tags = DEVICE_RECORD.load(text)
     except WireError:
         return _BROKEN.copy()
-    if not all(isinstance(each, str) for each in found.values()):
+    if not all(isinstance(value, str) for value in tags.values()):
         return _BROKEN.copy()
-    return {key: value for key, value in found.items() if key.startswith(_PREFIX)}
+    return {key: value for key, value in tags.items() if key.startswith(_PREFIX)}

@@ -16,11 +16,11 @@ from typing import Any
 import attrs
 
 from nova_hpc.wire.documents import FINDINGS
-from nova_hpc.wire.version import shown
+from nova_hpc.wire.version import show_json_value
 
 
 @attrs.frozen
-class Said:
+class WireFinding:
     """One finding, with all that people are told; of a later release perhaps an unknown one."""
 
     check: str
@@ -36,23 +36,23 @@ class Findings:
     """Those of one node."""
 
     node: str | None
-    findings: tuple[Said, ...] = ()
+    findings: tuple[WireFinding, ...] = ()
     #: Values of ``[pci]alias``.
     aliases: tuple[str, ...] = ()
 
 
-def dumps(found: Findings) -> str:
+def write_findings(document: Findings) -> str:
     """The document as text; ends with a newline."""
     body = {
         **FINDINGS.head(),
-        "node": found.node,
-        "aliases": list(found.aliases),
-        "findings": [attrs.asdict(each) for each in found.findings],
+        "node": document.node,
+        "aliases": list(document.aliases),
+        "findings": [attrs.asdict(finding) for finding in document.findings],
     }
     return f"{json.dumps(body, indent=1)}\n"
 
 
-def loads(text: object) -> Findings:
+def read_findings(text: object) -> Findings:
     """Read the document.
 
     :raises nova_hpc.wire.version.WireError: it is broken, or only a later release reads it.
@@ -60,21 +60,21 @@ def loads(text: object) -> Findings:
     document = FINDINGS.load(text)
     entries = document.get("findings", [])
     aliases = document.get("aliases", [])
-    if not isinstance(entries, list) or not all(isinstance(each, dict) for each in entries):
-        raise FINDINGS.broken(f"has findings {shown(entries)}, not a list of objects")
-    if not isinstance(aliases, list) or not all(isinstance(each, str) for each in aliases):
-        raise FINDINGS.broken(f"has aliases {shown(aliases)}, not a list of texts")
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise FINDINGS.broken(f"has findings {show_json_value(entries)}, not a list of objects")
+    if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
+        raise FINDINGS.broken(f"has aliases {show_json_value(aliases)}, not a list of texts")
     node = document.get("node")
     if node is not None and (not isinstance(node, str) or not node.isprintable()):
-        raise FINDINGS.broken(f"has node {shown(node)}, not a name")
-    return Findings(node, tuple(map(_said, entries)), tuple(aliases))
+        raise FINDINGS.broken(f"has node {show_json_value(node)}, not a name")
+    return Findings(node, tuple(map(_read_finding, entries)), tuple(aliases))
 
 
-def _said(entry: dict[str, Any]) -> Said:
+def _read_finding(entry: dict[str, Any]) -> WireFinding:
     values = {}
-    for each in attrs.fields(Said):
-        value = entry.get(each.name)
+    for field in attrs.fields(WireFinding):
+        value = entry.get(field.name)
         if not isinstance(value, str) or not value.isprintable():
-            raise FINDINGS.broken(f"has a finding whose {each.name} is {shown(value)}")
-        values[each.name] = value
-    return Said(**values)
+            raise FINDINGS.broken(f"has a finding whose {field.name} is {show_json_value(value)}")
+        values[field.name] = value
+    return WireFinding(**values)

@@ -20,7 +20,7 @@ from nova_hpc.wire.version import LaterError, WireError
 KEY: Final = "hpc_guest_abi"
 
 
-class Mode(enum.Enum):
+class TopologyMode(enum.Enum):
     """The words of ``hpc:guest_topology``."""
 
     MIRROR = "mirror"
@@ -36,7 +36,7 @@ class AbiError(WireError):
 class Abi:
     """The rules that made a guest's tree."""
 
-    mode: Mode
+    mode: TopologyMode
     #: Cliques are shown to GPUs.
     clique: bool = False
     version: int = GUEST_ABI.version
@@ -49,7 +49,7 @@ class Abi:
         )
 
 
-def loads(text: object) -> Abi | None:
+def read_guest_abi(text: object) -> Abi | None:
     """Read a stored text.
 
     :returns: None where there is none: a server that was started without.
@@ -60,7 +60,9 @@ def loads(text: object) -> Abi | None:
     try:
         data = GUEST_ABI.load(text)
         return Abi(
-            version=data[GUEST_ABI.key], mode=Mode(data["mode"]), clique=bool(data["clique"])
+            version=data[GUEST_ABI.key],
+            mode=TopologyMode(data["mode"]),
+            clique=bool(data["clique"]),
         )
     except LaterError as error:
         raise AbiError(

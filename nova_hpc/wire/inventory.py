@@ -16,41 +16,44 @@ import attrs
 
 from nova_hpc.topology import peer, peer_wish
 from nova_hpc.topology.cpuset import format_list
-from nova_hpc.topology.model import Function, HugePages, Node, NumaNode
-from nova_hpc.topology.peer_wish import Wish
+from nova_hpc.topology.model import HugePages, Node, NumaNode, PciFunction
+from nova_hpc.topology.peer_wish import PeerWish
 from nova_hpc.wire.documents import INVENTORY
 
 
-def build(node: Node, wish: Wish = Wish.KEEP) -> dict[str, Any]:
+def build_inventory(node: Node, wish: PeerWish = PeerWish.KEEP) -> dict[str, Any]:
     """The document as plain objects.
 
     :param wish: what the node's ``[hpc]peer_to_peer`` says.
     """
-    peers = peer.switches(node)
-    lacks = peer_wish.plan(node, wish).lacks
+    peers = peer.switch_paths_of(node)
+    lacks = peer_wish.plan_peer_changes(node, wish).lacks
     return {
         **INVENTORY.head(),
         "source": node.source,
         "hostname": node.hostname,
         "problems": list(node.problems),
-        "hugepages": [_hugepages(pool) for pool in node.hugepages],
+        "hugepages": [_build_pool_entry(pool) for pool in node.hugepages],
         "numa_nodes": [_numa_node(numa) for numa in node.numa_nodes],
-        "functions": [_function(function, peers) for function in node.functions],
-        "inactive_bridges": [_function(function, peers) for function in node.inactive],
+        "functions": [_build_function_entry(function, peers) for function in node.functions],
+        "inactive_bridges": [_build_function_entry(function, peers) for function in node.inactive],
         "peer_wish": wish.value,
-        "peer_pairs": [_pair(pair, wish, lacks.get(pair, ())) for pair in peer.pairs(node)],
+        "peer_pairs": [
+            _build_pair_entry(pair, wish, lacks.get(pair, ()))
+            for pair in peer.find_peer_pairs(node)
+        ],
         "iommu_groups": [
             {"id": group.id, "members": list(group.members)} for group in node.iommu_groups
         ],
     }
 
 
-def dumps(node: Node, wish: Wish = Wish.KEEP) -> str:
+def write_inventory(node: Node, wish: PeerWish = PeerWish.KEEP) -> str:
     """The document as text: UTF-8 safe, indented, ends with a newline."""
-    return json.dumps(build(node, wish), indent=2) + "\n"
+    return json.dumps(build_inventory(node, wish), indent=2) + "\n"
 
 
-def _hugepages(pool: HugePages) -> dict[str, Any]:
+def _build_pool_entry(pool: HugePages) -> dict[str, Any]:
     return {"size_kib": pool.size_kib, "total": pool.total, "free": pool.free}
 
 
@@ -63,35 +66,39 @@ def _numa_node(numa: NumaNode) -> dict[str, Any]:
         "memory_kib": numa.memory_kib,
         "memory_of": numa.memory_of,
         "near": sorted(numa.near),
-        "hugepages": [_hugepages(pool) for pool in numa.hugepages],
+        "hugepages": [_build_pool_entry(pool) for pool in numa.hugepages],
     }
 
 
-def _function(function: Function, peers: Mapping[str, peer.Peer]) -> dict[str, Any]:
-    document = attrs.asdict(function, value_serializer=_plain)
+def _build_function_entry(
+    function: PciFunction, peers: Mapping[str, peer.PeerPath]
+) -> dict[str, Any]:
+    document = attrs.asdict(function, value_serializer=_to_plain_value)
     del document["silent"]  # said by "unknown"
     document["dev_type"] = function.dev_type
-    found = peers.get(function.address, peer.Peer.UNKNOWN)
-    document["peer_to_peer"] = None if found is peer.Peer.UNKNOWN else found.value
+    path = peers.get(function.address, peer.PeerPath.UNKNOWN)
+    document["peer_to_peer"] = None if path is peer.PeerPath.UNKNOWN else path.value
     if function.link is not None:
         document["link"]["degraded"] = function.link.degraded
     return document
 
 
-def _pair(pair: peer.Pair, wish: Wish, lacks: Iterable[peer_wish.Lack]) -> dict[str, Any]:
+def _build_pair_entry(
+    pair: peer.PeerPair, wish: PeerWish, lacks: Iterable[peer_wish.Lack]
+) -> dict[str, Any]:
     return {
         "gpu": pair.gpu,
         "adapter": pair.adapter,
         "members": list(pair.functions),
-        "peer_to_peer": None if pair.path is peer.Peer.UNKNOWN else pair.path.value,
+        "peer_to_peer": None if pair.path is peer.PeerPath.UNKNOWN else pair.path.value,
         "why": pair.why.value,
         "ats_enabled": pair.ats_enabled,
-        "as_wished": peer_wish.fulfilled(pair, wish),
-        "lacks": [{"address": each.address, "text": each.text} for each in lacks],
+        "as_wished": peer_wish.is_pair_as_wished(pair, wish),
+        "lacks": [{"address": lack.address, "text": lack.text} for lack in lacks],
     }
 
 
-def _plain(_owner: object, _field: object, value: object) -> object:
+def _to_plain_value(_owner: object, _field: object, value: object) -> object:
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, frozenset):

@@ -43,7 +43,7 @@ is another text each time that nova-compute writes: an older copy does not have 
 
 Writer and readers: nova-compute of the node and ``nova-hpc device`` and
 ``nova-hpc nvlink``. The version before the first one was four files, one of each
-step, which :func:`nova_hpc.wire.ledger_before.fold` turns into this one. A broken
+step, which :func:`nova_hpc.wire.ledger_before.fold_old_file` turns into this one. A broken
 entry makes its device one that nobody may have. Keys that this release does not know
 are written again as they were read.
 """
@@ -58,12 +58,11 @@ from typing import Any, Final
 import attrs
 
 from nova_hpc.topology.model import AddressError, address_key, normalise_address
-from nova_hpc.wire import announcements as announced
-from nova_hpc.wire import reservation
+from nova_hpc.wire import announcements, reservation
 from nova_hpc.wire.announcements import Accepted, Maintenance
 from nova_hpc.wire.documents import LEDGER
-from nova_hpc.wire.reservation import Provider
-from nova_hpc.wire.values import exactly, exactly_or_none, real, short
+from nova_hpc.wire.reservation import ReservedProvider
+from nova_hpc.wire.values import cut_reason, require_finite, require_type, require_type_or_none
 
 #: A server that had the device when it was first seen.
 SOMEBODY: Final = "unknown"
@@ -77,7 +76,7 @@ _LONGEST_SERVER: Final = 64
 _MOST_ACCEPTED: Final = 64
 
 
-class State(enum.Enum):
+class DeviceState(enum.Enum):
     """Whether a device may be given."""
 
     OFFERED = "offered"
@@ -91,7 +90,7 @@ class State(enum.Enum):
 class Trial:
     """How a device came to its state, and how often it was tried."""
 
-    #: What was wrong, a value of :class:`nova_hpc.tenancy.sign.Sign`; "": nothing is.
+    #: What was wrong, a value of :class:`nova_hpc.tenancy.sign.HealthSign`; "": nothing is.
     sign: str = ""
     #: When the present state began, Unix time in seconds.
     since: float = 0.0
@@ -111,14 +110,14 @@ class Trial:
 
 
 @attrs.frozen
-class Device:
+class LedgerDevice:
     """What is known of the device at one address."""
 
     #: Which piece of hardware it is: ``serial:`` and its PCIe serial number,
     #: ``vpd:`` and that of its vital product data, or ``slot:`` and its address.
     hardware: str | None = None
-    state: State = State.OFFERED
-    reason: str = attrs.field(default="", converter=short)
+    state: DeviceState = DeviceState.OFFERED
+    reason: str = attrs.field(default="", converter=cut_reason)
     #: Since when, and how often it was tried; None: nothing was ever wrong.
     trial: Trial | None = None
     #: Who has had it since it was last found clean; None: nobody.
@@ -138,7 +137,7 @@ class Device:
     #: How far the stage is in which it is cleaned from within; None: it needs none.
     stage: Mapping[str, Any] | None = attrs.field(default=None, hash=False)
     #: How a guest differs from what its server was given, as to this device; "": in nothing.
-    differs: str = attrs.field(default="", converter=short)
+    differs: str = attrs.field(default="", converter=cut_reason)
     #: How often it was found clean after a server, and how often it was not.
     cleaned: int = 0
     failed: int = 0
@@ -181,13 +180,13 @@ class Device:
         """Whether it has to be cleaned before anybody gets it."""
         return self.server is not None or self.proof is None
 
-    def doubted(self) -> Device:
+    def doubted(self) -> LedgerDevice:
         """The entry of a device that owes every step: what it has passed counts no more."""
         staged = self.stage is not None and self.stage.get("phase") != "clean"
         return attrs.evolve(self, proof=None, stage=self.stage if staged else None)
 
 
-_NOTHING: Final = Device()
+_NOTHING: Final = LedgerDevice()
 _KEYS: Final = frozenset(
     {"hardware", "state", "reason", "server", "unreported", "baseline", "adapter", "counts"}
     | {"health", "last_server", "counted", "differs", "stage", "clean"}
@@ -209,14 +208,14 @@ _TOP: Final = frozenset(
 
 
 @attrs.frozen
-class Tenancy:
+class PartitionTenancy:
     """An NVLink partition that a server has, or will have when it has started."""
 
     server: str
     gpus: frozenset[str]
 
 
-def _latest(changes: tuple[Accepted, ...]) -> tuple[Accepted, ...]:
+def _latest_accepted(changes: tuple[Accepted, ...]) -> tuple[Accepted, ...]:
     return changes[-_MOST_ACCEPTED:]
 
 
@@ -225,19 +224,19 @@ class Ledger:
     """The whole document."""
 
     #: Normalised PCI address -> what is known of the device.
-    devices: Mapping[str, Device] = attrs.field(factory=dict, hash=False)
+    devices: Mapping[str, LedgerDevice] = attrs.field(factory=dict, hash=False)
     #: Id of each NVLink partition that a server has; None: nobody knows.
-    partitions: Mapping[int, Tenancy] | None = attrs.field(factory=dict, hash=False)
+    partitions: Mapping[int, PartitionTenancy] | None = attrs.field(factory=dict, hash=False)
     #: Every GPU that the manager of the NVLink fabric has ever shown.
     gpus: frozenset[str] = frozenset()
     #: Hardware that was in the node, and is not found -> what is known of it.
-    absent: Mapping[str, Device] = attrs.field(factory=dict, hash=False)
+    absent: Mapping[str, LedgerDevice] = attrs.field(factory=dict, hash=False)
     #: When devices may change; None: no time is announced.
     maintenance: Maintenance | None = None
     #: Changes of a model that are right, the latest last.
-    accepted: tuple[Accepted, ...] = attrs.field(default=(), converter=_latest)
+    accepted: tuple[Accepted, ...] = attrs.field(default=(), converter=_latest_accepted)
     #: Normalised PCI address -> what is reserved of the provider that is named after it.
-    providers: Mapping[str, Provider] = attrs.field(factory=dict, hash=False)
+    providers: Mapping[str, ReservedProvider] = attrs.field(factory=dict, hash=False)
     #: nova-compute has compared this file with Nova's records since it was begun: a device
     #: without a mark has no server.
     compared: bool = False
@@ -254,54 +253,54 @@ class Ledger:
     #: The file is there and cannot be used: nothing is known of any device.
     lost: bool = False
 
-    def device(self, address: str) -> Device:
+    def device(self, address: str) -> LedgerDevice:
         """What is known of the device at *address*."""
         return self.devices.get(address, _NOTHING)
 
-    def put(self, changes: Mapping[str, Device]) -> Ledger:
+    def put(self, changes: Mapping[str, LedgerDevice]) -> Ledger:
         """With other entries of these devices; one that says nothing goes."""
         # What somebody has had is not known to be clean, whoever writes the mark.
         changes = {
-            each: found if found.server is None else attrs.evolve(found, proof=None)
-            for each, found in changes.items()
+            address: device if device.server is None else attrs.evolve(device, proof=None)
+            for address, device in changes.items()
         }
         devices = {
-            each: found
-            for each, found in {**self.devices, **changes}.items()
-            if found != _NOTHING or found.more
+            address: device
+            for address, device in {**self.devices, **changes}.items()
+            if device != _NOTHING or device.more
         }
         return attrs.evolve(self, devices=devices)
 
     @property
     def marked(self) -> dict[str, str]:
         """Address -> server of the devices that somebody has had."""
-        return {each: found.server for each, found in self.devices.items() if found.server}
+        return {address: device.server for address, device in self.devices.items() if device.server}
 
     @property
     def staged(self) -> frozenset[str]:
         """Devices that are cleaned from within before anybody else gets them."""
         return frozenset(
-            each
-            for each, found in self.devices.items()
-            if found.stage is not None and found.stage.get("phase") != "clean"
+            address
+            for address, device in self.devices.items()
+            if device.stage is not None and device.stage.get("phase") != "clean"
         )
 
     @property
     def quarantined(self) -> dict[str, str]:
         """Address -> reason of the devices that are in quarantine themselves."""
         return {
-            each: found.reason
-            for each, found in self.devices.items()
-            if found.state is State.QUARANTINED
+            address: device.reason
+            for address, device in self.devices.items()
+            if device.state is DeviceState.QUARANTINED
         }
 
     @property
     def suspect(self) -> dict[str, str]:
         """Address -> reason of the devices that are suspect."""
         return {
-            each: found.reason or "no reason given"
-            for each, found in self.devices.items()
-            if found.state is State.SUSPECT
+            address: device.reason or "no reason given"
+            for address, device in self.devices.items()
+            if device.state is DeviceState.SUSPECT
         }
 
     def why(self, *addresses: str | None) -> str | None:
@@ -310,9 +309,9 @@ class Ledger:
         A quarantined physical function quarantines its virtual functions with it.
         """
         for address in addresses:
-            found = self.devices.get(address or "")
-            if found is not None and found.state is State.QUARANTINED:
-                return found.reason or "no reason given"
+            device = self.devices.get(address or "")
+            if device is not None and device.state is DeviceState.QUARANTINED:
+                return device.reason or "no reason given"
         if self.lost:
             return f"nobody knows which devices are in it; {self.problems[0]}"
         return None
@@ -325,13 +324,13 @@ class Ledger:
                 "gpus": sorted(self.gpus, key=address_key),
                 "partitions": {
                     str(key): {
-                        "server": one.server,
-                        "gpus": sorted(one.gpus, key=address_key),
+                        "server": tenancy.server,
+                        "gpus": sorted(tenancy.gpus, key=address_key),
                     }
-                    for key, one in sorted(self.partitions.items())
+                    for key, tenancy in sorted(self.partitions.items())
                 },
             }
-        devices = {each: self.devices[each].dumps() for each in sorted(self.devices)}
+        devices = {address: self.devices[address].dumps() for address in sorted(self.devices)}
         body = {
             **self.more,
             LEDGER.key: LEDGER.version,
@@ -345,17 +344,19 @@ class Ledger:
         if self.written:
             body["written"] = self.written
         if self.absent:
-            body["absent"] = {each: self.absent[each].dumps() for each in sorted(self.absent)}
+            body["absent"] = {
+                hardware: self.absent[hardware].dumps() for hardware in sorted(self.absent)
+            }
         if self.maintenance is not None:
             body["maintenance"] = attrs.asdict(self.maintenance)
         if self.accepted:
-            body["accepted"] = [attrs.asdict(each) for each in self.accepted]
+            body["accepted"] = [attrs.asdict(change) for change in self.accepted]
         if self.providers:
-            body["providers"] = reservation.dumps(self.providers)
+            body["providers"] = reservation.write_reservations(self.providers)
         return json.dumps(body, indent=1, sort_keys=True) + "\n"
 
 
-def loads(text: str) -> Ledger:
+def read_ledger(text: str) -> Ledger:
     """Read a document.
 
     A damaged entry is that of a device that somebody has had and nobody may
@@ -368,7 +369,7 @@ def loads(text: str) -> Ledger:
     devices = body.get("devices")
     if not isinstance(devices, dict):
         raise LEDGER.broken("has no devices")
-    found: dict[str, Device] = {}
+    by_address: dict[str, LedgerDevice] = {}
     unread: dict[str, Any] = {}
     problems: list[str] = []
     for key, value in devices.items():
@@ -379,95 +380,100 @@ def loads(text: str) -> Ledger:
             unread[key] = value
             continue
         try:
-            found[address] = _device(value)
+            by_address[address] = _read_device_entry(value)
         except (AttributeError, KeyError, TypeError, ValueError):
             problems.append(f"{address}: {_DAMAGED}")
-            found[address] = Device(state=State.QUARANTINED, reason=_DAMAGED, server=SOMEBODY)
-    partitions, gpus = nvlink(body.get("nvlink"), "gpus")
+            by_address[address] = LedgerDevice(
+                state=DeviceState.QUARANTINED, reason=_DAMAGED, server=SOMEBODY
+            )
+    partitions, gpus = read_nvlink_tenancies(body.get("nvlink"), "gpus")
     return Ledger(
-        found,
+        by_address,
         partitions,
         gpus,
-        absent=_absent(body.get("absent", {}), problems),
-        maintenance=announced.maintenance(body.get("maintenance"), problems),
-        accepted=announced.accepted(body.get("accepted", []), problems),
-        providers=reservation.loads(body.get("providers"), problems),
+        absent=_read_absent(body.get("absent", {}), problems),
+        maintenance=announcements.read_maintenance(body.get("maintenance"), problems),
+        accepted=announcements.read_accepted_changes(body.get("accepted", []), problems),
+        providers=reservation.read_reservations(body.get("providers"), problems),
         compared=body.get("compared") is True,
-        node=_text(body.get("node")) or "",
-        written=_text(body.get("written")) or "",
+        node=_text_or_none(body.get("node")) or "",
+        written=_text_or_none(body.get("written")) or "",
         unread=unread,
         more={key: body[key] for key in body.keys() - _TOP},
         problems=tuple(problems),
     )
 
 
-def _absent(body: Any, problems: list[str]) -> dict[str, Device]:
-    found = {}
+def _read_absent(body: Any, problems: list[str]) -> dict[str, LedgerDevice]:
+    absent = {}
     for number, (key, value) in enumerate(body.items() if isinstance(body, dict) else ()):
         try:
-            found[exactly(key, str)] = _device(value)
+            absent[require_type(key, str)] = _read_device_entry(value)
         except (AttributeError, KeyError, TypeError, ValueError):
             # Hardware that comes back without an entry is one that nobody knows: its
             # serial number is not for a log.
             problems.append(f"absent hardware number {number}: {_DAMAGED}")
-    return found
+    return absent
 
 
-def _trial(body: Any) -> Trial | None:
+def _read_trial(body: Any) -> Trial | None:
     """A damaged one is none: the device is tried again at once."""
     try:
         return Trial(
-            sign=exactly(body.get("sign", ""), str),
-            since=real(body.get("since", 0.0)),
-            tries=max(0, exactly(body.get("tries", 0), int)),
-            tried=real(body.get("tried", 0.0)),
-            boot=exactly_or_none(body.get("boot"), str),
+            sign=require_type(body.get("sign", ""), str),
+            since=require_finite(body.get("since", 0.0)),
+            tries=max(0, require_type(body.get("tries", 0), int)),
+            tried=require_finite(body.get("tried", 0.0)),
+            boot=require_type_or_none(body.get("boot"), str),
             spared=body.get("spared") is True,
         )
     except (AttributeError, TypeError, ValueError, OverflowError):
         return None
 
 
-def _text(value: Any) -> str | None:
+def _text_or_none(value: Any) -> str | None:
     """A text; what is none says nothing, so that more is cleaned and nothing less."""
     return value if isinstance(value, str) else None
 
 
-def _device(body: Any) -> Device:
+def _read_device_entry(body: Any) -> LedgerDevice:
     counts = body.get("counts", {})
-    return Device(
-        hardware=exactly_or_none(body.get("hardware"), str),
-        state=State(body["state"]),
-        reason=exactly(body.get("reason", ""), str),
-        trial=None if "health" not in body else _trial(body["health"]),
-        server=exactly_or_none(body.get("server"), str) or None,
-        last_server=exactly_or_none(body.get("last_server"), str) or None,
+    return LedgerDevice(
+        hardware=require_type_or_none(body.get("hardware"), str),
+        state=DeviceState(body["state"]),
+        reason=require_type(body.get("reason", ""), str),
+        trial=None if "health" not in body else _read_trial(body["health"]),
+        server=require_type_or_none(body.get("server"), str) or None,
+        last_server=require_type_or_none(body.get("last_server"), str) or None,
         unreported=body.get("unreported") is True,
-        proof=_text(body.get("clean")),
-        baseline=part(body.get("baseline")),
-        counted=None if body.get("counted") is None else real(body["counted"]),
-        adapter=part(body.get("adapter")),
-        stage=part(body.get("stage")),
-        differs=exactly(body.get("differs", ""), str),
-        cleaned=exactly(counts.get("cleaned", 0), int),
-        failed=exactly(counts.get("failed", 0), int),
+        proof=_text_or_none(body.get("clean")),
+        baseline=step_part_of(body.get("baseline")),
+        counted=None if body.get("counted") is None else require_finite(body["counted"]),
+        adapter=step_part_of(body.get("adapter")),
+        stage=step_part_of(body.get("stage")),
+        differs=require_type(body.get("differs", ""), str),
+        cleaned=require_type(counts.get("cleaned", 0), int),
+        failed=require_type(counts.get("failed", 0), int),
         more={key: body[key] for key in body.keys() - _KEYS},
     )
 
 
-def part(value: Any) -> Mapping[str, Any] | None:
+def step_part_of(value: Any) -> Mapping[str, Any] | None:
     """What belongs to a step; what is none is left to it as something that it cannot read."""
     return value if isinstance(value, dict) or value is None else {"": ""}
 
 
-def nvlink(body: Any, key: str) -> tuple[dict[int, Tenancy] | None, frozenset[str]]:
+def read_nvlink_tenancies(
+    body: Any, key: str
+) -> tuple[dict[int, PartitionTenancy] | None, frozenset[str]]:
     """Partitions and GPUs; None in place of partitions: nobody knows."""
     try:
         partitions = {
-            int(number): Tenancy(
-                exactly(one["server"], str), frozenset(map(normalise_address, one["gpus"]))
+            int(number): PartitionTenancy(
+                require_type(partition["server"], str),
+                frozenset(map(normalise_address, partition["gpus"])),
             )
-            for number, one in body["partitions"].items()
+            for number, partition in body["partitions"].items()
         }
         return partitions, frozenset(map(normalise_address, body[key]))
     except (AddressError, AttributeError, KeyError, TypeError, ValueError):

@@ -10,11 +10,11 @@ from typing import Any, Final
 import attrs
 
 from nova_hpc.topology.model import AddressError, normalise_address
-from nova_hpc.wire.ledger import SOMEBODY, Ledger, State, nvlink, part
+from nova_hpc.wire.ledger import SOMEBODY, DeviceState, Ledger, read_nvlink_tenancies, step_part_of
 from nova_hpc.wire.version import WireError
 
 
-def fold(ledger: Ledger, name: str, text: str) -> Ledger:
+def fold_old_file(ledger: Ledger, name: str, text: str) -> Ledger:
     """Add what a file of the release before says.
 
     Such a file is there once, before it is put away, or because that release
@@ -33,12 +33,12 @@ def fold(ledger: Ledger, name: str, text: str) -> Ledger:
     return _FOLDS[name](ledger, body)
 
 
-def _addressed(ledger: Ledger, entries: Mapping[str, Any]) -> tuple[Ledger, dict[str, Any]]:
+def _normalise_entries(ledger: Ledger, entries: Mapping[str, Any]) -> tuple[Ledger, dict[str, Any]]:
     """Entries by normalised address; the others go to those that nobody can read."""
-    found, unread, problems = {}, {}, []
+    by_address, unread, problems = {}, {}, []
     for key, value in entries.items():
         try:
-            found[normalise_address(key)] = value
+            by_address[normalise_address(key)] = value
         except AddressError as error:
             unread[key] = value
             problems.append(str(error))
@@ -46,20 +46,22 @@ def _addressed(ledger: Ledger, entries: Mapping[str, Any]) -> tuple[Ledger, dict
         ledger,
         unread={**ledger.unread, **unread},
         problems=(*ledger.problems, *problems),
-    ), found
+    ), by_address
 
 
 def _fold_quarantine(ledger: Ledger, body: Mapping[str, Any]) -> Ledger:
-    ledger, found = _addressed(ledger, body)
+    ledger, reasons = _normalise_entries(ledger, body)
     return ledger.put(
         {
-            each: attrs.evolve(ledger.device(each), state=State.QUARANTINED, reason=str(reason))
-            for each, reason in found.items()
+            address: attrs.evolve(
+                ledger.device(address), state=DeviceState.QUARANTINED, reason=str(reason)
+            )
+            for address, reason in reasons.items()
         }
     )
 
 
-def _entries(body: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def _entries_of_version(body: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     if not body:
         return {}
     entries = body.get(key)
@@ -69,37 +71,37 @@ def _entries(body: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _fold_hygiene(ledger: Ledger, body: Mapping[str, Any]) -> Ledger:
-    ledger, found = _addressed(ledger, _entries(body, "devices"))
+    ledger, entries = _normalise_entries(ledger, _entries_of_version(body, "devices"))
     changes = {}
-    for each, value in found.items():
-        now = ledger.device(each)
+    for address, value in entries.items():
+        device = ledger.device(address)
         if not isinstance(value, dict):
-            changes[each] = attrs.evolve(now, server=SOMEBODY)
+            changes[address] = attrs.evolve(device, server=SOMEBODY)
             continue
-        server, known = value.get("server"), value.get("baseline", now.baseline)
+        server, baseline = value.get("server"), value.get("baseline", device.baseline)
         if not (server is None or isinstance(server, str)):
             server = SOMEBODY
-        changes[each] = attrs.evolve(
-            now,
+        changes[address] = attrs.evolve(
+            device,
             server=server or None,
             unreported=value.get("owed") is True,
-            baseline=part(known),
+            baseline=step_part_of(baseline),
         )
     return ledger.put(changes)
 
 
 def _fold_adapters(ledger: Ledger, body: Mapping[str, Any]) -> Ledger:
-    ledger, found = _addressed(ledger, _entries(body, "functions"))
+    ledger, entries = _normalise_entries(ledger, _entries_of_version(body, "functions"))
     return ledger.put(
         {
-            each: attrs.evolve(ledger.device(each), adapter=part(value) or {"": ""})
-            for each, value in found.items()
+            address: attrs.evolve(ledger.device(address), adapter=step_part_of(value) or {"": ""})
+            for address, value in entries.items()
         }
     )
 
 
 def _fold_nvlink(ledger: Ledger, body: Mapping[str, Any]) -> Ledger:
-    partitions, gpus = nvlink({"partitions": {}, "known": [], **body}, "known")
+    partitions, gpus = read_nvlink_tenancies({"partitions": {}, "known": [], **body}, "known")
     return attrs.evolve(ledger, partitions=partitions, gpus=ledger.gpus | gpus)
 
 

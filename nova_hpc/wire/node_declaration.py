@@ -32,7 +32,7 @@ import yaml
 from nova_hpc.topology.model import ADDRESS, normalise_address
 from nova_hpc.wire import strict
 from nova_hpc.wire.documents import NODE_DECLARATION
-from nova_hpc.wire.version import WireError, shown
+from nova_hpc.wire.version import WireError, show_json_value
 
 #: Address of ``whole_pf`` that means every adapter.
 EVERY: Final = "all"
@@ -46,7 +46,7 @@ _Class = TypeVar("_Class")
 
 
 @attrs.frozen
-class Device:
+class DeclaredDevice:
     """A device that is meant: a piece of hardware, or whatever is at an address."""
 
     address: str | None = None
@@ -75,22 +75,22 @@ class Cpus:
 
 
 @attrs.frozen
-class Limits:
+class DeclaredLimits:
     """How large the cloud is."""
 
     hosts: int | None = None
 
 
 @attrs.frozen
-class Wishes:
+class NodeWishes:
     """What is declared, for all nodes of the file or for one; None: nothing is said."""
 
     #: Entries of ``[hpc]device_role``.
     roles: tuple[Mapping[str, str], ...] | None = None
     role_options: Mapping[str, RoleWish] | None = attrs.field(default=None, hash=False)
-    left_out: tuple[Device, ...] | None = None
-    offer_in_use: tuple[Device, ...] | None = None
-    whole_pf: tuple[Device, ...] | None = None
+    left_out: tuple[DeclaredDevice, ...] | None = None
+    offer_in_use: tuple[DeclaredDevice, ...] | None = None
+    whole_pf: tuple[DeclaredDevice, ...] | None = None
     offer_switches: bool | None = None
     #: Values of ``[hpc]nvlink_set``, each a JSON object.
     nvlink_sets: tuple[str, ...] | None = None
@@ -100,7 +100,7 @@ class Wishes:
     hugepages: Mapping[str, int] | None = attrs.field(default=None, hash=False)
     #: Role of physical functions, or an address of one -> its virtual functions.
     vfs: Mapping[str, int] | None = attrs.field(default=None, hash=False)
-    limits: Limits | None = None
+    limits: DeclaredLimits | None = None
     #: Address of a function -> what an entry of device_spec that this project has replaced
     #: said of it beside where it is; its entry goes on saying that.
     kept: Mapping[str, Mapping[str, str | None]] | None = attrs.field(default=None, hash=False)
@@ -110,17 +110,17 @@ class Wishes:
 class NodeDeclaration:
     """The file."""
 
-    wishes: Wishes = attrs.field(factory=Wishes)
+    wishes: NodeWishes = attrs.field(factory=NodeWishes)
     #: Patterns of host names that it is for; none: whichever reads it.
     hosts: tuple[str, ...] = ()
     #: Host name -> what is different there.
-    nodes: Mapping[str, Wishes] = attrs.field(factory=dict, hash=False)
+    nodes: Mapping[str, NodeWishes] = attrs.field(factory=dict, hash=False)
 
     def is_for(self, hostname: str | None) -> bool:
         """Whether a node of that name may use it; one without a name is asked nothing."""
         if hostname is None or not self.hosts:
             return True
-        return any(fnmatch.fnmatchcase(hostname, each) for each in self.hosts)
+        return any(fnmatch.fnmatchcase(hostname, pattern) for pattern in self.hosts)
 
 
 def page_kib(size: str) -> int:
@@ -131,31 +131,34 @@ def page_kib(size: str) -> int:
 # --- reading --------------------------------------------------------------------------
 
 
-def loads(text: object) -> NodeDeclaration:
+def read_declaration(text: object) -> NodeDeclaration:
     """Read the file.
 
     :raises nova_hpc.wire.version.LaterError: only a later release reads it.
     :raises WireError: it is broken; the text says where. Nothing of it counts.
     """
-    document = _document(text)
-    hosts = _structure({"for": document.pop("for", None)}, _Hosts, "for").hosts
+    document = _parse_yaml_document(text)
+    hosts = _structure_object({"for": document.pop("for", None)}, _HostPatterns, "for").hosts
     nodes = document.pop("nodes", None)
     if nodes is None:
         nodes = {}
     if not isinstance(nodes, dict):
-        raise WireError(f"nodes is {shown(nodes)}, not an object")
-    found = NodeDeclaration(
-        wishes=_wishes(document, ""),
+        raise WireError(f"nodes is {show_json_value(nodes)}, not an object")
+    declaration = NodeDeclaration(
+        wishes=_read_wishes(document, ""),
         hosts=hosts or (),
-        nodes={_host(name): _wishes(each, f"nodes: {name}: ") for name, each in nodes.items()},
+        nodes={
+            _check_host_name(name): _read_wishes(wishes, f"nodes: {name}: ")
+            for name, wishes in nodes.items()
+        },
     )
-    for pattern in found.hosts:
+    for pattern in declaration.hosts:
         if not _HOST.fullmatch(pattern):
-            raise WireError(f"for: {shown(pattern)} is no host name or pattern of one")
-    return found
+            raise WireError(f"for: {show_json_value(pattern)} is no host name or pattern of one")
+    return declaration
 
 
-def _document(text: object) -> dict[str, Any]:
+def _parse_yaml_document(text: object) -> dict[str, Any]:
     longest = NODE_DECLARATION.longest or 0
     if not isinstance(text, str) or len(text) > longest:
         raise NODE_DECLARATION.broken(f"is no text of at most {longest} characters")
@@ -166,8 +169,8 @@ def _document(text: object) -> dict[str, Any]:
         finally:
             loader.dispose()
     except yaml.YAMLError as error:
-        why = " ".join(str(error).split())
-        raise NODE_DECLARATION.broken(f"is not YAML: {why}") from error
+        problem = " ".join(str(error).split())
+        raise NODE_DECLARATION.broken(f"is not YAML: {problem}") from error
     except (ValueError, RecursionError, AttributeError, LookupError, TypeError) as error:
         # A tag (!!int, !!timestamp) of a text that is none, or a thousand brackets.
         raise NODE_DECLARATION.broken("is not YAML that can be read: plain values only") from error
@@ -181,83 +184,93 @@ def _document(text: object) -> dict[str, Any]:
     return document
 
 
-def _host(name: object) -> str:
+def _check_host_name(name: object) -> str:
     if not isinstance(name, str) or not _HOST.fullmatch(name) or set(name) & set("*?["):
-        raise WireError(f"nodes: {shown(name)} is no host name")
+        raise WireError(f"nodes: {show_json_value(name)} is no host name")
     return name
 
 
-def _wishes(data: object, where: str) -> Wishes:
+def _read_wishes(data: object, where: str) -> NodeWishes:
     if isinstance(data, dict):
         data = dict(data)
         for key in ("left_out", "offer_in_use", "whole_pf"):
             if isinstance(data.get(key), list):
                 # An address alone is enough.
                 data[key] = [
-                    {"address": each} if isinstance(each, str) else each for each in data[key]
+                    {"address": entry} if isinstance(entry, str) else entry for entry in data[key]
                 ]
         if isinstance(data.get("roles"), list):
-            data["roles"] = [_texts(each) for each in data["roles"]]
-    found = _structure(data, Wishes, where)
+            data["roles"] = [_numbers_as_texts(entry) for entry in data["roles"]]
+    wishes = _structure_object(data, NodeWishes, where)
     try:
-        return _checked(found)
+        return _check_wishes(wishes)
     except ValueError as error:
         raise WireError(f"{where}{error}") from error
 
 
-def _texts(entry: object) -> object:
+def _numbers_as_texts(entry: object) -> object:
     """An entry of ``roles``: ``product_id: 1021`` is meant as it is written."""
     if not isinstance(entry, dict):
         return entry
-    return {key: str(each) if type(each) is int else each for key, each in entry.items()}
+    return {key: str(value) if type(value) is int else value for key, value in entry.items()}
 
 
-def _checked(wishes: Wishes) -> Wishes:
+def _check_wishes(wishes: NodeWishes) -> NodeWishes:
     """With normalised addresses.
 
     :raises ValueError: something makes no sense; the text says what.
     """
     lists: dict[str, Any] = {
-        key: tuple(_device(key, each) for each in devices)
+        key: tuple(_check_device(key, device) for device in devices)
         for key in ("left_out", "offer_in_use", "whole_pf")
         if (devices := getattr(wishes, key)) is not None
     }
-    both = set(map(_key, lists.get("left_out", ()))) & set(map(_key, lists.get("offer_in_use", ())))
+    both = set(map(_device_key_of, lists.get("left_out", ()))) & set(
+        map(_device_key_of, lists.get("offer_in_use", ()))
+    )
     if both:
         raise ValueError(f"left_out and offer_in_use both name {min(both)}: remove one")
     if wishes.alias_names not in (None, *ALIAS_NAMES):
-        raise ValueError(f"alias_names is {shown(wishes.alias_names)}, not auto or product")
+        raise ValueError(
+            f"alias_names is {show_json_value(wishes.alias_names)}, not auto or product"
+        )
     for role, wish in (wishes.role_options or {}).items():
         if wish.identity not in (None, *IDENTITIES):
             raise ValueError(
-                f"role_options: {role}: identity is {shown(wish.identity)}, none of "
+                f"role_options: {role}: identity is {show_json_value(wish.identity)}, none of "
                 f"{', '.join(IDENTITIES)}"
             )
     for address in wishes.kept or ():
         if not ADDRESS.fullmatch(address):
-            raise ValueError(f"kept: {shown(address)} is not a PCI address like 0000:17:00.0")
+            raise ValueError(
+                f"kept: {show_json_value(address)} is not a PCI address like 0000:17:00.0"
+            )
     for size in wishes.hugepages or ():
         if not _PAGES.fullmatch(size):
-            raise ValueError(f"hugepages: {shown(size)} is no size of pages like 2M or 1G")
+            raise ValueError(
+                f"hugepages: {show_json_value(size)} is no size of pages like 2M or 1G"
+            )
     return attrs.evolve(wishes, **lists)
 
 
-def _device(key: str, device: Device) -> Device:
+def _check_device(key: str, device: DeclaredDevice) -> DeclaredDevice:
     if device.address is None and device.hardware is None:
         raise ValueError(f"{key}: an entry names neither address nor hardware")
     if device.address is None or (key == "whole_pf" and device.address == EVERY):
         return device
     if not ADDRESS.fullmatch(device.address):
-        raise ValueError(f"{key}: {shown(device.address)} is not a PCI address like 0000:17:00.0")
+        raise ValueError(
+            f"{key}: {show_json_value(device.address)} is not a PCI address like 0000:17:00.0"
+        )
     return attrs.evolve(device, address=normalise_address(device.address))
 
 
-def _key(device: Device) -> str:
+def _device_key_of(device: DeclaredDevice) -> str:
     return device.hardware or str(device.address)
 
 
 @attrs.frozen
-class _Hosts:
+class _HostPatterns:
     hosts: tuple[str, ...] | None
 
 
@@ -270,53 +283,53 @@ _SINGULAR: Final = {
     "for": "name",
     "traits": "trait",
 }
-_CONVERTER: Final = strict.converter(
+_CONVERTER: Final = strict.make_strict_converter(
     {
-        "housekeeping_cores": strict.number(0, 10_000),
-        "hosts": strict.number(1),
+        "housekeeping_cores": strict.number_field(0, 10_000),
+        "hosts": strict.number_field(1),
     }
 )
-_NAMES: Final = strict.converter({})
+_NAMES: Final = strict.make_strict_converter({})
 #: Which objects are inside another: their keys may be left out, too.
 _INSIDE: Final[Mapping[type, Mapping[str, type]]] = {
-    Wishes: {
-        "left_out": Device,
-        "offer_in_use": Device,
-        "whole_pf": Device,
+    NodeWishes: {
+        "left_out": DeclaredDevice,
+        "offer_in_use": DeclaredDevice,
+        "whole_pf": DeclaredDevice,
         "role_options": RoleWish,
         "cpus": Cpus,
-        "limits": Limits,
+        "limits": DeclaredLimits,
     },
 }
 
 
-def _structure(data: Any, kind: type[_Class], where: str) -> _Class:
+def _structure_object(data: Any, kind: type[_Class], where: str) -> _Class:
     converter = _CONVERTER
-    if kind is _Hosts:
+    if kind is _HostPatterns:
         data, converter = {"hosts": data["for"]}, _NAMES
-    filled = _filled(data, kind)
+    filled = _fill_missing_keys(data, kind)
     try:
         return converter.structure(filled, kind)
     except (WireError, cattrs.BaseValidationError, cattrs.ForbiddenExtraKeysError) as error:
-        why = strict.explain(error, filled, _SINGULAR)
-        if kind is _Hosts:
-            why = why.replace("hosts", "for", 1)
-        raise WireError(f"{where if kind is not _Hosts else ''}{why}") from error
+        problem = strict.explain_wire_error(error, filled, _SINGULAR)
+        if kind is _HostPatterns:
+            problem = problem.replace("hosts", "for", 1)
+        raise WireError(f"{where if kind is not _HostPatterns else ''}{problem}") from error
 
 
-def _filled(data: Any, kind: type) -> Any:
+def _fill_missing_keys(data: Any, kind: type) -> Any:
     """With null for every key that is not there."""
     if not isinstance(data, dict):
         return data
-    filled = {**dict.fromkeys(each.name for each in attrs.fields(kind)), **data}
+    filled = {**dict.fromkeys(field.name for field in attrs.fields(kind)), **data}
     for key, inner in _INSIDE.get(kind, {}).items():
         value = filled[key]
         if isinstance(value, list):
-            filled[key] = [_filled(each, inner) for each in value]
+            filled[key] = [_fill_missing_keys(item, inner) for item in value]
         elif key == "role_options" and isinstance(value, dict):
-            filled[key] = {name: _filled(each, inner) for name, each in value.items()}
+            filled[key] = {name: _fill_missing_keys(item, inner) for name, item in value.items()}
         else:
-            filled[key] = _filled(value, inner)
+            filled[key] = _fill_missing_keys(value, inner)
     return filled
 
 
@@ -431,19 +444,21 @@ _COMMENTS: Final[Mapping[str, tuple[str, str]]] = {
 }
 
 
-def build(declaration: NodeDeclaration) -> dict[str, Any]:
+def build_declaration(declaration: NodeDeclaration) -> dict[str, Any]:
     """The document as plain objects; what is not said is left out."""
-    document = {**NODE_DECLARATION.head(), **_said(declaration.wishes)}
+    document = {**NODE_DECLARATION.head(), **_stated_items_of(declaration.wishes)}
     if declaration.hosts:
         document["for"] = list(declaration.hosts)
     if declaration.nodes:
-        document["nodes"] = {name: _said(each) for name, each in declaration.nodes.items()}
+        document["nodes"] = {
+            name: _stated_items_of(wishes) for name, wishes in declaration.nodes.items()
+        }
     return document
 
 
-def dumps(declaration: NodeDeclaration) -> str:
+def write_declaration(declaration: NodeDeclaration) -> str:
     """The file, with a comment for every key; ends with a newline."""
-    document = build(declaration)
+    document = build_declaration(declaration)
     lines = [_HEAD]
     lines += [f"{key}: {document[key]}\n" for key in NODE_DECLARATION.head()]
     for key, (comment, example) in _COMMENTS.items():
@@ -458,22 +473,22 @@ def dumps(declaration: NodeDeclaration) -> str:
     return "".join(lines)
 
 
-def _said(value: Any) -> dict[str, Any]:
-    return dict(_pairs(value))
+def _stated_items_of(value: Any) -> dict[str, Any]:
+    return dict(_iterate_stated(value))
 
 
-def _pairs(value: Any) -> Iterator[tuple[str, Any]]:
-    for each in attrs.fields(type(value)):
-        found = getattr(value, each.name)
-        if found is not None:
-            yield each.name, _plain(found)
+def _iterate_stated(value: Any) -> Iterator[tuple[str, Any]]:
+    for field in attrs.fields(type(value)):
+        field_value = getattr(value, field.name)
+        if field_value is not None:
+            yield field.name, _to_plain_yaml(field_value)
 
 
-def _plain(value: Any) -> Any:
+def _to_plain_yaml(value: Any) -> Any:
     if attrs.has(type(value)):
-        return _said(value)
+        return _stated_items_of(value)
     if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: _to_plain_yaml(item) for key, item in value.items()}
     if isinstance(value, tuple):
-        return [_plain(each) for each in value]
+        return [_to_plain_yaml(item) for item in value]
     return value

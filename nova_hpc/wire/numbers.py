@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection
 from typing import Final
 
-from nova_hpc.wire.version import WireError, shown
+from nova_hpc.wire.version import WireError, show_json_value
 
 #: The highest number that a set may have; a text of few bytes must not fill a memory.
 MOST: Final = 100_000
@@ -15,7 +15,7 @@ MOST: Final = 100_000
 _PART: Final = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", re.ASCII)
 
 
-def write(numbers: Collection[int]) -> str:
+def format_number_ranges(numbers: Collection[int]) -> str:
     """The shortest text: sorted, neighbours joined; empty for none."""
     parts: list[list[int]] = []
     for number in sorted(set(numbers)):
@@ -26,21 +26,21 @@ def write(numbers: Collection[int]) -> str:
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in parts)
 
 
-def read(text: object) -> frozenset[int]:
+def parse_number_ranges(text: object) -> frozenset[int]:
     """The numbers, each from 1 to :data:`MOST`.
 
     :raises WireError: *text* is no such list.
     """
     if not isinstance(text, str) or not text:
-        raise WireError(f"{shown(text)} is no list of numbers such as 1-3,7")
-    found: set[int] = set()
+        raise WireError(f"{show_json_value(text)} is no list of numbers such as 1-3,7")
+    numbers: set[int] = set()
     for part in text.split(","):
         match = _PART.fullmatch(part.strip())
         if match is None:
-            raise WireError(f"{shown(text)} is no list of numbers such as 1-3,7")
+            raise WireError(f"{show_json_value(text)} is no list of numbers such as 1-3,7")
         low = int(match[1])
         high = int(match[2] or low)
         if not 1 <= low <= high <= MOST:
-            raise WireError(f"{shown(part)} is no range within 1 to {MOST}, low to high")
-        found.update(range(low, high + 1))
-    return frozenset(found)
+            raise WireError(f"{show_json_value(part)} is no range within 1 to {MOST}, low to high")
+        numbers.update(range(low, high + 1))
+    return frozenset(numbers)

@@ -16,7 +16,7 @@ from typing import Any, Final
 import attrs
 
 from nova_hpc.wire.documents import POSITION
-from nova_hpc.wire.version import WireError, shown
+from nova_hpc.wire.version import WireError, show_json_value
 
 #: The item of the server's metadata.
 KEY: Final = "hpc_position"
@@ -44,50 +44,54 @@ class Position:
         """
         named = {level: self.domains[level] for level in LEVELS if level in self.domains}
         rails = {"rails": list(self.rails)} if self.rails else {}
-        texts = [_compact({**named, **rails})]
+        texts = [_compact_position({**named, **rails})]
         if rails and named.keys() >= {"spine", "block", "leaf"}:
-            texts.append(_compact({**named, **rails}, without="core"))
-        texts.append(_compact(named))
+            texts.append(_compact_position({**named, **rails}, without="core"))
+        texts.append(_compact_position(named))
         fitting = (text for text in texts if POSITION.limit is None or len(text) <= POSITION.limit)
         return next(fitting, texts[-1])
 
 
-def _compact(said: Mapping[str, Any], without: str = "") -> str:
-    body = {**POSITION.head(), **{key: said[key] for key in said if key != without}}
+def _compact_position(fields: Mapping[str, Any], without: str = "") -> str:
+    body = {**POSITION.head(), **{key: fields[key] for key in fields if key != without}}
     return json.dumps(body, separators=(",", ":"))
 
 
-def loads(text: object) -> Position:
+def read_position(text: object) -> Position:
     """Read a position.
 
     :raises WireError: it is broken, or of a later release.
     """
     data = POSITION.load(text)
-    found = {}
+    domains = {}
     for level in LEVELS:
         name = data.get(level)
         if name is None:
             continue
-        if not is_name(name):
-            raise POSITION.broken(f"has {level}: {shown(name)}")
-        found[level] = name
+        if not is_position_name(name):
+            raise POSITION.broken(f"has {level}: {show_json_value(name)}")
+        domains[level] = name
     rails = data.get("rails", [])
-    if not isinstance(rails, list) or len(rails) > _MOST_RAILS or not all(map(is_name, rails)):
-        raise POSITION.broken(f"has rails: {shown(rails)}")
-    return Position(found, tuple(rails))
+    if (
+        not isinstance(rails, list)
+        or len(rails) > _MOST_RAILS
+        or not all(map(is_position_name, rails))
+    ):
+        raise POSITION.broken(f"has rails: {show_json_value(rails)}")
+    return Position(domains, tuple(rails))
 
 
-def is_name(name: object) -> bool:
+def is_position_name(name: object) -> bool:
     """Whether a node may have called a domain or a rail so."""
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
-def of(metadata: Mapping[str, str]) -> Position:
+def position_of_metadata(metadata: Mapping[str, str]) -> Position:
     """The position that a server's metadata says; an empty one where it says none.
 
     What cannot be read is unknown, which an empty position says as well.
     """
     try:
-        return loads(metadata[KEY]) if KEY in metadata else Position()
+        return read_position(metadata[KEY]) if KEY in metadata else Position()
     except WireError:
         return Position()

@@ -16,11 +16,11 @@ from typing import Any
 import attrs
 
 from nova_hpc.topology.model import AddressError, normalise_address
-from nova_hpc.wire.values import count, exactly, real
+from nova_hpc.wire.values import require_count, require_finite, require_type
 
 
 @attrs.frozen
-class Provider:
+class ReservedProvider:
     """Who has reserved how much of a device's resource provider in Placement.
 
     What is reserved there is the greater one of :attr:`ours` and :attr:`operators`.
@@ -60,30 +60,30 @@ class Provider:
         return body
 
 
-def dumps(providers: Mapping[str, Provider]) -> dict[str, Any]:
+def write_reservations(providers: Mapping[str, ReservedProvider]) -> dict[str, Any]:
     """As JSON can hold it."""
-    return {each: providers[each].dumps() for each in sorted(providers)}
+    return {address: providers[address].dumps() for address in sorted(providers)}
 
 
-def loads(body: Any, problems: list[str]) -> dict[str, Provider]:
+def read_reservations(body: Any, problems: list[str]) -> dict[str, ReservedProvider]:
     """Read it; an entry that cannot be read is lost, and said to be in *problems*."""
     if body is None:
         return {}
     if not isinstance(body, dict):
         problems.append("what is reserved in Placement cannot be read")
         return {}
-    found: dict[str, Provider] = {}
+    by_address: dict[str, ReservedProvider] = {}
     for key, value in body.items():
         try:
-            found[normalise_address(key)] = Provider(
-                uuid=exactly(value["uuid"], str),
-                resource_class=exactly(value["class"], str),
-                total=count(value["total"]),
-                ours=count(value.get("ours", 0)),
-                operators=count(value.get("operators", 0)),
-                earlier=None if value.get("earlier") is None else count(value["earlier"]),
-                gone=None if value.get("gone") is None else real(value["gone"]),
+            by_address[normalise_address(key)] = ReservedProvider(
+                uuid=require_type(value["uuid"], str),
+                resource_class=require_type(value["class"], str),
+                total=require_count(value["total"]),
+                ours=require_count(value.get("ours", 0)),
+                operators=require_count(value.get("operators", 0)),
+                earlier=None if value.get("earlier") is None else require_count(value["earlier"]),
+                gone=None if value.get("gone") is None else require_finite(value["gone"]),
             )
         except (AddressError, AttributeError, KeyError, TypeError, ValueError):
             problems.append(f"{key}: what is reserved of its provider cannot be read")
-    return found
+    return by_address

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import attrs
 
-from nova_hpc.placement.model import Policy
+from nova_hpc.placement.model import AffinityPolicy
 from nova_hpc.topology.level import Level
 from nova_hpc.wire.documents import SERVER_DEVICES
-from nova_hpc.wire.version import WireError, shown
+from nova_hpc.wire.version import WireError, show_json_value
 
 #: The item of the server's metadata.
 KEY: Final = "hpc_devices"
@@ -39,7 +39,7 @@ class ServerDevices:
     """
 
     asked: Level | None = None
-    policy: Policy | None = None
+    policy: AffinityPolicy | None = None
     reached: Level | None = None
     roles: Mapping[str, int] = attrs.Factory(dict)
     groups: tuple[tuple[int, Mapping[str, int]], ...] = ()
@@ -54,7 +54,7 @@ class ServerDevices:
         if self.reached is not None:
             body["reached"] = self.reached.word
         roles = {"roles": dict(self.roles)} if self.roles else {}
-        groups = {"groups": [[count, dict(each)] for count, each in self.groups]}
+        groups = {"groups": [[count, dict(kind)] for count, kind in self.groups]}
         for more in ({**roles, **groups} if self.groups else roles, roles):
             text = json.dumps({**body, **more}, separators=(",", ":"))
             if SERVER_DEVICES.limit is None or len(text) <= SERVER_DEVICES.limit:
@@ -62,7 +62,7 @@ class ServerDevices:
         return json.dumps(body, separators=(",", ":"))
 
 
-def of_groups(roles: Iterable[tuple[str, int | None]]) -> dict[str, Any]:
+def count_device_groups(roles: Iterable[tuple[str, int | None]]) -> dict[str, Any]:
     """The fields of :class:`ServerDevices` that say what devices there are.
 
     :param roles: of each device its role and the number of its group, None for in none.
@@ -73,8 +73,8 @@ def of_groups(roles: Iterable[tuple[str, int | None]]) -> dict[str, Any]:
         total[role] += 1
         if group is not None:
             members.setdefault(group, Counter())[role] += 1
-    kinds = Counter(tuple(sorted(found.items())) for found in members.values())
-    complete = sum(sum(found.values()) for found in members.values()) == total.total()
+    kinds = Counter(tuple(sorted(role_counts.items())) for role_counts in members.values())
+    complete = sum(sum(role_counts.values()) for role_counts in members.values()) == total.total()
     return {
         "roles": dict(sorted(total.items())),
         "groups": tuple((count, dict(kind)) for kind, count in sorted(kinds.items()))
@@ -83,7 +83,7 @@ def of_groups(roles: Iterable[tuple[str, int | None]]) -> dict[str, Any]:
     }
 
 
-def loads(text: object) -> ServerDevices:
+def read_server_devices(text: object) -> ServerDevices:
     """Read the item.
 
     :raises WireError: it is broken, or of a later release.
@@ -93,10 +93,12 @@ def loads(text: object) -> ServerDevices:
         asked, policy, reached = data.get("asked"), data.get("policy"), data.get("reached")
         return ServerDevices(
             asked=None if asked is None else Level.from_word(asked),
-            policy=None if policy is None else Policy(policy),
+            policy=None if policy is None else AffinityPolicy(policy),
             reached=None if reached is None else Level.from_word(reached),
-            roles=_roles(data.get("roles", {})),
-            groups=tuple(_group(each) for each in _list(data.get("groups", []))),
+            roles=_read_role_counts(data.get("roles", {})),
+            groups=tuple(
+                _read_device_group(group) for group in _check_list(data.get("groups", []))
+            ),
         )
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, WireError):
@@ -104,34 +106,34 @@ def loads(text: object) -> ServerDevices:
         raise SERVER_DEVICES.broken(f"makes no sense: {error}") from error
 
 
-def of(metadata: Mapping[str, str]) -> ServerDevices | None:
+def server_devices_of_metadata(metadata: Mapping[str, str]) -> ServerDevices | None:
     """What a server's metadata says; None where it says nothing that can be read."""
     try:
-        return loads(metadata[KEY]) if KEY in metadata else None
+        return read_server_devices(metadata[KEY]) if KEY in metadata else None
     except WireError:
         return None
 
 
-def _roles(value: object) -> dict[str, int]:
+def _read_role_counts(value: object) -> dict[str, int]:
     good = isinstance(value, dict) and all(
         0 < len(role) <= _LONGEST_ROLE and role.isprintable() and _is_count(count)
         for role, count in value.items()
     )
     if not good:
-        raise SERVER_DEVICES.broken(f"has roles: {shown(value)}")
+        raise SERVER_DEVICES.broken(f"has roles: {show_json_value(value)}")
     assert isinstance(value, dict)
     return dict(value)
 
 
-def _group(value: object) -> tuple[int, Mapping[str, int]]:
+def _read_device_group(value: object) -> tuple[int, Mapping[str, int]]:
     if not isinstance(value, list) or len(value) != 2 or not _is_count(value[0]):
-        raise SERVER_DEVICES.broken(f"has a group: {shown(value)}")
-    return value[0], _roles(value[1])
+        raise SERVER_DEVICES.broken(f"has a group: {show_json_value(value)}")
+    return value[0], _read_role_counts(value[1])
 
 
-def _list(value: object) -> list[Any]:
+def _check_list(value: object) -> list[Any]:
     if not isinstance(value, list):
-        raise SERVER_DEVICES.broken(f"has groups: {shown(value)}")
+        raise SERVER_DEVICES.broken(f"has groups: {show_json_value(value)}")
     return value
 
 

@@ -17,7 +17,7 @@ functions of one physical function usually fail together::
      "left_out": 3}
 
 That it is there says that the node runs this project's driver, which checks a server's
-devices before it starts: without it :func:`judge` lets no ``hpc:`` flavor there.
+devices before it starts: without it :func:`judge_node_stats` lets no ``hpc:`` flavor there.
 """
 
 from __future__ import annotations
@@ -49,29 +49,29 @@ _MOST_NOTES: Final = 8
 _MOST_UNUSABLE: Final = 256
 
 
-def _plain(text: str) -> str:
+def _to_plain_text(text: str) -> str:
     """Printable ASCII of bounded length: a driver's name may hold anything."""
     text = text[:_LONGEST_REASON]
     return "".join(letter if " " <= letter <= "~" else "?" for letter in text)
 
 
-def _reasons(value: Mapping[str, str]) -> dict[str, str]:
-    return {_plain(address): _plain(value[address]) for address in sorted(value)}
+def _normalise_reasons(value: Mapping[str, str]) -> dict[str, str]:
+    return {_to_plain_text(address): _to_plain_text(value[address]) for address in sorted(value)}
 
 
-def _states(value: Mapping[str, tuple[str, float]]) -> dict[str, tuple[str, float]]:
+def _normalise_states(value: Mapping[str, tuple[str, float]]) -> dict[str, tuple[str, float]]:
     return {
-        _plain(address): (_plain(value[address][0]), float(int(value[address][1])))
+        _to_plain_text(address): (_to_plain_text(value[address][0]), float(int(value[address][1])))
         for address in sorted(value)
     }
 
 
-def _addresses(value: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted(map(_plain, value))[:_MOST_UNUSABLE])
+def _normalise_addresses(value: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(map(_to_plain_text, value))[:_MOST_UNUSABLE])
 
 
-def _notes(value: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(_plain(note) for note in value[:_MOST_NOTES])
+def _normalise_notes(value: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(_to_plain_text(note) for note in value[:_MOST_NOTES])
 
 
 @attrs.frozen
@@ -79,25 +79,27 @@ class StatsDocument:
     """The exceptions of one node."""
 
     #: PCI address -> why the device is not offered to anybody.
-    withheld: Mapping[str, str] = attrs.field(factory=dict, converter=_reasons, hash=False)
+    withheld: Mapping[str, str] = attrs.field(
+        factory=dict, converter=_normalise_reasons, hash=False
+    )
     #: PCI address -> what is wrong with a device that a server has; it stays
     #: with that server and will be withheld when it is free.
-    in_use: Mapping[str, str] = attrs.field(factory=dict, converter=_reasons, hash=False)
+    in_use: Mapping[str, str] = attrs.field(factory=dict, converter=_normalise_reasons, hash=False)
     #: Those of *in_use* with which no server could start: away, silent, or the host's.
-    unusable: tuple[str, ...] = attrs.field(default=(), converter=_addresses)
+    unusable: tuple[str, ...] = attrs.field(default=(), converter=_normalise_addresses)
     #: PCI address -> how a server's guest differs from what the server was given, and the
     #: cure: the device is gone from it, or is in one that was not given it.
-    differs: Mapping[str, str] = attrs.field(factory=dict, converter=_reasons, hash=False)
+    differs: Mapping[str, str] = attrs.field(factory=dict, converter=_normalise_reasons, hash=False)
     #: PCI address -> state of a device that is suspect or in quarantine, and when that
     #: began, Unix time in seconds. What does not fit is left out first.
     states: Mapping[str, tuple[str, float]] = attrs.field(
-        factory=dict, converter=_states, hash=False
+        factory=dict, converter=_normalise_states, hash=False
     )
-    #: PCI address of a withheld device -> its kind, see :func:`kind_of`; one that is not in
+    #: PCI address of a withheld device -> its kind, see :func:`format_kind`; one that is not in
     #: it is of no known kind. What does not fit is left out before the states are.
-    kinds: Mapping[str, str] = attrs.field(factory=dict, converter=_reasons, hash=False)
+    kinds: Mapping[str, str] = attrs.field(factory=dict, converter=_normalise_reasons, hash=False)
     #: What is wrong with the node as a whole.
-    notes: tuple[str, ...] = attrs.field(default=(), converter=_notes)
+    notes: tuple[str, ...] = attrs.field(default=(), converter=_normalise_notes)
     #: Devices that are withheld or ailing but did not fit in the document.
     left_out: int = 0
 
@@ -107,31 +109,31 @@ class StatsDocument:
         What does not fit is left out from the end (withheld devices come
         first) and counted in ``left_out``.
         """
-        text = _encode(self._body(self._kinds(), self.left_out, self.states, self.kinds))
+        text = _encode_stats(self._body(self._kinds(), self.left_out, self.states, self.kinds))
         if len(text) < LIMIT:
             return text
-        text = _encode(self._body(self._kinds(), self.left_out, self.states))
+        text = _encode_stats(self._body(self._kinds(), self.left_out, self.states))
         if len(text) < LIMIT:
             return text
-        text = _encode(self._body(self._kinds(), self.left_out))
+        text = _encode_stats(self._body(self._kinds(), self.left_out))
         if len(text) < LIMIT:
             return text
         kept: dict[str, dict[str, str]] = {kind: {} for kind in self._kinds()}
         # The closing brackets and the digits of the count, with a margin.
-        room = LIMIT - 128 - len(_encode(self._body({}, 0)))
-        known: set[tuple[str, str]] = set()
+        room = LIMIT - 128 - len(_encode_stats(self._body({}, 0)))
+        paid_reasons: set[tuple[str, str]] = set()
         left = self.left_out
         for kind, address, reason in self._entries():
             cost = len(json.dumps(address)) + 1
-            if (kind, reason) not in known:
+            if (kind, reason) not in paid_reasons:
                 cost += len(json.dumps(reason)) + 4
             if cost > room:
                 left += 1
                 continue
             room -= cost
-            known.add((kind, reason))
+            paid_reasons.add((kind, reason))
             kept[kind][address] = reason
-        return _encode(self._body(kept, left))
+        return _encode_stats(self._body(kept, left))
 
     def _kinds(self) -> dict[str, Mapping[str, str]]:
         """The parts that name devices, the most important first."""
@@ -166,18 +168,18 @@ class StatsDocument:
         return body
 
 
-def kind_of(resource_class: str, traits: Iterable[str]) -> str:
+def format_kind(resource_class: str, traits: Iterable[str]) -> str:
     """A kind of device, as Placement knows it: the class, and traits that it has."""
     return " ".join([resource_class, *sorted(traits)])
 
 
-def parts_of(kind: str) -> tuple[str, frozenset[str]]:
+def parse_kind(kind: str) -> tuple[str, frozenset[str]]:
     """The class and the traits of a kind."""
     first, *others = kind.split(" ")
     return first, frozenset(others)
 
 
-def read(text: object) -> StatsDocument | None:
+def read_stats(text: object) -> StatsDocument | None:
     """Read a document; None: there is none, the node does not run this project's driver.
 
     :raises WireError: there is one that this release cannot read: what the node says is
@@ -193,15 +195,15 @@ def read(text: object) -> StatsDocument | None:
     if type(left_out) is not int or left_out < 0:
         raise STATS.broken("has a left_out that is no count")
     unusable = body.get("unusable", [])
-    if not isinstance(unusable, list) or not all(isinstance(each, str) for each in unusable):
+    if not isinstance(unusable, list) or not all(isinstance(address, str) for address in unusable):
         raise STATS.broken("has unusable devices that are no addresses")
     return StatsDocument(
-        withheld=_by_address(body, "withheld"),
-        in_use=_by_address(body, "in_use"),
+        withheld=_reasons_by_address(body, "withheld"),
+        in_use=_reasons_by_address(body, "in_use"),
         unusable=tuple(unusable),
-        differs=_by_address(body, "differs"),
+        differs=_reasons_by_address(body, "differs"),
         states=_read_states(body.get("states", {})),
-        kinds=_by_address(body, "kinds"),
+        kinds=_reasons_by_address(body, "kinds"),
         notes=tuple(notes),
         left_out=left_out,
     )
@@ -226,7 +228,7 @@ class NodeWord:
         return OTHER_DRIVER if self.stock else None
 
 
-def judge(text: object, tagged: bool) -> NodeWord:
+def judge_node_stats(text: object, tagged: bool) -> NodeWord:
     """Read a document, and say whether the node may have servers with ``hpc:`` flavors.
 
     What cannot be read is unknown, which is never "all is well".
@@ -235,21 +237,21 @@ def judge(text: object, tagged: bool) -> NodeWord:
     :param tagged: whether any device of the node has ``hpc_*`` tags.
     """
     try:
-        document = read(text)
+        document = read_stats(text)
     except WireError as error:
         return NodeWord(unread=str(error))
     return NodeWord(document, stock=document is None and tagged)
 
 
-def loads(text: object) -> StatsDocument | None:
+def read_stats_or_none(text: object) -> StatsDocument | None:
     """The same; None also where it cannot be read. Never raises."""
     try:
-        return read(text)
+        return read_stats(text)
     except WireError:
         return None
 
 
-def _encode(body: Mapping[str, Any]) -> str:
+def _encode_stats(body: Mapping[str, Any]) -> str:
     return json.dumps(body, separators=(",", ":"), ensure_ascii=True)
 
 
@@ -279,13 +281,15 @@ def _read_states(body: object) -> dict[str, tuple[str, float]]:
         raise STATS.broken("has states that are no states") from error
 
 
-def _by_address(body: Mapping[str, Any], key: str) -> dict[str, str]:
+def _reasons_by_address(body: Mapping[str, Any], key: str) -> dict[str, str]:
     reasons = body.get(key, {})
     if not isinstance(reasons, dict):
         raise STATS.broken(f"has a {key} that is no object")
-    found: dict[str, str] = {}
+    by_address: dict[str, str] = {}
     for reason, addresses in reasons.items():
-        if not isinstance(addresses, list) or not all(isinstance(each, str) for each in addresses):
+        if not isinstance(addresses, list) or not all(
+            isinstance(address, str) for address in addresses
+        ):
             raise STATS.broken(f"has a {key} that does not list addresses")
-        found.update(dict.fromkeys(addresses, reason))
-    return found
+        by_address.update(dict.fromkeys(addresses, reason))
+    return by_address

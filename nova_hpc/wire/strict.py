@@ -20,7 +20,7 @@ import attrs
 import cattrs
 from cattrs import cols, gen
 
-from nova_hpc.wire.version import WireError, shown
+from nova_hpc.wire.version import WireError, show_json_value
 
 #: Reads one value, or raises :class:`WrongError`; cattrs also passes the type.
 Hook = Callable[[Any, Any], Any]
@@ -33,15 +33,15 @@ class WrongError(WireError):
     """A wrong value; the text goes on where the name of the field ends: "is 7, not a text"."""
 
 
-def number(least: int = 0, most: int = 1_000_000) -> tuple[type, Hook]:
+def number_field(least: int = 0, most: int = 1_000_000) -> tuple[type, Hook]:
     """A whole number from *least* to *most*."""
 
     def read(value: Any, _: Any) -> int:
         # True is a number in Python, but not here.
         if type(value) is not int:
-            raise WrongError(f"is {shown(value)}, not a whole number")
+            raise WrongError(f"is {show_json_value(value)}, not a whole number")
         if not least <= value <= most:
-            raise WrongError(f"is {shown(value)}; it must be {least} to {most}")
+            raise WrongError(f"is {show_json_value(value)}; it must be {least} to {most}")
         return value
 
     return int, read
@@ -49,7 +49,7 @@ def number(least: int = 0, most: int = 1_000_000) -> tuple[type, Hook]:
 
 def _any_text(value: Any, _: Any) -> str:
     if not isinstance(value, str):
-        raise WrongError(f"is {shown(value)}, not a text")
+        raise WrongError(f"is {show_json_value(value)}, not a text")
     return value
 
 
@@ -57,22 +57,22 @@ def _any_text(value: Any, _: Any) -> str:
 ANY_TEXT: Final = (str, _any_text)
 
 
-def _truth(value: Any, _: Any) -> bool:
+def _structure_truth(value: Any, _: Any) -> bool:
     if not isinstance(value, bool):
-        raise WrongError(f"is {shown(value)}, not true or false")
+        raise WrongError(f"is {show_json_value(value)}, not true or false")
     return value
 
 
-def _text(value: Any, kind: Any) -> str:
+def _structure_text(value: Any, kind: Any) -> str:
     if isinstance(value, str) and value and value.isprintable():
         return value  # nearly all are
     if not _any_text(value, kind):
-        raise WrongError(f"is {shown(value)}, not a text")
+        raise WrongError(f"is {show_json_value(value)}, not a text")
     # It would end in somebody's terminal.
-    raise WrongError(f"is {shown(value)}, which cannot be printed")
+    raise WrongError(f"is {show_json_value(value)}, which cannot be printed")
 
 
-def converter(
+def make_strict_converter(
     fields: Mapping[str, tuple[type, Hook]], omit: Mapping[type, Collection[str]] | None = None
 ) -> cattrs.Converter:
     """A converter for documents whose fields are called as those of the classes.
@@ -81,27 +81,27 @@ def converter(
         other numbers are 0 to 1000000, other texts printable and not empty.
     :param omit: class -> its fields that are in no document.
     """
-    found = cattrs.Converter(forbid_extra_keys=True)
+    strict_converter = cattrs.Converter(forbid_extra_keys=True)
     left_out: dict[type, dict[str, Any]] = {
         kind: {name: gen.override(omit=True) for name in names}
         for kind, names in (omit or {}).items()
     }
     for kind, overrides in left_out.items():
-        write: Any = gen.make_dict_unstructure_fn(kind, found, **overrides)
-        found.register_unstructure_hook(kind, write)
-    found.register_structure_hook(*number())
-    found.register_structure_hook(bool, _truth)
-    found.register_structure_hook(str, _text)
+        write: Any = gen.make_dict_unstructure_fn(kind, strict_converter, **overrides)
+        strict_converter.register_unstructure_hook(kind, write)
+    strict_converter.register_structure_hook(*number_field())
+    strict_converter.register_structure_hook(bool, _structure_truth)
+    strict_converter.register_structure_hook(str, _structure_text)
     for matches, factory in (
-        (_is_tuple, _items(tuple)),
-        (cols.is_frozenset, _items(frozenset)),
-        (cols.is_mapping, _mapping),
-        (attrs.has, _class(fields, left_out)),
-        (_is_optional, _optional),
+        (_is_tuple, _make_items_factory(tuple)),
+        (cols.is_frozenset, _make_items_factory(frozenset)),
+        (cols.is_mapping, _make_mapping_hook),
+        (attrs.has, _make_class_factory(fields, left_out)),
+        (_is_optional, _make_optional_hook),
     ):
-        found.register_structure_hook_factory(matches, factory)
-    found.register_unstructure_hook_func(cols.is_frozenset, sorted)
-    return found
+        strict_converter.register_structure_hook_factory(matches, factory)
+    strict_converter.register_unstructure_hook_func(cols.is_frozenset, sorted)
+    return strict_converter
 
 
 def _is_tuple(kind: Any) -> bool:
@@ -112,14 +112,14 @@ def _is_optional(kind: Any) -> bool:
     return isinstance(kind, types.UnionType) and kind.__args__[1:] == (types.NoneType,)
 
 
-def _optional(kind: Any, made: cattrs.Converter) -> Hook:
+def _make_optional_hook(kind: Any, made: cattrs.Converter) -> Hook:
     """As cattrs does it, but the hook is looked for once and not for each value."""
-    other = kind.__args__[0]
-    read = made.get_structure_hook(other)
-    return lambda value, _: None if value is None else read(value, other)
+    inner = kind.__args__[0]
+    read = made.get_structure_hook(inner)
+    return lambda value, _: None if value is None else read(value, inner)
 
 
-def _items(collect: Callable[[list[Any]], Any]) -> Any:
+def _make_items_factory(collect: Callable[[list[Any]], Any]) -> Any:
     def factory(kind: Any, made: cattrs.Converter) -> Hook:
         of = kind.__args__[0]
         read = made.get_structure_hook(of)
@@ -127,9 +127,9 @@ def _items(collect: Callable[[list[Any]], Any]) -> Any:
 
         def hook(value: Any, _: Any) -> Any:
             if not isinstance(value, list):
-                raise WrongError(f"is {shown(value)}, not a list")
+                raise WrongError(f"is {show_json_value(value)}, not a list")
             try:
-                return collect([read(each, of) for each in value])
+                return collect([read(item, of) for item in value])
             except (WireError, cattrs.BaseValidationError):
                 return explained(value, kind)  # raises, and says where
 
@@ -138,39 +138,39 @@ def _items(collect: Callable[[list[Any]], Any]) -> Any:
     return factory
 
 
-def _mapping(kind: Any, made: cattrs.Converter) -> Hook:
+def _make_mapping_hook(kind: Any, made: cattrs.Converter) -> Hook:
     read = cols.mapping_structure_factory(kind, made)
 
     def hook(value: Any, _: Any) -> Any:
         if not isinstance(value, dict):
-            raise WrongError(f"is {shown(value)}, not an object")
+            raise WrongError(f"is {show_json_value(value)}, not an object")
         return read(value, kind)
 
     return hook
 
 
-def _class(
+def _make_class_factory(
     fields: Mapping[str, tuple[Any, Hook]], left_out: Mapping[type, Mapping[str, Any]]
 ) -> Any:
     def factory(kind: Any, made: cattrs.Converter) -> Hook:
         attrs.resolve_types(kind)
         overrides = {**left_out.get(kind, {})}
-        names = {each.name for each in attrs.fields(kind)} - overrides.keys()
-        for each in attrs.fields(kind):
-            if each.name in fields:
+        names = {field.name for field in attrs.fields(kind)} - overrides.keys()
+        for field in attrs.fields(kind):
+            if field.name in fields:
                 special = made.copy()
-                primitive, read_it = fields[each.name]
+                primitive, read_it = fields[field.name]
                 if isinstance(primitive, type):
                     special.register_structure_hook(primitive, read_it)
                 else:
                     special.register_structure_hook_func(partial(operator.eq, primitive), read_it)
-                read_field = special.get_structure_hook(each.type)
-                overrides[each.name] = gen.override(struct_hook=read_field)
+                read_field = special.get_structure_hook(field.type)
+                overrides[field.name] = gen.override(struct_hook=read_field)
         read = gen.make_dict_structure_fn(kind, made, **overrides)
 
         def hook(value: Any, _: Any) -> Any:
             if not isinstance(value, dict):
-                raise WrongError(f"is {shown(value)}, not an object")
+                raise WrongError(f"is {show_json_value(value)}, not an object")
             # A default of the class is for those who make one, not for a document.
             if not names <= value.keys():
                 raise WireError(f"{min(names - value.keys())} is missing")
@@ -181,7 +181,7 @@ def _class(
     return factory
 
 
-def explain(error: Exception, data: Any, singular: Mapping[str, str]) -> str:
+def explain_wire_error(error: Exception, data: Any, singular: Mapping[str, str]) -> str:
     """What is wrong first, and where.
 
     :param error: of the converter.
@@ -200,19 +200,19 @@ def explain(error: Exception, data: Any, singular: Mapping[str, str]) -> str:
             continue  # a part of the class that is none of the document
         data = data[key]
         if isinstance(key, int):
-            parts[-1] = f"{singular.get(parts[-1], parts[-1])} {_called(data, key)}"
+            parts[-1] = f"{singular.get(parts[-1], parts[-1])} {_item_name_of(data, key)}"
         else:
-            parts.append(key if key.isprintable() and len(key) <= 60 else shown(key))
+            parts.append(key if key.isprintable() and len(key) <= 60 else show_json_value(key))
     if isinstance(error, cattrs.ForbiddenExtraKeysError):
         key = min(error.extra_fields)
-        parts.append(key if key.isidentifier() and len(key) <= 60 else shown(key))
+        parts.append(key if key.isidentifier() and len(key) <= 60 else show_json_value(key))
         return f"{': '.join(parts)} is no known field of this version"
     if isinstance(error, WrongError) or not isinstance(error, WireError):
         return f"{': '.join(parts)} {error}"
     return ": ".join([*parts, str(error)])
 
 
-def _called(item: Any, number: int) -> str:
+def _item_name_of(item: Any, number: int) -> str:
     names = [item[key] for key in _NAMES if key in item] if isinstance(item, dict) else []
     name = names[0] if names else None
     good = isinstance(name, str) and name and name.isprintable()

@@ -79,31 +79,31 @@ class Tags:
         return {key: value for key, value in pairs.items() if value is not None}
 
 
-def parse(pool: Mapping[str, object]) -> Tags | None:
+def parse_tags(pool: Mapping[str, object]) -> Tags | None:
     """Read the tags of a pool (or of a device specification).
 
     :param pool: any mapping that may hold ``hpc_*`` keys.
     :returns: None where there is no ``hpc_*`` key at all: an ordinary device.
     :raises TagError: unknown schema version, or a value of the wrong form.
     """
-    found = {key: value for key, value in pool.items() if key.startswith("hpc_")}
-    if not found:
+    tags = {key: value for key, value in pool.items() if key.startswith("hpc_")}
+    if not tags:
         return None
-    for key, value in found.items():
+    for key, value in tags.items():
         if not isinstance(value, str) or len(value) > 255:
             raise TagError(f"tag {key} is not a string of at most 255 characters")
-    text = {key: str(value) for key, value in found.items()}
+    text = {key: str(value) for key, value in tags.items()}
     version = text.get(VERSION)
     if version not in _READS:
-        known = " or ".join(map(repr, _READS))
-        raise TagError(f"tag {VERSION} is {version!r}, this release reads {known}")
+        readable = " or ".join(map(repr, _READS))
+        raise TagError(f"tag {VERSION} is {version!r}, this release reads {readable}")
     switches = tuple(filter(None, text.get(SWITCH, "").split(SEPARATOR)))
     if switches and ROOT not in text:
         raise TagError(f"tag {SWITCH} needs tag {ROOT}")
     return Tags(
         location=Location(
-            numa=_number(text, NUMA),
-            socket=_number(text, SOCKET),
+            numa=_read_tag_number(text, NUMA),
+            socket=_read_tag_number(text, SOCKET),
             root=text.get(ROOT) or None,
             switches=switches,
         ),
@@ -115,12 +115,12 @@ def parse(pool: Mapping[str, object]) -> Tags | None:
     )
 
 
-def are_in(pool: Mapping[str, object]) -> bool:
+def has_tags(pool: Mapping[str, object]) -> bool:
     """Whether a pool has ``hpc_*`` tags at all, also such as nobody can read."""
     return any(key.startswith("hpc_") for key in pool)
 
 
-def _number(text: Mapping[str, str], key: str) -> int | None:
+def _read_tag_number(text: Mapping[str, str], key: str) -> int | None:
     value = text.get(key)
     if value is None:
         return None

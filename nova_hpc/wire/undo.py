@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 
 from nova_hpc.wire.documents import UNDO
-from nova_hpc.wire.version import WireError, shown
+from nova_hpc.wire.version import WireError, show_json_value
 
 
 @attrs.frozen
@@ -31,23 +31,25 @@ class Replaced:
 Step = tuple[Replaced, ...]
 
 
-def dumps(steps: tuple[Step, ...]) -> str:
+def write_undo(steps: tuple[Step, ...]) -> str:
     """The record as text, the oldest step first; ends with a newline."""
-    body = [{"files": [attrs.asdict(each) for each in step]} for step in steps]
+    body = [{"files": [attrs.asdict(file) for file in step]} for step in steps]
     return f"{json.dumps({**UNDO.head(), 'steps': body}, indent=1)}\n"
 
 
-def loads(text: object) -> tuple[Step, ...]:
+def read_undo(text: object) -> tuple[Step, ...]:
     """Read the record.
 
     :raises WireError: it is broken, or only a later release reads it.
     """
     document = UNDO.load(text)
     steps = []
-    for step in _objects(document, "steps"):
+    for step in _read_objects(document, "steps"):
         files = tuple(
-            Replaced(_path(each), _text(each, "before"), _text(each, "after"))
-            for each in _objects(step, "files")
+            Replaced(
+                _read_path(file), _read_file_text(file, "before"), _read_file_text(file, "after")
+            )
+            for file in _read_objects(step, "files")
         )
         if not files:
             raise UNDO.broken("has a step without files")
@@ -55,24 +57,24 @@ def loads(text: object) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-def _objects(document: dict[str, Any], key: str) -> list[dict[str, Any]]:
-    found = document.get(key)
-    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
-        raise UNDO.broken(f"has {key} {shown(found)}, not a list of objects")
-    return found
+def _read_objects(document: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    entries = document.get(key)
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise UNDO.broken(f"has {key} {show_json_value(entries)}, not a list of objects")
+    return entries
 
 
-def _path(entry: dict[str, Any]) -> str:
+def _read_path(entry: dict[str, Any]) -> str:
     path = entry.get("path")
     if not isinstance(path, str) or not path.startswith("/") or "\0" in path:
-        raise UNDO.broken(f"has a path {shown(path)}, not an absolute one")
+        raise UNDO.broken(f"has a path {show_json_value(path)}, not an absolute one")
     return path
 
 
-def _text(entry: dict[str, Any], key: str) -> str | None:
+def _read_file_text(entry: dict[str, Any], key: str) -> str | None:
     if key not in entry:
         raise WireError(f"the {UNDO.name} has no key {key}")
     text = entry[key]
     if text is not None and not isinstance(text, str):
-        raise UNDO.broken(f"has {key} {shown(text)}, not a text")
+        raise UNDO.broken(f"has {key} {show_json_value(text)}, not a text")
     return text

@@ -32,7 +32,7 @@ class Unplug:
         return json.dumps(body, separators=(",", ":"))
 
 
-def loads(text: object) -> Unplug | None:
+def read_unplug(text: object) -> Unplug | None:
     """Read a stored text; None: there is none, and nobody has asked the guest.
 
     :raises nova_hpc.wire.version.WireError: it cannot be read: nobody knows who asked.

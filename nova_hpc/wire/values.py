@@ -15,7 +15,7 @@ _LONGEST_REASON: Final = 1000
 _T = TypeVar("_T")
 
 
-def exactly(value: Any, kind: type[_T]) -> _T:
+def require_type(value: Any, kind: type[_T]) -> _T:
     """The value.
 
     :raises TypeError: it is not of this type, but perhaps of one that is derived from it.
@@ -25,22 +25,22 @@ def exactly(value: Any, kind: type[_T]) -> _T:
     return value
 
 
-def exactly_or_none(value: Any, kind: type[_T]) -> _T | None:
+def require_type_or_none(value: Any, kind: type[_T]) -> _T | None:
     """The same, for a value that may be missing."""
-    return None if value is None else exactly(value, kind)
+    return None if value is None else require_type(value, kind)
 
 
-def count(value: Any) -> int:
+def require_count(value: Any) -> int:
     """A whole number from 0 on.
 
     :raises TypeError: it is something else.
     """
-    if exactly(value, int) < 0:
+    if require_type(value, int) < 0:
         raise TypeError("negative")
     return int(value)
 
 
-def real(value: Any) -> float:
+def require_finite(value: Any) -> float:
     """A finite number.
 
     :raises TypeError: it is something else.
@@ -54,6 +54,6 @@ def real(value: Any) -> float:
     raise TypeError("not a finite number")
 
 
-def short(text: str) -> str:
+def cut_reason(text: str) -> str:
     """A reason, cut to what a file keeps of it."""
     return text[:_LONGEST_REASON]

@@ -36,7 +36,7 @@ class LaterError(WireError):
 
 
 @attrs.frozen
-class Document:
+class WireDocument:
     """What all texts of one kind have in common."""
 
     name: str
@@ -91,31 +91,31 @@ class Document:
         # True == 1 == 1.0 in Python, but neither true nor 1.0 is a version.
         if type(version) is int and version in self.reads:
             return version
-        known = ", ".join(map(str, self.reads))
-        said = f"version {shown(version)}"
+        readable = ", ".join(map(str, self.reads))
+        stated = f"version {show_json_value(version)}"
         if type(version) is int and version > max(self.reads):
             raise LaterError(
-                f"the {self.name} has {said}, which is newer than what this release of nova-hpc "
-                f"reads, {known}: update nova-hpc",
+                f"the {self.name} has {stated}, which is newer than what this release of nova-hpc "
+                f"reads, {readable}: update nova-hpc",
                 version,
             )
-        raise self.broken(f"has {said}, and this release of nova-hpc reads {known}")
+        raise self.broken(f"has {stated}, and this release of nova-hpc reads {readable}")
 
     def head(self) -> dict[str, Any]:
         """What a text of this release begins with."""
         schema = {} if self.schema is None else {"schema": self.schema}
         return {**schema, self.key: self.version}
 
-    def broken(self, why: str) -> WireError:
+    def broken(self, problem: str) -> WireError:
         """The error for a text that is not what it should be."""
-        return WireError(f"the {self.name} {why}{self._cure}")
+        return WireError(f"the {self.name} {problem}{self._cure}")
 
     @property
     def _cure(self) -> str:
         return f"; {self.cure}" if self.cure else ""
 
 
-def shown(value: object) -> str:
+def show_json_value(value: object) -> str:
     """A value as JSON has it, in ASCII and of bounded length, for messages."""
     try:
         text = json.dumps(value, default=repr)

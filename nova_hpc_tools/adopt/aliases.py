@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from nova_hpc_tools.adopt import identity
-from nova_hpc_tools.adopt.device_spec import DeviceSpec, Offer
+from nova_hpc_tools.adopt.device_spec import DeviceOffer, DeviceSpec
 
 
 class ClashError(ValueError):
@@ -18,7 +18,7 @@ class ClashError(ValueError):
 
 
 @attrs.frozen(order=True)
-class _Kind:
+class _AliasKind:
     """Devices that one alias can name: Nova takes one specification each."""
 
     role: str
@@ -30,7 +30,7 @@ class _Kind:
     traits: tuple[str, ...] = ()
 
 
-def build(specs: Iterable[DeviceSpec], product_names: bool = False) -> list[dict[str, str]]:
+def build_aliases(specs: Iterable[DeviceSpec], product_names: bool = False) -> list[dict[str, str]]:
     """The values of ``[pci]alias`` that name everything that *specs* offer.
 
     The name is the role where it has one kind of device only, else the role
@@ -38,9 +38,9 @@ def build(specs: Iterable[DeviceSpec], product_names: bool = False) -> list[dict
     ``device_type``, or Nova leaves them out: many GPUs are, and cannot be
     told from others by their ids.
     """
-    kinds = sorted({kind for spec in specs for kind in _kinds(spec)})
+    kinds = sorted({kind for spec in specs for kind in _alias_kinds_of(spec)})
     alone = Counter(kind.role for kind in kinds)
-    named: dict[_Kind, str] = {}
+    named: dict[_AliasKind, str] = {}
     for kind in kinds:
         name = kind.role
         if kind.product_id and (product_names or alone[kind.role] > 1):
@@ -52,17 +52,17 @@ def build(specs: Iterable[DeviceSpec], product_names: bool = False) -> list[dict
             alike[name].add(getattr(kind, suffix))
         for kind, name in named.items():
             if len(alike[name]) > 1 and getattr(kind, suffix):
-                named[kind] = f"{name}-{_word(getattr(kind, suffix))}"
+                named[kind] = f"{name}-{_suffix_word_of(getattr(kind, suffix))}"
     taken: Counter[str] = Counter()
     for kind, name in named.items():
         # Only a role that looks like another's alias comes here: gpu-2330.
         taken[name] += 1
         if taken[name] > 1:
             named[kind] = f"{name}.{taken[name]}"
-    return [_alias(kind, name) for kind, name in named.items()]
+    return [_build_alias(kind, name) for kind, name in named.items()]
 
 
-def check(specs: Sequence[DeviceSpec]) -> None:
+def check_alias_roles(specs: Sequence[DeviceSpec]) -> None:
     """See whether every role's aliases ask for devices of that role alone.
 
     :raises ClashError: Nova would give devices of another role for one.
@@ -75,27 +75,27 @@ def check(specs: Sequence[DeviceSpec]) -> None:
         role, name = offer.tags.role or "", offer.tags.resource_class
         if name is None:
             continue
-        other = classes.setdefault(name, role)
-        if other != role:
-            pair = " and ".join(sorted((role, other)))
+        claimant = classes.setdefault(name, role)
+        if claimant != role:
+            pair = " and ".join(sorted((role, claimant)))
             raise ClashError(
                 f"the roles {pair} would have the same resource class {name}; give each another "
                 "name, or a class of its own: --resource-class ROLE=NAME"
             )
-    samples = {_kind(offer): offer for offer in reversed(offers)}
-    for kind, mine in samples.items():
-        asked = _alias(kind, "")
+    samples = {_alias_kind_of(offer): offer for offer in reversed(offers)}
+    for kind, sample in samples.items():
+        asked = _build_alias(kind, "")
         for theirs in samples.values():
-            if theirs.tags.role != kind.role and asks_for(asked, theirs):
+            if theirs.tags.role != kind.role and alias_asks_for(asked, theirs):
                 raise ClashError(
-                    f"the roles {kind.role} ({mine.provider}) and {theirs.tags.role} "
+                    f"the roles {kind.role} ({sample.provider}) and {theirs.tags.role} "
                     f"({theirs.provider}) cannot be told apart: Nova would give one for the other. "
                     "Where no server has any of them, --role-identity ROLE=class for both; "
                     "otherwise --role-identity ROLE=trait for both"
                 )
 
 
-def _check_networks(offers: Iterable[Offer]) -> None:
+def _check_networks(offers: Iterable[DeviceOffer]) -> None:
     networks: dict[str, str] = {}
     for offer in offers:
         role = offer.tags.role or ""
@@ -111,10 +111,10 @@ def _check_networks(offers: Iterable[Offer]) -> None:
 def roles_of(alias: Mapping[str, Any], specs: Iterable[DeviceSpec]) -> list[str]:
     """The roles whose devices an alias asks for, in order."""
     offers = (offer for spec in specs for offer in spec.offers if offer.network is None)
-    return sorted({offer.tags.role or "" for offer in offers if asks_for(alias, offer)})
+    return sorted({offer.tags.role or "" for offer in offers if alias_asks_for(alias, offer)})
 
 
-def asks_for(alias: Mapping[str, Any], offer: Offer) -> bool:
+def alias_asks_for(alias: Mapping[str, Any], offer: DeviceOffer) -> bool:
     """Whether Nova and Placement would give a device of *offer* for *alias*.
 
     As nova/objects/request_spec.py (generate_request_groups_from_pci_requests, 32 to 34)
@@ -133,18 +133,18 @@ def asks_for(alias: Mapping[str, Any], offer: Offer) -> bool:
     )
 
 
-def _word(text: str) -> str:
+def _suffix_word_of(text: str) -> str:
     return text.removeprefix("CUSTOM_").removeprefix("type-").lower()
 
 
-def _kinds(spec: DeviceSpec) -> Iterator[_Kind]:
+def _alias_kinds_of(spec: DeviceSpec) -> Iterator[_AliasKind]:
     for offer in spec.offers:
         if offer.network is None:
-            yield _kind(offer)
+            yield _alias_kind_of(offer)
 
 
-def _kind(offer: Offer) -> _Kind:
-    return _Kind(
+def _alias_kind_of(offer: DeviceOffer) -> _AliasKind:
+    return _AliasKind(
         role=offer.tags.role or "",
         resource_class=offer.tags.resource_class or "",
         vendor_id="" if offer.any_product else offer.vendor_id,
@@ -154,7 +154,7 @@ def _kind(offer: Offer) -> _Kind:
     )
 
 
-def _alias(kind: _Kind, name: str) -> dict[str, str]:
+def _build_alias(kind: _AliasKind, name: str) -> dict[str, str]:
     pairs = {
         "name": name,
         "vendor_id": kind.vendor_id,

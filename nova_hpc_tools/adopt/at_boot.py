@@ -3,7 +3,8 @@
 
 What a host does at its start is about virtual functions that need not be there yet: so
 they are put where the kernel will make them, and what the node offers then is decided by
-the function that decides what it offers now (:func:`nova_hpc_tools.adopt.device_spec.build`).
+the function that decides what it offers now
+(:func:`nova_hpc_tools.adopt.device_spec.build_device_spec`).
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.topology.model import Function, Node, address_key
+from nova_hpc.topology.model import Node, PciFunction, address_key
 from nova_hpc.topology.roles import Roles
 from nova_hpc.topology.vfio import GENERIC
-from nova_hpc.wire.node_declaration import Wishes
+from nova_hpc.wire.node_declaration import NodeWishes
 from nova_hpc_tools.adopt.declaration import EVERY
 
 _LAST_BUS: Final = 0xFF
@@ -46,14 +47,14 @@ class Boot:
     notes: tuple[str, ...] = ()
 
 
-def foresee(
+def foresee_boot(
     node: Node,
     roles: Roles,
-    wishes: Wishes,
+    wishes: NodeWishes,
     *,
     whole: Collection[str],
     left_out: Collection[str],
-    variant: Callable[[Function], str | None] = lambda function: None,
+    variant: Callable[[PciFunction], str | None] = lambda function: None,
 ) -> Boot:
     """See which functions the node will have.
 
@@ -66,32 +67,32 @@ def foresee(
     """
     wanted = wishes.vfs or {}
     switched: dict[str, Switched] = {}
-    families: dict[str, tuple[Function, ...]] = {}
+    families: dict[str, tuple[PciFunction, ...]] = {}
     too_many: set[str] = set()
     notes = []
-    for each in node.functions:
-        kept = {each.address, EVERY} & {*whole} or each.address in left_out
-        if each.dev_type != "type-PF" or kept:
+    for function in node.functions:
+        kept = {function.address, EVERY} & {*whole} or function.address in left_out
+        if function.dev_type != "type-PF" or kept:
             continue
-        count = wanted.get(each.address, wanted.get(roles.role_of(each, node) or ""))
+        count = wanted.get(function.address, wanted.get(roles.role_of(function, node) or ""))
         declared = count is not None
         if count is None:
-            count = len(each.virtual_functions)
-        if count > (each.total_vfs or 0) and declared:
-            too_many.add(each.address)
+            count = len(function.virtual_functions)
+        if count > (function.total_vfs or 0) and declared:
+            too_many.add(function.address)
             notes.append(
-                f"{each.address}: {count} virtual functions are declared, and it can have "
-                f"{each.total_vfs or 0}: none are switched on. The firmware of many adapters "
+                f"{function.address}: {count} virtual functions are declared, and it can have "
+                f"{function.total_vfs or 0}: none are switched on. The firmware of many adapters "
                 "has to allow them first."
             )
             count = 0
-        families[each.address] = found = _family(node, each, count, variant)
+        families[function.address] = family = _foresee_family(node, function, count, variant)
         if count:
-            switched[each.address] = Switched(count, declared, unplaced=len(found) < count)
+            switched[function.address] = Switched(count, declared, unplaced=len(family) < count)
     return Boot(_with_families(node, families), switched, frozenset(too_many), tuple(notes))
 
 
-def look_of(adapter: Function) -> Function:
+def imagine_virtual_function(adapter: PciFunction) -> PciFunction:
     """A virtual function of *adapter* as it looks to the roles, at no address yet."""
     return attrs.evolve(
         adapter,
@@ -111,22 +112,22 @@ def look_of(adapter: Function) -> Function:
     )
 
 
-def _family(
-    node: Node, adapter: Function, count: int, variant: Callable[[Function], str | None]
-) -> tuple[Function, ...]:
+def _foresee_family(
+    node: Node, adapter: PciFunction, count: int, variant: Callable[[PciFunction], str | None]
+) -> tuple[PciFunction, ...]:
     """The first *count* virtual functions, or those of them whose places are known."""
-    there = [node.function(each) for each in adapter.virtual_functions]
-    found = tuple(each for each in there if each is not None)[:count]
-    if len(found) == count or (adapter.vf_product is None and not found):
-        return found
-    places = list(_places(adapter, found, count))
-    if len(places) < count or places[: len(found)] != [each.address for each in found]:
-        return found
-    new = places[len(found) :]
-    if any(node.function(each) is not None for each in new):
-        return found  # who is there is somebody else, so it is not where they will be
-    like = found[0] if found else look_of(adapter)
-    wanted = found[0].guest_driver if found else variant(like)
+    there = [node.function(address) for address in adapter.virtual_functions]
+    present = tuple(function for function in there if function is not None)[:count]
+    if len(present) == count or (adapter.vf_product is None and not present):
+        return present
+    places = list(_addresses_of_family(adapter, present, count))
+    if len(places) < count or places[: len(present)] != [function.address for function in present]:
+        return present
+    new = places[len(present) :]
+    if any(node.function(address) is not None for address in new):
+        return present  # who is there is somebody else, so it is not where they will be
+    like = present[0] if present else imagine_virtual_function(adapter)
+    wanted = present[0].guest_driver if present else variant(like)
     like = attrs.evolve(
         like,
         driver=None,
@@ -136,21 +137,23 @@ def _family(
         unknown=None,
         reset_methods=None,
     )
-    return (*found, *(attrs.evolve(like, address=each) for each in new))
+    return (*present, *(attrs.evolve(like, address=address) for address in new))
 
 
-def _places(adapter: Function, found: Sequence[Function], count: int) -> Iterator[str]:
+def _addresses_of_family(
+    adapter: PciFunction, present: Sequence[PciFunction], count: int
+) -> Iterator[str]:
     """Addresses by the adapter's offset and stride (PCIe 9.3.3.9, 9.3.3.10).
 
     Virtual functions that are there tell both better than an adapter that has none: its
     registers are void until then, and some only know the stride with two of them.
     """
-    own = _route(adapter.address)
+    own = _routing_id(adapter.address)
     offset, stride = adapter.vf_offset, adapter.vf_stride
-    if found:
-        offset = _route(found[0].address) - own
-    if len(found) > 1:
-        stride = _route(found[1].address) - _route(found[0].address)
+    if present:
+        offset = _routing_id(present[0].address) - own
+    if len(present) > 1:
+        stride = _routing_id(present[1].address) - _routing_id(present[0].address)
     if not offset or (count > 1 and not stride):
         return
     domain = adapter.address.partition(":")[0]
@@ -161,22 +164,22 @@ def _places(adapter: Function, found: Sequence[Function], count: int) -> Iterato
         yield f"{domain}:{route >> 8:02x}:{route >> 3 & 31:02x}.{route & 7}"
 
 
-def _route(address: str) -> int:
+def _routing_id(address: str) -> int:
     _, bus, device, number = address_key(address)
     return bus << 8 | device << 3 | number
 
 
-def _with_families(node: Node, families: Mapping[str, tuple[Function, ...]]) -> Node:
+def _with_families(node: Node, families: Mapping[str, tuple[PciFunction, ...]]) -> Node:
     """*node* where the physical functions of *families* have these and no others."""
-    functions: dict[str, Function] = {}
-    for each in node.functions:
-        if each.physical_function in families:
+    functions: dict[str, PciFunction] = {}
+    for function in node.functions:
+        if function.physical_function in families:
             continue
-        if each.address in families:
-            own = tuple(one.address for one in families[each.address])
-            each = attrs.evolve(each, virtual_functions=own)
-        functions[each.address] = each
+        if function.address in families:
+            own = tuple(member.address for member in families[function.address])
+            function = attrs.evolve(function, virtual_functions=own)
+        functions[function.address] = function
     for family in families.values():
-        functions |= {each.address: each for each in family}
-    ordered = tuple(functions[each] for each in sorted(functions, key=address_key))
+        functions |= {member.address: member for member in family}
+    ordered = tuple(functions[address] for address in sorted(functions, key=address_key))
     return node if ordered == node.functions else attrs.evolve(node, functions=ordered)

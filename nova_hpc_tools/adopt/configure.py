@@ -16,38 +16,38 @@ from nova_hpc.tenancy.nvlink import nvlink_sets
 from nova_hpc.topology import lstopo, roles, sysfs
 from nova_hpc.topology.model import InventoryError, Node
 from nova_hpc.wire import capture
-from nova_hpc.wire.node_declaration import NodeDeclaration, Wishes
+from nova_hpc.wire.node_declaration import NodeDeclaration, NodeWishes
 from nova_hpc_tools.adopt import (
     aliases,
     configure_options,
     configured,
+    declaration_file,
     device_spec,
+    device_spec_edit,
+    foreign_entries,
     include_files,
+    include_writer,
     layout_files,
     layouts,
     node_wishes,
     overlooked,
+    questions,
     readiness,
     replacement,
+    service_settings,
     settings,
     spec_entries,
 )
-from nova_hpc_tools.adopt import declaration_file as node_file
-from nova_hpc_tools.adopt import device_spec_edit as spec_edit
-from nova_hpc_tools.adopt import foreign_entries as configure_entries
-from nova_hpc_tools.adopt import include_writer as configure_write
-from nova_hpc_tools.adopt import questions as configure_ask
-from nova_hpc_tools.adopt import service_settings as node_config
 from nova_hpc_tools.adopt.configured import Configured, HeldBack, Loss
 from nova_hpc_tools.adopt.declaration import EVERY, Declaration, DeclarationError
 from nova_hpc_tools.adopt.identity import Form
-from nova_hpc_tools.base import Answer, CommandError, List
+from nova_hpc_tools.base import CommandAnswer, CommandError, ListCommand
 
 #: The files that depend on the inventory.
 _OF_THE_NODE: Final = (settings.COMMON, settings.COMPUTE)
 
 
-class Configure(List):
+class Configure(ListCommand):
     """Write the settings of Nova and Placement that this node needs.
 
     Reads the inventory of this machine (or of a capture) and the node's
@@ -63,8 +63,8 @@ class Configure(List):
     errors = (
         InventoryError,
         include_files.IncludeError,
-        node_config.ConfigError,
-        node_file.NodeFileError,
+        service_settings.ConfigError,
+        declaration_file.NodeFileError,
         roles.RoleError,
         nvlink_sets.NvlinkError,
         DeclarationError,
@@ -74,23 +74,23 @@ class Configure(List):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
-        configure_options.add(parser)
+        configure_options.add_configure_options(parser)
         return parser
 
-    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+    def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
         """Print or write the files."""
         args = parsed_args
         _check_words(args)
-        writer = configure_write.Writer(args.write, args.dry_run, self.say)
+        writer = include_writer.IncludeWriter(args.write, args.dry_run, self.say)
         if args.undo:
-            return Answer(("File", "State"), writer.undo(args.config))
+            return CommandAnswer(("File", "State"), writer.undo(args.config))
         if args.write is not None:
-            configure_write.check_folder(args.write)
-        work = Work.read(args)
+            include_writer.check_folder(args.write)
+        work = NodeSetup.read(args)
         spec, result = work.render()
         parts = work.parts(spec)
         files = {
-            name: include_files.owned(text)
+            name: include_files.mark_as_owned(text)
             for name, text in work.files(parts, spec, result).items()
         }
         work.tell(spec, result if parts else None)
@@ -99,21 +99,23 @@ class Configure(List):
         ]
         edits = work.edits(spec) if settings.COMPUTE in parts else []
         if losses and not args.dry_run:
-            raise _refusal(losses)
+            raise _build_loss_refusal(losses)
         if args.write is None:
-            return Answer(("File", "Content"), list(files.items()), show=lambda: _show(files))
+            return CommandAnswer(
+                ("File", "Content"), list(files.items()), show=lambda: _print_include_files(files)
+            )
         # What was said counts the next time, too, also where nothing is offered by it.
         declared = work.remembered(spec) if settings.COMPUTE in parts else work.declared
-        said = parts or declared != NodeDeclaration()
-        change = work.file.change(declared) if said else None
+        has_declaration = parts or declared != NodeDeclaration()
+        change = work.file.change(declared) if has_declaration else None
         rows = writer.write(args.config, files, change, edits)
         if losses:
-            raise _refusal(losses)
-        return Answer(("File", "State"), rows)
+            raise _build_loss_refusal(losses)
+        return CommandAnswer(("File", "State"), rows)
 
 
 @attrs.frozen
-class Offered:
+class NodeOffer:
     """What a node offers, and by which wishes."""
 
     spec: device_spec.DeviceSpec
@@ -121,52 +123,60 @@ class Offered:
     declaration: Declaration
     #: The same for nodes of other kinds.
     named: Declaration
-    withheld: node_file.Withheld
+    withheld: declaration_file.UnofferedDevices
 
 
 @attrs.frozen
-class Work:
+class NodeSetup:
     """What a node is, what it was told and what is declared for it; ``doctor`` looks, too."""
 
     args: argparse.Namespace
     node: Node
     #: Where the node's files are; None: it came from an XML.
     root: Path | None
-    told: node_config.Told
-    file: node_file.NodeFile
+    told: service_settings.ServiceSettings
+    file: declaration_file.NodeFile
     declared: NodeDeclaration
-    wishes: Wishes
+    wishes: NodeWishes
     #: Where the devices of the declaration's lists are.
-    left_out: node_wishes.Found
-    in_use: node_wishes.Found
-    whole: node_wishes.Found
-    identified: node_file.Identified
+    left_out: node_wishes.LocatedDevices
+    in_use: node_wishes.LocatedDevices
+    whole: node_wishes.LocatedDevices
+    identified: declaration_file.IdentifiedHardware
     #: Addresses that the file names by numbers which stand for serial numbers.
     stand_ins: tuple[str, ...] = ()
     #: The entries of others that are to be taken out.
-    taken: configure_entries.Taken = attrs.field(factory=configure_entries.Taken)
+    taken: foreign_entries.ReplacedEntries = attrs.field(factory=foreign_entries.ReplacedEntries)
 
     @classmethod
-    def read(cls, args: argparse.Namespace) -> Work:
+    def read(cls, args: argparse.Namespace) -> NodeSetup:
         """Read all of it, as the options say; raises what :attr:`Configure.errors` names."""
-        words = configure_options.wishes(args)
+        words = configure_options.wishes_of_options(args)
         parts = args.part or settings.PARTS
         root = args.root if args.xml is None else None
-        here = root is not None and root.resolve() == Path("/")
-        node = lstopo.read(args.xml) if root is None else sysfs.read(root)
-        identified = node_file.identify(root, node)
+        on_this_machine = root is not None and root.resolve() == Path("/")
+        node = lstopo.read_lstopo_file(args.xml) if root is None else sysfs.read_sysfs_node(root)
+        identified = declaration_file.identify_devices(root, node)
         if capture.HOST in identified.replaced:
             node = attrs.evolve(node, hostname=None)
-        told = node_config.told(
-            args.config, args.write, settings.PLACEMENT in parts, layout_files.merged(args, node)
+        told = service_settings.read_service_settings(
+            args.config,
+            args.write,
+            settings.PLACEMENT in parts,
+            layout_files.read_merged_parts(args, node),
         )
-        told = attrs.evolve(told, configured=configure_entries.translated(told.configured, node))
-        file = node_file.read(
-            args.declaration, here, args.write, layout_files.declaration(args, node)
+        told = attrs.evolve(
+            told, configured=foreign_entries.translate_configured_interfaces(told.configured, node)
+        )
+        file = declaration_file.read_node_file(
+            args.declaration,
+            on_this_machine,
+            args.write,
+            layout_files.declaration_name_of(args, node),
         )
         if set(_OF_THE_NODE) & set(parts) and not {"device_spec"} & {*args.replace}:
             _check_node(node)
-        configure_options.check(words, node)
+        configure_options.check_named_devices(words, node)
         hardware = dict(identified.hardware)
         words = attrs.evolve(
             words,
@@ -176,19 +186,21 @@ class Work:
         )
         before = file.declaration
         if before is None:
-            roles.strict(told.configured.device_role)
+            roles.parse_roles(told.configured.device_role)
             own = told.configured.device_role
-            before = NodeDeclaration(node_wishes.from_before(told.configured.held_back, own))
+            before = NodeDeclaration(
+                node_wishes.wishes_before_declarations(told.configured.held_back, own)
+            )
         before, stand_ins = node_wishes.without_stand_ins(before, str(file.path))
         node_wishes.check_replaced(before, identified.replaced, str(file.path))
         if args.add_device_role:
             words = attrs.evolve(
-                words, roles=configure_options.more_roles(args, before, node, told)
+                words, roles=configure_options.add_roles_to_current(args, before, node, told)
             )
-        declared = node_wishes.told(before, node.hostname, words, args.replace)
+        declared = node_wishes.apply_option_wishes(before, node.hostname, words, args.replace)
         if args.ask:
-            declared = configure_ask.ask(declared, node, root, told, hardware)
-        wishes = node_wishes.for_node(declared, node.hostname, str(file.path))
+            declared = questions.ask_open_wishes(declared, node, root, told, hardware)
+        wishes = node_wishes.wishes_for_node(declared, node.hostname, str(file.path))
         return cls(
             args=args,
             node=node,
@@ -197,51 +209,57 @@ class Work:
             file=file,
             declared=declared,
             wishes=wishes,
-            left_out=node_wishes.find(wishes.left_out, hardware, node),
-            in_use=node_wishes.find(wishes.offer_in_use, hardware, node),
-            whole=node_wishes.find(wishes.whole_pf, hardware, node),
+            left_out=node_wishes.locate_declared_devices(wishes.left_out, hardware, node),
+            in_use=node_wishes.locate_declared_devices(wishes.offer_in_use, hardware, node),
+            whole=node_wishes.locate_declared_devices(wishes.whole_pf, hardware, node),
             identified=identified,
             stand_ins=tuple(stand_ins),
-            taken=configure_entries.taken(args.replace, told.configured.other_device_spec),
+            taken=foreign_entries.find_replaced_entries(
+                args.replace, told.configured.other_device_spec
+            ),
         )
 
     def table(self) -> roles.Roles:
         """Which function plays which role here."""
         own = self.wishes.roles
-        entries = [json.dumps(dict(each)) for each in own or ()]
+        entries = [json.dumps(dict(entry)) for entry in own or ()]
         others = list(self.told.other_roles)
-        if entries and others and list(map(json.loads, entries)) != _objects(others):
+        if entries and others and list(map(json.loads, entries)) != _parse_role_entries(others):
             raise CommandError(
                 f"two declarations disagree: roles of {self.file.path or '--device-role'} and "
                 "[hpc]device_role of a configuration file of yours, of which Nova takes both: "
                 "remove one of them"
             )
-        return node_config.table(
+        return service_settings.role_table_of(
             entries or self.told.device_role, self.node, self.told.configured.device_spec
         )
 
     def before(self) -> Configured:
         """What is configured; what was held back is in the declaration now."""
-        found = self.told.configured
-        if self.file.declaration is None or settings.COMPUTE not in found.files:
-            return found
-        old = node_wishes.for_node(self.file.declaration, self.node.hostname, str(self.file.path))
+        configuration = self.told.configured
+        if self.file.declaration is None or settings.COMPUTE not in configuration.files:
+            return configuration
+        old = node_wishes.wishes_for_node(
+            self.file.declaration, self.node.hostname, str(self.file.path)
+        )
         hardware = self.identified.hardware
         held = HeldBack(
-            node_wishes.find(old.left_out, hardware, self.node).addresses,
-            node_wishes.find(old.whole_pf, hardware, self.node).addresses,
+            node_wishes.locate_declared_devices(old.left_out, hardware, self.node).addresses,
+            node_wishes.locate_declared_devices(old.whole_pf, hardware, self.node).addresses,
         )
-        return attrs.evolve(found, held_back=held)
+        return attrs.evolve(configuration, held_back=held)
 
-    def offer(self) -> Offered:
+    def offer(self) -> NodeOffer:
         """What the node offers, and by which wishes."""
         node, wishes, before = self.node, self.wishes, self.before()
         table = self.table()
-        sets = nvlink_sets.strict(wishes.nvlink_sets or self.told.nvlink_set)
+        sets = nvlink_sets.parse_nvlink_sets(wishes.nvlink_sets or self.told.nvlink_set)
         whole = frozenset(
-            each for each in self.whole.addresses if each == EVERY or node.function(each)
+            address
+            for address in self.whole.addresses
+            if address == EVERY or node.function(address)
         )
-        kept_back = node_file.withheld(
+        kept_back = declaration_file.find_withheld_devices(
             self.root,
             node,
             table,
@@ -250,71 +268,71 @@ class Work:
             whole,
             self.told.anyway,
         )
-        mine = node_wishes.to_declaration(
+        wish_declaration = node_wishes.to_declaration(
             wishes,
             left_out=self.left_out.addresses,
             whole=whole,
             sets=sets,
             withheld={
-                **configure_entries.on_their_driver(before.device_spec, node),
+                **foreign_entries.functions_on_vendor_driver(before.device_spec, node),
                 **kept_back.reasons,
             },
         )
-        identity = configured.forms(before, node, table, mine.identity)
+        identity = configured.identity_forms_of(before, node, table, wish_declaration.identity)
         # A name of the operator's own is an identity.
         identity |= {
-            role: mine.identity.get(role, Form.IDS)
-            for role in mine.resource_classes
+            role: wish_declaration.identity.get(role, Form.IDS)
+            for role in wish_declaration.resource_classes
             if role in identity
         }
         declaration = attrs.evolve(
-            mine,
-            identity={**identity, **mine.identity},
-            networks=configured.networks(before, node, table, mine.networks),
+            wish_declaration,
+            identity={**identity, **wish_declaration.identity},
+            networks=configured.networks_of_roles(before, node, table, wish_declaration.networks),
             kept=self.kept(table),
         )
         declaration.check(node, table)
         # The others are only named, so wishes about single devices are not theirs.
         named = Declaration(
-            resource_classes=mine.resource_classes,
+            resource_classes=wish_declaration.resource_classes,
             identity=declaration.identity,
-            networks=mine.networks,
-            traits=mine.traits,
-            switches=mine.switches,
+            networks=wish_declaration.networks,
+            traits=wish_declaration.traits,
+            switches=wish_declaration.switches,
         )
-        spec = device_spec.build(node, table, declaration)
+        spec = device_spec.build_device_spec(node, table, declaration)
         if spec.mixed:
             raise CommandError(
                 "Nova takes all virtual functions of an adapter for one kind of device, but there "
                 f"is {'; '.join(spec.mixed)}: change --device-role so that each adapter has one"
             )
-        return Offered(spec, table, declaration, named, kept_back)
+        return NodeOffer(spec, table, declaration, named, kept_back)
 
     def kept(self, table: roles.Roles) -> dict[str, dict[str, str | None]]:
         """Address -> what an entry of others says of a device, and ours goes on saying."""
         # A class that was named for the role counts; that it changes is a loss of its own.
         named = {
             role
-            for role, wish in node_wishes.names(self.wishes)
+            for role, wish in node_wishes.role_wishes_of(self.wishes)
             if wish.resource_class is not None or wish.identity == Form.CLASS.value
         }
-        found = replacement.kept_keys(
+        kept_keys = replacement.kept_keys(
             self.told.configured.device_spec, self.node, self.wishes.kept or {}
         )
-        for address, said in found.items():
+        for address, keys in kept_keys.items():
             function = self.node.function(address)
             if function is not None and table.role_of(function, self.node) in named:
-                said.pop("resource_class", None)
-        return found
+                keys.pop("resource_class", None)
+        return kept_keys
 
     def remembered(self, spec: device_spec.DeviceSpec) -> NodeDeclaration:
         """The declaration, with what entries that may be taken out have said."""
-        kept = configure_entries.to_remember(self.kept(self.table()), spec)
-        return node_wishes.keep(self.declared, self.node.hostname, kept)
+        kept = foreign_entries.keys_to_remember(self.kept(self.table()), spec)
+        return node_wishes.keep_foreign_entries(self.declared, self.node.hostname, kept)
 
-    def plan(self, spec: device_spec.DeviceSpec) -> replacement.Plan:
+    def plan(self, spec: device_spec.DeviceSpec) -> replacement.ReplacementPlan:
         """What becomes of the entries of others."""
-        return replacement.plan(
+        return replacement.plan_replacement(
             self.told.configured.other_device_spec,
             spec.lines(),
             self.node,
@@ -323,7 +341,7 @@ class Work:
             translate=self.args.layout != layouts.PLAIN,
         )
 
-    def edits(self, spec: device_spec.DeviceSpec) -> list[include_files.Change]:
+    def edits(self, spec: device_spec.DeviceSpec) -> list[include_files.FileChange]:
         """What changes in files of others; in a layout theirs are not what counts.
 
         :raises include_files.IncludeError: an entry is not found, or not once.
@@ -331,67 +349,80 @@ class Work:
         plan = self.plan(spec)
         if self.args.layout != layouts.PLAIN or not (plan.removed or plan.rewritten):
             return []
-        return spec_edit.changes(
-            node_config.others(self.args.config, self.args.write), plan.removed, plan.rewritten
+        return device_spec_edit.edit_device_spec(
+            service_settings.foreign_config_files(self.args.config, self.args.write),
+            plan.removed,
+            plan.rewritten,
         )
 
-    def render(self) -> tuple[device_spec.DeviceSpec, settings.Settings]:
+    def render(self) -> tuple[device_spec.DeviceSpec, settings.NovaSettings]:
         """What the node offers, and the texts of all files."""
         args, node, wishes = self.args, self.node, self.wishes
         offered = self.offer()
         spec, table = offered.spec, offered.roles
-        result = settings.render(
+        result = settings.render_settings(
             node,
             spec,
-            settings.Options(
+            settings.SettingsOptions(
                 hosts=(wishes.limits.hosts if wishes.limits else None) or 1,
                 housekeeping_cores=wishes.cpus.housekeeping_cores if wishes.cpus else None,
-                filters=configure_options.filters(args.enabled_filters),
+                filters=configure_options.split_filter_names(args.enabled_filters),
                 product_names=wishes.alias_names == "product",
-                device_role=[json.dumps(dict(each)) for each in wishes.roles or ()],
+                device_role=[json.dumps(dict(entry)) for entry in wishes.roles or ()],
                 keep=frozenset(args.keep),
                 replace=frozenset(args.replace),
                 declaration=offered.declaration,
             ),
-            others=[device_spec.build(_read(path), table, offered.named) for path in args.also],
+            others=[
+                device_spec.build_device_spec(_read_captured_node(path), table, offered.named)
+                for path in args.also
+            ],
             before=self.before(),
         )
         if settings.COMPUTE in (args.part or settings.PARTS):
-            more = configure_entries.losses(self.plan(spec), spec, node)
-            mine = [*result.losses[settings.COMPUTE], *more]
-            result = attrs.evolve(result, losses={**result.losses, settings.COMPUTE: mine})
+            more = foreign_entries.find_entry_losses(self.plan(spec), spec, node)
+            compute_losses = [*result.losses[settings.COMPUTE], *more]
+            result = attrs.evolve(
+                result, losses={**result.losses, settings.COMPUTE: compute_losses}
+            )
         stays = [
             f"The role {old} stays: a node that is configured now has {new} for these devices."
             for new, old in sorted(table.kept.items())
         ]
-        ready = readiness.look(node, spec, table, wishes) if self.root is not None else []
+        ready = (
+            readiness.check_readiness(node, spec, table, wishes) if self.root is not None else []
+        )
         if self.root is not None:
             own = bool(self.told.other_roles)
-            ready += overlooked.look(node, table, readiness.offered(node, spec), own)
-        said = [f"{each.seen} {each.cure}" for each in ready]
-        said += self._stock(spec)
-        remarks = (*result.remarks, *stays, *offered.withheld.notes, *said, *self.taken.notes)
+            ready += overlooked.find_overlooked_devices(
+                node, table, readiness.offered_functions_of(node, spec), own
+            )
+        notes = [f"{finding.seen} {finding.cure}" for finding in ready]
+        notes += self._stock(spec)
+        remarks = (*result.remarks, *stays, *offered.withheld.notes, *notes, *self.taken.notes)
         return spec, attrs.evolve(result, remarks=remarks)
 
     def _stock(self, spec: device_spec.DeviceSpec) -> list[str]:
         """What entries of stock Nova mean for this node and for others."""
         before, table = self.before(), self.table()
         offered = {offer.tags.role for offer in spec.offers}
-        chosen = {role for role, wish in node_wishes.names(self.wishes) if wish.identity}
+        chosen = {role for role, wish in node_wishes.role_wishes_of(self.wishes) if wish.identity}
         lines = [
             f"The role {role} goes by vendor and product here, because an entry of yours offers "
             f"one of its devices: give the nodes of all kinds --role-identity {role}=ids, or the "
             "alias means other devices there."
-            for role in configured.by_ids(before, self.node, table)
+            for role in configured.roles_told_by_ids(before, self.node, table)
             if role in offered and role not in chosen
         ]
         return [
             *lines,
-            *configure_entries.say_hidden(self.plan(spec).others, spec.lines(), self.node),
+            *foreign_entries.describe_hidden_entries(
+                self.plan(spec).others, spec.lines(), self.node
+            ),
         ]
 
     def files(
-        self, parts: Sequence[str], spec: device_spec.DeviceSpec, result: settings.Settings
+        self, parts: Sequence[str], spec: device_spec.DeviceSpec, result: settings.NovaSettings
     ) -> dict[str, str]:
         """Name -> text of each file, in the layout that is asked for."""
         if self.args.layout == layouts.PLAIN:
@@ -401,7 +432,7 @@ class Work:
             **self.told.others,
             "pci": {**self.told.others["pci"], "device_spec": plan.others},
         }
-        return layout_files.files(self.args, self.node, parts, result, others)
+        return layout_files.render_layout_files(self.args, self.node, parts, result, others)
 
     def parts(self, spec: device_spec.DeviceSpec) -> list[str]:
         """What is printed or written: of a node without devices only what it has, or is named."""
@@ -416,7 +447,7 @@ class Work:
             needless |= {*settings.PARTS}
         return [part for part in wanted if part in there or part not in needless]
 
-    def tell(self, spec: device_spec.DeviceSpec, result: settings.Settings | None) -> None:
+    def tell(self, spec: device_spec.DeviceSpec, result: settings.NovaSettings | None) -> None:
         """Say on standard error what the files do not show."""
         wanted = self.args.part or settings.PARTS
         if result is not None and settings.CONTROLLER in wanted:
@@ -428,10 +459,12 @@ class Work:
         lines += [
             f"Not offered: {item.address} ({item.role}): {item.reason}" for item in spec.omitted
         ]
-        for found in (self.left_out, self.in_use, self.whole):
-            lines += found.notes
+        for device_list in (self.left_out, self.in_use, self.whole):
+            lines += device_list.notes
         replaced = self.identified.replaced
-        lines += node_wishes.unnamed(self.wishes, self.node, self.stand_ins, replaced)
+        lines += node_wishes.devices_named_by_place(
+            self.wishes, self.node, self.stand_ins, replaced
+        )
         if result is not None:
             lines += result.remarks
         if not spec.offers and settings.COMPUTE not in self.told.configured.files:
@@ -463,19 +496,19 @@ def _check_node(node: Node) -> None:
     )
 
 
-def _refusal(losses: Sequence[Loss]) -> CommandError:
+def _build_loss_refusal(losses: Sequence[Loss]) -> CommandError:
     """What would be lost, one line each, and how it is kept or given up."""
     return CommandError("\n".join(loss.refusal for loss in losses))
 
 
-def _objects(texts: Sequence[str]) -> list[object]:
-    return [spec_entries.read(text) for text in texts]
+def _parse_role_entries(texts: Sequence[str]) -> list[object]:
+    return [spec_entries.read_spec_entry(text) for text in texts]
 
 
-def _show(files: Mapping[str, str]) -> None:
+def _print_include_files(files: Mapping[str, str]) -> None:
     for number, (name, text) in enumerate(files.items()):
         print(f"{'' if number == 0 else chr(10)}### {name}\n{text}", end="")
 
 
-def _read(path: Path) -> Node:
-    return sysfs.read(path) if path.is_dir() else lstopo.read(path)
+def _read_captured_node(path: Path) -> Node:
+    return sysfs.read_sysfs_node(path) if path.is_dir() else lstopo.read_lstopo_file(path)

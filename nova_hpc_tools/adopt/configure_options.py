@@ -18,14 +18,13 @@ from nova_hpc.wire.node_declaration import (
     ALIAS_NAMES,
     EVERY,
     Cpus,
-    Device,
-    Limits,
+    DeclaredDevice,
+    DeclaredLimits,
     NodeDeclaration,
+    NodeWishes,
     RoleWish,
-    Wishes,
 )
-from nova_hpc_tools.adopt import declaration, layouts, node_wishes, settings
-from nova_hpc_tools.adopt import service_settings as node_config
+from nova_hpc_tools.adopt import declaration, layouts, node_wishes, service_settings, settings
 from nova_hpc_tools.adopt.identity import Form
 from nova_hpc_tools.base import CommandError, Count
 
@@ -33,15 +32,15 @@ _PAGES: Final = re.compile(r"[1-9][0-9]{0,5}[KMG]", re.ASCII)
 _MOST: Final = 1_000_000
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add_configure_options(parser: argparse.ArgumentParser) -> None:
     """Declare them."""
-    _source(parser.add_argument_group("where the inventory comes from"))
-    _offer(parser.add_argument_group("what is offered to servers"))
-    _cloud(parser.add_argument_group("the node and its cloud"))
-    _output(parser.add_argument_group("what is written"))
+    _add_source_options(parser.add_argument_group("where the inventory comes from"))
+    _add_offer_options(parser.add_argument_group("what is offered to servers"))
+    _add_cloud_options(parser.add_argument_group("the node and its cloud"))
+    _add_output_options(parser.add_argument_group("what is written"))
 
 
-def add_place(parser: argparse.ArgumentParser) -> None:
+def add_node_options(parser: argparse.ArgumentParser) -> None:
     """Declare where the node and its declaration are, of a command that only looks."""
     parser.add_argument(
         "--root",
@@ -58,30 +57,30 @@ def add_place(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def as_configure(args: argparse.Namespace, parts: Iterable[str]) -> argparse.Namespace:
+def parse_as_configure(args: argparse.Namespace, parts: Iterable[str]) -> argparse.Namespace:
     """As ``configure`` would be called there: what it would offer is what is expected."""
     parser = argparse.ArgumentParser()
-    add(parser)
+    add_configure_options(parser)
     words = ["--root", str(args.root)]
     if args.declaration is not None:
         words += ["--declaration", str(args.declaration)]
     for part in parts:
         words += ["--part", part]
-    found = parser.parse_args(words)
-    found.config = args.config
-    return found
+    parsed_args = parser.parse_args(words)
+    parsed_args.config = args.config
+    return parsed_args
 
 
-def _source(source: Any) -> None:
-    one = source.add_mutually_exclusive_group()
-    one.add_argument(
+def _add_source_options(source: Any) -> None:
+    inventory_group = source.add_mutually_exclusive_group()
+    inventory_group.add_argument(
         "--root",
         type=Path,
         default=Path("/"),
         metavar="DIR",
         help="directory that holds sys and proc of the node (default: /)",
     )
-    one.add_argument(
+    inventory_group.add_argument(
         "--xml",
         type=Path,
         metavar="FILE",
@@ -112,8 +111,8 @@ def _source(source: Any) -> None:
     )
 
 
-def _offer(offer: Any) -> None:
-    node_config.add_options(offer, "Nova's services: what it says is added to")
+def _add_offer_options(offer: Any) -> None:
+    service_settings.add_config_options(offer, "Nova's services: what it says is added to")
     for name, metavar, what in _REPEATED:
         offer.add_argument(
             name, action="append", default=[], metavar=metavar, help=f"{what}; may be repeated"
@@ -199,7 +198,7 @@ _REPEATED: Final = (
 )
 
 
-def _cloud(cloud: Any) -> None:
+def _add_cloud_options(cloud: Any) -> None:
     cloud.add_argument(
         "--housekeeping-cores",
         type=Count(0),
@@ -239,7 +238,7 @@ def _cloud(cloud: Any) -> None:
     )
 
 
-def _output(output: Any) -> None:
+def _add_output_options(output: Any) -> None:
     output.add_argument(
         "--part",
         choices=settings.PARTS,
@@ -293,33 +292,36 @@ def _output(output: Any) -> None:
 # --- what they say ---------------------------------------------------------------
 
 
-def wishes(args: argparse.Namespace) -> Wishes:
+def wishes_of_options(args: argparse.Namespace) -> NodeWishes:
     """What the options of one run say, and nothing else.
 
     :raises CommandError: a value makes no sense.
     :raises roles.RoleError: a bad role.
     :raises declaration.DeclarationError: a name that Nova does not take.
     """
-    roles.strict(args.device_role)
-    roles.strict(args.add_device_role)
-    return Wishes(
+    roles.parse_roles(args.device_role)
+    roles.parse_roles(args.add_device_role)
+    return NodeWishes(
         roles=tuple(json.loads(text) for text in args.device_role) or None,
-        role_options=_role_options(args) or None,
-        left_out=_devices("--leave-out", args.leave_out),
-        offer_in_use=_devices("--offer-in-use", args.offer_in_use),
-        whole_pf=_devices("--whole-pf", args.whole_pf),
+        role_options=_collect_role_wishes(args) or None,
+        left_out=_parse_devices("--leave-out", args.leave_out),
+        offer_in_use=_parse_devices("--offer-in-use", args.offer_in_use),
+        whole_pf=_parse_devices("--whole-pf", args.whole_pf),
         offer_switches=True if args.offer_switches else None,
         nvlink_sets=tuple(args.nvlink_set) or None,
         alias_names=args.alias_names,
         cpus=None if args.housekeeping_cores is None else Cpus(args.housekeeping_cores),
-        hugepages=_pages(args.hugepages),
-        vfs=_counts("--vfs", args.vfs) or None,
-        limits=None if args.hosts is None else Limits(args.hosts),
+        hugepages=_parse_hugepages(args.hugepages),
+        vfs=_parse_counts("--vfs", args.vfs) or None,
+        limits=None if args.hosts is None else DeclaredLimits(args.hosts),
     )
 
 
-def more_roles(
-    args: argparse.Namespace, before: NodeDeclaration, node: Node, told: node_config.Told
+def add_roles_to_current(
+    args: argparse.Namespace,
+    before: NodeDeclaration,
+    node: Node,
+    told: service_settings.ServiceSettings,
 ) -> tuple[Mapping[str, str], ...]:
     """The roles that count now, and those of --add-device-role after them.
 
@@ -331,34 +333,40 @@ def more_roles(
             "--add-device-role: [hpc]device_role is set in a configuration file of yours, of which "
             "Nova takes all: add the line there"
         )
-    now = node_wishes.for_node(before, node.hostname, "the declaration").roles
+    current_roles = node_wishes.wishes_for_node(before, node.hostname, "the declaration").roles
     if args.device_role:
-        now = tuple(json.loads(text) for text in args.device_role)
-    if now is None:
+        current_roles = tuple(json.loads(text) for text in args.device_role)
+    if current_roles is None:
         # The names that devices of this node have kept from an earlier release stay theirs.
-        kept = node_config.table(told.device_role, node, told.configured.device_spec).kept
+        kept = service_settings.role_table_of(
+            told.device_role, node, told.configured.device_spec
+        ).kept
         entries = [json.loads(text) for text in told.device_role]
-        now = tuple({**each, "role": kept.get(each["role"], each["role"])} for each in entries)
+        current_roles = tuple(
+            {**entry, "role": kept.get(entry["role"], entry["role"])} for entry in entries
+        )
     more = [json.loads(text) for text in args.add_device_role]
-    return (*now, *(each for each in more if each not in now))
+    return (*current_roles, *(entry for entry in more if entry not in current_roles))
 
 
-def check(found: Wishes, node: Node) -> None:
+def check_named_devices(wishes: NodeWishes, node: Node) -> None:
     """See whether the devices that options name are there.
 
     :raises CommandError: one is not.
     """
     for what, devices in (
-        ("left out", found.left_out),
-        ("offered", found.offer_in_use),
-        ("given whole", found.whole_pf),
+        ("left out", wishes.left_out),
+        ("offered", wishes.offer_in_use),
+        ("given whole", wishes.whole_pf),
     ):
-        for each in devices or ():
-            if each.address != EVERY and node.function(each.address or "") is None:
-                raise CommandError(f"{each.address}, which is {what}, is no function of this node")
+        for device in devices or ():
+            if device.address != EVERY and node.function(device.address or "") is None:
+                raise CommandError(
+                    f"{device.address}, which is {what}, is no function of this node"
+                )
 
 
-def filters(text: str | None) -> Sequence[str] | None:
+def split_filter_names(text: str | None) -> Sequence[str] | None:
     """Names of --enabled-filters; None without it."""
     if text is None:
         return None
@@ -368,38 +376,38 @@ def filters(text: str | None) -> Sequence[str] | None:
     return names
 
 
-def _role_options(args: argparse.Namespace) -> dict[str, RoleWish]:
-    found: dict[str, RoleWish] = {}
+def _collect_role_wishes(args: argparse.Namespace) -> dict[str, RoleWish]:
+    role_wishes: dict[str, RoleWish] = {}
 
     def say(role: str, **words: Any) -> None:
-        found[role] = attrs.evolve(found.get(role, RoleWish()), **words)
+        role_wishes[role] = attrs.evolve(role_wishes.get(role, RoleWish()), **words)
 
-    for role, name in _resource_classes(args.resource_class).items():
+    for role, name in _parse_resource_classes(args.resource_class).items():
         say(role, resource_class=name)
-    for role, form in _forms(args.role_identity).items():
+    for role, form in _parse_identity_forms(args.role_identity).items():
         say(role, identity=form.value)
-    for role, name in _networks(args.physical_network).items():
+    for role, name in _parse_physical_networks(args.physical_network).items():
         say(role, physical_network=name)
-    for role, names in _traits(args.trait).items():
+    for role, names in _parse_traits(args.trait).items():
         say(role, traits=tuple(sorted(names)))
     for role in args.one_time_use:
         say(role, one_time_use=True)
-    return found
+    return role_wishes
 
 
-def _devices(option: str, values: Iterable[str]) -> tuple[Device, ...] | None:
+def _parse_devices(option: str, values: Iterable[str]) -> tuple[DeclaredDevice, ...] | None:
     """Addresses, normalised; or ``all``, of --whole-pf."""
-    found = []
+    devices = []
     for value in values:
         try:
             whole = option == "--whole-pf" and value == EVERY
-            found.append(Device(value if whole else normalise_address(value)))
+            devices.append(DeclaredDevice(value if whole else normalise_address(value)))
         except AddressError as error:
             raise CommandError(f"{option}: {error}") from error
-    return tuple(found) or None
+    return tuple(devices) or None
 
 
-def _pairs(
+def _split_pairs(
     option: str, values: Iterable[str], form: str = "ROLE=NAME"
 ) -> Iterable[tuple[str, str]]:
     for value in values:
@@ -409,60 +417,64 @@ def _pairs(
         yield role, name
 
 
-def _counts(option: str, values: Iterable[str], form: str = "ROLE=N") -> dict[str, int]:
-    found = {}
-    for name, text in _pairs(option, values, form):
+def _parse_counts(option: str, values: Iterable[str], form: str = "ROLE=N") -> dict[str, int]:
+    counts = {}
+    for name, text in _split_pairs(option, values, form):
         if not text.isascii() or not text.isdigit() or int(text) > _MOST:
             raise CommandError(f"{option}: {text!r} is no number from 0 to {_MOST}")
-        found[name] = int(text)
-    return found
+        counts[name] = int(text)
+    return counts
 
 
-def _pages(values: Iterable[str]) -> Mapping[str, int] | None:
-    found = _counts("--hugepages", values, "SIZE=N")
-    for size in found:
+def _parse_hugepages(values: Iterable[str]) -> Mapping[str, int] | None:
+    counts = _parse_counts("--hugepages", values, "SIZE=N")
+    for size in counts:
         if not _PAGES.fullmatch(size):
             raise CommandError(f"--hugepages: {size!r} is no size of pages like 2M or 1G")
-    return found or None
+    return counts or None
 
 
-def _resource_classes(values: Sequence[str]) -> dict[str, str]:
+def _parse_resource_classes(values: Sequence[str]) -> dict[str, str]:
     """Role -> resource class, of --resource-class."""
-    found: dict[str, str] = {}
-    for role, name in _pairs("--resource-class", values):
-        if found.setdefault(role, declaration.check_resource_class(name)) != name:
-            raise CommandError(f"--resource-class: role {role!r} has two: {found[role]} and {name}")
-    return found
+    classes: dict[str, str] = {}
+    for role, name in _split_pairs("--resource-class", values):
+        if classes.setdefault(role, declaration.check_resource_class(name)) != name:
+            raise CommandError(
+                f"--resource-class: role {role!r} has two: {classes[role]} and {name}"
+            )
+    return classes
 
 
-def _forms(values: Sequence[str]) -> dict[str, Form]:
+def _parse_identity_forms(values: Sequence[str]) -> dict[str, Form]:
     """Role -> form, of --role-identity."""
-    found: dict[str, Form] = {}
-    for role, name in _pairs("--role-identity", values, "ROLE=FORM"):
+    forms: dict[str, Form] = {}
+    for role, name in _split_pairs("--role-identity", values, "ROLE=FORM"):
         if name not in {form.value for form in Form}:
             words = ", ".join(form.value for form in Form)
             raise CommandError(f"--role-identity: {name!r} is none of {words}")
-        if found.setdefault(role, Form(name)) is not Form(name):
+        if forms.setdefault(role, Form(name)) is not Form(name):
             raise CommandError(f"--role-identity: role {role!r} has two")
-    return found
+    return forms
 
 
-def _networks(values: Sequence[str]) -> dict[str, str]:
+def _parse_physical_networks(values: Sequence[str]) -> dict[str, str]:
     """Role -> physical network, of --physical-network."""
-    found: dict[str, str] = {}
-    for role, name in _pairs("--physical-network", values):
+    networks: dict[str, str] = {}
+    for role, name in _split_pairs("--physical-network", values):
         try:
             declaration.check_network(name)
         except declaration.DeclarationError as error:
             raise CommandError(f"--physical-network: {error}") from error
-        if found.setdefault(role, name) != name:
-            raise CommandError(f"--physical-network: role {role!r} has two: {found[role]}, {name}")
-    return found
+        if networks.setdefault(role, name) != name:
+            raise CommandError(
+                f"--physical-network: role {role!r} has two: {networks[role]}, {name}"
+            )
+    return networks
 
 
-def _traits(values: Sequence[str]) -> dict[str, frozenset[str]]:
+def _parse_traits(values: Sequence[str]) -> dict[str, frozenset[str]]:
     """Role -> traits, of --trait."""
-    found: dict[str, frozenset[str]] = {}
-    for role, name in _pairs("--trait", values):
-        found[role] = found.get(role, frozenset()) | {declaration.check_trait(name)}
-    return found
+    traits: dict[str, frozenset[str]] = {}
+    for role, name in _split_pairs("--trait", values):
+        traits[role] = traits.get(role, frozenset()) | {declaration.check_trait(name)}
+    return traits

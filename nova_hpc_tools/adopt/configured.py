@@ -17,12 +17,12 @@ from typing import Any, Final
 import attrs
 
 from nova_hpc.topology import cpuset
-from nova_hpc.topology.model import Function, Node, address_key
+from nova_hpc.topology.model import Node, PciFunction, address_key
 from nova_hpc.topology.roles import Roles
 from nova_hpc.wire import tags
 from nova_hpc_tools.adopt import identity, nova_rules, replacement, spec_entries
 from nova_hpc_tools.adopt.declaration import EVERY, TUNNELS
-from nova_hpc_tools.adopt.device_spec import DeviceSpec, Offer
+from nova_hpc_tools.adopt.device_spec import DeviceOffer, DeviceSpec
 from nova_hpc_tools.adopt.identity import Form
 
 #: Began a line of the node's file, before there was a declaration, that said what the
@@ -77,10 +77,10 @@ class HeldBack:
         """What a file says; None: it is of a release that did not write it down."""
         for line in text.splitlines():
             if line.startswith(_RECORD):
-                pair = spec_entries.read(line.removeprefix(_RECORD))
+                pair = spec_entries.read_spec_entry(line.removeprefix(_RECORD))
                 lists = [pair.get(name) for name in ("leave_out", "whole_pf")]
-                if all(isinstance(one, list) for one in lists):
-                    return cls(*(frozenset(map(str, one or ())) for one in lists))
+                if all(isinstance(values, list) for values in lists):
+                    return cls(*(frozenset(map(str, values or ())) for values in lists))
         return None
 
 
@@ -116,13 +116,13 @@ class Configured:
 # --- lists: what is there, then what is new ------------------------------------
 
 
-def dropped(option: str, before: Iterable[str] | None, after: Sequence[str]) -> list[Loss]:
+def losses_of_list(option: str, before: Iterable[str] | None, after: Sequence[str]) -> list[Loss]:
     """What a list has now and would not have any more."""
     gone = [name for name in before or () if name not in after]
     return [Loss(option, name, f"{option} would lose {name}") for name in gone]
 
 
-def aliases(
+def merge_aliases(
     configured: Configured, wanted: Sequence[Mapping[str, str]], again: bool = False
 ) -> tuple[list[str], list[Loss]]:
     """The values of ``[pci]alias`` to write: those of before, then the new ones.
@@ -134,20 +134,23 @@ def aliases(
     twice (nova/pci/request.py, _validate_multispec).
     """
     theirs = {
-        str(alias.get("name")): alias for alias in map(spec_entries.read, configured.other_aliases)
+        str(alias.get("name")): alias
+        for alias in map(spec_entries.read_spec_entry, configured.other_aliases)
     }
     kept = {
-        str(alias["name"]): alias for alias in map(spec_entries.read, configured.aliases) if alias
+        str(alias["name"]): alias
+        for alias in map(spec_entries.read_spec_entry, configured.aliases)
+        if alias
     }
     losses = []
     lines = {name: alias for name, alias in kept.items() if name not in theirs}
-    asked = [_devices(alias) for alias in kept.values()]
+    asked = [_devices_of_alias(alias) for alias in kept.values()]
     for alias in wanted:
         name = alias["name"]
-        if again and name not in kept and name not in theirs and _devices(alias) in asked:
+        if again and name not in kept and name not in theirs and _devices_of_alias(alias) in asked:
             continue  # a run that knew of other nodes has given them another name
         before = theirs.get(name, kept.get(name))
-        if before is not None and _devices(before) != _devices(alias):
+        if before is not None and _devices_of_alias(before) != _devices_of_alias(alias):
             text = f"alias {name} is {json.dumps(before)} and would be {json.dumps(dict(alias))}"
             if name in theirs:
                 text += "; it is in a file of yours, where it has to be removed first"
@@ -158,7 +161,7 @@ def aliases(
     return [json.dumps(dict(alias)) for alias in lines.values()], losses
 
 
-def _devices(alias: Mapping[str, Any]) -> dict[str, str]:
+def _devices_of_alias(alias: Mapping[str, Any]) -> dict[str, str]:
     """What an alias asks for."""
     return {
         key: str(value).lower() for key, value in alias.items() if key not in {"name", *_NO_DEVICES}
@@ -176,7 +179,7 @@ def not_lowered(configured: Configured, option: str, limit: int) -> int:
     return before if before < 0 else max(before, limit)
 
 
-def other_driver(configured: Configured, driver: str) -> list[Loss]:
+def driver_losses(configured: Configured, driver: str) -> list[Loss]:
     """Whether a driver of somebody else's would be replaced."""
     before = configured.driver
     if before in (None, "", STOCK_DRIVER, driver):
@@ -203,7 +206,7 @@ def parse_cpus(text: str) -> frozenset[int] | None:
 # --- devices -------------------------------------------------------------------
 
 
-def devices(
+def device_losses(
     configured: Configured, node: Node, spec: DeviceSpec, told: Collection[str] = ()
 ) -> list[Loss]:
     """Devices that would be given although they were held back, or on other terms, or no more.
@@ -211,24 +214,26 @@ def devices(
     :param told: addresses that the operator has named as left out.
     """
     return [
-        *_taken(configured, spec, told),
+        *_no_longer_offered(configured, spec, told),
         *_given_now(configured, node, spec),
-        *_wishes(configured, node, spec),
+        *_lost_wishes(configured, node, spec),
     ]
 
 
-def _taken(configured: Configured, spec: DeviceSpec, told: Collection[str]) -> Iterator[Loss]:
+def _no_longer_offered(
+    configured: Configured, spec: DeviceSpec, told: Collection[str]
+) -> Iterator[Loss]:
     """What the node's own file offers, and would offer no more."""
-    now = {each for offer in spec.offers for each in (offer.provider, *offer.functions)}
-    why = {item.address: item.reason for item in spec.omitted}
+    offered = {address for offer in spec.offers for address in (offer.provider, *offer.functions)}
+    reasons = {item.address: item.reason for item in spec.omitted}
     seen = set()
-    for entry in map(spec_entries.read, configured.own_device_spec):
-        for address in spec_entries.addresses_of(entry):
-            if address in now or address in told or address in seen:
+    for entry in map(spec_entries.read_spec_entry, configured.own_device_spec):
+        for address in spec_entries.addresses_of_entry(entry):
+            if address in offered or address in told or address in seen:
                 continue
             seen.add(address)
             role = entry.get(tags.ROLE)
-            reason = why.get(address) or _why_family(spec, address) or "it is not there now"
+            reason = reasons.get(address) or _why_family(spec, address) or "it is not there now"
             yield Loss(
                 "device_spec",
                 address,
@@ -238,18 +243,20 @@ def _taken(configured: Configured, spec: DeviceSpec, told: Collection[str]) -> I
 
 def _why_family(spec: DeviceSpec, provider: str) -> str | None:
     """Why the virtual functions of *provider* are not offered, where that is known."""
-    return next((one.reason for one in spec.omitted if one.parent == provider), None)
+    return next((omission.reason for omission in spec.omitted if omission.parent == provider), None)
 
 
 def _given_now(configured: Configured, node: Node, spec: DeviceSpec) -> Iterator[Loss]:
     held = configured.held_back
-    entries = [spec_entries.read(text) for text in configured.device_spec]
+    entries = [spec_entries.read_spec_entry(text) for text in configured.device_spec]
     for offer in spec.offers:
-        functions = [found for each in offer.functions if (found := node.function(each))]
+        functions = [
+            function for address in offer.functions if (function := node.function(address))
+        ]
         if held is not None:
-            yield from _held(held, offer, functions)
+            yield from _losses_of_held_back(held, offer, functions)
         elif entries and not all(
-            any(spec_entries.matches(entry, function) for entry in entries)
+            any(spec_entries.entry_matches(entry, function) for entry in entries)
             for function in functions
         ):
             # Nobody wrote down why: it may be new, or have been left out.
@@ -260,8 +267,10 @@ def _given_now(configured: Configured, node: Node, spec: DeviceSpec) -> Iterator
             )
 
 
-def _held(held: HeldBack, offer: Offer, functions: Sequence[Function]) -> Iterator[Loss]:
-    near = {each for function in functions for each in (function.address, offer.provider)}
+def _losses_of_held_back(
+    held: HeldBack, offer: DeviceOffer, functions: Sequence[PciFunction]
+) -> Iterator[Loss]:
+    near = {address for function in functions for address in (function.address, offer.provider)}
     for address in sorted(near & held.left_out, key=address_key):
         yield Loss("device_spec", address, f"{address} was left out and would be offered")
     shared = [function for function in functions if function.physical_function is not None]
@@ -273,14 +282,19 @@ def _held(held: HeldBack, offer: Offer, functions: Sequence[Function]) -> Iterat
         )
 
 
-def _wishes(configured: Configured, node: Node, spec: DeviceSpec) -> Iterator[Loss]:
+def _lost_wishes(configured: Configured, node: Node, spec: DeviceSpec) -> Iterator[Loss]:
     """What the operator wished for a device and would not get any more."""
-    before = {_key(entry): entry for entry in map(spec_entries.read, configured.device_spec)}
+    before = {
+        _entry_key_of(entry): entry
+        for entry in map(spec_entries.read_spec_entry, configured.device_spec)
+    }
     for offer in spec.offers:
-        functions = [found for each in offer.functions if (found := node.function(each))]
+        functions = [
+            function for address in offer.functions if (function := node.function(address))
+        ]
         yield from _class_changed(configured, offer, functions)
         for entry in offer.entries:
-            old = before.get(_key(entry), {})
+            old = before.get(_entry_key_of(entry), {})
             lost = identity.traits_as_nova_has_them(
                 old.get("traits")
             ) - identity.traits_as_nova_has_them(entry.get("traits"))
@@ -288,69 +302,77 @@ def _wishes(configured: Configured, node: Node, spec: DeviceSpec) -> Iterator[Lo
                 names = ",".join(sorted(lost))
                 text = f"{offer.provider}: traits is {names} and would be lost"
                 yield Loss("device_spec", offer.provider, text)
-            wishes = {key for key in spec_entries.kept(old) if key not in _JUDGED}
+            wishes = {key for key in spec_entries.carried_keys_of(old) if key not in _JUDGED}
             for name in sorted(wishes | ({tags.NVLINK} & set(old))):
                 if replacement.as_tag(old[name]) != entry.get(name, _NOTHING):
-                    was = replacement.shown(old[name])
+                    old_text = replacement.format_value(old[name])
                     after = "would be lost"
                     if name in entry:
-                        after = f"would be {replacement.shown(entry[name])}"
-                    text = f"{offer.provider}: {name} is {was} and {after}"
+                        after = f"would be {replacement.format_value(entry[name])}"
+                    text = f"{offer.provider}: {name} is {old_text} and {after}"
                     yield Loss("device_spec", offer.provider, text)
 
 
 def _class_changed(
-    configured: Configured, offer: Offer, functions: Sequence[Function]
+    configured: Configured, offer: DeviceOffer, functions: Sequence[PciFunction]
 ) -> Iterator[Loss]:
     """A provider that would change its resource class, which it cannot while it is in use."""
-    now = offer.tags.resource_class
-    for entry in spec_entries.of_functions(configured.device_spec, functions):
+    new_class = offer.tags.resource_class
+    for entry in spec_entries.entries_of_functions(configured.device_spec, functions):
         if spec_entries.NETWORK in entry or offer.network is not None:
             continue  # not in Placement
-        was = entry.get("resource_class")
-        mine = identity.product_class(offer.vendor_id, offer.product_id)
-        if identity.class_as_nova_has_it(was or mine) == (now or mine):
+        old_class = entry.get("resource_class")
+        default_class = identity.product_class(offer.vendor_id, offer.product_id)
+        if identity.class_as_nova_has_it(old_class or default_class) == (
+            new_class or default_class
+        ):
             continue
-        after = "would be lost" if now is None else f"would be {now}"
+        after = "would be lost" if new_class is None else f"would be {new_class}"
         yield Loss(
             "device_spec",
             offer.provider,
-            f"{offer.provider}: resource_class is {was or mine} and {after}; as long as a server "
+            f"{offer.provider}: resource_class is {old_class or default_class} and "
+            f"{after}; as long as a server "
             "has one of its devices, nova-compute does not start with that (InventoryInUse), and "
             f"--role-identity {offer.tags.role}=trait does without",
         )
         return
 
 
-def by_ids(configured: Configured, node: Node, roles: Roles) -> list[str]:
+def roles_told_by_ids(configured: Configured, node: Node, roles: Roles) -> list[str]:
     """Roles that go by vendor and product because entries that are not ours name a device."""
-    stock = [text for text in configured.device_spec if tags.ROLE not in spec_entries.read(text)]
+    stock = [
+        text
+        for text in configured.device_spec
+        if tags.ROLE not in spec_entries.read_spec_entry(text)
+    ]
     return [
         role
-        for role, functions in _by_role(node, roles).items()
+        for role, functions in _functions_by_role(node, roles).items()
         if any(
-            spec_entries.NETWORK not in each for each in spec_entries.of_functions(stock, functions)
+            spec_entries.NETWORK not in entry
+            for entry in spec_entries.entries_of_functions(stock, functions)
         )
     ]
 
 
-def networks(
+def networks_of_roles(
     configured: Configured, node: Node, roles: Roles, chosen: Mapping[str, str]
 ) -> dict[str, str]:
     """Role, or address of a function -> the physical network for whose ports it is.
 
     :param chosen: role -> network, as the operator has decided; others stay as they are.
     """
-    found = dict(chosen)
-    for role, functions in _by_role(node, roles).items():
+    known_networks = dict(chosen)
+    for role, functions in _functions_by_role(node, roles).items():
         for function in () if role in chosen else functions:
-            for entry in spec_entries.of_functions(configured.device_spec, [function]):
+            for entry in spec_entries.entries_of_functions(configured.device_spec, [function]):
                 if spec_entries.NETWORK in entry:
-                    found[function.address] = str(entry[spec_entries.NETWORK] or TUNNELS)
+                    known_networks[function.address] = str(entry[spec_entries.NETWORK] or TUNNELS)
                 elif nova_rules.is_true(entry.get("remote_managed")):
                     # Nova gives these to ports of its kind alone (pci/stats.py).
-                    found[function.address] = TUNNELS
-    return found
+                    known_networks[function.address] = TUNNELS
+    return known_networks
 
 
 def keep_names(roles: Roles, node: Node, device_spec: Iterable[str]) -> Roles:
@@ -363,25 +385,25 @@ def keep_names(roles: Roles, node: Node, device_spec: Iterable[str]) -> Roles:
     """
     lines = tuple(device_spec)
     kept = {}
-    for role, functions in _by_role(node, roles).items():
-        said = {entry.get(tags.ROLE) for entry in spec_entries.of_functions(lines, functions)} - {
-            None
-        }
-        if len(said) == 1 and not said & {role}:
-            kept[role] = str(said.pop())
+    for role, functions in _functions_by_role(node, roles).items():
+        written_roles = {
+            entry.get(tags.ROLE) for entry in spec_entries.entries_of_functions(lines, functions)
+        } - {None}
+        if len(written_roles) == 1 and not written_roles & {role}:
+            kept[role] = str(written_roles.pop())
     return attrs.evolve(roles, kept=kept) if kept else roles
 
 
-def _by_role(node: Node, roles: Roles) -> dict[str, list[Function]]:
-    found: dict[str, list[Function]] = {}
+def _functions_by_role(node: Node, roles: Roles) -> dict[str, list[PciFunction]]:
+    by_role: dict[str, list[PciFunction]] = {}
     for function in node.functions:
         role = roles.role_of(function, node)
         if role is not None:
-            found.setdefault(role, []).append(function)
-    return found
+            by_role.setdefault(role, []).append(function)
+    return by_role
 
 
-def forms(
+def identity_forms_of(
     configured: Configured, node: Node, roles: Roles, chosen: Mapping[str, Form]
 ) -> dict[str, Form]:
     """Role -> how its devices are told from others: as it is configured, else by class.
@@ -391,20 +413,22 @@ def forms(
 
     :param chosen: what the operator has decided.
     """
-    found: dict[str, Form] = {}
-    aliases = [*map(spec_entries.read, (*configured.aliases, *configured.other_aliases))]
-    by_role = _by_role(node, roles)
+    decided: dict[str, Form] = {}
+    aliases = [*map(spec_entries.read_spec_entry, (*configured.aliases, *configured.other_aliases))]
+    by_role = _functions_by_role(node, roles)
     for role in roles.names:
-        mine = spec_entries.of_functions(configured.device_spec, by_role.get(role, ()))
-        entries = [each for each in mine if spec_entries.NETWORK not in each]
+        role_entries = spec_entries.entries_of_functions(
+            configured.device_spec, by_role.get(role, ())
+        )
+        entries = [entry for entry in role_entries if spec_entries.NETWORK not in entry]
         called = re.compile(re.escape(role) + "(?:-[0-9a-f]{4}.*)?", re.ASCII)
-        named = [each for each in aliases if called.fullmatch(str(each.get("name", "")).strip())]
-        written = identity.oldest(identity.written_in(each, role) for each in entries)
-        asked = identity.oldest(identity.written_in(each, role) for each in named)
-        found[role] = chosen.get(role) or written or asked or Form.CLASS
-    return found
+        named = [alias for alias in aliases if called.fullmatch(str(alias.get("name", "")).strip())]
+        written = identity.oldest_form(identity.form_written_in(entry, role) for entry in entries)
+        asked = identity.oldest_form(identity.form_written_in(alias, role) for alias in named)
+        decided[role] = chosen.get(role) or written or asked or Form.CLASS
+    return decided
 
 
-def _key(entry: Mapping[str, Any]) -> str:
+def _entry_key_of(entry: Mapping[str, Any]) -> str:
     parts = [entry.get(name) for name in ("vendor_id", "product_id", "address")]
     return json.dumps(parts, sort_keys=True).lower()

@@ -11,7 +11,7 @@ import attrs
 
 from nova_hpc.tenancy.nvlink import nvlink_sets
 from nova_hpc.tenancy.nvlink.nvlink_sets import NvlinkSet
-from nova_hpc.topology.model import Function, Node
+from nova_hpc.topology.model import Node, PciFunction
 from nova_hpc.topology.roles import Roles
 from nova_hpc.wire import node_declaration
 from nova_hpc_tools.adopt import identity
@@ -105,22 +105,22 @@ class Declaration:
 
     def class_of(self, role: str) -> str | None:
         """The resource class of a role's devices; None: Nova's own, made of the ids."""
-        mine = self.resource_classes.get(role)
-        return mine or identity.resource_class(self.identity.get(role, Form.IDS), role)
+        own_class = self.resource_classes.get(role)
+        return own_class or identity.resource_class(self.identity.get(role, Form.IDS), role)
 
     def own_traits(self, role: str, vendor_id: str, product_id: str) -> frozenset[str]:
         """The traits by which a role's devices are told from others."""
         form = self.identity.get(role, Form.IDS)
         if form is Form.CLASS and role in self.resource_classes:
             return frozenset()  # the operator's class stands for all products
-        return identity.traits(form, role, vendor_id, product_id)
+        return identity.traits_of_role(form, role, vendor_id, product_id)
 
     def network_of(self, role: str, address: str) -> str | None:
         """The physical network for whose ports a function is; None: it is for aliases."""
-        mine = self.networks.get(address)
-        return self.networks.get(role) if mine is None else mine
+        own_network = self.networks.get(address)
+        return self.networks.get(role) if own_network is None else own_network
 
-    def refuses(self, function: Function, role: str) -> str | None:
+    def refuses(self, function: PciFunction, role: str) -> str | None:
         """Why a *function* of this role is not offered; None: it may be."""
         if {function.address, function.physical_function} & self.left_out:
             return "it is left out (--leave-out)"
@@ -142,7 +142,7 @@ class Declaration:
         :raises nova_hpc.tenancy.nvlink.nvlink_sets.NvlinkError: a set of GPUs that the
             node does not have like that.
         """
-        nvlink_sets.check(self.nvlink or (), node, roles)
+        nvlink_sets.check_nvlink_sets(self.nvlink or (), node, roles)
         named = {*self.resource_classes, *self.traits, *self.one_time_use, *self.identity}
         named |= {name for name in self.networks if node.function(name) is None}
         for role in sorted(named):
@@ -150,11 +150,12 @@ class Declaration:
                 raise DeclarationError(
                     f"there is no role {role!r}; the roles are {', '.join(roles.names)}"
                 )
-        for one in node.functions:
-            role = roles.role_of(one, node) or ""
-            if one.physical_function and role in self.one_time_use:
+        for candidate in node.functions:
+            role = roles.role_of(candidate, node) or ""
+            if candidate.physical_function and role in self.one_time_use:
                 raise DeclarationError(
-                    f"role {role!r} has virtual functions ({one.address}), which Nova does not "
+                    f"role {role!r} has virtual functions ({candidate.address}), which "
+                    f"Nova does not "
                     "allow to be used one time only"
                 )
         for address in sorted(self.whole - {EVERY}):

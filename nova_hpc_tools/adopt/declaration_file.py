@@ -10,13 +10,11 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.tenancy import forbidden as never
-from nova_hpc.tenancy import forbidden_vpd as never_read
-from nova_hpc.tenancy import holders, identity
+from nova_hpc.tenancy import forbidden, forbidden_vpd, holders, identity
 from nova_hpc.tenancy.hygiene import baseline
-from nova_hpc.tenancy.sign import Sign, Symptom
-from nova_hpc.topology.files import Tree
-from nova_hpc.topology.model import Function, Node
+from nova_hpc.tenancy.sign import HealthSign, Symptom
+from nova_hpc.topology.files import FileTree
+from nova_hpc.topology.model import Node, PciFunction
 from nova_hpc.topology.roles import Roles
 from nova_hpc.wire import capture, node_declaration
 from nova_hpc.wire.node_declaration import NodeDeclaration
@@ -40,35 +38,39 @@ class NodeFile:
     #: None: nothing was declared yet.
     declaration: NodeDeclaration | None = None
 
-    def change(self, now: NodeDeclaration) -> include_files.Change | None:
+    def change(self, declaration: NodeDeclaration) -> include_files.FileChange | None:
         """What has to be written; None: the file says it already."""
-        if self.path is None or now == self.declaration:
+        if self.path is None or declaration == self.declaration:
             return None
-        return include_files.Change(self.path, self.text, node_declaration.dumps(now))
+        return include_files.FileChange(
+            self.path, self.text, node_declaration.write_declaration(declaration)
+        )
 
 
-def read(named: Path | None, here: bool, folder: Path | None, name: str = HERE.name) -> NodeFile:
+def read_node_file(
+    named: Path | None, on_this_machine: bool, folder: Path | None, name: str = HERE.name
+) -> NodeFile:
     """Find and read the declaration.
 
     :param named: by ``--declaration``.
-    :param here: the node is this machine.
+    :param on_this_machine: the node is this machine.
     :param folder: where include files are written.
     :param name: of the file there.
     :raises NodeFileError: it is there and cannot be used.
     :raises include_files.IncludeError: it cannot be read.
     """
     path = named
-    if path is None and here:
+    if path is None and on_this_machine:
         path = HERE
     elif path is None and folder is not None:
         path = folder / name
-    text = None if path is None else include_files.read(path)
+    text = None if path is None else include_files.read_plain_file(path)
     if text is None:
         if named is not None and folder is None:
             raise NodeFileError(f"{named} is not there; nova-hpc configure --write makes it")
         return NodeFile(path)
     try:
-        return NodeFile(path, text, node_declaration.loads(text))
+        return NodeFile(path, text, node_declaration.read_declaration(text))
     except WireError as error:
         raise NodeFileError(f"{path}: {error}") from error
 
@@ -77,7 +79,7 @@ def read(named: Path | None, here: bool, folder: Path | None, name: str = HERE.n
 
 
 @attrs.frozen
-class Identified:
+class IdentifiedHardware:
     """Which hardware is where, as far as the node's files say it."""
 
     #: Address -> what a device says that it is, by its serial number; else its slot.
@@ -86,7 +88,7 @@ class Identified:
     replaced: frozenset[str] = frozenset()
 
 
-def identify(root: Path | None, node: Node) -> Identified:
+def identify_devices(root: Path | None, node: Node) -> IdentifiedHardware:
     """Ask each device which hardware it is.
 
     Virtual functions have no serial number of their own. In an archive of an earlier release
@@ -95,24 +97,26 @@ def identify(root: Path | None, node: Node) -> Identified:
     :param root: where the node's files are; None: it came from an XML, which tells none.
     """
     if root is None:
-        return Identified(replaced=frozenset({capture.SERIALS}))
-    tree = Tree(root)
-    replaced = capture.replaced(tree)
+        return IdentifiedHardware(replaced=frozenset({capture.SERIALS}))
+    tree = FileTree(root)
+    replaced = capture.replaced_kinds_of(tree)
     seen = {}
     counted = False
-    for each in node.functions:
-        if each.is_bridge or each.physical_function is not None:
+    for function in node.functions:
+        if function.is_bridge or function.physical_function is not None:
             continue
-        look = baseline.take(tree, each, None)
+        look = baseline.take_snapshot(tree, function, None)
         counted |= look.stands_in
-        seen[each.address] = baseline.serial_of(each, look) or f"{identity.SLOT}{each.address}"
+        seen[function.address] = (
+            baseline.serial_of(function, look) or f"{identity.SLOT}{function.address}"
+        )
     if replaced is None and counted:
         replaced = capture.KINDS - ({capture.HOST} if node.hostname != capture.NAME else set())
-    return Identified(identity.unique(seen), replaced or frozenset())
+    return IdentifiedHardware(identity.unique_hardware_of(seen), replaced or frozenset())
 
 
 @attrs.frozen
-class Withheld:
+class UnofferedDevices:
     """What is not offered without an explicit word."""
 
     #: Address -> why it must never be given.
@@ -125,14 +129,14 @@ class Withheld:
     @property
     def reasons(self) -> dict[str, str]:
         """Address -> why, of both kinds, and which option offers it all the same."""
-        found = {
-            each: f"{why}; --offer-in-use {each} offers it all the same"
-            for each, why in self.in_use.items()
+        used_reasons = {
+            address: f"{holder}; --offer-in-use {address} offers it all the same"
+            for address, holder in self.in_use.items()
         }
-        return {**self.never, **found}
+        return {**self.never, **used_reasons}
 
 
-def withheld(
+def find_withheld_devices(
     root: Path | None,
     node: Node,
     roles: Roles,
@@ -140,7 +144,7 @@ def withheld(
     in_use: Collection[str],
     whole: Collection[str],
     anyway: frozenset[str],
-) -> Withheld:
+) -> UnofferedDevices:
     """Devices that must never be given, and those that the host uses.
 
     What is offered already is not asked who uses it: its server does.
@@ -151,43 +155,51 @@ def withheld(
     :param whole: adapters that are given whole, or ``all``.
     :param anyway: ``[hpc]offer_anyway``.
     """
-    able = [each for each in node.functions if roles.role_of(each, node) is not None]
-    never_given, notes = _never(root, node, able, anyway)
+    able = [function for function in node.functions if roles.role_of(function, node) is not None]
+    never_given, notes = _explain_forbidden_devices(root, node, able, anyway)
     if root is None:
-        return Withheld(never_given, notes=notes)
-    entries = [spec_entries.read(text) for text in device_spec]
+        return UnofferedDevices(never_given, notes=notes)
+    entries = [spec_entries.read_spec_entry(text) for text in device_spec]
     asked = [
-        each.address
-        for each in able
-        if each.address not in never_given
-        and each.address not in in_use
-        and not (each.virtual_functions and not {each.address, node_declaration.EVERY} & {*whole})
-        and not any(spec_entries.matches(entry, each) for entry in entries)
+        function.address
+        for function in able
+        if function.address not in never_given
+        and function.address not in in_use
+        and not (
+            function.virtual_functions and not {function.address, node_declaration.EVERY} & {*whole}
+        )
+        and not any(spec_entries.entry_matches(entry, function) for entry in entries)
     ]
     used = {
         address: holder.text
-        for address, holder in holders.holders(root, asked).items()
+        for address, holder in holders.find_kernel_holders(root, asked).items()
         if holder.certain
     }
-    return Withheld(never_given, used, notes)
+    return UnofferedDevices(never_given, used, notes)
 
 
-def _never(
-    root: Path | None, node: Node, able: Iterable[Function], anyway: frozenset[str]
+def _explain_forbidden_devices(
+    root: Path | None, node: Node, able: Iterable[PciFunction], anyway: frozenset[str]
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     @functools.cache
     def look(address: str) -> Symptom | None:
         if root is None:
             return None
-        return never.by_vpd(lambda each: never_read.read(root, each), address)
+        return forbidden.symptom_of_vpd(
+            lambda vpd_address: forbidden_vpd.read_vpd_in_time(root, vpd_address), address
+        )
 
-    found = never.reasons(node, [each.address for each in able], look, anyway)
+    symptoms = forbidden.find_forbidden_devices(
+        node, [function.address for function in able], look, anyway
+    )
     sure = {
-        address: f"{one.reason}; if that is wrong, name it in [hpc]offer_anyway"
-        for address, one in found.items()
-        if one.sign is not Sign.UNSURE
+        address: f"{symptom.reason}; if that is wrong, name it in [hpc]offer_anyway"
+        for address, symptom in symptoms.items()
+        if symptom.sign is not HealthSign.UNSURE
     }
     notes = tuple(
-        f"{address}: {one.reason}." for address, one in found.items() if address not in sure
+        f"{address}: {symptom.reason}."
+        for address, symptom in symptoms.items()
+        if address not in sure
     )
     return sure, notes

@@ -20,19 +20,19 @@ import attrs
 
 from nova_hpc.tenancy.nvlink import nvlink_sets
 from nova_hpc.topology.level import Location
-from nova_hpc.topology.model import Function, Node, address_key
+from nova_hpc.topology.model import Node, PciFunction, address_key
 from nova_hpc.topology.roles import Roles
 from nova_hpc.wire.tags import Tags
 from nova_hpc_tools.adopt import identity, nova_rules, spec_address, spec_entries
 from nova_hpc_tools.adopt.declaration import Declaration
 
 _LONGEST_TAG: Final = 255
-#: What of others' keys is not copied as it is: ours says it, see :func:`_offer`.
+#: What of others' keys is not copied as it is: ours says it, see :func:`_offer_of_pool`.
 _JUDGED: Final = frozenset({"managed", "resource_class", "traits", spec_entries.NETWORK})
 
 
 @attrs.frozen
-class Offer:
+class DeviceOffer:
     """A physical device, or VFs of one of which the same is said: of one resource provider."""
 
     provider: str  # its address; that of the physical function for VFs
@@ -79,7 +79,7 @@ class Omitted:
 class DeviceSpec:
     """``[pci]device_spec`` of one node."""
 
-    offers: tuple[Offer, ...] = ()
+    offers: tuple[DeviceOffer, ...] = ()
     omitted: tuple[Omitted, ...] = ()
     #: Adapters whose virtual functions have several roles, each with these.
     mixed: tuple[str, ...] = ()
@@ -92,17 +92,19 @@ class DeviceSpec:
 
 
 @attrs.frozen
-class _Pool:
+class _OfferPool:
     """An offer in the making."""
 
     role: str
     provider: str
-    functions: tuple[Function, ...]
+    functions: tuple[PciFunction, ...]
     #: What entries of others say of each of them.
     kept: Mapping[str, str | None] = attrs.field(factory=dict, hash=False)
 
 
-def build(node: Node, roles: Roles, declaration: Declaration | None = None) -> DeviceSpec:
+def build_device_spec(
+    node: Node, roles: Roles, declaration: Declaration | None = None
+) -> DeviceSpec:
     """Decide what *node* offers to servers, by role.
 
     Deterministic: offers and omissions come in the order of addresses.
@@ -116,12 +118,14 @@ def build(node: Node, roles: Roles, declaration: Declaration | None = None) -> D
     declaration = declaration or Declaration()
     sieve = _Sieve(node, roles, declaration)
     pools = sieve.pools()
-    units = _units(node, pools)
-    links = nvlink_sets.tags(
-        nvlink_sets.default(node, roles) if declaration.nvlink is None else declaration.nvlink
+    units = _iommu_units_of(node, pools)
+    links = nvlink_sets.nvlink_tags_of(
+        nvlink_sets.default_nvlink_sets(node, roles)
+        if declaration.nvlink is None
+        else declaration.nvlink
     )
     # Leaving a pool out makes units smaller, so begin again until all agree.
-    while odd := {id(pool): pool for pool in pools if len(_units_of(pool, units)) > 1}:
+    while odd := {id(pool): pool for pool in pools if len(_units_of_pool(pool, units)) > 1}:
         for pool in odd.values():
             for function in pool.functions:
                 sieve.omit(
@@ -130,24 +134,26 @@ def build(node: Node, roles: Roles, declaration: Declaration | None = None) -> D
                     "shared with other devices, and Nova gives any of them",
                 )
         pools = [pool for pool in pools if id(pool) not in odd]
-        units = _units(node, pools)
+        units = _iommu_units_of(node, pools)
     offers = []
     for pool in pools:
-        offer = _offer(node, pool, next(iter(_units_of(pool, units))), links, declaration)
+        offer = _offer_of_pool(
+            node, pool, next(iter(_units_of_pool(pool, units))), links, declaration
+        )
         if isinstance(offer, str):
             for function in pool.functions:
                 sieve.omit(function, offer)
         else:
             offers.append((pool, offer))
-    for pool, reason in _contradicting(offers):
-        offers = [(each, offer) for each, offer in offers if each is not pool]
+    for pool, reason in _find_contradicting_offers(offers):
+        offers = [(other_pool, offer) for other_pool, offer in offers if other_pool is not pool]
         for function in pool.functions:
             sieve.omit(function, reason)
     return DeviceSpec(
         offers=tuple(
             sorted(
                 (offer for _, offer in offers),
-                key=lambda each: (address_key(each.provider), address_key(each.functions[0])),
+                key=lambda offer: (address_key(offer.provider), address_key(offer.functions[0])),
             )
         ),
         omitted=tuple(sorted(sieve.omitted, key=lambda item: address_key(item.address))),
@@ -155,22 +161,24 @@ def build(node: Node, roles: Roles, declaration: Declaration | None = None) -> D
     )
 
 
-def _contradicting(offers: Iterable[tuple[_Pool, Offer]]) -> Iterator[tuple[_Pool, str]]:
+def _find_contradicting_offers(
+    offers: Iterable[tuple[_OfferPool, DeviceOffer]],
+) -> Iterator[tuple[_OfferPool, str]]:
     """Virtual functions that cannot be beside those of which an entry of others says more.
 
     Placement knows one class and one set of traits of a provider, and nova-compute does not
     start where its devices differ (PlacementPciMixedResourceClassException).
     """
-    families: dict[str, list[tuple[_Pool, Offer]]] = defaultdict(list)
+    families: dict[str, list[tuple[_OfferPool, DeviceOffer]]] = defaultdict(list)
     for pool, offer in offers:
         if offer.reported_as is not None:
             families[pool.provider].append((pool, offer))
     for family in families.values():
         theirs = [(pool, offer) for pool, offer in family if pool.kept or offer.network is not None]
         for pool, offer in family:
-            others = [each for _, each in theirs if each.reported_as != offer.reported_as]
+            others = [sibling for _, sibling in theirs if sibling.reported_as != offer.reported_as]
             if others and (pool, offer) not in theirs:
-                named = ", ".join(each for one in others for each in one.functions)
+                named = ", ".join(address for sibling in others for address in sibling.functions)
                 yield (
                     pool,
                     f"an entry of yours offers {named} of its adapter otherwise, and Placement "
@@ -192,7 +200,7 @@ class _Sieve:
             if (role := roles.role_of(function, node)) is not None
         }
 
-    def omit(self, function: Function, reason: str) -> None:
+    def omit(self, function: PciFunction, reason: str) -> None:
         """Remember why *function* is not offered."""
         self.omitted.append(
             Omitted(
@@ -203,7 +211,7 @@ class _Sieve:
             )
         )
 
-    def pools(self) -> list[_Pool]:
+    def pools(self) -> list[_OfferPool]:
         """What may be offered as far as single functions and adapters go."""
         able = []
         #: Physical function -> one of its virtual functions that is not given.
@@ -211,13 +219,13 @@ class _Sieve:
         for function in self._node.functions:
             if function.address in self._role:
                 role = self._role[function.address]
-                reason = _unfit(function) or self._declaration.refuses(function, role)
+                reason = _why_never_given(function) or self._declaration.refuses(function, role)
                 if reason is None:
                     able.append(function)
                 else:
                     kept.setdefault(function.physical_function, function.address)
                     self.omit(function, reason)
-        families: dict[str, list[Function]] = defaultdict(list)
+        families: dict[str, list[PciFunction]] = defaultdict(list)
         single = []
         for function in able:
             if function.physical_function is not None:
@@ -230,12 +238,12 @@ class _Sieve:
             reason = self._family_unfit(functions)
             if parent in whole:
                 reason = f"its physical function {parent} is given whole"
-            elif len(roles := sorted({self._role[each.address] for each in functions})) > 1:
+            elif len(roles := sorted({self._role[function.address] for function in functions})) > 1:
                 self.mixed.append(f"{parent} with the roles {' and '.join(roles)}")
             if reason is None:
                 role = self._role[functions[0].address]
                 for some in self._alike(role, functions):
-                    pools.append(_Pool(role, parent, tuple(some), self._kept(some[0])))
+                    pools.append(_OfferPool(role, parent, tuple(some), self._kept(some[0])))
             else:
                 for function in functions:
                     self.omit(function, reason)
@@ -247,7 +255,7 @@ class _Sieve:
                 self.omit(function, f"its virtual function {kept[function.address]} is not given")
             else:
                 pools.append(
-                    _Pool(
+                    _OfferPool(
                         self._role[function.address],
                         function.address,
                         (function,),
@@ -256,19 +264,19 @@ class _Sieve:
                 )
         return pools
 
-    def _kept(self, function: Function) -> Mapping[str, str | None]:
+    def _kept(self, function: PciFunction) -> Mapping[str, str | None]:
         return self._declaration.kept.get(function.address, {})
 
-    def _alike(self, role: str, functions: Iterable[Function]) -> Iterator[list[Function]]:
+    def _alike(self, role: str, functions: Iterable[PciFunction]) -> Iterator[list[PciFunction]]:
         """Virtual functions of one adapter, those together of which the same is to be said."""
-        found: dict[object, list[Function]] = defaultdict(list)
+        groups: dict[object, list[PciFunction]] = defaultdict(list)
         for function in functions:
             network = self._declaration.network_of(role, function.address)
-            said = sorted((key, repr(value)) for key, value in self._kept(function).items())
-            found[network, *said].append(function)
-        yield from found.values()
+            terms = sorted((key, repr(value)) for key, value in self._kept(function).items())
+            groups[network, *terms].append(function)
+        yield from groups.values()
 
-    def _family_unfit(self, functions: list[Function]) -> str | None:
+    def _family_unfit(self, functions: list[PciFunction]) -> str | None:
         """Why the virtual functions of one adapter cannot be one provider."""
         if len({(f.vendor_id, f.product_id) for f in functions}) > 1:
             return "the virtual functions of one adapter have different ids"
@@ -278,18 +286,18 @@ class _Sieve:
         return None
 
 
-def _unfit(function: Function) -> str | None:
+def _why_never_given(function: PciFunction) -> str | None:
     """Why Nova could never give this function."""
     if function.unknown is not None:
         return function.unknown
     if function.vendor_id is None or function.product_id is None:
         return "its ids are not known"
-    if not spec_address.expressible(function):
+    if not spec_address.is_expressible_address(function):
         return "Nova knows PCI domains up to ffff only"
     return None
 
 
-def _units(node: Node, pools: Iterable[_Pool]) -> dict[str, str]:
+def _iommu_units_of(node: Node, pools: Iterable[_OfferPool]) -> dict[str, str]:
     """Address of each offered function -> its IOMMU unit, where it has one."""
     members: dict[int, list[str]] = defaultdict(list)
     for pool in pools:
@@ -304,13 +312,17 @@ def _units(node: Node, pools: Iterable[_Pool]) -> dict[str, str]:
     }
 
 
-def _units_of(pool: _Pool, units: Mapping[str, str]) -> set[str | None]:
+def _units_of_pool(pool: _OfferPool, units: Mapping[str, str]) -> set[str | None]:
     return {units.get(function.address) for function in pool.functions}
 
 
-def _offer(
-    node: Node, pool: _Pool, unit: str | None, links: Mapping[str, str], declaration: Declaration
-) -> Offer | str:
+def _offer_of_pool(
+    node: Node,
+    pool: _OfferPool,
+    unit: str | None,
+    links: Mapping[str, str],
+    declaration: Declaration,
+) -> DeviceOffer | str:
     """The offer of one pool, or why there is none."""
     first = pool.functions[0]
     # Both are there: _unfit() saw to it. The assertions are for the type checker.
@@ -319,10 +331,10 @@ def _offer(
     network = declaration.network_of(pool.role, first.address)
     own = declaration.own_traits(pool.role, first.vendor_id, first.product_id)
     if network is not None:
-        return _of_ports(node, pool, unit, network)
+        return _offer_of_ports(node, pool, unit, network)
     theirs = pool.kept.get("resource_class")
     tags = Tags(
-        location=_location(node, pool),
+        location=_location_of_pool(node, pool),
         role=pool.role,
         group=unit,
         # Virtual functions share their adapter, so they are in no set.
@@ -345,15 +357,17 @@ def _offer(
     # Nova does not start with it of virtual functions, whatever it says.
     never = _JUDGED if first.physical_function is None else {*_JUDGED, "one_time_use"}
     common |= {key: value for key, value in sorted(pool.kept.items()) if key not in never}
-    found = _written(node, pool, tags, common)
-    if isinstance(found, str):
-        return found
+    offer = _write_offer(node, pool, tags, common)
+    if isinstance(offer, str):
+        return offer
     return attrs.evolve(
-        found, own_traits=own, any_product=pool.role in declaration.resource_classes
+        offer, own_traits=own, any_product=pool.role in declaration.resource_classes
     )
 
 
-def _of_ports(node: Node, pool: _Pool, unit: str | None, network: str) -> Offer | str:
+def _offer_of_ports(
+    node: Node, pool: _OfferPool, unit: str | None, network: str
+) -> DeviceOffer | str:
     """The offer of devices for Neutron's ports: their network is what tells them apart.
 
     Without ``managed`` of ours: libvirt rebinds the device of a port whatever an entry says.
@@ -361,7 +375,7 @@ def _of_ports(node: Node, pool: _Pool, unit: str | None, network: str) -> Offer 
     theirs = dict(pool.kept)
     name, words = theirs.get("resource_class"), theirs.get("traits")
     tags = Tags(
-        location=_location(node, pool),
+        location=_location_of_pool(node, pool),
         role=pool.role,
         group=unit,
         # Placement knows devices of networks that tunnel.
@@ -371,12 +385,14 @@ def _of_ports(node: Node, pool: _Pool, unit: str | None, network: str) -> Offer 
     if pool.functions[0].physical_function is not None:
         theirs.pop("one_time_use", None)
     theirs.pop(spec_entries.NETWORK, None)
-    said = {spec_entries.NETWORK: network or None, **dict(sorted(theirs.items()))}
-    found = _written(node, pool, tags, said)
-    return found if isinstance(found, str) else attrs.evolve(found, network=network)
+    common = {spec_entries.NETWORK: network or None, **dict(sorted(theirs.items()))}
+    offer = _write_offer(node, pool, tags, common)
+    return offer if isinstance(offer, str) else attrs.evolve(offer, network=network)
 
 
-def _written(node: Node, pool: _Pool, tags: Tags, common: Mapping[str, str | None]) -> Offer | str:
+def _write_offer(
+    node: Node, pool: _OfferPool, tags: Tags, common: Mapping[str, str | None]
+) -> DeviceOffer | str:
     """The offer of a pool with *common* and the tags in each entry, or why there is none."""
     first = pool.functions[0]
     assert first.vendor_id is not None
@@ -386,7 +402,7 @@ def _written(node: Node, pool: _Pool, tags: Tags, common: Mapping[str, str | Non
         if value is not None and len(value) > _LONGEST_TAG:
             return f"the tag {key} would have more than {_LONGEST_TAG} characters"
     ids = {"vendor_id": first.vendor_id, "product_id": first.product_id}
-    return Offer(
+    return DeviceOffer(
         provider=pool.provider,
         functions=tuple(function.address for function in pool.functions),
         vendor_id=first.vendor_id,
@@ -395,12 +411,12 @@ def _written(node: Node, pool: _Pool, tags: Tags, common: Mapping[str, str | Non
         tags=tags,
         entries=tuple(
             {**ids, "address": address, **common, **pairs}
-            for address in spec_address.forms(node, pool.functions)
+            for address in spec_address.address_forms_of(node, pool.functions)
         ),
     )
 
 
-def _location(node: Node, pool: _Pool) -> Location:
+def _location_of_pool(node: Node, pool: _OfferPool) -> Location:
     """The one place of a pool: its functions', or its physical function's."""
     places = Counter(function.location for function in pool.functions)
     if len(places) == 1:

@@ -15,16 +15,15 @@ from typing import Any, Final
 import attrs
 from oslo_config import iniparser
 
-from nova_hpc_tools.adopt import include_files, replacement, spec_entries
-from nova_hpc_tools.adopt import option_changes as effective
-from nova_hpc_tools.adopt.include_files import Change, IncludeError
+from nova_hpc_tools.adopt import include_files, option_changes, replacement, spec_entries
+from nova_hpc_tools.adopt.include_files import FileChange, IncludeError
 
-_NAMES: Final = frozenset((group, name) for group, name in effective.DEVICE_SPEC)
+_NAMES: Final = frozenset((group, name) for group, name in option_changes.DEVICE_SPEC)
 _SPACES: Final = " \t\r\n"
 
 
 @attrs.frozen
-class _Value:
+class _OptionSpan:
     """One value of the option, and where it is in the text of a file."""
 
     #: Number of its first line, for people.
@@ -36,17 +35,17 @@ class _Value:
 
 
 @attrs.frozen
-class _Place:
+class _EntryPlace:
     """One entry in a file."""
 
     path: Path
-    value: _Value
+    value: _OptionSpan
     number: int
 
 
-def changes(
+def edit_device_spec(
     paths: Iterable[Path], removed: Iterable[str], rewritten: Mapping[str, str]
-) -> list[Change]:
+) -> list[FileChange]:
     """The files without some entries, and with others written anew.
 
     :param paths: files that are not this project's.
@@ -55,28 +54,28 @@ def changes(
     :raises IncludeError: an entry is not there, or in more than one place; a file cannot be
         read, or is not a plain file.
     """
-    before = {path: include_files.exact(path) for path in paths}
+    before = {path: include_files.read_exact_file(path) for path in paths}
     texts = {path: text for path, text in before.items() if text is not None}
     old = dict(texts)
-    for line, new in [*((each, None) for each in removed), *rewritten.items()]:
-        place = _only(texts, line)
-        texts[place.path] = _edited(texts[place.path], place, new)
-    found = []
+    for line, new in [*((entry, None) for entry in removed), *rewritten.items()]:
+        place = _find_only_place(texts, line)
+        texts[place.path] = _edit_entry(texts[place.path], place, new)
+    file_changes = []
     for path, text in texts.items():
         if text != old[path]:
-            _check(path, old[path], text, removed, rewritten)
-            found.append(include_files.edit(path, old[path], text))
-    return found
+            _verify_edit(path, old[path], text, removed, rewritten)
+            file_changes.append(include_files.build_foreign_edit(path, old[path], text))
+    return file_changes
 
 
-def _only(texts: Mapping[Path, str], line: str) -> _Place:
-    entry = spec_entries.read(line)
+def _find_only_place(texts: Mapping[Path, str], line: str) -> _EntryPlace:
+    entry = spec_entries.read_spec_entry(line)
     places = [
-        _Place(path, value, number)
+        _EntryPlace(path, value, number)
         for path, text in texts.items()
-        for value in _values(path, text)
+        for value in _find_option_values(path, text)
         for number, (start, end) in enumerate(value.entries)
-        if replacement.same(text[start:end].replace("$$", "$"), entry)
+        if replacement.is_same_entry(text[start:end].replace("$$", "$"), entry)
     ]
     if not places:
         raise IncludeError(
@@ -84,7 +83,7 @@ def _only(texts: Mapping[Path, str], line: str) -> _Place:
             "out yourself"
         )
     if len(places) > 1:
-        where = ", ".join(f"{each.path}:{each.value.line}" for each in places)
+        where = ", ".join(f"{place.path}:{place.value.line}" for place in places)
         raise IncludeError(
             f"{line} is in several places ({where}): leave one of them, and name it again"
         )
@@ -94,7 +93,7 @@ def _only(texts: Mapping[Path, str], line: str) -> _Place:
 # --- reading ----------------------------------------------------------------------
 
 
-class _Parser(iniparser.BaseParser):
+class _OptionLocator(iniparser.BaseParser):
     """Where the values of the option are: number of the first line, and how many."""
 
     def __init__(self) -> None:
@@ -115,12 +114,12 @@ class _Parser(iniparser.BaseParser):
             self.found.append((self._first, len(value)))
 
 
-def _values(path: Path, text: str) -> Iterator[_Value]:
+def _find_option_values(path: Path, text: str) -> Iterator[_OptionSpan]:
     lines = text.split("\n")
     starts = [0]
     for line in lines:
         starts.append(starts[-1] + len(line) + 1)
-    parser = _Parser()
+    parser = _OptionLocator()
     try:
         parser.parse(lines)
     except iniparser.ParseError as error:
@@ -128,17 +127,17 @@ def _values(path: Path, text: str) -> Iterator[_Value]:
     for number, count in parser.found:
         start, end = starts[number - 1], min(starts[number - 1 + count], len(text))
         head = min(place for sign in "=:" if (place := text.find(sign, start, end)) >= 0)
-        yield _Value(number, start, end, tuple(_entries(text, head + 1, end)))
+        yield _OptionSpan(number, start, end, tuple(_find_entry_spans(text, head + 1, end)))
 
 
-def _entries(text: str, start: int, end: int) -> list[tuple[int, int]]:
+def _find_entry_spans(text: str, start: int, end: int) -> list[tuple[int, int]]:
     """Where the entries of one value are; none, where it is no JSON of entries."""
     decoder = json.JSONDecoder()
-    place = _skip(text, start, end, _SPACES + "\"'")
+    place = _skip_characters(text, start, end, _SPACES + "\"'")
     several = text[place : place + 1] == "["
     if several:
-        place = _skip(text, place + 1, end)
-    found = []
+        place = _skip_characters(text, place + 1, end)
+    spans = []
     while place < end and text[place] == "{":
         try:
             _, stop = decoder.raw_decode(text, place)
@@ -146,15 +145,15 @@ def _entries(text: str, start: int, end: int) -> list[tuple[int, int]]:
             return []
         if stop > end:
             return []
-        found.append((place, stop))
-        place = _skip(text, stop, end)
+        spans.append((place, stop))
+        place = _skip_characters(text, stop, end)
         if not several or text[place : place + 1] != ",":
             break
-        place = _skip(text, place + 1, end)
-    return found
+        place = _skip_characters(text, place + 1, end)
+    return spans
 
 
-def _skip(text: str, place: int, end: int, what: str = _SPACES) -> int:
+def _skip_characters(text: str, place: int, end: int, what: str = _SPACES) -> int:
     while place < end and text[place] in what:
         place += 1
     return place
@@ -163,7 +162,7 @@ def _skip(text: str, place: int, end: int, what: str = _SPACES) -> int:
 # --- writing ----------------------------------------------------------------------
 
 
-def _edited(text: str, place: _Place, new: str | None) -> str:
+def _edit_entry(text: str, place: _EntryPlace, new: str | None) -> str:
     value, number = place.value, place.number
     start, end = value.entries[number]
     if new is not None:
@@ -175,45 +174,54 @@ def _edited(text: str, place: _Place, new: str | None) -> str:
     return text[: value.entries[number - 1][1]] + text[end:]
 
 
-def _check(
+def _verify_edit(
     path: Path, old: str, new: str, removed: Iterable[str], rewritten: Mapping[str, str]
 ) -> None:
     """See whether oslo.config reads what was meant.
 
     :raises IncludeError: it does not; nothing was written.
     """
-    before, after = effective.sections(old), effective.sections(new)
+    before, after = (
+        option_changes.parse_config_sections(old),
+        option_changes.parse_config_sections(new),
+    )
     lists = [
-        [each for group, name in _NAMES for each in _said(sections, group, name)]
+        [entry for group, name in _NAMES for entry in _entries_in_sections(sections, group, name)]
         for sections in (before, after)
     ]
-    gone = [spec_entries.read(each) for each in removed]
+    gone = [spec_entries.read_spec_entry(line) for line in removed]
     wanted = [
-        _canonical(rewritten_line(each, rewritten))
-        for each in lists[0]
-        if not any(replacement.same(each, one) for one in gone)
+        _canonical_entry_of(replacement_of_line(line, rewritten))
+        for line in lists[0]
+        if not any(replacement.is_same_entry(line, removed_entry) for removed_entry in gone)
     ]
     for sections in (before, after):
         for group, name in _NAMES:
             sections.get(group, {}).pop(name, None)
-    rest = [{group: pairs for group, pairs in each.items() if pairs} for each in (before, after)]
-    if rest[0] != rest[1] or sorted(wanted) != sorted(map(_canonical, lists[1])):
+    rest = [
+        {group: pairs for group, pairs in parsed.items() if pairs} for parsed in (before, after)
+    ]
+    if rest[0] != rest[1] or sorted(wanted) != sorted(map(_canonical_entry_of, lists[1])):
         raise IncludeError(f"{path} cannot be edited safely: take the entry out yourself")
 
 
-def rewritten_line(line: str, rewritten: Mapping[str, str]) -> str:
+def replacement_of_line(line: str, rewritten: Mapping[str, str]) -> str:
     """What is to be in the place of an entry."""
     for old, new in rewritten.items():
-        if replacement.same(line, spec_entries.read(old)):
+        if replacement.is_same_entry(line, spec_entries.read_spec_entry(old)):
             return new
     return line
 
 
-def _said(sections: Mapping[str, Mapping[str, Sequence[str]]], group: str, name: str) -> list[str]:
+def _entries_in_sections(
+    sections: Mapping[str, Mapping[str, Sequence[str]]], group: str, name: str
+) -> list[str]:
     values = sections.get(group, {}).get(name, ())
-    return [text.replace("$$", "$") for value in values for text in spec_entries.each_of(value)]
+    return [
+        text.replace("$$", "$") for value in values for text in spec_entries.entries_of_value(value)
+    ]
 
 
-def _canonical(line: str) -> str:
-    found = spec_entries.read(line)
-    return json.dumps(found, sort_keys=True) if found else line
+def _canonical_entry_of(line: str) -> str:
+    entry = spec_entries.read_spec_entry(line)
+    return json.dumps(entry, sort_keys=True) if entry else line

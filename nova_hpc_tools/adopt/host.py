@@ -13,10 +13,10 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.topology.model import Function, Node, address_key
+from nova_hpc.topology.model import Node, PciFunction, address_key
 from nova_hpc.topology.roles import Roles
 from nova_hpc.topology.vfio import GENERIC, Vfio
-from nova_hpc.wire.node_declaration import Wishes, page_kib
+from nova_hpc.wire.node_declaration import NodeWishes, page_kib
 from nova_hpc_tools.adopt import at_boot
 from nova_hpc_tools.adopt.at_boot import Boot
 from nova_hpc_tools.adopt.declaration import Declaration
@@ -35,7 +35,7 @@ OF_THE_HOST: Final = ("01", "02")
 
 
 @attrs.frozen
-class Bound:
+class BoundFunction:
     """A function, and the driver that it has from the start."""
 
     address: str
@@ -43,7 +43,7 @@ class Bound:
 
 
 @attrs.frozen
-class Adapter:
+class SplitAdapter:
     """A physical function that stays with the host, and has virtual functions."""
 
     address: str
@@ -53,7 +53,7 @@ class Adapter:
     #: others itself.
     driver: str | None = None
     #: Those for guests, where others of them are the host's.
-    bound: tuple[Bound, ...] = ()
+    bound: tuple[BoundFunction, ...] = ()
 
 
 @attrs.frozen
@@ -71,12 +71,12 @@ class Pages:
 
 
 @attrs.frozen
-class Host:
+class HostStart:
     """What is done when the host starts."""
 
     #: Functions that are there when the kernel starts and belong to guests.
-    vfio: tuple[Bound, ...] = ()
-    adapters: tuple[Adapter, ...] = ()
+    vfio: tuple[BoundFunction, ...] = ()
+    adapters: tuple[SplitAdapter, ...] = ()
     pages: tuple[Pages, ...] = ()
     #: Words of the kernel's command line, in their order.
     kernel_line: tuple[str, ...] = ()
@@ -86,9 +86,11 @@ class Host:
     @property
     def drivers(self) -> tuple[str, ...]:
         """The VFIO drivers that are loaded: vfio-pci, and variants of it."""
-        found = {each.driver for each in (*self.vfio, *(o for a in self.adapters for o in a.bound))}
-        found |= {each.driver for each in self.adapters if each.driver is not None}
-        return (GENERIC, *sorted(found - {GENERIC}))
+        drivers = {
+            bound.driver for bound in (*self.vfio, *(o for a in self.adapters for o in a.bound))
+        }
+        drivers |= {adapter.driver for adapter in self.adapters if adapter.driver is not None}
+        return (GENERIC, *sorted(drivers - {GENERIC}))
 
     @property
     def needed(self) -> bool:
@@ -96,22 +98,22 @@ class Host:
         return bool(self.vfio or self.adapters or self.pages)
 
 
-def plan(
+def plan_host_start(
     boot: Boot,
     spec: DeviceSpec,
     roles: Roles,
-    wishes: Wishes,
+    wishes: NodeWishes,
     declaration: Declaration,
     *,
     never: Collection[str],
     used: Mapping[str, str],
     iommu: str | None,
-) -> Host:
+) -> HostStart:
     """Decide what the host does at its start.
 
     A driver is given to what is offered for aliases, and to what only goes with it: see
-    :func:`companions`. No other function is named, but for physical functions whose virtual
-    functions are switched on.
+    :func:`companions_of_devices`. No other function is named, but for physical functions
+    whose virtual functions are switched on.
 
     :param boot: the node as it will be.
     :param spec: what it offers then, function by function.
@@ -122,46 +124,55 @@ def plan(
     :param iommu: a key of :data:`IOMMU_WORDS`; None: unknown.
     """
     node, notes = boot.node, [*boot.notes]
-    adapters = tuple(_adapters(boot, spec, roles, declaration, never, notes))
-    offered = [one for each in _given(spec) if (one := node.function(each)) is not None]
-    split = {each.address for each in adapters} | boot.too_many
-    split |= {each for each, switched in boot.switched.items() if switched.declared}
+    adapters = tuple(_plan_adapters(boot, spec, roles, declaration, never, notes))
+    offered = [
+        function
+        for address in _functions_for_aliases(spec)
+        if (function := node.function(address)) is not None
+    ]
+    split = {adapter.address for adapter in adapters} | boot.too_many
+    split |= {address for address, switched in boot.switched.items() if switched.declared}
     whole = [
-        each for each in offered if each.physical_function is None and each.address not in split
+        function
+        for function in offered
+        if function.physical_function is None and function.address not in split
     ]
-    bare = {each.address for each in whole if _is_bare(each, declaration)}
+    bare = {function.address for function in whole if _is_bare(function, declaration)}
     notes += [
-        f"{each}: nobody has said whether it is given whole (nova-hpc configure --whole-pf {each}) "
-        f"or by virtual functions (--vfs {each}=N), so its driver stays."
-        for each in sorted(bare, key=address_key)
+        f"{address}: nobody has said whether it is given whole (nova-hpc configure "
+        f"--whole-pf {address}) "
+        f"or by virtual functions (--vfs {address}=N), so its driver stays."
+        for address in sorted(bare, key=address_key)
     ]
-    given = {each.address for each in whole} - bare
-    beside = set(companions(boot, spec, roles, declaration)) & _mates(node, given)
+    given = {function.address for function in whole} - bare
+    beside = set(companions_of_devices(boot, spec, roles, declaration)) & _card_mates_of(
+        node, given
+    )
     notes += [
-        f"{each} shares the IOMMU group of a device for servers and stays with the host: "
-        f"{used[each]}. The device cannot be given until then."
-        for each in sorted(beside & used.keys(), key=address_key)
+        f"{address} shares the IOMMU group of a device for servers and stays with the host: "
+        f"{used[address]}. The device cannot be given until then."
+        for address in sorted(beside & used.keys(), key=address_key)
     ]
-    vfio = tuple(_bound(node, sorted(given | (beside - used.keys()), key=address_key)))
-    pages = tuple(_pages(node, wishes))
+    vfio = tuple(_bind_functions(node, sorted(given | (beside - used.keys()), key=address_key)))
+    pages = tuple(_plan_hugepages(node, wishes))
     if (vfio or adapters) and not pages:
         notes.append(
             "Hugepages are not declared, so nothing is done for them: nova-hpc configure "
             "--hugepages 1G=N of each NUMA node."
         )
-    words = (*IOMMU_WORDS[iommu or "intel"], *_line(node, pages))
-    host = Host(vfio, adapters, pages, notes=tuple(notes))
+    words = (*IOMMU_WORDS[iommu or "intel"], *_hugepage_words(node, pages))
+    host = HostStart(vfio, adapters, pages, notes=tuple(notes))
     return attrs.evolve(host, kernel_line=words) if host.needed else host
 
 
-def _given(spec: DeviceSpec) -> Iterator[str]:
+def _functions_for_aliases(spec: DeviceSpec) -> Iterator[str]:
     """What is offered for aliases; libvirt binds the devices of ports itself."""
     for offer in spec.offers:
         if offer.network is None:
             yield from offer.functions
 
 
-def _is_bare(function: Function, declaration: Declaration) -> bool:
+def _is_bare(function: PciFunction, declaration: Declaration) -> bool:
     """Whether it is an adapter of which nobody has said how it is given."""
     return (
         function.dev_type == "type-PF"
@@ -170,7 +181,7 @@ def _is_bare(function: Function, declaration: Declaration) -> bool:
     )
 
 
-def companions(
+def companions_of_devices(
     boot: Boot, spec: DeviceSpec, roles: Roles, declaration: Declaration
 ) -> tuple[str, ...]:
     """What goes with offered devices: the other functions of a card in its IOMMU group.
@@ -180,99 +191,101 @@ def companions(
     left out stays, and an interface or a disk is the host's until somebody offers it.
     """
     node = boot.node
-    offered = {*_given(spec)}
+    offered = {*_functions_for_aliases(spec)}
     return tuple(
-        each.address
-        for each in node.functions
-        if each.address in _mates(node, offered)
-        and each.address not in offered
-        and each.physical_function is None
-        and not each.virtual_functions
-        and not each.is_bridge
-        and (each.class_code or "")[:2] not in OF_THE_HOST
-        and roles.role_of(each, node) is None
-        and each.address not in declaration.left_out
+        function.address
+        for function in node.functions
+        if function.address in _card_mates_of(node, offered)
+        and function.address not in offered
+        and function.physical_function is None
+        and not function.virtual_functions
+        and not function.is_bridge
+        and (function.class_code or "")[:2] not in OF_THE_HOST
+        and roles.role_of(function, node) is None
+        and function.address not in declaration.left_out
     )
 
 
-def _mates(node: Node, addresses: Collection[str]) -> set[str]:
+def _card_mates_of(node: Node, addresses: Collection[str]) -> set[str]:
     """The functions that share both slot and IOMMU group with one of *addresses*."""
     places = {
-        (each.partition(".")[0], function.iommu_group)
-        for each in addresses
-        if (function := node.function(each)) is not None and function.iommu_group is not None
+        (address.partition(".")[0], function.iommu_group)
+        for address in addresses
+        if (function := node.function(address)) is not None and function.iommu_group is not None
     }
     return {
-        each.address
-        for each in node.functions
-        if (each.address.partition(".")[0], each.iommu_group) in places
+        function.address
+        for function in node.functions
+        if (function.address.partition(".")[0], function.iommu_group) in places
     }
 
 
-def _adapters(
+def _plan_adapters(
     boot: Boot,
     spec: DeviceSpec,
     roles: Roles,
     declaration: Declaration,
     never: Collection[str],
     notes: list[str],
-) -> Iterator[Adapter]:
+) -> Iterator[SplitAdapter]:
     """The physical functions whose virtual functions are offered, or are declared."""
-    given = {*_given(spec)}
+    given = {*_functions_for_aliases(spec)}
     for address, switched in boot.switched.items():
         function = boot.node.function(address)
         if function is None:
             continue
-        mine = tuple(each for each in function.virtual_functions if each in given)
+        offered_vfs = tuple(vf for vf in function.virtual_functions if vf in given)
         if any(offer.provider == address and offer.network for offer in spec.offers):
-            yield Adapter(address, switched.count)
+            yield SplitAdapter(address, switched.count)
             continue
         family = map(boot.node.function, function.virtual_functions)
-        if any(one.vfio is Vfio.VENDOR for one in family if one):
+        if any(vf.vfio is Vfio.VENDOR for vf in family if vf):
             notes.append(
                 f"{address}: its driver {function.driver} gives its virtual functions to guests "
                 "itself, so who switches them on now goes on doing so."
             )
             continue
         if switched.unplaced:
-            yield from _unplaced(boot, function, mine, roles, declaration, never, notes)
+            yield from _plan_unplaced_adapter(
+                boot, function, offered_vfs, roles, declaration, never, notes
+            )
             continue
-        if not mine:
+        if not offered_vfs:
             if switched.declared and address not in never:
-                yield Adapter(address, switched.count)
+                yield SplitAdapter(address, switched.count)
             continue
         if not switched.declared:
             notes.append(
                 f"{address}: {switched.count} virtual functions are switched on now, and will be "
                 "at boot; declare another number with nova-hpc configure --vfs."
             )
-        bound = tuple(_bound(boot.node, mine))
-        drivers = {each.driver for each in bound}
-        if len(mine) == switched.count and len(drivers) == 1:
-            yield Adapter(address, switched.count, driver=drivers.pop())
+        bound = tuple(_bind_functions(boot.node, offered_vfs))
+        drivers = {vf.driver for vf in bound}
+        if len(offered_vfs) == switched.count and len(drivers) == 1:
+            yield SplitAdapter(address, switched.count, driver=drivers.pop())
         else:
-            yield Adapter(address, switched.count, bound=bound)
+            yield SplitAdapter(address, switched.count, bound=bound)
 
 
-def _bound(node: Node, addresses: Iterable[str]) -> Iterator[Bound]:
+def _bind_functions(node: Node, addresses: Iterable[str]) -> Iterator[BoundFunction]:
     """Each with the driver that it has for guests; a VFIO driver that it has is kept."""
-    for each in addresses:
-        function = node.function(each)
-        yield Bound(each, GENERIC if function is None else function.guest_driver)
+    for address in addresses:
+        function = node.function(address)
+        yield BoundFunction(address, GENERIC if function is None else function.guest_driver)
 
 
-def _unplaced(
+def _plan_unplaced_adapter(
     boot: Boot,
-    adapter: Function,
-    mine: tuple[str, ...],
+    adapter: PciFunction,
+    offered_vfs: tuple[str, ...],
     roles: Roles,
     declaration: Declaration,
     never: Collection[str],
     notes: list[str],
-) -> Iterator[Adapter]:
+) -> Iterator[SplitAdapter]:
     """Nobody knows their addresses: all of them are bound where none can be the host's."""
     address, count = adapter.address, boot.switched[adapter.address].count
-    role = roles.role_of(at_boot.look_of(adapter), boot.node)
+    role = roles.role_of(at_boot.imagine_virtual_function(adapter), boot.node)
     if address in never:
         notes.append(
             f"{address}: {count} virtual functions are declared, of which nobody can tell whether "
@@ -280,41 +293,45 @@ def _unplaced(
         )
         return
     if role is None or declaration.network_of(role, address) is not None:
-        yield Adapter(address, count)
+        yield SplitAdapter(address, count)
         return
     held_back = {*declaration.left_out, *declaration.withheld}
-    sure = {*adapter.virtual_functions} <= {*mine} and all(map(boot.node.function, held_back))
+    sure = {*adapter.virtual_functions} <= {*offered_vfs} and all(
+        map(boot.node.function, held_back)
+    )
     # In which IOMMU groups the others will be nobody knows either; alone is what is usual.
     alone = all(
-        len(boot.node.group_members(one)) < 2 for one in map(boot.node.function, mine) if one
+        len(boot.node.group_members(vf)) < 2 for vf in map(boot.node.function, offered_vfs) if vf
     )
     if sure and alone:
-        known = {each.driver for each in _bound(boot.node, mine)}
-        yield Adapter(address, count, driver=known.pop() if len(known) == 1 else GENERIC)
+        drivers = {vf.driver for vf in _bind_functions(boot.node, offered_vfs)}
+        yield SplitAdapter(address, count, driver=drivers.pop() if len(drivers) == 1 else GENERIC)
         return
     notes.append(
         f"{address}: the kernel does not say where all of its {count} virtual functions will be, "
         "and one of them may be the host's: they keep its driver. Run the command again when they "
         "are switched on."
     )
-    yield Adapter(address, count, bound=tuple(_bound(boot.node, mine if alone else ())))
+    yield SplitAdapter(
+        address, count, bound=tuple(_bind_functions(boot.node, offered_vfs if alone else ()))
+    )
 
 
-def _pages(node: Node, wishes: Wishes) -> Iterator[Pages]:
+def _plan_hugepages(node: Node, wishes: NodeWishes) -> Iterator[Pages]:
     for size, count in sorted((wishes.hugepages or {}).items(), key=lambda item: page_kib(item[0])):
         for numa in node.numa_nodes:
             if numa.cpus:
                 yield Pages(numa.id, size, count)
 
 
-def _line(node: Node, pages: tuple[Pages, ...]) -> Iterator[str]:
+def _hugepage_words(node: Node, pages: tuple[Pages, ...]) -> Iterator[str]:
     """The kernel deals pages evenly to the nodes with memory; where some of those have no
     CPUs (CXL, the memory of a GPU), it is told each node by itself (Linux 5.16 and later)."""
     even = all(numa.cpus for numa in node.numa_nodes if numa.memory_kib)
-    for size in dict.fromkeys(each.size for each in pages):
-        mine = [each for each in pages if each.size == size]
+    for size in dict.fromkeys(pool.size for pool in pages):
+        pools = [pool for pool in pages if pool.size == size]
         yield f"hugepagesz={size}"
         if even:
-            yield f"hugepages={sum(each.count for each in mine)}"
+            yield f"hugepages={sum(pool.count for pool in pools)}"
         else:
-            yield "hugepages=" + ",".join(f"{each.numa_node}:{each.count}" for each in mine)
+            yield "hugepages=" + ",".join(f"{pool.numa_node}:{pool.count}" for pool in pools)

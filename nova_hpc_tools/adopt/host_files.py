@@ -25,7 +25,7 @@ from typing import Final
 
 import attrs
 
-from nova_hpc_tools.adopt.host import Adapter, Bound, Host
+from nova_hpc_tools.adopt.host import BoundFunction, HostStart, SplitAdapter
 
 #: First line of every file, after that of a script's interpreter.
 MARKER: Final = "# Written by nova-hpc prepare. Do not edit: run it again instead."
@@ -57,7 +57,7 @@ class File:
     mode: int = 0o644
 
 
-def files(host: Host, boot_loader: str, initramfs: str) -> tuple[File, ...]:
+def build_host_files(host: HostStart, boot_loader: str, initramfs: str) -> tuple[File, ...]:
     """All of them, in the order of :data:`ALL`.
 
     :param boot_loader: one of :data:`BOOT_LOADERS`: ``grub`` reads ``/etc/default/grub.d``,
@@ -66,48 +66,50 @@ def files(host: Host, boot_loader: str, initramfs: str) -> tuple[File, ...]:
     """
     if not host.needed:
         return ()
-    found = [
-        File(UDEV, _text(_udev(host))),
-        File(MODULES, _text((*host.drivers, _IOMMU))),
-        File(SYSCTL, _text(_SYSCTL)),
+    files = [
+        File(UDEV, _join_lines(_udev_rules(host))),
+        File(MODULES, _join_lines((*host.drivers, _IOMMU))),
+        File(SYSCTL, _join_lines(_SYSCTL)),
     ]
     if host.pages:
-        found.append(File(TMPFILES, _text(_tmpfiles(host))))
+        files.append(File(TMPFILES, _join_lines(_tmpfiles_lines(host))))
     if boot_loader == "grub":
         line = " ".join(host.kernel_line)
-        found.append(File(GRUB, _text((f'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX {line}"',))))
+        files.append(File(GRUB, _join_lines((f'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX {line}"',))))
     if initramfs == "initramfs-tools":
-        found.append(File(HOOK, _text(_hook(host), "#!/bin/sh"), 0o755))
-        found.append(File(SCRIPT, _text(_script(host), "#!/bin/sh"), 0o755))
+        files.append(File(HOOK, _join_lines(_initramfs_hook(host), "#!/bin/sh"), 0o755))
+        files.append(File(SCRIPT, _join_lines(_initramfs_script(host), "#!/bin/sh"), 0o755))
     elif initramfs == "dracut":
-        found.append(File(DRACUT, _text(_dracut(host))))
-    return tuple(found)
+        files.append(File(DRACUT, _join_lines(_dracut_lines(host))))
+    return tuple(files)
 
 
-def commands(host: Host, changed: frozenset[str], boot_loader: str, initramfs: str) -> list[str]:
+def commands_after_writing(
+    host: HostStart, changed: frozenset[str], boot_loader: str, initramfs: str
+) -> list[str]:
     """What has to be run once the files are there, so that the next start finds them.
 
     :param changed: paths that were written or removed.
     """
-    found = []
+    commands = []
     if boot_loader == "grub" and GRUB in changed:
-        found.append("update-grub")
+        commands.append("update-grub")
     if boot_loader == "grubby" and host.kernel_line and changed:
         words = shlex.quote(" ".join(host.kernel_line))
-        found.append(f"grubby --update-kernel=ALL --args={words}")
+        commands.append(f"grubby --update-kernel=ALL --args={words}")
     if initramfs == "initramfs-tools" and changed & {UDEV, MODULES, HOOK, SCRIPT}:
-        found.append("update-initramfs -u -k all")
+        commands.append("update-initramfs -u -k all")
     if initramfs == "dracut" and changed & {UDEV, MODULES, DRACUT}:
-        found.append("dracut --force --regenerate-all")
-    return found
+        commands.append("dracut --force --regenerate-all")
+    return commands
 
 
-def is_owned(text: str) -> bool:
+def is_prepared_file(text: str) -> bool:
     """Whether a file with this *text* is this command's."""
     return MARKER in text.splitlines()[:2]
 
 
-def _text(lines: tuple[str, ...] | Iterator[str], interpreter: str = "") -> str:
+def _join_lines(lines: tuple[str, ...] | Iterator[str], interpreter: str = "") -> str:
     head = [interpreter] if interpreter else []
     return "".join(f"{line}\n" for line in (*head, MARKER, *lines))
 
@@ -115,26 +117,26 @@ def _text(lines: tuple[str, ...] | Iterator[str], interpreter: str = "") -> str:
 # --- udev -------------------------------------------------------------------------------
 
 
-def _udev(host: Host) -> Iterator[str]:
+def _udev_rules(host: HostStart) -> Iterator[str]:
     if host.vfio:
         yield "# Devices for servers: no driver of the host takes them."
-    for each in host.vfio:
-        yield from _bound(each, f'SUBSYSTEM=="pci", KERNEL=="{each.address}"')
+    for bound in host.vfio:
+        yield from _binding_rules(bound, f'SUBSYSTEM=="pci", KERNEL=="{bound.address}"')
     for adapter in host.adapters:
-        yield from _switched_on(adapter)
+        yield from _adapter_rules(adapter)
 
 
-def _bound(each: Bound, here: str) -> Iterator[str]:
+def _binding_rules(bound: BoundFunction, match: str) -> Iterator[str]:
     # vfio-pci may be loaded already: then nothing else would bind the device to it.
-    yield f'ACTION=="add", {here}, ATTR{{driver_override}}="{each.driver}", {_PROBE}'
+    yield f'ACTION=="add", {match}, ATTR{{driver_override}}="{bound.driver}", {_PROBE}'
     # A driver that was loaded for another device may have been faster.
     yield (
-        f'ACTION=="bind", {here}, DRIVER!="{each.driver}", '
-        f'ATTR{{driver_override}}="{each.driver}", ATTR{{driver/unbind}}="$kernel", {_PROBE}'
+        f'ACTION=="bind", {match}, DRIVER!="{bound.driver}", '
+        f'ATTR{{driver_override}}="{bound.driver}", ATTR{{driver/unbind}}="$kernel", {_PROBE}'
     )
 
 
-def _switched_on(adapter: Adapter) -> Iterator[str]:
+def _adapter_rules(adapter: SplitAdapter) -> Iterator[str]:
     yield (
         f"# {adapter.address}: {adapter.vfs} virtual functions, before its interface is brought up."
     )
@@ -152,17 +154,19 @@ def _switched_on(adapter: Adapter) -> Iterator[str]:
             sets.append(f'ATTR{{{where}sriov_drivers_autoprobe}}="0"')
         sets.append(f'ATTR{{{where}sriov_numvfs}}="{adapter.vfs}"')
         yield ", ".join(sets)
-    mine = f'ATTR{{physfn/uevent}}=="*PCI_SLOT_NAME={adapter.address}*"'
+    parent_match = f'ATTR{{physfn/uevent}}=="*PCI_SLOT_NAME={adapter.address}*"'
     if adapter.driver is not None:
         yield (
-            f'ACTION=="add", SUBSYSTEM=="pci", {mine}, '
+            f'ACTION=="add", SUBSYSTEM=="pci", {parent_match}, '
             f'ATTR{{driver_override}}="{adapter.driver}", {_PROBE}'
         )
     if adapter.bound:
         yield f"# {len(adapter.bound)} of them are for servers; the others keep the host's driver."
-    for each in adapter.bound:
+    for bound in adapter.bound:
         # Whatever else comes to be at the address is not meant.
-        yield from _bound(each, f'SUBSYSTEM=="pci", KERNEL=="{each.address}", {mine}')
+        yield from _binding_rules(
+            bound, f'SUBSYSTEM=="pci", KERNEL=="{bound.address}", {parent_match}'
+        )
 
 
 #: udev finds the bus as [subsystem/pci] and the event's device as $kernel.
@@ -178,34 +182,34 @@ _SYSCTL: Final = (
 )
 
 
-def _tmpfiles(host: Host) -> Iterator[str]:
+def _tmpfiles_lines(host: HostStart) -> Iterator[str]:
     yield "# Hugepages of each NUMA node; the kernel's command line reserves them all together."
-    for each in host.pages:
+    for pool in host.pages:
         yield (
-            f"w /sys/devices/system/node/node{each.numa_node}/hugepages/"
-            f"hugepages-{each.size_kib}kB/nr_hugepages - - - - {each.count}"
+            f"w /sys/devices/system/node/node{pool.numa_node}/hugepages/"
+            f"hugepages-{pool.size_kib}kB/nr_hugepages - - - - {pool.count}"
         )
 
 
 # --- the initramfs ----------------------------------------------------------------------
 
 
-def _hook(host: Host) -> Iterator[str]:
+def _initramfs_hook(host: HostStart) -> Iterator[str]:
     yield 'case "$1" in prereqs) exit 0 ;; esac'
     yield ". /usr/share/initramfs-tools/hook-functions"
     yield f"manual_add_modules {' '.join((*host.drivers, _IOMMU))}"
 
 
-def _dracut(host: Host) -> Iterator[str]:
+def _dracut_lines(host: HostStart) -> Iterator[str]:
     yield f'add_drivers+=" {" ".join((*host.drivers, _IOMMU))} "'
     yield f'install_items+=" /{UDEV} /{MODULES} "'
 
 
-def _script(host: Host) -> Iterator[str]:
+def _initramfs_script(host: HostStart) -> Iterator[str]:
     yield "# Before udev of the initramfs loads any driver."
     yield 'case "$1" in prereqs) exit 0 ;; esac'
-    for each in host.vfio:
-        yield f"echo {each.driver} >/sys/bus/pci/devices/{each.address}/driver_override"
+    for bound in host.vfio:
+        yield f"echo {bound.driver} >/sys/bus/pci/devices/{bound.address}/driver_override"
     for driver in host.drivers:
         yield f"modprobe -q -b {driver}"
     yield "exit 0"

@@ -52,12 +52,12 @@ class Form(enum.Enum):
     IDS = "ids"
 
 
-def class_of(role: str) -> str:
+def class_of_role(role: str) -> str:
     """The resource class of a role in form ``class``, e.g. ``CUSTOM_HPC_VF``."""
     return _PREFIX + re.sub(r"[^A-Z0-9]", "_", role.upper())
 
 
-def trait_of(role: str) -> str:
+def trait_of_role(role: str) -> str:
     """The trait of a role in form ``trait``, e.g. ``CUSTOM_HPC_ROLE_VF``."""
     return f"{_PREFIX}ROLE_" + re.sub(r"[^A-Z0-9]", "_", role.upper())
 
@@ -76,45 +76,49 @@ def class_as_nova_has_it(name: object) -> str:
     As nova/compute/pci_placement_translator.py, _normalize_resource_class (32 to 34).
     """
     text = str(name).upper()
-    return text if text in STANDARD_CLASSES else _custom(text)
+    return text if text in STANDARD_CLASSES else _custom_name_of(text)
 
 
 def traits_as_nova_has_them(names: object) -> frozenset[str]:
     """Traits, separated by commas, as Nova makes them of any text (get_traits there)."""
     words = str(names).split(",") if names else []
-    return frozenset(word if _STANDARD.fullmatch(word) else _custom(word.upper()) for word in words)
+    return frozenset(
+        word if _STANDARD.fullmatch(word) else _custom_name_of(word.upper()) for word in words
+    )
 
 
-def _custom(text: str) -> str:
+def _custom_name_of(text: str) -> str:
     """As normalize_name of os-traits and os-resource-classes."""
     return text if text.startswith("CUSTOM_") else f"CUSTOM_{re.sub(r'[^0-9A-Z]+', '_', text)}"
 
 
 def resource_class(form: Form, role: str) -> str | None:
     """The resource class that devices of *role* are given; None: Nova's own."""
-    return class_of(role) if form is Form.CLASS else None
+    return class_of_role(role) if form is Form.CLASS else None
 
 
-def traits(form: Form, role: str, vendor_id: str, product_id: str) -> frozenset[str]:
+def traits_of_role(form: Form, role: str, vendor_id: str, product_id: str) -> frozenset[str]:
     """The traits that tell devices apart; the alias asks for them as well."""
     if form is Form.CLASS:
         return frozenset({product_class(vendor_id, product_id)})
-    return frozenset({trait_of(role)} if form is Form.TRAIT else ())
+    return frozenset({trait_of_role(role)} if form is Form.TRAIT else ())
 
 
-def written_in(pairs: Mapping[str, Any], role: str) -> Form:
+def form_written_in(pairs: Mapping[str, Any], role: str) -> Form:
     """The form in which an entry of ``device_spec`` or ``alias`` is written.
 
     One with a resource class of somebody's own counts as ``ids``: nothing of ours is in it.
     """
-    if str(pairs.get("resource_class", "")).upper() == class_of(role):
+    if str(pairs.get("resource_class", "")).upper() == class_of_role(role):
         return Form.CLASS
-    if trait_of(role) in {word.strip().upper() for word in str(pairs.get("traits", "")).split(",")}:
+    if trait_of_role(role) in {
+        word.strip().upper() for word in str(pairs.get("traits", "")).split(",")
+    }:
         return Form.TRAIT
     return Form.IDS
 
 
-def oldest(forms: Iterable[Form]) -> Form | None:
+def oldest_form(forms: Iterable[Form]) -> Form | None:
     """Of several forms that of the earliest release; None: there are none."""
-    found = set(forms)
-    return next((form for form in (Form.IDS, Form.TRAIT, Form.CLASS) if form in found), None)
+    present = set(forms)
+    return next((form for form in (Form.IDS, Form.TRAIT, Form.CLASS) if form in present), None)

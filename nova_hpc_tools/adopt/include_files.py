@@ -30,7 +30,7 @@ class IncludeError(Exception):
 
 
 @attrs.frozen
-class Change:
+class FileChange:
     """One file that has to be written."""
 
     path: Path
@@ -53,21 +53,21 @@ class Change:
         return "".join(f"{line}\n" for line in lines)
 
 
-def owned(text: str) -> str:
+def mark_as_owned(text: str) -> str:
     """Put the project's mark in front of *text*."""
     return f"{MARKER}\n{text}"
 
 
-def is_owned(text: str) -> bool:
+def has_project_mark(text: str) -> bool:
     """Whether a file with this *text* is the project's."""
     return text.partition("\n")[0] == MARKER
 
 
-def compare(folder: Path, files: Mapping[str, str]) -> list[Change]:
+def compare_include_files(folder: Path, files: Mapping[str, str]) -> list[FileChange]:
     """Find out what has to be written; looks at everything, writes nothing.
 
     :param folder: where the files are or shall be; it need not exist yet.
-    :param files: file name -> content, see :func:`owned`.
+    :param files: file name -> content, see :func:`mark_as_owned`.
     :raises IncludeError: one of the files is there and is not the project's,
         or cannot be read.
     """
@@ -76,17 +76,17 @@ def compare(folder: Path, files: Mapping[str, str]) -> list[Change]:
     changes = []
     for name, new in files.items():
         path = folder / name
-        old = read(path)
-        if old is not None and not is_owned(old):
+        old = read_plain_file(path)
+        if old is not None and not has_project_mark(old):
             raise IncludeError(
                 f"{path} was not written by this command: move it away, or name another directory"
             )
         if old != new or stat.S_IMODE(path.stat().st_mode) != _MODE:
-            changes.append(Change(path, old, new))
+            changes.append(FileChange(path, old, new))
     return changes
 
 
-def write(changes: list[Change]) -> None:
+def write_file_changes(changes: list[FileChange]) -> None:
     """Write all *changes*: a reader sees the old file or the new one, whole.
 
     All new files are on the disk before the first of them takes its name.
@@ -95,23 +95,23 @@ def write(changes: list[Change]) -> None:
         have their new content are complete; the others are as they were.
     """
     with contextlib.ExitStack() as leftovers:
-        ready = [(change.path, _draft(change, leftovers)) for change in changes]
+        ready = [(change.path, _write_draft(change, leftovers)) for change in changes]
         for change in changes:
-            if change.owner is not None and exact(change.path) != change.old:
+            if change.owner is not None and read_exact_file(change.path) != change.old:
                 raise IncludeError(
                     f"{change.path} was changed by somebody else just now: try again"
                 )
         for path, draft in ready:
-            with _explained(path):
+            with _explain_write_errors(path):
                 if draft is None:
                     path.unlink(missing_ok=True)
                 else:
                     draft.replace(path)
         for folder in {path.parent for path, _ in ready}:
-            _flush(folder)
+            _flush_folder(folder)
 
 
-def read(path: Path) -> str | None:
+def read_plain_file(path: Path) -> str | None:
     """The text of a plain file; None: there is none.
 
     :raises IncludeError: it is something else, or cannot be read.
@@ -127,7 +127,7 @@ def read(path: Path) -> str | None:
         raise IncludeError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def exact(path: Path) -> str | None:
+def read_exact_file(path: Path) -> str | None:
     """The text of a plain file of somebody else's, byte for byte; None: there is none.
 
     :raises IncludeError: it is something else, or cannot be read, or is no UTF-8.
@@ -146,19 +146,19 @@ def exact(path: Path) -> str | None:
         raise IncludeError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def edit(path: Path, old: str, new: str | None) -> Change:
+def build_foreign_edit(path: Path, old: str, new: str | None) -> FileChange:
     """A change of a file of somebody else's, which keeps its user, its group and its mode."""
-    with _explained(path):
-        found = path.lstat()
-    return Change(path, old, new, stat.S_IMODE(found.st_mode), (found.st_uid, found.st_gid))
+    with _explain_write_errors(path):
+        status = path.lstat()
+    return FileChange(path, old, new, stat.S_IMODE(status.st_mode), (status.st_uid, status.st_gid))
 
 
-def _draft(change: Change, leftovers: contextlib.ExitStack) -> Path | None:
+def _write_draft(change: FileChange, leftovers: contextlib.ExitStack) -> Path | None:
     """The new content in a file beside its place; None: it is to be removed."""
     if change.new is None:
         return None
     folder = change.path.parent
-    with _explained(change.path):
+    with _explain_write_errors(change.path):
         folder.mkdir(parents=True, exist_ok=True)
         # The name does not end in .conf: services that read the directory
         # right now must not see it.
@@ -168,18 +168,18 @@ def _draft(change: Change, leftovers: contextlib.ExitStack) -> Path | None:
         with os.fdopen(handle, "w", encoding="utf-8", newline="") as stream:
             stream.write(change.new)
             if change.owner is not None:
-                _like(change, stream.fileno())
+                _copy_file_labels(change, stream.fileno())
             os.fchmod(stream.fileno(), change.mode)
             stream.flush()
             os.fsync(stream.fileno())
     return draft
 
 
-def _like(change: Change, handle: int) -> None:
+def _copy_file_labels(change: FileChange, handle: int) -> None:
     """Give a draft the owner, the access list and the labels of the file it stands for."""
     assert change.owner is not None
-    here = os.fstat(handle)
-    if (here.st_uid, here.st_gid) != change.owner:
+    draft_status = os.fstat(handle)
+    if (draft_status.st_uid, draft_status.st_gid) != change.owner:
         os.fchown(handle, *change.owner)
     for name in os.listxattr(change.path):
         try:
@@ -190,8 +190,8 @@ def _like(change: Change, handle: int) -> None:
                 raise
 
 
-def _flush(folder: Path) -> None:
-    with _explained(folder):
+def _flush_folder(folder: Path) -> None:
+    with _explain_write_errors(folder):
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(handle)
@@ -200,7 +200,7 @@ def _flush(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _explained(path: Path) -> Iterator[None]:
+def _explain_write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -14,7 +14,7 @@ from nova_hpc.wire.undo import Replaced, Step
 from nova_hpc.wire.version import WireError
 from nova_hpc_tools.adopt import include_files, settings
 from nova_hpc_tools.adopt import option_changes as effective
-from nova_hpc_tools.adopt.include_files import Change
+from nova_hpc_tools.adopt.include_files import FileChange
 from nova_hpc_tools.base import CommandError
 
 #: Beside the include files; no service reads it.
@@ -48,7 +48,7 @@ def check_folder(folder: Path) -> None:
 
 
 @attrs.frozen
-class Writer:
+class IncludeWriter:
     """Writes into one directory, and says what it does."""
 
     folder: Path | None
@@ -59,8 +59,8 @@ class Writer:
         self,
         words: Sequence[str],
         files: Mapping[str, str],
-        declaration: Change | None,
-        edits: Sequence[Change] = (),
+        declaration: FileChange | None,
+        edits: Sequence[FileChange] = (),
     ) -> list[tuple[str, str]]:
         """Show the differences and write; every file and what became of it.
 
@@ -70,7 +70,7 @@ class Writer:
         :param edits: of files of others, which are written last.
         """
         assert self.folder is not None
-        changes = include_files.compare(self.folder, files)
+        changes = include_files.compare_include_files(self.folder, files)
         if declaration is not None:
             changes.append(declaration)
         states = {str(self.folder / name): "unchanged" for name in files}
@@ -88,20 +88,24 @@ class Writer:
         if not steps:
             raise CommandError(f"nothing to undo: no run has written to {self.folder}")
         changes = []
-        for each in steps[-1]:
-            path = Path(each.path)
-            now = include_files.exact(path)
-            if now != each.after:
+        for replaced in steps[-1]:
+            path = Path(replaced.path)
+            current_text = include_files.read_exact_file(path)
+            if current_text != replaced.after:
                 raise CommandError(
                     f"{path} was changed since it was written: what was there before is in "
                     f"{self.folder / RECORD}"
                 )
-            if now != each.before:
-                mine = each.before is None or now is None or _is_ours(path, now)
+            if current_text != replaced.before:
+                is_ours = (
+                    replaced.before is None
+                    or current_text is None
+                    or _is_project_file(path, current_text)
+                )
                 changes.append(
-                    Change(path, now, each.before)
-                    if mine
-                    else include_files.edit(path, now or "", each.before)
+                    FileChange(path, current_text, replaced.before)
+                    if is_ours
+                    else include_files.build_foreign_edit(path, current_text or "", replaced.before)
                 )
         states: dict[str, str] = {}
         rows = self._do(words, changes, states, len(changes), record=False)
@@ -112,7 +116,7 @@ class Writer:
     def _do(
         self,
         words: Sequence[str],
-        changes: list[Change],
+        changes: list[FileChange],
         states: dict[str, str],
         count: int,
         record: bool = True,
@@ -130,30 +134,32 @@ class Writer:
                 self.say(f"Nothing written: --dry-run. {len(changes)} of {count} files differ.")
             return list(states.items())
         steps = self._steps() if record and changes else ()
-        include_files.write(changes)
+        include_files.write_file_changes(changes)
         if record and changes:
             step = tuple(
-                Replaced(str(each.path.absolute()), each.old, each.new)
-                for each in changes
-                if each.old != each.new
+                Replaced(str(change.path.absolute()), change.old, change.new)
+                for change in changes
+                if change.old != change.new
             )
             self._keep((*steps, step) if step else steps)
         for change in changes:
             self.say(f"{'Removed' if change.new is None else 'Wrote'} {change.path}")
         return list(states.items())
 
-    def _tell(self, words: Sequence[str], changes: Sequence[Change]) -> None:
+    def _tell(self, words: Sequence[str], changes: Sequence[FileChange]) -> None:
         """Say what the services are told otherwise, whatever the files look like."""
-        services = effective.services(words)
-        by_service: dict[effective.Service, dict[Path, tuple[str | None, str | None]]] = {}
+        services = effective.services_by_part(words)
+        by_service: dict[
+            effective.ConfiguredService, dict[Path, tuple[str | None, str | None]]
+        ] = {}
         for change in changes:
             part = settings.COMPUTE if change.owner else _PARTS.get(change.path.name)
             if part is not None and change.old != change.new:
                 files = by_service.setdefault(services[part], {})
                 files[change.path] = (change.old, change.new)
         for service, files in by_service.items():
-            found = effective.changes(service, files)
-            lines = [line for each in found for line in each.lines()]
+            option_changes = effective.find_option_changes(service, files)
+            lines = [line for option_change in option_changes for line in option_change.lines()]
             if lines:
                 self.say(f"What changes for {service.name}:")
             for line in lines:
@@ -161,9 +167,9 @@ class Writer:
             new = {
                 path: text
                 for path, (_, text) in files.items()
-                if text is not None and include_files.is_owned(text)
+                if text is not None and include_files.has_project_mark(text)
             }
-            for note in effective.hidden(service, new):
+            for note in effective.find_hidden_options(service, new):
                 self.say(note)
 
     # -- the record ------------------------------------------------------------------------
@@ -171,29 +177,31 @@ class Writer:
     def _steps(self) -> tuple[Step, ...]:
         assert self.folder is not None
         path = self.folder / RECORD
-        text = include_files.read(path)
+        text = include_files.read_plain_file(path)
         try:
-            return () if text is None else undo_record.loads(text)
+            return () if text is None else undo_record.read_undo(text)
         except WireError as error:
             raise CommandError(f"{path}: {error}; move it away") from error
 
     def _keep(self, steps: tuple[Step, ...]) -> None:
         assert self.folder is not None
         path = self.folder / RECORD
-        old = include_files.read(path)
-        new = undo_record.dumps(steps[-_MOST:]) if steps else None
+        old = include_files.read_plain_file(path)
+        new = undo_record.write_undo(steps[-_MOST:]) if steps else None
         if old != new:
-            include_files.write([Change(path, old, new, _mode(steps))])
+            include_files.write_file_changes(
+                [FileChange(path, old, new, _choose_record_mode(steps))]
+            )
 
 
-def _is_ours(path: Path, text: str) -> bool:
+def _is_project_file(path: Path, text: str) -> bool:
     """Whether this project wrote it: include files, and the declaration."""
-    return include_files.is_owned(text) or path.suffix == ".yaml"
+    return include_files.has_project_mark(text) or path.suffix == ".yaml"
 
 
-def _mode(steps: Sequence[Step]) -> int:
+def _choose_record_mode(steps: Sequence[Step]) -> int:
     """Of the record: what it repeats of a file of others is read by nobody else."""
-    paths = [Path(each.path) for step in steps for each in step]
-    texts = [each.before or each.after or "" for step in steps for each in step]
-    ours = all(_is_ours(path, text) for path, text in zip(paths, texts, strict=True))
+    paths = [Path(replaced.path) for step in steps for replaced in step]
+    texts = [replaced.before or replaced.after or "" for step in steps for replaced in step]
+    ours = all(_is_project_file(path, text) for path, text in zip(paths, texts, strict=True))
     return 0o644 if ours else 0o600

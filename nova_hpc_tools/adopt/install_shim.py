@@ -23,7 +23,7 @@ from typing import Final
 
 import attrs
 
-from nova_hpc_tools.base import Answer, Record
+from nova_hpc_tools.base import CommandAnswer, RecordCommand
 
 NAME: Final = "hpc.py"
 
@@ -53,7 +53,7 @@ class ShimError(RuntimeError):
 
 
 @attrs.frozen
-class Place:
+class ShimPlace:
     """Where the file belongs for one interpreter."""
 
     python: str
@@ -69,7 +69,7 @@ class Place:
         return self.target.parent.parent
 
 
-def interpreter() -> str:
+def find_nova_interpreter() -> str:
     """The Python of the nova-compute on PATH; this one where there is none."""
     script = shutil.which("nova-compute")
     if script is None:
@@ -84,7 +84,7 @@ def interpreter() -> str:
     return words[0]
 
 
-def locate(python: str) -> Place:
+def locate_shim(python: str) -> ShimPlace:
     """Ask *python* where its Nova is.
 
     :raises ShimError: it cannot be run, or has no Nova.
@@ -94,20 +94,20 @@ def locate(python: str) -> Place:
         done = subprocess.run(
             [python, "-c", _PROBE], cwd="/", capture_output=True, text=True, timeout=60, check=True
         )
-        found: dict[str, list[str]] = json.loads(done.stdout)
+        packages: dict[str, list[str]] = json.loads(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         raise ShimError(f"{python} does not run; name another with --python ({error})") from error
-    homes = [Path(each) / "virt" for each in found["nova"]]
-    home = next((each for each in homes if (each / "__init__.py").is_file()), None)
+    homes = [Path(folder) / "virt" for folder in packages["nova"]]
+    home = next((folder for folder in homes if (folder / "__init__.py").is_file()), None)
     if home is None:
         raise ShimError(
             f"{python} finds no Nova; name the interpreter of nova-compute with --python"
         )
-    complete = bool(found["nova_hpc"] and found["virt_driver_patches"])
-    return Place(python, home / NAME, complete, next(iter(found["version"]), None))
+    complete = bool(packages["nova_hpc"] and packages["virt_driver_patches"])
+    return ShimPlace(python, home / NAME, complete, next(iter(packages["version"]), None))
 
 
-def content() -> str:
+def read_shim_content() -> str:
     """The file, as this release has it.
 
     :raises ShimError: the installation is incomplete.
@@ -120,7 +120,7 @@ def content() -> str:
     raise ShimError("the package virt_driver_patches lacks its shim; install nova-hpc again")
 
 
-def state(target: Path, text: str) -> str:
+def shim_state_of(target: Path, text: str) -> str:
     """``installed``, ``missing``, ``outdated`` or ``foreign``."""
     try:
         there = target.read_text()
@@ -133,7 +133,7 @@ def state(target: Path, text: str) -> str:
     return "outdated" if there.startswith(_OURS) else "foreign"
 
 
-def write(target: Path, text: str) -> None:
+def write_shim(target: Path, text: str) -> None:
     """Place the file whole or not at all."""
     try:
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{NAME}.")
@@ -151,7 +151,7 @@ def write(target: Path, text: str) -> None:
         raise ShimError(f"cannot write {target}: {error.strerror}") from error
 
 
-class InstallShim(Record):
+class InstallShim(RecordCommand):
     """Place the one file beside Nova that makes the driver loadable.
 
     With the file in place, ``[DEFAULT]compute_driver = hpc.HpcLibvirtDriver``
@@ -178,30 +178,34 @@ class InstallShim(Record):
         )
         return parser
 
-    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+    def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
         """Check, remove or install."""
-        place = locate(parsed_args.python or interpreter())
-        text = content()
-        found = state(place.target, text)
+        place = locate_shim(parsed_args.python or find_nova_interpreter())
+        text = read_shim_content()
+        current_state = shim_state_of(place.target, text)
         if parsed_args.check:
-            return self._answer(place, found, 0 if found == "installed" else _MISSING)
-        if found == "foreign":
+            return self._answer(
+                place, current_state, 0 if current_state == "installed" else _MISSING
+            )
+        if current_state == "foreign":
             raise ShimError(
                 f"{place.target} is not a file of nova-hpc and is left as it is; "
                 "move it away if Nova does not need it"
             )
         if parsed_args.remove:
             place.target.unlink(missing_ok=True)
-            return self._answer(place, "was not there" if found == "missing" else "removed")
+            return self._answer(place, "was not there" if current_state == "missing" else "removed")
         if not place.complete:
             raise ShimError(
                 f"{place.python} does not find nova-hpc, which the file imports; "
                 f"install its wheel there: {place.python} -m pip install nova_hpc-*.whl"
             )
-        if found != "installed":
-            write(place.target, text)
-        return self._answer(place, "already in place" if found == "installed" else "installed")
+        if current_state != "installed":
+            write_shim(place.target, text)
+        return self._answer(
+            place, "already in place" if current_state == "installed" else "installed"
+        )
 
-    def _answer(self, place: Place, said: str, status: int = 0) -> Answer:
-        self.say(f"{place.target}: {said}")
-        return Answer(("File", "State"), (str(place.target), said), status)
+    def _answer(self, place: ShimPlace, outcome: str, status: int = 0) -> CommandAnswer:
+        self.say(f"{place.target}: {outcome}")
+        return CommandAnswer(("File", "State"), (str(place.target), outcome), status)

@@ -6,66 +6,76 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from nova_hpc.outside.host_names import quoted, wrong_host
+from nova_hpc.outside.host_names import explain_wrong_host, quote_bad_name
 from nova_hpc.topology.model import Node
-from nova_hpc_tools.adopt import declaration_file as node_file
-from nova_hpc_tools.adopt import include_files, layouts, settings
-from nova_hpc_tools.adopt import option_changes as effective
-from nova_hpc_tools.adopt.layouts import Override, Sections
+from nova_hpc_tools.adopt import declaration_file, include_files, layouts, option_changes, settings
+from nova_hpc_tools.adopt.layouts import LayoutFile, Sections
 from nova_hpc_tools.base import CommandError
 
 
-def declaration(args: argparse.Namespace, node: Node) -> str:
+def declaration_name_of(args: argparse.Namespace, node: Node) -> str:
     """Name of the node's declaration below the directory of ``--write``."""
     if args.layout == layouts.PLAIN:
-        return node_file.HERE.name
-    return f"nova-hpc/{_hostname(node)}.yaml"
+        return declaration_file.HERE.name
+    return f"nova-hpc/{_checked_hostname_of(node)}.yaml"
 
 
-def merged(args: argparse.Namespace, node: Node) -> dict[str, str] | None:
+def read_merged_parts(args: argparse.Namespace, node: Node) -> dict[str, str] | None:
     """Part -> what this command has written of it before; None: it has files of its own.
 
     :raises include_files.IncludeError: a file cannot be read.
     """
     if args.layout == layouts.PLAIN:
         return None
-    found: dict[str, str] = {}
-    for override in _overrides(args, node, settings.PARTS):
-        text = None if args.write is None else include_files.read(args.write / override.path)
-        if text is not None and include_files.is_owned(text):
+    texts_by_part: dict[str, str] = {}
+    for override in _wanted_overrides(args, node, settings.PARTS):
+        text = (
+            None
+            if args.write is None
+            else include_files.read_plain_file(args.write / override.path)
+        )
+        if text is not None and include_files.has_project_mark(text):
             # The parts of one file are never needed by themselves.
-            found.setdefault(override.parts[-1], layouts.ours(text, override))
-    return found
+            texts_by_part.setdefault(override.parts[-1], layouts.own_lines_of(text, override))
+    return texts_by_part
 
 
-def files(
+def render_layout_files(
     args: argparse.Namespace,
     node: Node,
     parts: Sequence[str],
-    result: settings.Settings,
+    result: settings.NovaSettings,
     others: Sections,
 ) -> dict[str, str]:
     """Path below the directory of ``--write`` -> text."""
-    said = {part: effective.sections(result.files[part]) for part in settings.PARTS}
-    return {each.path: layouts.render(each, said, others) for each in _overrides(args, node, parts)}
+    sections_by_part = {
+        part: option_changes.parse_config_sections(result.files[part]) for part in settings.PARTS
+    }
+    return {
+        override.path: layouts.render_override(override, sections_by_part, others)
+        for override in _wanted_overrides(args, node, parts)
+    }
 
 
-def _overrides(args: argparse.Namespace, node: Node, parts: Sequence[str]) -> list[Override]:
-    found = layouts.overrides(args.layout, _hostname(node))
-    return [each for each in found if each.parts[-1] in parts]
+def _wanted_overrides(
+    args: argparse.Namespace, node: Node, parts: Sequence[str]
+) -> list[LayoutFile]:
+    overrides = layouts.overrides_of_layout(args.layout, _checked_hostname_of(node))
+    return [override for override in overrides if override.parts[-1] in parts]
 
 
-def _hostname(node: Node) -> str:
+def _checked_hostname_of(node: Node) -> str:
     if node.hostname is None:
         raise CommandError(
             f"{node.source} does not say the node's host name, by which --layout names its files: "
             "read a capture of sys and proc (nova-hpc inventory --save FILE --keep-names)"
         )
     # Captures and lstopo's XML are files of others, and the name becomes one of a folder.
-    wrong = wrong_host(node.hostname.replace("_", "-"))
+    wrong = explain_wrong_host(node.hostname.replace("_", "-"))
     if wrong is not None:
         raise CommandError(
-            f"{node.source} calls the node {quoted(node.hostname)}, which cannot name files: "
+            f"{node.source} calls the node {quote_bad_name(node.hostname)}, which cannot "
+            f"name files: "
             f"{wrong}"
         )
     return node.hostname

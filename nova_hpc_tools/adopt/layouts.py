@@ -40,7 +40,7 @@ Sections = Mapping[str, Mapping[str, Sequence[str]]]
 
 
 @attrs.frozen
-class Override:
+class LayoutFile:
     """What one file of a layout says; it is made of these parts, in this order."""
 
     path: str
@@ -49,20 +49,20 @@ class Override:
     variable: str = ""
 
 
-def overrides(layout: str, hostname: str) -> tuple[Override, ...]:
+def overrides_of_layout(layout: str, hostname: str) -> tuple[LayoutFile, ...]:
     """The files of a layout, below the folder that the tool reads."""
     common, controller = settings.COMMON, settings.CONTROLLER
     if layout == KOLLA:
         return (
-            Override(f"nova/{hostname}/nova-compute.conf", (common, settings.COMPUTE)),
-            *(Override(f"nova/{name}.conf", (common, controller)) for name in _CONTROLLERS),
-            Override("placement.conf", (settings.PLACEMENT,)),
+            LayoutFile(f"nova/{hostname}/nova-compute.conf", (common, settings.COMPUTE)),
+            *(LayoutFile(f"nova/{name}.conf", (common, controller)) for name in _CONTROLLERS),
+            LayoutFile("placement.conf", (settings.PLACEMENT,)),
         )
     nova = "nova_nova_conf_overrides"
     return (
-        Override(f"host_vars/{hostname}/nova-hpc.yml", (common, settings.COMPUTE), nova),
-        Override("group_vars/nova_all/nova-hpc.yml", (common, controller), nova),
-        Override(
+        LayoutFile(f"host_vars/{hostname}/nova-hpc.yml", (common, settings.COMPUTE), nova),
+        LayoutFile("group_vars/nova_all/nova-hpc.yml", (common, controller), nova),
+        LayoutFile(
             "group_vars/placement_all/nova-hpc.yml",
             (settings.PLACEMENT,),
             "placement_placement_conf_overrides",
@@ -70,10 +70,11 @@ def overrides(layout: str, hostname: str) -> tuple[Override, ...]:
     )
 
 
-def render(override: Override, parts: Mapping[str, Sections], others: Sections) -> str:
+def render_override(override: LayoutFile, parts: Mapping[str, Sections], others: Sections) -> str:
     """The text of one file.
 
-    :param parts: part -> what it says, as :func:`nova_hpc_tools.adopt.settings.render` has made it.
+    :param parts: part -> what it says, as
+        :func:`nova_hpc_tools.adopt.settings.render_settings` has made it.
     :param others: what is said now of the options in :data:`SEVERAL` by others.
     """
     merged: dict[str, dict[str, list[str]]] = {}
@@ -81,42 +82,44 @@ def render(override: Override, parts: Mapping[str, Sections], others: Sections) 
     for part in override.parts:
         for group, options in parts[part].items():
             for name, values in options.items():
-                here = merged.setdefault(group, {}).setdefault(name, [])
+                merged_values = merged.setdefault(group, {}).setdefault(name, [])
                 theirs = others.get(group, {}).get(name, ()) if name in SEVERAL else ()
                 # As it is written: oslo.config substitutes what follows a $. What both say
                 # stays in their order, too.
-                theirs = [each.replace("$", "$$") for each in theirs]
+                theirs = [value.replace("$", "$$") for value in theirs]
                 if override.variable:
                     theirs.sort()  # as config_template does (_write_check)
-                here += dict.fromkeys((*theirs, *values))
+                merged_values += dict.fromkeys((*theirs, *values))
                 if theirs:
                     repeated.setdefault(group, {})[name] = theirs
     head = f"{_REPEATED}{json.dumps(repeated)}\n" if repeated else ""
     if override.variable:
-        return head + _variables(override.variable, merged)
-    return head + "".join(_lines(merged))
+        return head + _format_variables(override.variable, merged)
+    return head + "".join(_format_sections(merged))
 
 
-def ours(text: str, override: Override) -> str:
+def own_lines_of(text: str, override: LayoutFile) -> str:
     """What a file says of this project's own, as oslo.config reads it; "" where it is broken."""
     try:
-        theirs = _repeated(text)
+        theirs = _read_repeated(text)
         if override.variable:
-            said = yaml.safe_load(text)[override.variable]
+            groups = yaml.safe_load(text)[override.variable]
             sections = {
                 str(group): {
                     str(name): [*map(str, value)] if isinstance(value, dict) else [str(value)]
                     for name, value in options.items()
                 }
-                for group, options in said.items()
+                for group, options in groups.items()
             }
         else:
-            sections = _read(text)
+            sections = _read_sections(text)
         return "".join(
-            _lines(
+            _format_sections(
                 {
                     group: {
-                        name: [each for each in values if each not in theirs.get((group, name), ())]
+                        name: [
+                            value for value in values if value not in theirs.get((group, name), ())
+                        ]
                         for name, values in options.items()
                     }
                     for group, options in sections.items()
@@ -127,39 +130,39 @@ def ours(text: str, override: Override) -> str:
         return ""
 
 
-def _repeated(text: str) -> dict[tuple[str, str], list[str]]:
+def _read_repeated(text: str) -> dict[tuple[str, str], list[str]]:
     for line in text.splitlines():
         if line.startswith(_REPEATED):
-            found = json.loads(line.removeprefix(_REPEATED))
+            repeated = json.loads(line.removeprefix(_REPEATED))
             return {
                 (group, name): values
-                for group, options in found.items()
+                for group, options in repeated.items()
                 for name, values in options.items()
             }
     return {}
 
 
-def _read(text: str) -> dict[str, dict[str, list[str]]]:
-    """The lines that :func:`_lines` writes."""
+def _read_sections(text: str) -> dict[str, dict[str, list[str]]]:
+    """The lines that :func:`_format_sections` writes."""
     sections: dict[str, dict[str, list[str]]] = {}
-    here: dict[str, list[str]] = {}
+    section: dict[str, list[str]] = {}
     for line in text.splitlines():
         if line.startswith("["):
-            here = sections.setdefault(line.strip("[]"), {})
+            section = sections.setdefault(line.strip("[]"), {})
         elif line and not line.startswith("#"):
             name, _, value = line.partition(" = ")
-            here.setdefault(name, []).append(value)
+            section.setdefault(name, []).append(value)
     return sections
 
 
-def _lines(sections: Sections) -> Iterator[str]:
+def _format_sections(sections: Sections) -> Iterator[str]:
     for number, (group, options) in enumerate(sections.items()):
         yield f"{chr(10) if number else ''}[{group}]\n"
         for name, values in options.items():
-            yield from (f"{name} = {each}\n" for each in values)
+            yield from (f"{name} = {value}\n" for value in values)
 
 
-def _variables(variable: str, sections: Sections) -> str:
+def _format_variables(variable: str, sections: Sections) -> str:
     """A value that is given several times is a mapping to nothing: that is how
     config_template knows it from a list, which it would join by commas."""
     body: dict[str, Any] = {

@@ -19,10 +19,10 @@ from nova_hpc.topology.model import Node
 from nova_hpc.wire import capture
 from nova_hpc.wire.node_declaration import (
     EVERY,
-    Device,
+    DeclaredDevice,
     NodeDeclaration,
+    NodeWishes,
     RoleWish,
-    Wishes,
 )
 from nova_hpc_tools.adopt import declaration
 from nova_hpc_tools.adopt.configured import HeldBack
@@ -33,139 +33,153 @@ from nova_hpc_tools.adopt.identity import Form
 _DEVICES: Final = ("left_out", "offer_in_use", "whole_pf")
 
 
-def for_node(found: NodeDeclaration, hostname: str | None, source: str) -> Wishes:
+def wishes_for_node(declared: NodeDeclaration, hostname: str | None, source: str) -> NodeWishes:
     """What the file says for the node of that name.
 
     :raises DeclarationError: it is for other nodes.
     """
-    if not found.is_for(hostname):
+    if not declared.is_for(hostname):
         raise DeclarationError(
-            f"{source} is for {', '.join(found.hosts)}, and this node is {hostname}: name the "
+            f"{source} is for {', '.join(declared.hosts)}, and this node is {hostname}: name the "
             "node's own file with --declaration, or add the node to its list for"
         )
-    return added(found.wishes, found.nodes.get(hostname or "", Wishes()))
+    return add_wishes(declared.wishes, declared.nodes.get(hostname or "", NodeWishes()))
 
 
-def added(general: Wishes, own: Wishes) -> Wishes:
+def add_wishes(general: NodeWishes, own: NodeWishes) -> NodeWishes:
     """*general* with what *own* says: devices are added, all else replaces."""
     more: dict[str, Any] = {
-        each.name: value
-        for each in attrs.fields(Wishes)
-        if (value := getattr(own, each.name)) is not None
+        field.name: value
+        for field in attrs.fields(NodeWishes)
+        if (value := getattr(own, field.name)) is not None
     }
     for key in _DEVICES:
         if key in more:
-            more[key] = _united(getattr(general, key) or (), more[key])
+            more[key] = _unite_devices(getattr(general, key) or (), more[key])
     if own.role_options is not None:
         options = dict(general.role_options or {})
         for role, wish in own.role_options.items():
-            options[role] = _over(options.get(role, RoleWish()), wish)
+            options[role] = _override_role_wish(options.get(role, RoleWish()), wish)
         more["role_options"] = options
     if own.kept is not None:
         more["kept"] = {**(general.kept or {}), **own.kept}
     return attrs.evolve(general, **more)
 
 
-def _over(first: RoleWish, second: RoleWish) -> RoleWish:
-    said = attrs.asdict(second, filter=lambda _, value: value is not None)
+def _override_role_wish(first: RoleWish, second: RoleWish) -> RoleWish:
+    changes = attrs.asdict(second, filter=lambda _, value: value is not None)
     if first.traits and second.traits:
-        said["traits"] = tuple(sorted({*first.traits, *second.traits}))
-    return attrs.evolve(first, **said)
+        changes["traits"] = tuple(sorted({*first.traits, *second.traits}))
+    return attrs.evolve(first, **changes)
 
 
-def _united(first: Iterable[Device], second: Iterable[Device]) -> tuple[Device, ...]:
+def _unite_devices(
+    first: Iterable[DeclaredDevice], second: Iterable[DeclaredDevice]
+) -> tuple[DeclaredDevice, ...]:
     """All devices, each once; what was said of one first stays."""
-    found: list[Device] = []
-    for each in (*first, *second):
-        place = next((at for at, other in enumerate(found) if _same(each, other)), None)
+    united: list[DeclaredDevice] = []
+    for device in (*first, *second):
+        place = next(
+            (at for at, earlier in enumerate(united) if _is_same_device(device, earlier)), None
+        )
         if place is None:
-            found.append(each)
-        elif found[place].hardware is None:
+            united.append(device)
+        elif united[place].hardware is None:
             # Named by its address before, and now also by what is there.
-            found[place] = attrs.evolve(found[place], hardware=each.hardware)
-    return tuple(found)
+            united[place] = attrs.evolve(united[place], hardware=device.hardware)
+    return tuple(united)
 
 
-def _same(one: Device, other: Device) -> bool:
-    if one.hardware and other.hardware:
-        return one.hardware == other.hardware
-    return one.address is not None and one.address == other.address
+def _is_same_device(first: DeclaredDevice, second: DeclaredDevice) -> bool:
+    if first.hardware and second.hardware:
+        return first.hardware == second.hardware
+    return first.address is not None and first.address == second.address
 
 
-def told(
-    found: NodeDeclaration, hostname: str | None, words: Wishes, replaced: Collection[str]
+def apply_option_wishes(
+    declared: NodeDeclaration, hostname: str | None, words: NodeWishes, replaced: Collection[str]
 ) -> NodeDeclaration:
     """The file with what the options of a run say.
 
     :param words: the options.
     :param replaced: names that the operator gives up; addresses leave the lists of devices.
     """
-    if hostname is not None and hostname in found.nodes:
+    if hostname is not None and hostname in declared.nodes:
         nodes = {
-            **found.nodes,
-            hostname: added(_without(found.nodes[hostname], replaced, words), words),
+            **declared.nodes,
+            hostname: add_wishes(_drop_given_up(declared.nodes[hostname], replaced, words), words),
         }
-        general = _without(found.wishes, replaced, words)
-        return attrs.evolve(found, wishes=general, nodes=nodes)
-    return attrs.evolve(found, wishes=added(_without(found.wishes, replaced, words), words))
+        general = _drop_given_up(declared.wishes, replaced, words)
+        return attrs.evolve(declared, wishes=general, nodes=nodes)
+    return attrs.evolve(
+        declared, wishes=add_wishes(_drop_given_up(declared.wishes, replaced, words), words)
+    )
 
 
-def _without(wishes: Wishes, replaced: Collection[str], words: Wishes) -> Wishes:
+def _drop_given_up(wishes: NodeWishes, replaced: Collection[str], words: NodeWishes) -> NodeWishes:
     """Without the devices that are given up, and without what the options contradict."""
     gone: dict[str, set[str | None]] = {
-        "left_out": {*replaced, *_addresses(words.offer_in_use)},
-        "offer_in_use": {*replaced, *_addresses(words.left_out)},
+        "left_out": {*replaced, *_addresses_of_devices(words.offer_in_use)},
+        "offer_in_use": {*replaced, *_addresses_of_devices(words.left_out)},
         "whole_pf": {*replaced},
     }
     lists: dict[str, Any] = {}
     for key in _DEVICES:
         devices = getattr(wishes, key)
         if devices is not None:
-            kept = tuple(each for each in devices if not {each.address, each.hardware} & gone[key])
+            kept = tuple(
+                device for device in devices if not {device.address, device.hardware} & gone[key]
+            )
             lists[key] = kept or None
     if wishes.kept is not None:
-        remain = {each: said for each, said in wishes.kept.items() if each not in replaced}
+        remain = {
+            address: pairs for address, pairs in wishes.kept.items() if address not in replaced
+        }
         lists["kept"] = remain or None
     return attrs.evolve(wishes, **lists)
 
 
-def _addresses(devices: Iterable[Device] | None) -> set[str | None]:
-    return {each.address for each in devices or ()}
+def _addresses_of_devices(devices: Iterable[DeclaredDevice] | None) -> set[str | None]:
+    return {device.address for device in devices or ()}
 
 
-def keep(
-    found: NodeDeclaration, hostname: str | None, kept: Mapping[str, Mapping[str, str | None]]
+def keep_foreign_entries(
+    declared: NodeDeclaration, hostname: str | None, kept: Mapping[str, Mapping[str, str | None]]
 ) -> NodeDeclaration:
     """The file with what entries of others say of the devices of one node.
 
     A file for several nodes says it of that one alone: others have other entries.
     """
-    if hostname is not None and (found.hosts or hostname in found.nodes):
-        own = attrs.evolve(found.nodes.get(hostname, Wishes()), kept=kept or None)
-        nodes = {**found.nodes, hostname: own} if kept or hostname in found.nodes else found.nodes
-        return attrs.evolve(found, nodes=nodes)
-    return attrs.evolve(found, wishes=attrs.evolve(found.wishes, kept=kept or None))
+    if hostname is not None and (declared.hosts or hostname in declared.nodes):
+        own = attrs.evolve(declared.nodes.get(hostname, NodeWishes()), kept=kept or None)
+        nodes = (
+            {**declared.nodes, hostname: own}
+            if kept or hostname in declared.nodes
+            else declared.nodes
+        )
+        return attrs.evolve(declared, nodes=nodes)
+    return attrs.evolve(declared, wishes=attrs.evolve(declared.wishes, kept=kept or None))
 
 
-def from_before(held: HeldBack | None, device_role: Iterable[str]) -> Wishes:
+def wishes_before_declarations(held: HeldBack | None, device_role: Iterable[str]) -> NodeWishes:
     """What the files of a release without declarations say.
 
     :param device_role: of the node's own file.
     """
     roles = tuple(json.loads(text) for text in device_role) or None
     if held is None:
-        return Wishes(roles=roles)
-    return Wishes(
+        return NodeWishes(roles=roles)
+    return NodeWishes(
         roles=roles,
-        left_out=tuple(Device(each) for each in sorted(held.left_out)) or None,
-        whole_pf=tuple(Device(each) for each in sorted(held.whole)) or None,
+        left_out=tuple(DeclaredDevice(address) for address in sorted(held.left_out)) or None,
+        whole_pf=tuple(DeclaredDevice(address) for address in sorted(held.whole)) or None,
     )
 
 
 # --- hardware ---------------------------------------------------------------------------
 
 
-def without_stand_ins(found: NodeDeclaration, source: str) -> tuple[NodeDeclaration, list[str]]:
+def without_stand_ins(declared: NodeDeclaration, source: str) -> tuple[NodeDeclaration, list[str]]:
     """The file without the numbers of a saved node, which an earlier release took for hardware.
 
     :param source: of the file, for the message.
@@ -174,7 +188,7 @@ def without_stand_ins(found: NodeDeclaration, source: str) -> tuple[NodeDeclarat
     """
     addresses: list[str] = []
 
-    def one(device: Device) -> Device:
+    def one(device: DeclaredDevice) -> DeclaredDevice:
         if not capture.stands_in(device.hardware):
             return device
         if device.address is None:
@@ -186,7 +200,7 @@ def without_stand_ins(found: NodeDeclaration, source: str) -> tuple[NodeDeclarat
         addresses.append(device.address)
         return attrs.evolve(device, hardware=None)
 
-    def all_of(wishes: Wishes) -> Wishes:
+    def all_of(wishes: NodeWishes) -> NodeWishes:
         lists: dict[str, Any] = {
             key: tuple(map(one, devices))
             for key in _DEVICES
@@ -194,29 +208,29 @@ def without_stand_ins(found: NodeDeclaration, source: str) -> tuple[NodeDeclarat
         }
         return attrs.evolve(wishes, **lists)
 
-    nodes = {name: all_of(wishes) for name, wishes in found.nodes.items()}
-    clean = attrs.evolve(found, wishes=all_of(found.wishes), nodes=nodes)
+    nodes = {name: all_of(wishes) for name, wishes in declared.nodes.items()}
+    clean = attrs.evolve(declared, wishes=all_of(declared.wishes), nodes=nodes)
     return clean, sorted(set(addresses))
 
 
-def check_replaced(found: NodeDeclaration, replaced: Collection[str], source: str) -> None:
+def check_replaced(declared: NodeDeclaration, replaced: Collection[str], source: str) -> None:
     """See whether the file can be followed where a saved node does not say what it needs.
 
     :param replaced: what is replaced in the node's files, see :mod:`nova_hpc.wire.capture`.
     :param source: of the file, for the message.
     :raises DeclarationError: it goes by what is replaced.
     """
-    if capture.HOST in replaced and (found.hosts or found.nodes):
+    if capture.HOST in replaced and (declared.hosts or declared.nodes):
         raise DeclarationError(
             f"{source} names nodes, and the saved inventory does not say which one it is of: "
             "save the node again with nova-hpc inventory --save FILE --keep-names"
         )
     named = sorted(
-        each.hardware
-        for wishes in (found.wishes, *found.nodes.values())
+        device.hardware
+        for wishes in (declared.wishes, *declared.nodes.values())
         for key in _DEVICES
-        for each in getattr(wishes, key) or ()
-        if each.hardware is not None
+        for device in getattr(wishes, key) or ()
+        if device.hardware is not None
     )
     if capture.SERIALS in replaced and named:
         raise DeclarationError(
@@ -226,8 +240,8 @@ def check_replaced(found: NodeDeclaration, replaced: Collection[str], source: st
         )
 
 
-def unnamed(
-    wishes: Wishes, node: Node, stand_ins: Iterable[str], replaced: Collection[str]
+def devices_named_by_place(
+    wishes: NodeWishes, node: Node, stand_ins: Iterable[str], replaced: Collection[str]
 ) -> list[str]:
     """Which declared devices are named by where they are and not by what they are.
 
@@ -235,16 +249,16 @@ def unnamed(
     :param replaced: what is replaced in the node's files, see :mod:`nova_hpc.wire.capture`.
     """
     lines = [
-        f"{each}: the declaration had a number for its serial number that stands for one in a "
+        f"{address}: the declaration had a number for its serial number that stands for one in a "
         "saved inventory; whatever is there now is taken for what was meant."
-        for each in stand_ins
+        for address in stand_ins
     ]
-    devices = (each for key in _DEVICES for each in getattr(wishes, key) or ())
-    found = {each.address for each in devices if each.hardware is None}
+    devices = (device for key in _DEVICES for device in getattr(wishes, key) or ())
+    addresses = {device.address for device in devices if device.hardware is None}
     where = sorted(
-        each.address
-        for each in node.functions
-        if each.address in found and each.physical_function is None
+        function.address
+        for function in node.functions
+        if function.address in addresses and function.physical_function is None
     )
     if where and capture.SERIALS in replaced:
         lines.append(
@@ -256,7 +270,7 @@ def unnamed(
 
 
 @attrs.frozen
-class Found:
+class LocatedDevices:
     """Where the devices of a list are."""
 
     addresses: frozenset[str]
@@ -264,7 +278,9 @@ class Found:
     notes: tuple[str, ...] = ()
 
 
-def find(devices: Iterable[Device] | None, hardware: Mapping[str, str], node: Node) -> Found:
+def locate_declared_devices(
+    devices: Iterable[DeclaredDevice] | None, hardware: Mapping[str, str], node: Node
+) -> LocatedDevices:
     """Where declared devices are on this node.
 
     Hardware counts before its address: a card that was plugged in elsewhere is the same
@@ -273,55 +289,64 @@ def find(devices: Iterable[Device] | None, hardware: Mapping[str, str], node: No
     :param hardware: address -> what the devices of the node say that they are.
     """
     places: dict[str, list[str]] = {}
-    for address, said in hardware.items():
-        places.setdefault(said, []).append(address)
+    for address, hardware_id in hardware.items():
+        places.setdefault(hardware_id, []).append(address)
     addresses, notes = set(), []
-    for each in devices or ():
-        where = places.get(each.hardware or "", [])
+    for device in devices or ():
+        where = places.get(device.hardware or "", [])
         if len(where) == 1:
             addresses.add(where[0])
-            if each.address not in (None, where[0]):
-                notes.append(f"{each.hardware} is declared at {each.address} and now {where[0]}.")
-        elif each.address is not None:
-            other = hardware.get(each.address)
-            if each.hardware and other and not other.startswith("slot:"):
+            if device.address not in (None, where[0]):
                 notes.append(
-                    f"{each.hardware}, declared at {each.address}, is not in this node; {other} "
+                    f"{device.hardware} is declared at {device.address} and now {where[0]}."
+                )
+        elif device.address is not None:
+            present_id = hardware.get(device.address)
+            if device.hardware and present_id and not present_id.startswith("slot:"):
+                notes.append(
+                    f"{device.hardware}, declared at {device.address}, is not in this "
+                    f"node; {present_id} "
                     "is there and is taken for what was meant."
                 )
-            elif each.hardware and other:
+            elif device.hardware and present_id:
                 notes.append(
-                    f"{each.address} does not say whether it is {each.hardware}, which was "
+                    f"{device.address} does not say whether it is {device.hardware}, which was "
                     "declared there, and is taken for it; root reads serial numbers."
                 )
-            elif node.function(each.address) is None and each.address != EVERY:
-                notes.append(f"{each.address}, which is declared, is no function of this node now.")
-            addresses.add(each.address)
+            elif node.function(device.address) is None and device.address != EVERY:
+                notes.append(
+                    f"{device.address}, which is declared, is no function of this node now."
+                )
+            addresses.add(device.address)
         else:
-            notes.append(f"{each.hardware}, which is declared, is not in this node.")
-    return Found(frozenset(addresses), tuple(notes))
+            notes.append(f"{device.hardware}, which is declared, is not in this node.")
+    return LocatedDevices(frozenset(addresses), tuple(notes))
 
 
 def with_hardware(
-    devices: Iterable[Device] | None, hardware: Mapping[str, str]
-) -> tuple[Device, ...] | None:
+    devices: Iterable[DeclaredDevice] | None, hardware: Mapping[str, str]
+) -> tuple[DeclaredDevice, ...] | None:
     """Devices of an option, which names addresses, with the hardware that is there."""
     if devices is None:
         return None
-    said = {each: what for each, what in hardware.items() if not what.startswith("slot:")}
-    return tuple(attrs.evolve(each, hardware=said.get(each.address or "")) for each in devices)
+    hardware_ids = {
+        address: what for address, what in hardware.items() if not what.startswith("slot:")
+    }
+    return tuple(
+        attrs.evolve(device, hardware=hardware_ids.get(device.address or "")) for device in devices
+    )
 
 
 # --- what is offered --------------------------------------------------------------------
 
 
-def names(wishes: Wishes) -> Iterator[tuple[str, RoleWish]]:
+def role_wishes_of(wishes: NodeWishes) -> Iterator[tuple[str, RoleWish]]:
     """Role and wish, where there are any."""
     yield from (wishes.role_options or {}).items()
 
 
 def to_declaration(
-    wishes: Wishes,
+    wishes: NodeWishes,
     *,
     left_out: frozenset[str],
     whole: frozenset[str],
@@ -334,7 +359,7 @@ def to_declaration(
     :raises DeclarationError: a resource class or a trait that Nova does not take.
     """
     classes, forms, networks, traits, once = {}, {}, {}, {}, set()
-    for role, wish in names(wishes):
+    for role, wish in role_wishes_of(wishes):
         if wish.resource_class is not None:
             classes[role] = declaration.check_resource_class(wish.resource_class)
         if wish.identity is not None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import attrs
 
-from nova_hpc.topology.model import Function, Node, address_key
+from nova_hpc.topology.model import Node, PciFunction, address_key
 from nova_hpc_tools.adopt import identity, spec_entries
 
 _VIRTUAL: Final = ("type-VF", "vdpa")
@@ -33,7 +33,7 @@ class PciSettings:
 
 
 @attrs.frozen
-class Refusal:
+class NovaRefusal:
     """Something with which nova-compute does not start, or that it cannot use."""
 
     #: ``device_spec`` or ``alias``.
@@ -46,61 +46,70 @@ class Refusal:
     what: str = ""
 
 
-def refusals(lines: Iterable[str], node: Node) -> list[Refusal]:
+def placement_refusals_of(lines: Iterable[str], node: Node) -> list[NovaRefusal]:
     """What of these entries Nova refuses where it reports to Placement.
 
-    :param lines: one entry each, see :func:`nova_hpc_tools.adopt.spec_entries.lines`.
+    :param lines: one entry each, see :func:`nova_hpc_tools.adopt.spec_entries.split_entries`.
     """
-    found = list(lines)
-    return [*_devnames(found), *_providers(found, node)]
+    texts = list(lines)
+    return [*_refuse_interface_names(texts), *_refuse_mixed_providers(texts, node)]
 
 
-def driver_refusals(lines: Iterable[str], node: Node) -> list[Refusal]:
+def driver_refusals(lines: Iterable[str], node: Node) -> list[NovaRefusal]:
     """What of these entries this project's own driver does not start with.
 
     Virtual functions of one adapter of which some have tags and some have none, or other ones
     (virt_driver_patches/driver/contract.py): Nova reports them as one provider.
     """
     texts = list(lines)
-    entries = [spec_entries.read(spec_entries.translated([line], node)[0]) for line in texts]
+    entries = [
+        spec_entries.read_spec_entry(spec_entries.translate_interfaces([line], node)[0])
+        for line in texts
+    ]
     families: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {}
     for function in node.functions:
-        entry = spec_entries.first(entries, function)
+        entry = spec_entries.first_matching_entry(entries, function)
         if entry is None or function.physical_function is None or spec_entries.NETWORK in entry:
             continue
-        said = {key: value for key, value in entry.items() if key.startswith("hpc_")}
-        line = next(text for text, each in zip(texts, entries, strict=True) if each is entry)
-        families.setdefault(function.physical_function, {})[function.address] = (line, said)
-    found = []
+        own_tags = {key: value for key, value in entry.items() if key.startswith("hpc_")}
+        line = next(
+            text for text, candidate in zip(texts, entries, strict=True) if candidate is entry
+        )
+        families.setdefault(function.physical_function, {})[function.address] = (line, own_tags)
+    refused = []
     for provider, children in families.items():
         first = next(iter(children.values()))[1]
-        if any(said != first for _, said in children.values()):
-            named = ", ".join(each for each, (_, said) in children.items() if not said)
+        if any(own_tags != first for _, own_tags in children.values()):
+            named = ", ".join(
+                address for address, (_, own_tags) in children.items() if not own_tags
+            )
             text = (
                 f"virtual functions of {provider} have different hpc_* tags"
                 f"{f' ({named} none)' if named else ''}, with which nova-compute does not start"
             )
-            used = tuple(dict.fromkeys(line for line, said in children.values() if not said))
-            found.append(Refusal("device_spec", text, used, provider))
-    return found
+            used = tuple(
+                dict.fromkeys(line for line, own_tags in children.values() if not own_tags)
+            )
+            refused.append(NovaRefusal("device_spec", text, used, provider))
+    return refused
 
 
-def _devnames(lines: Iterable[str]) -> Iterator[Refusal]:
+def _refuse_interface_names(lines: Iterable[str]) -> Iterator[NovaRefusal]:
     for line in lines:
-        name = spec_entries.read(line).get(spec_entries.DEVNAME)
+        name = spec_entries.read_spec_entry(line).get(spec_entries.DEVNAME)
         if name:
             text = (
                 f"the entry {line} names its device by the interface {name}, and nova-compute does "
                 "not start with such an entry where [pci]report_in_placement is true"
             )
-            yield Refusal("device_spec", text, (line,), str(name))
+            yield NovaRefusal("device_spec", text, (line,), str(name))
 
 
 @attrs.frozen
 class _Child:
     """A function that Nova reports, and the entry that counts for it."""
 
-    function: Function
+    function: PciFunction
     line: str
     entry: Mapping[str, Any]
 
@@ -121,12 +130,16 @@ def is_true(value: object) -> bool:
     return value is not None and str(value).strip().lower() not in _FALSE
 
 
-def _providers(lines: list[str], node: Node) -> Iterator[Refusal]:
-    entries = [spec_entries.read(spec_entries.translated([line], node)[0]) for line in lines]
+def _refuse_mixed_providers(lines: list[str], node: Node) -> Iterator[NovaRefusal]:
+    entries = [
+        spec_entries.read_spec_entry(spec_entries.translate_interfaces([line], node)[0])
+        for line in lines
+    ]
     reported: dict[str, list[_Child]] = {}
     for function in node.functions:
         number = next(
-            (n for n, each in enumerate(entries) if spec_entries.matches(each, function)), None
+            (n for n, entry in enumerate(entries) if spec_entries.entry_matches(entry, function)),
+            None,
         )
         if number is None or entries[number].get(spec_entries.NETWORK):
             continue  # Nova keeps devices with a physical network out of Placement
@@ -135,24 +148,24 @@ def _providers(lines: list[str], node: Node) -> Iterator[Refusal]:
         reported.setdefault(provider, []).append(child)
     for provider in sorted(reported, key=address_key):
         children = reported[provider]
-        text = _mixed(provider, children)
+        text = _why_mixed(provider, children)
         if text is not None:
-            used = tuple(dict.fromkeys(each.line for each in children))
-            yield Refusal(
+            used = tuple(dict.fromkeys(child.line for child in children))
+            yield NovaRefusal(
                 "device_spec", f"{text}, with which nova-compute does not start", used, provider
             )
 
 
-def _mixed(provider: str, children: list[_Child]) -> str | None:
-    virtual = [each for each in children if each.function.dev_type in _VIRTUAL]
-    named = ", ".join(each.function.address for each in virtual)
+def _why_mixed(provider: str, children: list[_Child]) -> str | None:
+    virtual = [child for child in children if child.function.dev_type in _VIRTUAL]
+    named = ", ".join(child.function.address for child in virtual)
     if virtual and len(virtual) < len(children):
         return f"{provider} and its virtual functions ({named}) would both be reported"
-    if len({each.resource_class for each in virtual}) > 1:
-        classes = sorted({each.resource_class for each in virtual})
+    if len({child.resource_class for child in virtual}) > 1:
+        classes = sorted({child.resource_class for child in virtual})
         return f"virtual functions of {provider} ({named}) have the classes {' and '.join(classes)}"
-    if len({each.traits for each in virtual}) > 1:
+    if len({child.traits for child in virtual}) > 1:
         return f"virtual functions of {provider} ({named}) have different traits"
-    if any("one_time_use" in each.entry for each in virtual):
+    if any("one_time_use" in child.entry for child in virtual):
         return f"virtual functions of {provider} ({named}) have one_time_use"
     return None

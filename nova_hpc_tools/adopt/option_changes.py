@@ -18,8 +18,7 @@ import attrs
 from oslo_config import cfg
 
 from nova_hpc import conf
-from nova_hpc_tools.adopt import include_files, settings
-from nova_hpc_tools.adopt import service_settings as node_config
+from nova_hpc_tools.adopt import include_files, service_settings, settings
 
 #: Options that are lists, and those that may be given several times: they are compared
 #: value by value. Nova's names and defaults: nova/conf/scheduler.py and pci.py of 32 to 34.
@@ -36,7 +35,7 @@ _OLD: Final[Mapping[str, Sequence[cfg.DeprecatedOpt]]] = {
 #: Under which names entries of device_spec may be written.
 DEVICE_SPEC: Final = (
     ("pci", "device_spec"),
-    *((each.group, each.name) for each in _OLD["device_spec"]),
+    *((deprecated.group, deprecated.name) for deprecated in _OLD["device_spec"]),
 )
 
 #: Group and name of an option.
@@ -46,7 +45,7 @@ Values = Mapping[Option, tuple[str, ...] | None]
 
 
 @attrs.frozen
-class Change:
+class OptionChange:
     """One option that a service would be told otherwise."""
 
     option: Option
@@ -58,23 +57,25 @@ class Change:
         group, name = self.option
         head = f"[{group}]{name}"
         if name not in (*_LISTS, *_SEVERAL, "device_role"):
-            yield f"{head}: {_said(self.before)} -> {_said(self.after)}"
+            yield (
+                f"{head}: {_format_option_value(self.before)} -> {_format_option_value(self.after)}"
+            )
             return
         before, after = self.before or (), self.after or ()
-        gone = [each for each in before if each not in after]
-        new = [each for each in after if each not in before]
-        yield from (f"{head}: - {each}" for each in gone)
-        yield from (f"{head}: + {each}" for each in new)
+        gone = [value for value in before if value not in after]
+        new = [value for value in after if value not in before]
+        yield from (f"{head}: - {value}" for value in gone)
+        yield from (f"{head}: + {value}" for value in new)
         if not gone and not new:
             yield f"{head}: in another order: {', '.join(after)}"
 
 
-def _said(value: tuple[str, ...] | None) -> str:
+def _format_option_value(value: tuple[str, ...] | None) -> str:
     return "not set" if value is None else ", ".join(value)
 
 
 @attrs.frozen
-class Service:
+class ConfiguredService:
     """A service whose files are looked at."""
 
     #: For people.
@@ -85,41 +86,51 @@ class Service:
 
     def files(self, paths: Iterable[Path] = ()) -> tuple[Path, ...]:
         """What it reads, with *paths* as if they were there."""
-        return node_config.files(self.words, self.prog, self.project, paths)
+        return service_settings.config_files_of(self.words, self.prog, self.project, paths)
 
 
-def changes(service: Service, files: Mapping[Path, tuple[str | None, str | None]]) -> list[Change]:
+def find_option_changes(
+    service: ConfiguredService, files: Mapping[Path, tuple[str | None, str | None]]
+) -> list[OptionChange]:
     """What the service is told otherwise once *files* are written.
 
     :param files: path -> text now and then; None: no such file. A directory that the
         service does not read by itself is taken to be the last that it reads.
     :raises nova_hpc_tools.adopt.service_settings.ConfigError: its configuration cannot be read.
     """
-    pairs = sorted({pair for texts in files.values() for text in texts for pair in _options(text)})
+    pairs = sorted(
+        {pair for texts in files.values() for text in texts for pair in _find_set_options(text)}
+    )
     if not pairs:
         return []
-    before = _read(service, {path: old for path, (old, _) in files.items()}, pairs)
-    after = _read(service, {path: new for path, (_, new) in files.items()}, pairs)
+    before = _read_service_options(service, {path: old for path, (old, _) in files.items()}, pairs)
+    after = _read_service_options(service, {path: new for path, (_, new) in files.items()}, pairs)
     return [
-        Change(pair, before[pair], after[pair]) for pair in pairs if before[pair] != after[pair]
+        OptionChange(pair, before[pair], after[pair])
+        for pair in pairs
+        if before[pair] != after[pair]
     ]
 
 
-def hidden(service: Service, files: Mapping[Path, str]) -> list[str]:
+def find_hidden_options(service: ConfiguredService, files: Mapping[Path, str]) -> list[str]:
     """Options of *files* of which another file, read later, says something else.
 
     :raises nova_hpc_tools.adopt.service_settings.ConfigError: its configuration cannot be read.
     """
     notes = []
     for path, text in files.items():
-        pairs = sorted(set(_options(text)))
-        alone, told = _values((_Draft(text),), pairs), _read(service, dict(files), pairs)
+        pairs = sorted(set(_find_set_options(text)))
+        alone, told = (
+            _read_option_values((_Draft(text),), pairs),
+            _read_service_options(service, dict(files), pairs),
+        )
         for group, name in pairs:
-            mine, theirs = alone[group, name], told[group, name]
-            if mine is not None and not set(mine) <= set(theirs or ()):
+            own_values, theirs = alone[group, name], told[group, name]
+            if own_values is not None and not set(own_values) <= set(theirs or ()):
                 notes.append(
                     f"[{group}]{name} of {path} is hidden by a file that is read later and says "
-                    f"{_said(theirs)}: that counts for {service.name}. Start it with --config-dir "
+                    f"{_format_option_value(theirs)}: that counts for {service.name}. "
+                    f"Start it with --config-dir "
                     f"{path.parent} behind that file, or take the option out of it."
                 )
     return notes
@@ -135,24 +146,24 @@ class _Draft:
     text: str
 
 
-def _options(text: str | None) -> Iterator[Option]:
+def _find_set_options(text: str | None) -> Iterator[Option]:
     """The options that a text sets; of others' files, entries of devices are all that counts."""
-    for group, pairs in sections(text or "").items():
+    for group, pairs in parse_config_sections(text or "").items():
         for name in pairs:
-            if include_files.is_owned(text or ""):
+            if include_files.has_project_mark(text or ""):
                 yield (group, name)
             elif (group, name) in DEVICE_SPEC:
                 yield DEVICE_SPEC[0]
 
 
-def sections(text: str) -> dict[str, dict[str, list[str]]]:
+def parse_config_sections(text: str) -> dict[str, dict[str, list[str]]]:
     """Group -> option -> its values, as they are written."""
-    found: dict[str, dict[str, list[str]]] = {}
-    _parse(text, found)
-    return found
+    by_group: dict[str, dict[str, list[str]]] = {}
+    _parse_into_sections(text, by_group)
+    return by_group
 
 
-def _parse(text: str, sections: dict[str, dict[str, list[str]]]) -> None:
+def _parse_into_sections(text: str, sections: dict[str, dict[str, list[str]]]) -> None:
     with tempfile.NamedTemporaryFile("w", suffix=".conf", encoding="utf-8") as stream:
         stream.write(text)
         stream.flush()
@@ -162,7 +173,9 @@ def _parse(text: str, sections: dict[str, dict[str, list[str]]]) -> None:
             sections.clear()  # it is nobody's; what is written is read again by its tests
 
 
-def _read(service: Service, texts: Mapping[Path, str | None], pairs: Sequence[Option]) -> Values:
+def _read_service_options(
+    service: ConfiguredService, texts: Mapping[Path, str | None], pairs: Sequence[Option]
+) -> Values:
     there = {path.resolve(): text for path, text in texts.items()}
     new = [path for path, text in texts.items() if text is not None]
     paths: list[Path | _Draft] = []
@@ -175,15 +188,15 @@ def _read(service: Service, texts: Mapping[Path, str | None], pairs: Sequence[Op
         elif (text := there[place]) is not None:
             paths.append(_Draft(text))
     paths += [_Draft(text) for path, text in there.items() if path not in seen and text is not None]
-    return _values(paths, pairs)
+    return _read_option_values(paths, pairs)
 
 
-def _values(paths: Iterable[Path | _Draft], pairs: Sequence[Option]) -> Values:
+def _read_option_values(paths: Iterable[Path | _Draft], pairs: Sequence[Option]) -> Values:
     more: dict[str, list[Any]] = {}
-    known = {(group, opt.dest) for group, opts in conf.list_opts() for opt in opts}
+    project_options = {(group, opt.dest) for group, opts in conf.list_opts() for opt in opts}
     for group, name in pairs:
-        if (group, name) not in known:
-            more.setdefault(group, []).append(_declared(name))
+        if (group, name) not in project_options:
+            more.setdefault(group, []).append(_declare_option(name))
     with tempfile.TemporaryDirectory(prefix="nova-hpc-") as folder:
         files = []
         for number, path in enumerate(paths):
@@ -193,11 +206,11 @@ def _values(paths: Iterable[Path | _Draft], pairs: Sequence[Option]) -> Values:
                 files.append(file)
             else:
                 files.append(path)
-        options = node_config.load(files, more)
-        return {pair: _value(options, pair) for pair in pairs}
+        options = service_settings.load_options(files, more)
+        return {pair: _value_of_option(options, pair) for pair in pairs}
 
 
-def _declared(name: str) -> Any:
+def _declare_option(name: str) -> Any:
     if name in _LISTS:
         return cfg.ListOpt(name)
     if name in _SEVERAL:
@@ -205,30 +218,30 @@ def _declared(name: str) -> Any:
     return cfg.StrOpt(name)
 
 
-def _value(options: Any, pair: Option) -> tuple[str, ...] | None:
+def _value_of_option(options: Any, pair: Option) -> tuple[str, ...] | None:
     group, name = pair
     try:
         section = options if group == "DEFAULT" else options[group]
         where = options.get_location(name, None if group == "DEFAULT" else group)
         value = section[name]
     except (cfg.Error, ValueError) as error:
-        raise node_config.ConfigError(f"[{group}]{name} cannot be read: {error}") from error
+        raise service_settings.ConfigError(f"[{group}]{name} cannot be read: {error}") from error
     if value is None or where is None or not where.location.is_user_controlled:
         return None
     return tuple(map(str, value)) if isinstance(value, (list, tuple)) else (str(value),)
 
 
-def services(words: Sequence[str]) -> dict[str, Service]:
+def services_by_part(words: Sequence[str]) -> dict[str, ConfiguredService]:
     """Part of the settings -> the service that reads it.
 
     :param words: of the command, which are Nova's alone.
     """
-    compute = Service("nova-compute", "nova-compute", "nova", tuple(words))
-    controller = Service("the controllers", "nova-scheduler", "nova", tuple(words))
+    compute = ConfiguredService("nova-compute", "nova-compute", "nova", tuple(words))
+    controller = ConfiguredService("the controllers", "nova-scheduler", "nova", tuple(words))
     # Where its API reads it (placement/wsgi, _get_config_files).
     folder = os.environ.get("OS_PLACEMENT_CONFIG_DIR", "").strip()
     own = (f"--config-file={folder}/placement.conf",) if folder else ()
-    placement = Service("Placement", "placement", "placement", own)
+    placement = ConfiguredService("Placement", "placement", "placement", own)
     return {
         settings.COMMON: compute,
         settings.COMPUTE: compute,

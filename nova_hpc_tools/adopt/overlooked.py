@@ -14,9 +14,9 @@ from typing import Final
 from nova_hpc.tenancy.nvlink import nvlink_sets
 from nova_hpc.topology import classes
 from nova_hpc.topology.level import Level, common_level
-from nova_hpc.topology.model import Function, Node
+from nova_hpc.topology.model import Node, PciFunction
 from nova_hpc.topology.roles import Roles
-from nova_hpc_tools.adopt.findings import Finding, some
+from nova_hpc_tools.adopt.findings import DoctorFinding, join_first_few
 
 #: ``[hpc]nvlink_backend`` where nobody activates partitions.
 NOBODY: Final = "none"
@@ -31,24 +31,34 @@ _KINDS: Final[Mapping[str, str]] = {
 }
 
 
-def look(node: Node, roles: Roles, offered: Iterable[Function], own_roles: bool) -> list[Finding]:
+def find_overlooked_devices(
+    node: Node, roles: Roles, offered: Iterable[PciFunction], own_roles: bool
+) -> list[DoctorFinding]:
     """What nobody says of the node's devices.
 
     :param offered: what servers can be given.
     :param own_roles: a file of the operator's own has ``[hpc]device_role``.
     """
     functions = tuple(offered)
-    return [*_nowhere(node, functions), *_without_role(node, roles, functions, own_roles)]
+    return [
+        *_check_numa_nodes(node, functions),
+        *_check_roleless_devices(node, roles, functions, own_roles),
+    ]
 
 
-def _nowhere(node: Node, offered: Iterable[Function]) -> Iterator[Finding]:
+def _check_numa_nodes(node: Node, offered: Iterable[PciFunction]) -> Iterator[DoctorFinding]:
     """Where there is one NUMA node, nobody has to say which."""
     numbers = [numa.id for numa in node.numa_nodes if numa.cpus]
-    lost = [each.address for each in offered if each.numa_node is None and each.unknown is None]
+    lost = [
+        function.address
+        for function in offered
+        if function.numa_node is None and function.unknown is None
+    ]
     if len(numbers) > 1 and lost:
-        yield Finding(
+        yield DoctorFinding(
             "numa-unknown",
-            f"{some(lost)}: the firmware names no NUMA node, and the host has {len(numbers)}.",
+            f"{join_first_few(lost)}: the firmware names no NUMA node, and the host has "
+            f"{len(numbers)}.",
             "Switch NUMA on in the firmware, or update it (ACPI: _PXM of the host bridges). Until "
             f"then echo N > /sys/bus/pci/devices/{lost[0]}/numa_node of each, at boot before "
             "nova-compute, with N of the socket that the slot is wired to; then "
@@ -59,61 +69,71 @@ def _nowhere(node: Node, offered: Iterable[Function]) -> Iterator[Finding]:
 # --- without a role -----------------------------------------------------------------------
 
 
-def _without_role(
-    node: Node, roles: Roles, offered: Iterable[Function], own_roles: bool
-) -> Iterator[Finding]:
-    gpus = [each for each in offered if roles.role_of(each, node) == nvlink_sets.GPU_ROLE]
+def _check_roleless_devices(
+    node: Node, roles: Roles, offered: Iterable[PciFunction], own_roles: bool
+) -> Iterator[DoctorFinding]:
+    gpus = [
+        function for function in offered if roles.role_of(function, node) == nvlink_sets.GPU_ROLE
+    ]
     seen: set[tuple[str, ...]] = set()
-    for each in node.functions:
-        kind = _kind(each)
-        if kind is None or each.is_bridge or each.physical_function or each.unknown is not None:
+    for function in node.functions:
+        kind = _kind_word_of(function)
+        if (
+            kind is None
+            or function.is_bridge
+            or function.physical_function
+            or function.unknown is not None
+        ):
             continue
-        meant = _given(node, each)
-        if roles.role_of(meant, node) or not _waits(node, each, gpus):
+        meant = _part_for_servers(node, function)
+        if roles.role_of(meant, node) or not _awaits_servers(node, function, gpus):
             continue
-        entry = _entry(meant, kind)
+        entry = _role_entry_of(meant, kind)
         line = json.dumps(entry)
         if tuple(entry.values()) in seen:
             continue  # one line is for all of a product
         seen.add(tuple(entry.values()))
-        places = some(
-            other.address
-            for other in node.functions
-            if (other.vendor_id, other.product_id) == (each.vendor_id, each.product_id)
-            and other.physical_function is None
-            and _waits(node, other, gpus)
+        places = join_first_few(
+            sibling.address
+            for sibling in node.functions
+            if (sibling.vendor_id, sibling.product_id) == (function.vendor_id, function.product_id)
+            and sibling.physical_function is None
+            and _awaits_servers(node, sibling, gpus)
         )
-        vfs = len(each.virtual_functions)
-        how = f"with {vfs} virtual functions" if vfs else f"bound to {each.driver or 'no driver'}"
-        name = classes.name_of(each.class_code)
+        vfs = len(function.virtual_functions)
+        how = (
+            f"with {vfs} virtual functions" if vfs else f"bound to {function.driver or 'no driver'}"
+        )
+        name = classes.class_name_of(function.class_code)
         cure = (
             f"Add device_role = {line} to [hpc] of the file that has the others, then {_WRITE}"
             if own_roles
             else f"{_WRITE} --add-device-role '{line}'"
         )
-        yield Finding(
+        yield DoctorFinding(
             "role-none",
-            f"{places} ({name} {each.vendor_id}:{each.product_id}, {how}), beside an offered "
+            f"{places} ({name} {function.vendor_id}:{function.product_id}, {how}), "
+            f"beside an offered "
             "GPU, has no role.",
             f"If it is for servers: {cure}, and restart nova-compute.",
         )
 
 
-def _kind(function: Function) -> str | None:
+def _kind_word_of(function: PciFunction) -> str | None:
     code = function.class_code or ""
     return next((word for prefix, word in _KINDS.items() if code.startswith(prefix)), None)
 
 
-def _given(node: Node, function: Function) -> Function:
+def _part_for_servers(node: Node, function: PciFunction) -> PciFunction:
     """What servers would be given of it: its virtual functions, where it has some."""
     for address in function.virtual_functions:
-        found = node.function(address)
-        if found is not None:
-            return found
+        virtual_function = node.function(address)
+        if virtual_function is not None:
+            return virtual_function
     return function
 
 
-def _waits(node: Node, function: Function, gpus: Iterable[Function]) -> bool:
+def _awaits_servers(node: Node, function: PciFunction, gpus: Iterable[PciFunction]) -> bool:
     """Whether somebody has made it ready for servers; of adapters also: it is at a GPU's switch.
 
     A disk or an adapter on the host's driver farther away is the host's.
@@ -125,7 +145,7 @@ def _waits(node: Node, function: Function, gpus: Iterable[Function]) -> bool:
     return any(common_level([function.location, gpu.location]) <= near for gpu in gpus)
 
 
-def _entry(function: Function, kind: str) -> dict[str, str]:
+def _role_entry_of(function: PciFunction, kind: str) -> dict[str, str]:
     vf = "vf" if function.physical_function else ""
     return {
         "role": f"{kind}{vf}-{function.vendor_id}",
@@ -138,44 +158,46 @@ def _entry(function: Function, kind: str) -> dict[str, str]:
 # --- NVSwitches ---------------------------------------------------------------------------
 
 
-def switches(
-    node: Node, roles: Roles, offered: Iterable[Function], backend: str, hooks: Iterable[str]
-) -> Iterator[Finding]:
+def find_idle_nvswitches(
+    node: Node, roles: Roles, offered: Iterable[PciFunction], backend: str, hooks: Iterable[str]
+) -> Iterator[DoctorFinding]:
     """NVSwitches that nobody runs, and partitions that two may start.
 
     :param backend: ``[hpc]nvlink_backend``.
     :param hooks: files of libvirt's hooks that start partitions.
     """
     scripts = tuple(hooks)
-    given = {each.address for each in offered}
-    found = [
-        each for each in node.functions if roles.role_of(each, node) == nvlink_sets.SWITCH_ROLE
+    given = {function.address for function in offered}
+    nvswitches = [
+        function
+        for function in node.functions
+        if roles.role_of(function, node) == nvlink_sets.SWITCH_ROLE
     ]
-    for script in scripts if found or backend != NOBODY else ():
+    for script in scripts if nvswitches or backend != NOBODY else ():
         restart = "and restart libvirtd and nova-compute."
         also = "" if backend != NOBODY else "set [hpc]nvlink_backend = fabric-manager, "
-        yield Finding(
+        yield DoctorFinding(
             "nvswitch-hook",
             f"{script} starts NVLink partitions, and nova-compute "
             f"{'does, too' if backend != NOBODY else 'knows nothing of them'}.",
             f"Take the partitions out of {script}, {also}{restart}",
         )
-    idle = [each for each in found if each.address not in given]
+    idle = [nvswitch for nvswitch in nvswitches if nvswitch.address not in given]
     if not idle or scripts:
         return
-    places = some(each.address for each in idle)
-    unbound = [each.address for each in idle if each.driver is None]
-    gpus = any(roles.role_of(each, node) == nvlink_sets.GPU_ROLE for each in node.functions)
+    places = join_first_few(nvswitch.address for nvswitch in idle)
+    unbound = [nvswitch.address for nvswitch in idle if nvswitch.driver is None]
+    gpus = any(roles.role_of(function, node) == nvlink_sets.GPU_ROLE for function in node.functions)
     if not gpus:
-        yield Finding(
+        yield DoctorFinding(
             "nvswitch-idle",
             f"{places}: NVSwitches, and no GPU that they could link.",
             "See whether the GPUs of the board are there: lspci -nn | grep 10de; and whether "
             "[hpc]device_role gives them the role gpu.",
         )
     elif backend == NOBODY:
-        drivers = " and ".join(sorted({each.driver or "no driver" for each in idle}))
-        yield Finding(
+        drivers = " and ".join(sorted({nvswitch.driver or "no driver" for nvswitch in idle}))
+        yield DoctorFinding(
             "nvswitch-idle",
             f"{places}: NVSwitches on {drivers}, and [hpc]nvlink_backend is {NOBODY}: nobody runs "
             "them.",
@@ -184,9 +206,10 @@ def switches(
             f"board, {_WRITE} --offer-switches.",
         )
     elif unbound:
-        yield Finding(
+        yield DoctorFinding(
             "nvswitch-idle",
-            f"{some(unbound)}: NVSwitches on no driver, so [hpc]nvlink_backend = {backend} has "
+            f"{join_first_few(unbound)}: NVSwitches on no driver, so [hpc]nvlink_backend "
+            f"= {backend} has "
             "nothing to run.",
             f"Bind them to NVIDIA's driver where the manager runs on the node: modprobe nvidia; or "
             f"to vfio-pci for its service machine: driverctl set-override {unbound[0]} vfio-pci",

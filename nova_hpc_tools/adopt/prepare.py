@@ -13,28 +13,28 @@ import attrs
 
 from nova_hpc.tenancy import holders
 from nova_hpc.topology import vfio
-from nova_hpc.topology.files import FileError, Tree
+from nova_hpc.topology.files import FileError, FileTree
 from nova_hpc_tools.adopt import (
     at_boot,
     configure_options,
     host,
     host_files,
     include_files,
+    service_settings,
     settings,
 )
-from nova_hpc_tools.adopt import service_settings as node_config
-from nova_hpc_tools.adopt.configure import Configure, Work
-from nova_hpc_tools.adopt.host import Host
+from nova_hpc_tools.adopt.configure import Configure, NodeSetup
+from nova_hpc_tools.adopt.host import HostStart
 from nova_hpc_tools.adopt.host_files import File
-from nova_hpc_tools.adopt.include_files import Change, IncludeError
-from nova_hpc_tools.base import Answer, CommandError, List
+from nova_hpc_tools.adopt.include_files import FileChange, IncludeError
+from nova_hpc_tools.base import CommandAnswer, CommandError, ListCommand
 
 _AUTO: Final = "auto"
 _COLUMNS: Final = ("File", "State")
 _PARTS: Final = (settings.COMMON, settings.COMPUTE)
 
 
-class Prepare(List):
+class Prepare(ListCommand):
     """Write the files by which a host starts ready for servers.
 
     Which devices belong to vfio-pci, the virtual functions of adapters, the
@@ -51,8 +51,8 @@ class Prepare(List):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
-        configure_options.add_place(parser)
-        node_config.add_options(parser, "the services of this node")
+        configure_options.add_node_options(parser)
+        service_settings.add_config_options(parser, "the services of this node")
         parser.add_argument(
             "--boot-loader",
             choices=(_AUTO, *host_files.BOOT_LOADERS),
@@ -83,7 +83,7 @@ class Prepare(List):
         )
         return parser
 
-    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+    def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
         """Print or write the files."""
         args = parsed_args
         if (args.dry_run or args.remove) and args.write is None:
@@ -93,21 +93,25 @@ class Prepare(List):
                 f"there is no directory {args.write / 'etc'}: name the root of the host, /"
             )
         where = args.write or args.root
-        boot_loader = _boot_loader(where) if args.boot_loader == _AUTO else args.boot_loader
-        initramfs = _initramfs(where) if args.initramfs == _AUTO else args.initramfs
-        wanted: Host = Host()
-        found: tuple[File, ...] = ()
+        boot_loader = _choose_boot_loader(where) if args.boot_loader == _AUTO else args.boot_loader
+        initramfs = _choose_initramfs(where) if args.initramfs == _AUTO else args.initramfs
+        wanted: HostStart = HostStart()
+        wanted_files: tuple[File, ...] = ()
         if not args.remove:
-            wanted = _plan(Work.read(configure_options.as_configure(args, _PARTS)), args.root)
-            found = host_files.files(wanted, boot_loader, initramfs)
+            wanted = _plan_prepared_host(
+                NodeSetup.read(configure_options.parse_as_configure(args, _PARTS)), args.root
+            )
+            wanted_files = host_files.build_host_files(wanted, boot_loader, initramfs)
             self._tell(wanted, boot_loader)
         if args.write is None:
-            rows = [(f"/{each.path}", each.text) for each in found]
-            return Answer(("File", "Content"), rows, show=lambda: _show(found))
-        changes = differences(args.write, found)
-        return self._write(args, wanted, found, changes, (boot_loader, initramfs))
+            rows = [(f"/{file.path}", file.text) for file in wanted_files]
+            return CommandAnswer(
+                ("File", "Content"), rows, show=lambda: _print_host_files(wanted_files)
+            )
+        changes = find_host_file_changes(args.write, wanted_files)
+        return self._write(args, wanted, wanted_files, changes, (boot_loader, initramfs))
 
-    def _tell(self, wanted: Host, boot_loader: str) -> None:
+    def _tell(self, wanted: HostStart, boot_loader: str) -> None:
         for note in wanted.notes:
             self.say(f"# {note}")
         if not wanted.needed:
@@ -118,12 +122,12 @@ class Prepare(List):
     def _write(
         self,
         args: argparse.Namespace,
-        wanted: Host,
-        found: Sequence[File],
-        changes: Sequence[Change],
+        wanted: HostStart,
+        wanted_files: Sequence[File],
+        changes: Sequence[FileChange],
         tools: tuple[str, str],
-    ) -> Answer:
-        states = {str(args.write / each.path): "unchanged" for each in found}
+    ) -> CommandAnswer:
+        states = {str(args.write / file.path): "unchanged" for file in wanted_files}
         for change in changes:
             self.say(change.diff() or f"{change.path}: permissions change\n", end="")
             done = "removed" if change.new is None else "written"
@@ -133,90 +137,97 @@ class Prepare(List):
         elif args.dry_run:
             self.say(f"Nothing written: --dry-run. {len(changes)} files differ.")
         else:
-            include_files.write(list(changes))
-            paths = frozenset(str(each.path.relative_to(args.write)) for each in changes)
-            for line in host_files.commands(wanted, paths, *tools):
+            include_files.write_file_changes(list(changes))
+            paths = frozenset(str(change.path.relative_to(args.write)) for change in changes)
+            for line in host_files.commands_after_writing(wanted, paths, *tools):
                 self.say(f"Run now: {line}")
             self.say("Then restart the host.")
-        return Answer(_COLUMNS, list(states.items()))
+        return CommandAnswer(_COLUMNS, list(states.items()))
 
 
-def differences(root: Path, wanted: Sequence[File]) -> list[Change]:
+def find_host_file_changes(root: Path, wanted: Sequence[File]) -> list[FileChange]:
     """What has to be written below *root*, and what of this command's to be removed.
 
     :raises IncludeError: a file is somebody else's, or cannot be read.
     """
     changes = []
-    for each in wanted:
-        path = root / each.path
-        old = include_files.read(path)
-        if old is not None and not host_files.is_owned(old):
+    for file in wanted:
+        path = root / file.path
+        old = include_files.read_plain_file(path)
+        if old is not None and not host_files.is_prepared_file(old):
             raise IncludeError(f"{path} was not written by this command: move it away")
-        if old != each.text or stat.S_IMODE(path.stat().st_mode) != each.mode:
-            changes.append(Change(path, old, each.text, each.mode))
-    for name in {*host_files.ALL} - {each.path for each in wanted}:
+        if old != file.text or stat.S_IMODE(path.stat().st_mode) != file.mode:
+            changes.append(FileChange(path, old, file.text, file.mode))
+    for name in {*host_files.ALL} - {file.path for file in wanted}:
         path = root / name
-        old = include_files.read(path)
-        if old is not None and host_files.is_owned(old):
-            changes.append(Change(path, old, None))
-    return sorted(changes, key=lambda change: host_files.ALL.index(_name(root, change.path)))
+        old = include_files.read_plain_file(path)
+        if old is not None and host_files.is_prepared_file(old):
+            changes.append(FileChange(path, old, None))
+    return sorted(
+        changes, key=lambda change: host_files.ALL.index(_relative_name_of(root, change.path))
+    )
 
 
-def drift(work: Work) -> tuple[str, ...]:
+def find_host_file_drift(work: NodeSetup) -> tuple[str, ...]:
     """Files of a host that was prepared which are not as they would be written now."""
     if work.root is None:
         return ()
-    there = [name for name in host_files.ALL if _owned(work.root / name)]
+    there = [name for name in host_files.ALL if _is_own_host_file(work.root / name)]
     if not there:
         return ()  # somebody prepares it otherwise
-    tools = _boot_loader(work.root), _initramfs(work.root)
+    tools = _choose_boot_loader(work.root), _choose_initramfs(work.root)
     try:
-        changes = differences(work.root, host_files.files(_plan(work, work.root), *tools))
+        changes = find_host_file_changes(
+            work.root, host_files.build_host_files(_plan_prepared_host(work, work.root), *tools)
+        )
     except IncludeError as error:
         return (str(error),)
-    return tuple(f"/{_name(work.root, each.path)}" for each in changes)
+    return tuple(f"/{_relative_name_of(work.root, change.path)}" for change in changes)
 
 
-def _owned(path: Path) -> bool:
+def _is_own_host_file(path: Path) -> bool:
     try:
-        text = include_files.read(path)
+        text = include_files.read_plain_file(path)
     except IncludeError:
         return False
-    return text is not None and host_files.is_owned(text)
+    return text is not None and host_files.is_prepared_file(text)
 
 
-def _name(root: Path, path: Path) -> str:
+def _relative_name_of(root: Path, path: Path) -> str:
     return str(path.relative_to(root))
 
 
-def _plan(work: Work, root: Path) -> Host:
-    kernel = vfio.kernel(Tree(root))
-    boot = at_boot.foresee(
+def _plan_prepared_host(work: NodeSetup, root: Path) -> HostStart:
+    kernel = vfio.read_vfio_kernel(FileTree(root))
+    boot = at_boot.foresee_boot(
         work.node,
         work.table(),
         work.wishes,
         whole=work.whole.addresses,
         left_out=work.left_out.addresses,
-        variant=lambda one: kernel.variant(
+        variant=lambda function: kernel.variant(
             vfio.alias_of(
-                one.vendor_id,
-                one.product_id,
-                (one.subsystem_vendor_id, one.subsystem_id),
-                one.class_code,
+                function.vendor_id,
+                function.product_id,
+                (function.subsystem_vendor_id, function.subsystem_id),
+                function.class_code,
             )
         ),
     )
     offered = attrs.evolve(work, node=boot.node).offer()
-    beside = host.companions(boot, offered.spec, offered.roles, offered.declaration)
-    return host.plan(
+    beside = host.companions_of_devices(boot, offered.spec, offered.roles, offered.declaration)
+    return host.plan_host_start(
         boot,
         offered.spec,
         offered.roles,
         work.wishes,
         offered.declaration,
         never=frozenset(offered.withheld.never),
-        used={each: holder.text for each, holder in holders.holders(root, beside).items()},
-        iommu=_iommu(Tree(root)),
+        used={
+            address: holder.text
+            for address, holder in holders.find_kernel_holders(root, beside).items()
+        },
+        iommu=_find_iommu_kind(FileTree(root)),
     )
 
 
@@ -225,22 +236,22 @@ _TABLES: Final = {"DMAR": "intel", "IVRS": "amd", "IORT": "arm"}
 _PROCESSORS: Final = {"GenuineIntel": "intel", "AuthenticAMD": "amd", "HygonGenuine": "amd"}
 
 
-def _iommu(tree: Tree) -> str | None:
+def _find_iommu_kind(tree: FileTree) -> str | None:
     try:
         tables = tree.names("/sys/firmware/acpi/tables")
     except FileError:
         tables = []
-    found = [kind for name, kind in _TABLES.items() if name in tables]
-    for line in (_read(tree, "/proc/cpuinfo") or "").splitlines():
+    kinds = [kind for name, kind in _TABLES.items() if name in tables]
+    for line in (_read_tree_text(tree, "/proc/cpuinfo") or "").splitlines():
         key, _, value = line.partition(":")
         if key.strip() == "vendor_id":
-            found.append(_PROCESSORS.get(value.strip(), "intel"))
+            kinds.append(_PROCESSORS.get(value.strip(), "intel"))
         elif key.strip() == "CPU implementer":
-            found.append("arm")
-    return found[0] if found else None
+            kinds.append("arm")
+    return kinds[0] if kinds else None
 
 
-def _read(tree: Tree, path: str) -> str | None:
+def _read_tree_text(tree: FileTree, path: str) -> str | None:
     try:
         return tree.text(path)
     except FileError:
@@ -250,22 +261,22 @@ def _read(tree: Tree, path: str) -> str | None:
 # What an earlier run was told goes before what the host looks like.
 
 
-def _boot_loader(root: Path) -> str:
-    if _owned(root / host_files.GRUB):
+def _choose_boot_loader(root: Path) -> str:
+    if _is_own_host_file(root / host_files.GRUB):
         return "grub"
     if (root / "usr/sbin/grubby").exists():
         return "grubby"
     return "grub" if (root / "etc/default/grub").exists() else "none"
 
 
-def _initramfs(root: Path) -> str:
-    if _owned(root / host_files.HOOK) or (root / "etc/initramfs-tools").is_dir():
+def _choose_initramfs(root: Path) -> str:
+    if _is_own_host_file(root / host_files.HOOK) or (root / "etc/initramfs-tools").is_dir():
         return "initramfs-tools"
-    if _owned(root / host_files.DRACUT) or (root / "etc/dracut.conf.d").is_dir():
+    if _is_own_host_file(root / host_files.DRACUT) or (root / "etc/dracut.conf.d").is_dir():
         return "dracut"
     return "none"
 
 
-def _show(files: Sequence[File]) -> None:
-    for number, each in enumerate(files):
-        print(f"{'' if number == 0 else chr(10)}### /{each.path}\n{each.text}", end="")
+def _print_host_files(files: Sequence[File]) -> None:
+    for number, file in enumerate(files):
+        print(f"{'' if number == 0 else chr(10)}### /{file.path}\n{file.text}", end="")

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import attrs
 
-from nova_hpc.topology.model import Function, Node
+from nova_hpc.topology.model import Node, PciFunction
 from nova_hpc_tools.adopt import identity, spec_entries
 from nova_hpc_tools.adopt.nova_rules import is_true
 
@@ -31,54 +31,57 @@ class KeyLoss:
     text: str
 
 
-def same(line: str, entry: Mapping[str, Any]) -> bool:
+def is_same_entry(line: str, entry: Mapping[str, Any]) -> bool:
     """Whether *line* is this entry, however it is written."""
-    found = spec_entries.read(line)
+    parsed = spec_entries.read_spec_entry(line)
     # JSON tells true from 1, Python does not.
-    if found is spec_entries.NOTHING:
+    if parsed is spec_entries.NOTHING:
         return False
-    return json.dumps(dict(found), sort_keys=True) == json.dumps(dict(entry), sort_keys=True)
+    return json.dumps(dict(parsed), sort_keys=True) == json.dumps(dict(entry), sort_keys=True)
 
 
-def losses(before: Iterable[str], after: Iterable[str], node: Node) -> Iterator[KeyLoss]:
+def losses_of_functions(
+    before: Iterable[str], after: Iterable[str], node: Node
+) -> Iterator[KeyLoss]:
     """What functions lose for which an entry that is not ours counts before.
 
     :param before: one entry each, interfaces translated.
     """
-    first = [spec_entries.read(line) for line in before]
-    second = [spec_entries.read(line) for line in after]
+    first = [spec_entries.read_spec_entry(line) for line in before]
+    second = [spec_entries.read_spec_entry(line) for line in after]
     for function in node.functions:
-        old = spec_entries.first(first, function)
-        if old is None or spec_entries.is_ours(old):
+        old = spec_entries.first_matching_entry(first, function)
+        if old is None or spec_entries.is_own_entry(old):
             continue
-        new = spec_entries.first(second, function)
+        new = spec_entries.first_matching_entry(second, function)
         if new is old or new == old:
             continue
         if new is None:
-            said = ", ".join(
-                f"{key} {shown(value)}" for key, value in spec_entries.kept(old).items()
+            pairs = ", ".join(
+                f"{key} {format_value(value)}"
+                for key, value in spec_entries.carried_keys_of(old).items()
             )
-            text = f"{function.address} is offered{f' ({said})' if said else ''} and would not be"
+            text = f"{function.address} is offered{f' ({pairs})' if pairs else ''} and would not be"
             yield KeyLoss(function.address, text)
             continue
-        for key, value in spec_entries.kept(old).items():
-            if not _has(new, key, value, function):
-                would = f"would be {shown(new[key])}" if key in new else "would be lost"
-                text = f"{function.address}: {key} is {shown(value)} and {would}"
+        for key, value in spec_entries.carried_keys_of(old).items():
+            if not _keeps_value(new, key, value, function):
+                would = f"would be {format_value(new[key])}" if key in new else "would be lost"
+                text = f"{function.address}: {key} is {format_value(value)} and {would}"
                 yield KeyLoss(function.address, text)
 
 
-def _has(entry: Mapping[str, Any], key: str, value: object, function: Function) -> bool:
+def _keeps_value(entry: Mapping[str, Any], key: str, value: object, function: PciFunction) -> bool:
     if key == "traits":
         return identity.traits_as_nova_has_them(value) <= identity.traits_as_nova_has_them(
             entry.get(key)
         )
     if key == "resource_class":
         ids = function.vendor_id or "", function.product_id or ""
-        now = entry.get(key) or identity.product_class(*ids)
-        return not value or identity.class_as_nova_has_it(now) == identity.class_as_nova_has_it(
-            value
-        )
+        resource_class = entry.get(key) or identity.product_class(*ids)
+        return not value or identity.class_as_nova_has_it(
+            resource_class
+        ) == identity.class_as_nova_has_it(value)
     if key not in entry:
         # Nova's own: managed unless it says no, and all others not.
         return key in _FLAGS and is_true(value) is (key == "managed")
@@ -87,7 +90,7 @@ def _has(entry: Mapping[str, Any], key: str, value: object, function: Function) 
     return as_tag(entry[key]) == as_tag(value)
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     """A value of an entry, for people."""
     return value if isinstance(value, str) else json.dumps(value)
 
@@ -100,7 +103,7 @@ def as_tag(value: object) -> str | None:
 
 
 @attrs.frozen
-class Plan:
+class ReplacementPlan:
     """What becomes of the entries of others."""
 
     #: What they say afterwards, one entry each.
@@ -111,13 +114,13 @@ class Plan:
     losses: tuple[KeyLoss, ...] = ()
 
 
-def plan(
+def plan_replacement(
     others: Iterable[str],
     ours: Iterable[str],
     node: Node,
     taken: Collection[str] = (),
     translate: bool = False,
-) -> Plan:
+) -> ReplacementPlan:
     """Take entries of others out, as far as ours say all of it.
 
     One that names an interface and says more than ours gets the interface's address instead.
@@ -127,14 +130,16 @@ def plan(
     :param taken: of *others* those that are named.
     :param translate: give every interface of this node its address.
     """
-    before, mine = tuple(others), tuple(ours)
+    before, own_lines = tuple(others), tuple(ours)
     rewritten = {
-        line: addressed for line in before if (addressed := _addressed(line, node)) is not None
+        line: addressed
+        for line in before
+        if (addressed := _entry_with_address(line, node)) is not None
     }
     removed = []
     for line in taken:
-        rest = [each for each in before if each != line]
-        if line not in rewritten or not list(_between(before, [*rest, *mine], node)):
+        rest = [candidate for candidate in before if candidate != line]
+        if line not in rewritten or not list(_losses_between(before, [*rest, *own_lines], node)):
             removed.append(line)
     changed = {
         line: text
@@ -142,11 +147,11 @@ def plan(
         if line not in removed and (translate or line in taken)
     }
     after = tuple(changed.get(line, line) for line in before if line not in removed)
-    return Plan(
+    return ReplacementPlan(
         others=after,
         removed=tuple(removed),
         rewritten=changed,
-        losses=tuple(_between(before, [*after, *mine], node)) if removed else (),
+        losses=tuple(_losses_between(before, [*after, *own_lines], node)) if removed else (),
     )
 
 
@@ -158,10 +163,10 @@ class Hiding:
     #: Of the functions.
     addresses: tuple[str, ...]
     #: What becomes of it when it is taken out.
-    plan: Plan
+    plan: ReplacementPlan
 
 
-def hiding(
+def find_hiding_entries(
     others: Sequence[str], ours: Iterable[str], instead: Iterable[str], node: Node
 ) -> Iterator[Hiding]:
     """Entries of others that come before ours.
@@ -170,28 +175,31 @@ def hiding(
     :param ours: what is written now.
     :param instead: what is written when one of them is taken out.
     """
-    by_text = {spec_entries.translated([line], node)[0]: line for line in others}
-    mine = list(instead)
-    for text, addresses in spec_entries.hidden([*by_text, *ours], node).items():
+    by_text = {spec_entries.translate_interfaces([line], node)[0]: line for line in others}
+    own_lines = list(instead)
+    for text, addresses in spec_entries.hidden_addresses_of([*by_text, *ours], node).items():
         line = by_text[text]
-        yield Hiding(line, tuple(addresses), plan(others, mine, node, [line]))
+        yield Hiding(line, tuple(addresses), plan_replacement(others, own_lines, node, [line]))
 
 
-def option(line: str) -> str:
+def format_replace_option(line: str) -> str:
     """``--replace`` of one entry, as it is typed."""
     return f"--replace {shlex.quote(line)}"
 
 
-def _between(before: Iterable[str], after: Iterable[str], node: Node) -> Iterator[KeyLoss]:
-    texts = spec_entries.translated(before, node), spec_entries.translated(after, node)
-    return losses(*texts, node)
+def _losses_between(before: Iterable[str], after: Iterable[str], node: Node) -> Iterator[KeyLoss]:
+    texts = (
+        spec_entries.translate_interfaces(before, node),
+        spec_entries.translate_interfaces(after, node),
+    )
+    return losses_of_functions(*texts, node)
 
 
-def _addressed(line: str, node: Node) -> str | None:
+def _entry_with_address(line: str, node: Node) -> str | None:
     """The same entry with the address of its interface; None: it has none, or not here."""
-    entry = spec_entries.read(line)
-    known = spec_entries.by_address(entry, node)
-    return None if known is entry else json.dumps(dict(known))
+    entry = spec_entries.read_spec_entry(line)
+    addressed = spec_entries.entry_by_address(entry, node)
+    return None if addressed is entry else json.dumps(dict(addressed))
 
 
 # --- what is carried over ---------------------------------------------------------
@@ -205,15 +213,15 @@ def kept_keys(
     :param lines: what is configured, one entry each, interfaces translated.
     :param remembered: the same of entries that are gone by now, as it was declared.
     """
-    entries = [spec_entries.read(line) for line in lines]
-    found = {}
+    entries = [spec_entries.read_spec_entry(line) for line in lines]
+    kept = {}
     for function in node.functions:
-        entry = spec_entries.first(entries, function)
-        said: Mapping[str, Any]
-        if entry is None or spec_entries.is_ours(entry):
-            said = remembered.get(function.address, {})
+        entry = spec_entries.first_matching_entry(entries, function)
+        pairs: Mapping[str, Any]
+        if entry is None or spec_entries.is_own_entry(entry):
+            pairs = remembered.get(function.address, {})
         else:
-            said = spec_entries.kept(entry)
-        if said:
-            found[function.address] = {key: as_tag(value) for key, value in said.items()}
-    return found
+            pairs = spec_entries.carried_keys_of(entry)
+        if pairs:
+            kept[function.address] = {key: as_tag(value) for key, value in pairs.items()}
+    return kept

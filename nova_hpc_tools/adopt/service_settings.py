@@ -68,7 +68,7 @@ class ConfigError(Exception):
     """The configuration cannot be read; the text says why."""
 
 
-def add_options(
+def add_config_options(
     parser: argparse._ActionsContainer, whose: str = "this node's nova-compute"
 ) -> None:
     """Declare ``--config-file`` and ``--config-dir``.
@@ -92,7 +92,7 @@ def add_options(
         )
 
 
-def files(
+def config_files_of(
     words: Sequence[str],
     prog: str = "nova-compute",
     project: str = "nova",
@@ -106,34 +106,34 @@ def files(
         the service reads that.
     :raises ConfigError: a directory that was named is not there.
     """
-    found: list[Path] = []
+    paths: list[Path] = []
     new = tuple(more)
     # The order of oslo.config (ConfigOpts._parse_config_files): its own finds come first.
     if not any(word.startswith(_FILE) for word in words):
-        found += map(Path, cfg.find_config_files(project, prog))
+        paths += map(Path, cfg.find_config_files(project, prog))
     if not any(word.startswith(_FOLDER) for word in words):
-        for each in cfg.find_config_dirs(project, prog):
-            found += _all(Path(each), new)
+        for config_dir in cfg.find_config_dirs(project, prog):
+            paths += _config_files_in(Path(config_dir), new)
     for word in words:
         if word.startswith(_FOLDER):
             folder = Path(word.removeprefix(_FOLDER))
             if not folder.is_dir():
                 raise ConfigError(f"the configuration cannot be read: no directory {folder}")
-            found += _all(folder, new)
+            paths += _config_files_in(folder, new)
         else:
-            found.append(Path(word.removeprefix(_FILE)))
-    return tuple(found)
+            paths.append(Path(word.removeprefix(_FILE)))
+    return tuple(paths)
 
 
-def _all(folder: Path, more: Iterable[Path] = ()) -> list[Path]:
+def _config_files_in(folder: Path, more: Iterable[Path] = ()) -> list[Path]:
     """What oslo.config reads of a directory: no hidden files."""
-    here = folder.resolve()
-    names = {each.name for each in more if each.parent.resolve() == here}
+    resolved_folder = folder.resolve()
+    names = {path.name for path in more if path.parent.resolve() == resolved_folder}
     there = {*folder.glob("*.conf"), *(folder / name for name in names)}
     return [path for path in sorted(there) if not path.name.startswith(".")]
 
 
-def load(
+def load_options(
     paths: Iterable[Path], more: Mapping[str, Sequence[cfg.Opt]] | None = None
 ) -> cfg.ConfigOpts:
     """What these files say of this project's options, and of others.
@@ -142,7 +142,7 @@ def load(
     :raises ConfigError: a file cannot be read.
     """
     options = cfg.ConfigOpts()
-    conf.register(options)
+    conf.register_all_options(options)
     # Nova's own, in which the state files are by default.
     options.register_opt(cfg.StrOpt("state_path", default="/var/lib/nova"))
     for group, opts in (more or {}).items():
@@ -150,36 +150,36 @@ def load(
     try:
         options([], default_config_files=[str(path) for path in paths], default_config_dirs=[])
     except (cfg.Error, OSError, ValueError) as error:
-        raise _unreadable(error) from error
+        raise _build_config_error(error) from error
     return options
 
 
-def read(words: Sequence[str], needed: Iterable[str]) -> cfg.ConfigOpts:
+def read_node_options(words: Sequence[str], needed: Iterable[str]) -> cfg.ConfigOpts:
     """The configuration as nova-compute of this node has it.
 
-    :param words: as :func:`add_options` leaves them.
+    :param words: as :func:`add_config_options` leaves them.
     :param needed: options of group ``[hpc]`` that are used later.
     :raises ConfigError: it cannot be read, or one of these has no value that can be used.
     """
-    options = load(files(words), {**_LIBVIRT, "pci": _NOVA["pci"]})
-    check(options, "hpc", needed)
+    options = load_options(config_files_of(words), {**_LIBVIRT, "pci": _NOVA["pci"]})
+    check_option_values(options, "hpc", needed)
     return options
 
 
-def table(entries: Sequence[str], node: Node, device_spec: Iterable[str] | None) -> Roles:
+def role_table_of(entries: Sequence[str], node: Node, device_spec: Iterable[str] | None) -> Roles:
     """The roles of *node*; by default those that its devices have already.
 
     :param entries: ``[hpc]device_role``.
     :param device_spec: what is configured now.
     :raises nova_hpc.topology.roles.RoleError: a bad entry.
     """
-    found = roles.strict(entries)
+    role_table = roles.parse_roles(entries)
     if list(entries) != DEFAULT_ROLES:
-        return found
-    return configured.keep_names(found, node, device_spec or ())
+        return role_table
+    return configured.keep_names(role_table, node, device_spec or ())
 
 
-def check(options: cfg.ConfigOpts, group: str, needed: Iterable[str]) -> None:
+def check_option_values(options: cfg.ConfigOpts, group: str, needed: Iterable[str]) -> None:
     """Read now what would fail later.
 
     :raises ConfigError: one of these options has no value that can be used.
@@ -188,10 +188,10 @@ def check(options: cfg.ConfigOpts, group: str, needed: Iterable[str]) -> None:
         for name in needed:
             getattr(options[group], name)
     except (cfg.Error, ValueError) as error:
-        raise _unreadable(error) from error
+        raise _build_config_error(error) from error
 
 
-def _unreadable(error: Exception) -> ConfigError:
+def _build_config_error(error: Exception) -> ConfigError:
     return ConfigError(f"the configuration cannot be read: {' '.join(str(error).split())}")
 
 
@@ -199,7 +199,7 @@ def _unreadable(error: Exception) -> ConfigError:
 
 
 @attrs.frozen
-class Told:
+class ServiceSettings:
     """What the services of this machine are told now."""
 
     device_role: tuple[str, ...]
@@ -213,15 +213,15 @@ class Told:
     others: Sections = attrs.field(factory=dict, hash=False)
 
 
-def told(
+def read_service_settings(
     words: Sequence[str],
     folder: Path | None,
     placement: bool,
     merged: Mapping[str, str] | None = None,
-) -> Told:
+) -> ServiceSettings:
     """Read the configuration that is added to.
 
-    :param words: as :func:`add_options` leaves them.
+    :param words: as :func:`add_config_options` leaves them.
     :param folder: where files are written; those that are there count even where no
         service reads that directory by itself. None: they are printed.
     :param placement: read that of Placement, too.
@@ -231,46 +231,56 @@ def told(
     """
     with contextlib.ExitStack() as stack:
         if merged is None:
-            return _told(words, folder, placement)
-        here = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nova-hpc-")))
+            return _read_settings_of_files(words, folder, placement)
+        scratch_folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nova-hpc-")))
         for part, text in merged.items():
-            (here / settings.file_name(part)).write_text(
-                include_files.owned(text), encoding="utf-8"
+            (scratch_folder / settings.file_name(part)).write_text(
+                include_files.mark_as_owned(text), encoding="utf-8"
             )
-        return _told(words, here, placement)
+        return _read_settings_of_files(words, scratch_folder, placement)
 
 
-def _told(words: Sequence[str], folder: Path | None, placement: bool) -> Told:
-    found = files(words)
-    here = None if folder is None else folder.resolve()
-    own = [path for path in found if here in (None, path.parent.resolve()) and _own(path)]
-    others = [path for path in found if path not in own]
+def _read_settings_of_files(
+    words: Sequence[str], folder: Path | None, placement: bool
+) -> ServiceSettings:
+    paths = config_files_of(words)
+    own_folder = None if folder is None else folder.resolve()
+    own = [
+        path
+        for path in paths
+        if own_folder in (None, path.parent.resolve()) and _is_written_by_configure(path)
+    ]
+    others = [path for path in paths if path not in own]
     if folder is not None and not own:
         # No service reads that directory by itself, or nothing is there yet.
-        own = [path for name in sorted(_FILES) if _own(path := folder / name)]
+        own = [path for name in sorted(_FILES) if _is_written_by_configure(path := folder / name)]
     parts = {settings.file_name(part): part for part in settings.PARTS}
-    mine, theirs = _load(own), _load(others)
-    all_of_it = _load([*found, *(path for path in own if path not in found)])
+    our_options, theirs = _load_checked_options(own), _load_checked_options(others)
+    all_of_it = _load_checked_options([*paths, *(path for path in own if path not in paths)])
     limits = {settings.NOVA_LIMIT: all_of_it.scheduler[settings.NOVA_LIMIT]}
-    own_cache, other_cache = _cache(mine), _cache(theirs)
+    own_cache, other_cache = _read_cache_size(our_options), _read_cache_size(theirs)
     # What a deployment tool has merged is ours there, too.
     limits[settings.CACHE] = None if other_cache == own_cache else other_cache
     if placement:
-        limits[settings.PLACEMENT_LIMIT] = _placement(own)
-    other_device_spec = spec_entries.lines(_without(theirs.pci.device_spec, mine.pci.device_spec))
+        limits[settings.PLACEMENT_LIMIT] = _read_placement_limit(own)
+    other_device_spec = spec_entries.split_entries(
+        _values_without(theirs.pci.device_spec, our_options.pci.device_spec)
+    )
     other_roles = (
-        _without(theirs.hpc.device_role, mine.hpc.device_role if _has_roles(mine) else ())
+        _values_without(
+            theirs.hpc.device_role, our_options.hpc.device_role if _has_roles(our_options) else ()
+        )
         if _has_roles(theirs)
         else ()
     )
-    return Told(
+    return ServiceSettings(
         device_role=tuple(dict.fromkeys(all_of_it.hpc.device_role)),
         nvlink_set=tuple(dict.fromkeys(all_of_it.hpc.nvlink_set)),
         configured=Configured(
-            filters=_both(theirs, mine, "enabled_filters"),
-            weighers=_both(theirs, mine, "weight_classes"),
-            aliases=tuple(mine.pci.alias or ()),
-            other_aliases=_without(theirs.pci.alias, mine.pci.alias),
+            filters=_merge_list_option(theirs, our_options, "enabled_filters"),
+            weighers=_merge_list_option(theirs, our_options, "weight_classes"),
+            aliases=tuple(our_options.pci.alias or ()),
+            other_aliases=_values_without(theirs.pci.alias, our_options.pci.alias),
             limits={name: value for name, value in limits.items() if value is not None},
             own_cache=own_cache,
             cpu_sets={
@@ -278,28 +288,28 @@ def _told(words: Sequence[str], folder: Path | None, placement: bool) -> Told:
                 for name in settings.CPU_SETS
                 if (value := all_of_it.compute[name]) is not None
             },
-            device_spec=spec_entries.lines(all_of_it.pci.device_spec or ()),
-            device_role=tuple(mine.hpc.device_role) if _has_roles(mine) else (),
-            held_back=_held_back(own),
+            device_spec=spec_entries.split_entries(all_of_it.pci.device_spec or ()),
+            device_role=tuple(our_options.hpc.device_role) if _has_roles(our_options) else (),
+            held_back=_read_held_back(own),
             driver=all_of_it.compute_driver,
-            own_device_spec=spec_entries.lines(mine.pci.device_spec or ()),
+            own_device_spec=spec_entries.split_entries(our_options.pci.device_spec or ()),
             other_device_spec=other_device_spec,
             own_cpu_sets={
-                name: value for name in settings.CPU_SETS if (value := mine.compute[name])
+                name: value for name in settings.CPU_SETS if (value := our_options.compute[name])
             },
             files=frozenset(parts[path.name] for path in own),
         ),
         other_roles=other_roles,
-        anyway=frozenset(each.strip().lower() for each in all_of_it.hpc.offer_anyway),
+        anyway=frozenset(word.strip().lower() for word in all_of_it.hpc.offer_anyway),
         others={
             "pci": {
-                "alias": _without(theirs.pci.alias, mine.pci.alias),
+                "alias": _values_without(theirs.pci.alias, our_options.pci.alias),
                 "device_spec": other_device_spec,
             },
             "filter_scheduler": {
-                "available_filters": _without(
+                "available_filters": _values_without(
                     theirs.filter_scheduler.available_filters,
-                    mine.filter_scheduler.available_filters,
+                    our_options.filter_scheduler.available_filters,
                 )
             },
             "hpc": {"device_role": other_roles},
@@ -307,33 +317,37 @@ def _told(words: Sequence[str], folder: Path | None, placement: bool) -> Told:
     )
 
 
-def others(words: Sequence[str], folder: Path | None) -> list[Path]:
+def foreign_config_files(words: Sequence[str], folder: Path | None) -> list[Path]:
     """The files of nova-compute that this project did not write.
 
     :param folder: where files of this project are.
     """
-    here = None if folder is None else folder.resolve()
+    own_folder = None if folder is None else folder.resolve()
     return [
-        path for path in files(words) if not (here in (None, path.parent.resolve()) and _own(path))
+        path
+        for path in config_files_of(words)
+        if not (own_folder in (None, path.parent.resolve()) and _is_written_by_configure(path))
     ]
 
 
-def _without(theirs: Iterable[str] | None, mine: Iterable[str] | None) -> tuple[str, ...]:
+def _values_without(theirs: Iterable[str] | None, ours: Iterable[str] | None) -> tuple[str, ...]:
     """What others say: files that a deployment tool has merged say ours, too."""
-    return tuple(each for each in theirs or () if each not in (mine or ()))
+    return tuple(value for value in theirs or () if value not in (ours or ()))
 
 
-def _load(files: Sequence[Path]) -> cfg.ConfigOpts:
-    options = load(files, _NOVA)
-    check(options, "hpc", ("device_role", "nvlink_set", "offer_anyway", settings.CACHE))
+def _load_checked_options(files: Sequence[Path]) -> cfg.ConfigOpts:
+    options = load_options(files, _NOVA)
+    check_option_values(
+        options, "hpc", ("device_role", "nvlink_set", "offer_anyway", settings.CACHE)
+    )
     for group, opts in _NOVA.items():
         if group == "DEFAULT":
             continue
-        check(options, group, (opt.dest for opt in opts))
+        check_option_values(options, group, (opt.dest for opt in opts))
     return options
 
 
-def _cache(options: cfg.ConfigOpts) -> int | None:
+def _read_cache_size(options: cfg.ConfigOpts) -> int | None:
     """``[hpc]cache_size`` as a file says it; None: it is the default."""
     where = options.get_location(settings.CACHE, "hpc")
     if where is None or not where.location.is_user_controlled:
@@ -342,34 +356,36 @@ def _cache(options: cfg.ConfigOpts) -> int | None:
     return value
 
 
-def _placement(own: Iterable[Path]) -> int | None:
+def _read_placement_limit(own: Iterable[Path]) -> int | None:
     """Placement's limit, from where its API reads it (placement/wsgi, _get_config_files)."""
     folder = os.environ.get("OS_PLACEMENT_CONFIG_DIR", "").strip()
     words = [f"--config-file={folder}/placement.conf"] if folder else []
-    found = files(words, "placement", "placement")
-    options = load([*found, *own], _PLACEMENT)
-    check(options, "placement", (settings.PLACEMENT_LIMIT,))
+    paths = config_files_of(words, "placement", "placement")
+    options = load_options([*paths, *own], _PLACEMENT)
+    check_option_values(options, "placement", (settings.PLACEMENT_LIMIT,))
     limit: int | None = options.placement[settings.PLACEMENT_LIMIT]
     return limit
 
 
-def _own(path: Path) -> bool:
+def _is_written_by_configure(path: Path) -> bool:
     """Whether ``configure`` wrote this file."""
     if path.name not in _FILES:
         return False
     try:
-        text = include_files.read(path)
+        text = include_files.read_plain_file(path)
     except include_files.IncludeError:
         return False
-    return text is not None and include_files.is_owned(text)
+    return text is not None and include_files.has_project_mark(text)
 
 
-def _both(theirs: cfg.ConfigOpts, mine: cfg.ConfigOpts, name: str) -> tuple[str, ...] | None:
+def _merge_list_option(
+    theirs: cfg.ConfigOpts, ours: cfg.ConfigOpts, name: str
+) -> tuple[str, ...] | None:
     """A list as others and ``configure`` have set it: the last file would hide theirs."""
-    first, second = theirs.filter_scheduler[name], mine.filter_scheduler[name]
+    first, second = theirs.filter_scheduler[name], ours.filter_scheduler[name]
     if first is None or second is None:
-        found = first if second is None else second
-        return None if found is None else tuple(found)
+        values = first if second is None else second
+        return None if values is None else tuple(values)
     if set(first) <= set(second):
         return tuple(second)
     return tuple(dict.fromkeys([*first, *second]))
@@ -380,8 +396,8 @@ def _has_roles(options: cfg.ConfigOpts) -> bool:
     return where is not None and bool(where.location.is_user_controlled)
 
 
-def _held_back(own: Iterable[Path]) -> HeldBack | None:
+def _read_held_back(own: Iterable[Path]) -> HeldBack | None:
     for path in own:
         if path.name == settings.file_name(settings.COMPUTE):
-            return HeldBack.of(include_files.read(path) or "")
+            return HeldBack.of(include_files.read_plain_file(path) or "")
     return None

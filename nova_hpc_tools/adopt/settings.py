@@ -75,7 +75,7 @@ SINGLE: Final = (*CPU_SETS, NOVA_LIMIT, PLACEMENT_LIMIT, CACHE)
 
 
 @attrs.frozen
-class Options:
+class SettingsOptions:
     """What the operator wants that the inventory cannot know."""
 
     #: Hosts that may match one request; the limits of Placement reach them all.
@@ -97,7 +97,7 @@ class Options:
 
 
 @attrs.frozen
-class Settings:
+class NovaSettings:
     """The texts of the include files."""
 
     #: Part -> text.
@@ -120,13 +120,13 @@ def results_of(hosts: int) -> int:
     return max(FEWEST_RESULTS, RESULTS_OF_HOST * hosts)
 
 
-def render(
+def render_settings(
     node: Node,
     spec: DeviceSpec,
-    options: Options,
+    options: SettingsOptions,
     others: Iterable[DeviceSpec] = (),
     before: Configured | None = None,
-) -> Settings:
+) -> NovaSettings:
     """Write the settings for *node* and for a cloud that has it.
 
     :param spec: what *node* offers.
@@ -137,14 +137,14 @@ def render(
     """
     files = _Files(node, spec, options, before or Configured())
     specs = [spec, *others]
-    aliases.check(specs)
+    aliases.check_alias_roles(specs)
     texts = {
-        COMMON: files.common(aliases.build(specs, options.product_names), specs),
+        COMMON: files.common(aliases.build_aliases(specs, options.product_names), specs),
         CONTROLLER: files.controller(),
         COMPUTE: files.compute(),
         PLACEMENT: files.placement(),
     }
-    return Settings(
+    return NovaSettings(
         files={part: "\n".join(lines) + "\n" for part, lines in texts.items()},
         remarks=tuple(files.remarks),
         of_controller=tuple(files.of_controller),
@@ -152,7 +152,7 @@ def render(
     )
 
 
-def filters(enabled: Sequence[str]) -> list[str]:
+def place_own_filters(enabled: Sequence[str]) -> list[str]:
     """Nova's (or the deployment's) filters with the project's in their place.
 
     FABRIC_FILTER is the last: it counts the hosts that all others leave.
@@ -172,7 +172,7 @@ class _Files:
 
     node: Node
     spec: DeviceSpec
-    options: Options
+    options: SettingsOptions
     before: Configured
     remarks: list[str] = attrs.field(factory=list)
     of_controller: list[str] = attrs.field(factory=list)
@@ -181,7 +181,9 @@ class _Files:
     )
 
     def common(self, wanted: Sequence[Mapping[str, str]], specs: Sequence[DeviceSpec]) -> list[str]:
-        lines, losses = configured.aliases(self.before, wanted, not self.options.product_names)
+        lines, losses = configured.merge_aliases(
+            self.before, wanted, not self.options.product_names
+        )
         for text in (*lines, *self.before.other_aliases):
             self._warn(text, specs)
         self.losses[COMMON] += losses
@@ -189,7 +191,7 @@ class _Files:
             "# For every Nova service. A flavor asks for devices by these names:",
             "# pci_passthrough:alias=NAME:COUNT",
             "[pci]",
-            *(f"alias = {_literal(alias)}" for alias in lines),
+            *(f"alias = {_escape_dollars(alias)}" for alias in lines),
         ]
         already = ["# For every Nova service. The aliases are configured already."]
         return [
@@ -202,7 +204,7 @@ class _Files:
 
     def _warn(self, text: str, specs: Sequence[DeviceSpec]) -> None:
         """Say that an alias, which is not of this run, does not tell roles apart."""
-        alias = spec_entries.read(text)
+        alias = spec_entries.read_spec_entry(text)
         roles = aliases.roles_of(alias, specs)
         if len(roles) > 1:
             self.remarks.append(
@@ -212,18 +214,20 @@ class _Files:
 
     def controller(self) -> list[str]:
         before = self.before
-        enabled = filters(
+        enabled = place_own_filters(
             self.options.filters
             if self.options.filters is not None
             else before.filters or NOVA_FILTERS
         )
         weighers = [*(before.weighers or (ALL_WEIGHERS,)), *WEIGHER_CLASSES]
-        self.losses[CONTROLLER] += configured.dropped("enabled_filters", before.filters, enabled)
+        self.losses[CONTROLLER] += configured.losses_of_list(
+            "enabled_filters", before.filters, enabled
+        )
         return [
             "# For nova-api, nova-scheduler and nova-conductor.",
             "[filter_scheduler]",
             "available_filters = nova.scheduler.filters.all_filters",
-            *(f"available_filters = {each}" for each in FILTER_CLASSES),
+            *(f"available_filters = {path}" for path in FILTER_CLASSES),
             f"# {FILTER} puts the exact devices into the request before",
             f"# {' and '.join(AFTER)} look at them. {FABRIC_FILTER} counts",
             "# what all others leave.",
@@ -261,8 +265,8 @@ class _Files:
 
     def compute(self) -> list[str]:
         before, spec = self.before, self.spec
-        self.losses[COMPUTE] += configured.other_driver(before, DRIVER)
-        self.losses[COMPUTE] += configured.devices(
+        self.losses[COMPUTE] += configured.driver_losses(before, DRIVER)
+        self.losses[COMPUTE] += configured.device_losses(
             before, self.node, spec, self.options.declaration.left_out
         )
         lines = [
@@ -279,9 +283,13 @@ class _Files:
         if not spec.offers:
             lines += ["# No function of this node has a role: nothing is offered."]
             self.remarks.append("No device of this node is offered to servers.")
-        lines += [f"device_spec = {_literal(entry)}" for entry in spec.lines()]
+        lines += [f"device_spec = {_escape_dollars(entry)}" for entry in spec.lines()]
         if entries := self.options.device_role or before.device_role:
-            lines += ["", "[hpc]", *(f"device_role = {_literal(entry)}" for entry in entries)]
+            lines += [
+                "",
+                "[hpc]",
+                *(f"device_role = {_escape_dollars(entry)}" for entry in entries),
+            ]
         return lines
 
     def _limit(self, option: str) -> int:
@@ -322,7 +330,7 @@ class _Files:
         ]
 
     def _cpu_sets(self) -> list[str]:
-        shared, dedicated = _split(
+        shared, dedicated = _split_cpus(
             self.node,
             1 if self.options.housekeeping_cores is None else self.options.housekeeping_cores,
             self.remarks,
@@ -360,7 +368,7 @@ class _Files:
             )
 
 
-def _literal(text: str) -> str:
+def _escape_dollars(text: str) -> str:
     """Keep oslo.config from substituting anything in *text*."""
     return text.replace("$", "$$")
 
@@ -368,7 +376,7 @@ def _literal(text: str) -> str:
 # --- CPUs ---------------------------------------------------------------------
 
 
-def _split(
+def _split_cpus(
     node: Node, housekeeping: int, remarks: list[str]
 ) -> tuple[frozenset[int], frozenset[int]]:
     """Host CPUs and CPUs for servers; a core's threads are never separated."""

@@ -20,18 +20,20 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from nova_hpc.topology.model import Function, Node, address_key
+from nova_hpc.topology.model import Node, PciFunction, address_key
 
 _LAST_DOMAIN: Final = 0xFFFF
 
 
-def expressible(function: Function) -> bool:
+def is_expressible_address(function: PciFunction) -> bool:
     """Whether Nova has an address for *function* and its physical function."""
     both = filter(None, (function.address, function.physical_function))
     return all(address_key(address)[0] <= _LAST_DOMAIN for address in both)
 
 
-def forms(node: Node, functions: Sequence[Function]) -> Iterator[str | dict[str, str]]:
+def address_forms_of(
+    node: Node, functions: Sequence[PciFunction]
+) -> Iterator[str | dict[str, str]]:
     """Values of ``address`` that match *functions* and no other.
 
     :param functions: a single device, or virtual functions with the same ids
@@ -41,13 +43,13 @@ def forms(node: Node, functions: Sequence[Function]) -> Iterator[str | dict[str,
     parent = first.physical_function
     if first.dev_type == "type-PCI":
         yield first.address
-    elif parent is not None and _told_apart(node.function(parent), functions):
+    elif parent is not None and _differ_by_ids(node.function(parent), functions):
         yield parent
     else:
-        yield from _patterns(function.address for function in functions)
+        yield from _address_patterns(function.address for function in functions)
 
 
-def _told_apart(parent: Function | None, functions: Sequence[Function]) -> bool:
+def _differ_by_ids(parent: PciFunction | None, functions: Sequence[PciFunction]) -> bool:
     """Whether ids alone tell *functions* from their physical function.
 
     They do not where another of its virtual functions must not match.
@@ -59,7 +61,7 @@ def _told_apart(parent: Function | None, functions: Sequence[Function]) -> bool:
     return set(parent.virtual_functions) <= {function.address for function in functions}
 
 
-def _patterns(addresses: Iterable[str]) -> Iterator[dict[str, str]]:
+def _address_patterns(addresses: Iterable[str]) -> Iterator[dict[str, str]]:
     """The fewest products of domain, bus, slots and functions, exactly covering.
 
     Nova takes an expression without any special character for an address, and

@@ -13,7 +13,7 @@ import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from nova_hpc.topology.model import Function, Node
+from nova_hpc.topology.model import Node, PciFunction
 from nova_hpc.wire import tags
 
 #: Names the device by an interface of the host. Nova reports no such entry in Placement
@@ -38,38 +38,38 @@ _WIDTHS: Final = (4, 2, 2, 1)
 NOTHING: Final[Mapping[str, Any]] = types.MappingProxyType({})
 
 
-def read(text: str) -> Mapping[str, Any]:
+def read_spec_entry(text: str) -> Mapping[str, Any]:
     """A JSON object; NOTHING where it is none, which Nova would not start with."""
-    found = _json(text)
-    return found if isinstance(found, dict) else NOTHING
+    parsed = _parse_json_or_none(text)
+    return parsed if isinstance(parsed, dict) else NOTHING
 
 
-def _json(text: str) -> object:
+def _parse_json_or_none(text: str) -> object:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
 
 
-def lines(values: Iterable[str]) -> tuple[str, ...]:
+def split_entries(values: Iterable[str]) -> tuple[str, ...]:
     """Every entry of these values by itself, each once; what is no JSON stays as it is."""
-    return tuple(dict.fromkeys(each for value in values for each in each_of(value)))
+    return tuple(dict.fromkeys(entry for value in values for entry in entries_of_value(value)))
 
 
-def each_of(value: str) -> list[str]:
+def entries_of_value(value: str) -> list[str]:
     """The entries of one value."""
-    several = _json(value)
-    if isinstance(several, list) and all(isinstance(each, dict) for each in several):
-        return [json.dumps(each) for each in several]
+    several = _parse_json_or_none(value)
+    if isinstance(several, list) and all(isinstance(entry, dict) for entry in several):
+        return [json.dumps(entry) for entry in several]
     return [value]
 
 
-def is_ours(entry: Mapping[str, Any]) -> bool:
+def is_own_entry(entry: Mapping[str, Any]) -> bool:
     """Whether this project wrote it."""
     return tags.ROLE in entry
 
 
-def kept(entry: Mapping[str, Any]) -> dict[str, Any]:
+def carried_keys_of(entry: Mapping[str, Any]) -> dict[str, Any]:
     """What an entry says beside where its devices are and what this project says of them."""
     return {
         key: value
@@ -81,7 +81,7 @@ def kept(entry: Mapping[str, Any]) -> dict[str, Any]:
 # --- interfaces -----------------------------------------------------------------
 
 
-def by_address(entry: Mapping[str, Any], node: Node) -> Mapping[str, Any]:
+def entry_by_address(entry: Mapping[str, Any], node: Node) -> Mapping[str, Any]:
     """The same entry with the address of its interface, where this node has that.
 
     Nova takes the address for the same devices: a physical function stands for its virtual
@@ -99,23 +99,24 @@ def by_address(entry: Mapping[str, Any], node: Node) -> Mapping[str, Any]:
     return entry
 
 
-def translated(texts: Iterable[str], node: Node) -> tuple[str, ...]:
+def translate_interfaces(texts: Iterable[str], node: Node) -> tuple[str, ...]:
     """Entries with addresses in the place of interfaces; each is a text as before."""
-    found = []
+    translated_texts = []
     for text in texts:
-        entry = read(text)
-        known = by_address(entry, node)
-        found.append(text if known is entry else json.dumps(dict(known)))
-    return tuple(dict.fromkeys(found))
+        entry = read_spec_entry(text)
+        addressed = entry_by_address(entry, node)
+        translated_texts.append(text if addressed is entry else json.dumps(dict(addressed)))
+    return tuple(dict.fromkeys(translated_texts))
 
 
 # --- which functions ------------------------------------------------------------
 
 
-def matches(entry: Mapping[str, Any], function: Function) -> bool:
+def entry_matches(entry: Mapping[str, Any], function: PciFunction) -> bool:
     """Whether an entry of device_spec names *function* (nova/pci/devspec.py).
 
-    One that names an interface (``devname``) is taken to name none: see :func:`translated`.
+    One that names an interface (``devname``) is taken to name none: see
+    :func:`translate_interfaces`.
     """
     address = entry.get("address")
     # Most entries name one function in full, and most functions are others.
@@ -127,17 +128,17 @@ def matches(entry: Mapping[str, Any], function: Function) -> bool:
             return False
     if entry is NOTHING or entry.get(DEVNAME):
         return False
-    wanted = _fields(entry.get("address") or "*:*:*.*")
+    wanted = _address_fields(entry.get("address") or "*:*:*.*")
     if wanted is None:
         return False
     addresses = [function.address]
     if function.physical_function is not None and all(map(_PLAIN.fullmatch, wanted)):
         # Only one address names the virtual functions below it, too.
         addresses.append(function.physical_function)
-    return any(_fits(wanted, address) for address in addresses)
+    return any(_fits_address(wanted, address) for address in addresses)
 
 
-def _fields(address: Any) -> list[str] | None:
+def _address_fields(address: Any) -> list[str] | None:
     """Domain, bus, slot and function of an entry as expressions; None: Nova refuses it."""
     if isinstance(address, dict):
         names = ("domain", "bus", "slot", "function")
@@ -153,7 +154,7 @@ def _fields(address: Any) -> list[str] | None:
     ]
 
 
-def _fits(wanted: Sequence[str], address: str) -> bool:
+def _fits_address(wanted: Sequence[str], address: str) -> bool:
     place, _, number = address.partition(".")
     try:
         return all(
@@ -164,35 +165,39 @@ def _fits(wanted: Sequence[str], address: str) -> bool:
         return False
 
 
-def first(entries: Iterable[Mapping[str, Any]], function: Function) -> Mapping[str, Any] | None:
+def first_matching_entry(
+    entries: Iterable[Mapping[str, Any]], function: PciFunction
+) -> Mapping[str, Any] | None:
     """The entry that counts for *function* (whitelist.py, Whitelist.get_devspec)."""
-    return next((each for each in entries if matches(each, function)), None)
+    return next((entry for entry in entries if entry_matches(entry, function)), None)
 
 
-def of_functions(
-    device_spec: Iterable[str], functions: Iterable[Function]
+def entries_of_functions(
+    device_spec: Iterable[str], functions: Iterable[PciFunction]
 ) -> Iterator[Mapping[str, Any]]:
     """The entry that counts for each of *functions*, where one does."""
-    entries = [read(text) for text in device_spec]
+    entries = [read_spec_entry(text) for text in device_spec]
     for function in functions:
-        entry = first(entries, function)
+        entry = first_matching_entry(entries, function)
         if entry is not None:
             yield entry
 
 
-def hidden(device_spec: Iterable[str], node: Node) -> dict[str, list[str]]:
+def hidden_addresses_of(device_spec: Iterable[str], node: Node) -> dict[str, list[str]]:
     """Entry without tags -> addresses for which it counts although one of ours names them."""
     texts = list(device_spec)
-    entries = [read(text) for text in texts]
-    found: dict[str, list[str]] = {}
+    entries = [read_spec_entry(text) for text in texts]
+    addresses: dict[str, list[str]] = {}
     for function in node.functions:
-        named = [number for number, each in enumerate(entries) if matches(each, function)]
-        if any(is_ours(entries[each]) for each in named[1:]) and not is_ours(entries[named[0]]):
-            found.setdefault(texts[named[0]], []).append(function.address)
-    return found
+        named = [number for number, entry in enumerate(entries) if entry_matches(entry, function)]
+        if any(is_own_entry(entries[number]) for number in named[1:]) and not is_own_entry(
+            entries[named[0]]
+        ):
+            addresses.setdefault(texts[named[0]], []).append(function.address)
+    return addresses
 
 
-def addresses_of(entry: Mapping[str, Any]) -> list[str]:
+def addresses_of_entry(entry: Mapping[str, Any]) -> list[str]:
     """The addresses that an entry of ours names, see :mod:`nova_hpc_tools.adopt.spec_address`."""
     address = entry.get("address")
     if isinstance(address, str):

@@ -17,18 +17,18 @@ import attrs
 from nova_hpc.placement.grouping import FlavorError
 from nova_hpc.placement.model import Request
 from nova_hpc_tools import snapshot
-from nova_hpc_tools.cloud.explain import find_flavor, find_nodes, verdict
+from nova_hpc_tools.cloud.explain import find_flavor, find_nodes, judge_node
 from nova_hpc_tools.cloud.explain.remedies import Chooser
-from nova_hpc_tools.snapshot import Flavor, Node, Snapshot, SnapshotError
+from nova_hpc_tools.snapshot import Flavor, Snapshot, SnapshotError, SnapshotNode
 from nova_hpc_tools.snapshot.direct_ports import DirectPorts
 
 
 @attrs.frozen
-class Room:
+class NodeCapacity:
     """What fits on one node."""
 
     #: As it would be then.
-    node: Node
+    node: SnapshotNode
     #: How many servers.
     fit: int
     #: Why not one more, for operators.
@@ -40,17 +40,17 @@ class Capacity:
     """What fits on each node of a cloud."""
 
     flavor: Flavor
-    rooms: tuple[Room, ...]
+    rooms: tuple[NodeCapacity, ...]
     #: What could not be read, for operators.
     problems: tuple[str, ...] = ()
 
     @property
     def by_host(self) -> dict[str, int]:
         """Nova's host -> how many servers; a host may have several nodes."""
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for room in self.rooms:
-            found[room.node.host] = found.get(room.node.host, 0) + room.fit
-        return found
+            counts[room.node.host] = counts.get(room.node.host, 0) + room.fit
+        return counts
 
     @property
     def total(self) -> int:
@@ -58,7 +58,7 @@ class Capacity:
         return sum(room.fit for room in self.rooms)
 
 
-def measure(
+def measure_capacity(
     cloud: Snapshot, name: str, image: str | None = None, ports: Iterable[DirectPorts] = ()
 ) -> Capacity:
     """How many servers of the flavor *name* fit on each node of *cloud*.
@@ -66,7 +66,9 @@ def measure(
     :param ports: the direct ports that each server brings.
     :raises SnapshotError: there is no such flavor, or nobody can create servers of it.
     """
-    return measure_flavor(cloud, snapshot.with_ports(cloud, find_flavor(cloud, name, image), ports))
+    return measure_flavor(
+        cloud, snapshot.flavor_with_ports(cloud, find_flavor(cloud, name, image), ports)
+    )
 
 
 def measure_flavor(cloud: Snapshot, flavor: Flavor) -> Capacity:
@@ -75,23 +77,27 @@ def measure_flavor(cloud: Snapshot, flavor: Flavor) -> Capacity:
     :raises SnapshotError: nobody can create servers of it.
     """
     try:
-        request = snapshot.request(flavor, cloud.hosts)
+        request = snapshot.request_of_flavor(flavor, cloud.hosts)
     except FlavorError as error:
         raise SnapshotError(f"flavor {flavor.name}: {error}") from error
     chooser = Chooser(cloud.profile)
-    rooms = (_room(node, flavor, request, chooser) for node in find_nodes(cloud, None))
+    rooms = (
+        _measure_node_capacity(node, flavor, request, chooser) for node in find_nodes(cloud, None)
+    )
     return Capacity(flavor, tuple(rooms), cloud.problems)
 
 
-def _room(node: Node, flavor: Flavor, request: Request, chooser: Chooser) -> Room:
+def _measure_node_capacity(
+    node: SnapshotNode, flavor: Flavor, request: Request, chooser: Chooser
+) -> NodeCapacity:
     fit = 0
     while True:
-        answer = verdict(node, flavor, request, chooser)
+        answer = judge_node(node, flavor, request, chooser)
         if answer.choice is None:
-            return Room(node, fit, answer.reason)
+            return NodeCapacity(node, fit, answer.reason)
         devices = answer.choice.devices
         if not devices.picks:
             # Every server of the engine takes devices; without them this would never end.
             raise SnapshotError(f"flavor {flavor.name} takes no device of {node.name}")
         fit += 1
-        node = snapshot.take(node, devices, request.cells, f"new server {fit}")
+        node = snapshot.take_from_node(node, devices, request.cells, f"new server {fit}")

@@ -11,17 +11,17 @@ from typing import Any, Final
 
 import attrs
 
-from nova_hpc.cluster.plan.tree import natural
-from nova_hpc.fabric.aggregates import read_place
-from nova_hpc.fabric.model import FabricMap, Place
-from nova_hpc_tools.base import Answer, Count, List
-from nova_hpc_tools.cloud.capacity import Capacity, measure
+from nova_hpc.cluster.plan.tree import natural_sort_key
+from nova_hpc.fabric.aggregates import read_aggregate_place
+from nova_hpc.fabric.model import FabricMap, FabricPlace
+from nova_hpc_tools.base import CommandAnswer, Count, ListCommand
+from nova_hpc_tools.cloud.capacity import Capacity, measure_capacity
 from nova_hpc_tools.cloud.explain_command import direct_ports
-from nova_hpc_tools.cluster.capacity import AtLevel, at_levels
-from nova_hpc_tools.fabric import map_files as fabric_source
-from nova_hpc_tools.fabric.hostlist import shorten
-from nova_hpc_tools.fabric.plan_command import read_map
-from nova_hpc_tools.fabric.problems import FabricError
+from nova_hpc_tools.cluster.capacity import AtLevel, count_clusters_by_level
+from nova_hpc_tools.fabric import map_files
+from nova_hpc_tools.fabric.hostlist import shorten_names
+from nova_hpc_tools.fabric.plan_command import read_reported_map
+from nova_hpc_tools.fabric.problems import FabricMapError
 from nova_hpc_tools.snapshot import Snapshot, SnapshotError, cloud_readers
 
 SCHEMA: Final = "nova-hpc/capacity"
@@ -33,7 +33,7 @@ _REASONS: Final = 8
 
 
 @attrs.frozen
-class _Report:
+class _CapacityReport:
     """What the command has found."""
 
     capacity: Capacity
@@ -44,9 +44,9 @@ class _Report:
     levels: tuple[AtLevel, ...]
     problems: tuple[str, ...]
 
-    def place(self, host: str) -> Place:
+    def place(self, host: str) -> FabricPlace:
         """Where a host is."""
-        return self.fabric.place(host) or Place(host=host)
+        return self.fabric.place(host) or FabricPlace(host=host)
 
     @property
     def fits(self) -> bool:
@@ -54,7 +54,7 @@ class _Report:
         return self.levels[-1].clusters > 0
 
 
-class ShowCapacity(List):
+class ShowCapacity(ListCommand):
     """Show how many servers of a flavor fit, and how many whole clusters of them.
 
     Asks the scheduler's own functions for one server after the other until none
@@ -65,7 +65,7 @@ class ShowCapacity(List):
     """
 
     acts_with = ()
-    errors = (SnapshotError, FabricError)
+    errors = (SnapshotError, FabricMapError)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
@@ -93,24 +93,24 @@ class ShowCapacity(List):
             metavar="FILE",
             help="where the hosts are on the fabric (default: what Nova's aggregates say)",
         )
-        cloud_readers.add_arguments(parser)
-        fabric_source.add_arguments(parser)
+        cloud_readers.add_snapshot_arguments(parser)
+        map_files.add_map_arguments(parser)
         return parser
 
-    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+    def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
         """Count; status 0 if one more fits, 1 if not."""
         args = parsed_args
-        fabric = None if args.fabric is None else read_map(args.fabric, args)
-        cloud = cloud_readers.take(args.snapshot, args.config, args.image)
-        capacity = measure(cloud, args.flavor, args.image, args.port or ())
+        fabric = None if args.fabric is None else read_reported_map(args.fabric, args)
+        cloud = cloud_readers.obtain_snapshot(args.snapshot, args.config, args.image)
+        capacity = measure_capacity(cloud, args.flavor, args.image, args.port or ())
         problems: tuple[str, ...] = ()
         if fabric is None:
-            fabric, problems = _synced(cloud)
-        report = _Report(
+            fabric, problems = _read_synced_map(cloud)
+        report = _CapacityReport(
             capacity=capacity,
             fabric=fabric,
             members=args.members,
-            levels=at_levels(fabric, capacity.by_host, args.members or 1),
+            levels=count_clusters_by_level(fabric, capacity.by_host, args.members or 1),
             problems=(*capacity.problems, *problems),
         )
         rows = [
@@ -125,21 +125,21 @@ class ShowCapacity(List):
         ]
         for problem in report.problems:
             print(f"nova-hpc capacity: warning: {problem}", file=sys.stderr)
-        return Answer(
+        return CommandAnswer(
             _COLUMNS,
             rows,
             status=0 if report.fits else _MISS,
-            show=lambda: _show(report),
-            document=lambda: _dumps(report),
+            show=lambda: _print_capacity_report(report),
+            document=lambda: _dump_capacity_document(report),
         )
 
 
-def _synced(cloud: Snapshot) -> tuple[FabricMap, tuple[str, ...]]:
+def _read_synced_map(cloud: Snapshot) -> tuple[FabricMap, tuple[str, ...]]:
     """The map that Nova's aggregates say, and what makes no sense in them."""
-    places: dict[str, Place] = {}
+    places: dict[str, FabricPlace] = {}
     problems: dict[str, None] = {}
     for node in cloud.hosts:
-        reading = read_place(node.host, node.aggregates.values())
+        reading = read_aggregate_place(node.host, node.aggregates.values())
         places[node.host] = reading.place
         problems |= dict.fromkeys(reading.problems)
     return FabricMap(places=tuple(places.values())), tuple(problems)
@@ -148,11 +148,16 @@ def _synced(cloud: Snapshot) -> tuple[FabricMap, tuple[str, ...]]:
 # --- for programs ----------------------------------------------------------------
 
 
-def _dumps(report: _Report) -> str:
-    return json.dumps({"schema": SCHEMA, "version": VERSION, **_document(report)}, indent=2) + "\n"
+def _dump_capacity_document(report: _CapacityReport) -> str:
+    return (
+        json.dumps(
+            {"schema": SCHEMA, "version": VERSION, **_build_capacity_document(report)}, indent=2
+        )
+        + "\n"
+    )
 
 
-def _document(report: _Report) -> dict[str, Any]:
+def _build_capacity_document(report: _CapacityReport) -> dict[str, Any]:
     capacity = report.capacity
     return {
         "flavor": capacity.flavor.name,
@@ -160,7 +165,7 @@ def _document(report: _Report) -> dict[str, Any]:
         "members": report.members,
         "fits": report.fits,
         "total": capacity.total,
-        "levels": [_level(report, each) for each in report.levels],
+        "levels": [_describe_level_capacity(report, at_level) for at_level in report.levels],
         "hosts": [
             {
                 "host": room.node.host,
@@ -176,15 +181,15 @@ def _document(report: _Report) -> dict[str, Any]:
     }
 
 
-def _level(report: _Report, found: AtLevel) -> dict[str, Any]:
-    document = {"level": found.level, "domains": found.domains, "largest": found.largest}
-    return document if report.members is None else {**document, "clusters": found.clusters}
+def _describe_level_capacity(report: _CapacityReport, at_level: AtLevel) -> dict[str, Any]:
+    document = {"level": at_level.level, "domains": at_level.domains, "largest": at_level.largest}
+    return document if report.members is None else {**document, "clusters": at_level.clusters}
 
 
 # --- for people --------------------------------------------------------------------
 
 
-def _show(report: _Report) -> None:
+def _print_capacity_report(report: _CapacityReport) -> None:
     capacity = report.capacity
     able = sum(room.fit > 0 for room in capacity.rooms)
     print(
@@ -195,8 +200,8 @@ def _show(report: _Report) -> None:
     for room in capacity.rooms:
         by_fit.setdefault(room.fit, []).append(room.node.name)
     for fit in sorted(by_fit, reverse=True):
-        each = "each of " if len(by_fit[fit]) > 1 else ""
-        print(f"  {fit} on {each}{shorten(sorted(by_fit[fit], key=natural))}")
+        prefix = "each of " if len(by_fit[fit]) > 1 else ""
+        print(f"  {fit} on {prefix}{shorten_names(sorted(by_fit[fit], key=natural_sort_key))}")
     reasons = Counter(room.reason for room in capacity.rooms if not room.fit)
     if reasons:
         print("\nWhere none fits:")
@@ -208,12 +213,12 @@ def _show(report: _Report) -> None:
     _show_levels(report)
 
 
-def _show_levels(report: _Report) -> None:
+def _show_levels(report: _CapacityReport) -> None:
     rows = [["level", "domains", "largest cluster"]]
     rows[0] += [f"clusters of {report.members}"] if report.members is not None else []
-    for each in report.levels:
-        rows.append([each.level, str(each.domains), str(each.largest)])
-        rows[-1] += [str(each.clusters)] if report.members is not None else []
+    for at_level in report.levels:
+        rows.append([at_level.level, str(at_level.domains), str(at_level.largest)])
+        rows[-1] += [str(at_level.clusters)] if report.members is not None else []
     wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for level, *numbers in rows:
         cells = [cell.rjust(width) for cell, width in zip(numbers, wide[1:], strict=True)]

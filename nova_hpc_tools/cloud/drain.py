@@ -15,23 +15,23 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.fabric.aggregates import read_place
-from nova_hpc.fabric.model import FabricLevel, Place
+from nova_hpc.fabric.aggregates import read_aggregate_place
+from nova_hpc.fabric.model import FabricLevel, FabricPlace
 from nova_hpc.placement.flavor import FABRIC, FABRIC_POLICY, has_hpc_keys
 from nova_hpc.placement.grouping import FlavorError
-from nova_hpc.placement.model import DeviceSet, Policy, Request
+from nova_hpc.placement.model import AffinityPolicy, DeviceSet, Request
 from nova_hpc_tools import snapshot
-from nova_hpc_tools.cloud.explain import find_flavor, find_nodes, verdict
+from nova_hpc_tools.cloud.explain import find_flavor, find_nodes, judge_node
 from nova_hpc_tools.cloud.explain.remedies import Chooser
-from nova_hpc_tools.snapshot import Flavor, Node, Server, Snapshot, SnapshotError
-from nova_hpc_tools.snapshot.direct_ports import DirectPorts, added
+from nova_hpc_tools.snapshot import Flavor, Server, Snapshot, SnapshotError, SnapshotNode
+from nova_hpc_tools.snapshot.direct_ports import DirectPorts, merge_equal_ports
 
 #: Answers of the engine that are asked for at most.
 _TRIES: Final = 5000
 
 
 @attrs.frozen
-class Mover:
+class DrainedServer:
     """A server that has to go.
 
     :ivar apart: hosts that its server groups forbid it.
@@ -64,7 +64,7 @@ class Move:
 
 
 @attrs.frozen
-class Plan:
+class DrainPlan:
     """All moves in their order, or why there are none."""
 
     moves: tuple[Move, ...] = ()
@@ -72,10 +72,10 @@ class Plan:
 
 
 @attrs.frozen
-class _Wanted:
+class _PlannedServer:
     """A server with devices, as the engine knows it."""
 
-    mover: Mover
+    mover: DrainedServer
     flavor: Flavor
     request: Request
     devices: int
@@ -84,65 +84,75 @@ class _Wanted:
     hosts: tuple[frozenset[str], ...]
 
 
-def plan(cloud: Snapshot, host: str, movers: Iterable[Mover]) -> Plan:
+def plan_drain(cloud: Snapshot, host: str, movers: Iterable[DrainedServer]) -> DrainPlan:
     """Find a place for all *movers*, which are on *host*, or say for which there is none."""
     places = {
-        node.host: read_place(node.host, node.aggregates.values()).place for node in cloud.hosts
+        node.host: read_aggregate_place(node.host, node.aggregates.values()).place
+        for node in cloud.hosts
     }
-    known = {server.uuid: server for server in cloud.servers}
-    wanted: list[_Wanted] = []
+    servers = {server.uuid: server for server in cloud.servers}
+    wanted: list[_PlannedServer] = []
     free: list[Move] = []
     refusals: list[str] = []
-    for mover in sorted(movers, key=lambda each: (each.name, each.uuid)):
+    for mover in sorted(movers, key=lambda mover: (mover.name, mover.uuid)):
         try:
             if mover.tied:
                 raise SnapshotError(mover.tied)
-            domain, hosts = _domain(mover, places, host)
-            if mover.uuid in known and has_hpc_keys(mover.extra_specs):
-                wanted.append(_wanted(cloud, mover, known[mover.uuid], domain, hosts))
+            domain, hosts = _find_allowed_hosts(mover, places, host)
+            if mover.uuid in servers and has_hpc_keys(mover.extra_specs):
+                wanted.append(
+                    _build_planned_server(cloud, mover, servers[mover.uuid], domain, hosts)
+                )
             else:
                 free.append(Move(mover.uuid, mover.name, None, domain=domain))
         except SnapshotError as error:
             refusals.append(f"{mover.name} ({mover.uuid}): {error}")
     if refusals:
-        return Plan(refusals=tuple(refusals))
+        return DrainPlan(refusals=tuple(refusals))
     # The largest first: the smaller ones find room in what is left.
-    wanted.sort(key=lambda each: -each.devices)
-    search = _Search(cloud, host)
-    found = search.place(tuple(wanted))
-    if found is None:
-        return Plan(refusals=search.why(wanted))
-    return Plan(moves=(*found, *free))
+    wanted.sort(key=lambda server: -server.devices)
+    search = _DrainSearch(cloud, host)
+    moves = search.place(tuple(wanted))
+    if moves is None:
+        return DrainPlan(refusals=search.why(wanted))
+    return DrainPlan(moves=(*moves, *free))
 
 
-def _domain(
-    mover: Mover, places: Mapping[str, Place], host: str
+def _find_allowed_hosts(
+    mover: DrainedServer, places: Mapping[str, FabricPlace], host: str
 ) -> tuple[str, tuple[frozenset[str], ...]]:
     """What the server stays in, and the hosts of it; then, if it may, all others."""
     everywhere = frozenset(places) - {host} - mover.apart
     word = mover.extra_specs.get(FABRIC)
     if word is None:
         return "", (everywhere,)
-    required = mover.extra_specs.get(FABRIC_POLICY, Policy.REQUIRED.value) == Policy.REQUIRED.value
+    required = (
+        mover.extra_specs.get(FABRIC_POLICY, AffinityPolicy.REQUIRED.value)
+        == AffinityPolicy.REQUIRED.value
+    )
     level = FabricLevel.from_word(word)
     home = places[host].enclosing(level) if host in places else None
     inside = frozenset(
-        each for each in everywhere if home and places[each].enclosing(level) == home
+        name for name in everywhere if home and places[name].enclosing(level) == home
     )
-    said = f"{home[0].word} {home[1]}" if home else ""
+    domain = f"{home[0].word} {home[1]}" if home else ""
     if not required:
-        return said, (inside, everywhere - inside)
+        return domain, (inside, everywhere - inside)
     if home is None:
         raise SnapshotError(
             f"its flavor asks for {FABRIC}={word}, and nobody knows the {word} of {host}: write a "
             "map into Nova with nova-hpc fabric sync"
         )
-    return said, (inside,)
+    return domain, (inside,)
 
 
-def _wanted(
-    cloud: Snapshot, mover: Mover, server: Server, domain: str, hosts: tuple[frozenset[str], ...]
-) -> _Wanted:
+def _build_planned_server(
+    cloud: Snapshot,
+    mover: DrainedServer,
+    server: Server,
+    domain: str,
+    hosts: tuple[frozenset[str], ...],
+) -> _PlannedServer:
     """The server in the engine's words.
 
     :raises SnapshotError: it cannot be planned.
@@ -160,28 +170,28 @@ def _wanted(
         for use in device.used
         if use.server == server.uuid
     ]
-    flavor = snapshot.with_ports(
+    flavor = snapshot.flavor_with_ports(
         cloud,
         flavor,
-        added(
+        merge_equal_ports(
             DirectPorts(
-                network=each.ports.network,
-                whole=each.ports.whole,
-                trusted=each.ports.trusted,
-                remote=each.ports.remote,
+                network=device.ports.network,
+                whole=device.ports.whole,
+                trusted=device.ports.trusted,
+                remote=device.ports.remote,
             )
-            for each in uses
-            if each.ports is not None
+            for device in uses
+            if device.ports is not None
         ),
     )
     try:
-        request = snapshot.request(flavor, cloud.hosts)
+        request = snapshot.request_of_flavor(flavor, cloud.hosts)
     except FlavorError as error:
         raise SnapshotError(f"flavor {flavor.name}: {error}") from error
-    return _Wanted(mover, flavor, request, len(uses), domain, hosts)
+    return _PlannedServer(mover, flavor, request, len(uses), domain, hosts)
 
 
-class _Search:
+class _DrainSearch:
     """Places servers one after the other, and takes choices back."""
 
     def __init__(self, cloud: Snapshot, host: str) -> None:
@@ -190,63 +200,67 @@ class _Search:
         self._host = host
         self._tries = 0
         #: How many servers were placed when one found no room: the most, and which one.
-        self._stuck: tuple[int, _Wanted | None] = (-1, None)
+        self._stuck: tuple[int, _PlannedServer | None] = (-1, None)
 
-    def place(self, wanted: Sequence[_Wanted]) -> tuple[Move, ...] | None:
+    def place(self, wanted: Sequence[_PlannedServer]) -> tuple[Move, ...] | None:
         """All of them, or None."""
         return self._place(wanted, {node.name: node for node in self._nodes}, 0)
 
     def _place(
-        self, wanted: Sequence[_Wanted], state: Mapping[str, Node], at: int
+        self, wanted: Sequence[_PlannedServer], state: Mapping[str, SnapshotNode], at: int
     ) -> tuple[Move, ...] | None:
         if at == len(wanted):
             return ()
-        one = wanted[at]
-        options = self._options(one, state)
+        server = wanted[at]
+        options = self._options(server, state)
         if not options and at > self._stuck[0]:
-            self._stuck = (at, one)
+            self._stuck = (at, server)
         for name, devices in options:
             node = state[name]
-            after = snapshot.take(node, devices, one.request.cells, one.mover.uuid)
+            after = snapshot.take_from_node(node, devices, server.request.cells, server.mover.uuid)
             rest = self._place(wanted, {**state, name: after}, at + 1)
             if rest is not None:
                 level = devices.level.word
-                move = Move(one.mover.uuid, one.mover.name, node.host, level, one.domain)
+                move = Move(server.mover.uuid, server.mover.name, node.host, level, server.domain)
                 return (move, *rest)
             if self._tries >= _TRIES:
                 return None
         return None
 
-    def _options(self, one: _Wanted, state: Mapping[str, Node]) -> list[tuple[str, DeviceSet]]:
+    def _options(
+        self, server: _PlannedServer, state: Mapping[str, SnapshotNode]
+    ) -> list[tuple[str, DeviceSet]]:
         """Nodes that take it and what it gets there, the best first; of nodes alike, one."""
-        found = []
-        for nearness, hosts in enumerate(one.hosts):
+        options = []
+        for nearness, hosts in enumerate(server.hosts):
             for name, node in state.items():
                 if node.host not in hosts or self._tries >= _TRIES:
                     continue
                 self._tries += 1
-                choice = verdict(node, one.flavor, one.request, self._chooser).choice
+                choice = judge_node(node, server.flavor, server.request, self._chooser).choice
                 if choice is not None:
-                    rank = self._chooser.rank(one.request, choice.devices, node)
-                    found.append(((nearness, rank, name), name, choice.devices))
-        return [(name, devices) for _, name, devices in sorted(found, key=lambda each: each[0])]
+                    rank = self._chooser.rank(server.request, choice.devices, node)
+                    options.append(((nearness, rank, name), name, choice.devices))
+        return [
+            (name, devices) for _, name, devices in sorted(options, key=lambda option: option[0])
+        ]
 
-    def why(self, wanted: Sequence[_Wanted]) -> tuple[str, ...]:
+    def why(self, wanted: Sequence[_PlannedServer]) -> tuple[str, ...]:
         """Why :meth:`place` found nothing."""
         if self._tries >= _TRIES:
             return (f"no plan was found in {_TRIES} tries: move some of the servers by hand",)
-        at, one = self._stuck
-        if one is None:
+        at, server = self._stuck
+        if server is None:
             return ()
-        within = f" in {one.domain}" if one.domain and len(one.hosts) == 1 else ""
-        fits = sum(len(self._options(one, {node.name: node})) for node in self._nodes)
+        within = f" in {server.domain}" if server.domain and len(server.hosts) == 1 else ""
+        fits = sum(len(self._options(server, {node.name: node})) for node in self._nodes)
         reasons = Counter(
-            verdict(node, one.flavor, one.request, self._chooser).reason
+            judge_node(node, server.flavor, server.request, self._chooser).reason
             for node in self._nodes
-            if node.host in frozenset().union(*one.hosts)
+            if node.host in frozenset().union(*server.hosts)
         )
-        said = f"{one.mover.name} ({one.mover.uuid}): no host{within} has room for it"
+        sentence = f"{server.mover.name} ({server.mover.uuid}): no host{within} has room for it"
         if fits:
-            return (f"{said} beside the {at} that go before it",)
+            return (f"{sentence} beside the {at} that go before it",)
         nearest = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common(3))
-        return (f"{said}{f': {nearest}' if nearest else ''}",)
+        return (f"{sentence}{f': {nearest}' if nearest else ''}",)

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import attrs
 
-from nova_hpc.outside.text import printable
-from nova_hpc_tools.fabric.nova_aggregates import Cloud, CloudError
+from nova_hpc.outside.text import printable_text
+from nova_hpc_tools.fabric.nova_aggregates import FabricCloud, NovaApiError
 
 #: 2.56: a cold migration names its host; 2.59: migrations have UUIDs; 2.64: rules of server
 #: groups; 2.84: what went wrong in an action. Nova 32, 33 and 34 have all of them.
@@ -25,7 +25,7 @@ RESIZE: Final = "resize"
 
 
 @attrs.frozen
-class Seen:
+class DrainServer:
     """A server as the API shows it."""
 
     uuid: str
@@ -41,7 +41,7 @@ class Seen:
 
 
 @attrs.frozen
-class Migration:
+class DrainMigration:
     """A move away from the host that is not over."""
 
     server: str
@@ -51,7 +51,7 @@ class Migration:
 
 
 @attrs.frozen
-class Group:
+class BindingGroup:
     """A server group with a policy that binds.
 
     :ivar most: how many of its servers a host may have, by anti-affinity.
@@ -63,45 +63,47 @@ class Group:
     most: int = 1
 
 
-class DrainCloud(Cloud):
+class DrainCloud(FabricCloud):
     """Servers, their moves, and the compute service of a host."""
 
-    def servers_of(self, host: str) -> list[Seen]:
+    def servers_of(self, host: str) -> list[DrainServer]:
         """The servers that are on *host* now.
 
-        :raises CloudError: Nova does not tell.
+        :raises NovaApiError: Nova does not tell.
         """
-        found = self._pages("/servers/detail", "servers", MICROVERSION, all_tenants="1", host=host)
-        return [_seen(each) for each in found]
+        api_servers = self._pages(
+            "/servers/detail", "servers", MICROVERSION, all_tenants="1", host=host
+        )
+        return [_parse_drain_server(server) for server in api_servers]
 
-    def server(self, uuid: str) -> Seen | None:
+    def server(self, uuid: str) -> DrainServer | None:
         """One server; None: it was deleted.
 
-        :raises CloudError: Nova does not tell.
+        :raises NovaApiError: Nova does not tell.
         """
         try:
-            return _seen(self._get(f"/servers/{uuid}", MICROVERSION)["server"])
-        except CloudError as error:
+            return _parse_drain_server(self._get(f"/servers/{uuid}", MICROVERSION)["server"])
+        except NovaApiError as error:
             if error.status == HTTPStatus.NOT_FOUND:
                 return None
             raise
 
-    def moves_from(self, host: str) -> list[Migration]:
+    def moves_from(self, host: str) -> list[DrainMigration]:
         """Cold migrations and resizes away from *host* that are not over.
 
-        :raises CloudError: Nova does not tell.
+        :raises NovaApiError: Nova does not tell.
         """
         return [
-            Migration(
-                server=str(each["instance_uuid"]),
-                kind=str(each["migration_type"]),
-                status=str(each["status"]),
-                target=str(each.get("dest_compute") or ""),
+            DrainMigration(
+                server=str(migration["instance_uuid"]),
+                kind=str(migration["migration_type"]),
+                status=str(migration["status"]),
+                target=str(migration.get("dest_compute") or ""),
             )
-            for each in self._migrations(host)
-            if each["source_compute"] == host
-            and each["migration_type"] in (COLD, RESIZE)
-            and each["status"] in (*MOVING, MOVED)
+            for migration in self._migrations(host)
+            if migration["source_compute"] == host
+            and migration["migration_type"] in (COLD, RESIZE)
+            and migration["status"] in (*MOVING, MOVED)
         ]
 
     def _migrations(self, host: str) -> Iterator[Mapping[str, Any]]:
@@ -115,46 +117,49 @@ class DrainCloud(Cloud):
                 return
             marker = {"marker": page[-1]["uuid"]}
 
-    def binding_groups(self) -> list[Group]:
+    def binding_groups(self) -> list[BindingGroup]:
         """Server groups with hard policies.
 
-        :raises CloudError: Nova does not tell.
+        :raises NovaApiError: Nova does not tell.
         """
         return [
-            Group(
-                uuid=str(each["id"]),
-                policy=str(each["policy"]),
-                members=frozenset(each["members"]),
-                most=int((each.get("rules") or {}).get("max_server_per_host", 1)),
+            BindingGroup(
+                uuid=str(group["id"]),
+                policy=str(group["policy"]),
+                members=frozenset(group["members"]),
+                most=int((group.get("rules") or {}).get("max_server_per_host", 1)),
             )
-            for each in self._groups(MICROVERSION)
-            if each["policy"] in ("affinity", "anti-affinity")
+            for group in self._groups(MICROVERSION)
+            if group["policy"] in ("affinity", "anti-affinity")
         ]
 
     def hosts_of(self, servers: frozenset[str]) -> dict[str, str]:
         """Server -> host of those that have one.
 
-        :raises CloudError: Nova does not tell.
+        :raises NovaApiError: Nova does not tell.
         """
-        found = self._pages("/servers/detail", "servers", MICROVERSION, all_tenants="1")
-        every = {str(each["id"]): str(each.get("OS-EXT-SRV-ATTR:host") or "") for each in found}
-        return {each: every[each] for each in servers if every.get(each)}
+        api_servers = self._pages("/servers/detail", "servers", MICROVERSION, all_tenants="1")
+        every = {
+            str(server["id"]): str(server.get("OS-EXT-SRV-ATTR:host") or "")
+            for server in api_servers
+        }
+        return {uuid: every[uuid] for uuid in servers if every.get(uuid)}
 
     def service(self, host: str) -> Mapping[str, Any]:
         """The compute service of *host*.
 
-        :raises CloudError: there is none, or Nova does not tell.
+        :raises NovaApiError: there is none, or Nova does not tell.
         """
-        found = self._get("/os-services", MICROVERSION, host=host, binary="nova-compute")
-        for each in found["services"]:
-            if each["host"] == host:
-                return dict(each)
-        raise CloudError(f"there is no nova-compute on a host {host!r}")
+        answer = self._get("/os-services", MICROVERSION, host=host, binary="nova-compute")
+        for service in answer["services"]:
+            if service["host"] == host:
+                return dict(service)
+        raise NovaApiError(f"there is no nova-compute on a host {host!r}")
 
     def disable(self, service: Mapping[str, Any], reason: str) -> None:
         """Keep new servers off a host.
 
-        :raises CloudError: Nova refuses.
+        :raises NovaApiError: Nova refuses.
         """
         body = {"status": "disabled", "disabled_reason": reason}
         self._call("put", f"/os-services/{service['id']}", body, microversion=MICROVERSION)
@@ -162,7 +167,7 @@ class DrainCloud(Cloud):
     def migrate(self, uuid: str, target: str | None) -> None:
         """Ask for a cold migration; the scheduler checks *target*, or chooses.
 
-        :raises CloudError: Nova refuses.
+        :raises NovaApiError: Nova refuses.
         """
         body = {"migrate": None if target is None else {"host": target}}
         self._call("post", f"/servers/{uuid}/action", body, microversion=MICROVERSION)
@@ -170,7 +175,7 @@ class DrainCloud(Cloud):
     def confirm(self, uuid: str) -> None:
         """End a cold migration: the server leaves what it had where it was.
 
-        :raises CloudError: Nova refuses.
+        :raises NovaApiError: Nova refuses.
         """
         body = {"confirmResize": None}
         self._call("post", f"/servers/{uuid}/action", body, microversion=MICROVERSION)
@@ -180,21 +185,21 @@ class DrainCloud(Cloud):
         path = f"/servers/{uuid}/os-instance-actions"
         try:
             actions = self._get(path, MICROVERSION)["instanceActions"]
-            newest = next(each for each in actions if each["action"] == "migrate")
-            found = self._get(f"{path}/{newest['request_id']}", MICROVERSION)["instanceAction"]
-        except (CloudError, StopIteration):
+            newest = next(action for action in actions if action["action"] == "migrate")
+            details = self._get(f"{path}/{newest['request_id']}", MICROVERSION)["instanceAction"]
+        except (NovaApiError, StopIteration):
             return ""
-        said = [str(each.get("details") or "") for each in found.get("events") or ()]
-        texts = dict.fromkeys([*said, str(newest.get("message") or "")])
-        return printable("; ".join(" ".join(text.split()) for text in texts if text))
+        event_texts = [str(event.get("details") or "") for event in details.get("events") or ()]
+        texts = dict.fromkeys([*event_texts, str(newest.get("message") or "")])
+        return printable_text("; ".join(" ".join(text.split()) for text in texts if text))
 
 
-def _seen(server: Mapping[str, Any]) -> Seen:
+def _parse_drain_server(server: Mapping[str, Any]) -> DrainServer:
     flavor = server.get("flavor") or {}
-    return Seen(
+    return DrainServer(
         uuid=str(server["id"]),
         # It is shown, and nothing is asked by it.
-        name=printable(str(server.get("name") or server["id"])),
+        name=printable_text(str(server.get("name") or server["id"])),
         status=str(server.get("status") or "UNKNOWN"),
         task=str(server.get("OS-EXT-STS:task_state") or ""),
         host=str(server.get("OS-EXT-SRV-ATTR:host") or ""),

@@ -11,18 +11,24 @@ from typing import Any, Final
 
 import attrs
 
-from nova_hpc.outside.text import printable, shell_command
+from nova_hpc.outside.text import printable_text, shell_command
 from nova_hpc.placement.flavor import has_fabric_keys, has_hpc_keys
-from nova_hpc_tools.adopt import service_settings as node_config
-from nova_hpc_tools.base import Answer, CommandError, Count, List
-from nova_hpc_tools.cloud import drain
-from nova_hpc_tools.cloud import server_moves as drain_run
+from nova_hpc_tools.adopt import service_settings
+from nova_hpc_tools.base import CommandAnswer, CommandError, Count, ListCommand
+from nova_hpc_tools.cloud import drain, server_moves
 from nova_hpc_tools.cloud.drain import Move
-from nova_hpc_tools.cloud.drain_api import COLD, MOVED, DrainCloud, Group, Migration, Seen
+from nova_hpc_tools.cloud.drain_api import (
+    COLD,
+    MOVED,
+    BindingGroup,
+    DrainCloud,
+    DrainMigration,
+    DrainServer,
+)
 from nova_hpc_tools.cloud.explain import find_nodes
-from nova_hpc_tools.cloud.server_moves import Patience, StopError
-from nova_hpc_tools.fabric import nova_aggregates as fabric_cloud
-from nova_hpc_tools.fabric.nova_aggregates import CloudError
+from nova_hpc_tools.cloud.server_moves import DrainStopError, MovePatience
+from nova_hpc_tools.fabric import nova_aggregates
+from nova_hpc_tools.fabric.nova_aggregates import NovaApiError
 from nova_hpc_tools.snapshot import SnapshotError, cloud_readers
 
 _TO_DO: Final = 1
@@ -34,12 +40,12 @@ _SERVICE: Final = "nova-compute"
 
 
 @attrs.frozen
-class _Look:
+class _HostSurvey:
     """What is on the host, and what is on its way from there."""
 
     service: Any
     #: With wishes of this project's.
-    servers: tuple[Seen, ...]
+    servers: tuple[DrainServer, ...]
     #: How many others; they stay.
     others: int
     #: Cold migrations that are under way or wait for their confirmation.
@@ -47,7 +53,7 @@ class _Look:
     refusals: tuple[str, ...]
 
 
-class Drain(List):
+class Drain(ListCommand):
     """Move the servers with hpc: keys off a host.
 
     Plans all moves first, with the scheduler's own functions: each server goes to a host of
@@ -61,7 +67,7 @@ class Drain(List):
     """
 
     acts_with = ("yes",)
-    errors = (SnapshotError, CloudError)
+    errors = (SnapshotError, NovaApiError)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
@@ -75,7 +81,7 @@ class Drain(List):
             metavar="SECONDS",
             help="how long one server may take, default: %(default)s",
         )
-        node_config.add_options(
+        service_settings.add_config_options(
             parser.add_argument_group("where the cloud is read"), "Nova's scheduler"
         )
         group = parser.add_argument_group("which cloud")
@@ -87,23 +93,23 @@ class Drain(List):
         )
         return parser
 
-    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+    def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
         """Look, plan, and with --yes do it."""
         args = parsed_args
         cloud = self.cloud(args)
-        look = _look(cloud, args.host)
-        taken = cloud_readers.take(None, args.config)
+        look = _survey_drained_host(cloud, args.host)
+        taken = cloud_readers.obtain_snapshot(None, args.config)
         find_nodes(taken, args.host)
-        plan = drain.plan(taken, args.host, _movers(cloud, look.servers, args.host))
+        plan = drain.plan_drain(taken, args.host, _collect_movers(cloud, look.servers, args.host))
         refusals = [*look.refusals, *plan.refusals]
         if refusals:
             raise CommandError(
                 "\n".join(
-                    [f"nothing was changed on {args.host}:", *map(printable, sorted(refusals))]
+                    [f"nothing was changed on {args.host}:", *map(printable_text, sorted(refusals))]
                 )
             )
         for problem in taken.problems:
-            print(f"note: {printable(problem)}", file=sys.stderr)
+            print(f"note: {printable_text(problem)}", file=sys.stderr)
         if look.others:
             print(
                 f"note: {look.others} servers without hpc: keys stay on {args.host}",
@@ -111,34 +117,43 @@ class Drain(List):
             )
         moves = (*look.begun, *plan.moves)
         done: list[Move] = []
-        why: str | None = None
+        stop_reason: str | None = None
         if args.yes:
-            done, why = self._do(cloud, args.host, look, plan.moves, Patience(args.timeout))
-        if why is not None:
-            print(f"{self._name}: {why}", file=sys.stderr)
+            done, stop_reason = self._do(
+                cloud, args.host, look, plan.moves, MovePatience(args.timeout)
+            )
+        if stop_reason is not None:
+            print(f"{self._name}: {stop_reason}", file=sys.stderr)
         rows = [
-            (move.name, move.server, _target(move), move.level, move.domain, at < len(done))
+            (
+                move.name,
+                move.server,
+                _format_move_target(move),
+                move.level,
+                move.domain,
+                at < len(done),
+            )
             for at, move in enumerate(moves)
         ]
-        status = 0 if why is None and len(done) == len(moves) else _TO_DO
-        return Answer(
+        status = 0 if stop_reason is None and len(done) == len(moves) else _TO_DO
+        return CommandAnswer(
             columns=_COLUMNS,
             rows=rows,
             status=status,
-            show=lambda: _show(args.host, moves, done, args.yes, why),
+            show=lambda: _print_drain_result(args.host, moves, done, args.yes, stop_reason),
         )
 
     def cloud(self, args: argparse.Namespace) -> DrainCloud:
         """The cloud; tests have one of their own."""
-        return DrainCloud(fabric_cloud.compute(args))
+        return DrainCloud(nova_aggregates.connect_compute_proxy(args))
 
     def _do(
         self,
         cloud: DrainCloud,
         host: str,
-        look: _Look,
+        look: _HostSurvey,
         moves: Sequence[Move],
-        patience: Patience,
+        patience: MovePatience,
     ) -> tuple[list[Move], str | None]:
         """Do it in order; what was done, and why no more."""
         done: list[Move] = []
@@ -150,101 +165,120 @@ class Drain(List):
                 cloud.disable(look.service, _REASON)
                 self.say(f"done: nova-compute on {host} takes no new servers")
             for move in (*look.begun, *moves):
-                at = _line(move)
-                act = drain_run.finish if move in look.begun else drain_run.leave
-                now = act(cloud, host, move, patience)
-                self.say(f"done: {move.name} is {f'on {now}' if now else 'deleted'}")
+                at = _format_move(move)
+                act = (
+                    server_moves.await_server_move
+                    if move in look.begun
+                    else server_moves.move_server_off
+                )
+                new_host = act(cloud, host, move, patience)
+                self.say(f"done: {move.name} is {f'on {new_host}' if new_host else 'deleted'}")
                 done.append(move)
-        except (StopError, CloudError) as error:
-            return done, _stopped(host, len(done), total, f"{at}: {error}")
+        except (DrainStopError, NovaApiError) as error:
+            return done, _explain_drain_stop(host, len(done), total, f"{at}: {error}")
         except KeyboardInterrupt:
-            print(f"{self._name}: {_stopped(host, len(done), total, at)}", file=sys.stderr)
+            print(
+                f"{self._name}: {_explain_drain_stop(host, len(done), total, at)}", file=sys.stderr
+            )
             raise
-        left = [each for each in cloud.servers_of(host) if _is_ours(each)]
+        left = [server for server in cloud.servers_of(host) if _has_hpc_wishes(server)]
         if left:
-            names = ", ".join(each.name for each in left)
+            names = ", ".join(server.name for server in left)
             return done, f"servers came to {host} meanwhile: {names}; run it again"
         return done, None
 
 
-def _look(cloud: DrainCloud, host: str) -> _Look:
+def _survey_drained_host(cloud: DrainCloud, host: str) -> _HostSurvey:
     """What has to leave, and why it cannot."""
     service = cloud.service(host)
     there = cloud.servers_of(host)
     migrations = cloud.moves_from(host)
-    moving = {each.server for each in migrations}
+    moving = {migration.server for migration in migrations}
     refusals: list[str] = []
     begun: list[Move] = []
-    for each in migrations:
-        server = cloud.server(each.server)
-        if server is None or not _is_ours(server):
+    for migration in migrations:
+        server = cloud.server(migration.server)
+        if server is None or not _has_hpc_wishes(server):
             continue
-        if each.kind == COLD:
-            begun.append(Move(each.server, server.name, each.target or _CONFIRM))
+        if migration.kind == COLD:
+            begun.append(Move(migration.server, server.name, migration.target or _CONFIRM))
         else:
-            refusals.append(_resize(each, server, host))
-    servers = tuple(each for each in there if _is_ours(each) and each.uuid not in moving)
-    others = sum(not _is_ours(each) for each in there)
-    refusals += drain_run.unmovable(servers)
-    return _Look(service, servers, others, tuple(begun), tuple(refusals))
+            refusals.append(_explain_resize(migration, server, host))
+    servers = tuple(
+        server for server in there if _has_hpc_wishes(server) and server.uuid not in moving
+    )
+    others = sum(not _has_hpc_wishes(server) for server in there)
+    refusals += server_moves.find_unmovable_servers(servers)
+    return _HostSurvey(service, servers, others, tuple(begun), tuple(refusals))
 
 
-def _resize(migration: Migration, server: Seen, host: str) -> str:
-    said = f"{server.name} ({server.uuid}): "
+def _explain_resize(migration: DrainMigration, server: DrainServer, host: str) -> str:
+    head = f"{server.name} ({server.uuid}): "
     if migration.status == MOVED:
-        return said + (
+        return head + (
             f"its resize waits for its user, and holds devices on {host} until then: confirm or "
             "revert it (openstack server resize confirm)"
         )
-    return f"{said}it is being resized: wait for it"
+    return f"{head}it is being resized: wait for it"
 
 
-def _is_ours(server: Seen) -> bool:
+def _has_hpc_wishes(server: DrainServer) -> bool:
     return has_hpc_keys(server.extra_specs) or has_fabric_keys(server.extra_specs)
 
 
-def _movers(cloud: DrainCloud, servers: Sequence[Seen], host: str) -> list[drain.Mover]:
+def _collect_movers(
+    cloud: DrainCloud, servers: Sequence[DrainServer], host: str
+) -> list[drain.DrainedServer]:
     """The servers with what their server groups forbid them."""
     groups = cloud.binding_groups() if servers else []
-    mine = [(each, _groups_of(each, groups)) for each in servers]
+    servers_with_groups = [(server, _server_groups_of(server, groups)) for server in servers]
     concerned = frozenset(
-        member for _, found in mine for group in found for member in group.members
+        member
+        for _, server_groups in servers_with_groups
+        for group in server_groups
+        for member in group.members
     )
     hosts = cloud.hosts_of(concerned) if concerned else {}
     return [
-        drain.Mover(
+        drain.DrainedServer(
             uuid=server.uuid,
             name=server.name,
             flavor=server.flavor,
             extra_specs=server.extra_specs,
-            apart=_apart(server, found, hosts),
-            tied=_tied(server, found, hosts, host),
+            apart=_hosts_kept_apart(server, server_groups, hosts),
+            tied=_explain_affinity_tie(server, server_groups, hosts, host),
         )
-        for server, found in mine
+        for server, server_groups in servers_with_groups
     ]
 
 
-def _groups_of(server: Seen, groups: Iterable[Group]) -> list[Group]:
+def _server_groups_of(server: DrainServer, groups: Iterable[BindingGroup]) -> list[BindingGroup]:
     return [group for group in groups if server.uuid in group.members]
 
 
-def _others(server: Seen, group: Group, hosts: dict[str, str]) -> list[str]:
-    return [hosts[each] for each in group.members if each != server.uuid and each in hosts]
+def _hosts_of_other_members(
+    server: DrainServer, group: BindingGroup, hosts: dict[str, str]
+) -> list[str]:
+    return [hosts[member] for member in group.members if member != server.uuid and member in hosts]
 
 
-def _apart(server: Seen, groups: Iterable[Group], hosts: dict[str, str]) -> frozenset[str]:
+def _hosts_kept_apart(
+    server: DrainServer, groups: Iterable[BindingGroup], hosts: dict[str, str]
+) -> frozenset[str]:
     return frozenset(
         host
         for group in groups
         if group.policy == "anti-affinity"
-        for host, count in Counter(_others(server, group, hosts)).items()
+        for host, count in Counter(_hosts_of_other_members(server, group, hosts)).items()
         if count >= group.most
     )
 
 
-def _tied(server: Seen, groups: Iterable[Group], hosts: dict[str, str], host: str) -> str:
+def _explain_affinity_tie(
+    server: DrainServer, groups: Iterable[BindingGroup], hosts: dict[str, str], host: str
+) -> str:
     for group in groups:
-        if group.policy == "affinity" and host in _others(server, group, hosts):
+        if group.policy == "affinity" and host in _hosts_of_other_members(server, group, hosts):
             return (
                 f"its server group {group.uuid} has the policy affinity, so Nova keeps it on the "
                 f"host of its other members, {host}"
@@ -252,17 +286,17 @@ def _tied(server: Seen, groups: Iterable[Group], hosts: dict[str, str], host: st
     return ""
 
 
-def _target(move: Move) -> str:
+def _format_move_target(move: Move) -> str:
     return move.target or "(Nova chooses)"
 
 
-def _line(move: Move) -> str:
+def _format_move(move: Move) -> str:
     level = f", level {move.level}" if move.level else ""
     domain = f", in {move.domain}" if move.domain else ""
-    return f"{move.name} ({move.server}) to {_target(move)}{level}{domain}"
+    return f"{move.name} ({move.server}) to {_format_move_target(move)}{level}{domain}"
 
 
-def _stopped(host: str, done: int, total: int, what: str) -> str:
+def _explain_drain_stop(host: str, done: int, total: int, what: str) -> str:
     again = shell_command("openstack", "compute", "service", "set", "--enable", host, _SERVICE)
     return (
         f"{done} of {total} servers have left {host}, which takes no new ones; stopped at {what}; "
@@ -270,18 +304,20 @@ def _stopped(host: str, done: int, total: int, what: str) -> str:
     )
 
 
-def _servers(count: int) -> str:
+def _format_server_count(count: int) -> str:
     return f"{count} server{'' if count == 1 else 's'}"
 
 
-def _show(
-    host: str, moves: Sequence[Move], done: Sequence[Move], yes: bool, why: str | None
+def _print_drain_result(
+    host: str, moves: Sequence[Move], done: Sequence[Move], yes: bool, stop_reason: str | None
 ) -> None:
     if not moves:
         print(f"no server with hpc: keys is on {host}")
     elif not yes:
         for move in moves:
-            print(f"to do: {_line(move)}")
-        print(f"{_servers(len(moves))}; nothing was changed, --yes does it")
-    elif why is None:
-        print(f"{_servers(len(done))} {'has' if len(done) == 1 else 'have'} left {host}")
+            print(f"to do: {_format_move(move)}")
+        print(f"{_format_server_count(len(moves))}; nothing was changed, --yes does it")
+    elif stop_reason is None:
+        print(
+            f"{_format_server_count(len(done))} {'has' if len(done) == 1 else 'have'} left {host}"
+        )

@@ -12,38 +12,44 @@ from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
-from nova_hpc.cluster.group_domain.domain_choice import Seat
-from nova_hpc.cluster.plan import Policy
-from nova_hpc.fabric.aggregates import read_place
+from nova_hpc.cluster.group_domain.domain_choice import FabricSeat
+from nova_hpc.cluster.plan import GangPolicy
+from nova_hpc.fabric.aggregates import read_aggregate_place
 from nova_hpc.fabric.model import FabricLevel
 from nova_hpc.placement.flavor import read_fabric
 from nova_hpc.placement.grouping import GROUP, takes_ports
 from nova_hpc.placement.model import Request
-from nova_hpc_tools.base import Answer, Count, List
-from nova_hpc_tools.cloud import gang_answer as explain_together
+from nova_hpc_tools.base import CommandAnswer, Count, ListCommand
+from nova_hpc_tools.cloud import gang_answer
 from nova_hpc_tools.cloud.capacity import measure_flavor
 from nova_hpc_tools.cloud.explain import document as explain_document
-from nova_hpc_tools.cloud.explain import explain, explain_asked
+from nova_hpc_tools.cloud.explain import explain_asked, explain_flavor
 from nova_hpc_tools.cloud.explain.model import (
-    Choice,
-    Given,
-    Past,
-    Placed,
-    Question,
-    Report,
-    Verdict,
+    AssignedDevices,
+    FlavorQuestion,
+    FlavorReport,
+    NodeChoice,
+    NodeVerdict,
+    PlacedServer,
+    ServerReport,
 )
 from nova_hpc_tools.cloud.explain.server_report import NoServerError, explain_server
-from nova_hpc_tools.cluster.group_fit import Together, look
+from nova_hpc_tools.cluster.group_fit import GroupFit, assess_group_fit
 from nova_hpc_tools.printing import InertConsole
-from nova_hpc_tools.snapshot import Device, Node, Snapshot, SnapshotError, cloud_readers
+from nova_hpc_tools.snapshot import (
+    Snapshot,
+    SnapshotDevice,
+    SnapshotError,
+    SnapshotNode,
+    cloud_readers,
+)
 from nova_hpc_tools.snapshot.direct_ports import DirectPorts
-from nova_hpc_tools.snapshot.unplaced_requests import Asked
+from nova_hpc_tools.snapshot.unplaced_requests import UnplacedRequest
 
 _MISS: Final = 1
 
 
-class Explain(List):
+class Explain(ListCommand):
     """Explain where a server of a flavor would go, with which devices, or why nowhere.
 
     Reads what the scheduler reads (or a snapshot of it) and asks the same
@@ -60,15 +66,15 @@ class Explain(List):
         """Declare the options."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         what = parser.add_argument_group("the question")
-        one = what.add_mutually_exclusive_group(required=True)
-        one.add_argument("--flavor", metavar="FLAVOR", help="name or ID of a flavor")
-        one.add_argument(
+        subject = what.add_mutually_exclusive_group(required=True)
+        subject.add_argument("--flavor", metavar="FLAVOR", help="name or ID of a flavor")
+        subject.add_argument(
             "--server",
             metavar="SERVER",
             help="name or UUID of a server: explain what was decided for it, or of one that found "
             "no host whether it would find one now",
         )
-        one.add_argument(
+        subject.add_argument(
             "--request",
             metavar="REQUEST",
             help="ID of a request (req-...) that left servers in ERROR without a host",
@@ -99,11 +105,11 @@ class Explain(List):
             help="with --flavor, where it has hpc:fabric: a server group that the servers would "
             "be members of",
         )
-        cloud_readers.add_arguments(parser)
+        cloud_readers.add_snapshot_arguments(parser)
         self._parser = parser
         return parser
 
-    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+    def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
         """Ask; status 0 if it fits, 1 if not."""
         args = parsed_args
         if args.flavor is None:
@@ -112,29 +118,31 @@ class Explain(List):
                     self._parser.error(f"--{option} needs --flavor")
         if args.request is not None and args.snapshot is not None:
             self._parser.error("--request needs the cloud itself, and no --snapshot")
-        taken = cloud_readers.take(args.snapshot, args.config, args.image)
-        answer: Report | Past
+        taken = cloud_readers.obtain_snapshot(args.snapshot, args.config, args.image)
+        answer: FlavorReport | ServerReport
         columns: tuple[str, ...]
         rows: list[tuple[object, ...]]
         if args.flavor is not None:
-            question = Question(
+            question = FlavorQuestion(
                 args.flavor, args.image, args.count or 1, args.host, tuple(args.port or ())
             )
-            answer = explain(taken, question)
+            answer = explain_flavor(taken, question)
         else:
-            answer = _about_server(taken, args)
-        if isinstance(answer, Past):
-            columns, rows = _PAST, [_past_row(each) for each in answer.given]
+            answer = _explain_named_server(taken, args)
+        if isinstance(answer, ServerReport):
+            columns, rows = _PAST, [_past_row(given) for given in answer.given]
         else:
-            columns, rows = _REPORT, [_report_row(each) for each in answer.verdicts]
-        gang = None if isinstance(answer, Past) else _together(taken, answer, args)
-        fits = isinstance(answer, Past) or (answer.fits and (gang is None or gang.fits))
-        return Answer(
+            columns, rows = _REPORT, [_report_row(verdict) for verdict in answer.verdicts]
+        gang = None if isinstance(answer, ServerReport) else _explain_gang(taken, answer, args)
+        fits = isinstance(answer, ServerReport) or (answer.fits and (gang is None or gang.fits))
+        return CommandAnswer(
             columns,
             rows,
             status=0 if fits else _MISS,
-            show=lambda: _show(answer, gang),
-            document=lambda: explain_document.dumps(answer, gang.build() if gang else None),
+            show=lambda: _print_explanation(answer, gang),
+            document=lambda: explain_document.dump_explain_document(
+                answer, gang.build() if gang else None
+            ),
         )
 
 
@@ -150,7 +158,7 @@ def direct_ports(text: str) -> DirectPorts:
     return DirectPorts(network, int(count))
 
 
-def _about_server(taken: Snapshot, args: argparse.Namespace) -> Report | Past:
+def _explain_named_server(taken: Snapshot, args: argparse.Namespace) -> FlavorReport | ServerReport:
     """A server that has devices, or one that found no host."""
     if args.request is None:
         try:
@@ -162,7 +170,9 @@ def _about_server(taken: Snapshot, args: argparse.Namespace) -> Report | Past:
     return explain_asked(taken, cloud_readers.read_asked(args.config, args.server, args.request))
 
 
-def _together(taken: Snapshot, answer: Report, args: argparse.Namespace) -> Together | None:
+def _explain_gang(
+    taken: Snapshot, answer: FlavorReport, args: argparse.Namespace
+) -> GroupFit | None:
     """Whether the servers come together; None: their flavor does not want it."""
     wish = read_fabric(answer.flavor.extra_specs)
     if wish is None:
@@ -175,11 +185,16 @@ def _together(taken: Snapshot, answer: Report, args: argparse.Namespace) -> Toge
         # Of a group that is nowhere, a place is wanted for all that were announced.
         members = max(members, asked.members or 1)
     fits = measure_flavor(taken, answer.flavor).by_host
-    readings = [read_place(node.host, node.aggregates.values()) for node in taken.hosts]
-    found = {each.place.host: each for each in readings}
-    seats = [Seat(each.place, each.map, fits.get(host, 0)) for host, each in found.items()]
-    policy = Policy(wish.policy.value)
-    return look(seats, FabricLevel.from_word(wish.level), policy, members, lines, group or "")
+    readings = [read_aggregate_place(node.host, node.aggregates.values()) for node in taken.hosts]
+    readings_by_host = {reading.place.host: reading for reading in readings}
+    seats = [
+        FabricSeat(reading.place, reading.map, fits.get(host, 0))
+        for host, reading in readings_by_host.items()
+    ]
+    policy = GangPolicy(wish.policy.value)
+    return assess_group_fit(
+        seats, FabricLevel.from_word(wish.level), policy, members, lines, group or ""
+    )
 
 
 # --- for programs ----------------------------------------------------------------
@@ -188,23 +203,23 @@ _REPORT: Final = ("Host", "Fits", "Level", "Distance", "Devices", "Reason")
 _PAST: Final = ("Device", "Role", "Functions")
 
 
-def _report_row(verdict: Verdict) -> tuple[object, ...]:
+def _report_row(verdict: NodeVerdict) -> tuple[object, ...]:
     devices = None if verdict.choice is None else verdict.choice.devices
     return (
         verdict.node.name,
         devices is not None,
         "" if devices is None else devices.level.word,
         "" if devices is None else devices.distance.name,
-        "" if verdict.choice is None else _chosen(verdict.node, verdict.choice),
+        "" if verdict.choice is None else _format_chosen_devices(verdict.node, verdict.choice),
         verdict.reason,
     )
 
 
-def _past_row(given: Given) -> tuple[object, ...]:
+def _past_row(given: AssignedDevices) -> tuple[object, ...]:
     return given.device.address, given.device.role or "", " ".join(given.addresses)
 
 
-def _chosen(node: Node, choice: Choice) -> str:
+def _format_chosen_devices(node: SnapshotNode, choice: NodeChoice) -> str:
     """The devices of a choice: their addresses, and how many functions of one."""
     names = {device.provider: device.address for device in node.devices}
     parts = [
@@ -227,33 +242,33 @@ _WIDE = 200
 _NO_PATH: tuple[str, ...] = ()
 
 
-def _show(answer: Report | Past, gang: Together | None = None) -> None:
+def _print_explanation(answer: FlavorReport | ServerReport, gang: GroupFit | None = None) -> None:
     """Print an answer to standard output."""
     # Where nobody's terminal is as wide as it is, a tree must not lose words.
     width = None if sys.stdout.isatty() else _WIDE
     console = InertConsole(soft_wrap=True, highlight=False, width=width)
     encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower()
     mark = "◀" if encoding.startswith("utf") else "<-"
-    if isinstance(answer, Past):
-        _past(console, answer, mark)
+    if isinstance(answer, ServerReport):
+        _print_past_decision(console, answer, mark)
     else:
-        _report(console, answer, mark)
+        _print_explain_report(console, answer, mark)
     if gang is not None:
-        explain_together.show(console, gang)
+        gang_answer.print_gang_answer(console, gang)
 
 
-def _report(console: Console, answer: Report, mark: str) -> None:
+def _print_explain_report(console: Console, answer: FlavorReport, mark: str) -> None:
     for problem in answer.problems:
         console.print(Text(f"warning: {problem}", style="yellow"))
     if answer.asked is not None:
-        _asked(console, answer.asked)
-    console.print(Text(_headline(answer), style="bold"))
+        _print_asked_servers(console, answer.asked)
+    console.print(Text(_format_headline(answer), style="bold"))
     # The answer comes before what it is made of, which is long where there are many hosts.
-    console.print(_conclusion(answer))
-    for number, group in enumerate(_alike(answer.verdicts)):
-        _group(console, answer, group, mark, number < _DRAWN)
+    console.print(_format_conclusion(answer))
+    for number, group in enumerate(_group_alike_verdicts(answer.verdicts)):
+        _print_host_group(console, answer, group, mark, number < _DRAWN)
     if answer.question.count > 1:
-        _placed(console, answer)
+        _print_placed_servers(console, answer)
     if not answer.fits:
         console.print()
         for remedy in answer.remedies:
@@ -264,7 +279,7 @@ def _report(console: Console, answer: Report, mark: str) -> None:
             console.print("  No single change that was tried makes it fit.")
 
 
-def _asked(console: Console, asked: Asked) -> None:
+def _print_asked_servers(console: Console, asked: UnplacedRequest) -> None:
     servers = f"Server {asked.name} ({asked.servers[0]})"
     if len(asked.servers) > 1:
         servers = f"{len(asked.servers)} servers, the first is {asked.name} ({asked.servers[0]})"
@@ -282,7 +297,7 @@ def _asked(console: Console, asked: Asked) -> None:
     console.print("  This is what it would find now:")
 
 
-def _headline(answer: Report) -> str:
+def _format_headline(answer: FlavorReport) -> str:
     request = answer.request
     devices = ", ".join(f"{want.count} {want.alias}" for want in answer.flavor.wants)
     text = f"Flavor {answer.flavor.name}"
@@ -299,9 +314,9 @@ def _headline(answer: Report) -> str:
     return text
 
 
-def _alike(verdicts: Iterable[Verdict]) -> list[list[Verdict]]:
+def _group_alike_verdicts(verdicts: Iterable[NodeVerdict]) -> list[list[NodeVerdict]]:
     """Hosts with the same answer together; those that fit first, best first."""
-    groups: dict[tuple[bool, tuple[int, ...], str, tuple[str, ...]], list[Verdict]] = {}
+    groups: dict[tuple[bool, tuple[int, ...], str, tuple[str, ...]], list[NodeVerdict]] = {}
     for verdict in verdicts:
         score = () if verdict.choice is None else verdict.choice.devices.score
         key = (verdict.choice is None, score, verdict.reason, verdict.notes)
@@ -309,12 +324,12 @@ def _alike(verdicts: Iterable[Verdict]) -> list[list[Verdict]]:
     return [groups[key] for key in sorted(groups)]
 
 
-def _group(
-    console: Console, answer: Report, group: Sequence[Verdict], mark: str, drawn: bool
+def _print_host_group(
+    console: Console, answer: FlavorReport, group: Sequence[NodeVerdict], mark: str, drawn: bool
 ) -> None:
     first = group[0]
     console.print()
-    names = _names([verdict.node.name for verdict in group])
+    names = _format_host_names([verdict.node.name for verdict in group])
     if first.choice is None:
         console.print(Text.assemble((names, "bold red"), f": {first.reason}"))
     else:
@@ -329,25 +344,25 @@ def _group(
     for note in first.notes:
         console.print(Text(f"  {note}", style="yellow"))
     if drawn and first.node.devices and first.node.out is None:
-        marks = _marks(answer.request, first.choice)
-        console.print(_tree(first.node, marks, answer.names, mark))
+        marks = _marks_by_provider(answer.request, first.choice)
+        console.print(_draw_device_tree(first.node, marks, answer.names, mark))
 
 
-def _names(names: Sequence[str]) -> str:
+def _format_host_names(names: Sequence[str]) -> str:
     shown = ", ".join(names[:_NAMED])
     return shown if len(names) <= _NAMED else f"{shown} and {len(names) - _NAMED} more"
 
 
-def _marks(request: Request, choice: Choice | None) -> dict[str, str]:
+def _marks_by_provider(request: Request, choice: NodeChoice | None) -> dict[str, str]:
     """Provider -> what is said next to the mark."""
     if choice is None:
         return {}
-    found: dict[str, dict[tuple[int, int | None], int]] = {}
+    counts_by_pool: dict[str, dict[tuple[int, int | None], int]] = {}
     for pick in choice.devices.picks:
-        counts = found.setdefault(pick.pool, {})
+        counts = counts_by_pool.setdefault(pick.pool, {})
         counts[pick.group, pick.cell] = counts.get((pick.group, pick.cell), 0) + 1
     texts = {}
-    for pool, counts in found.items():
+    for pool, counts in counts_by_pool.items():
         parts = []
         for (group, cell), count in sorted(counts.items(), key=repr):
             part = f"{count} " if count > 1 else ""
@@ -357,22 +372,24 @@ def _marks(request: Request, choice: Choice | None) -> dict[str, str]:
     return texts
 
 
-def _tree(node: Node, marks: Mapping[str, str], names: Mapping[str, str], mark: str) -> Tree:
+def _draw_device_tree(
+    node: SnapshotNode, marks: Mapping[str, str], names: Mapping[str, str], mark: str
+) -> Tree:
     """The node's devices by NUMA node, PCIe root and switch."""
     tree = Tree(node.name, guide_style="dim")
     branches: dict[tuple[str, ...], Tree] = {}
-    for device in sorted(node.devices, key=_place):
+    for device in sorted(node.devices, key=_device_sort_key):
         above, path = tree, _NO_PATH
-        for label in _labels(node, device):
+        for label in _labels_of_device(node, device):
             path = (*path, label)
             if path not in branches:
                 branches[path] = above.add(Text(label, style="cyan"))
             above = branches[path]
-        above.add(_line(device, marks.get(device.provider), names, mark))
+        above.add(_format_device_line(device, marks.get(device.provider), names, mark))
     return tree
 
 
-def _place(device: Device) -> tuple[object, ...]:
+def _device_sort_key(device: SnapshotDevice) -> tuple[object, ...]:
     place = device.location
     return (
         place.numa is None,
@@ -383,12 +400,12 @@ def _place(device: Device) -> tuple[object, ...]:
     )
 
 
-def _labels(node: Node, device: Device) -> Iterator[str]:
+def _labels_of_device(node: SnapshotNode, device: SnapshotDevice) -> Iterator[str]:
     place = device.location
     if place.numa is None:
         yield "NUMA node unknown"
     else:
-        yield _numa(node, place.numa)
+        yield _label_numa_node(node, place.numa)
     if place.root is not None:
         yield place.root
     elif device.used:
@@ -398,7 +415,7 @@ def _labels(node: Node, device: Device) -> Iterator[str]:
         yield f"below {switch}"
 
 
-def _numa(node: Node, number: int) -> str:
+def _label_numa_node(node: SnapshotNode, number: int) -> str:
     text = f"NUMA node {number}"
     for numa in node.numa:
         if numa.id == number:
@@ -412,7 +429,9 @@ def _numa(node: Node, number: int) -> str:
     return text
 
 
-def _line(device: Device, chosen: str | None, names: Mapping[str, str], mark: str) -> Text:
+def _format_device_line(
+    device: SnapshotDevice, chosen: str | None, names: Mapping[str, str], mark: str
+) -> Text:
     line = Text(f"{device.address} {device.role or '/'.join(sorted(device.aliases)) or 'device'}")
     total = device.free + len(device.used)
     if total > 1:
@@ -430,22 +449,22 @@ def _line(device: Device, chosen: str | None, names: Mapping[str, str], mark: st
     return line
 
 
-def _placed(console: Console, answer: Report) -> None:
+def _print_placed_servers(console: Console, answer: FlavorReport) -> None:
     console.print()
     count = answer.question.count
     for number, placed in enumerate(answer.placed, 1):
-        console.print(f"Server {number} of {count}: {_where(placed)}")
+        console.print(f"Server {number} of {count}: {_format_placed_server(placed)}")
 
 
-def _where(placed: Placed) -> str:
+def _format_placed_server(placed: PlacedServer) -> str:
     devices = placed.choice.devices
     return (
         f"{placed.before.name}, level {devices.level.word} ({devices.distance.name}): "
-        f"{_chosen(placed.before, placed.choice)}"
+        f"{_format_chosen_devices(placed.before, placed.choice)}"
     )
 
 
-def _conclusion(answer: Report) -> Text:
+def _format_conclusion(answer: FlavorReport) -> Text:
     count, placed = answer.question.count, len(answer.placed)
     fitting = sum(verdict.choice is not None for verdict in answer.verdicts)
     total = len(answer.verdicts)
@@ -460,7 +479,7 @@ def _conclusion(answer: Report) -> Text:
     return Text(f"It fits on none of {total} host{'s' if total != 1 else ''}.", style="bold red")
 
 
-def _past(console: Console, answer: Past, mark: str) -> None:
+def _print_past_decision(console: Console, answer: ServerReport, mark: str) -> None:
     server = answer.server
     console.print(
         Text(
@@ -481,13 +500,13 @@ def _past(console: Console, answer: Past, mark: str) -> None:
     if not answer.given:
         console.print("It has no PCI devices.")
         return
-    marks = {each.device.provider: _own(answer, each) for each in answer.given}
-    console.print(_tree(answer.node, marks, answer.names, mark))
+    marks = {given.device.provider: _mark_own_device(answer, given) for given in answer.given}
+    console.print(_draw_device_tree(answer.node, marks, answer.names, mark))
 
 
-def _own(answer: Past, given: Given) -> str:
+def _mark_own_device(answer: ServerReport, given: AssignedDevices) -> str:
     """What is said of a device of the server."""
-    functions = [each for each in given.addresses if each != given.device.address]
+    functions = [address for address in given.addresses if address != given.device.address]
     text = f"its {', '.join(functions)}" if functions else "its own"
     groups = set()
     if answer.choice is not None:

@@ -13,10 +13,10 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.placement.model import Cell
+from nova_hpc.placement.model import WantedCell
 from nova_hpc_tools import snapshot
 from nova_hpc_tools.cloud.capacity import measure_flavor
-from nova_hpc_tools.snapshot import Flavor, FlavorWant, Node, Snapshot, SnapshotError
+from nova_hpc_tools.snapshot import Flavor, FlavorWant, Snapshot, SnapshotError, SnapshotNode
 
 #: Level -> the value of hw:pci_numa_affinity_policy that goes with it (DESIGN: flavors).
 _LEVELS: Final[Mapping[str, str]] = {
@@ -31,7 +31,7 @@ _ALONE: Final = ("numa", "socket", "host")
 
 
 @attrs.frozen
-class Member:
+class FamilyFlavor:
     """One flavor of the family."""
 
     flavor: Flavor
@@ -53,14 +53,16 @@ class _Share:
     page_kib: int
 
 
-def emptied(cloud: Snapshot, node: Node) -> Node:
+def release_all_servers(cloud: Snapshot, node: SnapshotNode) -> SnapshotNode:
     """*node* as it is without its servers."""
     for server in cloud.servers:
-        node = snapshot.release(node, server)
+        node = snapshot.release_from_node(node, server)
     return node
 
 
-def build(cloud: Snapshot, node: Node, name: str, gpu: str, beside: str | None) -> list[Member]:
+def build_flavor_family(
+    cloud: Snapshot, node: SnapshotNode, name: str, gpu: str, beside: str | None
+) -> list[FamilyFlavor]:
     """The flavors for 1, 2, 4, ... and all GPUs of *node*, the smallest first.
 
     :param node: one of *cloud*; its servers do not count.
@@ -69,9 +71,9 @@ def build(cloud: Snapshot, node: Node, name: str, gpu: str, beside: str | None) 
     :param beside: alias of which each GPU gets one; None: of none.
     :raises SnapshotError: the node cannot have them; the text says what it lacks.
     """
-    node = emptied(cloud, node)
-    here = _by_numa(node, gpu)
-    total = sum(here.values())
+    node = release_all_servers(cloud, node)
+    gpu_counts = _by_numa(node, gpu)
+    total = sum(gpu_counts.values())
     if not total:
         raise SnapshotError(f"{node.name} has no device that the alias {gpu} asks for")
     if beside is not None and sum(_by_numa(node, beside).values()) < total:
@@ -79,30 +81,34 @@ def build(cloud: Snapshot, node: Node, name: str, gpu: str, beside: str | None) 
             f"{node.name} has fewer devices of the alias {beside} than of {gpu} ({total}); name "
             "another one, or none"
         )
-    share = _share(node, here)
+    share = _share_of_gpu(node, gpu_counts)
     sizes = sorted({total, *(1 << power for power in range(total.bit_length()))})
     alone = attrs.evolve(cloud, hosts=(node,))
-    found = []
+    family = []
     for count in (size for size in sizes if size <= total):
-        cells = _cells(here, count)
+        cells = _fewest_cells_for(gpu_counts, count)
         if cells is None:
             continue  # no number of NUMA nodes has an equal part each
-        found.append(_tightest(alone, _flavors(name, count, cells, share, gpu, beside)))
-    return found
+        family.append(
+            _choose_tightest_flavor(
+                alone, _flavors_by_level(name, count, cells, share, gpu, beside)
+            )
+        )
+    return family
 
 
-def _by_numa(node: Node, alias: str) -> dict[int | None, int]:
-    found: dict[int | None, int] = {}
+def _by_numa(node: SnapshotNode, alias: str) -> dict[int | None, int]:
+    counts: dict[int | None, int] = {}
     for device in node.devices:
         if alias in device.aliases and device.free and device.ports is None:
             numa = device.location.numa
-            found[numa] = found.get(numa, 0) + device.free
-    return found
+            counts[numa] = counts.get(numa, 0) + device.free
+    return counts
 
 
-def _share(node: Node, gpus: Mapping[int | None, int]) -> _Share:
-    mine = {each.id: each for each in node.numa}
-    homes = [(mine.get(numa), count) for numa, count in gpus.items() if numa is not None]
+def _share_of_gpu(node: SnapshotNode, gpus: Mapping[int | None, int]) -> _Share:
+    numa_nodes = {numa.id: numa for numa in node.numa}
+    homes = [(numa_nodes.get(numa), count) for numa, count in gpus.items() if numa is not None]
     if not homes or any(home is None for home, _ in homes) or None in gpus:
         raise SnapshotError(f"{node.name} does not say on which NUMA nodes its GPUs are")
     cpus = min((home.dedicated_cpus or 0) // count for home, count in homes if home)
@@ -122,16 +128,16 @@ def _share(node: Node, gpus: Mapping[int | None, int]) -> _Share:
     )
 
 
-def _cells(gpus: Mapping[int | None, int], count: int) -> int | None:
+def _fewest_cells_for(gpus: Mapping[int | None, int], count: int) -> int | None:
     """The fewest NUMA nodes that have *count* GPUs in equal parts."""
     for cells in range(1, len(gpus) + 1):
         part = count // cells
-        if count % cells == 0 and sum(here >= part for here in gpus.values()) >= cells:
+        if count % cells == 0 and sum(available >= part for available in gpus.values()) >= cells:
             return cells
     return None
 
 
-def _flavors(
+def _flavors_by_level(
     name: str, count: int, cells: int, share: _Share, gpu: str, beside: str | None
 ) -> Iterator[Flavor]:
     """The same flavor at each level, the tightest first."""
@@ -146,28 +152,28 @@ def _flavors(
             "hw:mem_page_size": str(share.page_kib),
             "hw:pci_numa_affinity_policy": policy,
             "hpc:affinity": level,
-            "pci_passthrough:alias": ",".join(f"{each}:{count}" for each in names),
+            "pci_passthrough:alias": ",".join(f"{alias}:{count}" for alias in names),
         }
         if cells > 1:
             specs["hw:numa_nodes"] = str(cells)
         if beside:
-            specs["hpc:group"] = ",".join(f"{each}:1" for each in names)
+            specs["hpc:group"] = ",".join(f"{alias}:1" for alias in names)
         yield Flavor(
             name=f"{name}.{gpu}{count}",
             id="",
             vcpus=vcpus,
             memory_mb=memory_kib >> 10,
             extra_specs=specs,
-            wants=tuple(FlavorWant(each, count) for each in names),
+            wants=tuple(FlavorWant(alias, count) for alias in names),
             cells=tuple(
-                Cell(number, vcpus // cells, memory_kib // cells, share.page_kib)
+                WantedCell(number, vcpus // cells, memory_kib // cells, share.page_kib)
                 for number in range(cells)
             ),
             numa_policy=policy,
         )
 
 
-def _tightest(cloud: Snapshot, flavors: Iterator[Flavor]) -> Member:
-    found = [Member(each, measure_flavor(cloud, each).total) for each in flavors]
-    most = max(each.fit for each in found)
-    return next(each for each in found if each.fit == most)
+def _choose_tightest_flavor(cloud: Snapshot, flavors: Iterator[Flavor]) -> FamilyFlavor:
+    members = [FamilyFlavor(flavor, measure_flavor(cloud, flavor).total) for flavor in flavors]
+    most = max(member.fit for member in members)
+    return next(member for member in members if member.fit == most)

@@ -10,13 +10,13 @@ import shlex
 from collections.abc import Sequence
 from typing import Any, Final
 
-from nova_hpc_tools.base import Answer, CommandError, Count, List
+from nova_hpc_tools.base import CommandAnswer, CommandError, Count, ListCommand
 from nova_hpc_tools.cloud import family
 from nova_hpc_tools.cloud.explain import find_nodes
-from nova_hpc_tools.cloud.family import Member
-from nova_hpc_tools.fabric import nova_aggregates as fabric_cloud
-from nova_hpc_tools.fabric.problems import FabricError
-from nova_hpc_tools.snapshot import Flavor, Node, Snapshot, SnapshotError, cloud_readers
+from nova_hpc_tools.cloud.family import FamilyFlavor
+from nova_hpc_tools.fabric import nova_aggregates
+from nova_hpc_tools.fabric.problems import FabricMapError
+from nova_hpc_tools.snapshot import Flavor, Snapshot, SnapshotError, SnapshotNode, cloud_readers
 
 _COLUMNS: Final = ("Flavor", "VCPUs", "RAM", "Properties", "Fit", "State")
 _NAME: Final = re.compile(r"[\w][\w.-]{0,200}", re.ASCII)
@@ -25,7 +25,7 @@ _NONE: Final = "none"
 _CHECKED: Final = "2.86"
 
 
-class CreateFlavors(List):
+class CreateFlavors(ListCommand):
     """Make flavors for 1, 2, 4, ... and all GPUs of a kind of node.
 
     Each gets its share of the node's dedicated CPUs and hugepages, so that the
@@ -37,7 +37,7 @@ class CreateFlavors(List):
     """
 
     acts_with = ("yes",)
-    errors = (SnapshotError, FabricError)
+    errors = (SnapshotError, FabricMapError)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
@@ -75,75 +75,84 @@ class CreateFlavors(List):
             metavar="NAME",
             help="name in clouds.yaml of the cloud in which they are made (default: OS_CLOUD)",
         )
-        cloud_readers.add_arguments(parser)
+        cloud_readers.add_snapshot_arguments(parser)
         return parser
 
-    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+    def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
         """Show them, and with --yes make them."""
         args = parsed_args
         if not _NAME.fullmatch(args.family):
             raise CommandError(f"--family: {args.family!r} is no name of a flavor")
-        cloud = cloud_readers.take(args.snapshot, args.config)
-        node = _node(cloud, args.host)
-        members = family.build(cloud, node, args.family, args.gpu, _beside(args, cloud, node))
-        states = [_state(cloud, each.flavor) for each in members]
+        cloud = cloud_readers.obtain_snapshot(args.snapshot, args.config)
+        node = _choose_flavor_node(cloud, args.host)
+        members = family.build_flavor_family(
+            cloud, node, args.family, args.gpu, _choose_adapter_alias(args, cloud, node)
+        )
+        states = [_flavor_state_of(cloud, member.flavor) for member in members]
         if args.yes:
-            states = _make(fabric_cloud.compute(args), members, args.disk)
+            states = _make_missing_flavors(
+                nova_aggregates.connect_compute_proxy(args), members, args.disk
+            )
         rows = [
             (
-                each.flavor.name,
-                each.flavor.vcpus,
-                each.flavor.memory_mb,
-                json.dumps(dict(each.flavor.extra_specs)),
-                each.fit,
+                member.flavor.name,
+                member.flavor.vcpus,
+                member.flavor.memory_mb,
+                json.dumps(dict(member.flavor.extra_specs)),
+                member.fit,
                 state,
             )
-            for each, state in zip(members, states, strict=True)
+            for member, state in zip(members, states, strict=True)
         ]
         missing = "new" in states
-        return Answer(
+        return CommandAnswer(
             _COLUMNS,
             rows,
             status=int(missing),
-            show=lambda: _show(node, members, states, args.disk),
+            show=lambda: _print_flavor_family(node, members, states, args.disk),
         )
 
 
-def _node(cloud: Snapshot, host: str | None) -> Node:
-    nodes = [each for each in find_nodes(cloud, host) if each.devices]
+def _choose_flavor_node(cloud: Snapshot, host: str | None) -> SnapshotNode:
+    nodes = [node for node in find_nodes(cloud, host) if node.devices]
     if not nodes:
         raise CommandError("no host of the cloud offers a device")
-    kinds: dict[object, Node] = {}
-    for each in nodes:
-        bare = family.emptied(cloud, each)
+    kinds: dict[object, SnapshotNode] = {}
+    for node in nodes:
+        bare = family.release_all_servers(cloud, node)
         kinds.setdefault(
             tuple(
-                sorted((str(one.location), *sorted(one.aliases), one.free) for one in bare.devices)
+                sorted(
+                    (str(device.location), *sorted(device.aliases), device.free)
+                    for device in bare.devices
+                )
             ),
-            each,
+            node,
         )
     if len(kinds) > 1:
-        names = ", ".join(sorted(each.host for each in kinds.values()))
+        names = ", ".join(sorted(node.host for node in kinds.values()))
         raise CommandError(f"the cloud has several kinds of nodes: name one with --host ({names})")
     return nodes[0]
 
 
-def _beside(args: argparse.Namespace, cloud: Snapshot, node: Node) -> str | None:
+def _choose_adapter_alias(
+    args: argparse.Namespace, cloud: Snapshot, node: SnapshotNode
+) -> str | None:
     if args.beside is not None:
         return None if args.beside == _NONE else str(args.beside)
-    bare = family.emptied(cloud, node)
+    bare = family.release_all_servers(cloud, node)
     count = {
-        alias: sum(each.free for each in bare.devices if alias in each.aliases)
+        alias: sum(device.free for device in bare.devices if alias in device.aliases)
         for alias in (args.gpu, "vf")
     }
     return "vf" if count["vf"] >= count[args.gpu] else None
 
 
-def _state(cloud: Snapshot, flavor: Flavor) -> str:
+def _flavor_state_of(cloud: Snapshot, flavor: Flavor) -> str:
     """What the snapshot knows of a flavor of that name; its disk it does not know."""
-    for each in cloud.flavors:
-        if each.name == flavor.name and each.image is None:
-            same = (each.vcpus, each.memory_mb, dict(each.extra_specs)) == (
+    for known_flavor in cloud.flavors:
+        if known_flavor.name == flavor.name and known_flavor.image is None:
+            same = (known_flavor.vcpus, known_flavor.memory_mb, dict(known_flavor.extra_specs)) == (
                 flavor.vcpus,
                 flavor.memory_mb,
                 dict(flavor.extra_specs),
@@ -155,17 +164,18 @@ def _state(cloud: Snapshot, flavor: Flavor) -> str:
 # --- the cloud ----------------------------------------------------------------------------
 
 
-def _make(compute: Any, members: Sequence[Member], disk: int) -> list[str]:
+def _make_missing_flavors(compute: Any, members: Sequence[FamilyFlavor], disk: int) -> list[str]:
     """Make those that are not there; all are looked at before the first is made.
 
     :raises CommandError: one is there and says something else, or Nova refuses.
     """
     try:
-        known = {each.name: each for each in compute.flavors(get_extra_specs=True)}
+        existing = {flavor.name: flavor for flavor in compute.flavors(get_extra_specs=True)}
         wrong = [
-            each.flavor.name
-            for each in members
-            if each.flavor.name in known and not _same(known[each.flavor.name], each.flavor, disk)
+            member.flavor.name
+            for member in members
+            if member.flavor.name in existing
+            and not _is_same_flavor(existing[member.flavor.name], member.flavor, disk)
         ]
         if wrong:
             raise CommandError(
@@ -173,8 +183,10 @@ def _make(compute: Any, members: Sequence[Member], disk: int) -> list[str]:
                 "delete it, or name another --family"
             )
         return [
-            "is there" if each.flavor.name in known else _one(compute, each.flavor, disk)
-            for each in members
+            "is there"
+            if member.flavor.name in existing
+            else _make_flavor(compute, member.flavor, disk)
+            for member in members
         ]
     except CommandError:
         raise
@@ -182,8 +194,8 @@ def _make(compute: Any, members: Sequence[Member], disk: int) -> list[str]:
         raise CommandError(f"Nova refuses: {' '.join(str(error).split())}") from error
 
 
-def _same(known: Any, flavor: Flavor, disk: int) -> bool:
-    return (known.vcpus, known.ram, known.disk, dict(known.extra_specs or {})) == (
+def _is_same_flavor(existing: Any, flavor: Flavor, disk: int) -> bool:
+    return (existing.vcpus, existing.ram, existing.disk, dict(existing.extra_specs or {})) == (
         flavor.vcpus,
         flavor.memory_mb,
         disk,
@@ -191,7 +203,7 @@ def _same(known: Any, flavor: Flavor, disk: int) -> bool:
     )
 
 
-def _one(compute: Any, flavor: Flavor, disk: int) -> str:
+def _make_flavor(compute: Any, flavor: Flavor, disk: int) -> str:
     made = compute.create_flavor(
         name=flavor.name, vcpus=flavor.vcpus, ram=flavor.memory_mb, disk=disk
     )
@@ -213,11 +225,13 @@ def _one(compute: Any, flavor: Flavor, disk: int) -> str:
 # --- for people ---------------------------------------------------------------------------
 
 
-def _show(node: Node, members: Sequence[Member], states: Sequence[str], disk: int) -> None:
-    for each, state in zip(members, states, strict=True):
-        flavor = each.flavor
-        servers = f"{each.fit} on an empty host like {node.host}"
-        print(f"# {flavor.name}: {servers}, devices at {each.level}; {state}")
+def _print_flavor_family(
+    node: SnapshotNode, members: Sequence[FamilyFlavor], states: Sequence[str], disk: int
+) -> None:
+    for member, state in zip(members, states, strict=True):
+        flavor = member.flavor
+        servers = f"{member.fit} on an empty host like {node.host}"
+        print(f"# {flavor.name}: {servers}, devices at {member.level}; {state}")
         words = [
             *("openstack", "--os-compute-api-version", _CHECKED, "flavor", "create", flavor.name),
             *("--vcpus", str(flavor.vcpus), "--ram", str(flavor.memory_mb), "--disk", str(disk)),

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 import attrs
 
 from nova_hpc_tools.cloud.drain import Move
-from nova_hpc_tools.cloud.drain_api import Seen
+from nova_hpc_tools.cloud.drain_api import DrainServer
 
 #: Statuses of servers that Nova can move cold.
 MOVABLE: Final = ("ACTIVE", "SHUTOFF")
@@ -22,14 +22,14 @@ _MOVED: Final = "VERIFY_RESIZE"
 _PAUSE: Final = 2.0
 
 
-class StopError(Exception):
+class DrainStopError(Exception):
     """A server did not leave; the text says why and what it is now."""
 
 
-class Mover(Protocol):
+class ServerMover(Protocol):
     """What moves servers."""
 
-    def server(self, uuid: str) -> Seen | None:
+    def server(self, uuid: str) -> DrainServer | None:
         """One server; None: it was deleted."""
 
     def migrate(self, uuid: str, target: str | None) -> None:
@@ -43,7 +43,7 @@ class Mover(Protocol):
 
 
 @attrs.frozen
-class Patience:
+class MovePatience:
     """How long one server may take."""
 
     seconds: float
@@ -51,24 +51,26 @@ class Patience:
     clock: Callable[[], float] = time.monotonic
 
 
-def leave(cloud: Mover, host: str, move: Move, patience: Patience) -> str:
+def move_server_off(cloud: ServerMover, host: str, move: Move, patience: MovePatience) -> str:
     """Move one server off *host* and confirm it; where it is then, "" where it is gone.
 
-    :raises StopError: it did not leave.
-    :raises nova_hpc_tools.fabric.nova_aggregates.CloudError: Nova does not answer, or refuses.
+    :raises DrainStopError: it did not leave.
+    :raises nova_hpc_tools.fabric.nova_aggregates.NovaApiError: Nova does not answer, or refuses.
     """
     server = cloud.server(move.server)
     if server is None:
         return ""
     if server.host == host and server.status != _MOVED and not server.task:
         if server.status not in MOVABLE:
-            raise StopError(f"{_named(move)} is {server.status} now and cannot be moved")
+            raise DrainStopError(
+                f"{_format_moved_server(move)} is {server.status} now and cannot be moved"
+            )
         cloud.migrate(move.server, move.target)
-    return finish(cloud, host, move, patience)
+    return await_server_move(cloud, host, move, patience)
 
 
-def finish(cloud: Mover, host: str, move: Move, patience: Patience) -> str:
-    """Wait for a move that is under way, and confirm it; as :func:`leave`."""
+def await_server_move(cloud: ServerMover, host: str, move: Move, patience: MovePatience) -> str:
+    """Wait for a move that is under way, and confirm it; as :func:`move_server_off`."""
     end = patience.clock() + patience.seconds
     confirmed = False
     while True:
@@ -76,7 +78,10 @@ def finish(cloud: Mover, host: str, move: Move, patience: Patience) -> str:
         if server is None:
             return ""
         if server.status == "ERROR":
-            raise StopError(f"{_named(move)} is in ERROR on {server.host}{_because(cloud, move)}")
+            raise DrainStopError(
+                f"{_format_moved_server(move)} is in ERROR on "
+                f"{server.host}{_format_move_reason(cloud, move)}"
+            )
         if not server.task:
             if server.status == _MOVED:
                 if not confirmed:
@@ -85,36 +90,41 @@ def finish(cloud: Mover, host: str, move: Move, patience: Patience) -> str:
             elif server.host != host:
                 return server.host
             else:
-                raise StopError(
-                    f"{_named(move)} is {server.status} on {host} as before: Nova did not move "
-                    f"it{_because(cloud, move)}"
+                raise DrainStopError(
+                    f"{_format_moved_server(move)} is {server.status} on {host} as "
+                    f"before: Nova did not move "
+                    f"it{_format_move_reason(cloud, move)}"
                 )
         if patience.clock() > end:
-            raise StopError(
-                f"{_named(move)} has not left after {patience.seconds:g} seconds: it is "
+            raise DrainStopError(
+                f"{_format_moved_server(move)} has not left after {patience.seconds:g} "
+                f"seconds: it is "
                 f"{server.status} {f'({server.task}) ' if server.task else ''}on {server.host}"
             )
         patience.sleep(_PAUSE)
 
 
-def _named(move: Move) -> str:
+def _format_moved_server(move: Move) -> str:
     return f"{move.name} ({move.server})"
 
 
-def _because(cloud: Mover, move: Move) -> str:
-    why = cloud.why(move.server)
-    return f": {why}" if why else ""
+def _format_move_reason(cloud: ServerMover, move: Move) -> str:
+    reason = cloud.why(move.server)
+    return f": {reason}" if reason else ""
 
 
-def unmovable(servers: Iterable[Seen]) -> tuple[str, ...]:
+def find_unmovable_servers(servers: Iterable[DrainServer]) -> tuple[str, ...]:
     """Why servers cannot be moved as they are now."""
-    found = []
-    for each in servers:
-        if each.task:
-            found.append(f"{each.name} ({each.uuid}): Nova is at it ({each.task}): wait for it")
-        elif each.status not in MOVABLE:
-            found.append(
-                f"{each.name} ({each.uuid}): it is {each.status}; Nova moves servers that are "
+    refusals = []
+    for server in servers:
+        if server.task:
+            refusals.append(
+                f"{server.name} ({server.uuid}): Nova is at it ({server.task}): wait for it"
+            )
+        elif server.status not in MOVABLE:
+            refusals.append(
+                f"{server.name} ({server.uuid}): it is {server.status}; Nova moves "
+                f"servers that are "
                 f"{' or '.join(MOVABLE)}"
             )
-    return tuple(found)
+    return tuple(refusals)

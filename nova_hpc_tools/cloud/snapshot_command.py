@@ -7,12 +7,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from nova_hpc_tools.base import Answer, CommandError, Record
+from nova_hpc_tools.base import CommandAnswer, CommandError, RecordCommand
 from nova_hpc_tools.snapshot import SnapshotError, cloud_readers
 from nova_hpc_tools.snapshot import document as snapshot_document
 
 
-class SaveSnapshot(Record):
+class SaveSnapshot(RecordCommand):
     """Write what the scheduler knows of the cloud to a file.
 
     The file is JSON. It holds host names, PCI addresses, the names and UUIDs
@@ -33,18 +33,18 @@ class SaveSnapshot(Record):
             metavar="IMAGE",
             help="image (name or ID) with whose properties the flavors are read, too",
         )
-        cloud_readers.add_arguments(parser, snapshot=False)
+        cloud_readers.add_snapshot_arguments(parser, snapshot=False)
         return parser
 
-    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+    def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
         """Take it and write it."""
         to_stdout = str(parsed_args.file) == "-"
         if to_stdout and parsed_args.formatter is not None:
             raise CommandError("-f describes the file: name one instead of -")
-        taken = cloud_readers.take(None, parsed_args.config, parsed_args.image)
-        text = snapshot_document.dumps(taken)
+        taken = cloud_readers.obtain_snapshot(None, parsed_args.config, parsed_args.image)
+        text = snapshot_document.dump_cloud_snapshot(taken)
         # A file that nobody could read again is worth nothing.
-        snapshot_document.loads(text)
+        snapshot_document.load_cloud_snapshot(text)
         if to_stdout:
             sys.stdout.write(text)
         else:
@@ -55,11 +55,11 @@ class SaveSnapshot(Record):
         counts = (len(taken.hosts), devices, len(taken.servers), len(taken.flavors))
         if not to_stdout:
             words = ("host", "device", "server", "flavor")
-            said = [
+            count_texts = [
                 f"{number} {word}{'' if number == 1 else 's'}{' with devices' * (word == 'server')}"
                 for number, word in zip(counts, words, strict=True)
             ]
-            self.say(f"{parsed_args.file}: {', '.join(said)}")
-        return Answer(
+            self.say(f"{parsed_args.file}: {', '.join(count_texts)}")
+        return CommandAnswer(
             ("File", "Hosts", "Devices", "Servers", "Flavors"), (str(parsed_args.file), *counts)
         )

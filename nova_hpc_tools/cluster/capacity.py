@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import attrs
 
 from nova_hpc.cluster.plan.model import ANYWHERE
-from nova_hpc.fabric.model import FabricLevel, FabricMap, Place
+from nova_hpc.fabric.model import FabricLevel, FabricMap, FabricPlace
 
 
 @attrs.frozen
@@ -25,7 +25,9 @@ class AtLevel:
     clusters: int
 
 
-def at_levels(fabric: FabricMap, fit: Mapping[str, int], members: int) -> tuple[AtLevel, ...]:
+def count_clusters_by_level(
+    fabric: FabricMap, fit: Mapping[str, int], members: int
+) -> tuple[AtLevel, ...]:
     """For each level that the map has, and at last without one: how many clusters fit.
 
     In one domain that holds c members there is room for c // members clusters, whatever
@@ -35,19 +37,19 @@ def at_levels(fabric: FabricMap, fit: Mapping[str, int], members: int) -> tuple[
     :param fit: host -> how many members fit on it.
     :param members: of one cluster; at least 1.
     """
-    found = []
+    level_rows = []
     for level in FabricLevel:
         free: dict[tuple[FabricLevel, str], int] = {}
         for host, number in fit.items():
-            enclosing = (fabric.place(host) or Place(host=host)).enclosing(level)
+            enclosing = (fabric.place(host) or FabricPlace(host=host)).enclosing(level)
             if enclosing is not None and number > 0:
                 free[enclosing] = free.get(enclosing, 0) + number
         if fabric.domains(level):
-            found.append(_counted(level.word, list(free.values()), members))
+            level_rows.append(_count_level_clusters(level.word, list(free.values()), members))
     total = sum(number for number in fit.values() if number > 0)
-    return (*found, _counted(ANYWHERE, [total] if total else [], members))
+    return (*level_rows, _count_level_clusters(ANYWHERE, [total] if total else [], members))
 
 
-def _counted(level: str, rooms: list[int], members: int) -> AtLevel:
+def _count_level_clusters(level: str, rooms: list[int], members: int) -> AtLevel:
     clusters = sum(room // members for room in rooms)
     return AtLevel(level, len(rooms), max(rooms, default=0), clusters)

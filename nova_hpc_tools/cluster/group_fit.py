@@ -12,19 +12,19 @@ from typing import Any
 
 import attrs
 
-from nova_hpc.cluster.group_domain.domain_choice import Ground, Seat
-from nova_hpc.cluster.group_domain.model import Domain
-from nova_hpc.cluster.plan import Gang, Plan, Policy, Refusal, plan
+from nova_hpc.cluster.group_domain.domain_choice import FabricSeat, Ground
+from nova_hpc.cluster.group_domain.model import GroupDomain
+from nova_hpc.cluster.plan import Gang, GangPlan, GangPolicy, GangRefusal, plan_gang
 from nova_hpc.fabric.model import FabricLevel
-from nova_hpc_tools.fabric import plan_document as document
+from nova_hpc_tools.fabric import plan_document
 from nova_hpc_tools.snapshot.group_fleet import GroupLine
 
 
 @attrs.frozen
-class Room:
+class DomainFit:
     """One domain of the wanted level."""
 
-    domain: Domain
+    domain: GroupDomain
     #: Hosts on which a member fits.
     hosts: int
     #: Members that fit on them.
@@ -36,27 +36,27 @@ class Room:
 
 
 @attrs.frozen
-class Together:
+class GroupFit:
     """The answer for members of one server group."""
 
     gang: Gang
-    answer: Plan | Refusal
+    answer: GangPlan | GangRefusal
     #: Those with the fewest members missing first.
-    rooms: tuple[Room, ...]
+    rooms: tuple[DomainFit, ...]
     #: Where the group is already; None: nowhere.
-    decided: Domain | None = None
+    decided: GroupDomain | None = None
     #: Whether it is known what is kept for other groups; a snapshot does not say it.
     kept_known: bool = True
 
     @property
     def fits(self) -> bool:
         """Whether all members come together as the flavor wants it."""
-        return isinstance(self.answer, Plan)
+        return isinstance(self.answer, GangPlan)
 
     def build(self) -> dict[str, Any]:
         """The answer as plain objects."""
         return {
-            **document.build(self.gang, self.answer),
+            **plan_document.build_plan_document(self.gang, self.answer),
             "decided": None if self.decided is None else str(self.decided),
             "kept_known": self.kept_known,
             "rooms": [
@@ -73,14 +73,14 @@ class Together:
         }
 
 
-def look(
-    seats: Iterable[Seat],
+def assess_group_fit(
+    seats: Iterable[FabricSeat],
     level: FabricLevel,
-    policy: Policy,
+    policy: GangPolicy,
     members: int,
     lines: Sequence[GroupLine] | None,
     group: str = "",
-) -> Together:
+) -> GroupFit:
     """Whether *members* servers would come together.
 
     :param seats: the hosts, and how many such servers fit on each.
@@ -88,10 +88,10 @@ def look(
     :param group: UUID of their server group, if there is one.
     """
     ground = Ground(tuple(seats))
-    kept: collections.Counter[Domain] = collections.Counter()
-    decided: Domain | None = None
+    kept: collections.Counter[GroupDomain] = collections.Counter()
+    decided: GroupDomain | None = None
     for line in lines or ():
-        domain = Domain(line.level, line.domain)
+        domain = GroupDomain(line.level, line.domain)
         if line.group != group:
             kept[domain] += max(0, line.announced - line.members)
         elif line.state == "decided":
@@ -111,7 +111,7 @@ def look(
             continue
         left = max(0, fit - kept[domain])
         rooms.append(
-            Room(
+            DomainFit(
                 domain=domain,
                 hosts=ground.hosts.get(domain.uuid, 0),
                 fit=fit,
@@ -119,9 +119,9 @@ def look(
                 missing=max(0, members - left),
             )
         )
-    return Together(
+    return GroupFit(
         gang=gang,
-        answer=plan(ground.fabric, ground.capacity(cut), gang),
+        answer=plan_gang(ground.fabric, ground.capacity(cut), gang),
         rooms=tuple(sorted(rooms, key=lambda room: (room.missing, room.fit, room.domain))),
         decided=decided,
         kept_known=lines is not None,

@@ -15,12 +15,12 @@ from typing import Final
 import attrs
 import yaml
 
-from nova_hpc.outside.host_names import OutsideError, ip_address
-from nova_hpc.outside.text import printable
+from nova_hpc.outside.host_names import OutsideError, require_ip_address
+from nova_hpc.outside.text import printable_text
 from nova_hpc.wire.cluster_wish import NAME
-from nova_hpc_tools.cluster.members import member_names as named
-from nova_hpc_tools.cluster.members.model import Cluster, Member
-from nova_hpc_tools.cluster.members.neighbours import SHORT, Seat, seats
+from nova_hpc_tools.cluster.members import member_names
+from nova_hpc_tools.cluster.members.model import Cluster, ClusterMember
+from nova_hpc_tools.cluster.members.neighbours import SHORT, MemberSeat, order_seats_by_nearness
 
 
 class HostError(ValueError):
@@ -28,7 +28,7 @@ class HostError(ValueError):
 
 
 @attrs.frozen
-class Host:
+class MemberHost:
     """One member.
 
     :ivar server: its id in Nova.
@@ -50,18 +50,23 @@ class Host:
         return self.address or self.name
 
 
-def hosts(cluster: Cluster, network: str = "", names: bool = False) -> list[Host]:
+def list_cluster_hosts(
+    cluster: Cluster, network: str = "", names: bool = False
+) -> list[MemberHost]:
     """The members in the order of their nearness, whatever they are called.
 
     :param network: name of the network whose addresses are meant; empty: each member's first.
     :param names: use no addresses: a resolver knows the names.
     :raises HostError: a member has no address in that network.
     """
-    return [_host(seat, "" if names else _address(seat.member, network)) for seat in seats(cluster)]
+    return [
+        _host_of_seat(seat, "" if names else _choose_address(seat.member, network))
+        for seat in order_seats_by_nearness(cluster)
+    ]
 
 
-def _host(seat: Seat, address: str) -> Host:
-    return Host(
+def _host_of_seat(seat: MemberSeat, address: str) -> MemberHost:
+    return MemberHost(
         server=seat.member.id,
         name=seat.member.name,
         address=address,
@@ -71,33 +76,35 @@ def _host(seat: Seat, address: str) -> Host:
     )
 
 
-def _address(member: Member, network: str) -> str:
+def _choose_address(member: ClusterMember, network: str) -> str:
     if network and network not in member.addresses:
-        known = ", ".join(map(printable, sorted(member.addresses))) or "none"
-        raise HostError(f"{member.shown} is not in network {network!r}; it is in: {known}")
+        networks = ", ".join(map(printable_text, sorted(member.addresses))) or "none"
+        raise HostError(f"{member.shown} is not in network {network!r}; it is in: {networks}")
     names = [network] if network else sorted(member.addresses)
-    found = [each for name in names for each in member.addresses[name]]
+    addresses = [address for name in names for address in member.addresses[name]]
     # IPv4 first: host files of old MPIs know nothing else.
-    return min(found, key=lambda each: ":" in each, default="")
+    return min(addresses, key=lambda address: ":" in address, default="")
 
 
-def checked(found: Sequence[Host], words: Collection[str] = ()) -> list[Host]:
+def check_member_hosts(
+    hosts: Sequence[MemberHost], words: Collection[str] = ()
+) -> list[MemberHost]:
     """The same hosts, where a program takes none of them for something else than a host.
 
     :param words: what the program does not take for a name, in lower case.
     :raises HostError: naming the server, with the cure.
     """
     try:
-        named.check_names(((host.server, host.name) for host in found), words)
-        for host in found:
-            named.check_domains(host.server, host.domains)
-        return [attrs.evolve(host, address=_checked_address(host)) for host in found]
+        member_names.check_names(((host.server, host.name) for host in hosts), words)
+        for host in hosts:
+            member_names.check_domains(host.server, host.domains)
+        return [attrs.evolve(host, address=_checked_address(host)) for host in hosts]
     except OutsideError as error:
         raise HostError(str(error)) from error
 
 
-def _checked_address(host: Host) -> str:
-    return host.address and ip_address(host.address, f"server {host.server} has it")
+def _checked_address(host: MemberHost) -> str:
+    return host.address and require_ip_address(host.address, f"server {host.server} has it")
 
 
 #: What these do not take for names of hosts (slurm.conf(5), Ansible's own groups).
@@ -105,46 +112,48 @@ _SLURM: Final = frozenset({"all", "default"})
 _ANSIBLE: Final = frozenset({"all", "ungrouped"})
 
 
-def openmpi(found: Sequence[Host], cluster: str) -> str:
+def format_openmpi_hosts(hosts: Sequence[MemberHost], cluster: str) -> str:
     """A host file: one slot a vCPU."""
-    return "".join(f"{host.reached} slots={max(1, host.vcpus)}\n" for host in checked(found))
+    return "".join(
+        f"{host.reached} slots={max(1, host.vcpus)}\n" for host in check_member_hosts(hosts)
+    )
 
 
-def slurm(found: Sequence[Host], cluster: str) -> str:
+def format_slurm_nodes(hosts: Sequence[MemberHost], cluster: str) -> str:
     """Lines of slurm.conf; of the memory 5 % stay with the guest's kernel."""
     lines = []
-    found = checked(found, _SLURM)
-    for host in found:
+    hosts = check_member_hosts(hosts, _SLURM)
+    for host in hosts:
         words = [f"NodeName={host.name}"]
         if host.address:
             words.append(f"NodeAddr={host.address}")
         words += [f"CPUs={max(1, host.vcpus)}", f"RealMemory={max(1, host.ram_mb * 95 // 100)}"]
         lines.append(" ".join([*words, "State=UNKNOWN"]))
-    names = ",".join(host.name for host in found)
-    lines.append(f"NodeSet={_group(cluster, _SLURM)} Nodes={names}")
+    names = ",".join(host.name for host in hosts)
+    lines.append(f"NodeSet={_host_group_name(cluster, _SLURM)} Nodes={names}")
     return "\n".join(lines) + "\n"
 
 
-def pdsh(found: Sequence[Host], cluster: str) -> str:
+def format_pdsh_hosts(hosts: Sequence[MemberHost], cluster: str) -> str:
     """One host a line, as ``pdsh -w ^FILE`` and ``WCOLL`` read it."""
-    return "".join(f"{host.reached}\n" for host in checked(found))
+    return "".join(f"{host.reached}\n" for host in check_member_hosts(hosts))
 
 
-def ansible(found: Sequence[Host], cluster: str) -> str:
+def format_ansible_inventory(hosts: Sequence[MemberHost], cluster: str) -> str:
     """An inventory in YAML: all hosts in a group of the cluster's name."""
     members = {}
-    for rank, host in enumerate(checked(found, _ANSIBLE)):
+    for rank, host in enumerate(check_member_hosts(hosts, _ANSIBLE)):
         values: dict[str, object] = {"hpc_rank": rank, "hpc_vcpus": host.vcpus}
         if host.address:
             values["ansible_host"] = host.address
         members[host.name] = values | {f"hpc_{key}": name for key, name in host.domains.items()}
     group = {"hosts": members}
-    name = _group(cluster, _ANSIBLE).replace("-", "_")
+    name = _host_group_name(cluster, _ANSIBLE).replace("-", "_")
     data = {"all": {"children": {name: group}}}
     return yaml.safe_dump(data, sort_keys=False)
 
 
-def _group(cluster: str, words: Collection[str]) -> str:
+def _host_group_name(cluster: str, words: Collection[str]) -> str:
     """The cluster's name as one of a set of hosts."""
     if NAME.fullmatch(cluster) is None:
         raise HostError("no record says what this cluster is called")
@@ -152,17 +161,17 @@ def _group(cluster: str, words: Collection[str]) -> str:
     return f"hpc-{cluster}" if cluster.lower() in words else cluster
 
 
-FORMATS: Final[Mapping[str, Callable[[Sequence[Host], str], str]]] = {
-    "openmpi": openmpi,
-    "slurm": slurm,
-    "pdsh": pdsh,
-    "ansible": ansible,
+FORMATS: Final[Mapping[str, Callable[[Sequence[MemberHost], str], str]]] = {
+    "openmpi": format_openmpi_hosts,
+    "slurm": format_slurm_nodes,
+    "pdsh": format_pdsh_hosts,
+    "ansible": format_ansible_inventory,
 }
 #: Of the list that all other formats show.
 COLUMNS: Final = ("Name", "Address", "vCPUs", "RAM", *(s.title() for s in SHORT if s != "host"))
 
 
-def row(host: Host) -> tuple[object, ...]:
+def host_columns_of(host: MemberHost) -> tuple[object, ...]:
     """The columns of a host."""
     levels = [host.domains.get(level, "") for level in SHORT if level != "host"]
     return (host.name, host.address, host.vcpus, host.ram_mb, *levels)

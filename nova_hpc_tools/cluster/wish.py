@@ -11,7 +11,7 @@ from typing import Any, Final
 import attrs
 
 from nova_hpc.wire import cluster_wish, numbers
-from nova_hpc.wire.cluster_wish import NAME, Nic, Wish
+from nova_hpc.wire.cluster_wish import NAME, ClusterWish, Nic
 from nova_hpc.wire.version import WireError
 
 #: Of Nova's API, for every request. 2.52: tags when a server is created; 2.64: rules of
@@ -50,16 +50,16 @@ class Secrets:
 
     @property
     def digests(self) -> Mapping[str, str]:
-        """Of each, by its field of :class:`Wish`; empty for none."""
+        """Of each, by its field of :class:`ClusterWish`; empty for none."""
         return {
-            "user_data": cluster_wish.digest(self.user_data) if self.user_data else "",
-            "volumes": cluster_wish.digest("\n".join(self.volumes).encode())
+            "user_data": cluster_wish.short_digest_of(self.user_data) if self.user_data else "",
+            "volumes": cluster_wish.short_digest_of("\n".join(self.volumes).encode())
             if self.volumes
             else "",
         }
 
 
-def check(wish: Wish, secrets: Secrets) -> None:
+def check_cluster_wish(wish: ClusterWish, secrets: Secrets) -> None:
     """Refuse what Nova would refuse half-way, or what no client could finish.
 
     :raises WishError: with the cure.
@@ -100,22 +100,22 @@ def check(wish: Wish, secrets: Secrets) -> None:
         raise WishError(str(error)) from error
 
 
-def same(wish: Wish, secrets: Secrets) -> None:
+def check_wish_secrets(wish: ClusterWish, secrets: Secrets) -> None:
     """Whether *secrets* are those of the wish.
 
     :raises WishError: naming the option to give again.
     """
     options = {"user_data": "--user-data", "volumes": "--volume"}
-    for field, found in secrets.digests.items():
-        if getattr(wish, field) and not found:
+    for field, digest in secrets.digests.items():
+        if getattr(wish, field) and not digest:
             raise WishError(
                 f"the members have what no record gives back: give {options[field]} again"
             )
-        if getattr(wish, field) != found:
+        if getattr(wish, field) != digest:
             raise WishError(f"{options[field]} is not what this cluster was created with")
 
 
-def is_single(wish: Wish) -> bool:
+def is_single(wish: ClusterWish) -> bool:
     """Whether members have to be created one by one.
 
     Nova refuses ports and volumes that exist in a request for several servers.
@@ -123,39 +123,41 @@ def is_single(wish: Wish) -> bool:
     return wish.single or bool(wish.volumes) or any(nic.vnic for nic in wish.nics)
 
 
-def tag(group: str) -> str:
+def member_tag_of(group: str) -> str:
     """The tag of each member: 48 characters of the 60 that Nova allows."""
     return f"{MARK}{group}"
 
 
-def member_name(wish: Wish, number: int) -> str:
+def member_name(wish: ClusterWish, number: int) -> str:
     """The name of a member, as Nova makes it in a request for several servers."""
     return f"{wish.name}-{number}"
 
 
-def port_name(wish: Wish, number: int, nic: int) -> str:
+def port_name(wish: ClusterWish, number: int, nic: int) -> str:
     """The name of the port that a member has at place *nic* of its networks."""
     return f"{wish.name}-{number}.{nic}"
 
 
-def number_of(wish_name: str, name: str) -> int | None:
+def member_number_of(wish_name: str, name: str) -> int | None:
     """The number in a member's name; None: the name says none."""
     match = re.fullmatch(rf"{re.escape(wish_name)}-([1-9][0-9]{{0,5}})", name)
     return int(match[1]) if match and int(match[1]) <= numbers.MOST else None
 
 
-def place_of(wish_name: str, name: str) -> tuple[int, int] | None:
+def port_place_of(wish_name: str, name: str) -> tuple[int, int] | None:
     """Member's number and place of the network in the name of a port."""
     match = re.fullmatch(rf"{re.escape(wish_name)}-([1-9][0-9]{{0,5}})\.([0-9]{{1,2}})", name)
     return (int(match[1]), int(match[2])) if match else None
 
 
-def nics_with_ports(wish: Wish) -> list[tuple[int, Nic]]:
+def nics_with_ports(wish: ClusterWish) -> list[tuple[int, Nic]]:
     """Places and networks whose ports are made before the server."""
     return [(place, nic) for place, nic in enumerate(wish.nics) if nic.vnic]
 
 
-def group_body(wish: Wish, attempt: str, policy: str, max_per_host: int | None) -> dict[str, Any]:
+def group_body(
+    wish: ClusterWish, attempt: str, policy: str, max_per_host: int | None
+) -> dict[str, Any]:
     """For ``POST /os-server-groups``."""
     body: dict[str, Any] = {
         "name": cluster_wish.to_group_name(wish, attempt),
@@ -166,12 +168,12 @@ def group_body(wish: Wish, attempt: str, policy: str, max_per_host: int | None) 
     return {"server_group": body}
 
 
-def port_body(wish: Wish, group: str, number: int, place: int, groups: Sequence[str]) -> Any:
+def port_body(wish: ClusterWish, group: str, number: int, place: int, groups: Sequence[str]) -> Any:
     """For ``POST /ports``; *groups* are ids of Neutron's security groups."""
     nic = wish.nics[place]
     port: dict[str, Any] = {
         "name": port_name(wish, number, place),
-        "description": tag(group),
+        "description": member_tag_of(group),
         "network_id": nic.network,
         "binding:vnic_type": nic.vnic,
     }
@@ -181,7 +183,7 @@ def port_body(wish: Wish, group: str, number: int, place: int, groups: Sequence[
 
 
 def server_body(
-    wish: Wish,
+    wish: ClusterWish,
     group: str,
     several: Sequence[int],
     secrets: Secrets,
@@ -197,15 +199,15 @@ def server_body(
         "name": wish.name if len(several) > 1 else member_name(wish, several[0]),
         "flavorRef": wish.flavor,
         "metadata": cluster_wish.to_metadata(wish, group),
-        "tags": [tag(group)],
-        "networks": _networks(wish, ports),
+        "tags": [member_tag_of(group)],
+        "networks": _server_networks_of(wish, ports),
     }
     if len(several) > 1:
         server |= {"min_count": len(several), "max_count": len(several)}
     texts = {"key_name": wish.key, "availability_zone": wish.zone}
     server |= {key: value for key, value in texts.items() if value}
     if wish.security_groups:
-        server["security_groups"] = [{"name": each} for each in wish.security_groups]
+        server["security_groups"] = [{"name": name} for name in wish.security_groups]
     if secrets.user_data:
         server["user_data"] = base64.b64encode(secrets.user_data).decode("ascii")
     if wish.config_drive:
@@ -217,7 +219,7 @@ def server_body(
     }
 
 
-def _networks(wish: Wish, ports: Mapping[int, str]) -> Any:
+def _server_networks_of(wish: ClusterWish, ports: Mapping[int, str]) -> Any:
     if not wish.nics:
         return wish.networks
     return [
@@ -226,7 +228,7 @@ def _networks(wish: Wish, ports: Mapping[int, str]) -> Any:
     ]
 
 
-def _boots_from(wish: Wish, number: int, secrets: Secrets) -> dict[str, Any]:
+def _boots_from(wish: ClusterWish, number: int, secrets: Secrets) -> dict[str, Any]:
     disk: dict[str, Any] = {"boot_index": 0, "destination_type": "volume"}
     if secrets.volumes:
         volume = secrets.volumes[sorted(wish.members).index(number)]

@@ -16,11 +16,11 @@ import attrs
 from nova_hpc.tenancy.ledger import LedgerError
 from nova_hpc.topology.model import address_key, normalise_address
 from nova_hpc.wire.announcements import Maintenance
-from nova_hpc.wire.ledger import Ledger, State
+from nova_hpc.wire.ledger import DeviceState, Ledger
 from nova_hpc_tools import base
-from nova_hpc_tools.adopt import service_settings as node_config
-from nova_hpc_tools.base import Answer, CommandError
-from nova_hpc_tools.device.command import ERRORS, Place, when
+from nova_hpc_tools.adopt import service_settings
+from nova_hpc_tools.base import CommandAnswer, CommandError
+from nova_hpc_tools.device.command import ERRORS, ManagedNode, format_ledger_time
 
 _FAILED: Final = 1
 _MODEL: Final = re.compile(r"[0-9a-f]{4}(?::[0-9a-f]{4}){1,3}", re.ASCII)
@@ -28,23 +28,23 @@ _AGO: Final = re.compile(r"(\d{1,6})([smhd])", re.ASCII)
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-def _model(text: str) -> str:
+def _parse_model(text: str) -> str:
     if not _MODEL.fullmatch(text.lower()):
         raise argparse.ArgumentTypeError(f"{text!r} is no model like 10de:2330")
     return text.lower()
 
 
-def _duration(text: str) -> float:
+def _parse_duration(text: str) -> float:
     match = _AGO.fullmatch(text)
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no duration like 90m, 2h or 1d")
     return int(match[1]) * _SECONDS[match[2]]
 
 
-def _time(text: str) -> float:
+def _parse_time(text: str) -> float:
     """A time of day, or how long ago."""
     if _AGO.fullmatch(text):
-        return time.time() - _duration(text)
+        return time.time() - _parse_duration(text)
     try:
         return datetime.datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError, OSError) as error:
@@ -54,7 +54,7 @@ def _time(text: str) -> float:
 
 
 @attrs.frozen
-class _Row:
+class _SelectedDevice:
     """One device that was selected."""
 
     address: str
@@ -62,7 +62,7 @@ class _Row:
     reason: str
 
 
-class _Many(base.List):
+class _BulkDeviceCommand(base.ListCommand):
     """Shows what it is about to do and asks."""
 
     errors = ERRORS
@@ -78,13 +78,13 @@ class _Many(base.List):
         which.add_argument("--all", action="store_true", help="all of this node")
         which.add_argument(
             "--model",
-            type=_model,
+            type=_parse_model,
             metavar="VENDOR:PRODUCT",
             help="those of a model; the subsystem's ids may follow",
         )
         which.add_argument(
             "--since",
-            type=_time,
+            type=_parse_time,
             metavar="TIME",
             help="those whose state began at that time or later: 2026-11-22T23:00, or 2h for "
             "two hours ago",
@@ -92,44 +92,46 @@ class _Many(base.List):
         parser.add_argument(
             "--yes", action="store_true", help="ask nothing; needed with -f and without a terminal"
         )
-        node_config.add_options(parser)
+        service_settings.add_config_options(parser)
         self._parser = parser
         return parser
 
     def selected(
-        self, args: argparse.Namespace, place: Place, found: Mapping[str, str]
-    ) -> list[_Row]:
-        """Those of *found* (address -> reason) that the options name.
+        self, args: argparse.Namespace, place: ManagedNode, reasons: Mapping[str, str]
+    ) -> list[_SelectedDevice]:
+        """Those of *reasons* (address -> reason) that the options name.
 
         :raises CommandError: an address is named that is not among them.
         """
-        named = [normalise_address(each) for each in args.addresses]
+        named = [normalise_address(address) for address in args.addresses]
         many = args.all or args.model is not None or args.since is not None
         if bool(named) == many:
             self._parser.error("name addresses, or --all, --model or --since")
-        for each in named:
-            if each not in found:
-                place.candidate(each)
-                raise CommandError(self.nothing(each, place))
+        for address in named:
+            if address not in reasons:
+                place.candidate(address)
+                raise CommandError(self.nothing(address, place))
         rows = []
-        for each in sorted(found, key=address_key):
-            trial = place.ledger.device(each).trial
-            model = place.model(each)
-            if named and each not in named:
+        for address in sorted(reasons, key=address_key):
+            trial = place.ledger.device(address).trial
+            model = place.model(address)
+            if named and address not in named:
                 continue
             if args.model is not None and not f"{model}:".startswith(f"{args.model}:"):
                 continue
             if args.since is not None and (trial is None or trial.since < args.since):
                 continue
-            state = place.ledger.device(each).state
-            rows.append(_Row(each, state.value, found[each]))
+            state = place.ledger.device(address).state
+            rows.append(_SelectedDevice(address, state.value, reasons[address]))
         return rows
 
-    def nothing(self, address: str, place: Place) -> str:
+    def nothing(self, address: str, place: ManagedNode) -> str:
         """Why nothing is to be done about a device that was named."""
         raise NotImplementedError
 
-    def confirm(self, args: argparse.Namespace, rows: Sequence[_Row], place: Place) -> bool:
+    def confirm(
+        self, args: argparse.Namespace, rows: Sequence[_SelectedDevice], place: ManagedNode
+    ) -> bool:
         """Show the devices and ask; with --yes nobody is asked.
 
         :raises CommandError: nobody is there to ask.
@@ -147,7 +149,7 @@ class _Many(base.List):
         return answer.strip().lower() in ("y", "yes")
 
 
-class Accept(_Many):
+class AcceptDevices(_BulkDeviceCommand):
     """Record devices as they are now: their changes are right.
 
     For changes of firmware, drivers or boards. The differences are shown first. The
@@ -164,22 +166,24 @@ class Accept(_Many):
         parser.add_argument("--reason", required=True, metavar="TEXT", help="why, for colleagues")
         return parser
 
-    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+    def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
         """Show, ask, record."""
         reason = " ".join(parsed_args.reason.split())
         if not reason:
             raise CommandError("--reason: say why")
-        place = Place.read(parsed_args.config)
+        place = ManagedNode.read(parsed_args.config)
         step = place.step()
-        devices = [place.candidate(each) for each in place.addresses() if place.is_there(each)]
-        found = step.changes(devices)
-        rows = self.selected(parsed_args, place, found)
+        devices = [
+            place.candidate(address) for address in place.addresses() if place.is_there(address)
+        ]
+        differences = step.changes(devices)
+        rows = self.selected(parsed_args, place, differences)
         columns = ("Address", "Differences", "Result")
         if not rows:
             self.say("no device differs from its baseline")
-            return Answer(columns, [])
+            return CommandAnswer(columns, [])
         if not self.confirm(parsed_args, rows, place):
-            return Answer(columns, [], _FAILED)
+            return CommandAnswer(columns, [], _FAILED)
         owners = place.owners()
         done, status = [], 0
         for row in rows:
@@ -189,9 +193,9 @@ class Accept(_Many):
                 result, status = str(error), _FAILED
             self.say(f"{row.address}: {result}")
             done.append((row.address, row.reason, result))
-        return Answer(columns, done, status)
+        return CommandAnswer(columns, done, status)
 
-    def nothing(self, address: str, place: Place) -> str:
+    def nothing(self, address: str, place: ManagedNode) -> str:
         """It is as it was."""
         server = place.ledger.device(address).server
         if server is not None:
@@ -199,7 +203,7 @@ class Accept(_Many):
         return f"{address} does not differ from its baseline"
 
 
-class Release(_Many):
+class ReleaseDevices(_BulkDeviceCommand):
     """Clean and check devices, and put those that pass back into service.
 
     Devices are reset, so no server may have them. Exit status 1 when one does not
@@ -208,49 +212,52 @@ class Release(_Many):
 
     question = "Reset and release these {} devices?"
 
-    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+    def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
         """Show, ask, clean, check, release."""
-        place = Place.read(parsed_args.config)
+        place = ManagedNode.read(parsed_args.config)
         withheld = {**place.ledger.suspect, **place.ledger.quarantined}
         rows = self.selected(parsed_args, place, withheld)
         columns = ("Address", "State", "Reason")
         if not rows:
             self.say("no device is suspect or in quarantine")
-            return Answer(columns, [])
+            return CommandAnswer(columns, [])
         alone = len(rows) == 1 and bool(parsed_args.addresses)
         if not alone and not self.confirm(parsed_args, rows, place):
-            return Answer(columns, [], _FAILED)
+            return CommandAnswer(columns, [], _FAILED)
         ill, step, owners = place.ill(), place.step(), place.owners()
         done, status = [], 0
         for row in rows:
             address = row.address
             try:
-                why = ill.get(address) or step.release(place.candidate(address), owners)
+                reason = ill.get(address) or step.release(place.candidate(address), owners)
             except (LedgerError, CommandError) as error:
                 if len(rows) == 1:
                     raise
-                why = str(error)
-            if why is not None:
-                state = "in quarantine" if row.state == State.QUARANTINED.value else row.state
-                print(f"{address}: stays {state}: {why}", file=sys.stderr)
-                done.append((address, row.state, why))
+                reason = str(error)
+            if reason is not None:
+                state = "in quarantine" if row.state == DeviceState.QUARANTINED.value else row.state
+                print(f"{address}: stays {state}: {reason}", file=sys.stderr)
+                done.append((address, row.state, reason))
                 status = _FAILED
                 continue
             self.say(
                 f"{address}: clean, and back in service at nova-compute's next periodic update"
             )
             done.append((address, "free", ""))
-        return Answer(columns, done, status)
+        return CommandAnswer(columns, done, status)
 
-    def nothing(self, address: str, place: Place) -> str:
+    def nothing(self, address: str, place: ManagedNode) -> str:
         """It is not withheld for what was found at itself."""
         function = place.node.function(address)
         parent = None if function is None else function.physical_function
-        why = place.ledger.why(address, parent)
-        return f"{address} is neither suspect nor in quarantine itself{f': {why}' if why else ''}"
+        reason = place.ledger.why(address, parent)
+        return (
+            f"{address} is neither suspect nor in quarantine "
+            f"itself{f': {reason}' if reason else ''}"
+        )
 
 
-class MaintenanceWindow(base.Record):
+class MaintenanceWindow(base.RecordCommand):
     """Announce a time in which devices may change, or show what is announced.
 
     A change of identity, BARs, capabilities or the number of virtual functions that is
@@ -269,54 +276,58 @@ class MaintenanceWindow(base.Record):
             nargs="?",
             const=None,
             default=False,
-            type=_time,
+            type=_parse_time,
             metavar="TIME",
             help="begin at TIME, like 2026-11-22T23:00 (default: now)",
         )
         what.add_argument("--stop", action="store_true", help="nothing is expected any more")
         end = parser.add_mutually_exclusive_group()
-        end.add_argument("--end", type=_time, metavar="TIME", help="until TIME")
+        end.add_argument("--end", type=_parse_time, metavar="TIME", help="until TIME")
         end.add_argument(
-            "--for", dest="lasts", type=_duration, metavar="DURATION", help="for 90m, 2h or 1d"
+            "--for",
+            dest="lasts",
+            type=_parse_duration,
+            metavar="DURATION",
+            help="for 90m, 2h or 1d",
         )
         parser.add_argument(
             "--model",
-            type=_model,
+            type=_parse_model,
             action="append",
             default=[],
             metavar="VENDOR:PRODUCT",
             help="only devices of this model; may be repeated",
         )
         parser.add_argument("--reason", metavar="TEXT", help="why, for colleagues")
-        node_config.add_options(parser)
+        service_settings.add_config_options(parser)
         self._parser = parser
         return parser
 
-    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+    def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
         """Announce, end, or show."""
         args = parsed_args
-        place = Place.read(args.config)
+        place = ManagedNode.read(args.config)
         announced = place.ledger.maintenance
         if args.stop:
             announced = None
-            place.file.change(lambda now: attrs.evolve(now, maintenance=None))
+            place.file.change(lambda ledger: attrs.evolve(ledger, maintenance=None))
         elif args.start is not False:
             announced = self._announced(args)
-            place.file.change(lambda now: self._with(now, announced))
+            place.file.change(lambda ledger: self._with(ledger, announced))
         elif args.end or args.lasts or args.reason or args.model:
             self._parser.error("--end, --for, --model and --reason need --start")
         if announced is None:
             self.say("no maintenance is announced")
-            return Answer(_COLUMNS, ("", "", "", ""))
+            return CommandAnswer(_COLUMNS, ("", "", "", ""))
         values = (
-            when(announced.start),
-            when(announced.end),
+            format_ledger_time(announced.start),
+            format_ledger_time(announced.end),
             " ".join(announced.models),
             announced.reason,
         )
         models = values[2] or "all models"
         self.say(f"from {values[0]} to {values[1]}, {models}: {values[3]}")
-        return Answer(_COLUMNS, values)
+        return CommandAnswer(_COLUMNS, values)
 
     def _announced(self, args: argparse.Namespace) -> Maintenance:
         reason = " ".join((args.reason or "").split())
@@ -331,8 +342,8 @@ class MaintenanceWindow(base.Record):
         return Maintenance(start, end, reason, tuple(args.model))
 
     @staticmethod
-    def _with(now: Ledger, announced: Maintenance | None) -> Ledger:
-        return attrs.evolve(now, maintenance=announced)
+    def _with(ledger: Ledger, announced: Maintenance | None) -> Ledger:
+        return attrs.evolve(ledger, maintenance=announced)
 
 
 _COLUMNS: Final = ("Start", "End", "Models", "Reason")

@@ -16,23 +16,22 @@ import attrs
 from cliff.columns import FormattableColumn
 
 from nova_hpc.tenancy import health, holders, reserve
-from nova_hpc.tenancy.health import Offer
-from nova_hpc.tenancy.health_states import Rules
+from nova_hpc.tenancy.health import OfferedFunction
+from nova_hpc.tenancy.health_states import HealthRules
 from nova_hpc.tenancy.hygiene import cleaner
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
-from nova_hpc.tenancy.hygiene.step import Hygiene
+from nova_hpc.tenancy.hygiene.step import HygieneStep
 from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
-from nova_hpc.tenancy.owners import Owners
+from nova_hpc.tenancy.owners import DeviceOwners
 from nova_hpc.tenancy.service_vm import stage
-from nova_hpc.tenancy.sign import Sign
-from nova_hpc.tenancy.step import Candidate, Step, View
+from nova_hpc.tenancy.sign import HealthSign
+from nova_hpc.tenancy.step import DeviceCandidate, NodeView, TenancyStep
 from nova_hpc.topology import roles, sysfs
 from nova_hpc.topology.model import AddressError, Node, address_key, normalise_address
-from nova_hpc.wire.ledger import Ledger, State
+from nova_hpc.wire.ledger import DeviceState, Ledger
 from nova_hpc_tools import base
-from nova_hpc_tools.adopt import device_spec
-from nova_hpc_tools.adopt import service_settings as node_config
-from nova_hpc_tools.base import Answer, CommandError
+from nova_hpc_tools.adopt import device_spec, service_settings
+from nova_hpc_tools.base import CommandAnswer, CommandError
 from nova_hpc_tools.doctor import libvirt_domains
 from nova_hpc_tools.snapshot import SnapshotError
 from nova_hpc_tools.snapshot.cloud_readers import read_health
@@ -41,7 +40,7 @@ from nova_hpc_tools.snapshot.cloud_readers import read_health
 _NEEDED: Final = ("ledger_file", "reset_timeout", "cleaners", "sysfs_root")
 
 #: How libvirt may bind a device only nova-compute's device_spec says.
-_SIGNS: Final = health.FRESH - {Sign.DRIVER, Sign.UNIT}
+_SIGNS: Final = health.FRESH - {HealthSign.DRIVER, HealthSign.UNIT}
 
 _FAILED: Final = 1
 
@@ -49,11 +48,11 @@ _FAILED: Final = 1
 _STATE: Final = ("Address", "State", "Reason")
 
 #: What ends a command with one line.
-ERRORS: Final = (AddressError, LedgerError, node_config.ConfigError, cleaner.CleanerError)
+ERRORS: Final = (AddressError, LedgerError, service_settings.ConfigError, cleaner.CleanerError)
 
 
 @attrs.frozen
-class Place:
+class ManagedNode:
     """The node, as its nova-compute knows it."""
 
     options: Any
@@ -63,18 +62,20 @@ class Place:
     ledger: Ledger
 
     @classmethod
-    def read(cls, config: Sequence[str]) -> Place:
+    def read(cls, config: Sequence[str]) -> ManagedNode:
         """Read the configuration, the node and its files.
 
         :raises node_config.ConfigError: the configuration cannot be read.
         :raises CommandError: the roles in it cannot be used.
         """
-        options = node_config.read(config, _NEEDED)
+        options = service_settings.read_node_options(config, _NEEDED)
         file = LedgerFile.from_options(options.hpc)
-        busy = hygiene_reset.busy(*file.all_locks)
-        node = sysfs.read(Path(options.hpc.sysfs_root), busy)
+        busy = hygiene_reset.list_busy_resets(*file.all_locks)
+        node = sysfs.read_sysfs_node(Path(options.hpc.sysfs_root), busy)
         try:
-            table = node_config.table(options.hpc.device_role, node, options.pci.device_spec)
+            table = service_settings.role_table_of(
+                options.hpc.device_role, node, options.pci.device_spec
+            )
         except roles.RoleError as error:
             raise CommandError(f"[hpc]device_role cannot be used: {error}") from error
         return cls(
@@ -106,43 +107,43 @@ class Place:
             function.subsystem_vendor_id,
             function.subsystem_id,
         )
-        return ":".join(each for each in words if each is not None)
+        return ":".join(word for word in words if word is not None)
 
     def since(self, address: str) -> str:
         """When the state of a device began; "": nothing was ever wrong."""
         trial = self.ledger.device(address).trial
-        return when(trial.since) if trial is not None and trial.since else ""
+        return format_ledger_time(trial.since) if trial is not None and trial.since else ""
 
     def cleaned_in(self, address: str) -> str:
         """Seconds that the last stage of a device took that it passed; "": none did."""
-        entry = stage.loads(self.ledger.device(address).stage)
+        entry = stage.load_stage(self.ledger.device(address).stage)
         return "" if entry is None or entry.seconds is None else f"{entry.seconds:g}"
 
     def addresses(self) -> list[str]:
         """Everything that is offered, or that somebody has put into a file."""
-        spec = device_spec.build(self.node, self.table)
-        found = {each for offer in spec.offers for each in offer.functions}
-        found |= self.ledger.devices.keys()
-        return sorted(found, key=address_key)
+        spec = device_spec.build_device_spec(self.node, self.table)
+        addresses = {address for offer in spec.offers for address in offer.functions}
+        addresses |= self.ledger.devices.keys()
+        return sorted(addresses, key=address_key)
 
     def condition(self, address: str, ill: Mapping[str, str]) -> tuple[str, str]:
         """One word for the state of a device, and the reason."""
         function = self.node.function(address)
         parent = function.physical_function if function else None
-        why, server = self.ledger.why(address, parent), self.ledger.device(address).server
-        if why is not None:
-            return "quarantined", why
-        known = self.ledger.device(address)
-        entry = stage.loads(known.stage)
+        reason, server = self.ledger.why(address, parent), self.ledger.device(address).server
+        if reason is not None:
+            return "quarantined", reason
+        device = self.ledger.device(address)
+        entry = stage.load_stage(device.stage)
         if (
             entry is not None
             and entry.pending
-            and known.state is State.OFFERED
+            and device.state is DeviceState.OFFERED
             and server in (None, entry.holder)
         ):
-            return "cleaning", stage.waiting(entry)
-        if (server is not None and known.state is not State.SUSPECT) or known.differs:
-            return "in use", "; ".join(filter(None, (known.differs, ill.get(address, ""))))
+            return "cleaning", stage.word_waiting_stage(entry)
+        if (server is not None and device.state is not DeviceState.SUSPECT) or device.differs:
+            return "in use", "; ".join(filter(None, (device.differs, ill.get(address, ""))))
         if address in self.ledger.suspect:
             return "suspect", self.ledger.suspect[address]
         if address in ill:
@@ -150,36 +151,40 @@ class Place:
         told = self.ledger.providers.get(parent or address)
         if told is not None and told.operators >= told.total:
             return "withheld", reserve.BY_OPERATOR
-        if self.options.hpc.clean_devices and known.proof is None:
+        if self.options.hpc.clean_devices and device.proof is None:
             return "withheld", "nobody knows whether it is clean: the next update cleans it"
         return "free", ""
 
     def ill(self) -> dict[str, str]:
         """Address -> what is wrong with a device, without touching it."""
-        offers = [Offer(each) for each in self.addresses()]
+        offers = [OfferedFunction(address) for address in self.addresses()]
         return {
             address: finding.reason
-            for address, finding in health.judge(self.node, offers, signs=_SIGNS).items()
+            for address, finding in health.judge_offered_functions(
+                self.node, offers, signs=_SIGNS
+            ).items()
         }
 
-    def step(self) -> Step:
+    def step(self) -> TenancyStep:
         """What cleans and checks devices.
 
         :raises cleaner.CleanerError: ``[hpc]cleaners`` cannot be used.
         """
         hpc = self.options.hpc
         root = Path(hpc.sysfs_root)
-        tools = cleaner.Tools(
+        tools = cleaner.CleanerTools(
             root=root,
             timeout=hpc.reset_timeout,
-            reset=lambda each: hygiene_reset.reset(root, each, hpc.reset_timeout, self.file.locks),
-            need_reset=Sign.RESET.value in hpc.health_checks,
+            reset=lambda address: hygiene_reset.reset_device(
+                root, address, hpc.reset_timeout, self.file.locks
+            ),
+            need_reset=HealthSign.RESET.value in hpc.health_checks,
         )
-        cleaners = cleaner.load(hpc.cleaners, tools)
-        rules = Rules.from_options(hpc)
-        return Hygiene(root, self.file, cleaners, hpc.reset_timeout, rules=rules)
+        cleaners = cleaner.load_cleaners(hpc.cleaners, tools)
+        rules = HealthRules.from_options(hpc)
+        return HygieneStep(root, self.file, cleaners, hpc.reset_timeout, rules=rules)
 
-    def owners(self) -> Owners:
+    def owners(self) -> DeviceOwners:
         """Who is asked whether anybody has a device: the ledger's marks stand for Nova.
 
         :raises CommandError: they do not, since the ledger is new.
@@ -190,33 +195,35 @@ class Place:
                 "compared it with Nova's records yet, so nobody knows which devices servers have; "
                 "start nova-compute of this node and wait for its next periodic update"
             )
-        return Owners(
+        return DeviceOwners(
             records=lambda: frozenset(self.file.known().marked),
-            domains=libvirt_domains.reader(self.options),
-            holders=functools.partial(holders.holders, Path(self.options.hpc.sysfs_root)),
+            domains=libvirt_domains.guest_domain_reader(self.options),
+            holders=functools.partial(
+                holders.find_kernel_holders, Path(self.options.hpc.sysfs_root)
+            ),
         )
 
-    def candidate(self, address: str) -> Candidate:
+    def candidate(self, address: str) -> DeviceCandidate:
         """The device at *address*.
 
         :raises CommandError: there is none.
         """
-        found = View(self.node, {address: self.role(address)}).candidate(address)
-        if found is None or found.function.is_bridge:
+        candidate = NodeView(self.node, {address: self.role(address)}).candidate(address)
+        if candidate is None or candidate.function.is_bridge:
             raise CommandError(f"{address}: this node has no such device")
-        return found
+        return candidate
 
 
-def when(moment: float) -> str:
+def format_ledger_time(moment: float) -> str:
     """A time of the ledger, for people and programs."""
     try:
-        found = datetime.datetime.fromtimestamp(moment, datetime.UTC)
+        date_time = datetime.datetime.fromtimestamp(moment, datetime.UTC)
     except (OverflowError, OSError, ValueError):
         return "?"
-    return found.isoformat(timespec="seconds").replace("+00:00", "Z")
+    return date_time.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-class _One(base.Record):
+class _DeviceCommand(base.RecordCommand):
     """About the device at one address."""
 
     errors = ERRORS
@@ -226,11 +233,11 @@ class _One(base.Record):
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         # A bad one is refused like everything that is wrong with the device.
         parser.add_argument("address", metavar="ADDRESS", help="PCI address like 0000:41:00.0")
-        node_config.add_options(parser)
+        service_settings.add_config_options(parser)
         return parser
 
 
-class List(base.List):
+class ListDevices(base.ListCommand):
     """List the devices of this node: free, in use, withheld, suspect or quarantined.
 
     With --absent the hardware that was in this node and is not found any more, with
@@ -252,18 +259,18 @@ class List(base.List):
         which.add_argument(
             "--all-nodes", action="store_true", help="what all nodes of the cloud withhold"
         )
-        node_config.add_options(parser)
+        service_settings.add_config_options(parser)
         return parser
 
-    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+    def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
         """Columns and rows."""
         if parsed_args.all_nodes:
-            return _all_nodes(parsed_args.config)
-        place = Place.read(parsed_args.config)
+            return _list_withheld_of_cloud(parsed_args.config)
+        place = ManagedNode.read(parsed_args.config)
         for problem in place.ledger.problems:
             print(f"Problem: {problem}", file=sys.stderr)
         if parsed_args.absent:
-            return _absent(place.ledger)
+            return _list_absent_hardware(place.ledger)
         ill = place.ill()
         rows = (
             (
@@ -277,68 +284,74 @@ class List(base.List):
             for address in place.addresses()
         )
         columns = ("Address", "Role", "State", "Reason", "Server", "Since", "Cleaned in s")
-        return Answer(columns, rows, nothing="This node offers no device.")
+        return CommandAnswer(columns, rows, nothing="This node offers no device.")
 
 
-def _absent(ledger: Ledger) -> Answer:
+def _list_absent_hardware(ledger: Ledger) -> CommandAnswer:
     rows = [
         (
             hardware,
-            found.state.value,
-            found.reason,
-            found.server or found.last_server or "",
-            f"{found.cleaned} clean, {found.failed} not",
+            device.state.value,
+            device.reason,
+            device.server or device.last_server or "",
+            f"{device.cleaned} clean, {device.failed} not",
         )
-        for hardware, found in sorted(ledger.absent.items())
+        for hardware, device in sorted(ledger.absent.items())
     ]
     columns = ("Hardware", "State", "Reason", "Server", "Cleaned")
-    return Answer(columns, rows, nothing="No hardware of this node is missing.")
+    return CommandAnswer(columns, rows, nothing="No hardware of this node is missing.")
 
 
-def _all_nodes(config: Sequence[str]) -> Answer:
+def _list_withheld_of_cloud(config: Sequence[str]) -> CommandAnswer:
     rows = []
     for node in read_health(config):
         for kind, reasons in (("", node.withheld), ("in use", node.in_use)):
             for address, reason in reasons.items():
                 state, since = node.states.get(address, ("withheld", 0.0))
                 rows.append(
-                    (node.host, address, kind or state, reason, when(since) if since else "")
+                    (
+                        node.host,
+                        address,
+                        kind or state,
+                        reason,
+                        format_ledger_time(since) if since else "",
+                    )
                 )
         rows += [(node.host, "", "note", note, "") for note in node.notes]
     columns = ("Host", "Address", "State", "Reason", "Since")
-    return Answer(columns, rows, nothing="No node withholds a device.")
+    return CommandAnswer(columns, rows, nothing="No node withholds a device.")
 
 
-class Show(_One):
+class ShowDevice(_DeviceCommand):
     """Show one device: its state, its baseline, and how it differs from that."""
 
     acts_with = ()
     for_people = False
 
-    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+    def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
         """Names and values."""
         address = normalise_address(parsed_args.address)
-        place = Place.read(parsed_args.config)
+        place = ManagedNode.read(parsed_args.config)
         candidate = place.candidate(address)
         function, step = candidate.function, place.step()
         state, reason = place.condition(address, place.ill())
-        known = step.describe(address)
+        description = step.describe(address)
         values = {
             "Address": address,
             "Role": place.role(address) or "",
             "State": state,
             "Reason": reason,
-            "Server": known["Server"],
+            "Server": description["Server"],
             "Driver": function.driver or "",
             "Reset methods": " ".join(function.reset_methods or ()),
             "Differences": "; ".join(step.check(candidate)),
-            "Baseline": _Baseline(json.loads(known["Baseline"] or "{}")),
+            "Baseline": _Baseline(json.loads(description["Baseline"] or "{}")),
             "Since": place.since(address),
-            "Last server": known["Last server"],
-            "Hardware": known["Hardware"],
-            "Stage": known["Stage"],
+            "Last server": description["Last server"],
+            "Hardware": description["Hardware"],
+            "Stage": description["Stage"],
         }
-        return Answer(tuple(values), tuple(values.values()))
+        return CommandAnswer(tuple(values), tuple(values.values()))
 
 
 class _Baseline(FormattableColumn):
@@ -351,16 +364,16 @@ class _Baseline(FormattableColumn):
     def human_readable(self) -> str:
         """Not one line of several hundred characters."""
         lines = []
-        for kind, known in self._value.items():
-            if isinstance(known, dict):
-                known = ", ".join(f"{name} {value}" for name, value in known.items())
-            elif isinstance(known, list):
-                known = ", ".join(str(each) for each in known)
-            lines.append(f"{kind}: {known}")
+        for kind, value in self._value.items():
+            if isinstance(value, dict):
+                value = ", ".join(f"{name} {value}" for name, value in value.items())
+            elif isinstance(value, list):
+                value = ", ".join(str(entry) for entry in value)
+            lines.append(f"{kind}: {value}")
         return "\n".join(lines)
 
 
-class Check(_One):
+class CheckDevice(_DeviceCommand):
     """Compare one device with its baseline; nothing is reset or changed.
 
     Exit status 1 when it differs. With --accept the device is recorded as it
@@ -377,33 +390,33 @@ class Check(_One):
         )
         return parser
 
-    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+    def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
         """Print what differs."""
         address = normalise_address(parsed_args.address)
-        place = Place.read(parsed_args.config)
+        place = ManagedNode.read(parsed_args.config)
         candidate = place.candidate(address)
         if parsed_args.accept:
             return self._answer(address, place.step().accept(candidate, place.owners()))
         ill = place.ill()
-        found = [ill[address]] if address in ill else []
-        found += place.step().check(candidate)
-        if found:
-            return self._answer(address, "differs", found, _FAILED)
-        known = place.ledger.device(address).baseline is not None
-        said = "as its baseline says" if known else "well; it has no baseline yet"
-        return self._answer(address, said)
+        differences = [ill[address]] if address in ill else []
+        differences += place.step().check(candidate)
+        if differences:
+            return self._answer(address, "differs", differences, _FAILED)
+        has_baseline = place.ledger.device(address).baseline is not None
+        verdict = "as its baseline says" if has_baseline else "well; it has no baseline yet"
+        return self._answer(address, verdict)
 
     def _answer(
-        self, address: str, result: str, found: Sequence[str] = (), status: int = 0
-    ) -> Answer:
-        for text in found or [result]:
+        self, address: str, result: str, differences: Sequence[str] = (), status: int = 0
+    ) -> CommandAnswer:
+        for text in differences or [result]:
             self.say(f"{address}: {text}")
-        return Answer(
-            ("Address", "Result", "Differences"), (address, result, "; ".join(found)), status
+        return CommandAnswer(
+            ("Address", "Result", "Differences"), (address, result, "; ".join(differences)), status
         )
 
 
-class Quarantine(_One):
+class QuarantineDevice(_DeviceCommand):
     """Take one device out of service; a server that has it keeps it.
 
     nova-compute hears of it at its next periodic update, and before the next
@@ -416,14 +429,14 @@ class Quarantine(_One):
         parser.add_argument("--reason", required=True, metavar="TEXT", help="why, for colleagues")
         return parser
 
-    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+    def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
         """Write it down."""
         address = normalise_address(parsed_args.address)
         reason = " ".join(parsed_args.reason.split())
         if not reason:
             raise CommandError("--reason: say why")
-        place = Place.read(parsed_args.config)
+        place = ManagedNode.read(parsed_args.config)
         place.candidate(address)
         place.file.quarantine({address: reason})
         self.say(f"{address}: in quarantine")
-        return Answer(_STATE, (address, "quarantined", reason))
+        return CommandAnswer(_STATE, (address, "quarantined", reason))

@@ -13,15 +13,15 @@ from typing import Final
 
 from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
 from nova_hpc.topology.model import address_key
-from nova_hpc.wire.reservation import Provider
+from nova_hpc.wire.reservation import ReservedProvider
 from nova_hpc_tools import base
-from nova_hpc_tools.adopt import service_settings as node_config
-from nova_hpc_tools.base import Answer
+from nova_hpc_tools.adopt import service_settings
+from nova_hpc_tools.base import CommandAnswer
 
 _COLUMNS: Final = ("Address", "Provider", "Class", "Total", "Withheld", "Operator", "Lift")
 
 
-class Reserved(base.List):
+class ListReserved(base.ListCommand):
     """List what this node has reserved in Placement, with the command that lifts it.
 
     nova-compute lifts by itself what it has reserved, when a device is well again and when
@@ -30,21 +30,21 @@ class Reserved(base.List):
     """
 
     acts_with = ()
-    errors = (LedgerError, node_config.ConfigError)
+    errors = (LedgerError, service_settings.ConfigError)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
-        node_config.add_options(parser)
+        service_settings.add_config_options(parser)
         return parser
 
-    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+    def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
         """Read the ledger."""
-        options = node_config.read(parsed_args.config, ("ledger_file",))
+        options = service_settings.read_node_options(parsed_args.config, ("ledger_file",))
         ledger = LedgerFile.from_options(options.hpc).known()
-        found = sorted(ledger.providers.items(), key=lambda item: address_key(item[0]))
-        rows = [_row(address, one) for address, one in found]
-        return Answer(_COLUMNS, rows, show=lambda: self._show(rows))
+        providers = sorted(ledger.providers.items(), key=lambda item: address_key(item[0]))
+        rows = [_format_reservation_row(address, provider) for address, provider in providers]
+        return CommandAnswer(_COLUMNS, rows, show=lambda: self._show(rows))
 
     def _show(self, rows: list[tuple[object, ...]]) -> None:
         for address, _, _, total, ours, operators, lift in rows:
@@ -55,12 +55,20 @@ class Reserved(base.List):
             self.say("Nothing is reserved in Placement.")
 
 
-def _row(address: str, one: Provider) -> tuple[object, ...]:
+def _format_reservation_row(address: str, provider: ReservedProvider) -> tuple[object, ...]:
     lift = ""
-    if one.reserved > one.operators or one.earlier is not None:
-        left = min(one.operators, one.total)
+    if provider.reserved > provider.operators or provider.earlier is not None:
+        left = min(provider.operators, provider.total)
         lift = (
             "openstack resource provider inventory set --amend --resource "
-            f"{one.resource_class}:reserved={left} {one.uuid}"
+            f"{provider.resource_class}:reserved={left} {provider.uuid}"
         )
-    return address, one.uuid, one.resource_class, one.total, one.ours, one.operators, lift
+    return (
+        address,
+        provider.uuid,
+        provider.resource_class,
+        provider.total,
+        provider.ours,
+        provider.operators,
+        lift,
+    )

@@ -11,7 +11,7 @@ from typing import Final
 import attrs
 
 from nova_hpc_tools.adopt import settings, spec_entries
-from nova_hpc_tools.adopt.findings import Finding, some
+from nova_hpc_tools.adopt.findings import DoctorFinding, join_first_few
 
 _BREADTH: Final = "breadth-first"
 #: Where Nova's own weighers are, all of them or one.
@@ -42,7 +42,7 @@ class Controller:
 
 
 @attrs.frozen
-class Placement:
+class PlacementOptions:
     """What the Placement API is told."""
 
     strategy: str = "depth-first"
@@ -50,25 +50,25 @@ class Placement:
     retries: int = 10
 
 
-def controller(told: Controller, hosts: int = 1) -> list[Finding]:
+def check_controller(told: Controller, hosts: int = 1) -> list[DoctorFinding]:
     """What is wrong with a controller.
 
     :param hosts: how many can match one request, as it is declared.
     """
-    found = [*_filters(told), *_aliases(told.aliases)]
+    findings = [*_check_filters(told), *_check_alias_lines(told.aliases)]
     if not set(settings.WEIGHER_CLASSES) <= set(told.weighers):
-        lost = [each for each in settings.WEIGHER_CLASSES if each not in told.weighers]
-        found.append(
-            Finding(
+        lost = [path for path in settings.WEIGHER_CLASSES if path not in told.weighers]
+        findings.append(
+            DoctorFinding(
                 "weigher-missing",
                 f"[filter_scheduler]weight_classes has not {', '.join(lost)}.",
                 f"{_WRITE}, {_RESTART}",
             )
         )
-    found += _weighers(told)
+    findings += _check_weighers(told)
     if not told.pci_in_placement:
-        found.append(
-            Finding(
+        findings.append(
+            DoctorFinding(
                 "pci-in-placement",
                 "[filter_scheduler]pci_in_placement is not true.",
                 "Set [filter_scheduler]pci_in_placement = true on all controllers, and restart "
@@ -76,8 +76,8 @@ def controller(told: Controller, hosts: int = 1) -> list[Finding]:
             )
         )
     if told.limit < hosts:
-        found.append(
-            Finding(
+        findings.append(
+            DoctorFinding(
                 "limit-placement",
                 f"[scheduler]{settings.NOVA_LIMIT} is {told.limit}, and {hosts} hosts can match.",
                 f"{_WRITE} --hosts {hosts}, {_RESTART}",
@@ -85,8 +85,8 @@ def controller(told: Controller, hosts: int = 1) -> list[Finding]:
         )
     # 0 is no limit that is too low: nothing is kept, as somebody has wished.
     if 0 < told.cache < settings.RESULTS_OF_HOST * hosts:
-        found.append(
-            Finding(
+        findings.append(
+            DoctorFinding(
                 "cache-small",
                 f"[hpc]{settings.CACHE} is {told.cache}, and {hosts} hosts that are not alike need "
                 f"{settings.RESULTS_OF_HOST * hosts}.",
@@ -94,52 +94,52 @@ def controller(told: Controller, hosts: int = 1) -> list[Finding]:
             )
         )
     if 0 <= told.group_members < hosts:
-        found.append(
-            Finding(
+        findings.append(
+            DoctorFinding(
                 "group-members",
                 f"[quota]server_group_members is {told.group_members}, and {hosts} hosts can "
                 "match.",
                 f"Set [quota]server_group_members = {hosts} (or -1) and restart nova-api.",
             )
         )
-    return found
+    return findings
 
 
-def _filters(told: Controller) -> Iterator[Finding]:
+def _check_filters(told: Controller) -> Iterator[DoctorFinding]:
     ours = {name: path for path in settings.FILTER_CLASSES for name in [path.rpartition(".")[2]]}
     names = list(told.filters)
     for name, path in ours.items():
         if name not in names:
-            yield Finding(
+            yield DoctorFinding(
                 "filter-missing",
                 f"[filter_scheduler]enabled_filters has not {name}.",
                 f"{_WRITE}, {_RESTART}",
             )
         elif path not in told.available:
-            yield Finding(
+            yield DoctorFinding(
                 "filter-unknown",
                 f"[filter_scheduler]available_filters has not {path}.",
                 f"Add available_filters = {path}, {_RESTART}",
             )
     if settings.FILTER in names:
         first = names.index(settings.FILTER)
-        early = [each for each in settings.AFTER if each in names[:first]]
+        early = [name for name in settings.AFTER if name in names[:first]]
         if early:
-            yield Finding(
+            yield DoctorFinding(
                 "filter-order",
                 f"{' and '.join(early)} come before {settings.FILTER}.",
                 f"Put {settings.FILTER} before them in enabled_filters, {_RESTART}",
             )
     if settings.FABRIC_FILTER in names[:-1]:
-        yield Finding(
+        yield DoctorFinding(
             "filter-last",
             f"{settings.FABRIC_FILTER} is not the last of enabled_filters.",
             f"Put {settings.FABRIC_FILTER} behind {names[-1]}, {_RESTART}",
         )
     for file, enabled in told.by_file.items():
-        lost = [each for each in enabled if each not in names]
+        lost = [name for name in enabled if name not in names]
         if lost:
-            yield Finding(
+            yield DoctorFinding(
                 "filter-lost",
                 f"{', '.join(lost)}, which {file} enables, are hidden by a later file.",
                 f"Add {','.join(lost)} to enabled_filters of the last file that has it: "
@@ -147,40 +147,44 @@ def _filters(told: Controller) -> Iterator[Finding]:
             )
 
 
-def _weighers(told: Controller) -> Iterator[Finding]:
+def _check_weighers(told: Controller) -> Iterator[DoctorFinding]:
     """Those that the line which counts does not have; who names some of Nova's has chosen."""
     before = {
-        each: file for file, names in told.weighers_by_file.items() for each in reversed(names)
+        weigher: file
+        for file, names in told.weighers_by_file.items()
+        for weigher in reversed(names)
     }
-    lost = {each: before[each] for each in before if each not in told.weighers}
-    if not any(each.startswith(_NOVAS_WEIGHERS) for each in told.weighers):
+    lost = {weigher: before[weigher] for weigher in before if weigher not in told.weighers}
+    if not any(weigher.startswith(_NOVAS_WEIGHERS) for weigher in told.weighers):
         lost[settings.ALL_WEIGHERS] = lost.get(settings.ALL_WEIGHERS, "Nova's default")
     # Ours have a check of their own.
-    lost = {each: file for each, file in lost.items() if each not in settings.WEIGHER_CLASSES}
+    lost = {
+        weigher: file for weigher, file in lost.items() if weigher not in settings.WEIGHER_CLASSES
+    }
     if lost:
         last = list(told.weighers_by_file)[-1:] or ["nova.conf"]
-        said = ", ".join(f"{each} ({file})" for each, file in lost.items())
-        yield Finding(
+        text = ", ".join(f"{weigher} ({file})" for weigher, file in lost.items())
+        yield DoctorFinding(
             "weigher-lost",
-            f"[filter_scheduler]weight_classes has not {said}.",
+            f"[filter_scheduler]weight_classes has not {text}.",
             f"Add {','.join(lost)} to weight_classes of the last file that has it: {last[0]}, "
             f"{_RESTART}",
         )
 
 
-def _aliases(lines: Iterable[str]) -> Iterator[Finding]:
+def _check_alias_lines(lines: Iterable[str]) -> Iterator[DoctorFinding]:
     seen: dict[str, str] = {}
     for text in lines:
-        alias = spec_entries.read(text)
+        alias = spec_entries.read_spec_entry(text)
         name = str(alias.get("name", ""))
         if not alias or not name:
-            yield Finding(
+            yield DoctorFinding(
                 "alias-broken",
                 f"[pci]alias is {text[:100]!r}.",
                 "Write a JSON object with a name, and restart nova-api and nova-conductor.",
             )
         elif name in seen:
-            yield Finding(
+            yield DoctorFinding(
                 "alias-twice",
                 f"[pci]alias {name} is given twice.",
                 f"Remove one: {text}; and restart nova-api, nova-conductor and nova-compute.",
@@ -189,15 +193,17 @@ def _aliases(lines: Iterable[str]) -> Iterator[Finding]:
             seen[name] = text
 
 
-def placement(told: Placement, limit: int | None = None, hosts: int = 1) -> list[Finding]:
+def check_placement(
+    told: PlacementOptions, limit: int | None = None, hosts: int = 1
+) -> list[DoctorFinding]:
     """What is wrong with Placement.
 
     :param limit: ``[scheduler]max_placement_results``, where it is known.
     """
-    found = []
+    findings = []
     if told.strategy != _BREADTH:
-        found.append(
-            Finding(
+        findings.append(
+            DoctorFinding(
                 "candidates-depth",
                 f"[placement]allocation_candidates_generation_strategy is {told.strategy}.",
                 f"{_PLACEMENT}, and restart the Placement API.",
@@ -205,8 +211,8 @@ def placement(told: Placement, limit: int | None = None, hosts: int = 1) -> list
         )
     most = max(hosts, limit or 1)
     if 0 <= told.limit < most:
-        found.append(
-            Finding(
+        findings.append(
+            DoctorFinding(
                 "limit-candidates",
                 f"[placement]{settings.PLACEMENT_LIMIT} is {told.limit}, and {most} are asked for.",
                 f"Set [placement]{settings.PLACEMENT_LIMIT} = {most}, and restart the Placement "
@@ -214,49 +220,52 @@ def placement(told: Placement, limit: int | None = None, hosts: int = 1) -> list
             )
         )
     if told.retries > 1:
-        found.append(
-            Finding(
+        findings.append(
+            DoctorFinding(
                 "conflict-retry",
                 f"[placement]allocation_conflict_retry_count is {told.retries}.",
                 f"{_PLACEMENT}, and restart the Placement API.",
             )
         )
-    return found
+    return findings
 
 
-def fleet(aliases: Mapping[str, Iterable[str]]) -> list[Finding]:
+def check_fleet(aliases: Mapping[str, Iterable[str]]) -> list[DoctorFinding]:
     """What is wrong between nodes.
 
     :param aliases: node -> values of its ``[pci]alias``.
     """
     meanings: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for node, lines in aliases.items():
-        for alias in map(spec_entries.read, lines):
+        for alias in map(spec_entries.read_spec_entry, lines):
             devices = {key: value for key, value in alias.items() if key != "name"}
             meanings[str(alias.get("name"))][json.dumps(devices, sort_keys=True)].append(node)
-    found = []
-    for name, said in sorted(meanings.items()):
-        if len(said) > 1:
-            found.append(
-                Finding(
+    findings = []
+    for name, variants in sorted(meanings.items()):
+        if len(variants) > 1:
+            findings.append(
+                DoctorFinding(
                     "aliases-differ",
                     f"[pci]alias {name} differs: "
-                    + "; ".join(f"{_some(nodes)}: {text}" for text, nodes in said.items()),
+                    + "; ".join(
+                        f"{_some_nodes(nodes)}: {text}" for text, nodes in variants.items()
+                    ),
                     "Copy nova-hpc-common.conf of one to all, and restart their services.",
                 )
             )
-        without = set(aliases).difference(*said.values())
+        without = set(aliases).difference(*variants.values())
         if without:
-            found.append(
-                Finding(
+            findings.append(
+                DoctorFinding(
                     "aliases-missing",
-                    f"[pci]alias {name} is not known on {_some(without)}.",
-                    f"Copy the line of {_some(set(aliases) - without)} there, and restart the "
+                    f"[pci]alias {name} is not known on {_some_nodes(without)}.",
+                    f"Copy the line of {_some_nodes(set(aliases) - without)} there, and "
+                    f"restart the "
                     "services.",
                 )
             )
-    return found
+    return findings
 
 
-def _some(nodes: Iterable[str]) -> str:
-    return some(sorted(set(nodes)))
+def _some_nodes(nodes: Iterable[str]) -> str:
+    return join_first_few(sorted(set(nodes)))

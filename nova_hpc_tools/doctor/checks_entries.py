@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import attrs
 
-from nova_hpc.topology.model import Function, Node
+from nova_hpc.topology.model import Node, PciFunction
 from nova_hpc_tools.adopt import identity, replacement, spec_entries
-from nova_hpc_tools.adopt.findings import Finding, some
-from nova_hpc_tools.adopt.nova_rules import Refusal
+from nova_hpc_tools.adopt.findings import DoctorFinding, join_first_few
+from nova_hpc_tools.adopt.nova_rules import NovaRefusal
 
 _WRITE: Final = "nova-hpc configure --write /etc/nova/nova.conf.d --part compute --part common"
 _RESTART: Final = "and restart nova-compute."
@@ -39,29 +39,29 @@ class Entries:
     expected: tuple[str, ...] = ()
     #: Values of ``[pci]alias``.
     aliases: tuple[str, ...] = ()
-    refusals: tuple[Refusal, ...] = ()
+    refusals: tuple[NovaRefusal, ...] = ()
     #: Why Nova was not asked; None: it was, or there is nothing to ask.
     unasked: str | None = None
 
 
-def look(found: Entries) -> Iterator[Finding]:
+def check_entries(facts: Entries) -> Iterator[DoctorFinding]:
     """What is wrong."""
-    for each in found.refusals:
-        yield _refused(each, found)
-    if found.unasked is not None:
-        yield Finding(
+    for refusal in facts.refusals:
+        yield _refusal_finding(refusal, facts)
+    if facts.unasked is not None:
+        yield DoctorFinding(
             "not-looked",
             "Nova's own parser has not read entries and aliases that this command did not write: "
-            f"{found.unasked}.",
+            f"{facts.unasked}.",
             "Run nova-hpc doctor with the Python of nova-compute, with what its configuration is.",
         )
-    yield from _hidden(found)
-    yield from _types(found)
+    yield from _check_hidden_entries(facts)
+    yield from _check_alias_types(facts)
 
 
-def _refused(refusal: Refusal, found: Entries) -> Finding:
+def _refusal_finding(refusal: NovaRefusal, facts: Entries) -> DoctorFinding:
     if refusal.option == "alias":
-        return Finding(
+        return DoctorFinding(
             "alias-broken",
             f"Nova refuses [pci]alias: {refusal.text}.",
             "Correct it in the file that has it, and restart nova-compute and the controllers.",
@@ -69,44 +69,51 @@ def _refused(refusal: Refusal, found: Entries) -> Finding:
     theirs = [
         line
         for value in refusal.entries
-        for line in spec_entries.each_of(value)
-        if line in found.others
+        for line in spec_entries.entries_of_value(value)
+        if line in facts.others
     ]
-    return Finding(
+    return DoctorFinding(
         "nova-refuses",
         f"Nova refuses [pci]device_spec: {refusal.text}.",
-        f"{_cure(theirs, found.node)}; then restart nova-compute.",
+        f"{_cure_of_refusal(theirs, facts.node)}; then restart nova-compute.",
     )
 
 
-def _cure(theirs: Sequence[str], node: Node) -> str:
+def _cure_of_refusal(theirs: Sequence[str], node: Node) -> str:
     """What makes it right, a sentence without its full stop."""
     (line, *more) = [*theirs, None]
     if line is None or more != [None]:
         return "Take one of the entries that name the device out of the file that has it"
-    entry = spec_entries.read(line)
-    known = spec_entries.by_address(entry, node)
-    if known is not entry:
-        return f"{_WRITE} {replacement.option(line)}, which puts {known['address']} in its place"
+    entry = spec_entries.read_spec_entry(line)
+    addressed = spec_entries.entry_by_address(entry, node)
+    if addressed is not entry:
+        return (
+            f"{_WRITE} {replacement.format_replace_option(line)}, which puts "
+            f"{addressed['address']} in its place"
+        )
     if entry.get(spec_entries.DEVNAME):
         return f"Write the address of {entry[spec_entries.DEVNAME]} in its place"
     return f"Correct {line} in the file that has it"
 
 
-def _hidden(found: Entries) -> Iterator[Finding]:
-    for each in replacement.hiding(found.others, found.ours, found.expected, found.node):
-        if each.plan.losses:
-            said = some([loss.text for loss in each.plan.losses])
+def _check_hidden_entries(facts: Entries) -> Iterator[DoctorFinding]:
+    for hidden in replacement.find_hiding_entries(
+        facts.others, facts.ours, facts.expected, facts.node
+    ):
+        if hidden.plan.losses:
+            lost_text = join_first_few([loss.text for loss in hidden.plan.losses])
             cure = (
-                f"Leave it: ours cannot say what it says ({said}). Flavors with hpc: keys do not "
+                f"Leave it: ours cannot say what it says ({lost_text}). Flavors with "
+                f"hpc: keys do not "
                 "find these devices."
             )
         else:
-            cure = f"{_WRITE} {replacement.option(each.line)}, {_RESTART}"
-        yield Finding(
+            cure = f"{_WRITE} {replacement.format_replace_option(hidden.line)}, {_RESTART}"
+        yield DoctorFinding(
             "entry-hidden",
-            f"{some(each.addresses)}: an entry of [pci]device_spec without tags comes before the "
-            f"one with tags: {each.line}.",
+            f"{join_first_few(hidden.addresses)}: an entry of [pci]device_spec without "
+            f"tags comes before the "
+            f"one with tags: {hidden.line}.",
             cure,
         )
 
@@ -114,28 +121,29 @@ def _hidden(found: Entries) -> Iterator[Finding]:
 # --- aliases ----------------------------------------------------------------------
 
 
-def _types(found: Entries) -> Iterator[Finding]:
+def _check_alias_types(facts: Entries) -> Iterator[DoctorFinding]:
     """Aliases whose type no device has that they ask for."""
-    lines = [*spec_entries.translated(found.others, found.node), *found.ours]
-    entries = [spec_entries.read(line) for line in lines]
-    for alias in map(spec_entries.read, found.aliases):
+    lines = [*spec_entries.translate_interfaces(facts.others, facts.node), *facts.ours]
+    entries = [spec_entries.read_spec_entry(line) for line in lines]
+    for alias in map(spec_entries.read_spec_entry, facts.aliases):
         if not alias.get("name"):
             continue
         alike = [
             function
-            for function in found.node.functions
-            if (entry := spec_entries.first(entries, function)) is not None
+            for function in facts.node.functions
+            if (entry := spec_entries.first_matching_entry(entries, function)) is not None
             and not entry.get(spec_entries.NETWORK)
-            and _asks_for(alias, function, entry)
+            and _means_device(alias, function, entry)
         ]
         wanted = alias.get("device_type")
-        if not alike or any(_is_of_type(each, wanted) for each in alike):
+        if not alike or any(_is_of_type(function, wanted) for function in alike):
             continue
-        types = sorted({each.dev_type for each in alike})
-        yield Finding(
+        types = sorted({function.dev_type for function in alike})
+        yield DoctorFinding(
             "alias-type",
             f"[pci]alias {alias['name']} asks for {wanted or 'no device_type'}, and "
-            f"{some([each.address for each in alike])} are {' and '.join(types)} here.",
+            f"{join_first_few([function.address for function in alike])} are "
+            f"{' and '.join(types)} here.",
             f'Write "device_type": "{types[0]}" into the alias, in every file that has it, and '
             "restart Nova's services.",
         )
@@ -143,7 +151,7 @@ def _types(found: Entries) -> Iterator[Finding]:
 
 def is_plain(text: str) -> bool:
     """Whether an alias is as those of this project, which need no look of Nova's."""
-    alias = spec_entries.read(text)
+    alias = spec_entries.read_spec_entry(text)
     ids = [str(alias[key]) for key in ("vendor_id", "product_id") if key in alias]
     return (
         bool(alias.get("name"))
@@ -155,22 +163,26 @@ def is_plain(text: str) -> bool:
     )
 
 
-def _is_of_type(function: Function, wanted: object) -> bool:
+def _is_of_type(function: PciFunction, wanted: object) -> bool:
     """Without a type Nova gives no physical function (pci/stats.py, unrequested_pfs)."""
     if wanted is None:
         return function.dev_type not in ("type-PF", "vdpa")
     return function.dev_type == wanted
 
 
-def _asks_for(alias: Mapping[str, Any], function: Function, entry: Mapping[str, Any]) -> bool:
+def _means_device(
+    alias: Mapping[str, Any], function: PciFunction, entry: Mapping[str, Any]
+) -> bool:
     """Whether an alias means a device, whatever its type."""
     for key, value in (("vendor_id", function.vendor_id), ("product_id", function.product_id)):
         if key in alias and str(alias[key]).lower() != value:
             return False
     ids = function.vendor_id or "", function.product_id or ""
-    now = identity.class_as_nova_has_it(entry.get("resource_class") or identity.product_class(*ids))
+    resource_class = identity.class_as_nova_has_it(
+        entry.get("resource_class") or identity.product_class(*ids)
+    )
     if alias.get("resource_class"):
-        if identity.class_as_nova_has_it(alias["resource_class"]) != now:
+        if identity.class_as_nova_has_it(alias["resource_class"]) != resource_class:
             return False
     elif not {"vendor_id", "product_id"} <= set(alias):
         return False
@@ -180,6 +192,8 @@ def _asks_for(alias: Mapping[str, Any], function: Function, entry: Mapping[str, 
 
 def ours_and_others(lines: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Entries of this project, and those of others."""
-    texts = spec_entries.lines(lines)
-    mine = tuple(each for each in texts if spec_entries.is_ours(spec_entries.read(each)))
-    return mine, tuple(each for each in texts if each not in mine)
+    texts = spec_entries.split_entries(lines)
+    own_lines = tuple(
+        line for line in texts if spec_entries.is_own_entry(spec_entries.read_spec_entry(line))
+    )
+    return own_lines, tuple(line for line in texts if line not in own_lines)

@@ -12,8 +12,8 @@ from typing import Final
 import attrs
 
 from nova_hpc.topology import cpuset, vfio
-from nova_hpc.topology.model import Function, Node
-from nova_hpc_tools.adopt.findings import Finding, some
+from nova_hpc.topology.model import Node, PciFunction
+from nova_hpc_tools.adopt.findings import DoctorFinding, join_first_few
 
 _ACTIVE: Final = "ACTIVE"
 #: Policies of drivers/pci/pcie/aspm.c that switch link states on which the firmware may have
@@ -70,97 +70,99 @@ class HostFacts:
     nova_slows: bool = False
 
 
-def look(host: HostFacts, node: Node, offered: Iterable[Function]) -> Iterator[Finding]:
+def check_host(
+    host: HostFacts, node: Node, offered: Iterable[PciFunction]
+) -> Iterator[DoctorFinding]:
     """What is wrong with a host.
 
     :param offered: what servers can be given.
     """
     functions = tuple(offered)
     for address, bars in host.unassigned.items():
-        yield Finding(
+        yield DoctorFinding(
             "bar-unassigned",
             f"{address}: the kernel has no address for BAR {', '.join(map(str, bars))}.",
             "Switch Above 4G Decoding on in the firmware, and make its MMIO window larger; the "
             f"kernel's log says which is missing: dmesg | grep {address}",
         )
     for address, driver in host.overrides.items():
-        if not _gives(node, address, driver):
-            yield Finding(
+        if not _suits_guests(node, address, driver):
+            yield DoctorFinding(
                 "driver-at-boot",
                 f"{address}: driverctl binds it to {driver} at the next start.",
-                f"driverctl set-override {address} {_wanted(node, address)}",
+                f"driverctl set-override {address} {_guest_driver_of(node, address)}",
             )
     for address, rules in host.rules.items():
         for rule in rules:
-            if _gives(node, address, rule.driver):
+            if _suits_guests(node, address, rule.driver):
                 continue
-            yield Finding(
+            yield DoctorFinding(
                 "driver-rule",
                 f"{address}: {rule.file} binds it to {rule.driver} when it appears.",
                 f"Take the line with {address} out of {rule.file}; then udevadm control --reload "
-                f"&& driverctl set-override {address} {_wanted(node, address)}",
+                f"&& driverctl set-override {address} {_guest_driver_of(node, address)}",
             )
     if host.numvfs:
-        yield Finding(
+        yield DoctorFinding(
             "vfs-twice",
             f"Virtual functions are switched on by nova-hpc prepare and by "
             f"{', '.join(host.numvfs)}.",
             f"Take sriov_numvfs out of {host.numvfs[0]}; the declaration has the number.",
         )
     if host.not_booted:
-        yield Finding(
+        yield DoctorFinding(
             "prepare-restart",
             f"The kernel was started without {' '.join(host.not_booted)}.",
             "Run update-grub and restart the host when no server is on it.",
         )
-    yield from _translated(host)
-    yield from _power(host)
-    yield from _ports(node, functions)
+    yield from _check_translation(host)
+    yield from _check_power_saving(host)
+    yield from _check_port_states(node, functions)
 
 
-def _wanted(node: Node, address: str) -> str:
+def _guest_driver_of(node: Node, address: str) -> str:
     function = node.function(address)
     return vfio.GENERIC if function is None else function.guest_driver
 
 
-def _gives(node: Node, address: str, driver: str) -> bool:
+def _suits_guests(node: Node, address: str, driver: str) -> bool:
     """Whether a function that is bound to *driver* at boot can be given to guests."""
-    return driver in (vfio.GENERIC, _wanted(node, address))
+    return driver in (vfio.GENERIC, _guest_driver_of(node, address))
 
 
-def passes(command_line: Iterable[str]) -> bool:
+def leaves_dma_untranslated(command_line: Iterable[str]) -> bool:
     """Whether a kernel's command line leaves the DMA of the host's own devices untranslated.
 
     A later word wins (``iommu=`` of x86 and ``iommu.passthrough`` set the same).
     """
-    found = False
+    passthrough = False
     for word in command_line:
         key, _, value = word.partition("=")
         if key == "iommu":
             for part in value.split(","):
-                found = part == "pt" or (found and part != "nopt")
+                passthrough = part == "pt" or (passthrough and part != "nopt")
         elif key == "iommu.passthrough":
-            found = value.lower() in ("1", "y", "yes", "on", "true")
-    return found
+            passthrough = value.lower() in ("1", "y", "yes", "on", "true")
+    return passthrough
 
 
-def _translated(host: HostFacts) -> Iterator[Finding]:
+def _check_translation(host: HostFacts) -> Iterator[DoctorFinding]:
     """Nothing where the command line says so already: single devices need translation."""
-    if not host.translated or not host.command_line or passes(host.command_line):
+    if not host.translated or not host.command_line or leaves_dma_untranslated(host.command_line):
         return
-    if passes(host.not_booted):
+    if leaves_dma_untranslated(host.not_booted):
         return  # the restart that is due does it
-    yield Finding(
+    yield DoctorFinding(
         "iommu-translated",
-        f"The IOMMU translates what the host's own devices do: {some(host.translated)}.",
+        f"The IOMMU translates what the host's own devices do: {join_first_few(host.translated)}.",
         "nova-hpc prepare --write /, run what it names, and restart the host when no server is on "
         "it. By hand: iommu=pt (Arm: iommu.passthrough=1) on the kernel's command line.",
     )
 
 
-def _power(host: HostFacts) -> Iterator[Finding]:
+def _check_power_saving(host: HostFacts) -> Iterator[DoctorFinding]:
     if host.aspm in _SAVING:
-        yield Finding(
+        yield DoctorFinding(
             "aspm-saving",
             f"The kernel's policy of PCIe link states is {host.aspm}.",
             "echo performance > /sys/module/pcie_aspm/parameters/policy, and take "
@@ -168,13 +170,13 @@ def _power(host: HostFacts) -> Iterator[Finding]:
             "pcie_aspm.policy=performance to it.",
         )
     slow = {
-        cpu: each.driver
-        for cpu, each in host.frequencies.items()
-        if each.governor == _POWERSAVE and each.driver not in _CHOOSES
+        cpu: frequency.driver
+        for cpu, frequency in host.frequencies.items()
+        if frequency.governor == _POWERSAVE and frequency.driver not in _CHOOSES
     }
     if slow and not host.nova_slows:
         cpus = cpuset.format_list(slow)
-        yield Finding(
+        yield DoctorFinding(
             "cpus-slow",
             f"Dedicated CPUs {cpus} run at their lowest frequency: governor {_POWERSAVE} of "
             f"{', '.join(sorted(set(slow.values())))}.",
@@ -182,16 +184,16 @@ def _power(host: HostFacts) -> Iterator[Finding]:
         )
 
 
-def _ports(node: Node, offered: Iterable[Function]) -> Iterator[Finding]:
+def _check_port_states(node: Node, offered: Iterable[PciFunction]) -> Iterator[DoctorFinding]:
     """Adapters of which virtual functions are offered, and whose port is not up."""
-    parents = {each.physical_function for each in offered} - {None}
+    parents = {function.physical_function for function in offered} - {None}
     for function in node.functions:
         if function.address not in parents:
             continue
         for device in function.rdma:
             for port in device.ports:
                 if port.state not in (None, _ACTIVE):
-                    yield Finding(
+                    yield DoctorFinding(
                         "port-down",
                         f"{function.address}: port {port.number} of {device.name} is {port.state}.",
                         f"See the cable, the switch and the subnet manager: ibstat {device.name}",

@@ -9,11 +9,11 @@ from typing import Any, Final
 import attrs
 
 from nova_hpc.topology import cpuset, peer_wish
-from nova_hpc.topology.model import Function, Node, address_key
-from nova_hpc.topology.peer_wish import Wish
+from nova_hpc.topology.model import Node, PciFunction, address_key
+from nova_hpc.topology.peer_wish import PeerWish
 from nova_hpc.topology.roles import Roles
 from nova_hpc.wire import tags
-from nova_hpc.wire.node_declaration import Wishes
+from nova_hpc.wire.node_declaration import NodeWishes
 from nova_hpc_tools.adopt import (
     configured,
     host,
@@ -24,9 +24,8 @@ from nova_hpc_tools.adopt import (
     spec_entries,
 )
 from nova_hpc_tools.adopt.device_spec import DeviceSpec
-from nova_hpc_tools.adopt.findings import Finding
-from nova_hpc_tools.doctor import checks_host as doctor_host
-from nova_hpc_tools.doctor import checks_service as doctor_service
+from nova_hpc_tools.adopt.findings import DoctorFinding
+from nova_hpc_tools.doctor import checks_host, checks_service
 
 _SHARED, _DEDICATED = settings.CPU_SETS
 _WRITE: Final = "nova-hpc configure --write /etc/nova/nova.conf.d --part compute --part common"
@@ -53,7 +52,7 @@ class Facts:
     roles: Roles
     #: What ``nova-hpc configure`` would offer now.
     spec: DeviceSpec
-    wishes: Wishes = attrs.field(factory=Wishes)
+    wishes: NodeWishes = attrs.field(factory=NodeWishes)
     #: Values of ``[pci]device_spec``.
     device_spec: tuple[str, ...] = ()
     #: ``[DEFAULT]compute_driver``.
@@ -67,11 +66,11 @@ class Facts:
     #: Files of ``nova-hpc prepare`` that are not as it would write them now.
     drift: tuple[str, ...] = ()
     #: What files of the host say.
-    host: doctor_host.HostFacts = attrs.field(factory=doctor_host.HostFacts)
+    host: checks_host.HostFacts = attrs.field(factory=checks_host.HostFacts)
     #: What nova-compute finds when it starts.
-    service: doctor_service.Service = attrs.field(factory=doctor_service.Service)
+    service: checks_service.ServiceFacts = attrs.field(factory=checks_service.ServiceFacts)
     #: ``[hpc]peer_to_peer``.
-    peer: Wish = Wish.KEEP
+    peer: PeerWish = PeerWish.KEEP
     #: ``[hpc]nvlink_backend``.
     nvlink: str = overlooked.NOBODY
     #: A file of the operator's own has ``[hpc]device_role``.
@@ -84,37 +83,52 @@ class Facts:
     @property
     def entries(self) -> list[Mapping[str, Any]]:
         """What is offered, as objects."""
-        return [spec_entries.read(text) for text in self.device_spec]
+        return [spec_entries.read_spec_entry(text) for text in self.device_spec]
 
     @property
-    def offered(self) -> list[Function]:
+    def offered(self) -> list[PciFunction]:
         """The functions that ``configure`` would offer."""
         return [
-            found
+            function
             for offer in self.spec.offers
-            for each in offer.functions
-            if (found := self.node.function(each)) is not None
+            for address in offer.functions
+            if (function := self.node.function(address)) is not None
         ]
 
 
-def look(facts: Facts) -> list[Finding]:
+def check_compute_node(facts: Facts) -> list[DoctorFinding]:
     """Everything that is wrong, in the order of what has to be done first."""
-    ready = readiness.look(facts.node, facts.spec, facts.roles, facts.wishes)
-    more = doctor_host.look(facts.host, facts.node, facts.offered)
-    service = doctor_service.look(facts.service)
-    nobody = overlooked.look(facts.node, facts.roles, facts.offered, facts.own_roles)
+    ready = readiness.check_readiness(facts.node, facts.spec, facts.roles, facts.wishes)
+    more = checks_host.check_host(facts.host, facts.node, facts.offered)
+    service = checks_service.check_service(facts.service)
+    nobody = overlooked.find_overlooked_devices(
+        facts.node, facts.roles, facts.offered, facts.own_roles
+    )
     return [
-        *(*ready, *_drift(facts), *more, *_devices(facts), *nobody, *_switches(facts)),
-        *(*_peer(facts), *_cpus(facts), *_told(facts), *_declared(facts), *service),
+        *(
+            *ready,
+            *_check_preparation_drift(facts),
+            *more,
+            *_check_node_devices(facts),
+            *nobody,
+            *_check_nvswitches(facts),
+        ),
+        *(
+            *_check_peer_paths(facts),
+            *_check_cpu_sets(facts),
+            *_check_options(facts),
+            *_check_declaration(facts),
+            *service,
+        ),
     ]
 
 
 # --- the host -----------------------------------------------------------------------
 
 
-def _drift(facts: Facts) -> Iterator[Finding]:
+def _check_preparation_drift(facts: Facts) -> Iterator[DoctorFinding]:
     if facts.drift:
-        yield Finding(
+        yield DoctorFinding(
             "prepare-drift",
             f"The host is prepared otherwise than it would be now: {', '.join(facts.drift)}.",
             "nova-hpc prepare --write /, run what it names, and restart the host when no server "
@@ -122,73 +136,80 @@ def _drift(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _devices(facts: Facts) -> Iterator[Finding]:
+def _check_node_devices(facts: Facts) -> Iterator[DoctorFinding]:
     node, offered = facts.node, facts.offered
-    addresses = {each.address for each in offered}
-    groups = {each.iommu_group for each in offered} - {None}
-    for group in sorted(each for each in groups if each is not None):
+    addresses = {function.address for function in offered}
+    groups = {function.iommu_group for function in offered} - {None}
+    for group in sorted(group for group in groups if group is not None):
         others = [
-            each
-            for each in node.functions
-            if each.iommu_group == group
-            and not each.is_bridge
-            and each.address not in addresses
-            and each.driver is not None
-            and not each.on_vfio
+            function
+            for function in node.functions
+            if function.iommu_group == group
+            and not function.is_bridge
+            and function.address not in addresses
+            and function.driver is not None
+            and not function.on_vfio
         ]
         if others:
-            said = ", ".join(f"{each.address} ({each.driver})" for each in others)
-            yield Finding(
+            text = ", ".join(f"{function.address} ({function.driver})" for function in others)
+            yield DoctorFinding(
                 "group-shared",
-                f"IOMMU group {group} has offered devices and functions of the host: {said}.",
+                f"IOMMU group {group} has offered devices and functions of the host: {text}.",
                 _free_group(others, offered),
             )
-    for each in offered:
-        if each.link is not None and each.link.narrow and each.physical_function is None:
-            yield Finding(
+    for function in offered:
+        if (
+            function.link is not None
+            and function.link.narrow
+            and function.physical_function is None
+        ):
+            yield DoctorFinding(
                 "link-narrow",
-                f"{each.address}: its link has {each.link.width} of {each.link.max_width} lanes.",
-                f"Reseat the card; lspci -vvs {each.address} shows LnkSta and LnkCap.",
+                f"{function.address}: its link has {function.link.width} of "
+                f"{function.link.max_width} lanes.",
+                f"Reseat the card; lspci -vvs {function.address} shows LnkSta and LnkCap.",
             )
-        if each.reset_methods == ():
-            yield Finding(
+        if function.reset_methods == ():
+            yield DoctorFinding(
                 "reset-none",
-                f"{each.address}: the kernel knows no way to reset it.",
-                f"nova-hpc configure --write /etc/nova/nova.conf.d --leave-out {each.address}",
+                f"{function.address}: the kernel knows no way to reset it.",
+                f"nova-hpc configure --write /etc/nova/nova.conf.d --leave-out {function.address}",
             )
-    for each in node.functions:
-        if each.unknown is not None and facts.roles.role_of(each, node) is not None:
-            yield Finding(
+    for function in node.functions:
+        if function.unknown is not None and facts.roles.role_of(function, node) is not None:
+            yield DoctorFinding(
                 "unreadable",
-                f"{each.address} cannot be relied on: {each.unknown}.",
-                f"See lspci -vvs {each.address} and the kernel's log.",
+                f"{function.address} cannot be relied on: {function.unknown}.",
+                f"See lspci -vvs {function.address} and the kernel's log.",
             )
-    yield from _uneven(facts)
+    yield from _check_hugepage_balance(facts)
 
 
-def _switches(facts: Facts) -> Iterator[Finding]:
+def _check_nvswitches(facts: Facts) -> Iterator[DoctorFinding]:
     hooks = facts.host.partition_hooks
-    yield from overlooked.switches(facts.node, facts.roles, facts.offered, facts.nvlink, hooks)
+    yield from overlooked.find_idle_nvswitches(
+        facts.node, facts.roles, facts.offered, facts.nvlink, hooks
+    )
 
 
-def _free_group(others: Iterable[Function], offered: Iterable[Function]) -> str:
+def _free_group(others: Iterable[PciFunction], offered: Iterable[PciFunction]) -> str:
     """What makes a group viable. Other functions of a card go with it; the rest is the host's."""
-    slots = {each.address.partition(".")[0] for each in offered}
-    mine = [
-        each
-        for each in others
-        if each.address.partition(".")[0] in slots
-        and (each.class_code or "")[:2] not in host.OF_THE_HOST
+    slots = {function.address.partition(".")[0] for function in offered}
+    movable = [
+        function
+        for function in others
+        if function.address.partition(".")[0] in slots
+        and (function.class_code or "")[:2] not in host.OF_THE_HOST
     ]
-    if mine != list(others):
+    if movable != list(others):
         return "Plug the device, or what the host uses, into a slot of its own."
-    words = "; ".join(f"driverctl set-override {e.address} {e.guest_driver}" for e in mine[:4])
+    words = "; ".join(f"driverctl set-override {e.address} {e.guest_driver}" for e in movable[:4])
     return f"{words}; or plug the device into a slot of its own"
 
 
-def _uneven(facts: Facts) -> Iterator[Finding]:
+def _check_hugepage_balance(facts: Facts) -> Iterator[DoctorFinding]:
     """NUMA nodes with devices and without any hugepage, where others have some."""
-    homes = {each.numa_node for each in facts.offered}
+    homes = {function.numa_node for function in facts.offered}
     pages = {
         numa.id: sum(pool.size_kib * pool.total for pool in numa.hugepages)
         for numa in facts.node.numa_nodes
@@ -199,27 +220,27 @@ def _uneven(facts: Facts) -> Iterator[Finding]:
     for number, amount in pages.items():
         if number in homes and not amount:
             pool = f"/sys/devices/system/node/node{number}/hugepages"
-            yield Finding(
+            yield DoctorFinding(
                 "hugepages-uneven",
                 f"NUMA node {number} has devices and no hugepages; other nodes have some.",
                 f"echo N > {pool}/hugepages-1048576kB/nr_hugepages, at boot before nova-compute.",
             )
 
 
-def _peer(facts: Facts) -> Iterator[Finding]:
+def _check_peer_paths(facts: Facts) -> Iterator[DoctorFinding]:
     """Ports and devices that are not as is wished; what could not be read is not known."""
-    plan = peer_wish.plan(facts.node, facts.peer)
+    plan = peer_wish.plan_peer_changes(facts.node, facts.peer)
     for change in plan.changes:
-        yield Finding(
+        yield DoctorFinding(
             "peer-ports",
             f"{change.port}: its ACS control register is {change.before:#04x}, and as "
             f"[hpc]peer_to_peer = {facts.peer.value} wishes it is {change.after:#04x}.",
             "Restart nova-compute, which sets it; its log says why, where it cannot.",
         )
     wish = f"[hpc]peer_to_peer = {facts.peer.value}"
-    lacks = {lack for each in plan.lacks.values() for lack in each if not lack.unread}
-    for lack in sorted(lacks, key=lambda each: (address_key(each.address), each.what)):
-        yield Finding(
+    lacks = {lack for port_lacks in plan.lacks.values() for lack in port_lacks if not lack.unread}
+    for lack in sorted(lacks, key=lambda lack: (address_key(lack.address), lack.what)):
+        yield DoctorFinding(
             "peer-lacking",
             f"{lack.address} keeps the node from {wish}: {lack.what}.",
             f"{lack.cure or f'Another device or switch; or another value than {wish}'}.",
@@ -229,12 +250,12 @@ def _peer(facts: Facts) -> Iterator[Finding]:
 # --- CPUs ---------------------------------------------------------------------------
 
 
-def _cpus(facts: Facts) -> Iterator[Finding]:
+def _check_cpu_sets(facts: Facts) -> Iterator[DoctorFinding]:
     sets: dict[str, frozenset[int]] = {}
     for name, text in facts.cpu_sets.items():
         cpus = configured.parse_cpus(text)
         if cpus is None:
-            yield Finding(
+            yield DoctorFinding(
                 "cpus-unreadable",
                 f"[compute]{name} is {text!r}, no set of CPUs.",
                 f"Write [compute]{name} like 1-7,9-15 in the file that has it, {_RESTART}",
@@ -242,7 +263,7 @@ def _cpus(facts: Facts) -> Iterator[Finding]:
         else:
             sets[name] = cpus
     if facts.offered and _DEDICATED not in facts.cpu_sets:
-        yield Finding(
+        yield DoctorFinding(
             "cpus-none",
             f"[compute]{_DEDICATED} is not set.",
             f"{_WRITE}, {_RESTART}",
@@ -251,7 +272,7 @@ def _cpus(facts: Facts) -> Iterator[Finding]:
     for name, cpus in sets.items():
         if node.cpus and cpus - node.cpus:
             away = cpuset.format_list(cpus - node.cpus)
-            yield Finding(
+            yield DoctorFinding(
                 "cpus-absent",
                 f"[compute]{name} has CPUs that the host has not: {away}.",
                 f"Take {away} out of [compute]{name}, {_RESTART}",
@@ -259,34 +280,36 @@ def _cpus(facts: Facts) -> Iterator[Finding]:
     shared, dedicated = sets.get(_SHARED, frozenset()), sets.get(_DEDICATED, frozenset())
     if shared & dedicated:
         both = cpuset.format_list(shared & dedicated)
-        yield Finding(
+        yield DoctorFinding(
             "cpus-overlap",
             f"CPUs {both} are in [compute]{_SHARED} and in [compute]{_DEDICATED}.",
             f"Take {both} out of one of them, {_RESTART}",
         )
     elif shared:
-        yield from _split(node, shared, dedicated)
-    yield from _away(facts, dedicated)
+        yield from _check_split_cores(node, shared, dedicated)
+    yield from _check_distant_cpus(facts, dedicated)
 
 
-def _split(node: Node, shared: frozenset[int], dedicated: frozenset[int]) -> Iterator[Finding]:
+def _check_split_cores(
+    node: Node, shared: frozenset[int], dedicated: frozenset[int]
+) -> Iterator[DoctorFinding]:
     for numa in node.numa_nodes:
         for core in numa.smt_siblings:
             if core & shared and core & dedicated:
-                said = cpuset.format_list(core)
-                yield Finding(
+                threads = cpuset.format_list(core)
+                yield DoctorFinding(
                     "cpus-split",
-                    f"The threads {said} of one core are shared and dedicated.",
-                    f"Put {said} into one of [compute]{_SHARED} and {_DEDICATED}, {_RESTART}",
+                    f"The threads {threads} of one core are shared and dedicated.",
+                    f"Put {threads} into one of [compute]{_SHARED} and {_DEDICATED}, {_RESTART}",
                 )
                 return  # one line; its cure is looked at again
 
 
-def _away(facts: Facts, dedicated: frozenset[int]) -> Iterator[Finding]:
-    homes = {each.numa_node for each in facts.offered}
+def _check_distant_cpus(facts: Facts, dedicated: frozenset[int]) -> Iterator[DoctorFinding]:
+    homes = {function.numa_node for function in facts.offered}
     for numa in facts.node.numa_nodes:
         if dedicated and numa.id in homes and numa.cpus and not numa.cpus & dedicated:
-            yield Finding(
+            yield DoctorFinding(
                 "cpus-away",
                 f"NUMA node {numa.id} has devices, and none of its CPUs is dedicated.",
                 f"Add some of {cpuset.format_list(numa.cpus)} to [compute]{_DEDICATED}, {_RESTART}",
@@ -296,98 +319,121 @@ def _away(facts: Facts, dedicated: frozenset[int]) -> Iterator[Finding]:
 # --- what nova-compute is told --------------------------------------------------------
 
 
-def _told(facts: Facts) -> Iterator[Finding]:
-    mine = [entry for entry in facts.entries if tags.ROLE in entry]
-    if mine and facts.driver != settings.DRIVER:
-        yield Finding(
+def _check_options(facts: Facts) -> Iterator[DoctorFinding]:
+    own_entries = [entry for entry in facts.entries if tags.ROLE in entry]
+    if own_entries and facts.driver != settings.DRIVER:
+        yield DoctorFinding(
             "driver-stock",
             f"[DEFAULT]compute_driver is {facts.driver or 'not set'}.",
             f"Set [DEFAULT]compute_driver = {settings.DRIVER}, {_RESTART}",
         )
     if facts.entries and not facts.report:
         first = "Set [pci]report_in_placement = true"
-        if nova_rules.refusals(facts.device_spec, facts.node):
+        if nova_rules.placement_refusals_of(facts.device_spec, facts.node):
             # With that alone nova-compute would not start.
             first = f"{_WRITE}, which names the entries that have to be changed first"
-        yield Finding("pci-report", "[pci]report_in_placement is not true.", f"{first}, {_RESTART}")
-    yield from _entries(facts, mine)
-    missing = [offer.provider for offer in facts.spec.offers if not _named(facts, offer.functions)]
+        yield DoctorFinding(
+            "pci-report", "[pci]report_in_placement is not true.", f"{first}, {_RESTART}"
+        )
+    yield from _check_own_entries(facts, own_entries)
+    missing = [
+        offer.provider
+        for offer in facts.spec.offers
+        if not _is_named_in_entries(facts, offer.functions)
+    ]
     if missing:
-        yield Finding(
+        yield DoctorFinding(
             "not-offered",
             f"Not offered to servers, and could be: {', '.join(missing)}.",
             f"{_WRITE}, {_RESTART}",
         )
 
 
-def _declared(facts: Facts) -> Iterator[Finding]:
-    for each in facts.stand_ins:
-        yield Finding(
+def _check_declaration(facts: Facts) -> Iterator[DoctorFinding]:
+    for stand_in in facts.stand_ins:
+        yield DoctorFinding(
             "declared-stand-in",
-            f"{each} is declared by a number that stands for a serial number in a saved inventory.",
+            f"{stand_in} is declared by a number that stands for a serial number in a "
+            f"saved inventory.",
             f"{_WRITE} takes it out, and the address counts; with the option that declared it "
-            f"(e.g. --leave-out {each}) on the node itself, its own number is written.",
+            f"(e.g. --leave-out {stand_in}) on the node itself, its own number is written.",
         )
     if facts.offered and facts.needless:
-        named = "; ".join(f"{each.what} ({each.option} = {each.now})" for each in facts.needless)
-        cure = ", ".join(f"{each.option} = {each.better}" for each in facts.needless)
-        yield Finding(
+        named = "; ".join(
+            f"{device.what} ({device.option} = {device.now})" for device in facts.needless
+        )
+        cure = ", ".join(f"{device.option} = {device.better}" for device in facts.needless)
+        yield DoctorFinding(
             "guest-devices",
             f"Every server gets devices that none with GPUs needs: {named}.",
             f"Set {cure}, {_RESTART} Images that need one ask for it (hw_input_bus=usb).",
         )
 
 
-def _named(facts: Facts, functions: Iterable[str]) -> bool:
-    found = [each for one in functions if (each := facts.node.function(one))]
-    return any(spec_entries.matches(entry, each) for entry in facts.entries for each in found)
+def _is_named_in_entries(facts: Facts, functions: Iterable[str]) -> bool:
+    matches = [function for address in functions if (function := facts.node.function(address))]
+    return any(
+        spec_entries.entry_matches(entry, function)
+        for entry in facts.entries
+        for function in matches
+    )
 
 
-def _entries(facts: Facts, mine: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
-    now = {_key(entry): entry for offer in facts.spec.offers for entry in offer.entries}
-    for entry in mine:
-        place = ", ".join(spec_entries.addresses_of(entry)) or str(entry.get("address"))
-        functions = [each for each in facts.node.functions if spec_entries.matches(entry, each)]
+def _check_own_entries(
+    facts: Facts, own_entries: Iterable[Mapping[str, Any]]
+) -> Iterator[DoctorFinding]:
+    expected = {
+        _address_key_of_entry(entry): entry
+        for offer in facts.spec.offers
+        for entry in offer.entries
+    }
+    for entry in own_entries:
+        place = ", ".join(spec_entries.addresses_of_entry(entry)) or str(entry.get("address"))
+        functions = [
+            function
+            for function in facts.node.functions
+            if spec_entries.entry_matches(entry, function)
+        ]
         if not functions:
-            yield Finding(
+            yield DoctorFinding(
                 "offered-gone",
                 f"{place} ({entry[tags.ROLE]}) is offered and is not there.",
                 f"Plug it in again; or {_WRITE} --replace {place.partition(',')[0]}, {_RESTART}",
             )
             continue
-        for each in functions:
-            if each.address in facts.never:
-                yield Finding(
+        for function in functions:
+            if function.address in facts.never:
+                yield DoctorFinding(
                     "offered-never",
-                    f"{each.address} is offered: {facts.never[each.address]}.",
+                    f"{function.address} is offered: {facts.never[function.address]}.",
                     f"{_WRITE} --replace {place.partition(',')[0]}, {_RESTART}",
                 )
-        stale = _stale(entry, now.get(_key(entry)))
+        stale = _stale_tags_of(entry, expected.get(_address_key_of_entry(entry)))
         if stale:
-            yield Finding(
+            yield DoctorFinding(
                 "tags-stale",
                 f"{place}: the tags say {stale}.",
                 f"{_WRITE}, {_RESTART}",
             )
         if entry.get("managed") != "no" and _NETWORK not in entry:
-            yield Finding(
+            yield DoctorFinding(
                 "managed",
                 f"{place}: its entry does not say managed: no.",
                 f"{_WRITE}, {_RESTART}",
             )
 
 
-def _stale(before: Mapping[str, Any], now: Mapping[str, Any] | None) -> str:
+def _stale_tags_of(before: Mapping[str, Any], expected: Mapping[str, Any] | None) -> str:
     """What of the place has changed; "": nothing, or nobody knows."""
-    if now is None:
+    if expected is None:
         return ""
-    keys = [key for key in now if key.startswith("hpc_")]
+    keys = [key for key in expected if key.startswith("hpc_")]
     return ", ".join(
-        f"{key} {before.get(key, 'nothing')} and it is {now[key]}"
+        f"{key} {before.get(key, 'nothing')} and it is {expected[key]}"
         for key in keys
-        if str(before.get(key)) != str(now[key])
+        if str(before.get(key)) != str(expected[key])
     )
 
 
-def _key(entry: Mapping[str, Any]) -> tuple[str, ...]:
+def _address_key_of_entry(entry: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(str(entry.get(name)).lower() for name in ("vendor_id", "product_id", "address"))

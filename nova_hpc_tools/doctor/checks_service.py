@@ -9,7 +9,7 @@ from typing import Final
 
 import attrs
 
-from nova_hpc_tools.adopt.findings import Finding
+from nova_hpc_tools.adopt.findings import DoctorFinding
 
 #: What a user needs of a folder to make files in it, to write and to enter; of a file.
 _MAKE: Final = 0o3
@@ -48,7 +48,7 @@ class User:
 
 
 @attrs.frozen
-class Place:
+class LedgerPath:
     """The folder or the file of the ledger, as the file system has it."""
 
     path: str
@@ -59,41 +59,41 @@ class Place:
 
 
 @attrs.frozen
-class Service:
+class ServiceFacts:
     """What nova-compute finds when it starts."""
 
     too_old: tuple[TooOld, ...] = ()
     shim: Shim | None = None
     #: The folder of the ledger and the ledger, as far as they are there.
-    folder: Place | None = None
-    ledger: Place | None = None
+    folder: LedgerPath | None = None
+    ledger: LedgerPath | None = None
     #: Who nova-compute runs as; None: nobody knows.
     user: User | None = None
 
 
-def look(service: Service) -> Iterator[Finding]:
+def check_service(service: ServiceFacts) -> Iterator[DoctorFinding]:
     """What is wrong."""
-    for each in service.too_old:
-        yield Finding(
+    for too_old in service.too_old:
+        yield DoctorFinding(
             "libvirt-old",
-            f"libvirt is {each.here}; {each.what} need {each.needed}.",
-            f"Install libvirt {each.needed} or newer, or {each.otherwise}; then restart "
+            f"libvirt is {too_old.here}; {too_old.what} need {too_old.needed}.",
+            f"Install libvirt {too_old.needed} or newer, or {too_old.otherwise}; then restart "
             "nova-compute.",
         )
     if service.shim is not None:
         yield shim_finding(service.shim)
-    yield from _ledger(service)
+    yield from _check_ledger_rights(service)
 
 
-def shim_finding(shim: Shim) -> Finding:
+def shim_finding(shim: Shim) -> DoctorFinding:
     """What is said of it."""
-    return Finding("not-looked" if shim.unknown else "shim", shim.seen, shim.cure)
+    return DoctorFinding("not-looked" if shim.unknown else "shim", shim.seen, shim.cure)
 
 
-def _ledger(service: Service) -> Iterator[Finding]:
+def _check_ledger_rights(service: ServiceFacts) -> Iterator[DoctorFinding]:
     for place in (service.folder, service.ledger):
         if place is not None and place.mode & stat.S_IWOTH:
-            yield Finding(
+            yield DoctorFinding(
                 "ledger-open",
                 f"{place.path} may be written by every user of the host ({place.mode:04o}).",
                 f"chmod o-w {place.path}",
@@ -105,8 +105,8 @@ def _ledger(service: Service) -> Iterator[Finding]:
         (service.folder, _MAKE, "write into"),
         (service.ledger, _READ, "read"),
     ):
-        if place is not None and not may(user, place, bits):
-            yield Finding(
+        if place is not None and not has_rights(user, place, bits):
+            yield DoctorFinding(
                 "ledger-closed",
                 f"{user.name}, who nova-compute runs as, cannot {what} {place.path}, which is of "
                 f"{place.uid}:{place.gid} with {place.mode:04o}.",
@@ -115,7 +115,7 @@ def _ledger(service: Service) -> Iterator[Finding]:
             )
 
 
-def may(user: User, place: Place, bits: int) -> bool:
+def has_rights(user: User, place: LedgerPath, bits: int) -> bool:
     """Whether permission bits let *user* do something; of access lists nothing is known.
 
     :param bits: of 4 (read), 2 (write) and 1 (enter); all of them are needed.
@@ -123,9 +123,9 @@ def may(user: User, place: Place, bits: int) -> bool:
     if user.uid == 0:
         return True
     if user.uid == place.uid:
-        mine = place.mode >> 6
+        granted = place.mode >> 6
     elif place.gid in user.gids:
-        mine = place.mode >> 3
+        granted = place.mode >> 3
     else:
-        mine = place.mode
-    return mine & bits == bits
+        granted = place.mode
+    return granted & bits == bits

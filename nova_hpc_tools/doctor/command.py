@@ -13,25 +13,33 @@ from typing import Any, Final
 import attrs
 from oslo_config import cfg
 
-from nova_hpc.topology.peer_wish import Wish
+from nova_hpc.topology.peer_wish import PeerWish
 from nova_hpc.wire import findings as document
-from nova_hpc.wire.findings import Findings, Said
+from nova_hpc.wire.findings import Findings, WireFinding
 from nova_hpc.wire.version import WireError
-from nova_hpc_tools.adopt import configure_options, configured, prepare, settings, spec_entries
-from nova_hpc_tools.adopt import declaration_file as node_file
-from nova_hpc_tools.adopt import service_settings as node_config
-from nova_hpc_tools.adopt.configure import Configure, Work
-from nova_hpc_tools.adopt.findings import CHECKS, Finding, Severity, status
-from nova_hpc_tools.base import Answer, CommandError, List
-from nova_hpc_tools.doctor import checks_cloud as doctor_cloud
-from nova_hpc_tools.doctor import checks_entries as doctor_entries
-from nova_hpc_tools.doctor import checks_node as doctor_node
-from nova_hpc_tools.doctor import facts_host as doctor_host
-from nova_hpc_tools.doctor import facts_nova as doctor_nova
-from nova_hpc_tools.doctor import facts_records as doctor_records
-from nova_hpc_tools.doctor import facts_service as doctor_service
-from nova_hpc_tools.doctor import other_checkers as doctor_others
-from nova_hpc_tools.doctor.checks_cloud import Controller, Placement
+from nova_hpc_tools.adopt import (
+    configure_options,
+    configured,
+    declaration_file,
+    prepare,
+    service_settings,
+    settings,
+    spec_entries,
+)
+from nova_hpc_tools.adopt.configure import Configure, NodeSetup
+from nova_hpc_tools.adopt.findings import CHECKS, DoctorFinding, Severity, exit_status_of
+from nova_hpc_tools.base import CommandAnswer, CommandError, ListCommand
+from nova_hpc_tools.doctor import (
+    checks_cloud,
+    checks_entries,
+    checks_node,
+    facts_host,
+    facts_nova,
+    facts_records,
+    facts_service,
+    other_checkers,
+)
+from nova_hpc_tools.doctor.checks_cloud import Controller, PlacementOptions
 from nova_hpc_tools.doctor.checks_node import Facts, Needless
 from nova_hpc_tools.snapshot import SnapshotError
 
@@ -55,7 +63,7 @@ _NOVA: Final[Mapping[str, Sequence[cfg.Opt]]] = {
     ],
     "compute": [cfg.StrOpt(name) for name in settings.CPU_SETS],
     "pci": [
-        *node_config.PCI,
+        *service_settings.PCI,
         cfg.BoolOpt("report_in_placement", default=False),
     ],
     "filter_scheduler": [
@@ -82,7 +90,7 @@ _PLACEMENT: Final[Mapping[str, Sequence[cfg.Opt]]] = {
 }
 
 
-class Doctor(List):
+class Doctor(ListCommand):
     """Say what is wrong, why it matters, and what makes it right.
 
     Looks at this machine or the capture of another one, at what its services
@@ -100,7 +108,7 @@ class Doctor(List):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
-        add_options(parser)
+        add_doctor_options(parser)
         parser.add_argument(
             "--others",
             action="store_true",
@@ -114,43 +122,56 @@ class Doctor(List):
         )
         return parser
 
-    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+    def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
         """Look, and say it."""
         args = parsed_args
         if args.merge is not None:
-            return self._answer(*_merged(args.merge))
+            return self._answer(*_merge_fleet_findings(args.merge))
         if args.others and args.root != Path("/"):
             raise CommandError("--others looks at this machine, and --root names another one")
-        here = look_here(args)
-        found = [*here.found]
+        machine = examine_this_machine(args)
+        findings = [*machine.found]
         if args.others:
-            found += doctor_others.look(node_config.files(args.config), libvirt=here.libvirt)
-        said = tuple(map(_said, found))
-        everything = Findings(here.node, said, here.aliases)
-        rows = [(each.node or here.node, one) for each, one in zip(found, said, strict=True)]
-        answer = self._answer(rows, status(found))
-        return attrs.evolve(answer, document=lambda: document.dumps(everything))
+            findings += other_checkers.run_other_checkers(
+                service_settings.config_files_of(args.config), libvirt=machine.libvirt
+            )
+        wire_findings = tuple(map(_convert_finding, findings))
+        everything = Findings(machine.node, wire_findings, machine.aliases)
+        rows = [
+            (finding.node or machine.node, wire_finding)
+            for finding, wire_finding in zip(findings, wire_findings, strict=True)
+        ]
+        answer = self._answer(rows, exit_status_of(findings))
+        return attrs.evolve(answer, document=lambda: document.write_findings(everything))
 
-    def _answer(self, rows: Sequence[tuple[str | None, Said]], code: int) -> Answer:
-        for node, each in rows:
+    def _answer(self, rows: Sequence[tuple[str | None, WireFinding]], code: int) -> CommandAnswer:
+        for node, finding in rows:
             name = f"{node}: " if node else ""
-            self.say(f"{each.severity.upper()} {name}{each.seen} [{each.check}]")
-            self.say(f"  {each.why}")
-            self.say(f"  Cure: {each.cure}")
-            self.say(f"  {each.docs}")
+            self.say(f"{finding.severity.upper()} {name}{finding.seen} [{finding.check}]")
+            self.say(f"  {finding.why}")
+            self.say(f"  Cure: {finding.cure}")
+            self.say(f"  {finding.docs}")
         if not rows:
             self.say("Nothing is wrong.")
         cells = [
-            (node or "", each.severity, each.check, each.seen, each.why, each.cure, each.docs)
-            for node, each in rows
+            (
+                node or "",
+                finding.severity,
+                finding.check,
+                finding.seen,
+                finding.why,
+                finding.cure,
+                finding.docs,
+            )
+            for node, finding in rows
         ]
-        return Answer(_COLUMNS, cells, status=code)
+        return CommandAnswer(_COLUMNS, cells, status=code)
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_doctor_options(parser: argparse.ArgumentParser) -> None:
     """Declare where to look."""
-    configure_options.add_place(parser)
-    node_config.add_options(parser, "the services that are looked at")
+    configure_options.add_node_options(parser)
+    service_settings.add_config_options(parser, "the services that are looked at")
     parser.add_argument(
         "--part",
         choices=(NODE, CONTROLLER, PLACEMENT, CLOUD),
@@ -160,14 +181,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _said(found: Finding) -> Said:
-    return Said(
-        check=found.check,
-        severity=found.severity.word,
-        seen=found.seen,
-        why=CHECKS[found.check].why,
-        cure=found.cure,
-        docs=found.anchor,
+def _convert_finding(finding: DoctorFinding) -> WireFinding:
+    return WireFinding(
+        check=finding.check,
+        severity=finding.severity.word,
+        seen=finding.seen,
+        why=CHECKS[finding.check].why,
+        cure=finding.cure,
+        docs=finding.anchor,
     )
 
 
@@ -175,10 +196,10 @@ def _said(found: Finding) -> Said:
 
 
 @attrs.frozen
-class Here:
+class MachineFindings:
     """What was looked at, and what is wrong."""
 
-    found: tuple[Finding, ...]
+    found: tuple[DoctorFinding, ...]
     #: Its name; None: nobody knows.
     node: str | None
     #: Values of ``[pci]alias``.
@@ -187,61 +208,63 @@ class Here:
     libvirt: str | None = None
 
 
-def look_here(args: argparse.Namespace) -> Here:
+def examine_this_machine(args: argparse.Namespace) -> MachineFindings:
     """What is wrong here.
 
     :raises Exception: what :attr:`Doctor.errors` names, and CommandError.
     """
     parts = args.part or [NODE]
-    nova = node_config.load(node_config.files(args.config), _NOVA)
+    nova = service_settings.load_options(service_settings.config_files_of(args.config), _NOVA)
     if set(parts) == {CLOUD}:
         # Where no node is looked at, none has to be there.
-        found = doctor_records.look(args.config)
-        return Here(tuple(found), socket.gethostname(), tuple(nova.pci.alias))
+        findings = facts_records.examine_records_twice(args.config)
+        return MachineFindings(tuple(findings), socket.gethostname(), tuple(nova.pci.alias))
     node_parts = (settings.COMMON, settings.COMPUTE)
     expected = node_parts if NODE in parts else (settings.CONTROLLER,)
-    work = Work.read(configure_options.as_configure(args, expected))
+    work = NodeSetup.read(configure_options.parse_as_configure(args, expected))
     hosts = (work.wishes.limits.hosts if work.wishes.limits else None) or 1
-    found = []
+    findings = []
     libvirt = None
     if NODE in parts:
-        facts = _facts(work, nova)
-        found += doctor_node.look(facts)
-        found += doctor_entries.look(
-            doctor_nova.read(
+        facts = _collect_node_facts(work, nova)
+        findings += checks_node.check_compute_node(facts)
+        findings += checks_entries.check_entries(
+            facts_nova.read_entries_with_nova(
                 work.root,
                 work.node,
                 nova,
                 facts.spec.lines(),
             )
         )
-        if doctor_service.wanted(work.node, facts.offered, nova):
-            libvirt = doctor_service.uri(nova)
+        if facts_service.configured_libvirt_needs(work.node, facts.offered, nova):
+            libvirt = facts_service.libvirt_uri_of(nova)
     limit = None
     if CONTROLLER in parts:
-        told = _controller(args.config, nova)
+        told = _read_controller_settings(args.config, nova)
         limit = told.limit
-        found += doctor_cloud.controller(told, hosts)
+        findings += checks_cloud.check_controller(told, hosts)
     if PLACEMENT in parts:
-        found += doctor_cloud.placement(_placement(), limit, hosts)
+        findings += checks_cloud.check_placement(_read_placement_settings(), limit, hosts)
     if CLOUD in parts:
-        found += doctor_records.look(args.config, alone=False)
-    return Here(tuple(found), work.node.hostname, tuple(nova.pci.alias), libvirt)
+        findings += facts_records.examine_records_twice(args.config, alone=False)
+    return MachineFindings(tuple(findings), work.node.hostname, tuple(nova.pci.alias), libvirt)
 
 
-def _facts(work: Work, nova: Any) -> Facts:
+def _collect_node_facts(work: NodeSetup, nova: Any) -> Facts:
     spec, _ = work.render()
     table = work.table()
-    lines = spec_entries.translated(spec_entries.lines(nova.pci.device_spec), work.node)
-    never = node_file.withheld(
+    lines = spec_entries.translate_interfaces(
+        spec_entries.split_entries(nova.pci.device_spec), work.node
+    )
+    never = declaration_file.find_withheld_devices(
         work.root, work.node, table, lines, (), ("all",), work.told.anyway
     ).reasons
     sets = {name: value for name in settings.CPU_SETS if (value := nova.compute[name]) is not None}
     dedicated = configured.parse_cpus(sets.get(settings.CPU_SETS[1], "")) or frozenset()
-    host = doctor_host.read(
+    host = facts_host.read_host_facts(
         work.root,
         work.node,
-        [each for offer in spec.offers for each in (offer.provider, *offer.functions)],
+        [address for offer in spec.offers for address in (offer.provider, *offer.functions)],
         dedicated & work.node.cpus,
     )
     libvirt = nova.libvirt
@@ -256,19 +279,19 @@ def _facts(work: Work, nova: Any) -> Facts:
         report=nova.pci.report_in_placement,
         cpu_sets=sets,
         never=never,
-        drift=prepare.drift(work),
+        drift=prepare.find_host_file_drift(work),
         host=attrs.evolve(host, nova_slows=slows),
-        peer=Wish(nova.hpc.peer_to_peer),
+        peer=PeerWish(nova.hpc.peer_to_peer),
         nvlink=nova.hpc.nvlink_backend,
         own_roles=bool(work.told.other_roles),
         stand_ins=work.stand_ins,
-        needless=tuple(_needless(nova)),
+        needless=tuple(_find_needless_devices(nova)),
     )
-    service = doctor_service.read(work.root, work.node, facts.offered, nova)
+    service = facts_service.read_service_facts(work.root, work.node, facts.offered, nova)
     return attrs.evolve(facts, service=service)
 
 
-def _needless(nova: Any) -> Iterator[Needless]:
+def _find_needless_devices(nova: Any) -> Iterator[Needless]:
     """As nova/virt/libvirt/driver.py gives them to every guest whose image says nothing of it."""
     agent = nova.spice.enabled and nova.spice.agent_enabled and not nova.vnc.enabled
     if nova.pointer_model == _TABLET and not agent:
@@ -281,10 +304,10 @@ def _needless(nova: Any) -> Iterator[Needless]:
         yield Needless(what, "[libvirt]mem_stats_period_seconds", str(seconds), "0")
 
 
-def _controller(words: Sequence[str], nova: Any) -> Controller:
+def _read_controller_settings(words: Sequence[str], nova: Any) -> Controller:
     by_file, weighers = {}, {}
-    for path in node_config.files(words, "nova-scheduler"):
-        alone = node_config.load([path], _NOVA)
+    for path in service_settings.config_files_of(words, "nova-scheduler"):
+        alone = service_settings.load_options([path], _NOVA)
         where = alone.get_location("enabled_filters", "filter_scheduler")
         if where is not None and where.location.is_user_controlled:
             by_file[str(path)] = tuple(alone.filter_scheduler.enabled_filters)
@@ -306,12 +329,14 @@ def _controller(words: Sequence[str], nova: Any) -> Controller:
     )
 
 
-def _placement() -> Placement:
+def _read_placement_settings() -> PlacementOptions:
     folder = os.environ.get("OS_PLACEMENT_CONFIG_DIR", "").strip()
     words = [f"--config-file={folder}/placement.conf"] if folder else []
-    options = node_config.load(node_config.files(words, "placement", "placement"), _PLACEMENT)
+    options = service_settings.load_options(
+        service_settings.config_files_of(words, "placement", "placement"), _PLACEMENT
+    )
     told = options.placement
-    return Placement(
+    return PlacementOptions(
         strategy=told.allocation_candidates_generation_strategy,
         limit=told[settings.PLACEMENT_LIMIT],
         retries=told.allocation_conflict_retry_count,
@@ -321,27 +346,27 @@ def _placement() -> Placement:
 # --- the fleet --------------------------------------------------------------------------
 
 
-def _merged(folder: Path) -> tuple[list[tuple[str | None, Said]], int]:
+def _merge_fleet_findings(folder: Path) -> tuple[list[tuple[str | None, WireFinding]], int]:
     """What was found on all nodes, and between them; what cannot be read is a finding."""
     if not folder.is_dir():
         raise CommandError(f"--merge: there is no directory {folder}")
-    rows: list[tuple[str | None, Said]] = []
+    rows: list[tuple[str | None, WireFinding]] = []
     aliases: dict[str, Iterable[str]] = {}
-    more: list[Finding] = []
+    more: list[DoctorFinding] = []
     for path in sorted(folder.glob("*.json")):
         try:
-            found = document.loads(path.read_bytes()[:_LARGEST].decode("utf-8"))
+            node_findings = document.read_findings(path.read_bytes()[:_LARGEST].decode("utf-8"))
         except (OSError, UnicodeDecodeError, WireError) as error:
             cure = "Run nova-hpc doctor -f json there again."
-            more.append(Finding("not-read", f"{path.name}: {error}.", cure, path.stem))
+            more.append(DoctorFinding("not-read", f"{path.name}: {error}.", cure, path.stem))
             continue
-        name = found.node or path.stem
-        aliases[name] = found.aliases
-        rows += [(name, each) for each in found.findings]
+        name = node_findings.node or path.stem
+        aliases[name] = node_findings.aliases
+        rows += [(name, finding) for finding in node_findings.findings]
     if not aliases and not more:
         raise CommandError(f"--merge: no .json file in {folder}")
-    more += doctor_cloud.fleet(aliases)
-    rows += [(each.node, _said(each)) for each in more]
-    known = {each.word: each.value for each in Severity}
+    more += checks_cloud.check_fleet(aliases)
+    rows += [(finding.node, _convert_finding(finding)) for finding in more]
+    ranks = {severity.word: severity.value for severity in Severity}
     # One of a later release counts as a warning at least.
-    return rows, max((known.get(each.severity, 1) for _, each in rows), default=0)
+    return rows, max((ranks.get(finding.severity, 1) for _, finding in rows), default=0)

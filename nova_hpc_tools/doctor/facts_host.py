@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from nova_hpc.topology.files import FileError, Tree
+from nova_hpc.topology.files import FileError, FileTree
 from nova_hpc.topology.model import Node
 from nova_hpc_tools.adopt import host_files, include_files
 from nova_hpc_tools.doctor.checks_host import Frequency, HostFacts, Rule
@@ -42,7 +42,9 @@ _PARTITIONS: Final = re.compile(
 _POLICY: Final = re.compile(r"\[(\w+)\]")
 
 
-def read(root: Path | None, node: Node, addresses: Iterable[str], cpus: Iterable[int]) -> HostFacts:
+def read_host_facts(
+    root: Path | None, node: Node, addresses: Iterable[str], cpus: Iterable[int]
+) -> HostFacts:
     """Read it; what cannot be read is not there.
 
     :param root: where the host's files are; None: nobody knows.
@@ -51,32 +53,38 @@ def read(root: Path | None, node: Node, addresses: Iterable[str], cpus: Iterable
     """
     if root is None:
         return HostFacts()
-    tree, known = Tree(root), tuple(addresses)
-    prepared = [path for path in host_files.ALL if host_files.is_owned(_text(root / path))]
+    tree, offered_addresses = FileTree(root), tuple(addresses)
+    prepared = [
+        path for path in host_files.ALL if host_files.is_prepared_file(_read_host_text(root / path))
+    ]
     return HostFacts(
         unassigned={
-            address: bars for address in known if (bars := tuple(_unassigned(tree, address)))
+            address: bars
+            for address in offered_addresses
+            if (bars := tuple(_find_unassigned_bars(tree, address)))
         },
-        overrides=dict(_overrides(root, known)),
-        numvfs=tuple(_writers(root, prepared)) if _ours(root, prepared) else (),
-        not_booted=tuple(_missing(root)) if host_files.GRUB in prepared else (),
-        rules=_rules(root, known, prepared),
-        command_line=tuple(_text(root / "proc/cmdline").split()),
-        translated=tuple(_translated(tree, node)),
-        aspm=_aspm(tree),
-        frequencies=dict(_frequencies(tree, cpus)),
-        partition_hooks=tuple(_partition_hooks(root)),
+        overrides=dict(_read_driverctl_overrides(root, offered_addresses)),
+        numvfs=tuple(_find_numvfs_writers(root, prepared))
+        if _has_prepared_numvfs(root, prepared)
+        else (),
+        not_booted=tuple(_find_missing_boot_words(root)) if host_files.GRUB in prepared else (),
+        rules=_find_driver_rules(root, offered_addresses, prepared),
+        command_line=tuple(_read_host_text(root / "proc/cmdline").split()),
+        translated=tuple(_find_translated_functions(tree, node)),
+        aspm=_read_aspm_policy(tree),
+        frequencies=dict(_read_cpu_frequencies(tree, cpus)),
+        partition_hooks=tuple(_find_partition_hooks(root)),
     )
 
 
-def _text(path: Path) -> str:
+def _read_host_text(path: Path) -> str:
     try:
-        return include_files.read(path) or ""
+        return include_files.read_plain_file(path) or ""
     except include_files.IncludeError:
         return ""
 
 
-def _unassigned(tree: Tree, address: str) -> Iterator[int]:
+def _find_unassigned_bars(tree: FileTree, address: str) -> Iterator[int]:
     try:
         lines = (tree.text(f"/sys/bus/pci/devices/{address}/resource") or "").splitlines()
     except FileError:
@@ -87,88 +95,91 @@ def _unassigned(tree: Tree, address: str) -> Iterator[int]:
             yield index
 
 
-def _overrides(root: Path, addresses: Iterable[str]) -> Iterator[tuple[str, str]]:
+def _read_driverctl_overrides(root: Path, addresses: Iterable[str]) -> Iterator[tuple[str, str]]:
     """What driverctl binds at boot: a file for each device, ``pci-`` and its address."""
     for address in addresses:
-        driver = _text(root / f"etc/driverctl.d/pci-{address}").strip()
+        driver = _read_host_text(root / f"etc/driverctl.d/pci-{address}").strip()
         if driver:
             yield address, driver
 
 
-def _ours(root: Path, prepared: Iterable[str]) -> bool:
-    return any(_NUMVFS in _text(root / path) for path in prepared)
+def _has_prepared_numvfs(root: Path, prepared: Iterable[str]) -> bool:
+    return any(_NUMVFS in _read_host_text(root / path) for path in prepared)
 
 
-def _writers(root: Path, prepared: Iterable[str]) -> Iterator[str]:
-    mine = {root / path for path in prepared}
+def _find_numvfs_writers(root: Path, prepared: Iterable[str]) -> Iterator[str]:
+    prepared_paths = {root / path for path in prepared}
     for pattern in _BOOT:
         for path in sorted(root.glob(pattern)):
-            if path not in mine and _NUMVFS in _text(path):
+            if path not in prepared_paths and _NUMVFS in _read_host_text(path):
                 yield f"/{path.relative_to(root)}"
 
 
-def _missing(root: Path) -> Iterator[str]:
+def _find_missing_boot_words(root: Path) -> Iterator[str]:
     """Words of the prepared command line without which the kernel was started."""
-    now = _text(root / "proc/cmdline").split()
-    match = re.search(r'"\$GRUB_CMDLINE_LINUX ([^"]*)"', _text(root / host_files.GRUB))
-    if now and match is not None:
-        yield from (word for word in match[1].split() if word not in now)
+    booted_words = _read_host_text(root / "proc/cmdline").split()
+    match = re.search(r'"\$GRUB_CMDLINE_LINUX ([^"]*)"', _read_host_text(root / host_files.GRUB))
+    if booted_words and match is not None:
+        yield from (word for word in match[1].split() if word not in booted_words)
 
 
-def _rules(
+def _find_driver_rules(
     root: Path, addresses: Iterable[str], prepared: Iterable[str]
 ) -> dict[str, tuple[Rule, ...]]:
     """Rules of others that name an offered device and give it a driver."""
-    mine, seen = {root / path for path in prepared}, set()
-    found: dict[str, list[Rule]] = {}
+    prepared_paths, seen = {root / path for path in prepared}, set()
+    rules_by_address: dict[str, list[Rule]] = {}
     for folder in _RULES:
         for path in sorted((root / folder).glob("*.rules")):
-            if path in mine or path.name in seen:
+            if path in prepared_paths or path.name in seen:
                 continue
             seen.add(path.name)
-            for line in _text(path).replace("\\\n", " ").splitlines():
+            for line in _read_host_text(path).replace("\\\n", " ").splitlines():
                 match = _OVERRIDE.search(line)
                 if line.lstrip().startswith("#") or match is None:
                     continue
                 for address in addresses:
                     if f'"{address}"' in line:
                         rule = Rule(f"/{path.relative_to(root)}", match[1])
-                        found.setdefault(address, []).append(rule)
-    return {address: tuple(rules) for address, rules in found.items()}
+                        rules_by_address.setdefault(address, []).append(rule)
+    return {address: tuple(rules) for address, rules in rules_by_address.items()}
 
 
-def _partition_hooks(root: Path) -> Iterator[str]:
+def _find_partition_hooks(root: Path) -> Iterator[str]:
     for pattern in _HOOKS:
         for path in sorted(root.glob(pattern)):
-            if path.is_file() and _PARTITIONS.search(_text(path)):
+            if path.is_file() and _PARTITIONS.search(_read_host_text(path)):
                 yield f"/{path.relative_to(root)}"
 
 
-def _translated(tree: Tree, node: Node) -> Iterator[str]:
-    for each in node.functions:
-        if each.driver is None or each.is_bridge or each.iommu_group is None:
+def _find_translated_functions(tree: FileTree, node: Node) -> Iterator[str]:
+    for function in node.functions:
+        if function.driver is None or function.is_bridge or function.iommu_group is None:
             continue
-        if each.on_vfio:
+        if function.on_vfio:
             continue
-        if _line(tree, f"/sys/kernel/iommu_groups/{each.iommu_group}/type") in _TRANSLATED:
-            yield each.address
+        if (
+            _read_sysfs_line(tree, f"/sys/kernel/iommu_groups/{function.iommu_group}/type")
+            in _TRANSLATED
+        ):
+            yield function.address
 
 
-def _aspm(tree: Tree) -> str | None:
-    match = _POLICY.search(_line(tree, "/sys/module/pcie_aspm/parameters/policy"))
+def _read_aspm_policy(tree: FileTree) -> str | None:
+    match = _POLICY.search(_read_sysfs_line(tree, "/sys/module/pcie_aspm/parameters/policy"))
     return None if match is None else match[1]
 
 
-def _frequencies(tree: Tree, cpus: Iterable[int]) -> Iterator[tuple[int, Frequency]]:
+def _read_cpu_frequencies(tree: FileTree, cpus: Iterable[int]) -> Iterator[tuple[int, Frequency]]:
     for cpu in sorted(cpus):
         folder = f"/sys/devices/system/cpu/cpu{cpu}/cpufreq"
-        driver = _line(tree, f"{folder}/scaling_driver")
-        governor = _line(tree, f"{folder}/scaling_governor")
+        driver = _read_sysfs_line(tree, f"{folder}/scaling_driver")
+        governor = _read_sysfs_line(tree, f"{folder}/scaling_governor")
         if driver and governor:
             yield cpu, Frequency(driver, governor)
 
 
-def _line(tree: Tree, path: str) -> str:
+def _read_sysfs_line(tree: FileTree, path: str) -> str:
     """The text of a small file; "": there is none, or it cannot be read."""
     try:
         return (tree.text(path) or "").strip()

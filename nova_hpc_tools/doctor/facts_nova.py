@@ -10,12 +10,12 @@ from typing import Any
 from nova_hpc.topology.model import Node
 from nova_hpc_tools.adopt import nova_rules, spec_entries
 from nova_hpc_tools.adopt.nova_rules import PciSettings
-from nova_hpc_tools.doctor import checks_entries as doctor_entries
+from nova_hpc_tools.doctor import checks_entries
 from nova_hpc_tools.doctor.checks_entries import Entries
 from nova_hpc_tools.snapshot import SnapshotError, cloud_readers
 
 
-def read(
+def read_entries_with_nova(
     root: Path | None,
     node: Node,
     nova: Any,
@@ -36,21 +36,23 @@ def read(
         report=nova.pci.report_in_placement,
         in_placement=nova.filter_scheduler.pci_in_placement,
     )
-    ours, others = doctor_entries.ours_and_others(told.device_spec)
+    ours, others = checks_entries.ours_and_others(told.device_spec)
     unasked = None
-    refusals: Iterable[nova_rules.Refusal] = ()
+    refusals: Iterable[nova_rules.NovaRefusal] = ()
     if told.device_spec or told.aliases:
         try:
             refusals = cloud_readers.check_pci_settings(told, node, root or Path("/"))
         except SnapshotError as error:
             if told.report:
-                refusals = nova_rules.refusals(spec_entries.lines(told.device_spec), node)
-            if others or not all(map(doctor_entries.is_plain, told.aliases)):
+                refusals = nova_rules.placement_refusals_of(
+                    spec_entries.split_entries(told.device_spec), node
+                )
+            if others or not all(map(checks_entries.is_plain, told.aliases)):
                 unasked = str(error)
     if ours:
-        mixed = nova_rules.driver_refusals(spec_entries.lines(told.device_spec), node)
-        known = {each.what for each in refusals}
-        refusals = [*refusals, *(each for each in mixed if each.what not in known)]
+        mixed = nova_rules.driver_refusals(spec_entries.split_entries(told.device_spec), node)
+        refused_names = {refusal.what for refusal in refusals}
+        refusals = [*refusals, *(refusal for refusal in mixed if refusal.what not in refused_names)]
     return Entries(
         node=node,
         others=others,

@@ -8,13 +8,13 @@ from typing import Any
 
 from rich.progress import track
 
-from nova_hpc_tools.adopt.findings import Finding
-from nova_hpc_tools.doctor import checks_records as doctor_records
+from nova_hpc_tools.adopt.findings import DoctorFinding
+from nova_hpc_tools.doctor import checks_records
 from nova_hpc_tools.printing import InertConsole
 from nova_hpc_tools.snapshot import SnapshotError, cloud_readers
 
 
-def look(config: Sequence[str], alone: bool = True) -> list[Finding]:
+def examine_records_twice(config: Sequence[str], alone: bool = True) -> list[DoctorFinding]:
     """What is wrong, of two looks: what was only changing is no fault.
 
     :param config: --config-file=FILE and --config-dir=DIR of Nova's scheduler.
@@ -23,25 +23,25 @@ def look(config: Sequence[str], alone: bool = True) -> list[Finding]:
     """
     try:
         read = cloud_readers.records_reader(config)
-        found = doctor_records.look(read(_shown))
-        if not found:
-            return found
-        again = doctor_records.look(read(_shown))
+        first_findings = checks_records.check_records(read(_show_placement_progress))
+        if not first_findings:
+            return first_findings
+        again = checks_records.check_records(read(_show_placement_progress))
     except SnapshotError as error:
         if alone:
             raise
         text = str(error).rstrip(".")
         return [
-            Finding(
+            DoctorFinding(
                 "not-looked",
                 f"Nobody has looked at the cloud: {text}.",
                 "Run nova-hpc doctor --part cloud where nova-manage runs.",
             )
         ]
-    return [each for each in again if each in found]
+    return [finding for finding in again if finding in first_findings]
 
 
-def _shown(devices: Sequence[Any]) -> Iterable[Any]:
+def _show_placement_progress(devices: Sequence[Any]) -> Iterable[Any]:
     console = InertConsole(stderr=True)
     return track(
         devices,

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from nova_hpc.guest_tree import needs
-from nova_hpc.guest_tree.needs import Need
-from nova_hpc.topology.files import FileError, Tree
-from nova_hpc.topology.model import Function, Node
+from nova_hpc.guest_tree.needs import LibvirtNeed
+from nova_hpc.topology.files import FileError, FileTree
+from nova_hpc.topology.model import Node, PciFunction
 from nova_hpc_tools.adopt import include_files, install_shim, settings
 from nova_hpc_tools.doctor import libvirt_domains
-from nova_hpc_tools.doctor.checks_service import Place, Service, Shim, TooOld, User
+from nova_hpc_tools.doctor.checks_service import LedgerPath, ServiceFacts, Shim, TooOld, User
 
 #: Units that start nova-compute: of Debian and Ubuntu, of RDO, of devstack.
 _UNITS: Final = ("nova-compute", "openstack-nova-compute", "devstack@n-cpu")
@@ -25,12 +25,14 @@ _OLD_FOLDER: Final = "lib/systemd/system"
 _USER: Final = re.compile(r"^\s*User\s*=\s*(\S+)\s*$", re.MULTILINE)
 
 
-def is_here(root: Path | None) -> bool:
+def is_this_machine(root: Path | None) -> bool:
     """Whether *root* is this machine, whose services can be asked."""
     return root is not None and root.resolve() == Path("/")
 
 
-def read(root: Path | None, node: Node, offered: Iterable[Function], nova: Any) -> Service:
+def read_service_facts(
+    root: Path | None, node: Node, offered: Iterable[PciFunction], nova: Any
+) -> ServiceFacts:
     """Read it; what cannot be read is not there.
 
     :param root: where the host's files are; None: nobody knows.
@@ -38,37 +40,46 @@ def read(root: Path | None, node: Node, offered: Iterable[Function], nova: Any) 
     :param nova: with groups ``[DEFAULT]``, ``[libvirt]`` and ``[hpc]``.
     """
     if root is None:
-        return Service()
-    here = is_here(root)
+        return ServiceFacts()
+    on_this_machine = is_this_machine(root)
     ledger = str(nova.hpc.ledger_file)
-    tree = Tree(root)
-    return Service(
-        too_old=tuple(_too_old(wanted(node, offered, nova), nova)) if here else (),
-        shim=shim(nova.compute_driver) if here else None,
-        folder=_place(tree, root, str(Path(ledger).parent), stat.S_ISDIR),
-        ledger=_place(tree, root, ledger, stat.S_ISREG),
-        user=_user(root),
+    tree = FileTree(root)
+    return ServiceFacts(
+        too_old=tuple(_find_too_old_libvirt(configured_libvirt_needs(node, offered, nova), nova))
+        if on_this_machine
+        else (),
+        shim=find_shim_fault(nova.compute_driver) if on_this_machine else None,
+        folder=_stat_service_path(tree, root, str(Path(ledger).parent), stat.S_ISDIR),
+        ledger=_stat_service_path(tree, root, ledger, stat.S_ISREG),
+        user=_find_service_user(root),
     )
 
 
 # --- libvirt ----------------------------------------------------------------------------
 
 
-def wanted(node: Node, offered: Iterable[Function], nova: Any) -> tuple[Need, ...]:
+def configured_libvirt_needs(
+    node: Node, offered: Iterable[PciFunction], nova: Any
+) -> tuple[LibvirtNeed, ...]:
     """What is configured or offered here, and needs a libvirt newer than Nova does."""
-    memory = sum(each.memory_kib or 0 for each in node.numa_nodes) << 10
-    return tuple(needs.of_node(offered, memory, nova.hpc.gpudirect_clique))
+    memory = sum(numa_node.memory_kib or 0 for numa_node in node.numa_nodes) << 10
+    return tuple(needs.libvirt_needs_of(offered, memory, nova.hpc.gpudirect_clique))
 
 
-def _too_old(wishes: Iterable[Need], nova: Any) -> Iterator[TooOld]:
-    found = tuple(wishes)
-    version = libvirt_domains.version(uri(nova)) if found else None
-    for each in found:
-        if version is not None and version < each.least:
-            yield TooOld(each.what, needs.dotted(each.least), needs.dotted(version), each.otherwise)
+def _find_too_old_libvirt(wishes: Iterable[LibvirtNeed], nova: Any) -> Iterator[TooOld]:
+    libvirt_needs = tuple(wishes)
+    version = libvirt_domains.libvirt_version_of(libvirt_uri_of(nova)) if libvirt_needs else None
+    for need in libvirt_needs:
+        if version is not None and version < need.least:
+            yield TooOld(
+                need.what,
+                needs.format_dotted_version(need.least),
+                needs.format_dotted_version(version),
+                need.otherwise,
+            )
 
 
-def uri(nova: Any) -> str:
+def libvirt_uri_of(nova: Any) -> str:
     """Where nova-compute of this machine finds libvirt."""
     return nova.libvirt.connection_uri or libvirt_domains.DEFAULT_URI
 
@@ -76,7 +87,7 @@ def uri(nova: Any) -> str:
 # --- the shim ---------------------------------------------------------------------------
 
 
-def shim(driver: str | None) -> Shim | None:
+def find_shim_fault(driver: str | None) -> Shim | None:
     """What is wrong with the file through which Nova finds the driver; None: nothing.
 
     :param driver: ``[DEFAULT]compute_driver``; for another driver nothing is needed.
@@ -84,8 +95,8 @@ def shim(driver: str | None) -> Shim | None:
     if driver != settings.DRIVER:
         return None
     try:
-        place = install_shim.locate(install_shim.interpreter())
-        found = install_shim.state(place.target, install_shim.content())
+        place = install_shim.locate_shim(install_shim.find_nova_interpreter())
+        shim_state = install_shim.shim_state_of(place.target, install_shim.read_shim_content())
     except (install_shim.ShimError, OSError) as error:
         return Shim(
             f"The shim of the driver was not looked at: {error}.",
@@ -97,75 +108,79 @@ def shim(driver: str | None) -> Shim | None:
             f"{place.python} does not find nova-hpc.",
             f"Install its wheel there: {place.python} -m pip install nova_hpc-*.whl",
         )
-    if found == "foreign":
+    if shim_state == "foreign":
         return Shim(
             f"{place.target} is not a file of nova-hpc.",
             f"Move {place.target} away if Nova does not need it; then nova-hpc install-shim",
         )
-    if found != "installed":
-        return Shim(f"{place.target} is {found}.", "nova-hpc install-shim")
+    if shim_state != "installed":
+        return Shim(f"{place.target} is {shim_state}.", "nova-hpc install-shim")
     return None
 
 
 # --- files ------------------------------------------------------------------------------
 
 
-def _place(tree: Tree, root: Path, path: str, kind: Any) -> Place | None:
+def _stat_service_path(tree: FileTree, root: Path, path: str, kind: Any) -> LedgerPath | None:
     try:
-        found = tree.resolve(path)
-        if found is None:
+        resolved_path = tree.resolve(path)
+        if resolved_path is None:
             return None
-        here = (root / found.lstrip("/")).lstat()
+        file_status = (root / resolved_path.lstrip("/")).lstat()
     except (FileError, OSError, ValueError):
         return None
-    if not kind(here.st_mode):
+    if not kind(file_status.st_mode):
         return None
-    return Place(path, here.st_uid, here.st_gid, stat.S_IMODE(here.st_mode))
+    return LedgerPath(
+        path, file_status.st_uid, file_status.st_gid, stat.S_IMODE(file_status.st_mode)
+    )
 
 
-def _user(root: Path) -> User | None:
+def _find_service_user(root: Path) -> User | None:
     """Who the unit of nova-compute runs it as; None: there is none, or it cannot be read."""
     for unit in _UNITS:
-        texts = list(_unit(root, unit))
+        texts = list(_read_service_unit(root, unit))
         if texts:
             names = [name for text in texts for name in _USER.findall(text)]
-            return _account(root, names[-1] if names else "root")
+            return _read_passwd_account(root, names[-1] if names else "root")
     return None
 
 
-def _unit(root: Path, name: str) -> Iterator[str]:
+def _read_service_unit(root: Path, name: str) -> Iterator[str]:
     """The unit and what is dropped in, a later one wins."""
     folders = (*_FOLDERS, _OLD_FOLDER)
     for folder in folders:
-        text = _text(root / folder / f"{name}.service")
+        text = _read_unit_text(root / folder / f"{name}.service")
         if text:
             yield text
             break
     for folder in reversed(folders):
         for path in sorted((root / folder / f"{name}.service.d").glob("*.conf")):
-            yield _text(path)
+            yield _read_unit_text(path)
 
 
-def _account(root: Path, name: str) -> User | None:
+def _read_passwd_account(root: Path, name: str) -> User | None:
     if name in ("root", "0"):
         return User("root", 0)
-    for line in _text(root / "etc/passwd").splitlines():
+    for line in _read_unit_text(root / "etc/passwd").splitlines():
         words = line.split(":")
         if len(words) > 3 and name in (words[0], words[2]) and words[2].isdigit():
             groups = {int(words[3])} if words[3].isdigit() else set()
-            return User(words[0], int(words[2]), frozenset({*groups, *_groups(root, words[0])}))
+            return User(
+                words[0], int(words[2]), frozenset({*groups, *_read_group_ids(root, words[0])})
+            )
     return None
 
 
-def _groups(root: Path, name: str) -> Iterator[int]:
-    for line in _text(root / "etc/group").splitlines():
+def _read_group_ids(root: Path, name: str) -> Iterator[int]:
+    for line in _read_unit_text(root / "etc/group").splitlines():
         words = line.split(":")
         if len(words) > 3 and words[2].isdigit() and name in words[3].split(","):
             yield int(words[2])
 
 
-def _text(path: Path) -> str:
+def _read_unit_text(path: Path) -> str:
     try:
-        return include_files.read(path) or ""
+        return include_files.read_plain_file(path) or ""
     except include_files.IncludeError:
         return ""

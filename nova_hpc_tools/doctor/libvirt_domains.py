@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from nova_hpc.tenancy import guest_domains
-from nova_hpc.tenancy.guest_domains import LIST_ALL, GuestDomains
+from nova_hpc.tenancy.guest_domains import LIST_ALL, NodeGuestDomains
 
 #: Major, minor and release.
 Version = tuple[int, int, int]
@@ -21,22 +21,22 @@ DEFAULT_URI: Final = "qemu:///system"
 PATIENCE: Final = 30.0
 
 
-def reader(options: Any) -> Callable[[], GuestDomains]:
+def guest_domain_reader(options: Any) -> Callable[[], NodeGuestDomains]:
     """What asks the libvirt that nova-compute of this node uses.
 
     :param options: with group ``[libvirt]``, as node_config reads it.
     """
     uri = options.libvirt.connection_uri or DEFAULT_URI
-    return lambda: read(uri)
+    return lambda: ask_guest_domains(uri)
 
 
-def read(uri: str, patience: float = PATIENCE) -> GuestDomains:
+def ask_guest_domains(uri: str, patience: float = PATIENCE) -> NodeGuestDomains:
     """All guest domains of the libvirt at *uri*. Never raises.
 
     :param patience: seconds.
     """
 
-    def ask(libvirt: Any) -> GuestDomains:
+    def ask(libvirt: Any) -> NodeGuestDomains:
         def listing() -> Any:
             return libvirt.openReadOnly(uri).listAllDomains(LIST_ALL)
 
@@ -46,20 +46,20 @@ def read(uri: str, patience: float = PATIENCE) -> GuestDomains:
                 and error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN
             )
 
-        return guest_domains.read(listing, gone)
+        return guest_domains.read_guest_domains(listing, gone)
 
     try:
-        answer = _ask(ask, patience)
+        answer = _ask_libvirt(ask, patience)
     except ImportError:
-        return guest_domains.unanswered(
+        return guest_domains.unknown_guest_domains(
             "libvirt-python is not installed here: run the command where nova-compute runs"
         )
     if answer is not None:
         return answer
-    return guest_domains.unanswered(f"{uri} gave no answer within {patience:g} seconds")
+    return guest_domains.unknown_guest_domains(f"{uri} gave no answer within {patience:g} seconds")
 
 
-def version(uri: str, patience: float = PATIENCE) -> Version | None:
+def libvirt_version_of(uri: str, patience: float = PATIENCE) -> Version | None:
     """The version of the libvirt at *uri*; None: it does not say. Never raises.
 
     :param patience: seconds.
@@ -74,12 +74,12 @@ def version(uri: str, patience: float = PATIENCE) -> Version | None:
         return number // 1_000_000, number // 1_000 % 1_000, number % 1_000
 
     try:
-        return _ask(ask, patience)
+        return _ask_libvirt(ask, patience)
     except ImportError:
         return None
 
 
-def _ask(question: Callable[[Any], Answer], patience: float) -> Answer | None:
+def _ask_libvirt(question: Callable[[Any], Answer], patience: float) -> Answer | None:
     """What libvirt answers; None: nothing within *patience* seconds.
 
     :raises ImportError: libvirt-python is not there.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from nova_hpc_tools.adopt import install_shim
-from nova_hpc_tools.adopt.findings import Finding
+from nova_hpc_tools.adopt.findings import DoctorFinding
 from nova_hpc_tools.doctor import libvirt_domains
 
 HOST: Final = "virt-host-validate"
@@ -33,67 +33,69 @@ _PROBE: Final = (
 )
 
 
-def look(
+def run_other_checkers(
     files: Iterable[Path], python: str | None = None, libvirt: str | None = None
-) -> Iterator[Finding]:
+) -> Iterator[DoctorFinding]:
     """What they find; one that is not there, or says nothing, is named.
 
     :param files: that Nova's services read.
     :param python: that runs Nova; None: that of the nova-compute on PATH, or this one.
     :param libvirt: URI of one whose version matters; None: it does not.
     """
-    yield from _host()
-    if libvirt is not None and libvirt_domains.version(libvirt) is None:
-        yield _silent(f"libvirt ({libvirt})", "Start libvirt; run the command as nova-compute can.")
-    yield from _config([path for path in files if path.is_file()], python)
+    yield from _run_host_validator()
+    if libvirt is not None and libvirt_domains.libvirt_version_of(libvirt) is None:
+        yield _report_silent_checker(
+            f"libvirt ({libvirt})", "Start libvirt; run the command as nova-compute can."
+        )
+    yield from _run_config_validator([path for path in files if path.is_file()], python)
 
 
-def _host() -> Iterator[Finding]:
+def _run_host_validator() -> Iterator[DoctorFinding]:
     program = shutil.which(HOST)
-    out = None if program is None else _run([program, "qemu"])
+    out = None if program is None else _output_of_checker([program, "qemu"])
     if out is None:
-        yield _silent(HOST, "Install libvirt's clients (Debian: libvirt-clients).")
+        yield _report_silent_checker(HOST, "Install libvirt's clients (Debian: libvirt-clients).")
         return
     for line in out.splitlines():
         match = _FAILED.fullmatch(line)
         if match is not None:
-            why = match[2] or "it gives no reason"
-            yield Finding(
+            reason = match[2] or "it gives no reason"
+            yield DoctorFinding(
                 "host-validate",
-                f"{HOST}: {match[1]}: {why}.",
-                f"{why[0].upper()}{why[1:]}; see {HOST} qemu",
+                f"{HOST}: {match[1]}: {reason}.",
+                f"{reason[0].upper()}{reason[1:]}; see {HOST} qemu",
             )
 
 
-def _config(files: Sequence[Path], python: str | None) -> Iterator[Finding]:
-    interpreter = python or install_shim.interpreter()
+def _run_config_validator(files: Sequence[Path], python: str | None) -> Iterator[DoctorFinding]:
+    interpreter = python or install_shim.find_nova_interpreter()
     beside = Path(interpreter).with_name(CONFIG)
     program = str(beside) if beside.is_file() else shutil.which(CONFIG)
-    known = None if program is None else _run([interpreter, "-c", _PROBE])
-    if program is None or not known:
-        yield _silent(CONFIG, "Run the command where Nova is installed.")
+    namespaces = None if program is None else _output_of_checker([interpreter, "-c", _PROBE])
+    if program is None or not namespaces:
+        yield _report_silent_checker(CONFIG, "Run the command where Nova is installed.")
         return
-    spaces = [word for name in known.split() for word in ("--namespace", name)]
+    spaces = [word for name in namespaces.split() for word in ("--namespace", name)]
     for path in files:
-        out = _run([program, *spaces, "--input-file", str(path)])
+        out = _output_of_checker([program, *spaces, "--input-file", str(path)])
         if out is None:
-            yield _silent(CONFIG, f"See {CONFIG} --input-file {path}.")
+            yield _report_silent_checker(CONFIG, f"See {CONFIG} --input-file {path}.")
             return
         for line in out.splitlines():
             match = _UNKNOWN.fullmatch(line.strip())
             if match is not None:
-                yield Finding(
+                yield DoctorFinding(
                     "option-unknown",
                     f"{path}: there is no option [{match[1]}]{match[2]}.",
                     f"Correct its name, or take it out of {path}.",
                 )
 
 
-def _silent(program: str, cure: str) -> Finding:
-    return Finding("not-looked", f"{program} is not here, or does not answer.", cure)
+def _report_silent_checker(program: str, cure: str) -> DoctorFinding:
+    return DoctorFinding("not-looked", f"{program} is not here, or does not answer.", cure)
 
 
-def _run(words: Sequence[str]) -> str | None:
+def _output_of_checker(words: Sequence[str]) -> str | None:
     """What a program writes, whatever its exit status; None: it cannot be run."""
     try:
         done = subprocess.run(

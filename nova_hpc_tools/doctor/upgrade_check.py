@@ -16,13 +16,18 @@ from oslo_config import cfg
 from nova_hpc.from_nova import nova_sources
 from nova_hpc.from_nova.nova_digests import DIGESTS
 from nova_hpc.tenancy.ledger import LedgerFile
-from nova_hpc_tools.adopt import install_shim
-from nova_hpc_tools.adopt import service_settings as node_config
-from nova_hpc_tools.adopt.findings import Finding, Severity
-from nova_hpc_tools.base import Answer, CommandError, List
-from nova_hpc_tools.doctor import facts_service as doctor_service
+from nova_hpc_tools.adopt import install_shim, service_settings
+from nova_hpc_tools.adopt.findings import DoctorFinding, Severity
+from nova_hpc_tools.base import CommandAnswer, CommandError, ListCommand
+from nova_hpc_tools.doctor import facts_service
 from nova_hpc_tools.doctor.checks_service import shim_finding
-from nova_hpc_tools.doctor.command import CONTROLLER, NODE, Doctor, add_options, look_here
+from nova_hpc_tools.doctor.command import (
+    CONTROLLER,
+    NODE,
+    Doctor,
+    add_doctor_options,
+    examine_this_machine,
+)
 
 SUCCESS, WARNING, FAILURE = 0, 1, 2
 _WORST: Final[Mapping[Severity, int]] = {Severity.WARNING: WARNING, Severity.ERROR: FAILURE}
@@ -33,7 +38,7 @@ _SHIM: Final = "shim"
 Result = tuple[int, str | None]
 
 
-class UpgradeCheck(List):
+class UpgradeCheck(ListCommand):
     """Say whether the services of this machine may be restarted with this release.
 
     Looks at what they are told and at the declaration as nova-hpc doctor does, at the
@@ -49,20 +54,20 @@ class UpgradeCheck(List):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
-        add_options(parser)
+        add_doctor_options(parser)
         return parser
 
-    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+    def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
         """Look, and say it in the words of the library."""
-        library = _library()
-        checks = [("Settings and declaration", _settings(parsed_args))]
+        library = _import_upgradecheck()
+        checks = [("Settings and declaration", _check_settings(parsed_args))]
         if NODE in (parsed_args.part or [NODE]):
-            checks.append(("Ledger", _ledger(parsed_args.config)))
-            if doctor_service.is_here(parsed_args.root):
-                checks.append(("Shim of the driver", _shim(parsed_args.config)))
+            checks.append(("Ledger", _check_ledger(parsed_args.config)))
+            if facts_service.is_this_machine(parsed_args.root):
+                checks.append(("Shim of the driver", _check_shim(parsed_args.config)))
         with_nova = not {NODE, CONTROLLER}.isdisjoint(parsed_args.part or [NODE])
-        if with_nova and doctor_service.is_here(parsed_args.root):
-            checks.append(("Functions of Nova", _functions()))
+        if with_nova and facts_service.is_this_machine(parsed_args.root):
+            checks.append(("Functions of Nova", _check_nova_functions()))
         results = [
             (name, library.Result(library.Code(code), text)) for name, (code, text) in checks
         ]
@@ -72,15 +77,15 @@ class UpgradeCheck(List):
         commands._upgrade_checks = tuple(
             (name, lambda _, result=result: result) for name, result in results
         )
-        return Answer(
+        return CommandAnswer(
             ("Check", "Result", "Details"),
-            [(name, str(words[each.code]), each.details or "") for name, each in results],
-            status=max(int(each.code) for _, each in results),
+            [(name, str(words[result.code]), result.details or "") for name, result in results],
+            status=max(int(result.code) for _, result in results),
             show=lambda: commands.check() and None,
         )
 
 
-def _library() -> Any:
+def _import_upgradecheck() -> Any:
     try:
         from oslo_upgradecheck import upgradecheck
     except ImportError as error:
@@ -90,25 +95,27 @@ def _library() -> Any:
     return upgradecheck
 
 
-def _settings(args: argparse.Namespace) -> Result:
+def _check_settings(args: argparse.Namespace) -> Result:
     try:
         # The shim has a line of its own, which is there also where this one cannot be made.
-        found = [each for each in look_here(args).found if each.check != _SHIM]
+        findings = [
+            finding for finding in examine_this_machine(args).found if finding.check != _SHIM
+        ]
     except (CommandError, *Doctor.errors) as error:
         return FAILURE, f"{error}."
-    return _of(found)
+    return _result_of_findings(findings)
 
 
-def _of(found: Iterable[Finding]) -> Result:
-    said = sorted(found, key=lambda each: -each.severity.value)
-    if not said:
+def _result_of_findings(findings: Iterable[DoctorFinding]) -> Result:
+    ranked_findings = sorted(findings, key=lambda finding: -finding.severity.value)
+    if not ranked_findings:
         return SUCCESS, None
-    text = " ".join(f"{each.seen} {each.cure.rstrip('.')}." for each in said)
-    return _WORST[said[0].severity], text
+    text = " ".join(f"{finding.seen} {finding.cure.rstrip('.')}." for finding in ranked_findings)
+    return _WORST[ranked_findings[0].severity], text
 
 
-def _ledger(config: list[str]) -> Result:
-    options = node_config.read(config, ("ledger_file",))
+def _check_ledger(config: list[str]) -> Result:
+    options = service_settings.read_node_options(config, ("ledger_file",))
     file = LedgerFile.from_options(options.hpc)
     ledger = file.read()
     if ledger.lost:
@@ -121,28 +128,31 @@ def _ledger(config: list[str]) -> Result:
     return SUCCESS, None
 
 
-def _functions() -> Result:
+def _check_nova_functions() -> Result:
     try:
-        place = install_shim.locate(install_shim.interpreter())
+        place = install_shim.locate_shim(install_shim.find_nova_interpreter())
     except (install_shim.ShimError, OSError) as error:
         return WARNING, f"Nova was not looked at: {error}."
     major = (place.version or "").partition(".")[0]
     if not major.isdigit() or int(major) not in nova_sources.READ:
-        known = ", ".join(map(str, nova_sources.READ))
+        releases = ", ".join(map(str, nova_sources.READ))
         return FAILURE, (
             f"Nova {place.version or 'of an unknown version'} is in {place.nova}, and this release "
-            f"of nova-hpc knows {known}: install releases that fit together."
+            f"of nova-hpc knows {releases}: install releases that fit together."
         )
-    found = nova_sources.changed(place.nova, int(major), DIGESTS)
-    if not found:
+    changed_functions = nova_sources.find_changed_functions(place.nova, int(major), DIGESTS)
+    if not changed_functions:
         return SUCCESS, None
     return WARNING, (
-        f"{'; '.join(map(str, found))}. It is used all the same: read what has changed, and run "
+        f"{'; '.join(map(str, changed_functions))}. It is used all the same: read what "
+        f"has changed, and run "
         "the functional tests beside this Nova."
     )
 
 
-def _shim(config: list[str]) -> Result:
-    nova = node_config.load(node_config.files(config), {"DEFAULT": [cfg.StrOpt("compute_driver")]})
-    found = doctor_service.shim(nova.compute_driver)
-    return _of([] if found is None else [shim_finding(found)])
+def _check_shim(config: list[str]) -> Result:
+    nova = service_settings.load_options(
+        service_settings.config_files_of(config), {"DEFAULT": [cfg.StrOpt("compute_driver")]}
+    )
+    fault = facts_service.find_shim_fault(nova.compute_driver)
+    return _result_of_findings([] if fault is None else [shim_finding(fault)])

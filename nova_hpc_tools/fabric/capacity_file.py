@@ -19,32 +19,32 @@ class CapacityError(Exception):
     """A capacity file that cannot be used; one line an error."""
 
 
-def read(lines: Iterable[str], source: str) -> dict[str, int]:
+def read_capacity_lines(lines: Iterable[str], source: str) -> dict[str, int]:
     """Read the lines of a file.
 
     :param source: what the errors call it.
     :returns: host -> how many members fit on it.
     :raises CapacityError: names the lines that are wrong.
     """
-    found: dict[str, int] = {}
+    capacity: dict[str, int] = {}
     first: dict[str, int] = {}
     errors: list[str] = []
     reader = csv.reader(lines, strict=True)
     try:
-        header = [each.strip() for each in next(reader, [])]
+        header = [column.strip() for column in next(reader, [])]
         # Spreadsheets put a mark before the first letter, and other commands write "Host".
-        if [each.removeprefix("\ufeff").lower() for each in header] != list(COLUMNS):
+        if [column.removeprefix("\ufeff").lower() for column in header] != list(COLUMNS):
             raise CapacityError(
                 f"{source}: line 1: the header is {','.join(header)!r}; it must be "
                 f"{','.join(COLUMNS)!r}"
             )
         for row in reader:
-            for wrong in _wrong(row, first):
+            for wrong in _find_row_errors(row, first):
                 errors.append(f"{source}: line {reader.line_num}: {wrong}")
                 break
             else:
                 if row:
-                    found[row[0].strip()] = int(row[1])
+                    capacity[row[0].strip()] = int(row[1])
                     first[row[0].strip()] = reader.line_num
     except csv.Error as error:
         errors.append(f"{source}: line {reader.line_num}: {error}")
@@ -53,17 +53,17 @@ def read(lines: Iterable[str], source: str) -> dict[str, int]:
         raise CapacityError(
             "\n".join([*errors[:_SHOWN], *([f"and {more} more errors"] if more > 0 else [])])
         )
-    return found
+    return capacity
 
 
-def write(capacity: Mapping[str, int]) -> Iterator[str]:
+def format_capacity_lines(capacity: Mapping[str, int]) -> Iterator[str]:
     """The lines of such a file, without line ends."""
     yield ",".join(COLUMNS)
     for host, fit in capacity.items():
         yield f"{host},{fit}"
 
 
-def _wrong(row: list[str], first: Mapping[str, int]) -> Iterator[str]:
+def _find_row_errors(row: list[str], first: Mapping[str, int]) -> Iterator[str]:
     if not row:
         return
     if len(row) != len(COLUMNS):

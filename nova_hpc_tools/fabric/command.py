@@ -11,23 +11,21 @@ from typing import Any, Final
 
 from stevedore import extension
 
-from nova_hpc.fabric.model import FabricLevel, FabricMap, Place
-from nova_hpc.outside.text import printable
+from nova_hpc.fabric.model import FabricLevel, FabricMap, FabricPlace
+from nova_hpc.outside.text import printable_text
 from nova_hpc.wire import fabric_map
 from nova_hpc_tools.adopt import include_files
-from nova_hpc_tools.base import Answer, CommandError, List
-from nova_hpc_tools.fabric import difference
-from nova_hpc_tools.fabric import map_files as fabric_source
-from nova_hpc_tools.fabric import nova_aggregates as fabric_cloud
-from nova_hpc_tools.fabric.difference import Difference
-from nova_hpc_tools.fabric.problems import FabricError
-from nova_hpc_tools.fabric.sync import as_in_nova, cloud_map
+from nova_hpc_tools.base import CommandAnswer, CommandError, ListCommand
+from nova_hpc_tools.fabric import difference, map_files, nova_aggregates
+from nova_hpc_tools.fabric.difference import FabricDifference
+from nova_hpc_tools.fabric.problems import FabricMapError
+from nova_hpc_tools.fabric.sync import map_as_in_nova, map_of_aggregates
 from nova_hpc_tools.fabric.writers import slurm, svg, text, topograph
 
 _DIFFERENT: Final = 1
 
 
-class Show(List):
+class ShowFabric(ListCommand):
     """Show where hosts are on the fabric, by a map in any form that is read.
 
     Says on standard error what is damaged or contradicts itself, by line; the exit status
@@ -35,32 +33,32 @@ class Show(List):
     """
 
     acts_with = ()
-    errors = (FabricError,)
+    errors = (FabricMapError,)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
-        fabric_source.add_maps(parser)
-        fabric_source.add_arguments(parser)
+        map_files.add_map_files_argument(parser)
+        map_files.add_map_arguments(parser)
         return parser
 
-    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+    def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
         """Read the map; status 1 if something in it is wrong."""
-        reading = fabric_source.read_all(parsed_args.maps, parsed_args)
-        fabric_source.tell(reading, parsed_args)
-        return Answer(
+        reading = map_files.read_fabric_files(parsed_args.maps, parsed_args)
+        map_files.report_map_problems(reading, parsed_args)
+        return CommandAnswer(
             columns=tuple(_COLUMNS),
             rows=[
                 tuple(say(place) for say in _COLUMNS.values()) for place in reading.fabric.places
             ],
             status=_DIFFERENT if reading.problems else 0,
-            show=lambda: _print(text.lines(reading.fabric)),
-            document=lambda: fabric_map.dumps(reading.fabric),
+            show=lambda: _print_lines(text.draw_fabric_tree(reading.fabric)),
+            document=lambda: fabric_map.write_fabric_map(reading.fabric),
         )
 
 
 #: Column -> what it says of a host.
-_COLUMNS: Final[Mapping[str, Callable[[Place], str]]] = {
+_COLUMNS: Final[Mapping[str, Callable[[FabricPlace], str]]] = {
     "Host": lambda place: place.host,
     "Sub-domain": lambda place: place.sub_domain or "",
     "NVLink Domain": lambda place: place.nvlink_domain or "",
@@ -72,7 +70,7 @@ _COLUMNS: Final[Mapping[str, Callable[[Place], str]]] = {
 }
 
 
-class Diff(List):
+class DiffFabric(ListCommand):
     """Show what differs between two maps, or between Nova's host aggregates and a map.
 
     With one map, what Nova knows is compared with it, and clusters (server groups) whose
@@ -81,72 +79,72 @@ class Diff(List):
     """
 
     acts_with = ()
-    errors = (FabricError,)
+    errors = (FabricMapError,)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         parser.add_argument("old", metavar="OLD", nargs="?", help="the map as it was")
         parser.add_argument("new", metavar="MAP", help="the map as it is; - is standard input")
-        fabric_source.add_arguments(parser)
-        fabric_cloud.add_arguments(parser)
+        map_files.add_map_arguments(parser)
+        nova_aggregates.add_cloud_arguments(parser)
         return parser
 
-    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+    def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
         """Compare; status 1 if anything differs."""
         args = parsed_args
-        reading = fabric_source.read(args.new, args)
-        fabric_source.tell(reading, args)
+        reading = map_files.read_fabric_file(args.new, args)
+        map_files.report_map_problems(reading, args)
         new = reading.fabric
-        spreads: tuple[difference.Spread, ...] = ()
+        spreads: tuple[difference.ClusterSpread, ...] = ()
         if args.old is not None:
-            before = fabric_source.read(args.old, args)
-            fabric_source.tell(before, args)
-            found = difference.compare(before.fabric, new)
+            before = map_files.read_fabric_file(args.old, args)
+            map_files.report_map_problems(before, args)
+            differences = difference.compare_fabric_maps(before.fabric, new)
         else:
-            cloud = fabric_cloud.connect(args)
-            old, problems = cloud_map(cloud.aggregates(), new.name)
+            cloud = nova_aggregates.connect_fabric_cloud(args)
+            old, problems = map_of_aggregates(cloud.aggregates(), new.name)
             for problem in problems:
-                print(f"problem: {printable(problem)}", file=sys.stderr)
-            new = as_in_nova(new, cloud.hosts())
-            found = difference.compare(old, new, cables=False)
-            if not args.no_clusters and found:
-                spreads = difference.spreads(cloud.clusters(), old, new)
+                print(f"problem: {printable_text(problem)}", file=sys.stderr)
+            new = map_as_in_nova(new, cloud.hosts())
+            differences = difference.compare_fabric_maps(old, new, cables=False)
+            if not args.no_clusters and differences:
+                spreads = difference.spread_changes_of(cloud.clusters(), old, new)
         for spread in spreads:
             print(f"note: {spread}", file=sys.stderr)
-        return Answer(
+        return CommandAnswer(
             columns=("Change", "Name", "Level", "Old", "New"),
-            rows=[_row(each) for each in found],
-            status=_DIFFERENT if found else 0,
-            show=lambda: _print(difference_lines(found)),
+            rows=[_format_difference_row(map_change) for map_change in differences],
+            status=_DIFFERENT if differences else 0,
+            show=lambda: _print_lines(format_differences(differences)),
         )
 
 
-def difference_lines(found: Iterable[Difference]) -> Iterable[str]:
+def format_differences(differences: Iterable[FabricDifference]) -> Iterable[str]:
     """Differences for people, one a line."""
     nothing = True
-    for each in found:
+    for map_change in differences:
         nothing = False
-        level = f" ({each.level.word})" if each.level is not None else ""
-        change = f"{each.old or 'nothing'} -> {each.new or 'nothing'}"
-        yield printable(f"{each.kind}{level} {each.name}: {change}")
+        level = f" ({map_change.level.word})" if map_change.level is not None else ""
+        change = f"{map_change.old or 'nothing'} -> {map_change.new or 'nothing'}"
+        yield printable_text(f"{map_change.kind}{level} {map_change.name}: {change}")
     if nothing:
         yield "nothing differs"
 
 
-def _row(each: Difference) -> tuple[str, ...]:
-    level = "" if each.level is None else each.level.word
-    return (each.kind, each.name, level, each.old or "", each.new or "")
+def _format_difference_row(map_change: FabricDifference) -> tuple[str, ...]:
+    level = "" if map_change.level is None else map_change.level.word
+    return (map_change.kind, map_change.name, level, map_change.old or "", map_change.new or "")
 
 
-class _Words:
+class _FormatterStub:
     """Stands for a formatter of cliff: export writes its formats itself."""
 
     def add_argument_group(self, parser: argparse.ArgumentParser) -> None:
         """There is no option of a format's own."""
 
 
-class Export(List):
+class ExportFabric(ListCommand):
     """Write a map in the form that others read.
 
     A map with problems is not written unless --accept-problems is given, and a file is
@@ -154,29 +152,31 @@ class Export(List):
     """
 
     acts_with = ("output",)
-    errors = (FabricError, include_files.IncludeError)
+    errors = (FabricMapError, include_files.IncludeError)
     for_people = False
 
     def _load_formatter_plugins(self) -> extension.ExtensionManager:
-        words = [extension.Extension(name, None, _Words, _Words()) for name in _WRITERS]
+        words = [
+            extension.Extension(name, None, _FormatterStub, _FormatterStub()) for name in _WRITERS
+        ]
         return extension.ExtensionManager.make_test_instance(words)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         parser.set_defaults(formatter="json")
-        for option, said in (
+        for option, help_text in (
             ("-f", "what is written (default: json, which nova-hpc itself reads again)"),
             ("-c", argparse.SUPPRESS),
         ):
-            parser._option_string_actions[option].help = said
-        fabric_source.add_maps(parser)
+            parser._option_string_actions[option].help = help_text
+        map_files.add_map_files_argument(parser)
         parser.add_argument(
             "--output", type=Path, metavar="FILE", help="where to (default: standard output)"
         )
         parser.add_argument(
             "--slurm-version",
-            type=_release,
+            type=_parse_slurm_release,
             metavar="RELEASE",
             help="the release of Slurm that shall load it, e.g. 24.11: what a block may be, and "
             "whether there are blocks and topology.yaml, depends on it (default: what all load)",
@@ -192,25 +192,27 @@ class Export(List):
             action="store_true",
             help="write the map although something in it is wrong; what that concerns is left out",
         )
-        fabric_source.add_arguments(parser)
+        map_files.add_map_arguments(parser)
         return parser
 
-    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+    def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
         """Write it."""
         args = parsed_args
-        reading = fabric_source.read_all(args.maps, args)
-        fabric_source.tell(reading, args)
+        reading = map_files.read_fabric_files(args.maps, args)
+        map_files.report_map_problems(reading, args)
         refuse_problems(len(reading.problems), args)
         content = _WRITERS[args.formatter](reading.fabric, args)
         if args.output is None:
             sys.stdout.write(content)
         else:
-            old = include_files.read(args.output)
+            old = include_files.read_plain_file(args.output)
             if old != content:
-                include_files.write([include_files.Change(args.output, old, content)])
-        return Answer((), ())
+                include_files.write_file_changes(
+                    [include_files.FileChange(args.output, old, content)]
+                )
+        return CommandAnswer((), ())
 
-    def _emit(self, args: argparse.Namespace, answer: Answer) -> None:
+    def _emit(self, args: argparse.Namespace, answer: CommandAnswer) -> None:
         """It is written already."""
 
 
@@ -226,35 +228,39 @@ def refuse_problems(count: int, args: argparse.Namespace) -> None:
         )
 
 
-def _release(said: str) -> slurm.Release:
+def _parse_slurm_release(release: str) -> slurm.Release:
     try:
-        return slurm.parse_release(said)
+        return slurm.parse_release(release)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def _level(args: argparse.Namespace) -> FabricLevel | None:
+def _block_level_of(args: argparse.Namespace) -> FabricLevel | None:
     return None if args.block_level is None else FabricLevel.from_word(args.block_level)
 
 
-def _blocks(fabric: FabricMap, args: argparse.Namespace) -> str:
-    return slurm.blocks(fabric, args.slurm_version or slurm.FIRST_BLOCKS, _level(args))
+def _write_slurm_blocks(fabric: FabricMap, args: argparse.Namespace) -> str:
+    return slurm.format_slurm_blocks(
+        fabric, args.slurm_version or slurm.FIRST_BLOCKS, _block_level_of(args)
+    )
 
 
-def _document(fabric: FabricMap, args: argparse.Namespace) -> str:
-    return slurm.document(fabric, args.slurm_version or slurm.FIRST_YAML, _level(args))
+def _write_slurm_yaml(fabric: FabricMap, args: argparse.Namespace) -> str:
+    return slurm.format_topology_yaml(
+        fabric, args.slurm_version or slurm.FIRST_YAML, _block_level_of(args)
+    )
 
 
 _WRITERS: Final[Mapping[str, Callable[[FabricMap, Any], str]]] = {
-    "json": lambda fabric, _: fabric_map.dumps(fabric),
-    "slurm-block": _blocks,
-    "slurm-tree": lambda fabric, _: slurm.tree(fabric),
-    "slurm-yaml": _document,
-    "svg": lambda fabric, _: svg.draw(fabric),
-    "topograph": lambda fabric, _: topograph.graph(fabric),
+    "json": lambda fabric, _: fabric_map.write_fabric_map(fabric),
+    "slurm-block": _write_slurm_blocks,
+    "slurm-tree": lambda fabric, _: slurm.format_slurm_tree(fabric),
+    "slurm-yaml": _write_slurm_yaml,
+    "svg": lambda fabric, _: svg.draw_fabric_svg(fabric),
+    "topograph": lambda fabric, _: topograph.format_topograph_json(fabric),
 }
 
 
-def _print(lines: Iterable[str]) -> None:
+def _print_lines(lines: Iterable[str]) -> None:
     for line in lines:
         print(line)

@@ -20,7 +20,7 @@ CABLES: Final = "cables"
 
 
 @attrs.frozen
-class Difference:
+class FabricDifference:
     """One thing that is not as it was."""
 
     kind: str
@@ -32,7 +32,7 @@ class Difference:
 
 
 @attrs.frozen
-class Spread:
+class ClusterSpread:
     """A cluster whose members are further from each other, or nearer, by the new map."""
 
     cluster: str
@@ -46,38 +46,40 @@ class Spread:
         return f"cluster {self.cluster} now spans {self.now} {word} (before: {self.before})"
 
 
-def compare(old: FabricMap, new: FabricMap, cables: bool = True) -> tuple[Difference, ...]:
+def compare_fabric_maps(
+    old: FabricMap, new: FabricMap, cables: bool = True
+) -> tuple[FabricDifference, ...]:
     """What differs, sorted by kind and name.
 
     :param cables: also the links; aggregates of Nova say nothing of them.
     """
-    found = [*_hosts(old, new), *_domains(old, new)]
+    differences = [*_host_differences(old, new), *_domain_differences(old, new)]
     if cables:
-        found += _cables(old, new)
-    return tuple(found)
+        differences += _cable_differences(old, new)
+    return tuple(differences)
 
 
-def spreads(
+def spread_changes_of(
     clusters: Mapping[str, Iterable[str]], old: FabricMap, new: FabricMap
-) -> tuple[Spread, ...]:
+) -> tuple[ClusterSpread, ...]:
     """The clusters that span more or fewer domains by *new* than by *old*, by name and level.
 
     :param clusters: name -> the hosts of its members.
     """
-    found = []
+    changes = []
     for cluster in sorted(clusters):
         hosts = sorted(set(clusters[cluster]))
         for level in FabricLevel:
             if not (old.domains(level) or new.domains(level)):
                 continue
-            before, now = _count(hosts, old, level), _count(hosts, new, level)
-            if before != now:
-                found.append(Spread(cluster, level, before, now))
-    return tuple(found)
+            before, current = _count_domains(hosts, old, level), _count_domains(hosts, new, level)
+            if before != current:
+                changes.append(ClusterSpread(cluster, level, before, current))
+    return tuple(changes)
 
 
-def _count(hosts: Iterable[str], fabric: FabricMap, level: FabricLevel) -> int:
-    known: set[str] = set()
+def _count_domains(hosts: Iterable[str], fabric: FabricMap, level: FabricLevel) -> int:
+    names: set[str] = set()
     unknown = 0
     for host in hosts:
         place = fabric.place(host)
@@ -85,49 +87,54 @@ def _count(hosts: Iterable[str], fabric: FabricMap, level: FabricLevel) -> int:
         if name is None:
             unknown += 1
         else:
-            known.add(name)
-    return len(known) + unknown
+            names.add(name)
+    return len(names) + unknown
 
 
-def _hosts(old: FabricMap, new: FabricMap) -> Iterator[Difference]:
-    before, now = set(old.hosts()), set(new.hosts())
-    for host in sorted(now - before):
-        yield Difference(NEW_HOST, host, None, None, _said(new, host))
-    for host in sorted(before - now):
-        yield Difference(GONE_HOST, host, None, _said(old, host), None)
-    for host in sorted(before & now):
-        was, is_now = old.place(host), new.place(host)
+def _host_differences(old: FabricMap, new: FabricMap) -> Iterator[FabricDifference]:
+    before, current_hosts = set(old.hosts()), set(new.hosts())
+    for host in sorted(current_hosts - before):
+        yield FabricDifference(NEW_HOST, host, None, None, _describe_place(new, host))
+    for host in sorted(before - current_hosts):
+        yield FabricDifference(GONE_HOST, host, None, _describe_place(old, host), None)
+    for host in sorted(before & current_hosts):
+        old_place, is_now = old.place(host), new.place(host)
         for level in FabricLevel:
-            one = was.domain(level) if was else None
-            other = is_now.domain(level) if is_now else None
-            if one != other:
-                yield Difference(MOVED, host, level, one, other)
+            old_domain = old_place.domain(level) if old_place else None
+            new_domain = is_now.domain(level) if is_now else None
+            if old_domain != new_domain:
+                yield FabricDifference(MOVED, host, level, old_domain, new_domain)
 
 
-def _domains(old: FabricMap, new: FabricMap) -> Iterator[Difference]:
+def _domain_differences(old: FabricMap, new: FabricMap) -> Iterator[FabricDifference]:
     for level in FabricLevel:
-        before, now = old.domains(level), new.domains(level)
-        for name in sorted(now.keys() - before.keys()):
-            yield Difference(NEW_DOMAIN, name, level, None, f"{len(now[name])} hosts")
-        for name in sorted(before.keys() - now.keys()):
-            yield Difference(GONE_DOMAIN, name, level, f"{len(before[name])} hosts", None)
+        before, current_domains = old.domains(level), new.domains(level)
+        for name in sorted(current_domains.keys() - before.keys()):
+            yield FabricDifference(
+                NEW_DOMAIN, name, level, None, f"{len(current_domains[name])} hosts"
+            )
+        for name in sorted(before.keys() - current_domains.keys()):
+            yield FabricDifference(GONE_DOMAIN, name, level, f"{len(before[name])} hosts", None)
 
 
-def _cables(old: FabricMap, new: FabricMap) -> Iterator[Difference]:
+def _cable_differences(old: FabricMap, new: FabricMap) -> Iterator[FabricDifference]:
     before = {(link.lower, link.upper): link for link in old.links}
-    now = {(link.lower, link.upper): link for link in new.links}
-    for pair in sorted(before.keys() | now.keys()):
-        one, other = before.get(pair), now.get(pair)
-        said = [None if link is None else _link(link.count, link.rate) for link in (one, other)]
-        if said[0] != said[1]:
-            yield Difference(CABLES, " - ".join(pair), None, said[0], said[1])
+    current_links = {(link.lower, link.upper): link for link in new.links}
+    for pair in sorted(before.keys() | current_links.keys()):
+        old_link, new_link = before.get(pair), current_links.get(pair)
+        texts = [
+            None if link is None else _describe_link(link.count, link.rate)
+            for link in (old_link, new_link)
+        ]
+        if texts[0] != texts[1]:
+            yield FabricDifference(CABLES, " - ".join(pair), None, texts[0], texts[1])
 
 
-def _link(count: int, rate: str | None) -> str:
+def _describe_link(count: int, rate: str | None) -> str:
     return f"{count} up" + (f", {rate}" if rate else "")
 
 
-def _said(fabric: FabricMap, host: str) -> str:
+def _describe_place(fabric: FabricMap, host: str) -> str:
     words = [f"{level.word} {name}" for level, name in fabric.path(host)]
     place = fabric.place(host)
     for level in reversed(OF_NVLINK):

@@ -10,8 +10,8 @@ from typing import Any, Final
 import attrs
 
 from nova_hpc.fabric.model import FabricLevel, FabricMap
-from nova_hpc_tools.fabric.hostlist import shorten
-from nova_hpc_tools.fabric.problems import Found
+from nova_hpc_tools.fabric.hostlist import shorten_names
+from nova_hpc_tools.fabric.problems import ProblemCollector
 
 #: Names that stand for "not known" in what others write (topograph's is "no-topology").
 _PLACEHOLDERS: Final = frozenset(
@@ -57,19 +57,23 @@ NOTHING: Final = Exclusions()
 
 
 def note_placeholders(
-    hosts_by_domain: Mapping[str, Iterable[str]], exclusions: Exclusions, found: Found
+    hosts_by_domain: Mapping[str, Iterable[str]],
+    exclusions: Exclusions,
+    collector: ProblemCollector,
 ) -> None:
     """Say which hosts are in a domain whose name only stands for "not known"."""
     for name, hosts in sorted(hosts_by_domain.items()):
         if exclusions.is_placeholder(name):
             those = sorted(set(hosts))
-            found.note(
-                f'{name!r} is no domain but stands for "not known": {shorten(those)} '
+            collector.note(
+                f'{name!r} is no domain but stands for "not known": {shorten_names(those)} '
                 f"{'is' if len(those) == 1 else 'are'} in none there"
             )
 
 
-def exclude_places(fabric: FabricMap, exclusions: Exclusions, found: Found) -> FabricMap:
+def exclude_places(
+    fabric: FabricMap, exclusions: Exclusions, collector: ProblemCollector
+) -> FabricMap:
     """A finished map without what is left out; an earlier release may have written it."""
     nowhere: dict[str, list[str]] = {}
     kept = []
@@ -84,5 +88,5 @@ def exclude_places(fabric: FabricMap, exclusions: Exclusions, found: Found) -> F
                 nowhere.setdefault(name, []).append(place.host)
         rails = tuple(rail for rail in place.rails if not exclusions.leaves_out_rail(rail.name))
         kept.append(attrs.evolve(place, rails=rails, **gone))
-    note_placeholders(nowhere, exclusions, found)
+    note_placeholders(nowhere, exclusions, collector)
     return attrs.evolve(fabric, places=kept)

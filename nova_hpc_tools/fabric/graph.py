@@ -26,10 +26,18 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.fabric.model import FabricLevel, FabricMap, Link, Place, Rail, Switch, wrong_name
+from nova_hpc.fabric.model import (
+    FabricLevel,
+    FabricLink,
+    FabricMap,
+    FabricPlace,
+    FabricSwitch,
+    Rail,
+    wrong_name,
+)
 from nova_hpc_tools.fabric.exclusions import NOTHING, Exclusions, note_placeholders
-from nova_hpc_tools.fabric.hostlist import shorten
-from nova_hpc_tools.fabric.problems import Found, Reading
+from nova_hpc_tools.fabric.hostlist import shorten_names
+from nova_hpc_tools.fabric.problems import FabricReading, ProblemCollector
 from nova_hpc_tools.fabric.switch_groups import SwitchGroups, group_switches, separate_switches
 
 _L = FabricLevel
@@ -56,7 +64,7 @@ _LANE: Final = {
 
 
 @attrs.frozen
-class Port:
+class HostPort:
     """A host's cable to a switch."""
 
     host: str
@@ -81,7 +89,7 @@ class Cables:
 class Graph:
     """What a source says, before anything is made of it. All names are good ones."""
 
-    ports: tuple[Port, ...] = ()
+    ports: tuple[HostPort, ...] = ()
     cables: tuple[Cables, ...] = ()
     #: Name -> GUID, also of switches without any cable.
     switches: Mapping[str, str | None] = attrs.field(factory=dict)
@@ -122,7 +130,7 @@ class Graph:
                 and not exclusions.leaves_out_rail(port.rail)
                 and not exclusions.leaves_out_host(port.host)
             ),
-            cables=tuple(each for each in self.cables if keeps(each.lower, each.upper)),
+            cables=tuple(cables for cables in self.cables if keeps(cables.lower, cables.upper)),
             switches={name: guid for name, guid in self.switches.items() if keeps(name)},
             nvlink=keep_domains(self.nvlink),
             sub_domains=keep_domains(self.sub_domains),
@@ -131,7 +139,7 @@ class Graph:
         )
 
 
-def speed(rate: str | None) -> float | None:
+def speed_of_rate(rate: str | None) -> float | None:
     """Gb/s of a rate as ibnetdiscover writes it, e.g. 400.0 for ``4xNDR``; None: unknown."""
     match = _RATE.fullmatch(rate or "")
     if match is None or match[2] not in _LANE:
@@ -139,27 +147,31 @@ def speed(rate: str | None) -> float | None:
     return int(match[1]) * _LANE[match[2]]
 
 
-def build(
-    graph: Graph, found: Found, name: str, source: str, exclusions: Exclusions = NOTHING
-) -> Reading:
-    """The map that *graph* means; what contradicts itself is added to *found*."""
-    note_placeholders(_hosts_by_domain(graph), exclusions, found)
+def build_map_from_graph(
+    graph: Graph,
+    collector: ProblemCollector,
+    name: str,
+    source: str,
+    exclusions: Exclusions = NOTHING,
+) -> FabricReading:
+    """The map that *graph* means; what contradicts itself is added to *collector*."""
+    note_placeholders(_hosts_by_domain(graph), exclusions, collector)
     graph = graph.without(exclusions)
-    tiers = _tiers(graph, found)
+    tiers = _sort_into_tiers(graph, collector)
     levels = _LEVELS[max(1, min(len(tiers), max(_LEVELS)))]
     if len(tiers) > len(levels):
-        found.wrong(
+        collector.wrong(
             f"it has {len(tiers)} tiers of switches; the {len(levels)} next to the hosts are read"
         )
     # Per tier: switch -> domain, then domain or host below -> domain.
     above: list[dict[str, str]] = []
     serves: list[Mapping[str, str]] = []
     below: dict[str, list[str]] = {}
-    ports: dict[tuple[str, str], Port] = {}
+    ports: dict[tuple[str, str], HostPort] = {}
     for port in graph.ports:
         below.setdefault(port.host, []).append(port.switch)
         ports.setdefault((port.host, port.switch), port)
-    parents = _parents(graph)
+    parents = _parents_of_switches(graph)
     rank = {switch: number for number, tier in enumerate(tiers) for switch in tier}
     for number, level in enumerate(levels):
         tier = tiers[number] if number < len(tiers) else frozenset()
@@ -171,7 +183,7 @@ def build(
         groups = group_switches(users) if together else separate_switches(users)
         domain_of = groups.domain_of
         serves.append(domain_of)
-        above.append(_settle(users, groups, level, ports, found))
+        above.append(_settle_domains(users, groups, level, ports, collector))
         # Who asks on the next tier: the domains of this one, and who found none here.
         following = {
             user: [
@@ -185,38 +197,40 @@ def build(
             if user not in above[-1]
         }
         for switch, domain in domain_of.items():
-            key = _key(number, domain)
+            key = _key_of_domain(number, domain)
             following.setdefault(key, []).extend(parents.get(switch, ()))
         below = {user: switches for user, switches in following.items() if switches}
-    places = _name_cores(_places(graph, levels, above), graph, rank)
+    places = _name_cores(_place_hosts(graph, levels, above), graph, rank)
     switches = [
-        Switch(switch, level, serves[number].get(switch), graph.switches.get(switch))
+        FabricSwitch(switch, level, serves[number].get(switch), graph.switches.get(switch))
         for number, level in enumerate(levels)
         if number < len(tiers)
         for switch in tiers[number]
     ]
     kept = {switch.name for switch in switches}
     leaves = frozenset(above[0].values()) if above else frozenset()
-    no_leaves = {each for each, domain in serves[0].items() if domain not in leaves}
-    links = [link for link in _links(graph, tiers, no_leaves) if {link.lower, link.upper} <= kept]
+    no_leaves = {switch for switch, domain in serves[0].items() if domain not in leaves}
+    links = [
+        link for link in _build_links(graph, tiers, no_leaves) if {link.lower, link.upper} <= kept
+    ]
     fabric = FabricMap(places, switches, links, name, source)
     for text in fabric.contradictions():
-        found.wrong(text)
+        collector.wrong(text)
     for text in fabric.crossings():
-        found.note(text)
-    return found.reading(fabric)
+        collector.note(text)
+    return collector.reading(fabric)
 
 
-def _key(tier: int, domain: str) -> str:
+def _key_of_domain(tier: int, domain: str) -> str:
     # No host has such a name (it could not be printed).
     return f"\0{tier}\0{domain}"
 
 
-def _name(user: str) -> str:
+def _name_in_key(user: str) -> str:
     return user.rpartition("\0")[2]
 
 
-def _parents(graph: Graph) -> dict[str, list[str]]:
+def _parents_of_switches(graph: Graph) -> dict[str, list[str]]:
     parents: dict[str, list[str]] = {}
     for cables in graph.cables:
         if cables.count:
@@ -224,10 +238,10 @@ def _parents(graph: Graph) -> dict[str, list[str]]:
     return parents
 
 
-def _tiers(graph: Graph, found: Found) -> list[frozenset[str]]:
+def _sort_into_tiers(graph: Graph, collector: ProblemCollector) -> list[frozenset[str]]:
     """The switches by their height above the hosts; what lies in a circle is left out."""
     children: dict[str, set[str]] = {}
-    uppers = _parents(graph)
+    uppers = _parents_of_switches(graph)
     for lower, above in uppers.items():
         for upper in above:
             children.setdefault(upper, set()).add(lower)
@@ -245,12 +259,14 @@ def _tiers(graph: Graph, found: Found) -> list[frozenset[str]]:
     circle = sorted(switch for switch, count in waiting.items() if count)
     if circle:
         lines = [
-            each.line
-            for each in graph.cables
-            if each.lower in circle and each.upper in circle and each.line
+            cables.line
+            for cables in graph.cables
+            if cables.lower in circle and cables.upper in circle and cables.line
         ]
-        said = ", ".join(circle[:5]) + (" and more" if len(circle) > 5 else "")
-        found.wrong(f"switches are above each other in a circle: {said}", min(lines, default=None))
+        names = ", ".join(circle[:5]) + (" and more" if len(circle) > 5 else "")
+        collector.wrong(
+            f"switches are above each other in a circle: {names}", min(lines, default=None)
+        )
     for switch in circle:
         height.pop(switch, None)
     top = max(height.values(), default=-1)
@@ -260,17 +276,18 @@ def _tiers(graph: Graph, found: Found) -> list[frozenset[str]]:
     ]
 
 
-def _settle(
+def _settle_domains(
     users: Mapping[str, list[str]],
     groups: SwitchGroups,
     level: FabricLevel,
-    ports: Mapping[tuple[str, str], Port],
-    found: Found,
+    ports: Mapping[tuple[str, str], HostPort],
+    collector: ProblemCollector,
 ) -> dict[str, str]:
     """User -> the domain that it belongs to; those without one are missing."""
     for disagreeing in groups.disagreeing:
-        found.wrong(
-            f"some of the switches {shorten(disagreeing)} serve nearly the same, others do not: "
+        collector.wrong(
+            f"some of the switches {shorten_names(disagreeing)} serve nearly the same, "
+            f"others do not: "
             f"none of them are taken for one {level.word}"
         )
     settled: dict[str, str] = {}
@@ -283,8 +300,8 @@ def _settle(
             gave_way.setdefault(wider, set()).add(narrower)
         used = [ports[user, switch] for switch in switches if (user, switch) in ports]
         if choice.domain is None:
-            who = f"host {user!r}" if used else f"the domain {_name(user)!r}"
-            found.wrong(
+            who = f"host {user!r}" if used else f"the domain {_name_in_key(user)!r}"
+            collector.wrong(
                 f"{who} is as much in one {level.word} as in another: {', '.join(choice.tied)}",
                 min((port.line for port in used if port.line), default=None),
             )
@@ -293,25 +310,26 @@ def _settle(
         for port in used:
             if groups.domain_of[port.switch] in choice.outvoted:
                 rail = f"port {port.rail}" if port.rail else "a port"
-                found.note(
+                collector.note(
                     f"{rail} of host {user!r} goes to {port.switch}, most others to the "
                     f"{level.word} {choice.domain}: is the cable in the wrong place?",
                     port.line,
                 )
     for wider, inside in sorted(gave_way.items()):
-        others = sorted(each for each, domain in groups.domain_of.items() if domain == wider)
+        others = sorted(switch for switch, domain in groups.domain_of.items() if domain == wider)
         verb, it, they = ("es", "", "they count") if len(others) > 1 else ("", "s", "it counts")
-        found.note(
-            f"switch{verb} {shorten(others)} also serve{it} what is in the "
-            f"{level.noun(len(inside))} {shorten(sorted(inside))}, so {they} for no {level.word} "
+        collector.note(
+            f"switch{verb} {shorten_names(others)} also serve{it} what is in the "
+            f"{level.noun(len(inside))} {shorten_names(sorted(inside))}, so {they} for "
+            f"no {level.word} "
             "there (a network for storage or management? --ignore-switches leaves it out)"
         )
     return settled
 
 
-def _places(
+def _place_hosts(
     graph: Graph, levels: tuple[FabricLevel, ...], above: list[dict[str, str]]
-) -> list[Place]:
+) -> list[FabricPlace]:
     rails: dict[str, list[Rail]] = {}
     for port in graph.ports:
         if port.rail is not None:
@@ -325,9 +343,9 @@ def _places(
             domain = above[number].get(at)
             if domain is not None:
                 domains[level.word] = domain
-                at = _key(number, domain)
+                at = _key_of_domain(number, domain)
         places.append(
-            Place(
+            FabricPlace(
                 host,
                 nvlink_domain=graph.nvlink.get(host),
                 sub_domain=graph.sub_domains.get(host),
@@ -338,7 +356,9 @@ def _places(
     return places
 
 
-def _links(graph: Graph, tiers: list[frozenset[str]], no_leaves: Container[str]) -> list[Link]:
+def _build_links(
+    graph: Graph, tiers: list[frozenset[str]], no_leaves: Container[str]
+) -> list[FabricLink]:
     """What connects the switches, and what is missing there.
 
     :param no_leaves: switches beside the leaves, which are cabled in another way.
@@ -350,7 +370,7 @@ def _links(graph: Graph, tiers: list[frozenset[str]], no_leaves: Container[str])
     if graph.discovered:
         for lower_tier, upper_tier in itertools.pairwise(tiers):
             counts = {
-                pair: sum(each.count for each in those)
+                pair: sum(cables.count for cables in those)
                 for pair, those in pairs.items()
                 if pair[0] in lower_tier and pair[1] in upper_tier and pair[0] not in no_leaves
             }
@@ -372,16 +392,19 @@ def _links(graph: Graph, tiers: list[frozenset[str]], no_leaves: Container[str])
     links = []
     for lower, upper in {**pairs, **expected}:
         those = pairs.get((lower, upper), [])
-        count = sum(each.count for each in those)
+        count = sum(cables.count for cables in those)
         rates = sorted(
-            {each.rate for each in those if each.rate}, key=lambda rate: speed(rate) or 0
+            {cables.rate for cables in those if cables.rate},
+            key=lambda rate: speed_of_rate(rate) or 0,
         )
         missing = max(0, expected.get((lower, upper), 0) - count)
-        links.append(Link(lower, upper, count, missing, rates[0] if rates else None))
+        links.append(FabricLink(lower, upper, count, missing, rates[0] if rates else None))
     return links
 
 
-def _name_cores(places: list[Place], graph: Graph, rank: Mapping[str, int]) -> list[Place]:
+def _name_cores(
+    places: list[FabricPlace], graph: Graph, rank: Mapping[str, int]
+) -> list[FabricPlace]:
     """Give each host that has no core the name of the fabric that its switches are connected to.
 
     :param rank: switch -> its tier, from 0.
@@ -393,20 +416,20 @@ def _name_cores(places: list[Place], graph: Graph, rank: Mapping[str, int]) -> l
         inside = tier_cores & switches
         if len(inside) > 1 or (len(switches) == 1 and len(fabrics) > 1):
             continue  # a switch without any cable: what it is connected to nobody has said
-        top = max(rank.get(each, 0) for each in switches)
-        name = min(inside or {each for each in switches if rank.get(each, 0) == top})
+        top = max(rank.get(switch, 0) for switch in switches)
+        name = min(inside or {switch for switch in switches if rank.get(switch, 0) == top})
         core_of.update(dict.fromkeys(switches, name))
     ports: dict[str, set[str]] = {}
     for port in graph.ports:
         ports.setdefault(port.host, set()).add(port.switch)
-    found = []
+    named_places = []
     for place in places:
-        known = next((name for name in (place.leaf, place.block, place.spine) if name), None)
-        at = {known} if known else ports.get(place.host, set())
+        domain = next((name for name in (place.leaf, place.block, place.spine) if name), None)
+        at = {domain} if domain else ports.get(place.host, set())
         cores = {core_of.get(switch) for switch in at}
         core = cores.pop() if place.core is None and len(cores) == 1 else place.core
-        found.append(attrs.evolve(place, core=core))
-    return found
+        named_places.append(attrs.evolve(place, core=core))
+    return named_places
 
 
 def _connected_switches(graph: Graph) -> list[frozenset[str]]:
@@ -414,37 +437,37 @@ def _connected_switches(graph: Graph) -> list[frozenset[str]]:
     beside: dict[str, set[str]] = {name: set() for name in graph.switches}
     for port in graph.ports:
         beside.setdefault(port.switch, set())
-    pairs = [(each.lower, each.upper) for each in graph.cables if each.count]
-    for one, other in (*pairs, *graph.beside):
-        beside.setdefault(one, set()).add(other)
-        beside.setdefault(other, set()).add(one)
-    found = []
+    pairs = [(cables.lower, cables.upper) for cables in graph.cables if cables.count]
+    for first, neighbour in (*pairs, *graph.beside):
+        beside.setdefault(first, set()).add(neighbour)
+        beside.setdefault(neighbour, set()).add(first)
+    fabrics = []
     left = dict.fromkeys(sorted(beside))
     while left:
         switches = [next(iter(left))]
         del left[switches[0]]
         for switch in switches:  # grows while it is walked
-            for other in beside[switch]:
-                if other in left:
-                    del left[other]
-                    switches.append(other)
-        found.append(frozenset(switches))
-    return found
+            for neighbour in beside[switch]:
+                if neighbour in left:
+                    del left[neighbour]
+                    switches.append(neighbour)
+        fabrics.append(frozenset(switches))
+    return fabrics
 
 
 def _hosts_by_domain(graph: Graph) -> dict[str, set[str]]:
     """Names of leaf switches and NVLink domains -> the hosts that say them."""
-    found: dict[str, set[str]] = {}
+    hosts_by_name: dict[str, set[str]] = {}
     for port in graph.ports:
-        found.setdefault(port.switch, set()).add(port.host)
+        hosts_by_name.setdefault(port.switch, set()).add(port.host)
     for host, domain in graph.nvlink.items():
-        found.setdefault(domain, set()).add(host)
-    return found
+        hosts_by_name.setdefault(domain, set()).add(host)
+    return hosts_by_name
 
 
-def good_name(name: object, what: str, found: Found, line: int | None) -> bool:
-    """Whether *name* can be a name; a problem is added to *found* where not."""
+def good_name(name: object, what: str, collector: ProblemCollector, line: int | None) -> bool:
+    """Whether *name* can be a name; a problem is added to *collector* where not."""
     wrong = wrong_name(name)
     if wrong is not None:
-        found.wrong(f"{what}: {wrong}", line)
+        collector.wrong(f"{what}: {wrong}", line)
     return wrong is None

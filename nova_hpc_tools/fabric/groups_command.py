@@ -7,10 +7,10 @@ import argparse
 
 import attrs
 
-from nova_hpc.outside.text import printable
+from nova_hpc.outside.text import printable_text
 from nova_hpc_tools import base
-from nova_hpc_tools.adopt import service_settings as node_config
-from nova_hpc_tools.base import Answer
+from nova_hpc_tools.adopt import service_settings
+from nova_hpc_tools.base import CommandAnswer
 from nova_hpc_tools.snapshot import SnapshotError, cloud_readers
 from nova_hpc_tools.snapshot.group_fleet import GroupLine
 
@@ -18,7 +18,7 @@ from nova_hpc_tools.snapshot.group_fleet import GroupLine
 _STRANGE = 1
 
 
-class Groups(base.List):
+class ListFabricGroups(base.ListCommand):
     """List the server groups that have a domain of the fabric.
 
     Each has a record in Placement, and each member a ticket; LEFTOVER are tickets whose
@@ -33,26 +33,26 @@ class Groups(base.List):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
-        node_config.add_options(parser, "Nova's scheduler")
+        service_settings.add_config_options(parser, "Nova's scheduler")
         parser.add_argument("--group", metavar="UUID", help="only this server group")
         return parser
 
-    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+    def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
         """Read Placement and Nova's database."""
-        found = [
+        lines = [
             line
             for line in cloud_readers.read_fabric_groups(parsed_args.config)
             if parsed_args.group in (None, line.group)
         ]
-        names = [each.name for each in attrs.fields(GroupLine)]
-        return Answer(
+        names = [field.name for field in attrs.fields(GroupLine)]
+        return CommandAnswer(
             columns=[name.capitalize() for name in names],
-            rows=[attrs.astuple(line) for line in found],
+            rows=[attrs.astuple(line) for line in lines],
             nothing="No server group has a domain of the fabric.",
         )
 
 
-class Reap(base.Record):
+class ReapFabric(base.RecordCommand):
     """Take away what Placement holds of server groups that have nobody any more.
 
     Schedulers do the same before they decide about a domain, so this is for what none of
@@ -65,27 +65,27 @@ class Reap(base.Record):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
-        node_config.add_options(parser, "Nova's scheduler")
+        service_settings.add_config_options(parser, "Nova's scheduler")
         return parser
 
-    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+    def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
         """Sweep all domains."""
-        found = cloud_readers.reap_fabric(parsed_args.config)
-        for each in found.strange:
+        sweep = cloud_readers.reap_fabric(parsed_args.config)
+        for stranger in sweep.strange:
             self.app.LOG.error(
-                "%s is below a domain and not ours: look who made it", printable(each)
+                "%s is below a domain and not ours: look who made it", printable_text(stranger)
             )
-        swept = found.swept
+        swept = sweep.swept
         kinds = ("ticket", "record", "room", "empty domain")
-        numbers = (swept.tickets, swept.records, swept.rooms, found.domains)
+        numbers = (swept.tickets, swept.records, swept.rooms, sweep.domains)
         gone = [
             f"{number} {kind}{'' if number == 1 else 's'}"
             for kind, number in zip(kinds, numbers, strict=True)
             if number
         ]
         self.say(f"Taken away: {', '.join(gone)}." if gone else "There was nothing to take away.")
-        return Answer(
+        return CommandAnswer(
             columns=("Tickets", "Records", "Rooms", "Domains", "Strange"),
-            rows=(swept.tickets, swept.records, swept.rooms, found.domains, len(found.strange)),
-            status=_STRANGE if found.strange else 0,
+            rows=(swept.tickets, swept.records, swept.rooms, sweep.domains, len(sweep.strange)),
+            status=_STRANGE if sweep.strange else 0,
         )

@@ -20,29 +20,29 @@ class HostListError(ValueError):
     """A list that makes no sense; the text says why."""
 
 
-def expand(text: str) -> list[str]:
+def expand_hostlist(text: str) -> list[str]:
     """The names that *text* stands for, in its order.
 
     :raises HostListError: brackets that do not match, a range that is none, too many names.
     """
     names: list[str] = []
-    for word in _words(text):
-        names += _expand(word)
+    for word in _split_at_commas(text):
+        names += _expand_word(word)
         if len(names) > MOST:
-            raise HostListError(f"{_short(text)} stands for more than {MOST} names")
+            raise HostListError(f"{_quote_start_of(text)} stands for more than {MOST} names")
     return names
 
 
-def compress(names: Iterable[str]) -> str:
+def compress_hostlist(names: Iterable[str]) -> str:
     """The shortest list of this form for *names*, each once, in a fixed order.
 
     Only the last number of a name is gathered into ranges, which every release of Slurm
     reads.
     """
     numbers: dict[tuple[str, int], list[int]] = {}
-    found: list[tuple[str, str]] = []
+    entries: list[tuple[str, str]] = []
     plain = set(names)
-    parts = {name: match for name in plain if (match := _part(name)) is not None}
+    parts = {name: match for name in plain if (match := _split_number(name)) is not None}
     # n1 and n01 are two names. 10 belongs to 08 and 09 where these are there, else to 8 and 9.
     padded_widths = {
         (match[1], len(match[2])) for match in parts.values() if match[2].startswith("0")
@@ -50,32 +50,32 @@ def compress(names: Iterable[str]) -> str:
     for name in plain:
         match = parts.get(name)
         if match is None:
-            found.append((name, name))
+            entries.append((name, name))
             continue
         width = len(match[2])
         key = (match[1], width if (match[1], width) in padded_widths else 0)
         numbers.setdefault(key, []).append(int(match[2]))
     for (prefix, width), group in numbers.items():
         padded = [str(number).zfill(width) for number in sorted(group)]
-        ranges = [_range(run) for run in _runs(padded)]
+        ranges = [_format_range(run) for run in _consecutive_runs(padded)]
         text = f"{prefix}[{','.join(ranges)}]" if len(padded) > 1 else prefix + padded[0]
-        found.append((prefix + padded[0], text))
-    return ",".join(text for _, text in sorted(found))
+        entries.append((prefix + padded[0], text))
+    return ",".join(text for _, text in sorted(entries))
 
 
-def shorten(names: Collection[str], most: int = 5) -> str:
+def shorten_names(names: Collection[str], most: int = 5) -> str:
     """The first *most* of *names*, in their order, and how many more there are."""
     more = len(names) - most
     first = ", ".join(itertools.islice(names, most))
     return f"{first} and {more} more" if more > 0 else first
 
 
-def _part(name: str) -> re.Match[str] | None:
+def _split_number(name: str) -> re.Match[str] | None:
     """What stands before a name's last number, and the number."""
     return None if any(letter in name for letter in "[],") else _NUMBERED.fullmatch(name)
 
 
-def _words(text: str) -> Iterator[str]:
+def _split_at_commas(text: str) -> Iterator[str]:
     """The parts between commas that are outside of brackets."""
     depth = start = 0
     for number, letter in enumerate(text):
@@ -84,16 +84,16 @@ def _words(text: str) -> Iterator[str]:
         elif letter == "]":
             depth -= 1
         if depth not in (0, 1):
-            raise HostListError(f"the brackets of {_short(text)} do not match")
+            raise HostListError(f"the brackets of {_quote_start_of(text)} do not match")
         if letter == "," and not depth:
             yield text[start:number].strip()
             start = number + 1
     if depth:
-        raise HostListError(f"the brackets of {_short(text)} do not match")
+        raise HostListError(f"the brackets of {_quote_start_of(text)} do not match")
     yield text[start:].strip()
 
 
-def _expand(word: str) -> list[str]:
+def _expand_word(word: str) -> list[str]:
     if not word:
         raise HostListError("a name is empty")
     parts: list[list[str]] = []
@@ -104,27 +104,31 @@ def _expand(word: str) -> list[str]:
         parts.append([before])
         if bracket:
             inside, _, rest = rest.partition("]")
-            found = [number for each in inside.split(",") for number in _numbers(each, word)]
-            count *= len(found)
+            numbers = [
+                number for part in inside.split(",") for number in _numbers_of_range(part, word)
+            ]
+            count *= len(numbers)
             if count > MOST:
-                raise HostListError(f"{_short(word)} stands for more than {MOST} names")
-            parts.append(found)
-    return ["".join(each) for each in itertools.product(*parts)]
+                raise HostListError(f"{_quote_start_of(word)} stands for more than {MOST} names")
+            parts.append(numbers)
+    return ["".join(combination) for combination in itertools.product(*parts)]
 
 
-def _numbers(text: str, word: str) -> list[str]:
+def _numbers_of_range(text: str, word: str) -> list[str]:
     match = _RANGE.fullmatch(text.strip())
-    if match is None or max(len(each or "") for each in match.groups()) > _DIGITS:
-        raise HostListError(f"{text.strip()!r} in {_short(word)} is no number and no range")
+    if match is None or max(len(digits or "") for digits in match.groups()) > _DIGITS:
+        raise HostListError(
+            f"{text.strip()!r} in {_quote_start_of(word)} is no number and no range"
+        )
     first, last = match[1], match[2] or match[1]
     if int(last) < int(first):
-        raise HostListError(f"the range {text.strip()} in {_short(word)} runs backwards")
+        raise HostListError(f"the range {text.strip()} in {_quote_start_of(word)} runs backwards")
     if int(last) - int(first) >= MOST:
-        raise HostListError(f"{_short(word)} stands for more than {MOST} names")
+        raise HostListError(f"{_quote_start_of(word)} stands for more than {MOST} names")
     return [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
 
 
-def _runs(padded: list[str]) -> Iterator[list[str]]:
+def _consecutive_runs(padded: list[str]) -> Iterator[list[str]]:
     run: list[str] = []
     for text in padded:
         if run and int(text) != int(run[-1]) + 1:
@@ -135,9 +139,9 @@ def _runs(padded: list[str]) -> Iterator[list[str]]:
         yield run
 
 
-def _range(run: list[str]) -> str:
+def _format_range(run: list[str]) -> str:
     return run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}"
 
 
-def _short(text: str) -> str:
+def _quote_start_of(text: str) -> str:
     return repr(text if len(text) <= 60 else text[:57] + "...")

@@ -9,14 +9,14 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from nova_hpc.fabric.model import FabricLevel, FabricMap, Problem
-from nova_hpc.outside.text import printable
+from nova_hpc.fabric.model import FabricLevel, FabricMap, SourceProblem
+from nova_hpc.outside.text import printable_text
 from nova_hpc.wire import fabric_map
 from nova_hpc.wire.documents import FABRIC_MAP
 from nova_hpc.wire.version import WireError
 from nova_hpc_tools.fabric.exclusions import Exclusions, exclude_places
 from nova_hpc_tools.fabric.merge import merge_readings
-from nova_hpc_tools.fabric.problems import FabricError, Found, Reading
+from nova_hpc_tools.fabric.problems import FabricMapError, FabricReading, ProblemCollector
 from nova_hpc_tools.fabric.readers import reader_choice as readers
 
 _LONGEST: Final = 1 << 28
@@ -25,7 +25,7 @@ _MOST_NOTES: Final = 10
 _BLOCKS: Final = ("nvlink_domain", "leaf", "block")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_map_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options that say how a map is read."""
     group = parser.add_argument_group("how a map is read")
     group.add_argument(
@@ -55,25 +55,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--ignore",
-        type=_pattern,
+        type=_compile_pattern_option,
         metavar="REGEX",
         help="hosts that are no compute nodes (managers, storage)",
     )
     group.add_argument(
         "--ignore-switches",
-        type=_pattern,
+        type=_compile_pattern_option,
         metavar="REGEX",
         help="switches of other networks (storage, management), with all of their ports",
     )
     group.add_argument(
         "--ignore-rails",
-        type=_pattern,
+        type=_compile_pattern_option,
         metavar="REGEX",
         help="ports of hosts on other networks, by their names, e.g. '^mlx5_[89]$'",
     )
     group.add_argument(
         "--unknown",
-        type=_pattern,
+        type=_compile_pattern_option,
         metavar="REGEX",
         help='whole names that stand for "not known" and are no domain, beside those that every '
         "source has (no-topology, unknown, none)",
@@ -83,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_maps(parser: argparse.ArgumentParser) -> None:
+def add_map_files_argument(parser: argparse.ArgumentParser) -> None:
     """Declare the maps of a command that reads several as one."""
     parser.add_argument(
         "maps",
@@ -99,12 +99,12 @@ def exclusions_of(args: argparse.Namespace) -> Exclusions:
     return Exclusions(args.ignore, args.ignore_switches, args.ignore_rails, args.unknown)
 
 
-def read(path: str, args: argparse.Namespace) -> Reading:
+def read_fabric_file(path: str, args: argparse.Namespace) -> FabricReading:
     """The map in a file, or of standard input where *path* is ``-``.
 
-    :raises FabricError: there is no map in it; the text names the file.
+    :raises FabricMapError: there is no map in it; the text names the file.
     """
-    where = "standard input" if path == "-" else printable(path)
+    where = "standard input" if path == "-" else printable_text(path)
     try:
         if path == "-":
             data = sys.stdin.buffer.read(_LONGEST + 1)
@@ -112,49 +112,49 @@ def read(path: str, args: argparse.Namespace) -> Reading:
             with open(path, "rb") as file:  # noqa: PTH123  a pipe of the shell is fine, too
                 data = file.read(_LONGEST + 1)
     except OSError as error:
-        raise FabricError(f"{where}: {error.strerror or error}") from error
+        raise FabricMapError(f"{where}: {error.strerror or error}") from error
     text = data.decode("utf-8", "replace").removeprefix("\ufeff")
     try:
-        return _read(text, where, args)
-    except (FabricError, WireError) as error:
-        raise FabricError(f"{where}: {printable(str(error))}") from error
+        return _parse_fabric_text(text, where, args)
+    except (FabricMapError, WireError) as error:
+        raise FabricMapError(f"{where}: {printable_text(str(error))}") from error
 
 
-def read_all(paths: Sequence[str], args: argparse.Namespace) -> Reading:
+def read_fabric_files(paths: Sequence[str], args: argparse.Namespace) -> FabricReading:
     """The maps in several files as one.
 
-    :raises FabricError: one of them has no map; the text names it.
+    :raises FabricMapError: one of them has no map; the text names it.
     """
-    return merge_readings([read(path, args) for path in paths], args.name)
+    return merge_readings([read_fabric_file(path, args) for path in paths], args.name)
 
 
-def tell(reading: Reading, args: argparse.Namespace) -> None:
+def report_map_problems(reading: FabricReading, args: argparse.Namespace) -> None:
     """Say on standard error what is wrong with a map, and what else is worth a word."""
-    _say(reading.problems, "problem: ")
+    _print_problems(reading.problems, "problem: ")
     notes = reading.notes
     if not args.all_notes and len(notes) > _MOST_NOTES:
-        more = Problem(f"and {len(notes) - _MOST_NOTES} more; --all-notes shows them")
+        more = SourceProblem(f"and {len(notes) - _MOST_NOTES} more; --all-notes shows them")
         notes = (*notes[:_MOST_NOTES], more)
-    _say(notes, "note: ")
+    _print_problems(notes, "note: ")
 
 
-def _say(problems: Iterable[Problem], word: str) -> None:
+def _print_problems(problems: Iterable[SourceProblem], word: str) -> None:
     for problem in problems:
-        print(f"{word}{printable(str(problem))}", file=sys.stderr)
+        print(f"{word}{printable_text(str(problem))}", file=sys.stderr)
 
 
-def _read(text: str, where: str, args: argparse.Namespace) -> Reading:
-    ours = args.form is None and text.lstrip().startswith("{") and _is_ours(text)
+def _parse_fabric_text(text: str, where: str, args: argparse.Namespace) -> FabricReading:
+    ours = args.form is None and text.lstrip().startswith("{") and _is_own_map(text)
     if args.form == "json" or ours:
-        fabric = fabric_map.loads(text)
+        fabric = fabric_map.read_fabric_map(text)
         if args.name is not None:
-            fabric = _renamed(fabric, args.name)
-        found = Found()
+            fabric = _rename_fabric(fabric, args.name)
+        collector = ProblemCollector()
         for text in fabric.crossings():
-            found.note(text)
-        return found.reading(exclude_places(fabric, exclusions_of(args), found))
+            collector.note(text)
+        return collector.reading(exclude_places(fabric, exclusions_of(args), collector))
     try:
-        options = readers.Options(
+        options = readers.ReaderOptions(
             name=None if args.name is None else FabricMap(name=args.name).name,
             form=args.form,
             topology=args.topology,
@@ -162,22 +162,22 @@ def _read(text: str, where: str, args: argparse.Namespace) -> Reading:
             exclusions=exclusions_of(args),
         )
     except ValueError as error:
-        raise FabricError(f"--name: {error}") from error
-    return readers.read(text, where, options)
+        raise FabricMapError(f"--name: {error}") from error
+    return readers.read_fabric_text(text, where, options)
 
 
-def _is_ours(text: str) -> bool:
+def _is_own_map(text: str) -> bool:
     return f'"{FABRIC_MAP.schema}"' in text[:400]
 
 
-def _renamed(fabric: FabricMap, name: str) -> FabricMap:
+def _rename_fabric(fabric: FabricMap, name: str) -> FabricMap:
     try:
         return FabricMap(fabric.places, fabric.switches, fabric.links, name, fabric.source)
     except ValueError as error:
-        raise FabricError(f"--name: {error}") from error
+        raise FabricMapError(f"--name: {error}") from error
 
 
-def _pattern(text: str) -> re.Pattern[str]:
+def _compile_pattern_option(text: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except re.error as error:

@@ -6,11 +6,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from nova_hpc.fabric.model import FabricLevel, FabricMap, Link, Place, Problem, Rail, Switch
-from nova_hpc_tools.fabric.problems import Found, Reading
+from nova_hpc.fabric.model import (
+    FabricLevel,
+    FabricLink,
+    FabricMap,
+    FabricPlace,
+    FabricSwitch,
+    Rail,
+    SourceProblem,
+)
+from nova_hpc_tools.fabric.problems import FabricReading, ProblemCollector
 
 
-def merge_readings(readings: Sequence[Reading], name: str | None = None) -> Reading:
+def merge_readings(readings: Sequence[FabricReading], name: str | None = None) -> FabricReading:
     """One reading of all of them; what two of them say differently is a problem, and unknown.
 
     :param readings: at least one.
@@ -18,24 +26,26 @@ def merge_readings(readings: Sequence[Reading], name: str | None = None) -> Read
     """
     if len(readings) == 1:
         return readings[0]
-    found = Found()
+    collector = ProblemCollector()
     for reading in readings:
         # Lines are those of one file, which is named here.
         of = reading.fabric.source
-        found.problems += [_of(problem, of) for problem in reading.problems]
-        found.notes += [_of(note, of) for note in reading.notes]
+        collector.problems += [_prefix_with_source(problem, of) for problem in reading.problems]
+        collector.notes += [_prefix_with_source(note, of) for note in reading.notes]
     maps = [reading.fabric for reading in readings]
-    said: dict[str, list[Place]] = {}
-    for place in (each for fabric in maps for each in fabric.places):
-        said.setdefault(place.host, []).append(place)
+    places_by_host: dict[str, list[FabricPlace]] = {}
+    for place in (place for fabric in maps for place in fabric.places):
+        places_by_host.setdefault(place.host, []).append(place)
     # All at once: what two maps dispute, a third one does not settle.
-    places = [_merge_places(each, found) for each in said.values()]
-    switches: dict[str, Switch] = {}
-    for switch in (each for fabric in maps for each in fabric.switches):
+    places = [_merge_places(host_places, collector) for host_places in places_by_host.values()]
+    switches: dict[str, FabricSwitch] = {}
+    for switch in (switch for fabric in maps for switch in fabric.switches):
         if switches.setdefault(switch.name, switch) != switch:
-            found.note(f"switch {switch.name!r} is not the same in two maps; the first one counts")
-    links: dict[tuple[str, str], Link] = {}
-    for link in (each for fabric in maps for each in fabric.links):
+            collector.note(
+                f"switch {switch.name!r} is not the same in two maps; the first one counts"
+            )
+    links: dict[tuple[str, str], FabricLink] = {}
+    for link in (link for fabric in maps for link in fabric.links):
         links.setdefault((link.lower, link.upper), link)
     merged = FabricMap(
         places,
@@ -45,32 +55,32 @@ def merge_readings(readings: Sequence[Reading], name: str | None = None) -> Read
         ", ".join(fabric.source for fabric in maps if fabric.source),
     )
     for text in merged.contradictions():
-        found.wrong(text)
+        collector.wrong(text)
     for text in merged.crossings():
-        found.note(text)
-    return found.reading(merged)
+        collector.note(text)
+    return collector.reading(merged)
 
 
-def _of(problem: Problem, source: str) -> Problem:
-    return Problem(f"{source}: {problem}") if source and problem.line else problem
+def _prefix_with_source(problem: SourceProblem, source: str) -> SourceProblem:
+    return SourceProblem(f"{source}: {problem}") if source and problem.line else problem
 
 
-def _merge_places(places: Sequence[Place], found: Found) -> Place:
+def _merge_places(places: Sequence[FabricPlace], collector: ProblemCollector) -> FabricPlace:
     """One host, as several maps place it."""
     host = places[0].host
     domains: dict[str, Any] = {}
     for level in FabricLevel:
         names = {name for place in places if (name := place.domain(level)) is not None}
         if len(names) > 1:
-            said = " and ".join(repr(name) for name in sorted(names))
-            found.wrong(
-                f"host {host!r} is in the {level.noun(1)} {said}, by {len(places)} maps: which one "
+            text = " and ".join(repr(name) for name in sorted(names))
+            collector.wrong(
+                f"host {host!r} is in the {level.noun(1)} {text}, by {len(places)} maps: which one "
                 "is unknown"
             )
         domains[level.word] = names.pop() if len(names) == 1 else None
     rails: dict[str, Rail] = {}
-    for rail in (each for place in places for each in place.rails):
-        known = rails.get(rail.name)
-        if known is None or (known.switch is None and rail.switch is not None):
+    for rail in (rail for place in places for rail in place.rails):
+        previous = rails.get(rail.name)
+        if previous is None or (previous.switch is None and rail.switch is not None):
             rails[rail.name] = rail
-    return Place(host, rails=tuple(rails[name] for name in sorted(rails)), **domains)
+    return FabricPlace(host, rails=tuple(rails[name] for name in sorted(rails)), **domains)

@@ -8,10 +8,10 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from nova_hpc.outside.text import printable
+from nova_hpc.outside.text import printable_text
 from nova_hpc_tools.fabric import sync
-from nova_hpc_tools.fabric.problems import FabricError
-from nova_hpc_tools.fabric.sync import CloudAggregate, Step
+from nova_hpc_tools.fabric.problems import FabricMapError
+from nova_hpc_tools.fabric.sync import CloudAggregate, SyncStep
 
 _PAGE: Final = 500
 #: Of the API; aggregates, services and servers have all that is needed in the first.
@@ -20,7 +20,7 @@ _FIRST: Final = "2.1"
 _GROUPS: Final = "2.15"
 
 
-class CloudError(FabricError):
+class NovaApiError(FabricMapError):
     """Nova does not answer, or refuses; one line."""
 
     def __init__(self, text: str, status: int | None = None) -> None:
@@ -29,7 +29,7 @@ class CloudError(FabricError):
         self.status = status
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_cloud_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options that say which cloud."""
     group = parser.add_argument_group("which cloud")
     group.add_argument(
@@ -45,30 +45,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def connect(args: argparse.Namespace) -> Cloud:
+def connect_fabric_cloud(args: argparse.Namespace) -> FabricCloud:
     """The cloud that the options name.
 
-    :raises CloudError: there is no such cloud, or openstacksdk is not installed.
+    :raises NovaApiError: there is no such cloud, or openstacksdk is not installed.
     """
-    return Cloud(compute(args))
+    return FabricCloud(connect_compute_proxy(args))
 
 
-def compute(args: argparse.Namespace) -> Any:
+def connect_compute_proxy(args: argparse.Namespace) -> Any:
     """The compute proxy of openstacksdk for the cloud that the options name.
 
-    :raises CloudError: there is no such cloud, or openstacksdk is not installed.
+    :raises NovaApiError: there is no such cloud, or openstacksdk is not installed.
     """
     try:
         import openstack
     except ImportError as error:
-        raise CloudError("openstacksdk is not installed: pip install openstacksdk") from error
+        raise NovaApiError("openstacksdk is not installed: pip install openstacksdk") from error
     try:
         return openstack.connect(cloud=args.os_cloud).compute
     except Exception as error:  # configuration and catalog have errors of several libraries
-        raise CloudError(f"the cloud cannot be reached: {_one_line(error)}") from error
+        raise NovaApiError(f"the cloud cannot be reached: {_one_line(error)}") from error
 
 
-class Cloud:
+class FabricCloud:
     """What ``nova-hpc fabric`` reads and writes.
 
     :param compute: the compute proxy of openstacksdk.
@@ -81,49 +81,51 @@ class Cloud:
     def aggregates(self) -> list[CloudAggregate]:
         """All host aggregates.
 
-        :raises CloudError: Nova does not tell.
+        :raises NovaApiError: Nova does not tell.
         """
-        found = self._get("/os-aggregates")["aggregates"]
+        api_aggregates = self._get("/os-aggregates")["aggregates"]
         return [
             CloudAggregate(
-                id=str(each["id"]),
-                name=each["name"],
-                metadata=dict(each.get("metadata") or {}),
-                hosts=tuple(sorted(each.get("hosts") or ())),
+                id=str(aggregate["id"]),
+                name=aggregate["name"],
+                metadata=dict(aggregate.get("metadata") or {}),
+                hosts=tuple(sorted(aggregate.get("hosts") or ())),
             )
-            for each in found
+            for aggregate in api_aggregates
         ]
 
     def hosts(self) -> list[str]:
         """The hosts of all compute services, also of those that are down.
 
-        :raises CloudError: Nova does not tell.
+        :raises NovaApiError: Nova does not tell.
         """
-        found = self._get("/os-services", binary="nova-compute")["services"]
-        return sorted({each["host"] for each in found})
+        services = self._get("/os-services", binary="nova-compute")["services"]
+        return sorted({service["host"] for service in services})
 
     def clusters(self) -> dict[str, list[str]]:
         """Server group of at least two servers -> the hosts that they are on.
 
-        :raises CloudError: Nova does not tell.
+        :raises NovaApiError: Nova does not tell.
         """
         host_of: dict[str, str] = {}
-        for each in self._pages("/servers/detail", "servers", all_tenants="1"):
-            host = each.get("OS-EXT-SRV-ATTR:host")
+        for server in self._pages("/servers/detail", "servers", all_tenants="1"):
+            host = server.get("OS-EXT-SRV-ATTR:host")
             if host:
-                host_of[each["id"]] = host
-        found: dict[str, list[str]] = {}
+                host_of[server["id"]] = host
+        hosts_by_group: dict[str, list[str]] = {}
         for group in self._groups():
             hosts = [host_of[member] for member in group["members"] if member in host_of]
             if len(hosts) > 1:
-                name = printable(group["name"])
-                found[f"{name} ({group['id']})" if name in found else name] = hosts
-        return found
+                name = printable_text(group["name"])
+                hosts_by_group[f"{name} ({group['id']})" if name in hosts_by_group else name] = (
+                    hosts
+                )
+        return hosts_by_group
 
-    def apply(self, step: Step) -> None:
+    def apply(self, step: SyncStep) -> None:
         """Do one step.
 
-        :raises CloudError: Nova refuses it, or nobody knows whether it took effect.
+        :raises NovaApiError: Nova refuses it, or nobody knows whether it took effect.
         """
         if step.kind == sync.CREATE:
             made = self._call("post", "/os-aggregates", {"aggregate": {"name": step.aggregate}})
@@ -187,24 +189,24 @@ class Cloud:
             answer = getattr(self._compute, method)(path, microversion=microversion, **options)
         except Exception as error:  # keystoneauth, openstacksdk and requests have their own
             status = getattr(error, "http_status", None)
-            raise CloudError(f"{method.upper()} {path}: {_one_line(error)}", status) from error
+            raise NovaApiError(f"{method.upper()} {path}: {_one_line(error)}", status) from error
         if answer.status_code >= 400:
-            text = f"{method.upper()} {path}: {_fault(answer)}"
-            raise CloudError(text, answer.status_code)
+            text = f"{method.upper()} {path}: {_format_nova_fault(answer)}"
+            raise NovaApiError(text, answer.status_code)
         try:
             return answer.json() if answer.content else {}
         except ValueError as error:
-            raise CloudError(f"{method.upper()} {path}: the answer is not JSON") from error
+            raise NovaApiError(f"{method.upper()} {path}: the answer is not JSON") from error
 
 
-def _fault(answer: Any) -> str:
+def _format_nova_fault(answer: Any) -> str:
     """What Nova says is wrong."""
     try:
-        said = next(iter(json.loads(answer.content).values()))["message"]
+        message = next(iter(json.loads(answer.content).values()))["message"]
     except (ValueError, AttributeError, KeyError, StopIteration, TypeError):
-        said = answer.reason or "no reason is given"
-    return f"{answer.status_code}: {printable(' '.join(str(said).split()))}"
+        message = answer.reason or "no reason is given"
+    return f"{answer.status_code}: {printable_text(' '.join(str(message).split()))}"
 
 
 def _one_line(error: Exception) -> str:
-    return printable(" ".join(str(error).split())) or type(error).__name__
+    return printable_text(" ".join(str(error).split())) or type(error).__name__

@@ -8,16 +8,14 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from nova_hpc.cluster.plan import Gang, Order, Plan, Policy, Refusal, plan
-from nova_hpc.fabric.model import FabricLevel, FabricMap, Place
-from nova_hpc_tools.base import Answer, CommandError, Count, List
-from nova_hpc_tools.fabric import capacity_file
-from nova_hpc_tools.fabric import map_files as fabric_source
-from nova_hpc_tools.fabric import plan_document as document
+from nova_hpc.cluster.plan import Gang, GangOrder, GangPlan, GangPolicy, GangRefusal, plan_gang
+from nova_hpc.fabric.model import FabricLevel, FabricMap, FabricPlace
+from nova_hpc_tools.base import CommandAnswer, CommandError, Count, ListCommand
+from nova_hpc_tools.fabric import capacity_file, map_files, plan_document
 from nova_hpc_tools.fabric.capacity_file import CapacityError
-from nova_hpc_tools.fabric.hostlist import shorten
-from nova_hpc_tools.fabric.plan_picture import draw
-from nova_hpc_tools.fabric.problems import FabricError
+from nova_hpc_tools.fabric.hostlist import shorten_names
+from nova_hpc_tools.fabric.plan_picture import draw_plan_picture
+from nova_hpc_tools.fabric.problems import FabricMapError
 
 _MISS: Final = 1
 #: Hosts that one line names.
@@ -25,7 +23,7 @@ _SHOWN: Final = 6
 _COLUMNS: Final = ("Host", "Members", "Leaf")
 
 
-class FabricPlan(List):
+class FabricPlan(ListCommand):
     """Plan where the members of a gang would go, and say why.
 
     Reads where hosts are and how many members fit on each from two files. The
@@ -34,7 +32,7 @@ class FabricPlan(List):
     """
 
     acts_with = ("svg",)
-    errors = (FabricError, CapacityError)
+    errors = (FabricMapError, CapacityError)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
@@ -69,14 +67,14 @@ class FabricPlan(List):
         )
         parser.add_argument(
             "--policy",
-            choices=[policy.value for policy in Policy],
-            default=Policy.REQUIRED.value,
+            choices=[policy.value for policy in GangPolicy],
+            default=GangPolicy.REQUIRED.value,
             help="preferred: take the next larger domain rather than fail (default: required)",
         )
         parser.add_argument(
             "--order",
-            choices=[order.value for order in Order],
-            default=Order.PACK.value,
+            choices=[order.value for order in GangOrder],
+            default=GangOrder.PACK.value,
             help="members on the fewest hosts of the leaves, or as few on one host as possible "
             "(default: pack)",
         )
@@ -95,17 +93,19 @@ class FabricPlan(List):
             "group (default: the first by name)",
         )
         parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the plan into this file")
-        fabric_source.add_arguments(parser)
+        map_files.add_map_arguments(parser)
         return parser
 
-    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+    def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
         """Plan; status 0 if the gang fits, 1 if not."""
         args = parsed_args
-        fabric = read_map(args.fabric, args)
+        fabric = read_reported_map(args.fabric, args)
         capacity = read_capacity(args.capacity)
         strangers = [host for host in capacity if fabric.place(host) is None]
         if strangers:
-            _warn(f"{args.fabric} does not know {shorten(strangers, _SHOWN)}: without a domain")
+            _print_plan_warning(
+                f"{args.fabric} does not know {shorten_names(strangers, _SHOWN)}: without a domain"
+            )
         gang = Gang(
             members=args.members,
             level=FabricLevel.from_word(args.level),
@@ -115,39 +115,39 @@ class FabricPlan(List):
             rails=args.rails,
             group=args.group,
         )
-        answer = plan(fabric, capacity, gang)
-        if isinstance(answer, Refusal):
-            return Answer(
+        answer = plan_gang(fabric, capacity, gang)
+        if isinstance(answer, GangRefusal):
+            return CommandAnswer(
                 _COLUMNS,
                 (),
                 status=_MISS,
                 show=lambda: print(answer.reason),
-                document=lambda: document.dumps(gang, answer),
+                document=lambda: plan_document.format_plan_document(gang, answer),
             )
         if args.svg is not None:
             try:
-                args.svg.write_text(draw(fabric, capacity, answer), encoding="utf-8")
+                args.svg.write_text(draw_plan_picture(fabric, capacity, answer), encoding="utf-8")
             except OSError as error:
                 raise CommandError(f"--svg {args.svg}: {error.strerror or error}") from error
         rows = [
-            (host, members, (fabric.place(host) or Place(host=host)).leaf or "")
+            (host, members, (fabric.place(host) or FabricPlace(host=host)).leaf or "")
             for host, members in answer.hosts.items()
         ]
-        return Answer(
+        return CommandAnswer(
             _COLUMNS,
             rows,
-            show=lambda: _show(fabric, answer),
-            document=lambda: document.dumps(gang, answer),
+            show=lambda: _print_gang_plan(fabric, answer),
+            document=lambda: plan_document.format_plan_document(gang, answer),
         )
 
 
-def read_map(path: str, args: argparse.Namespace) -> FabricMap:
+def read_reported_map(path: str, args: argparse.Namespace) -> FabricMap:
     """Read a map; what is wrong in it is said on standard error.
 
-    :raises FabricError: it is none.
+    :raises FabricMapError: it is none.
     """
-    reading = fabric_source.read(path, args)
-    fabric_source.tell(reading, args)
+    reading = map_files.read_fabric_file(path, args)
+    map_files.report_map_problems(reading, args)
     return reading.fabric
 
 
@@ -159,28 +159,28 @@ def read_capacity(path: Path) -> dict[str, int]:
     """
     try:
         with path.open(encoding="utf-8", newline="") as lines:
-            return capacity_file.read(lines, str(path))
+            return capacity_file.read_capacity_lines(lines, str(path))
     except OSError as error:
         raise CommandError(f"{path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise CommandError(f"{path} is no text: {error}") from error
 
 
-def _show(fabric: FabricMap, answer: Plan) -> None:
+def _print_gang_plan(fabric: FabricMap, answer: GangPlan) -> None:
     print(answer.why)
     hosts: dict[str | None, list[str]] = {}
     for host, members in answer.hosts.items():
-        leaf = (fabric.place(host) or Place(host=host)).leaf
+        leaf = (fabric.place(host) or FabricPlace(host=host)).leaf
         times = f" x{members}" if members > 1 else ""
         hosts.setdefault(leaf, []).append(f"{host}{times}")
     for leaf, members in answer.leaves.items():
-        print(f"  {leaf}: {members} on {shorten(hosts[leaf], _SHOWN)}")
+        print(f"  {leaf}: {members} on {shorten_names(hosts[leaf], _SHOWN)}")
     if None in hosts:
         rest = sum(answer.hosts.values()) - sum(answer.leaves.values())
-        print(f"  leaf unknown: {rest} on {shorten(hosts[None], _SHOWN)}")
+        print(f"  leaf unknown: {rest} on {shorten_names(hosts[None], _SHOWN)}")
     if not answer.proven:
         print("The search was cut short: leaves of blocks that are equally good may be smaller.")
 
 
-def _warn(text: str) -> None:
+def _print_plan_warning(text: str) -> None:
     print(f"nova-hpc fabric plan: warning: {text}", file=sys.stderr)

@@ -9,31 +9,31 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from nova_hpc.cluster.plan.model import Gang, Miss, Plan, Refusal
+from nova_hpc.cluster.plan.model import Gang, GangMiss, GangPlan, GangRefusal
 
 SCHEMA: Final = "nova-hpc/gang-plan"
 VERSION: Final = 1
 
 
-def dumps(gang: Gang, answer: Plan | Refusal) -> str:
+def format_plan_document(gang: Gang, answer: GangPlan | GangRefusal) -> str:
     """The document as text: ASCII, indented, ends with a newline."""
-    return json.dumps(build(gang, answer), indent=2) + "\n"
+    return json.dumps(build_plan_document(gang, answer), indent=2) + "\n"
 
 
-def build(gang: Gang, answer: Plan | Refusal) -> dict[str, Any]:
+def build_plan_document(gang: Gang, answer: GangPlan | GangRefusal) -> dict[str, Any]:
     """Question and answer; ``fits`` tells which keys follow."""
     head = {
         "schema": SCHEMA,
         "version": VERSION,
-        "asked": _asked(gang),
-        "fits": isinstance(answer, Plan),
+        "asked": _build_question(gang),
+        "fits": isinstance(answer, GangPlan),
     }
-    if isinstance(answer, Refusal):
+    if isinstance(answer, GangRefusal):
         return {
             **head,
             "reason": answer.reason,
-            "nearest": _miss(answer.nearest),
-            "instead": _miss(answer.instead),
+            "nearest": _build_miss(answer.nearest),
+            "instead": _build_miss(answer.instead),
             "total": answer.total,
         }
     return {
@@ -49,7 +49,7 @@ def build(gang: Gang, answer: Plan | Refusal) -> dict[str, Any]:
     }
 
 
-def _asked(gang: Gang) -> dict[str, Any]:
+def _build_question(gang: Gang) -> dict[str, Any]:
     return {
         "members": gang.members,
         "level": gang.level.word,
@@ -61,7 +61,7 @@ def _asked(gang: Gang) -> dict[str, Any]:
     }
 
 
-def _miss(miss: Miss | None) -> dict[str, Any] | None:
+def _build_miss(miss: GangMiss | None) -> dict[str, Any] | None:
     if miss is None:
         return None
     return {"level": miss.level, "domain": miss.domain, "holds": miss.holds}

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 from xml.sax.saxutils import escape
 
-from nova_hpc.cluster.plan.model import Plan
-from nova_hpc.cluster.plan.tree import leaf_of, natural
-from nova_hpc.fabric.model import FabricLevel, FabricMap, Place
+from nova_hpc.cluster.plan.model import GangPlan
+from nova_hpc.cluster.plan.tree import leaf_of, natural_sort_key
+from nova_hpc.fabric.model import FabricLevel, FabricMap, FabricPlace
 
 _CELL: Final = 9
 _GAP: Final = 2
@@ -27,26 +27,28 @@ _STYLE: Final = (
 )
 
 
-def draw(fabric: FabricMap, capacity: Mapping[str, int], plan: Plan) -> str:
+def draw_plan_picture(fabric: FabricMap, capacity: Mapping[str, int], plan: GangPlan) -> str:
     """The picture, as the text of an SVG file.
 
     Each host is a row of as many places as the host with most room has: dark for a
     member, light for a place that stays free, empty for what is not free. Leaves with
     members have a dark frame.
     """
-    hosts = sorted({*fabric.hosts(), *capacity}, key=natural)
+    hosts = sorted({*fabric.hosts(), *capacity}, key=natural_sort_key)
     leaves: dict[tuple[bool, str], list[str]] = {}
     for host in hosts:
-        leaves.setdefault(leaf_of(fabric.place(host) or Place(host=host)), []).append(host)
+        leaves.setdefault(leaf_of(fabric.place(host) or FabricPlace(host=host)), []).append(host)
     # Hosts without a leaf are drawn together.
-    lost = [host for (known, _), members in leaves.items() if not known for host in members]
+    lost = [host for (has_leaf, _), members in leaves.items() if not has_leaf for host in members]
     outline = fabric.outline()
     boxes = [
-        (_above(outline[members[0]]), name, members)
-        for (known, name), members in leaves.items()
-        if known
+        (_domains_above_leaf(outline[members[0]]), name, members)
+        for (has_leaf, name), members in leaves.items()
+        if has_leaf
     ]
-    boxes.sort(key=lambda box: ([natural(each) for each in box[0]], natural(box[1])))
+    boxes.sort(
+        key=lambda box: ([natural_sort_key(name) for name in box[0]], natural_sort_key(box[1]))
+    )
     if lost:
         boxes.append(((), "no known leaf", lost))
     places = max([1, *(min(_MOST, fit) for fit in capacity.values())])
@@ -59,7 +61,9 @@ def draw(fabric: FabricMap, capacity: Mapping[str, int], plan: Plan) -> str:
         height = high * (_CELL + 5) + _LINE + _PAD + 6
         for number, (above, name, members) in enumerate(row):
             x = _PAD + number * (width + _PAD)
-            body += _leaf((x, top, width, height), above, name, members, capacity, plan, places)
+            body += _draw_leaf_box(
+                (x, top, width, height), above, name, members, capacity, plan, places
+            )
         top += height + _PAD
     total = _PAD + min(len(boxes), _LEAVES) * (width + _PAD)
     return "\n".join(
@@ -70,25 +74,25 @@ def draw(fabric: FabricMap, capacity: Mapping[str, int], plan: Plan) -> str:
             f'<rect width="{total}" height="{top + _LINE + 6}" fill="#fff"/>',
             f'<text class="t" x="{_PAD}" y="{_PAD + _LINE}">{escape(plan.why)}</text>',
             *body,
-            *_legend(top + 4),
+            *_draw_legend(top + 4),
             "</svg>",
             "",
         ]
     )
 
 
-def _above(path: Iterable[tuple[FabricLevel, str]]) -> tuple[str, ...]:
+def _domains_above_leaf(path: Iterable[tuple[FabricLevel, str]]) -> tuple[str, ...]:
     """The domains of a host's path above its leaf, the widest first."""
     return tuple(name for level, name in path if level is not FabricLevel.LEAF)
 
 
-def _leaf(
+def _draw_leaf_box(
     box: tuple[int, int, int, int],
     above: Sequence[str],
     name: str,
     members: Sequence[str],
     capacity: Mapping[str, int],
-    plan: Plan,
+    plan: GangPlan,
     places: int,
 ) -> Iterator[str]:
     x, y, width, height = box
@@ -117,7 +121,7 @@ def _leaf(
         yield "</g>"
 
 
-def _legend(top: int) -> Iterator[str]:
+def _draw_legend(top: int) -> Iterator[str]:
     x = _PAD
     for color, text in ((_MEMBER, "a member"), (_FREE, "free"), (_BUSY, "in use")):
         yield (

@@ -8,7 +8,7 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.fabric.model import FabricMap, Problem
+from nova_hpc.fabric.model import FabricMap, SourceProblem
 
 #: The most problems that are kept of one source; a file that was cut has thousands.
 MOST: Final = 200
@@ -18,48 +18,52 @@ MOST: Final = 200
 NO_HOST: Final = "the map names no host"
 
 
-class FabricError(Exception):
+class FabricMapError(Exception):
     """Something that is no fabric map at all, or that cannot be done; one line each."""
 
 
 @attrs.frozen
-class Reading:
+class FabricReading:
     """What a source says."""
 
     fabric: FabricMap
     #: What is damaged or contradicts itself: what it concerns is unknown in the map.
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[SourceProblem, ...] = ()
     #: What the operator should know; the map is as good as without.
-    notes: tuple[Problem, ...] = ()
+    notes: tuple[SourceProblem, ...] = ()
 
 
 @attrs.define
-class Found:
+class ProblemCollector:
     """Collects what is wrong while a source is read."""
 
-    problems: list[Problem] = attrs.Factory(list)
-    notes: list[Problem] = attrs.Factory(list)
+    problems: list[SourceProblem] = attrs.Factory(list)
+    notes: list[SourceProblem] = attrs.Factory(list)
 
     def wrong(self, text: str, line: int | None = None) -> None:
         """Something is damaged or contradicts itself."""
-        self.problems.append(Problem(text, line))
+        self.problems.append(SourceProblem(text, line))
 
     def note(self, text: str, line: int | None = None) -> None:
         """Something is worth a word."""
-        self.notes.append(Problem(text, line))
+        self.notes.append(SourceProblem(text, line))
 
-    def reading(self, fabric: FabricMap) -> Reading:
+    def reading(self, fabric: FabricMap) -> FabricReading:
         """All of it, in the order of the lines, with a bound on how much.
 
         A map without any host is a problem: taken for good, it would undo the last one.
         """
         if not fabric.places:
             self.wrong(NO_HOST)
-        return Reading(fabric, tuple(_bounded(self.problems)), tuple(_bounded(self.notes)))
+        return FabricReading(
+            fabric, tuple(_limit_problems(self.problems)), tuple(_limit_problems(self.notes))
+        )
 
 
-def _bounded(problems: Iterable[Problem]) -> Iterator[Problem]:
-    found = sorted(dict.fromkeys(problems), key=lambda each: (each.line is None, each.line or 0))
-    yield from found[:MOST]
-    if len(found) > MOST:
-        yield Problem(f"and {len(found) - MOST} more")
+def _limit_problems(problems: Iterable[SourceProblem]) -> Iterator[SourceProblem]:
+    ordered_problems = sorted(
+        dict.fromkeys(problems), key=lambda problem: (problem.line is None, problem.line or 0)
+    )
+    yield from ordered_problems[:MOST]
+    if len(ordered_problems) > MOST:
+        yield SourceProblem(f"and {len(ordered_problems) - MOST} more")

@@ -10,7 +10,7 @@ from typing import Any, Final
 import attrs
 import yaml
 
-from nova_hpc_tools.fabric.problems import FabricError, Found
+from nova_hpc_tools.fabric.problems import FabricMapError, ProblemCollector
 
 #: libyaml's, where PyYAML was built with it: it is ten times as fast.
 _LOADER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -19,7 +19,7 @@ _DEEPEST: Final = 40
 
 
 @attrs.frozen
-class Value:
+class LineValue:
     """One value of the document."""
 
     #: A text, None, a dict of texts to values, or a list of values. Numbers are texts, too.
@@ -27,20 +27,20 @@ class Value:
     #: From 1.
     line: int
 
-    def items(self) -> Iterator[tuple[str, Value]]:
+    def items(self) -> Iterator[tuple[str, LineValue]]:
         """The entries of a dict; nothing of anything else."""
         if isinstance(self.value, dict):
             yield from self.value.items()
 
-    def each(self) -> Iterator[Value]:
+    def each(self) -> Iterator[LineValue]:
         """The entries of a list; nothing of anything else."""
         if isinstance(self.value, list):
             yield from self.value
 
-    def get(self, key: str) -> Value | None:
+    def get(self, key: str) -> LineValue | None:
         """The entry of a dict; None: there is none, or it is null."""
-        found = self.value.get(key) if isinstance(self.value, dict) else None
-        return None if found is None or found.value is None else found
+        entry = self.value.get(key) if isinstance(self.value, dict) else None
+        return None if entry is None or entry.value is None else entry
 
     @property
     def kind(self) -> str:
@@ -51,15 +51,15 @@ class Value:
         return "nothing"
 
 
-def text_of(value: Value | None) -> str | None:
+def text_of(value: LineValue | None) -> str | None:
     """The text of a value; None: there is none, or it is no text."""
     return value.value if value is not None and isinstance(value.value, str) else None
 
 
-def load(text: str, found: Found) -> Value:
+def load_with_lines(text: str, collector: ProblemCollector) -> LineValue:
     """Read YAML or JSON; keys that are there twice are a problem, and the first one counts.
 
-    :raises FabricError: it is neither.
+    :raises FabricMapError: it is neither.
     """
     if text.lstrip()[:1] == "{":
         try:
@@ -67,7 +67,7 @@ def load(text: str, found: Found) -> Value:
         except ValueError:
             pass  # YAML may begin so, too, and says more about what is wrong
         except RecursionError:
-            raise FabricError("it is nested too deep") from None
+            raise FabricMapError("it is nested too deep") from None
         else:
             # Inside of the texts of JSON there is no tab, and YAML minds it elsewhere.
             text = text.replace("\t", " ")
@@ -76,34 +76,36 @@ def load(text: str, found: Found) -> Value:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}: " if mark else ""
-        raise FabricError(f"{where}it is neither YAML nor JSON: {error.problem}") from error
+        raise FabricMapError(f"{where}it is neither YAML nor JSON: {error.problem}") from error
     except (yaml.YAMLError, RecursionError) as error:
-        raise FabricError(f"it is neither YAML nor JSON: {error}") from error
+        raise FabricMapError(f"it is neither YAML nor JSON: {error}") from error
     if node is None:
-        raise FabricError("it is empty")
-    return _value(node, found, set(), 0)
+        raise FabricMapError("it is empty")
+    return _value_of_node(node, collector, set(), 0)
 
 
-def _value(node: Any, found: Found, seen: set[int], depth: int) -> Value:
+def _value_of_node(node: Any, collector: ProblemCollector, seen: set[int], depth: int) -> LineValue:
     line = node.start_mark.line + 1
     if depth > _DEEPEST:
-        raise FabricError(f"line {line}: it is nested too deep")
+        raise FabricMapError(f"line {line}: it is nested too deep")
     if isinstance(node, yaml.ScalarNode):
         null = node.tag == "tag:yaml.org,2002:null"
-        return Value(None if null else node.value, line)
+        return LineValue(None if null else node.value, line)
     if id(node) in seen:
         # A few lines of aliases can stand for more than memory holds.
-        raise FabricError(f"line {line}: aliases of mappings and lists are not read")
+        raise FabricMapError(f"line {line}: aliases of mappings and lists are not read")
     seen.add(id(node))
     if isinstance(node, yaml.SequenceNode):
-        return Value([_value(each, found, seen, depth + 1) for each in node.value], line)
-    entries: dict[str, Value] = {}
+        return LineValue(
+            [_value_of_node(child, collector, seen, depth + 1) for child in node.value], line
+        )
+    entries: dict[str, LineValue] = {}
     for key, value in node.value:
-        here = key.start_mark.line + 1
+        key_line = key.start_mark.line + 1
         if not isinstance(key, yaml.ScalarNode):
-            found.wrong("a key is no text", here)
+            collector.wrong("a key is no text", key_line)
         elif key.value in entries:
-            found.wrong(f"{key.value!r} is there twice; the first one counts", here)
+            collector.wrong(f"{key.value!r} is there twice; the first one counts", key_line)
         else:
-            entries[key.value] = _value(value, found, seen, depth + 1)
-    return Value(entries, line)
+            entries[key.value] = _value_of_node(value, collector, seen, depth + 1)
+    return LineValue(entries, line)

@@ -142,9 +142,9 @@ def group_switches(users: Mapping[str, Iterable[str]]) -> SwitchGroups:
                 disagreeing.append(tuple(sorted(names)))
                 parts = [(number,) for number in cluster]
             for part in parts:
-                names = sorted(name for each in part for name in switches_of[kinds.sets[each]])
+                names = sorted(name for number in part for name in switches_of[kinds.sets[number]])
                 domain_of.update(dict.fromkeys(names, names[0]))
-                users_of[names[0]] = frozenset().union(*(kinds.sets[each] for each in part))
+                users_of[names[0]] = frozenset().union(*(kinds.sets[number] for number in part))
                 height_of[names[0]] = height
     return SwitchGroups(domain_of, users_of, height_of, tuple(sorted(disagreeing)))
 
@@ -178,8 +178,8 @@ class _Kinds:
     @_shared.default
     def _count_shared(self) -> Counter[tuple[int, int]]:
         of_user: dict[str, list[int]] = {}
-        for number, each in enumerate(self.sets):
-            for user in each:
+        for number, user_set in enumerate(self.sets):
+            for user in user_set:
                 of_user.setdefault(user, []).append(number)
         shared: Counter[tuple[int, int]] = Counter()
         for numbers in of_user.values():
@@ -189,19 +189,19 @@ class _Kinds:
     @_beside.default
     def _collect_beside(self) -> Mapping[int, frozenset[int]]:
         beside: dict[int, set[int]] = {number: set() for number in range(len(self.sets))}
-        for one, other in self._shared:
-            beside[one].add(other)
-            beside[other].add(one)
+        for smaller, larger in self._shared:
+            beside[smaller].add(larger)
+            beside[larger].add(smaller)
         return {number: frozenset(those) for number, those in beside.items()}
 
-    def count_shared(self, one: int, other: int) -> int:
+    def count_shared(self, first: int, second: int) -> int:
         """How many users two kinds share."""
-        return self._shared[min(one, other), max(one, other)]
+        return self._shared[min(first, second), max(first, second)]
 
-    def agree(self, one: int, other: int) -> bool:
+    def agree(self, first: int, second: int) -> bool:
         """Whether at least half of the users of either are users of both."""
-        both = self.count_shared(one, other)
-        return both >= _AGREE * (len(self.sets[one]) + len(self.sets[other]) - both)
+        both = self.count_shared(first, second)
+        return both >= _AGREE * (len(self.sets[first]) + len(self.sets[second]) - both)
 
     def all_agree(self, numbers: Iterable[int]) -> bool:
         """Whether each agrees with each."""
@@ -220,27 +220,28 @@ class _Kinds:
     def _is_wide(self, number: int, among: frozenset[int]) -> bool:
         inside = sorted(
             (
-                each
-                for each in self._beside[number] & among
-                if 2 * self.count_shared(each, number) > len(self.sets[each])
+                candidate
+                for candidate in self._beside[number] & among
+                if 2 * self.count_shared(candidate, number) > len(self.sets[candidate])
             ),
-            key=lambda each: len(self.sets[each]),
+            key=lambda candidate: len(self.sets[candidate]),
         )
         # The smallest first: two of those most often lie apart.
         return any(
-            2 * self.count_shared(one, other) <= min(len(self.sets[one]), len(self.sets[other]))
-            for one, other in itertools.combinations(inside, 2)
+            2 * self.count_shared(first, second)
+            <= min(len(self.sets[first]), len(self.sets[second]))
+            for first, second in itertools.combinations(inside, 2)
         )
 
     def clusters(self, layer: frozenset[int]) -> Iterator[tuple[int, ...]]:
         """The kinds of *layer* that agreement connects, in the order of their numbers."""
         left = set(layer)
         while left:
-            found = [min(left)]
-            left.discard(found[0])
-            for number in found:  # grows while it is walked
-                for each in sorted(self._beside[number] & left):
-                    if self.agree(number, each):
-                        left.discard(each)
-                        found.append(each)
-            yield tuple(sorted(found))
+            cluster = [min(left)]
+            left.discard(cluster[0])
+            for number in cluster:  # grows while it is walked
+                for candidate in sorted(self._beside[number] & left):
+                    if self.agree(number, candidate):
+                        left.discard(candidate)
+                        cluster.append(candidate)
+            yield tuple(sorted(cluster))

@@ -15,8 +15,8 @@ from typing import Final
 import attrs
 
 from nova_hpc.fabric import aggregates as ours
-from nova_hpc.fabric.model import FabricLevel, FabricMap, Place, wrong_name
-from nova_hpc_tools.fabric.hostlist import shorten
+from nova_hpc.fabric.model import FabricLevel, FabricMap, FabricPlace, wrong_name
+from nova_hpc_tools.fabric.hostlist import shorten_names
 
 #: How a step is called in the output.
 CREATE: Final = "create"
@@ -38,7 +38,7 @@ class CloudAggregate:
 
 
 @attrs.frozen
-class Step:
+class SyncStep:
     """One call to Nova."""
 
     kind: str
@@ -53,10 +53,10 @@ class Step:
 
 
 @attrs.frozen
-class Plan:
+class SyncPlan:
     """What has to be done, and what an operator has to know before."""
 
-    steps: tuple[Step, ...] = ()
+    steps: tuple[SyncStep, ...] = ()
     #: Why nothing of it may be done.
     refusals: tuple[str, ...] = ()
     #: What is odd and left alone.
@@ -73,23 +73,25 @@ def names_in_nova(fabric: FabricMap, hosts: Iterable[str]) -> Mapping[str, str]:
     Nova may call a host by its full name where the map has the first part of it, or with
     other capitals. What could mean two hosts means none.
     """
-    known = set(hosts)
+    nova_hosts = set(hosts)
     short: dict[str, set[str]] = {}
-    for host in known:
+    for host in nova_hosts:
         for name in (host.lower(), host.partition(".")[0].lower()):
             short.setdefault(name, set()).add(host)
-    found: dict[str, str] = {}
+    nova_names: dict[str, str] = {}
     for host in fabric.hosts():
         candidates = short.get(host.lower(), set())
-        if host in known:
-            found[host] = host
+        if host in nova_hosts:
+            nova_names[host] = host
         elif len(candidates) == 1:
-            found[host] = next(iter(candidates))
-    counts = Counter(found.values())
-    return {host: called for host, called in found.items() if host == called or counts[called] == 1}
+            nova_names[host] = next(iter(candidates))
+    counts = Counter(nova_names.values())
+    return {
+        host: called for host, called in nova_names.items() if host == called or counts[called] == 1
+    }
 
 
-def as_in_nova(fabric: FabricMap, hosts: Iterable[str]) -> FabricMap:
+def map_as_in_nova(fabric: FabricMap, hosts: Iterable[str]) -> FabricMap:
     """The part of *fabric* that Nova has, its hosts called as Nova calls them."""
     names = names_in_nova(fabric, hosts)
     places = [
@@ -100,15 +102,17 @@ def as_in_nova(fabric: FabricMap, hosts: Iterable[str]) -> FabricMap:
     return attrs.evolve(fabric, places=places)
 
 
-def cloud_map(aggregates: Iterable[CloudAggregate], name: str) -> tuple[FabricMap, tuple[str, ...]]:
+def map_of_aggregates(
+    aggregates: Iterable[CloudAggregate], name: str
+) -> tuple[FabricMap, tuple[str, ...]]:
     """What the aggregates of the map *name* say of all hosts, and what makes no sense in them."""
     of_host: dict[str, list[Mapping[str, str]]] = {}
-    for each in aggregates:
-        if each.metadata.get(ours.MAP_KEY) not in (name, None):
+    for aggregate in aggregates:
+        if aggregate.metadata.get(ours.MAP_KEY) not in (name, None):
             continue
-        for host in each.hosts:
-            if any(key.startswith(ours.PREFIX) for key in each.metadata):
-                of_host.setdefault(host, []).append(each.metadata)
+        for host in aggregate.hosts:
+            if any(key.startswith(ours.PREFIX) for key in aggregate.metadata):
+                of_host.setdefault(host, []).append(aggregate.metadata)
     places = []
     problems: list[str] = []
     for host, metadata in sorted(of_host.items()):
@@ -116,16 +120,16 @@ def cloud_map(aggregates: Iterable[CloudAggregate], name: str) -> tuple[FabricMa
         if wrong is not None:
             problems.append(f"a host in Nova's aggregates: {wrong}")
             continue
-        reading = ours.read_place(host, metadata)
+        reading = ours.read_aggregate_place(host, metadata)
         problems += reading.problems
         # Aggregates know the rails of a leaf, not those of a host.
         places.append(attrs.evolve(reading.place, rails=()))
     return FabricMap(places, name=name, source="Nova's aggregates"), tuple(dict.fromkeys(problems))
 
 
-def plan(
+def plan_sync(
     fabric: FabricMap, aggregates: Sequence[CloudAggregate], hosts: Iterable[str], salt: str = ""
-) -> Plan:
+) -> SyncPlan:
     """The steps from *aggregates* to what *fabric* says.
 
     :param hosts: those that Nova has, as its compute services are called.
@@ -134,61 +138,67 @@ def plan(
     """
     nova = sorted(set(hosts))
     names = names_in_nova(fabric, nova)
-    there = as_in_nova(fabric, nova)
-    wanted = {each.name: each for each in ours.aggregates_of(there)}
-    found = _Found.of(fabric.name, aggregates, wanted)
-    refusals = [*found.refusals, *_two_maps(there, wanted, found, fabric.name)]
-    salt = ours.salt_of(each.metadata for each in found.mine) or salt
+    there = map_as_in_nova(fabric, nova)
+    wanted = {aggregate.name: aggregate for aggregate in ours.aggregates_of(there)}
+    sorted_aggregates = _SortedAggregates.of(fabric.name, aggregates, wanted)
+    refusals = [
+        *sorted_aggregates.refusals,
+        *_two_maps(there, wanted, sorted_aggregates, fabric.name),
+    ]
+    salt = ours.salt_of(aggregate.metadata for aggregate in sorted_aggregates.mine) or salt
     secret = {ours.SALT_KEY: salt} if salt else {}
     if fabric.places and nova and not there.places:
         refusals.append(
             f"Nova has none of the {len(fabric.places)} hosts of the map: is it of another cloud?"
         )
-    notes = list(found.notes)
-    changes: list[Step] = []
-    removals: dict[str, list[Step]] = {}
-    additions: dict[str, list[Step]] = {}
-    deletions: list[Step] = []
+    notes = list(sorted_aggregates.notes)
+    changes: list[SyncStep] = []
+    removals: dict[str, list[SyncStep]] = {}
+    additions: dict[str, list[SyncStep]] = {}
+    deletions: list[SyncStep] = []
     kept: dict[str, CloudAggregate] = {}
     # By its name first, which no other aggregate has; a hand may have changed what it says.
-    taken = {each.name for each in aggregates}
-    for each in found.mine:
-        if each.name in wanted:
-            kept[each.name] = each
-    for each in found.mine:
-        name = _name_of(each)
-        if each.name in wanted:
+    taken = {aggregate.name for aggregate in aggregates}
+    for aggregate in sorted_aggregates.mine:
+        if aggregate.name in wanted:
+            kept[aggregate.name] = aggregate
+    for aggregate in sorted_aggregates.mine:
+        name = _aggregate_name_of(aggregate)
+        if aggregate.name in wanted:
             continue
         if name in wanted and name not in taken:
-            kept[name] = each
+            kept[name] = aggregate
             taken.add(name)
         else:
-            deletions += _delete(each, removals, notes)
+            deletions += _plan_aggregate_deletion(aggregate, removals, notes)
     for name, want in wanted.items():
-        has = kept.get(name) or found.begun.get(name)
+        has = kept.get(name) or sorted_aggregates.begun.get(name)
         id_ = None if has is None else has.id
         if has is None:
-            changes.append(Step(CREATE, name))
+            changes.append(SyncStep(CREATE, name))
         elif has.name != name:
-            changes.append(Step(RENAME, has.name, id_, name))
-        metadata = _metadata({} if has is None else has.metadata, {**dict(want.metadata), **secret})
+            changes.append(SyncStep(RENAME, has.name, id_, name))
+        metadata = _metadata_changes(
+            {} if has is None else has.metadata, {**dict(want.metadata), **secret}
+        )
         if metadata:
-            changes.append(Step(METADATA, name, id_, metadata=metadata))
+            changes.append(SyncStep(METADATA, name, id_, metadata=metadata))
         before = set() if has is None else set(has.hosts)
         for host in sorted(before - set(want.hosts)):
-            removals.setdefault(host, []).append(Step(REMOVE, name, id_, host))
+            removals.setdefault(host, []).append(SyncStep(REMOVE, name, id_, host))
         for host in sorted(set(want.hosts) - before):
-            additions.setdefault(host, []).append(Step(ADD, name, id_, host))
+            additions.setdefault(host, []).append(SyncStep(ADD, name, id_, host))
     notes += [
         f"aggregate {name!r} is empty and has no mark: somebody's sync made it and did not go on"
-        for name in sorted(found.begun)
+        for name in sorted(sorted_aggregates.begun)
         if name not in wanted
     ]
-    for each in (*kept.values(), *found.begun.values()):
-        if "availability_zone" in each.metadata:
+    for aggregate in (*kept.values(), *sorted_aggregates.begun.values()):
+        if "availability_zone" in aggregate.metadata:
             notes.append(
-                f"aggregate {each.name!r} has the availability zone "
-                f"{each.metadata['availability_zone']!r}, which is not of the map: it moves hosts "
+                f"aggregate {aggregate.name!r} has the availability zone "
+                f"{aggregate.metadata['availability_zone']!r}, which is not of the map: "
+                f"it moves hosts "
                 "between zones; take it off"
             )
     moves = [
@@ -198,7 +208,7 @@ def plan(
         for step in (*removals.get(host, ()), *additions.get(host, ()))
     ]
     mapped = {place.host for place in there.places}
-    return Plan(
+    return SyncPlan(
         steps=() if refusals else (*changes, *moves, *deletions),
         refusals=tuple(refusals),
         notes=tuple(notes),
@@ -221,25 +231,26 @@ def check_removals(
     :param share: of the hosts of *old*, from 0 to 1: so much may be lost without a word.
     :param accepted: how many lost hosts somebody has agreed to; None: nobody was asked.
     """
-    lost = [place.host for place in old.places if _loses(place, new.place(place.host))]
+    lost = [place.host for place in old.places if _loses_domain(place, new.place(place.host))]
     if len(lost) <= share * len(old.places) or len(lost) == accepted:
         return None
-    said = "" if accepted is None else f" (--accept-removals says {accepted})"
+    accepted_text = "" if accepted is None else f" (--accept-removals says {accepted})"
     return (
         f"by the new map {len(lost)} of {len(old.places)} hosts would lose a domain that Nova has "
-        f"now{said}: {shorten(lost)}; if that is meant, say --accept-removals {len(lost)}"
+        f"now{accepted_text}: {shorten_names(lost)}; if that is meant, say "
+        f"--accept-removals {len(lost)}"
     )
 
 
-def _loses(was: Place, will_be: Place | None) -> bool:
+def _loses_domain(old_place: FabricPlace, will_be: FabricPlace | None) -> bool:
     return any(
-        was.domain(level) is not None and (will_be is None or will_be.domain(level) is None)
+        old_place.domain(level) is not None and (will_be is None or will_be.domain(level) is None)
         for level in FabricLevel
     )
 
 
 @attrs.frozen
-class _Found:
+class _SortedAggregates:
     """The aggregates, sorted by whose they are."""
 
     #: Of this map.
@@ -254,75 +265,88 @@ class _Found:
     notes: tuple[str, ...]
 
     @classmethod
-    def of(cls, name: str, aggregates: Iterable[CloudAggregate], wanted: Container[str]) -> _Found:
+    def of(
+        cls, name: str, aggregates: Iterable[CloudAggregate], wanted: Container[str]
+    ) -> _SortedAggregates:
         """Sort *aggregates* for the map *name*, which means those called *wanted*."""
-        mine, others, foreign = [], [], []
+        own, others, foreign = [], [], []
         begun: dict[str, CloudAggregate] = {}
         refusals, notes = [], []
-        for each in sorted(aggregates, key=lambda one: (len(one.id), one.id)):
-            version = each.metadata.get(ours.VERSION_KEY)
+        for aggregate in sorted(
+            aggregates, key=lambda aggregate: (len(aggregate.id), aggregate.id)
+        ):
+            version = aggregate.metadata.get(ours.VERSION_KEY)
             if version is None:
                 if (
-                    each.name.startswith(ours.NAME_PREFIX)
-                    and not each.hosts
-                    and not each.metadata.keys() - {"availability_zone"}
+                    aggregate.name.startswith(ours.NAME_PREFIX)
+                    and not aggregate.hosts
+                    and not aggregate.metadata.keys() - {"availability_zone"}
                 ):
-                    begun[each.name] = each
+                    begun[aggregate.name] = aggregate
                 else:
-                    foreign.append(each)
+                    foreign.append(aggregate)
             elif version != ours.VERSION:
                 refusals.append(
-                    f"aggregate {each.name!r} has {ours.VERSION_KEY}={version!r}; this release of "
+                    f"aggregate {aggregate.name!r} has {ours.VERSION_KEY}={version!r}; "
+                    f"this release of "
                     f"nova-hpc writes {ours.VERSION}: update nova-hpc"
                 )
-            elif each.metadata.get(ours.MAP_KEY) == name:
-                mine.append(each)
-            elif ours.MAP_KEY in each.metadata:
-                others.append(each)
-            elif each.name in wanted:
-                mine.append(each)
+            elif aggregate.metadata.get(ours.MAP_KEY) == name:
+                own.append(aggregate)
+            elif ours.MAP_KEY in aggregate.metadata:
+                others.append(aggregate)
+            elif aggregate.name in wanted:
+                own.append(aggregate)
             else:
                 notes.append(
-                    f"aggregate {each.name!r} was edited by hand: it has lost {ours.MAP_KEY}, so "
+                    f"aggregate {aggregate.name!r} was edited by hand: it has lost "
+                    f"{ours.MAP_KEY}, so "
                     "nobody knows whose it is; delete it if no map has such a domain"
                 )
-        return cls(tuple(mine), tuple(others), begun, tuple(foreign), tuple(refusals), tuple(notes))
+        return cls(tuple(own), tuple(others), begun, tuple(foreign), tuple(refusals), tuple(notes))
 
 
 def _two_maps(
-    there: FabricMap, wanted: Mapping[str, ours.Aggregate], found: _Found, name: str
+    there: FabricMap,
+    wanted: Mapping[str, ours.Aggregate],
+    sorted_aggregates: _SortedAggregates,
+    name: str,
 ) -> Iterable[str]:
     mapped = {place.host for place in there.places}
-    for each in found.others:
-        other = each.metadata[ours.MAP_KEY]
-        both = sorted(mapped & set(each.hosts))
+    for aggregate in sorted_aggregates.others:
+        other_map = aggregate.metadata[ours.MAP_KEY]
+        both = sorted(mapped & set(aggregate.hosts))
         if both:
             yield (
-                f"two maps at once: {shorten(both)} are in aggregate {each.name!r} of the map "
-                f"{other!r}, and in this map, {name!r}; take them out of one, or give this one the "
-                f"name {other!r} with --name to replace it"
+                f"two maps at once: {shorten_names(both)} are in aggregate "
+                f"{aggregate.name!r} of the map "
+                f"{other_map!r}, and in this map, {name!r}; take them out of one, or "
+                f"give this one the "
+                f"name {other_map!r} with --name to replace it"
             )
-        elif each.name in wanted:
+        elif aggregate.name in wanted:
             yield (
-                f"two maps at once: {each.name!r} is an aggregate of the map {other!r}, and this "
+                f"two maps at once: {aggregate.name!r} is an aggregate of the map "
+                f"{other_map!r}, and this "
                 "map has a domain of the same name: give one of them another name"
             )
-    for each in found.foreign:
-        if each.name in wanted:
+    for aggregate in sorted_aggregates.foreign:
+        if aggregate.name in wanted:
             yield (
-                f"aggregate {each.name!r} is there and has not the mark {ours.VERSION_KEY}: it is "
+                f"aggregate {aggregate.name!r} is there and has not the mark "
+                f"{ours.VERSION_KEY}: it is "
                 "not the map's; rename or delete it"
             )
 
 
-def _name_of(each: CloudAggregate) -> str:
+def _aggregate_name_of(aggregate: CloudAggregate) -> str:
     """What an aggregate of ours should be called, by its metadata, else by its name."""
-    kind = each.metadata.get(ours.KIND_KEY, "")
-    domain = each.metadata.get(f"{ours.PREFIX}{kind}")
-    return f"{ours.NAME_PREFIX}{kind}:{domain}" if domain else each.name
+    kind = aggregate.metadata.get(ours.KIND_KEY, "")
+    domain = aggregate.metadata.get(f"{ours.PREFIX}{kind}")
+    return f"{ours.NAME_PREFIX}{kind}:{domain}" if domain else aggregate.name
 
 
-def _metadata(has: Mapping[str, str], wants: Mapping[str, str]) -> dict[str, str | None]:
+def _metadata_changes(has: Mapping[str, str], wants: Mapping[str, str]) -> dict[str, str | None]:
     changes: dict[str, str | None] = {
         key: None for key in has if key.startswith(ours.PREFIX) and key not in wants
     }
@@ -330,17 +354,20 @@ def _metadata(has: Mapping[str, str], wants: Mapping[str, str]) -> dict[str, str
     return dict(sorted(changes.items()))
 
 
-def _delete(each: CloudAggregate, removals: dict[str, list[Step]], notes: list[str]) -> list[Step]:
-    for host in each.hosts:
-        removals.setdefault(host, []).append(Step(REMOVE, each.name, each.id, host))
-    theirs = sorted(key for key in each.metadata if not key.startswith(ours.PREFIX))
+def _plan_aggregate_deletion(
+    aggregate: CloudAggregate, removals: dict[str, list[SyncStep]], notes: list[str]
+) -> list[SyncStep]:
+    for host in aggregate.hosts:
+        removals.setdefault(host, []).append(SyncStep(REMOVE, aggregate.name, aggregate.id, host))
+    theirs = sorted(key for key in aggregate.metadata if not key.startswith(ours.PREFIX))
     if not theirs:
-        return [Step(DELETE, each.name, each.id)]
+        return [SyncStep(DELETE, aggregate.name, aggregate.id)]
     notes.append(
-        f"aggregate {each.name!r} is no domain of the map any more; it stays, without our keys, "
+        f"aggregate {aggregate.name!r} is no domain of the map any more; it stays, "
+        f"without our keys, "
         f"because somebody has given it {', '.join(theirs)}"
     )
     gone: dict[str, str | None] = {
-        key: None for key in each.metadata if key.startswith(ours.PREFIX)
+        key: None for key in aggregate.metadata if key.startswith(ours.PREFIX)
     }
-    return [Step(METADATA, each.name, each.id, metadata=dict(sorted(gone.items())))]
+    return [SyncStep(METADATA, aggregate.name, aggregate.id, metadata=dict(sorted(gone.items())))]

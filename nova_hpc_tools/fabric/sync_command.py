@@ -11,23 +11,21 @@ from typing import Final
 
 from nova_hpc.fabric import aggregates
 from nova_hpc.fabric.model import FabricMap
-from nova_hpc.outside.text import printable
-from nova_hpc_tools.base import Answer, List
-from nova_hpc_tools.fabric import difference, sync
-from nova_hpc_tools.fabric import map_files as fabric_source
-from nova_hpc_tools.fabric import nova_aggregates as fabric_cloud
-from nova_hpc_tools.fabric.command import difference_lines, refuse_problems
-from nova_hpc_tools.fabric.hostlist import compress
-from nova_hpc_tools.fabric.nova_aggregates import Cloud, CloudError
-from nova_hpc_tools.fabric.problems import NO_HOST, FabricError
-from nova_hpc_tools.fabric.sync import Plan, Step
+from nova_hpc.outside.text import printable_text
+from nova_hpc_tools.base import CommandAnswer, ListCommand
+from nova_hpc_tools.fabric import difference, map_files, nova_aggregates, sync
+from nova_hpc_tools.fabric.command import format_differences, refuse_problems
+from nova_hpc_tools.fabric.hostlist import compress_hostlist
+from nova_hpc_tools.fabric.nova_aggregates import FabricCloud, NovaApiError
+from nova_hpc_tools.fabric.problems import NO_HOST, FabricMapError
+from nova_hpc_tools.fabric.sync import SyncPlan, SyncStep
 
 _TO_DO: Final = 1
 #: Percent of the hosts of a map that may lose their place in silence.
 _REMOVAL_LIMIT: Final = 20
 
 
-class Sync(List):
+class SyncFabric(ListCommand):
     """Make Nova's host aggregates say what a map says.
 
     One aggregate a leaf and one an NVLink domain, marked with metadata of the prefix
@@ -39,12 +37,12 @@ class Sync(List):
     """
 
     acts_with = ("yes",)
-    errors = (FabricError,)
+    errors = (FabricMapError,)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
-        fabric_source.add_maps(parser)
+        map_files.add_map_files_argument(parser)
         parser.add_argument("--yes", action="store_true", help="do what is shown")
         parser.add_argument(
             "--accept-problems",
@@ -54,7 +52,7 @@ class Sync(List):
         )
         parser.add_argument(
             "--removal-limit",
-            type=_percent,
+            type=_parse_removal_percent,
             default=_REMOVAL_LIMIT,
             metavar="PERCENT",
             help="the most hosts, as a part of those in Nova's aggregates, that may lose a domain "
@@ -66,111 +64,112 @@ class Sync(List):
             metavar="N",
             help="exactly so many hosts are meant to lose a domain, however large a part they are",
         )
-        fabric_source.add_arguments(parser)
-        fabric_cloud.add_arguments(parser)
+        map_files.add_map_arguments(parser)
+        nova_aggregates.add_cloud_arguments(parser)
         return parser
 
-    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+    def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
         """Compare, and with --yes do it."""
         args = parsed_args
-        reading = fabric_source.read_all(args.maps, args)
-        fabric_source.tell(reading, args)
+        reading = map_files.read_fabric_files(args.maps, args)
+        map_files.report_map_problems(reading, args)
         if not reading.fabric.places:
-            raise FabricError(
+            raise FabricMapError(
                 f"{NO_HOST}, and is not taken for one: what Nova has stays (to take a map out of "
                 "Nova, delete its aggregates)"
             )
         refuse_problems(len(reading.problems), args)
         cloud = self.cloud(args)
         found_there, hosts = cloud.aggregates(), cloud.hosts()
-        plan = sync.plan(reading.fabric, found_there, hosts, salt=secrets.token_hex(16))
-        old, problems = sync.cloud_map(found_there, reading.fabric.name)
-        new = sync.as_in_nova(reading.fabric, hosts)
+        plan = sync.plan_sync(reading.fabric, found_there, hosts, salt=secrets.token_hex(16))
+        old, problems = sync.map_of_aggregates(found_there, reading.fabric.name)
+        new = sync.map_as_in_nova(reading.fabric, hosts)
         for text in (*problems, *plan.notes):
-            print(f"note: {printable(text)}", file=sys.stderr)
+            print(f"note: {printable_text(text)}", file=sys.stderr)
         if plan.refusals:
-            raise FabricError("\n".join(map(printable, plan.refusals)))
+            raise FabricMapError("\n".join(map(printable_text, plan.refusals)))
         refusal = sync.check_removals(old, new, args.removal_limit / 100, args.accept_removals)
         if refusal is not None:
-            raise FabricError(printable(refusal))
-        found = difference.compare(old, new, cables=False)
-        spreads: tuple[difference.Spread, ...] = ()
-        if found and not args.no_clusters:
-            spreads = difference.spreads(cloud.clusters(), old, new)
-        self._tell(plan, found, spreads)
-        done, why = 0, None
+            raise FabricMapError(printable_text(refusal))
+        differences = difference.compare_fabric_maps(old, new, cables=False)
+        spreads: tuple[difference.ClusterSpread, ...] = ()
+        if differences and not args.no_clusters:
+            spreads = difference.spread_changes_of(cloud.clusters(), old, new)
+        self._tell(plan, differences, spreads)
+        done, stop_reason = 0, None
         if args.yes:
-            done, why = self._apply(cloud, plan.steps)
-            if why is None and plan.steps:
-                why = _look_again(cloud, reading.fabric)
-        if why is not None:
-            print(f"{self._name}: {why}", file=sys.stderr)
-        status = 0 if why is None and done == len(plan.steps) else _TO_DO
+            done, stop_reason = self._apply(cloud, plan.steps)
+            if stop_reason is None and plan.steps:
+                stop_reason = _verify_written_aggregates(cloud, reading.fabric)
+        if stop_reason is not None:
+            print(f"{self._name}: {stop_reason}", file=sys.stderr)
+        status = 0 if stop_reason is None and done == len(plan.steps) else _TO_DO
         rows = [
-            (step.kind, step.aggregate, said(step), number < done)
+            (step.kind, step.aggregate, describe_sync_step(step), number < done)
             for number, step in enumerate(plan.steps)
         ]
-        return Answer(
+        return CommandAnswer(
             columns=("Step", "Aggregate", "What", "Done"),
             rows=rows,
             status=status,
             show=lambda: self._end(plan, done, args.yes),
-            document=lambda: _document(rows, plan, spreads, why),
+            document=lambda: _dump_sync_document(rows, plan, spreads, stop_reason),
         )
 
-    def cloud(self, args: argparse.Namespace) -> Cloud:
+    def cloud(self, args: argparse.Namespace) -> FabricCloud:
         """The cloud; tests have one of their own."""
-        return fabric_cloud.connect(args)
+        return nova_aggregates.connect_fabric_cloud(args)
 
     def _tell(
         self,
-        plan: Plan,
-        found: tuple[difference.Difference, ...],
-        spreads: tuple[difference.Spread, ...],
+        plan: SyncPlan,
+        differences: tuple[difference.FabricDifference, ...],
+        spreads: tuple[difference.ClusterSpread, ...],
     ) -> None:
-        for line in difference_lines(found):
+        for line in format_differences(differences):
             self.say(line)
         for spread in spreads:
             print(f"note: {spread}; nothing is moved", file=sys.stderr)
         if plan.not_in_nova:
-            hosts = printable(compress(plan.not_in_nova))
+            hosts = printable_text(compress_hostlist(plan.not_in_nova))
             print(f"note: hosts of the map that Nova has not: {hosts}", file=sys.stderr)
         if plan.not_in_map:
-            hosts = printable(compress(plan.not_in_map))
+            hosts = printable_text(compress_hostlist(plan.not_in_map))
             print(f"note: hosts of Nova that the map has not: {hosts}", file=sys.stderr)
 
-    def _apply(self, cloud: Cloud, steps: tuple[Step, ...]) -> tuple[int, str | None]:
+    def _apply(self, cloud: FabricCloud, steps: tuple[SyncStep, ...]) -> tuple[int, str | None]:
         """Do the steps in their order; how many were done, and why no more."""
         for number, step in enumerate(steps):
             try:
                 cloud.apply(step)
-            except CloudError as error:
+            except NovaApiError as error:
                 return number, (
-                    f"{number} of {len(steps)} steps are done; the next one, {_line(step)}, "
+                    f"{number} of {len(steps)} steps are done; the next one, "
+                    f"{_format_sync_step(step)}, "
                     f"failed: {error}; run it again to go on"
                 )
             except KeyboardInterrupt:
                 print(
                     f"{self._name}: {number} of {len(steps)} steps are done, and maybe the next "
-                    f"one, {_line(step)}; run it again to go on",
+                    f"one, {_format_sync_step(step)}; run it again to go on",
                     file=sys.stderr,
                 )
                 raise
-            self.say(f"done: {_line(step)}")
+            self.say(f"done: {_format_sync_step(step)}")
         return len(steps), None
 
-    def _end(self, plan: Plan, done: int, yes: bool) -> None:
+    def _end(self, plan: SyncPlan, done: int, yes: bool) -> None:
         if not plan.steps:
             print("Nova's aggregates say what the map says")
         elif not yes:
             for step in plan.steps:
-                print(f"to do: {_line(step)}")
+                print(f"to do: {_format_sync_step(step)}")
             print(f"{len(plan.steps)} steps; nothing was changed, --yes does them")
         elif done == len(plan.steps):
             print(f"{done} steps done")
 
 
-def _percent(text: str) -> float:
+def _parse_removal_percent(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
@@ -180,9 +179,9 @@ def _percent(text: str) -> float:
     return value
 
 
-def _look_again(cloud: Cloud, fabric: FabricMap) -> str | None:
+def _verify_written_aggregates(cloud: FabricCloud, fabric: FabricMap) -> str | None:
     """Whether the aggregates say what was written; somebody else may write, too."""
-    left = sync.plan(fabric, cloud.aggregates(), cloud.hosts())
+    left = sync.plan_sync(fabric, cloud.aggregates(), cloud.hosts())
     if not left.steps and not left.refusals:
         return None
     return (
@@ -191,46 +190,48 @@ def _look_again(cloud: Cloud, fabric: FabricMap) -> str | None:
     )
 
 
-def said(step: Step) -> str:
+def describe_sync_step(step: SyncStep) -> str:
     """What a step does to its aggregate, in words."""
     if step.kind == sync.METADATA:
-        return ", ".join(_item(key, value) for key, value in step.metadata.items())
+        return ", ".join(
+            _describe_metadata_item(key, value) for key, value in step.metadata.items()
+        )
     return step.value or ""
 
 
-def _item(key: str, value: str | None) -> str:
+def _describe_metadata_item(key: str, value: str | None) -> str:
     if value is None:
         return f"{key} goes"
     # What is shown may be kept in a ticket.
     return f"{key}={'(secret)' if key == aggregates.SALT_KEY else value}"
 
 
-def _line(step: Step) -> str:
-    what = said(step)
-    return printable(f"{step.kind} {step.aggregate}" + (f": {what}" if what else ""))
+def _format_sync_step(step: SyncStep) -> str:
+    what = describe_sync_step(step)
+    return printable_text(f"{step.kind} {step.aggregate}" + (f": {what}" if what else ""))
 
 
-def _document(
+def _dump_sync_document(
     rows: list[tuple[str, str, str, bool]],
-    plan: Plan,
-    spreads: tuple[difference.Spread, ...],
-    why: str | None,
+    plan: SyncPlan,
+    spreads: tuple[difference.ClusterSpread, ...],
+    stop_reason: str | None,
 ) -> str:
     document = {
         "steps": [
             {"step": kind, "aggregate": name, "what": what, "done": done}
             for kind, name, what, done in rows
         ],
-        "stopped": why,
+        "stopped": stop_reason,
         "notes": list(plan.notes),
         "clusters": [
             {
-                "cluster": each.cluster,
-                "level": each.level.word,
-                "before": each.before,
-                "now": each.now,
+                "cluster": spread.cluster,
+                "level": spread.level.word,
+                "before": spread.before,
+                "now": spread.now,
             }
-            for each in spreads
+            for spread in spreads
         ],
         "not_in_nova": list(plan.not_in_nova),
         "not_in_map": list(plan.not_in_map),

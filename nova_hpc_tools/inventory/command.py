@@ -13,14 +13,13 @@ from rich.highlighter import RegexHighlighter
 from rich.theme import Theme
 
 from nova_hpc.topology import lstopo, nccl, sysfs
-from nova_hpc.topology.files import Tree, show
-from nova_hpc.topology.model import Function, InventoryError, Node
-from nova_hpc.topology.peer_wish import Wish
+from nova_hpc.topology.files import FileTree, show_path
+from nova_hpc.topology.model import InventoryError, Node, PciFunction
+from nova_hpc.topology.peer_wish import PeerWish
 from nova_hpc.wire import inventory
-from nova_hpc_tools.adopt import service_settings as node_config
-from nova_hpc_tools.base import Answer, List
-from nova_hpc_tools.inventory import node_archive as save_node
-from nova_hpc_tools.inventory import peer_text, text
+from nova_hpc_tools.adopt import service_settings
+from nova_hpc_tools.base import CommandAnswer, ListCommand
+from nova_hpc_tools.inventory import node_archive, peer_text, text
 from nova_hpc_tools.printing import InertConsole
 
 _THEME: Final = Theme(
@@ -47,7 +46,7 @@ class _Colours(RegexHighlighter):
     ]
 
 
-class Inventory(List):
+class Inventory(ListCommand):
     """Show what a node has: NUMA nodes, PCIe trees, devices, IOMMU groups.
 
     Reads this machine, the captured sys and proc of another one, or the XML
@@ -57,7 +56,7 @@ class Inventory(List):
 
     acts_with = ("save",)
     errors = (InventoryError,)
-    old_formats = {each: f"--show {each}" for each in ("tree", "device-spec", "nccl")}
+    old_formats = {form: f"--show {form}" for form in ("tree", "device-spec", "nccl")}
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
@@ -102,56 +101,58 @@ class Inventory(List):
             action="store_true",
             help="tree: also draw chipset functions, ports of switches and virtual functions",
         )
-        node_config.add_options(parser)
+        service_settings.add_config_options(parser)
         return parser
 
-    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+    def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
         """Read the node, or save it."""
         if parsed_args.save is not None:
             if parsed_args.xml is not None or parsed_args.archive is not None:
                 raise InventoryError("--save reads sysfs; give --root, not --xml or --from")
             keep = parsed_args.keep_names, parsed_args.keep_serials
-            self.say(save_node.save(parsed_args.root, parsed_args.save, *keep))
-            return Answer(("File",), [(str(parsed_args.save),)])
-        node = _read(parsed_args)
-        return Answer(
+            self.say(node_archive.save_node_archive(parsed_args.root, parsed_args.save, *keep))
+            return CommandAnswer(("File",), [(str(parsed_args.save),)])
+        node = _read_inventory_node(parsed_args)
+        return CommandAnswer(
             columns=tuple(_COLUMNS),
-            rows=[tuple(say(one) for say in _COLUMNS.values()) for one in node.functions],
-            show=lambda: _show(node, parsed_args),
-            document=lambda: inventory.dumps(node, _wish(parsed_args)),
+            rows=[tuple(say(function) for say in _COLUMNS.values()) for function in node.functions],
+            show=lambda: _print_inventory(node, parsed_args),
+            document=lambda: inventory.write_inventory(node, _peer_wish_of(parsed_args)),
         )
 
 
 #: Column of a list -> what it says of a function.
-_COLUMNS: Final[Mapping[str, Callable[[Function], object]]] = {
-    "Address": lambda one: one.address,
-    "Class": lambda one: (one.class_code or "")[:4],
-    "Vendor": lambda one: one.vendor_id or "",
-    "Product": lambda one: one.product_id or "",
-    "Type": lambda one: one.dev_type,
-    "NUMA node": lambda one: "" if one.numa_node is None else one.numa_node,
-    "Root": lambda one: one.root or "",
-    "IOMMU group": lambda one: "" if one.iommu_group is None else one.iommu_group,
-    "Driver": lambda one: one.driver or "",
-    "Unknown": lambda one: one.unknown or "",
+_COLUMNS: Final[Mapping[str, Callable[[PciFunction], object]]] = {
+    "Address": lambda function: function.address,
+    "Class": lambda function: (function.class_code or "")[:4],
+    "Vendor": lambda function: function.vendor_id or "",
+    "Product": lambda function: function.product_id or "",
+    "Type": lambda function: function.dev_type,
+    "NUMA node": lambda function: "" if function.numa_node is None else function.numa_node,
+    "Root": lambda function: function.root or "",
+    "IOMMU group": lambda function: "" if function.iommu_group is None else function.iommu_group,
+    "Driver": lambda function: function.driver or "",
+    "Unknown": lambda function: function.unknown or "",
 }
 
 
-def _show(node: Node, args: argparse.Namespace) -> None:
+def _print_inventory(node: Node, args: argparse.Namespace) -> None:
     if args.show == "tree":
-        _draw(node, args.all, _wish(args))
+        _draw_inventory_tree(node, args.all, _peer_wish_of(args))
     elif args.show == "nccl":
-        sys.stdout.write(nccl.from_node(node, _processor(args)))
+        sys.stdout.write(nccl.from_node(node, _read_processor(args)))
     else:
-        for line in _device_spec(node, args.config):
+        for line in _format_device_spec(node, args.config):
             print(line)
 
 
-def _read(args: argparse.Namespace) -> Node:
+def _read_inventory_node(args: argparse.Namespace) -> Node:
     if args.xml is not None:
-        return lstopo.read(args.xml)
+        return lstopo.read_lstopo_file(args.xml)
     if args.archive is not None:
-        return sysfs.read_tree(save_node.load(args.archive), show(args.archive))
+        return sysfs.read_tree(
+            node_archive.load_node_archive(args.archive), show_path(args.archive)
+        )
     root: Path = args.root
     try:
         there = root.is_dir()
@@ -159,7 +160,7 @@ def _read(args: argparse.Namespace) -> Node:
         there = False
     if not there:
         raise InventoryError(f"--root {root}: no such directory")
-    node = sysfs.read(root)
+    node = sysfs.read_sysfs_node(root)
     if not node.functions and not node.cpus:
         raise InventoryError(
             f"--root {root}: neither CPUs nor PCI functions below it; "
@@ -168,31 +169,33 @@ def _read(args: argparse.Namespace) -> Node:
     return sysfs.with_names(node) if root.resolve() == Path("/") else node
 
 
-def _processor(args: argparse.Namespace) -> nccl.Processor | None:
+def _read_processor(args: argparse.Namespace) -> nccl.Processor | None:
     if args.archive is not None:
-        return nccl.processor(save_node.load(args.archive))
-    return nccl.processor(Tree(args.root)) if args.xml is None else None
+        return nccl.read_nccl_processor(node_archive.load_node_archive(args.archive))
+    return nccl.read_nccl_processor(FileTree(args.root)) if args.xml is None else None
 
 
-def _wish(args: argparse.Namespace) -> Wish:
+def _peer_wish_of(args: argparse.Namespace) -> PeerWish:
     """What the node is to be like: of another machine only where its files are named."""
-    here = args.xml is None and args.archive is None and args.root.resolve() == Path("/")
-    if not here and not args.config:
-        return Wish.KEEP
+    on_this_machine = args.xml is None and args.archive is None and args.root.resolve() == Path("/")
+    if not on_this_machine and not args.config:
+        return PeerWish.KEEP
     try:
-        return Wish(node_config.read(args.config, ("peer_to_peer",)).hpc.peer_to_peer)
-    except node_config.ConfigError as error:
+        return PeerWish(
+            service_settings.read_node_options(args.config, ("peer_to_peer",)).hpc.peer_to_peer
+        )
+    except service_settings.ConfigError as error:
         if args.config:
             raise InventoryError(str(error)) from error
-        return Wish.KEEP  # everybody may look at a node, and few may read its configuration
+        return PeerWish.KEEP  # everybody may look at a node, and few may read its configuration
 
 
-def _draw(node: Node, everything: bool, wish: Wish) -> None:
+def _draw_inventory_tree(node: Node, everything: bool, wish: PeerWish) -> None:
     encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower()
     plain = not encoding.startswith("utf")
     console = InertConsole(theme=_THEME, highlighter=_Colours(), soft_wrap=True)
-    drawn = text.lines(node, everything=everything, plain=plain)
-    pairs = list(peer_text.lines(node, wish))
+    drawn = text.draw_node_lines(node, everything=everything, plain=plain)
+    pairs = list(peer_text.format_peer_lines(node, wish))
     for line in (*drawn, *([""] if pairs else []), *pairs):
         if console.is_terminal:
             console.print(line)
@@ -200,26 +203,30 @@ def _draw(node: Node, everything: bool, wish: Wish) -> None:
             print(line)
 
 
-def _device_spec(node: Node, config: Sequence[str]) -> Iterator[str]:
+def _format_device_spec(node: Node, config: Sequence[str]) -> Iterator[str]:
     from nova_hpc.tenancy.nvlink import nvlink_sets
     from nova_hpc.topology import roles
     from nova_hpc_tools.adopt import configured, device_spec
     from nova_hpc_tools.adopt.declaration import Declaration
 
     try:
-        everything = node_config.read(config, ("device_role", "nvlink_set"))
+        everything = service_settings.read_node_options(config, ("device_role", "nvlink_set"))
         options, lines = everything.hpc, tuple(everything.pci.device_spec or ())
-        table = node_config.table(options.device_role, node, lines)
-    except (roles.RoleError, node_config.ConfigError) as error:
+        table = service_settings.role_table_of(options.device_role, node, lines)
+    except (roles.RoleError, service_settings.ConfigError) as error:
         raise InventoryError(f"[hpc]device_role cannot be used: {error}") from error
     try:
-        links = nvlink_sets.strict(options.nvlink_set)
-        nvlink_sets.check(links, node, table)
+        links = nvlink_sets.parse_nvlink_sets(options.nvlink_set)
+        nvlink_sets.check_nvlink_sets(links, node, table)
     except nvlink_sets.NvlinkError as error:
         raise InventoryError(str(error)) from error
-    now = configured.Configured(device_spec=lines, aliases=tuple(everything.pci.alias or ()))
-    identity = configured.forms(now, node, table, {})
-    spec = device_spec.build(node, table, Declaration(nvlink=links or None, identity=identity))
+    current_settings = configured.Configured(
+        device_spec=lines, aliases=tuple(everything.pci.alias or ())
+    )
+    identity = configured.identity_forms_of(current_settings, node, table, {})
+    spec = device_spec.build_device_spec(
+        node, table, Declaration(nvlink=links or None, identity=identity)
+    )
     for item in spec.omitted:
         print(f"Not offered: {item.address} ({item.role}): {item.reason}", file=sys.stderr)
     for line in spec.lines():

@@ -12,12 +12,11 @@ from typing import Final
 from rich.progress import track
 
 from nova_hpc.topology import sysfs
-from nova_hpc.topology.files import show
+from nova_hpc.topology.files import show_path
 from nova_hpc.topology.model import InventoryError, Node
-from nova_hpc_tools.base import Answer, CommandError, List
+from nova_hpc_tools.base import CommandAnswer, CommandError, ListCommand
 from nova_hpc_tools.inventory import fleet_document as report
-from nova_hpc_tools.inventory import kinds
-from nova_hpc_tools.inventory import node_archive as save_node
+from nova_hpc_tools.inventory import kinds, node_archive
 from nova_hpc_tools.printing import InertConsole
 
 _SUFFIX: Final = ".tar.xz"
@@ -27,7 +26,7 @@ _SOME: Final = 1
 _NAMES: Final = 12
 
 
-class Fleet(List):
+class CompareFleet(ListCommand):
     """Compare many nodes: kinds of nodes, and what is odd about one of them.
 
     Reads archives that ``nova-hpc inventory --save`` wrote. A node is called as its
@@ -49,93 +48,111 @@ class Fleet(List):
         )
         return parser
 
-    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+    def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
         """Read the archives and compare."""
         nodes: dict[str, Node] = {}
         wrong: dict[str, str] = {}
-        for name, path in _progress(_named(_files(parsed_args.archives))):
+        for name, path in _show_reading_progress(
+            _name_archives(_collect_archives(parsed_args.archives))
+        ):
             try:
-                nodes[name] = sysfs.read_tree(save_node.load(path), show(path))
+                nodes[name] = sysfs.read_tree(node_archive.load_node_archive(path), show_path(path))
             except InventoryError as error:
                 wrong[name] = str(error)
         for text in wrong.values():
             print(f"{self._name}: {text}", file=sys.stderr)
         if not nodes:
             raise CommandError("no archive of a node could be read; nova-hpc inventory --save")
-        fleet = kinds.compare(nodes)
-        return Answer(
+        fleet = kinds.compare_nodes(nodes)
+        return CommandAnswer(
             columns=("Node", "Kind", "Place", "Fact", "Value", "Usual", "Nodes with it"),
-            rows=list(_rows(fleet)),
+            rows=list(_rows_of_differences(fleet)),
             status=_SOME if wrong else 0,
-            show=lambda: _print(fleet),
-            document=lambda: report.dumps(fleet, wrong),
+            show=lambda: _print_fleet(fleet),
+            document=lambda: report.write_node_fleet(fleet, wrong),
         )
 
 
-def _files(given: Sequence[Path]) -> list[Path]:
-    found = []
+def _collect_archives(given: Sequence[Path]) -> list[Path]:
+    archives = []
     for path in given:
         if path.is_dir():
-            below = sorted(each for each in path.iterdir() if each.name.endswith(_SUFFIX))
+            below = sorted(archive for archive in path.iterdir() if archive.name.endswith(_SUFFIX))
             if not below:
-                raise CommandError(f"{show(path)}: no file in it ends with {_SUFFIX}")
-            found += below
+                raise CommandError(f"{show_path(path)}: no file in it ends with {_SUFFIX}")
+            archives += below
         else:
-            found.append(path)
-    return list(dict.fromkeys(found))
+            archives.append(path)
+    return list(dict.fromkeys(archives))
 
 
-def _named(paths: Sequence[Path]) -> list[tuple[str, Path]]:
+def _name_archives(paths: Sequence[Path]) -> list[tuple[str, Path]]:
     """Each file with the name of its node: with its directories where two have the same."""
     short = [path.name.removesuffix(_SUFFIX) for path in paths]
     return [
-        (name if short.count(name) == 1 else show(path).removesuffix(_SUFFIX), path)
+        (name if short.count(name) == 1 else show_path(path).removesuffix(_SUFFIX), path)
         for name, path in zip(short, paths, strict=True)
     ]
 
 
-def _progress(named: Sequence[tuple[str, Path]]) -> Iterable[tuple[str, Path]]:
+def _show_reading_progress(named: Sequence[tuple[str, Path]]) -> Iterable[tuple[str, Path]]:
     console = InertConsole(stderr=True)
     return track(
         named, "Reading nodes", console=console, transient=True, disable=not console.is_terminal
     )
 
 
-def _rows(fleet: kinds.Fleet) -> Iterable[tuple[str, int, str, str, str, str, int]]:
-    for one in fleet.differences:
-        usual = one.usual
-        for each in one.odd:
-            for node in each.nodes:
-                words = (each.value, usual.value if usual else "", len(usual.nodes) if usual else 0)
-                yield node, one.kind, one.place, one.fact, *words
+def _rows_of_differences(
+    fleet: kinds.NodeFleet,
+) -> Iterable[tuple[str, int, str, str, str, str, int]]:
+    for difference in fleet.differences:
+        usual = difference.usual
+        for odd_value in difference.odd:
+            for node in odd_value.nodes:
+                words = (
+                    odd_value.value,
+                    usual.value if usual else "",
+                    len(usual.nodes) if usual else 0,
+                )
+                yield node, difference.kind, difference.place, difference.fact, *words
 
 
-def _print(fleet: kinds.Fleet) -> None:
+def _print_fleet(fleet: kinds.NodeFleet) -> None:
     for kind in fleet.kinds:
         count = f"{len(kind.nodes)} node{'s' if len(kind.nodes) != 1 else ''}"
-        print(f"Kind {kind.number}: {count}: {_list(kind.nodes)}")
+        print(f"Kind {kind.number}: {count}: {_format_node_names(kind.nodes)}")
         print(f"  {kind.processors}")
         for product, number in kind.devices.items():
             print(f"  {number} x {product}")
-        _print_odd(one for one in fleet.differences if one.kind == kind.number)
+        _print_odd(difference for difference in fleet.differences if difference.kind == kind.number)
         print()
-    nodes = {node for one in fleet.differences if one.usual for v in one.odd for node in v.nodes}
-    print(f"Odd ones out: {_list(sorted(nodes)) or 'none'}")
+    nodes = {
+        node
+        for difference in fleet.differences
+        if difference.usual
+        for v in difference.odd
+        for node in v.nodes
+    }
+    print(f"Odd ones out: {_format_node_names(sorted(nodes)) or 'none'}")
 
 
-def _print_odd(differences: Iterable[kinds.Difference]) -> None:
-    for one in differences:
-        if one.usual:
-            for each in one.odd:
+def _print_odd(differences: Iterable[kinds.KindDifference]) -> None:
+    for difference in differences:
+        if difference.usual:
+            for odd_value in difference.odd:
                 print(
-                    f"  {_list(each.nodes)}: {one.place}: {one.fact} {each.value}, "
-                    f"{len(one.usual.nodes)} others {one.usual.value}"
+                    f"  {_format_node_names(odd_value.nodes)}: {difference.place}: "
+                    f"{difference.fact} {odd_value.value}, "
+                    f"{len(difference.usual.nodes)} others {difference.usual.value}"
                 )
         else:
-            values = "; ".join(f"{each.value} on {_list(each.nodes)}" for each in one.values)
-            print(f"  not the same: {one.place}: {one.fact} {values}")
+            values = "; ".join(
+                f"{node_value.value} on {_format_node_names(node_value.nodes)}"
+                for node_value in difference.values
+            )
+            print(f"  not the same: {difference.place}: {difference.fact} {values}")
 
 
-def _list(names: Sequence[str]) -> str:
+def _format_node_names(names: Sequence[str]) -> str:
     more = len(names) - _NAMES
     return ", ".join(names[:_NAMES]) + (f" and {more} more" if more > 0 else "")

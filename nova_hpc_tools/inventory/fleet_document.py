@@ -10,10 +10,10 @@ import json
 from collections.abc import Mapping
 
 from nova_hpc.wire.documents import FLEET
-from nova_hpc_tools.inventory.kinds import Fleet
+from nova_hpc_tools.inventory.kinds import NodeFleet
 
 
-def dumps(fleet: Fleet, not_read: Mapping[str, str]) -> str:
+def write_node_fleet(fleet: NodeFleet, not_read: Mapping[str, str]) -> str:
     """The document as text: ASCII, indented, ends with a newline.
 
     :param not_read: node -> why its archive could not be read.
@@ -31,13 +31,16 @@ def dumps(fleet: Fleet, not_read: Mapping[str, str]) -> str:
         ],
         "differences": [
             {
-                "kind": one.kind,
-                "place": one.place,
-                "fact": one.fact,
-                "usual": one.usual.value if one.usual else None,
-                "values": [{"value": each.value, "nodes": list(each.nodes)} for each in one.values],
+                "kind": difference.kind,
+                "place": difference.place,
+                "fact": difference.fact,
+                "usual": difference.usual.value if difference.usual else None,
+                "values": [
+                    {"value": value.value, "nodes": list(value.nodes)}
+                    for value in difference.values
+                ],
             }
-            for one in fleet.differences
+            for difference in fleet.differences
         ],
         "not_read": dict(not_read),
     }

@@ -17,7 +17,7 @@ from typing import Final
 import attrs
 
 from nova_hpc.topology import classes
-from nova_hpc.topology.model import Function, Node, NumaNode, address_key
+from nova_hpc.topology.model import Node, NumaNode, PciFunction, address_key
 
 #: The share of a node's memory by which firmware and kernels of equal nodes differ.
 _MEMORY: Final = 0.02
@@ -26,7 +26,7 @@ _KIB_OF_GIB: Final = 1 << 20
 
 
 @attrs.frozen
-class Kind:
+class NodeKind:
     """Nodes with the same devices.
 
     :ivar number: from 1, the largest kind first.
@@ -42,7 +42,7 @@ class Kind:
 
 
 @attrs.frozen
-class Value:
+class KindValue:
     """What some nodes of a kind have at a place."""
 
     value: str
@@ -50,7 +50,7 @@ class Value:
 
 
 @attrs.frozen
-class Difference:
+class KindDifference:
     """A fact of which not all nodes of a kind have the same value.
 
     :ivar kind: the number of the kind.
@@ -61,146 +61,147 @@ class Difference:
     kind: int
     place: str
     fact: str
-    values: tuple[Value, ...]
+    values: tuple[KindValue, ...]
 
     @property
-    def usual(self) -> Value | None:
+    def usual(self) -> KindValue | None:
         """What more than half of the nodes have; None: there is no such value."""
         first, *others = self.values
-        rest = sum(len(each.nodes) for each in others)
+        rest = sum(len(value.nodes) for value in others)
         return first if len(first.nodes) > rest else None
 
     @property
-    def odd(self) -> tuple[Value, ...]:
+    def odd(self) -> tuple[KindValue, ...]:
         """What is not usual; every value where none is."""
         return self.values[1:] if self.usual else self.values
 
 
 @attrs.frozen
-class Fleet:
+class NodeFleet:
     """What nodes have in common, and in what they differ."""
 
-    kinds: tuple[Kind, ...]
-    differences: tuple[Difference, ...]
+    kinds: tuple[NodeKind, ...]
+    differences: tuple[KindDifference, ...]
 
 
-def compare(nodes: Mapping[str, Node]) -> Fleet:
+def compare_nodes(nodes: Mapping[str, Node]) -> NodeFleet:
     """Sort nodes into kinds and find what is odd.
 
     :param nodes: name -> node.
     """
-    parts = {name: _products(nodes[name]) for name in sorted(nodes)}
+    parts = {name: _group_by_product(nodes[name]) for name in sorted(nodes)}
     kinds = []
-    differences: list[Difference] = []
-    for number, names in enumerate(_kinds(parts), 1):
+    differences: list[KindDifference] = []
+    for number, names in enumerate(_group_by_kind(parts), 1):
         own = {name: parts[name] for name in names}
         usual = _usual_devices(own)
         kinds.append(
-            Kind(
+            NodeKind(
                 number,
                 tuple(names),
-                _most([_processors(nodes[name]) for name in names]),
+                _most_frequent([_format_processors(nodes[name]) for name in names]),
                 {product: len(places) for product, places in usual.items() if places},
             )
         )
-        differences += _differences(number, {name: nodes[name] for name in names}, own, usual)
-    return Fleet(tuple(kinds), tuple(differences))
+        differences += _find_differences(number, {name: nodes[name] for name in names}, own, usual)
+    return NodeFleet(tuple(kinds), tuple(differences))
 
 
 # A product's devices in the order of their addresses.
-_Products = Mapping[str, Sequence[Function]]
+_Products = Mapping[str, Sequence[PciFunction]]
 
 
-def _products(node: Node) -> _Products:
-    found: dict[str, list[Function]] = defaultdict(list)
-    for one in sorted(node.functions, key=lambda each: address_key(each.address)):
-        chipset = not one.path and classes.is_chipset(one.class_code)
-        bridge = one.is_bridge or (one.class_code or "").startswith("0600")
-        if one.physical_function is None and not bridge and not chipset:
-            found[_product(one)].append(one)
-    return found
+def _group_by_product(node: Node) -> _Products:
+    products: dict[str, list[PciFunction]] = defaultdict(list)
+    for function in sorted(node.functions, key=lambda function: address_key(function.address)):
+        chipset = not function.path and classes.is_chipset(function.class_code)
+        bridge = function.is_bridge or (function.class_code or "").startswith("0600")
+        if function.physical_function is None and not bridge and not chipset:
+            products[_product_name_of(function)].append(function)
+    return products
 
 
-def _product(one: Function) -> str:
-    ids = f"{one.vendor_id or '????'}:{one.product_id or '????'}"
-    return f"{classes.name_of(one.class_code)} {ids}"
+def _product_name_of(function: PciFunction) -> str:
+    ids = f"{function.vendor_id or '????'}:{function.product_id or '????'}"
+    return f"{classes.class_name_of(function.class_code)} {ids}"
 
 
-def _kinds(parts: Mapping[str, _Products]) -> list[list[str]]:
+def _group_by_kind(parts: Mapping[str, _Products]) -> list[list[str]]:
     """The names of each kind, the largest kind first."""
     alike: dict[frozenset[tuple[str, int]], list[str]] = defaultdict(list)
     for name, products in parts.items():
-        alike[frozenset((each, len(some)) for each, some in products.items())].append(name)
+        alike[frozenset((product, len(some)) for product, some in products.items())].append(name)
     kinds: list[tuple[Counter[str], list[str]]] = []
     # Nodes with just the same devices are one kind; fewer join more that are nearly the same.
-    for devices, names in sorted(alike.items(), key=lambda each: (-len(each[1]), each[1])):
+    for devices, names in sorted(alike.items(), key=lambda entry: (-len(entry[1]), entry[1])):
         count = Counter(dict(devices))
-        near = max(kinds, key=lambda kind: _common(kind[0], count), default=None)
-        if near is not None and _common(near[0], count) > 0.5:
+        near = max(kinds, key=lambda kind: _common_share_of(kind[0], count), default=None)
+        if near is not None and _common_share_of(near[0], count) > 0.5:
             near[1].extend(names)
         else:
             kinds.append((count, list(names)))
     return sorted((sorted(names) for _, names in kinds), key=lambda names: (-len(names), names))
 
 
-def _common(one: Counter[str], other: Counter[str]) -> float:
+def _common_share_of(first: Counter[str], second: Counter[str]) -> float:
     """The share of devices that both have, of those that either has."""
-    either = (one | other).total()
-    return (one & other).total() / either if either else 1.0
+    either = (first | second).total()
+    return (first & second).total() / either if either else 1.0
 
 
 def _usual_devices(parts: Mapping[str, _Products]) -> dict[str, tuple[str, ...]]:
     """The addresses of each product in most of the nodes that have its usual number."""
     names = {product for products in parts.values() for product in products}
-    found = {}
+    usual = {}
     for product in sorted(names):
         addresses = [
-            tuple(one.address for one in products.get(product, ())) for products in parts.values()
+            tuple(function.address for function in products.get(product, ()))
+            for products in parts.values()
         ]
         number = Counter(map(len, addresses)).most_common(1)[0][0]
-        of_number = Counter(each for each in addresses if len(each) == number)
-        found[product] = of_number.most_common(1)[0][0]
-    return found
+        of_number = Counter(places for places in addresses if len(places) == number)
+        usual[product] = of_number.most_common(1)[0][0]
+    return usual
 
 
-def _differences(
+def _find_differences(
     kind: int,
     nodes: Mapping[str, Node],
     parts: Mapping[str, _Products],
     usual: Mapping[str, tuple[str, ...]],
-) -> Iterator[Difference]:
+) -> Iterator[KindDifference]:
     seen: dict[tuple[str, str], dict[str, str]] = {}
     for name, node in nodes.items():
         for place, fact, value in (
-            *_of_node(node),
+            *_facts_of_node(node),
             *(
-                found
+                product_fact
                 for product in usual
-                for found in _of_product(node, product, parts[name], usual)
+                for product_fact in _facts_of_product(node, product, parts[name], usual)
             ),
         ):
             seen.setdefault((place, fact), {})[name] = value
-    memory = _memory(nodes)
-    for (place, fact), values in sorted((seen | memory).items(), key=_order):
+    memory = _compare_memory(nodes)
+    for (place, fact), values in sorted((seen | memory).items(), key=_difference_order):
         groups: dict[str, list[str]] = defaultdict(list)
         for name, value in values.items():
             groups[value].append(name)
         if len(groups) > 1:
-            ordered = sorted(groups.items(), key=lambda each: (-len(each[1]), each[0]))
-            yield Difference(
-                kind, place, fact, tuple(Value(value, tuple(some)) for value, some in ordered)
+            ordered = sorted(groups.items(), key=lambda entry: (-len(entry[1]), entry[0]))
+            yield KindDifference(
+                kind, place, fact, tuple(KindValue(value, tuple(some)) for value, some in ordered)
             )
 
 
-def _order(each: tuple[tuple[str, str], object]) -> tuple[bool, bool, str, int, str]:
+def _difference_order(entry: tuple[tuple[str, str], object]) -> tuple[bool, bool, str, int, str]:
     """The node first, then its NUMA nodes, then its devices by number."""
-    (place, fact), _ = each
+    (place, fact), _ = entry
     of, _, number = place.rpartition(" ")
     numa = of == "NUMA node"
     return place != "node", not numa, of, int(number) if number.isdigit() else 0, fact
 
 
-def _of_node(node: Node) -> Iterator[tuple[str, str, str]]:
+def _facts_of_node(node: Node) -> Iterator[tuple[str, str, str]]:
     """Place, fact and value of what does not belong to a device."""
     cores = [core for numa in node.numa_nodes for core in numa.smt_siblings]
     if cores:
@@ -210,104 +211,108 @@ def _of_node(node: Node) -> Iterator[tuple[str, str, str]]:
     for numa in node.numa_nodes:
         place = f"NUMA node {numa.id}"
         yield place, "CPUs", str(len(numa.cpus))
-        yield place, "huge pages", _pages(numa)
+        yield place, "huge pages", _format_pools(numa)
 
 
-def _pages(numa: NumaNode) -> str:
+def _format_pools(numa: NumaNode) -> str:
     pools = (f"{pool.total} of {pool.size_kib} KiB" for pool in numa.hugepages if pool.total)
     return ", ".join(pools) or "none"
 
 
-def _memory(nodes: Mapping[str, Node]) -> dict[tuple[str, str], dict[str, str]]:
+def _compare_memory(nodes: Mapping[str, Node]) -> dict[tuple[str, str], dict[str, str]]:
     """Memory of NUMA nodes in GiB; what is near the median is called the same."""
     amounts: dict[int, dict[str, int]] = defaultdict(dict)
     for name, node in nodes.items():
         for numa in node.numa_nodes:
             if numa.memory_kib is not None:
                 amounts[numa.id][name] = numa.memory_kib
-    found = {}
+    memory = {}
     for number, of in amounts.items():
         middle = statistics.median_low(of.values())
-        found[f"NUMA node {number}", "memory"] = {
-            name: _gib(middle if abs(amount - middle) <= _MEMORY * middle else amount)
+        memory[f"NUMA node {number}", "memory"] = {
+            name: _format_gib(middle if abs(amount - middle) <= _MEMORY * middle else amount)
             for name, amount in of.items()
         }
-    return found
+    return memory
 
 
-def _gib(kib: int) -> str:
+def _format_gib(kib: int) -> str:
     return f"{kib / _KIB_OF_GIB:.1f} GiB"
 
 
-def _of_product(
+def _facts_of_product(
     node: Node, product: str, products: _Products, usual: Mapping[str, tuple[str, ...]]
 ) -> Iterator[tuple[str, str, str]]:
-    here = products.get(product, ())
+    devices = products.get(product, ())
     places = usual[product]
-    if len(here) == len(places):
-        yield "node", f"number of {product}", str(len(here))
-        numbered = list(enumerate(here, 1))
+    if len(devices) == len(places):
+        yield "node", f"number of {product}", str(len(devices))
+        numbered = list(enumerate(devices, 1))
     else:
         # Which one is missing only its address can say.
-        addresses = {one.address for one in here}
-        missing = [each for each in places if each not in addresses]
-        more = [one.address for one in here if one.address not in places]
-        said = [f"without {', '.join(missing)}"] if missing and not more else []
-        said += [f"with {', '.join(more)}"] if more and not missing else []
-        yield "node", f"number of {product}", " ".join([str(len(here)), *said])
-        numbered = [(places.index(one.address) + 1, one) for one in here if one.address in places]
-    for number, one in numbered:
-        for fact, value in _facts(node, one):
+        addresses = {function.address for function in devices}
+        missing = [address for address in places if address not in addresses]
+        more = [function.address for function in devices if function.address not in places]
+        remarks = [f"without {', '.join(missing)}"] if missing and not more else []
+        remarks += [f"with {', '.join(more)}"] if more and not missing else []
+        yield "node", f"number of {product}", " ".join([str(len(devices)), *remarks])
+        numbered = [
+            (places.index(function.address) + 1, function)
+            for function in devices
+            if function.address in places
+        ]
+    for number, function in numbered:
+        for fact, value in _facts_of_device(node, function):
             yield f"{product} no. {number}", fact, value
 
 
-def _facts(node: Node, one: Function) -> Iterator[tuple[str, str]]:
+def _facts_of_device(node: Node, function: PciFunction) -> Iterator[tuple[str, str]]:
     """What is compared of a device. A speed is not: an idle device may lower it."""
-    yield "NUMA node", "unknown" if one.numa_node is None else str(one.numa_node)
-    yield "driver", one.driver or "none"
-    yield "beside it at its switch", _beside(node, one)
-    yield "IOMMU group shared with", str(max(0, len(node.group_members(one)) - 1))
-    yield "largest memory region", _largest(one)
-    if one.revision is not None:
-        yield "revision", one.revision
-    if one.subsystem_id is not None:
-        yield "board", f"{one.subsystem_vendor_id}:{one.subsystem_id}"
-    if one.link is not None and one.link.width is not None:
-        yield "link width", f"x{one.link.width}"
-        if one.link.max_speed is not None:
-            yield "highest link speed", f"{one.link.max_speed:g} GT/s"
-    if one.total_vfs:
-        yield "virtual functions", f"{len(one.virtual_functions)} of {one.total_vfs}"
-    if one.reset_methods is not None:
-        yield "ways to reset it", ", ".join(one.reset_methods) or "none"
-    for device in one.rdma:
+    yield "NUMA node", "unknown" if function.numa_node is None else str(function.numa_node)
+    yield "driver", function.driver or "none"
+    yield "beside it at its switch", _products_beside(node, function)
+    yield "IOMMU group shared with", str(max(0, len(node.group_members(function)) - 1))
+    yield "largest memory region", _largest_region_of(function)
+    if function.revision is not None:
+        yield "revision", function.revision
+    if function.subsystem_id is not None:
+        yield "board", f"{function.subsystem_vendor_id}:{function.subsystem_id}"
+    if function.link is not None and function.link.width is not None:
+        yield "link width", f"x{function.link.width}"
+        if function.link.max_speed is not None:
+            yield "highest link speed", f"{function.link.max_speed:g} GT/s"
+    if function.total_vfs:
+        yield "virtual functions", f"{len(function.virtual_functions)} of {function.total_vfs}"
+    if function.reset_methods is not None:
+        yield "ways to reset it", ", ".join(function.reset_methods) or "none"
+    for device in function.rdma:
         for port in device.ports:
             words = (port.link_layer, port.state, port.rate)
-            yield f"port {port.number}", " ".join(each for each in words if each) or "unknown"
-    yield "place", one.unknown or "known"
+            yield f"port {port.number}", " ".join(word for word in words if word) or "unknown"
+    yield "place", function.unknown or "known"
 
 
-def _beside(node: Node, one: Function) -> str:
+def _products_beside(node: Node, function: PciFunction) -> str:
     """Products below the same innermost switch."""
-    if not one.switches:
+    if not function.switches:
         return "no switch"
     near = Counter(
-        _product(other)
-        for other in node.functions
-        if other.address != one.address
-        and other.switches[-1:] == one.switches[-1:]
-        and other.physical_function is None
-        and not other.is_bridge
+        _product_name_of(neighbour)
+        for neighbour in node.functions
+        if neighbour.address != function.address
+        and neighbour.switches[-1:] == function.switches[-1:]
+        and neighbour.physical_function is None
+        and not neighbour.is_bridge
     )
     return ", ".join(f"{number} {product}" for product, number in sorted(near.items())) or "nothing"
 
 
-def _largest(one: Function) -> str:
-    size = max((bar.size for bar in one.bars if not bar.io and bar.index < 6), default=0)
+def _largest_region_of(function: PciFunction) -> str:
+    size = max((bar.size for bar in function.bars if not bar.io and bar.index < 6), default=0)
     return f"{size // _MIB} MiB" if size >= _MIB else f"{size} bytes"
 
 
-def _processors(node: Node) -> str:
+def _format_processors(node: Node) -> str:
     memory = sum(numa.memory_kib or 0 for numa in node.numa_nodes)
     # A GPU's own memory may be NUMA nodes, too.
     number = sum(bool(numa.cpus) for numa in node.numa_nodes)
@@ -315,5 +320,5 @@ def _processors(node: Node) -> str:
     return f"{nodes}, {len(node.cpus)} CPUs, {memory // _KIB_OF_GIB} GiB"
 
 
-def _most(values: Sequence[str]) -> str:
+def _most_frequent(values: Sequence[str]) -> str:
     return Counter(values).most_common(1)[0][0]

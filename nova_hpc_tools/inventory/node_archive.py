@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Final
 
 from nova_hpc.topology import confspace, nccl, sysfs
-from nova_hpc.topology.files import FileError, Tree, as_text, show
+from nova_hpc.topology.files import FileError, FileTree, decode_kernel_text, show_path
 from nova_hpc.topology.model import InventoryError
 from nova_hpc.wire import capture
-from nova_hpc_tools.inventory.record import Entry, Recorder, Replay
+from nova_hpc_tools.inventory.record import Entry, RecordingTree, ReplayTree
 
 _HOSTNAME: Final = "/proc/sys/kernel/hostname"
 #: Bytes and files: far more than the largest node has, and little enough for memory.
@@ -56,7 +56,7 @@ _LINES: Final = {
 }
 
 
-class Identities:
+class HiddenIdentities:
     """What may not be told, and what stands for it."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Identities:
         if not identity.strip(b"\0") or not identity.strip(b"\xff"):
             return identity
         if identity not in self._stand_ins:
-            number = 1 + sum(len(other) == len(identity) for other in self._stand_ins)
+            number = 1 + sum(len(original) == len(identity) for original in self._stand_ins)
             self._stand_ins[identity] = capture.stand_in(number, len(identity))
             self._patterns = None
         return self._stand_ins[identity]
@@ -86,7 +86,9 @@ class Identities:
         both = (name, name.partition(".")[0])
         # A name like "10" or "cafe" is found in numbers that have nothing to do with it.
         self._host = tuple(
-            one for one in both if len(one) > 2 and not set(one) <= _DIGITS and one != capture.NAME
+            host_name
+            for host_name in both
+            if len(host_name) > 2 and not set(host_name) <= _DIGITS and host_name != capture.NAME
         )
 
     def hide(self, text: str, names: bool = True) -> str:
@@ -135,17 +137,17 @@ class Identities:
     def _written(self, text: str) -> str:
         """The stand-in for the identity *text* in the same notation."""
         raw = bytes.fromhex("".join(char for char in text if char in _DIGITS))
-        found = self._stand_ins.get(raw) or self._stand_ins[raw[::-1]][::-1]
-        digits = iter(found.hex())
+        stand_in = self._stand_ins.get(raw) or self._stand_ins[raw[::-1]][::-1]
+        digits = iter(stand_in.hex())
         return "".join(next(digits) if char in _DIGITS else char for char in text)
 
 
-def anonymise(
+def anonymise_record(
     record: Mapping[str, Entry],
     keep_names: bool = False,
     others: Iterable[bytes] = (),
     keep_serials: bool = False,
-) -> tuple[dict[str, Entry], Identities]:
+) -> tuple[dict[str, Entry], HiddenIdentities]:
     """Replace what names the machine or its hardware.
 
     :param keep_names: leave the name of the host as it is.
@@ -153,7 +155,7 @@ def anonymise(
     :param keep_serials: leave the serial numbers of PCI functions as they are.
     :returns: the new record, and what was replaced in it.
     """
-    identities = Identities()
+    identities = HiddenIdentities()
     host = record.get(_HOSTNAME)
     if isinstance(host, bytes) and not keep_names:
         identities.add_host(host.decode("ascii", "replace").strip())
@@ -161,32 +163,36 @@ def anonymise(
         for name in _DEVICE.findall(path):
             for digits in _NAMED_BY.findall(name):
                 identities.add(bytes.fromhex(digits))
-        for identity in _identities(path, entry, keep_serials) if isinstance(entry, bytes) else ():
+        for identity in (
+            _identities_in_file(path, entry, keep_serials) if isinstance(entry, bytes) else ()
+        ):
             identities.add(identity)
     for identity in others:
         identities.add(identity)
-    found: dict[str, Entry] = {}
+    new_record: dict[str, Entry] = {}
     for path, entry in record.items():
         if isinstance(entry, bytes):
-            entry = _file(path, entry, identities, keep_serials)
+            entry = _anonymise_file(path, entry, identities, keep_serials)
         elif isinstance(entry, str):
-            entry = _DEVICE.sub(lambda match: _device(match[0], identities), entry)
+            entry = _DEVICE.sub(lambda match: _anonymise_device_name(match[0], identities), entry)
             entry = identities.hide(entry, names=False)
-        found[_DEVICE.sub(lambda match: _device(match[0], identities), path)] = entry
+        new_record[
+            _DEVICE.sub(lambda match: _anonymise_device_name(match[0], identities), path)
+        ] = entry
     if isinstance(host, bytes) and host.strip() and not keep_names:
-        found[_HOSTNAME] = f"{capture.NAME}\n".encode()
-    return found, identities
+        new_record[_HOSTNAME] = f"{capture.NAME}\n".encode()
+    return new_record, identities
 
 
-def _identities(path: str, data: bytes, keep_serials: bool) -> Iterator[bytes]:
+def _identities_in_file(path: str, data: bytes, keep_serials: bool) -> Iterator[bytes]:
     """The GUIDs or the serial number in a file."""
     serial = confspace.serial_at(data) if path.endswith("/config") else None
     if serial is not None and not keep_serials:
         yield data[serial : serial + 8][::-1]
-    yield from (bytes.fromhex(guid.replace(":", "")) for guid in _guids(path, data))
+    yield from (bytes.fromhex(guid.replace(":", "")) for guid in _guids_in_file(path, data))
 
 
-def _guids(path: str, data: bytes) -> list[str]:
+def _guids_in_file(path: str, data: bytes) -> list[str]:
     """The GUID of a device, or the prefix and the GUID of a port, as the kernel writes them."""
     text = data.decode("ascii", "replace").strip()
     if _GUID_FILE.search(path) is None or not re.fullmatch(rf"(?:{_GUID.pattern}:?){{1,2}}", text):
@@ -194,21 +200,23 @@ def _guids(path: str, data: bytes) -> list[str]:
     return [guid for guid in _GUID.findall(text) if guid != _LINK_LOCAL]
 
 
-def _file(path: str, data: bytes, identities: Identities, keep_serials: bool) -> bytes:
+def _anonymise_file(
+    path: str, data: bytes, identities: HiddenIdentities, keep_serials: bool
+) -> bytes:
     name = path.rpartition("/")[2]
     if name == "config":
-        data = confspace.essence(data)
+        data = confspace.config_essence_of(data)
         serial = confspace.serial_at(data)
         if serial is None or keep_serials:
             return data
-        other = identities.add(data[serial : serial + 8][::-1])[::-1]
-        return data[:serial] + other + data[serial + 8 :]
+        stand_in = identities.add(data[serial : serial + 8][::-1])[::-1]
+        return data[:serial] + stand_in + data[serial + 8 :]
     try:
-        text = as_text(data, path) + "\n"
+        text = decode_kernel_text(data, path) + "\n"
     except FileError:
         return b"\xff\n"  # no text, as it was, and without what it held
     if name == _HIVE:
-        return _hive(text, identities)
+        return _anonymise_hive(text, identities)
     if name in _LINES:
         lines = [line for line in text.splitlines() if _LINES[name].fullmatch(line)]
         # What a hypervisor calls its CPUs its operator chooses; all else are the kernel's words.
@@ -219,37 +227,37 @@ def _file(path: str, data: bytes, identities: Identities, keep_serials: bool) ->
             for line in lines
         )
         return "".join(f"{line}\n" for line in hidden).encode("ascii")
-    if _guids(path, data):
+    if _guids_in_file(path, data):
         # Here an identity is one however little of it is set.
-        return _GUID.sub(lambda match: _guid(match[0], identities), text).encode("ascii")
+        return _GUID.sub(lambda match: _anonymise_guid(match[0], identities), text).encode("ascii")
     if _GUID_FILE.search(path) is not None:
         # Meant as an identity, and no other file may have it: nothing of it is told.
         text = _SAYING.sub("*", text)
     return identities.hide(text).encode("ascii")
 
 
-def _hive(text: str, identities: Identities) -> bytes:
+def _anonymise_hive(text: str, identities: HiddenIdentities) -> bytes:
     """The number of an xGMI hive, which is made from the serial number of a GPU."""
     number = text.strip()
     if not re.fullmatch(r"\d{1,19}", number, re.ASCII):
         return _SAYING.sub("*", text).encode("ascii")
-    other = int.from_bytes(identities.add(int(number).to_bytes(8, "big")), "big")
-    return f"{other}\n".encode("ascii")
+    stand_in = int.from_bytes(identities.add(int(number).to_bytes(8, "big")), "big")
+    return f"{stand_in}\n".encode("ascii")
 
 
-def _guid(text: str, identities: Identities) -> str:
+def _anonymise_guid(text: str, identities: HiddenIdentities) -> str:
     if text == _LINK_LOCAL:
         return text
     digits = identities.add(bytes.fromhex(text.replace(":", ""))).hex()
     return ":".join(digits[index : index + 4] for index in range(0, 16, 4))
 
 
-def _device(name: str, identities: Identities) -> str:
+def _anonymise_device_name(name: str, identities: HiddenIdentities) -> str:
     named = _NAMED_BY.sub(lambda match: identities.add(bytes.fromhex(match[0])).hex(), name)
     return identities.hide_inside(named)
 
 
-def check_hidden(record: Mapping[str, Entry], identities: Identities) -> None:
+def check_hidden(record: Mapping[str, Entry], identities: HiddenIdentities) -> None:
     """See once more whether anything that was replaced is still there, whatever wrote it.
 
     The name of the host is looked for in the names that people give; ``node1`` and ``vmd`` are
@@ -271,7 +279,9 @@ def check_hidden(record: Mapping[str, Entry], identities: Identities) -> None:
             )
 
 
-def save(root: Path, target: Path, keep_names: bool = False, keep_serials: bool = False) -> str:
+def save_node_archive(
+    root: Path, target: Path, keep_names: bool = False, keep_serials: bool = False
+) -> str:
     """Write what the reader looks at below *root* into the archive *target*.
 
     :param keep_names: leave the name of the host as it is.
@@ -279,31 +289,32 @@ def save(root: Path, target: Path, keep_names: bool = False, keep_serials: bool 
     :returns: a line that says what is in it.
     :raises InventoryError: it cannot be written, or there is no node below *root*.
     """
-    recorder = Recorder(root)
-    node = sysfs.read_tree(recorder, show(root))
-    nccl.processor(recorder)
+    recorder = RecordingTree(root)
+    node = sysfs.read_tree(recorder, show_path(root))
+    nccl.read_nccl_processor(recorder)
     if not node.functions and not node.cpus:
-        raise InventoryError(f"--root {show(root)}: neither CPUs nor PCI functions below it")
+        raise InventoryError(f"--root {show_path(root)}: neither CPUs nor PCI functions below it")
     record = recorder.record()
     addresses = _hardware_addresses(root, record)
-    record, identities = anonymise(record, keep_names, addresses, keep_serials)
+    record, identities = anonymise_record(record, keep_names, addresses, keep_serials)
     replaced = {
         capture.ADDRESSES,
         *(() if keep_names else (capture.HOST,)),
         *(() if keep_serials else (capture.SERIALS,)),
         # What is no machine's in the archive that was unpacked there stays none's.
-        *(capture.replaced(Tree(root)) or ()),
+        *(capture.replaced_kinds_of(FileTree(root)) or ()),
     }
     check_hidden(record, identities)
-    record[capture.PLACE] = capture.dumps(replaced).encode("ascii")
+    record[capture.PLACE] = capture.write_capture_note(replaced).encode("ascii")
     try:
-        _write(target, _packed(record))
+        _write_archive(target, _pack_archive(record))
     except OSError as error:
-        raise InventoryError(f"--save {show(target)}: {error.strerror}") from error
+        raise InventoryError(f"--save {show_path(target)}: {error.strerror}") from error
     names = f"the host is called {capture.NAME!r}"
     what = "MACs and GUIDs" if keep_serials else "serial numbers, MACs and GUIDs"
     return (
-        f"{show(target)}: {len(record)} files, links and directories; {len(identities)} {what} "
+        f"{show_path(target)}: {len(record)} files, links and directories; "
+        f"{len(identities)} {what} "
         f"replaced; {'the host keeps its name' if keep_names else names}"
         f"{'; serial numbers are kept' if keep_serials else ''}"
     )
@@ -311,18 +322,18 @@ def save(root: Path, target: Path, keep_names: bool = False, keep_serials: bool 
 
 def _hardware_addresses(root: Path, record: Mapping[str, Entry]) -> list[bytes]:
     """MACs of network interfaces; nothing of the record has them, but anything may name them."""
-    tree = Tree(root)
-    found = []
+    tree = FileTree(root)
+    addresses = []
     for path in sorted(record):
         if path.rpartition("/")[0].endswith("/net"):
             with contextlib.suppress(FileError, ValueError):
                 raw = bytes.fromhex((tree.text(f"{path}/address") or "").replace(":", ""))
                 # That of an InfiniBand interface ends with the GUID of its port.
-                found.append(raw[-8:] if len(raw) == 20 else raw)
-    return [raw for raw in found if len(raw) in (6, 8)]
+                addresses.append(raw[-8:] if len(raw) == 20 else raw)
+    return [raw for raw in addresses if len(raw) in (6, 8)]
 
 
-def _packed(record: Mapping[str, Entry]) -> bytes:
+def _pack_archive(record: Mapping[str, Entry]) -> bytes:
     """The archive; of the same record always the same bytes."""
     target = io.BytesIO()
     with tarfile.open(fileobj=target, mode="w:xz", preset=2) as archive:
@@ -341,7 +352,7 @@ def _packed(record: Mapping[str, Entry]) -> bytes:
     return target.getvalue()
 
 
-def _write(target: Path, data: bytes) -> None:
+def _write_archive(target: Path, data: bytes) -> None:
     """All of it or nothing."""
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
@@ -355,7 +366,7 @@ def _write(target: Path, data: bytes) -> None:
         raise
 
 
-def load(path: Path) -> Tree:
+def load_node_archive(path: Path) -> FileTree:
     """What an archive holds, to be read as if it were the machine.
 
     Nothing of it is unpacked: whoever made it may have meant harm.
@@ -368,31 +379,31 @@ def load(path: Path) -> Tree:
         decompressor = lzma.LZMADecompressor(memlimit=_LARGEST << 2)
         data = decompressor.decompress(packed, _LARGEST)
         if not decompressor.eof:
-            raise InventoryError(f"--from {show(path)}: cut short, or too large for a node")
+            raise InventoryError(f"--from {show_path(path)}: cut short, or too large for a node")
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
-            return Replay(_entries(archive))
+            return ReplayTree(_read_archive_entries(archive))
     except OSError as error:
-        raise InventoryError(f"--from {show(path)}: {error.strerror or error}") from error
+        raise InventoryError(f"--from {show_path(path)}: {error.strerror or error}") from error
     except (lzma.LZMAError, tarfile.TarError, EOFError, ValueError, OverflowError) as error:
         raise InventoryError(
-            f"--from {show(path)}: not an archive that --save wrote ({error})"
+            f"--from {show_path(path)}: not an archive that --save wrote ({error})"
         ) from error
 
 
-def _entries(archive: tarfile.TarFile) -> dict[str, Entry]:
-    found: dict[str, Entry] = {}
+def _read_archive_entries(archive: tarfile.TarFile) -> dict[str, Entry]:
+    entries: dict[str, Entry] = {}
     for member in archive:
         parts = member.name.split("/")
-        if not {"", ".", ".."}.isdisjoint(parts) or len(found) >= _MOST:
+        if not {"", ".", ".."}.isdisjoint(parts) or len(entries) >= _MOST:
             raise ValueError(f"{member.name[:80]!a} has no place in it")
         path = f"/{member.name}"
         if member.issym():
-            found[path] = member.linkname
+            entries[path] = member.linkname
         elif member.isdir():
-            found[path] = None
+            entries[path] = None
         elif member.isreg() and not member.issparse() and member.size <= _LARGEST:
             file = archive.extractfile(member)
-            found[path] = b"" if file is None else file.read()
+            entries[path] = b"" if file is None else file.read()
         else:
             raise ValueError(f"{member.name[:80]!a} is of a kind that no node has")
-    return found
+    return entries

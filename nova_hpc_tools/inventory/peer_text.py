@@ -8,42 +8,42 @@ from typing import Final
 
 from nova_hpc.topology import peer, peer_wish
 from nova_hpc.topology.model import Node
-from nova_hpc.topology.peer import Pair, Peer, Why
-from nova_hpc.topology.peer_wish import Wish
+from nova_hpc.topology.peer import PeerPair, PeerPath, PeerReason
+from nova_hpc.topology.peer_wish import PeerWish
 
 _WHERE: Final = {
-    Peer.SWITCH: "below the switch",
-    Peer.ROOT: "through the root complex",
-    Peer.UNKNOWN: "not known",
+    PeerPath.SWITCH: "below the switch",
+    PeerPath.ROOT: "through the root complex",
+    PeerPath.UNKNOWN: "not known",
 }
 _WHY: Final = {
-    Why.REDIRECT: "ACS redirects all",
-    Why.NO_ATS: "ACS redirects what is not translated, and one has no ATS",
-    Why.ATS: "ACS redirects what is not translated, and both have ATS",
-    Why.FREE: "ACS redirects nothing",
-    Why.UNREADABLE: "only root can read the registers",
+    PeerReason.REDIRECT: "ACS redirects all",
+    PeerReason.NO_ATS: "ACS redirects what is not translated, and one has no ATS",
+    PeerReason.ATS: "ACS redirects what is not translated, and both have ATS",
+    PeerReason.FREE: "ACS redirects nothing",
+    PeerReason.UNREADABLE: "only root can read the registers",
 }
 _ATS: Final = {True: ", ATS on", False: ", ATS off now", None: ""}
 
 
-def lines(node: Node, wish: Wish = Wish.KEEP) -> Iterator[str]:
+def format_peer_lines(node: Node, wish: PeerWish = PeerWish.KEEP) -> Iterator[str]:
     """One line a pair, and below it what stands against *wish*; nothing without pairs."""
-    pairs = list(peer.pairs(node))
+    pairs = list(peer.find_peer_pairs(node))
     if not pairs:
         return
-    lacks = peer_wish.plan(node, wish).lacks
+    lacks = peer_wish.plan_peer_changes(node, wish).lacks
     yield "Peer-to-peer of GPUs and adapters below one switch" + (
-        "" if wish is Wish.KEEP else f" ([hpc]peer_to_peer = {wish.value})"
+        "" if wish is PeerWish.KEEP else f" ([hpc]peer_to_peer = {wish.value})"
     )
     for pair in pairs:
-        state = "" if peer_wish.fulfilled(pair, wish) is not False else ", not as wished"
-        yield f"  {_names(pair)}: {_said(pair)}{state}"
+        state = "" if peer_wish.is_pair_as_wished(pair, wish) is not False else ", not as wished"
+        yield f"  {_format_pair_names(pair)}: {_format_pair_path(pair)}{state}"
         for lack in lacks.get(pair, ()):
             yield f"    {lack.address}: {lack.text}"
 
 
-def _names(pair: Pair) -> str:
-    others = [each for each in pair.functions if each != pair.adapter]
+def _format_pair_names(pair: PeerPair) -> str:
+    others = [address for address in pair.functions if address != pair.adapter]
     what = "virtual function" if len(others) == 1 else "virtual functions"
     if not others:
         return f"{pair.gpu} with {pair.adapter}"
@@ -52,6 +52,6 @@ def _names(pair: Pair) -> str:
     return f"{pair.gpu} with {pair.adapter} and {len(others)} {what}"
 
 
-def _said(pair: Pair) -> str:
-    ats = _ATS[pair.ats_enabled] if pair.why is Why.ATS else ""
+def _format_pair_path(pair: PeerPair) -> str:
+    ats = _ATS[pair.ats_enabled] if pair.why is PeerReason.ATS else ""
     return f"{_WHERE[pair.path]} ({_WHY[pair.why]}{ats})"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from nova_hpc.topology import confspace
-from nova_hpc.topology.files import FileError, Folder, Take, Tree
+from nova_hpc.topology.files import FileError, FileTree, Folder, Take
 
 #: What is at a path: the bytes of a file, the text of a link, None for a directory.
 Entry = bytes | str | None
@@ -26,8 +26,8 @@ Entry = bytes | str | None
 _NUMBERED: Final = "/sys/devices/system/"
 
 
-class Recorder(Tree):
-    """Reads as :class:`Tree` does and keeps what it has read."""
+class RecordingTree(FileTree):
+    """Reads as :class:`FileTree` does and keeps what it has read."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -37,42 +37,44 @@ class Recorder(Tree):
     def read_in(
         self, folder: int | None, name: str, path: str, limit: int, take: Take | None = None
     ) -> bytes | None:
-        """As :meth:`Tree.read_in`; keeps the bytes, and all of a device's serial number."""
+        """As :meth:`FileTree.read_in`; keeps the bytes, and all of a device's serial number."""
         whole: list[bytes] = []
 
         def both(handle: int, most: int) -> bytes:
             assert take is not None
             data = take(handle, most)
-            whole.append(confspace.with_serial(handle, data) if take is confspace.skim else data)
+            whole.append(
+                confspace.with_serial(handle, data) if take is confspace.skim_config else data
+            )
             return data
 
-        found = None
+        resolved = None
         with contextlib.suppress(FileError):
-            found = self.resolve(path)  # remembers what is there, and the links on the way
+            resolved = self.resolve(path)  # remembers what is there, and the links on the way
         try:
             data = super().read_in(folder, name, path, limit, both if take else None)
         except FileError:
-            if found is not None:
-                self._failed.add(found)
+            if resolved is not None:
+                self._failed.add(resolved)
             raise
-        if data is not None and found is not None:
-            self._files[found] = whole[0] if whole else data
+        if data is not None and resolved is not None:
+            self._files[resolved] = whole[0] if whole else data
         return data
 
     def link_in(self, folder: int, name: str, path: str) -> str | None:
-        """As :meth:`Tree.link_in`."""
+        """As :meth:`FileTree.link_in`."""
         with contextlib.suppress(FileError):
             self.resolve(path)
         return super().link_in(folder, name, path)
 
     def names(self, path: str) -> list[str]:
-        """As :meth:`Tree.names`; what is listed is part of the record."""
-        found = super().names(path)
+        """As :meth:`FileTree.names`; what is listed is part of the record."""
+        names = super().names(path)
         place = (self.resolve(path) or "").rstrip("/")
-        for name in found:
+        for name in names:
             with contextlib.suppress(OSError, ValueError):
                 self._target(f"{place}/{name}")
-        return found
+        return names
 
     def record(self) -> dict[str, Entry]:
         """Path -> what is there, for everything that was looked at.
@@ -80,17 +82,17 @@ class Recorder(Tree):
         What could not be read as a file is an empty directory, which cannot be
         read either.
         """
-        found: dict[str, Entry] = {}
+        entries: dict[str, Entry] = {}
         for place, target in sorted(self._targets.items()):
             if target is not None:
-                found[place] = target
+                entries[place] = target
             elif place in self._files:
-                found[place] = self._files[place]
+                entries[place] = self._files[place]
             elif not self._is_file(place) or place in self._failed:
-                found[place] = None
+                entries[place] = None
             elif not place.startswith(_NUMBERED) or place[-1].isdigit():
-                found[place] = b""
-        return found
+                entries[place] = b""
+        return entries
 
     def _is_file(self, place: str) -> bool:
         try:
@@ -99,7 +101,7 @@ class Recorder(Tree):
             return False
 
 
-class Replay(Tree):
+class ReplayTree(FileTree):
     """Reads a record as if its files were there; touches no file."""
 
     def __init__(self, record: Mapping[str, Entry]) -> None:
@@ -119,9 +121,9 @@ class Replay(Tree):
         if isinstance(entry, str):
             return entry
         # What is there and no link, and what is not there.
-        there = entry is not None or place in self._below
-        error = OSError if there else FileNotFoundError
-        number = errno.EINVAL if there else errno.ENOENT
+        is_there = entry is not None or place in self._below
+        error = OSError if is_there else FileNotFoundError
+        number = errno.EINVAL if is_there else errno.ENOENT
         raise error(number, os.strerror(number))
 
     def _listdir(self, place: str) -> list[str]:
@@ -132,26 +134,26 @@ class Replay(Tree):
     def read_in(
         self, folder: int | None, name: str, path: str, limit: int, take: Take | None = None
     ) -> bytes | None:
-        """As :meth:`Tree.read_in`."""
-        found = self.resolve(path)
-        if found is None:
+        """As :meth:`FileTree.read_in`."""
+        resolved = self.resolve(path)
+        if resolved is None:
             return None
-        entry = self._record.get(found)
+        entry = self._record.get(resolved)
         if not isinstance(entry, bytes):
             raise FileError(f"{path}: not a file")
         return entry[:limit]
 
     def link_in(self, folder: int, name: str, path: str) -> str | None:
-        """As :meth:`Tree.link_in`."""
+        """As :meth:`FileTree.link_in`."""
         entry = self._record.get(f"{self.resolve(path.rpartition('/')[0])}/{name}")
         return entry if isinstance(entry, str) else None
 
     @contextlib.contextmanager
     def folder(self, path: str) -> Iterator[Folder | None]:
-        """As :meth:`Tree.folder`."""
+        """As :meth:`FileTree.folder`."""
         try:
-            found = self.resolve(path)
+            resolved = self.resolve(path)
         except FileError:
-            found = None
-        below = None if found is None else self._below.get(found)
+            resolved = None
+        below = None if resolved is None else self._below.get(resolved)
         yield None if below is None else Folder(self, path, -1, frozenset(below))

@@ -14,7 +14,7 @@ import attrs
 
 from nova_hpc.topology import classes, peer
 from nova_hpc.topology.cpuset import format_list
-from nova_hpc.topology.model import BridgeKind, Function, HugePages, Link, Node, NumaNode
+from nova_hpc.topology.model import BridgeKind, HugePages, Node, NumaNode, PcieLink, PciFunction
 
 _DOT: Final = " · "
 _MOST_PROBLEMS: Final = 20
@@ -39,31 +39,35 @@ _KINDS: Final = {
 
 
 @attrs.define
-class _Branch:
+class _NodeBranch:
     """A line and the branches below it."""
 
     line: str
-    below: list[_Branch] = attrs.Factory(list)
+    below: list[_NodeBranch] = attrs.Factory(list)
 
 
-def lines(node: Node, everything: bool = False, plain: bool = False) -> Iterator[str]:
+def draw_node_lines(node: Node, everything: bool = False, plain: bool = False) -> Iterator[str]:
     """Draw *node* line by line.
 
     :param everything: also what the chipset brings along, and empty ports.
     :param plain: ASCII characters only.
     """
     guides = ("|- ", "`- ", "|  ", "   ") if plain else ("├─ ", "└─ ", "│  ", "   ")
-    for line in _lines(node, everything, guides):
+    for line in _iterate_node_lines(node, everything, guides):
         if plain:
             line = line.replace(_DOT, ", ").encode("ascii", "replace").decode("ascii")
         yield line
 
 
-def _lines(node: Node, everything: bool, guides: tuple[str, str, str, str]) -> Iterator[str]:
+def _iterate_node_lines(
+    node: Node, everything: bool, guides: tuple[str, str, str, str]
+) -> Iterator[str]:
     marks: set[str] = set()
-    peers = peer.switches(node)
-    unsure = _unsure(node) & {one for one, path in peers.items() if path is peer.Peer.UNKNOWN}
-    yield from _draw(_Drawing(node, everything, marks, peers, unsure).trunk(), guides)
+    peers = peer.switch_paths_of(node)
+    unsure = _find_unsure_switches(node) & {
+        switch for switch, path in peers.items() if path is peer.PeerPath.UNKNOWN
+    }
+    yield from _draw_branch_lines(_Drawing(node, everything, marks, peers, unsure).trunk(), guides)
     if marks or node.problems:
         yield ""
     for mark in sorted(marks):
@@ -74,16 +78,16 @@ def _lines(node: Node, everything: bool, guides: tuple[str, str, str, str]) -> I
         yield f"problem: and {len(node.problems) - _MOST_PROBLEMS} more; the JSON has them all"
 
 
-def _unsure(node: Node) -> frozenset[str]:
-    found: set[str] = set()
-    for pair in peer.pairs(node):
+def _find_unsure_switches(node: Node) -> frozenset[str]:
+    switches: set[str] = set()
+    for pair in peer.find_peer_pairs(node):
         gpu = node.function(pair.gpu)
-        if pair.path is peer.Peer.UNKNOWN and gpu is not None:
-            found.update(gpu.switches)
-    return frozenset(found)
+        if pair.path is peer.PeerPath.UNKNOWN and gpu is not None:
+            switches.update(gpu.switches)
+    return frozenset(switches)
 
 
-def _draw(trunk: _Branch, guides: tuple[str, str, str, str]) -> Iterator[str]:
+def _draw_branch_lines(trunk: _NodeBranch, guides: tuple[str, str, str, str]) -> Iterator[str]:
     fork, last, bar, gap = guides
     yield trunk.line
     stack = [(child, "", child is trunk.below[-1]) for child in reversed(trunk.below)]
@@ -99,34 +103,34 @@ class _Drawing:
     node: Node
     everything: bool
     marks: set[str]
-    peers: Mapping[str, peer.Peer]
+    peers: Mapping[str, peer.PeerPath]
     #: Switches with a GPU and an adapter of which it is not known.
     unsure: frozenset[str]
 
-    def trunk(self) -> _Branch:
+    def trunk(self) -> _NodeBranch:
         """The machine, its NUMA nodes, and the roots near to each."""
         homes: dict[int | None, list[str]] = {}
-        by_root: dict[str, list[Function]] = {}
+        by_root: dict[str, list[PciFunction]] = {}
         for function in self.node.functions:
             by_root.setdefault(function.root or "pci?", []).append(function)
         for root, functions in by_root.items():
             # As lstopo does: the first function of a root speaks for all.
             homes.setdefault(functions[0].numa_node, []).append(root)
-        trunk = _Branch(self.node.hostname or self.node.source)
+        trunk = _NodeBranch(self.node.hostname or self.node.source)
         ids = {numa.id for numa in self.node.numa_nodes}
         for numa in self.node.numa_nodes:
             roots = homes.get(numa.id, [])
             below = [self.root(root, by_root[root], numa.id) for root in roots]
-            trunk.below.append(_Branch(_numa(numa), below))
+            trunk.below.append(_NodeBranch(_format_numa_node(numa), below))
         rest = [root for home, roots in homes.items() if home not in ids for root in roots]
         if rest:
             below = [self.root(root, by_root[root], None) for root in rest]
-            trunk.below.append(_Branch("near to no single NUMA node", below))
+            trunk.below.append(_NodeBranch("near to no single NUMA node", below))
         return trunk
 
-    def root(self, root: str, functions: list[Function], home: int | None) -> _Branch:
-        branch = _Branch(root)
-        branches: dict[str, _Branch] = {}
+    def root(self, root: str, functions: list[PciFunction], home: int | None) -> _NodeBranch:
+        branch = _NodeBranch(root)
+        branches: dict[str, _NodeBranch] = {}
         folded = 0
         used = {bridge for function in functions for bridge in function.path}
         # Those above come first, whatever the addresses are.
@@ -136,25 +140,25 @@ class _Drawing:
                 continue
             line = self.describe(function)
             if function.numa_node != home:
-                line += _home(function)
+                line += _format_home(function)
             above = next((branches[b] for b in reversed(function.path) if b in branches), branch)
-            branches[function.address] = _Branch(line)
+            branches[function.address] = _NodeBranch(line)
             above.below.append(branches[function.address])
         if folded:
             branch.line += f" · {folded} chipset function{'s' if folded > 1 else ''}"
         return branch
 
-    def is_folded(self, function: Function, used: bool) -> bool:
+    def is_folded(self, function: PciFunction, used: bool) -> bool:
         if function.bridge is not None:
             return function.bridge is BridgeKind.DOWNSTREAM or not used
         if function.physical_function is not None:
             return self.node.function(function.physical_function) is not None
         return not function.path and classes.is_chipset(function.class_code)
 
-    def describe(self, function: Function) -> str:
+    def describe(self, function: PciFunction) -> str:
         kind = _KINDS.get(function.bridge) if function.bridge else None
         ids = f"{function.vendor_id or '????'}:{function.product_id or '????'}"
-        parts = [f"{function.address} {kind or classes.name_of(function.class_code)} {ids}"]
+        parts = [f"{function.address} {kind or classes.class_name_of(function.class_code)} {ids}"]
         if function.model:
             parts[0] += f" {function.model}"
         if function.link is not None:
@@ -164,7 +168,7 @@ class _Drawing:
                 parts.append(text)
         if function.bridge is None:
             parts.extend(self.use(function))
-        if self.peers.get(function.address) is peer.Peer.ROOT:
+        if self.peers.get(function.address) is peer.PeerPath.ROOT:
             parts.append("P2P via root" + self.mark(_PEER, True))
         elif function.address in self.unsure:
             parts.append("P2P" + self.mark(_UNSURE, True))
@@ -172,7 +176,7 @@ class _Drawing:
             parts.append(f"UNKNOWN: {function.unknown}")
         return _DOT.join(parts)
 
-    def use(self, function: Function) -> Iterator[str]:
+    def use(self, function: PciFunction) -> Iterator[str]:
         """Driver, IOMMU group, virtual functions and kernel devices."""
         if function.driver:
             yield function.driver
@@ -187,33 +191,38 @@ class _Drawing:
         if names:
             yield " ".join(names)
 
-    def virtual(self, function: Function) -> str:
+    def virtual(self, function: PciFunction) -> str:
         """The drivers of the VFs, and how many cannot be relied on."""
-        found = [self.node.function(address) for address in function.virtual_functions]
-        drivers = sorted({item.driver for item in found if item and item.driver})
-        shared = any(self.shared(item) for item in found if item)
-        unknown = sum(item is None or item.unknown is not None for item in found)
+        functions = [self.node.function(address) for address in function.virtual_functions]
+        drivers = sorted({item.driver for item in functions if item and item.driver})
+        shared = any(self.shared(item) for item in functions if item)
+        unknown = sum(item is None or item.unknown is not None for item in functions)
         text = f" {'/'.join(drivers)}" if drivers else ""
         text += self.mark(_SHARED, shared)
         return text + (f" ({unknown} unknown)" if unknown else "")
 
-    def shared(self, function: Function) -> bool:
+    def shared(self, function: PciFunction) -> bool:
         """Another member of the IOMMU group is more than a bridge."""
         members = (self.node.function(name) for name in self.node.group_members(function))
         return sum(item is None or item.bridge is None for item in members) > 1
 
-    def link(self, link: Link, judged: bool) -> str:
+    def link(self, link: PcieLink, judged: bool) -> str:
         """Speed and width now, and at most where that is more."""
         if link.width is None and link.speed is None:
             return f"{link.bandwidth:.3g} GB/s" if link.bandwidth else ""
-        text = _lanes(link.speed, link.width)
+        text = _format_lanes(link.speed, link.width)
         slow = None not in (link.speed, link.max_speed) and link.speed != link.max_speed
         if not judged:
             return text
         if link.narrow:
-            return f"{text} of {_lanes(link.max_speed, link.max_width)}{self.mark(_NARROW, True)}"
+            return (
+                f"{text} of "
+                f"{_format_lanes(link.max_speed, link.max_width)}{self.mark(_NARROW, True)}"
+            )
         if slow:
-            return f"{text} of {_lanes(link.max_speed, link.max_width)}{self.mark(_SLOW, True)}"
+            return (
+                f"{text} of {_format_lanes(link.max_speed, link.max_width)}{self.mark(_SLOW, True)}"
+            )
         return text
 
     def mark(self, mark: str, wanted: bool) -> str:
@@ -223,17 +232,17 @@ class _Drawing:
         return mark
 
 
-def _home(function: Function) -> str:
+def _format_home(function: PciFunction) -> str:
     if not function.local_numa_nodes:
         return " · NUMA node unknown"
     return " · near to NUMA node " + ",".join(map(str, sorted(function.local_numa_nodes)))
 
 
-def _lanes(speed: float | None, width: int | None) -> str:
+def _format_lanes(speed: float | None, width: int | None) -> str:
     return f"{speed or '?':g} GT/s x{width or '?'}" if speed else f"x{width or '?'}"
 
 
-def _numa(numa: NumaNode) -> str:
+def _format_numa_node(numa: NumaNode) -> str:
     parts = [f"NUMA node {numa.id}"]
     if numa.socket is not None:
         parts.append(f"socket {numa.socket}")
@@ -245,19 +254,19 @@ def _numa(numa: NumaNode) -> str:
     if numa.memory_of is not None:
         parts.append(f"memory of {numa.memory_of}")
     if numa.memory_kib is not None:
-        parts.append(_size(numa.memory_kib))
-    parts.extend(_pools(numa.hugepages))
+        parts.append(_format_kib(numa.memory_kib))
+    parts.extend(_format_page_pools(numa.hugepages))
     return _DOT.join(parts)
 
 
-def _pools(pools: Iterable[HugePages]) -> Iterator[str]:
+def _format_page_pools(pools: Iterable[HugePages]) -> Iterator[str]:
     for pool in pools:
         if pool.total:
             free = "" if pool.free is None else f", {pool.free} free"
-            yield f"{pool.total} pages of {_size(pool.size_kib)}{free}"
+            yield f"{pool.total} pages of {_format_kib(pool.size_kib)}{free}"
 
 
-def _size(kib: int) -> str:
+def _format_kib(kib: int) -> str:
     value, unit = float(kib), "KiB"
     for larger in ("MiB", "GiB", "TiB"):
         if value < 1024:

@@ -9,17 +9,17 @@ from typing import Any, Final
 
 from nova_hpc.outside.host_names import is_uuid
 from nova_hpc.wire import cluster_wish
-from nova_hpc.wire.cluster_wish import Wish
+from nova_hpc.wire.cluster_wish import ClusterWish
 from nova_hpc.wire.version import WireError
 from nova_hpc_tools.cluster import wish as wishes
 from nova_hpc_tools.cluster.life_cycle import quota as quotas
-from nova_hpc_tools.cluster.life_cycle.run import CloudError, ClusterError
+from nova_hpc_tools.cluster.life_cycle.run import ClusterCloudError, ClusterError
 from nova_hpc_tools.cluster.members import model as members
 from nova_hpc_tools.cluster.members import server as servers
 from nova_hpc_tools.cluster.members.model import Cluster
 from nova_hpc_tools.cluster.members.server import OneServer
 from nova_hpc_tools.cluster.wish import Secrets
-from nova_hpc_tools.openstack.rest import GoneError, Rest
+from nova_hpc_tools.openstack.rest import GoneError, RestClient
 
 #: Ids of flavors as Nova takes them (nova/api/openstack/compute/schemas/flavor_manage.py), but
 #: for those that a path cannot have.
@@ -36,7 +36,7 @@ class SdkCloud:
     :param rest: its requests.
     """
 
-    def __init__(self, rest: Rest) -> None:
+    def __init__(self, rest: RestClient) -> None:
         self.rest = rest
         self._security_groups: dict[str, str] = {}
 
@@ -45,20 +45,20 @@ class SdkCloud:
     def clusters(self) -> list[Cluster]:
         """All clusters of the project."""
         groups = self.rest.groups()
-        return members.clusters(groups, self.rest.servers(), self.rest.ports(fields=_FIELDS))
+        return members.gather_clusters(groups, self.rest.servers(), self.rest.ports(fields=_FIELDS))
 
     def find(self, name: str) -> Cluster:
         """The cluster with this name or id.
 
         :raises ClusterError: there is none, or more than one.
         """
-        found = [each for each in self.clusters() if name in (each.id, each.name)]
-        if not found:
+        clusters = [cluster for cluster in self.clusters() if name in (cluster.id, cluster.name)]
+        if not clusters:
             raise ClusterError(f"no cluster is called {name}; see openstack hpc cluster list")
-        if len(found) > 1:
-            ids = ", ".join(each.id for each in found)
-            raise ClusterError(f"{len(found)} clusters are called {name}: say the ID, of {ids}")
-        return found[0]
+        if len(clusters) > 1:
+            ids = ", ".join(cluster.id for cluster in clusters)
+            raise ClusterError(f"{len(clusters)} clusters are called {name}: say the ID, of {ids}")
+        return clusters[0]
 
     def look(self, group: str) -> Cluster:
         """All that there is of one cluster."""
@@ -66,7 +66,9 @@ class SdkCloud:
             groups = [self.rest.nova("GET", f"/os-server-groups/{group}")["server_group"]]
         except GoneError:
             groups = []
-        servers = {each["id"]: each for each in self.rest.servers(tags=wishes.tag(group))}
+        servers = {
+            server["id"]: server for server in self.rest.servers(tags=wishes.member_tag_of(group))
+        }
         # Nova stores a server before its tags, and users take tags away.
         for server in groups[0]["members"] if groups else ():
             if server not in servers:
@@ -74,28 +76,32 @@ class SdkCloud:
                     servers[server] = self.rest.nova("GET", f"/servers/{server}")["server"]
                 except GoneError:
                     continue
-        ports = self.rest.ports(description=wishes.tag(group), fields=_FIELDS)
-        found = members.clusters(groups, servers.values(), ports)
-        return next((each for each in found if each.id == group), Cluster(group))
+        ports = self.rest.ports(description=wishes.member_tag_of(group), fields=_FIELDS)
+        clusters = members.gather_clusters(groups, servers.values(), ports)
+        return next((cluster for cluster in clusters if cluster.id == group), Cluster(group))
 
     def server(self, name: str) -> OneServer:
         """The server with this name or id, and who of its server groups is beside it.
 
         :raises ClusterError: there is none, or more than one.
         """
-        found = self._server(name)
+        server_record = self._server(name)
         siblings: dict[str, dict[str, Any]] = {}
-        for group in found.get("server_groups") or ():
+        for group in server_record.get("server_groups") or ():
             try:
                 body = self.rest.nova("GET", f"/os-server-groups/{group}")
             except GoneError:
                 continue
-            siblings |= {each: {} for each in body["server_group"]["members"]}
-        if siblings.keys() - {found["id"]}:
-            siblings = {each["id"]: each for each in self.rest.servers() if each["id"] in siblings}
+            siblings |= {member: {} for member in body["server_group"]["members"]}
+        if siblings.keys() - {server_record["id"]}:
+            siblings = {
+                sibling["id"]: sibling
+                for sibling in self.rest.servers()
+                if sibling["id"] in siblings
+            }
         else:
             siblings = {}
-        return servers.read(found, siblings.values())
+        return servers.read_own_server(server_record, siblings.values())
 
     def _server(self, name: str) -> dict[str, Any]:
         if is_uuid(name):
@@ -104,45 +110,47 @@ class SdkCloud:
             except GoneError:
                 raise ClusterError(f"no server has the ID {name}") from None
         pattern = f"^{re.escape(name)}$"
-        ids = [each["id"] for each in self.rest.servers(name=pattern) if each["name"] == name]
+        ids = [server["id"] for server in self.rest.servers(name=pattern) if server["name"] == name]
         # Only the answer for one server has its server groups.
-        return dict(self.rest.nova("GET", f"/servers/{_one('server', name, ids)}")["server"])
+        return dict(self.rest.nova("GET", f"/servers/{_only_id_of('server', name, ids)}")["server"])
 
     def console(self, server: str) -> str:
         """The last lines of a server's console; empty where it has none (yet)."""
         body = {"os-getConsoleOutput": {"length": _CONSOLE_LINES}}
         try:
             return str(self.rest.nova("POST", f"/servers/{server}/action", body)["output"])
-        except CloudError:
+        except ClusterCloudError:
             return ""
 
     # -- steps -------------------------------------------------------------
 
-    def make_group(self, wish: Wish, attempt: str, policy: str, max_per_host: int | None) -> str:
+    def make_group(
+        self, wish: ClusterWish, attempt: str, policy: str, max_per_host: int | None
+    ) -> str:
         """Create the server group; its id."""
         body = wishes.group_body(wish, attempt, policy, max_per_host)
         return str(self.rest.nova("POST", "/os-server-groups", body)["server_group"]["id"])
 
     def groups_of(self, attempt: str) -> Sequence[str]:
         """Ids of the server groups of one attempt."""
-        found = []
+        ids = []
         for group in self.rest.groups():
             try:
                 label = cluster_wish.from_group_name(group["name"])
             except WireError:
                 continue
             if label is not None and label.attempt == attempt:
-                found.append(str(group["id"]))
-        return found
+                ids.append(str(group["id"]))
+        return ids
 
-    def make_port(self, wish: Wish, group: str, number: int, place: int) -> None:
+    def make_port(self, wish: ClusterWish, group: str, number: int, place: int) -> None:
         """Make a port."""
         ids = [self._security_group(name) for name in wish.security_groups]
         self.rest.neutron("POST", "/ports", wishes.port_body(wish, group, number, place, ids))
 
     def make_servers(
         self,
-        wish: Wish,
+        wish: ClusterWish,
         group: str,
         several: Sequence[int],
         ports: Sequence[tuple[int, str]],
@@ -152,22 +160,22 @@ class SdkCloud:
         body = wishes.server_body(wish, group, several, secrets, dict(ports))
         self.rest.nova("POST", "/servers", body)
 
-    def set_wish(self, wish: Wish, group: str, server: str) -> None:
+    def set_wish(self, wish: ClusterWish, group: str, server: str) -> None:
         """Write a member's metadata."""
         body = {"metadata": cluster_wish.to_metadata(wish, group)}
-        _unless_gone(self.rest.nova, "POST", f"/servers/{server}/metadata", body)
+        _ask_unless_gone(self.rest.nova, "POST", f"/servers/{server}/metadata", body)
 
     def delete_server(self, server: str) -> None:
         """Ask for the end of a server."""
-        _unless_gone(self.rest.nova, "DELETE", f"/servers/{server}")
+        _ask_unless_gone(self.rest.nova, "DELETE", f"/servers/{server}")
 
     def delete_port(self, port: str) -> None:
         """Delete a port."""
-        _unless_gone(self.rest.neutron, "DELETE", f"/ports/{port}")
+        _ask_unless_gone(self.rest.neutron, "DELETE", f"/ports/{port}")
 
     def delete_group(self, group: str) -> None:
         """Delete the server group."""
-        _unless_gone(self.rest.nova, "DELETE", f"/os-server-groups/{group}")
+        _ask_unless_gone(self.rest.nova, "DELETE", f"/os-server-groups/{group}")
 
     # -- what users name ----------------------------------------------------
 
@@ -195,51 +203,55 @@ class SdkCloud:
         if is_uuid(name):
             return name
         try:
-            found = self.rest.nova("GET", "/images", microversion=_WITH_IMAGES, name=name)["images"]
+            images = self.rest.nova("GET", "/images", microversion=_WITH_IMAGES, name=name)[
+                "images"
+            ]
         except GoneError:
             raise ClusterError(
                 f"this cloud does not look images up: say the ID of {name}"
             ) from None
-        return _one("image", name, [each["id"] for each in found if each["name"] == name])
+        return _only_id_of(
+            "image", name, [image["id"] for image in images if image["name"] == name]
+        )
 
     def network(self, name: str) -> str:
         """Id of the network with this id or name."""
         if is_uuid(name):
             return name
-        found = self.rest.neutron("GET", "/networks", name=name, fields=("id",))["networks"]
-        return _one("network", name, [each["id"] for each in found])
+        networks = self.rest.neutron("GET", "/networks", name=name, fields=("id",))["networks"]
+        return _only_id_of("network", name, [network["id"] for network in networks])
 
     def _security_group(self, name: str) -> str:
         if name not in self._security_groups:
-            found = self.rest.neutron("GET", "/security-groups", project_id=self.rest.project)
-            ids = [each["id"] for each in found["security_groups"] if name in each.values()]
+            answer = self.rest.neutron("GET", "/security-groups", project_id=self.rest.project)
+            ids = [group["id"] for group in answer["security_groups"] if name in group.values()]
             if len(ids) != 1:
-                raise CloudError(f"{len(ids)} security groups are called {name}")
+                raise ClusterCloudError(f"{len(ids)} security groups are called {name}")
             self._security_groups[name] = ids[0]
         return self._security_groups[name]
 
     # -- quotas --------------------------------------------------------------
 
-    def check_quotas(self, need: quotas.Need) -> None:
+    def check_quotas(self, need: quotas.QuotaNeed) -> None:
         """Refuse what has no room, with the line that makes some.
 
         :raises ClusterError: a quota is too low.
         """
         absolute = self.rest.nova("GET", "/limits")["limits"]["absolute"]
-        found = quotas.of_limits(absolute)
+        quota_by_name = quotas.quotas_from_limits(absolute)
         if need.ports and self.rest.has_neutron:
             try:
                 path = f"/quotas/{self.rest.project}/details"
                 port = self.rest.neutron("GET", path)["quota"]["port"]
-                found["ports"] = quotas.Quota(int(port["limit"]), int(port["used"]))
-            except (CloudError, KeyError, TypeError):
+                quota_by_name["ports"] = quotas.Quota(int(port["limit"]), int(port["used"]))
+            except (ClusterCloudError, KeyError, TypeError):
                 pass  # Neutron tells it to operators alone here; then it refuses by itself.
-        short = quotas.short(need, found)
+        short = quotas.find_short_quotas(need, quota_by_name)
         if short:
-            raise ClusterError(quotas.say(short, self.rest.project))
+            raise ClusterError(quotas.format_short_quotas(short, self.rest.project))
 
 
-def _one(kind: str, name: str, ids: Sequence[str]) -> str:
+def _only_id_of(kind: str, name: str, ids: Sequence[str]) -> str:
     if not ids:
         raise ClusterError(f"no {kind} is called {name}")
     if len(ids) > 1:
@@ -247,7 +259,7 @@ def _one(kind: str, name: str, ids: Sequence[str]) -> str:
     return str(ids[0])
 
 
-def _unless_gone(ask: Any, *words: Any) -> None:
+def _ask_unless_gone(ask: Any, *words: Any) -> None:
     try:
         ask(*words)
     except GoneError:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from nova_hpc.wire import cluster_wish, numbers
-from nova_hpc.wire.cluster_wish import Nic, Wish
+from nova_hpc.wire.cluster_wish import ClusterWish, Nic
 from nova_hpc.wire.version import WireError
 from nova_hpc_tools.cluster import wish as wishes
-from nova_hpc_tools.cluster.life_cycle.quota import Need
+from nova_hpc_tools.cluster.life_cycle.quota import QuotaNeed
 from nova_hpc_tools.cluster.life_cycle.run import ClusterError
 from nova_hpc_tools.cluster.wish import Secrets, WishError
 from nova_hpc_tools.openstack.cloud import SdkCloud
@@ -32,15 +32,15 @@ class _Nics(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         """Add one network."""
-        found = [*(getattr(namespace, self.dest) or ()), values]
-        setattr(namespace, self.dest, found)
+        nics = [*(getattr(namespace, self.dest) or ()), values]
+        setattr(namespace, self.dest, nics)
 
 
-def _network(text: str) -> Nic:
+def _parse_network(text: str) -> Nic:
     return Nic(text)
 
 
-def _nic(text: str) -> Nic:
+def _parse_nic_option(text: str) -> Nic:
     values = {"vnic-type": "normal"}
     for part in text.split(","):
         key, _, value = part.partition("=")
@@ -55,22 +55,22 @@ def _nic(text: str) -> Nic:
     return Nic(values["net-id"], values["vnic-type"])
 
 
-def some_numbers(text: str) -> frozenset[int]:
+def parse_member_list(text: str) -> frozenset[int]:
     """An argparse type: numbers such as 1-3,7."""
     try:
-        return numbers.read(text)
+        return numbers.parse_number_ranges(text)
     except WireError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def size(text: str) -> int:
+def parse_size(text: str) -> int:
     """An argparse type: how many members."""
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= numbers.MOST:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {numbers.MOST}")
     return int(text)
 
 
-def seconds(text: str) -> float:
+def parse_seconds(text: str) -> float:
     """An argparse type: a time, 0 for none."""
     try:
         value = float(text)
@@ -81,15 +81,18 @@ def seconds(text: str) -> float:
     return value
 
 
-def add_to(parser: argparse.ArgumentParser) -> None:
+def add_cluster_options(parser: argparse.ArgumentParser) -> None:
     """Declare what a cluster is made of."""
     count = parser.add_mutually_exclusive_group()
     count.add_argument(
-        "--members", type=size, metavar="<n>", help="how many members; they are called NAME-1 ..."
+        "--members",
+        type=parse_size,
+        metavar="<n>",
+        help="how many members; they are called NAME-1 ...",
     )
     count.add_argument(
         "--numbers",
-        type=some_numbers,
+        type=parse_member_list,
         metavar="<list>",
         help="numbers of the members instead, such as 3-5,9 (for Slurm's node names)",
     )
@@ -97,16 +100,16 @@ def add_to(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--image", metavar="<image>", help="image of the members (name or ID)")
     parser.add_argument(
         "--boot-from-volume",
-        type=size,
+        type=parse_size,
         metavar="<GiB>",
         help="boot from new volumes of this size, made from the image and deleted with the members",
     )
-    add_secrets(parser)
+    add_secret_options(parser)
     parser.add_argument(
         "--network",
         dest="nics",
         action=_Nics,
-        type=_network,
+        type=_parse_network,
         metavar="<network>",
         help="network of each member (name or ID, or auto or none); may be repeated",
     )
@@ -114,7 +117,7 @@ def add_to(parser: argparse.ArgumentParser) -> None:
         "--nic",
         dest="nics",
         action=_Nics,
-        type=_nic,
+        type=_parse_nic_option,
         metavar="net-id=<network>[,vnic-type=<type>]",
         help="network in which a port is made for each member before it is created, "
         "for example of vnic-type direct; may be repeated",
@@ -142,7 +145,7 @@ def add_to(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--max-per-host",
-        type=size,
+        type=parse_size,
         metavar="<k>",
         help="with --policy anti-affinity: how many members may share a host, default: 1",
     )
@@ -159,7 +162,7 @@ def add_to(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_secrets(parser: argparse.ArgumentParser) -> None:
+def add_secret_options(parser: argparse.ArgumentParser) -> None:
     """Declare what no record gives back."""
     parser.add_argument("--user-data", type=Path, metavar="<file>", help="user data of the members")
     parser.add_argument(
@@ -172,7 +175,7 @@ def add_secrets(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def secrets(args: argparse.Namespace) -> Secrets:
+def read_secrets(args: argparse.Namespace) -> Secrets:
     """What no record gives back.
 
     :raises ClusterError: the file cannot be read.
@@ -184,7 +187,9 @@ def secrets(args: argparse.Namespace) -> Secrets:
     return Secrets(data, tuple(args.volume))
 
 
-def wish(cloud: SdkCloud, args: argparse.Namespace, given: Secrets) -> tuple[Wish, Need]:
+def wish_of_options(
+    cloud: SdkCloud, args: argparse.Namespace, given: Secrets
+) -> tuple[ClusterWish, QuotaNeed]:
     """What the options ask for, with names looked up.
 
     :raises ClusterError: it cannot be a cluster.
@@ -197,8 +202,8 @@ def wish(cloud: SdkCloud, args: argparse.Namespace, given: Secrets) -> tuple[Wis
         raise ClusterError(f"--max-per-host goes with --policy anti-affinity, not {args.policy}")
     numbered = args.numbers or frozenset(range(1, args.members + 1))
     flavor = cloud.flavor(args.flavor)
-    word, nics = _networks(cloud, args.nics or ())
-    found = Wish(
+    word, nics = _look_up_networks(cloud, args.nics or ())
+    new_wish = ClusterWish(
         name=args.name,
         members=numbered,
         flavor=str(flavor["id"]),
@@ -216,15 +221,17 @@ def wish(cloud: SdkCloud, args: argparse.Namespace, given: Secrets) -> tuple[Wis
         volumes=given.digests["volumes"],
     )
     try:
-        wishes.check(found, given)
+        wishes.check_cluster_wish(new_wish, given)
     except WishError as error:
         raise ClusterError(str(error)) from error
-    return found, need(found, flavor, len(numbered), len(numbered), group=True)
+    return new_wish, quota_need_of(new_wish, flavor, len(numbered), len(numbered), group=True)
 
 
-def need(wish: Wish, flavor: Any, members: int, in_group: int, group: bool) -> Need:
+def quota_need_of(
+    wish: ClusterWish, flavor: Any, members: int, in_group: int, group: bool
+) -> QuotaNeed:
     """What quotas have to leave room for."""
-    return Need(
+    return QuotaNeed(
         members=members,
         in_group=in_group,
         group=group,
@@ -234,7 +241,7 @@ def need(wish: Wish, flavor: Any, members: int, in_group: int, group: bool) -> N
     )
 
 
-def _networks(cloud: SdkCloud, nics: Sequence[Nic]) -> tuple[str, tuple[Nic, ...]]:
+def _look_up_networks(cloud: SdkCloud, nics: Sequence[Nic]) -> tuple[str, tuple[Nic, ...]]:
     words = [nic.network for nic in nics if not nic.vnic and nic.network in _WORDS]
     if words:
         if len(nics) > 1:

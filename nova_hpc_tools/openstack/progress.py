@@ -14,7 +14,7 @@ from nova_hpc_tools.printing import InertConsole
 
 
 @contextlib.contextmanager
-def shown(total: int, wanted: bool) -> Iterator[Callable[[Cluster, str], None]]:
+def show_member_progress(total: int, wanted: bool) -> Iterator[Callable[[Cluster, str], None]]:
     """A bar of the members that are active, on standard error.
 
     :param total: how many there will be.

@@ -15,8 +15,8 @@ from typing import Any, Final
 from keystoneauth1 import exceptions as keystone
 from openstack import exceptions as sdk
 
-from nova_hpc.outside.text import printable
-from nova_hpc_tools.cluster.life_cycle.run import CloudError, LostError
+from nova_hpc.outside.text import printable_text
+from nova_hpc_tools.cluster.life_cycle.run import ClusterCloudError, LostError
 from nova_hpc_tools.cluster.wish import MICROVERSION
 
 _NOT_FOUND: Final = 404
@@ -25,11 +25,11 @@ _BAD: Final = 400
 _OWN_FAULT: Final = 500
 
 
-class GoneError(CloudError):
+class GoneError(ClusterCloudError):
     """There is no such thing (any more)."""
 
 
-class Rest:
+class RestClient:
     """Plain requests with the user's token.
 
     :param connection: of openstacksdk.
@@ -56,19 +56,19 @@ class Rest:
         :returns: the JSON of the answer; None where it has none.
         :raises GoneError: 404.
         :raises LostError: no answer, or a fault of the service.
-        :raises CloudError: Nova refuses.
+        :raises ClusterCloudError: Nova refuses.
         """
         send = lambda **keywords: self._connection.compute.request(  # noqa: E731
             path, method, params=query, microversion=microversion, **keywords
         )
-        return _answer(send, body)
+        return _send_request(send, body)
 
     def neutron(self, method: str, path: str, body: Any = None, **query: Any) -> Any:
         """Ask Neutron; as :meth:`nova`."""
         send = lambda **keywords: self._connection.network.request(  # noqa: E731
             path, method, params=query, **keywords
         )
-        return _answer(send, body)
+        return _send_request(send, body)
 
     @property
     def has_neutron(self) -> bool:
@@ -90,58 +90,58 @@ class Rest:
 
     def groups(self) -> list[dict[str, Any]]:
         """All server groups of the project, page by page."""
-        found: list[dict[str, Any]] = []
+        groups: list[dict[str, Any]] = []
         while True:
-            page = self.nova("GET", "/os-server-groups", offset=len(found))["server_groups"]
+            page = self.nova("GET", "/os-server-groups", offset=len(groups))["server_groups"]
             # An operator chooses how long a page is: only an empty one is the last.
             if not page:
-                return found
-            found += page
+                return groups
+            groups += page
 
     def ports(self, **query: Any) -> list[dict[str, Any]]:
         """All ports of the project, page by page."""
         if not self.has_neutron:
             return []
-        found: list[dict[str, Any]] = []
+        ports: list[dict[str, Any]] = []
         marker: dict[str, str] = {}
         while True:
             page = self.neutron("GET", "/ports", project_id=self.project, **query, **marker)
-            found += page["ports"]
-            links = {each.get("rel") for each in page.get("ports_links", ())}
+            ports += page["ports"]
+            links = {link.get("rel") for link in page.get("ports_links", ())}
             if not page["ports"] or "next" not in links:
-                return found
+                return ports
             marker = {"marker": page["ports"][-1]["id"]}
 
 
-def _answer(send: Callable[..., Any], body: Any) -> Any:
+def _send_request(send: Callable[..., Any], body: Any) -> Any:
     sent: Mapping[str, Any] = {} if body is None else {"json": body}
     try:
-        found = send(raise_exc=False, connect_retries=0, **sent)
+        answer = send(raise_exc=False, connect_retries=0, **sent)
     except (keystone.ConnectionError, keystone.ConnectTimeout) as error:
         raise LostError(str(error)) from error
     except (keystone.ClientException, sdk.SDKException) as error:
-        raise CloudError(str(error)) from error
-    if found.status_code >= _BAD:
-        said = f"{_said(found)} (HTTP {found.status_code})"
-        if found.status_code == _NOT_FOUND:
-            raise GoneError(said)
-        if found.status_code >= _OWN_FAULT or found.status_code == _TOO_MANY:
-            raise LostError(said)
-        raise CloudError(said)
-    if not found.content:
+        raise ClusterCloudError(str(error)) from error
+    if answer.status_code >= _BAD:
+        reason = f"{_reason_of_answer(answer)} (HTTP {answer.status_code})"
+        if answer.status_code == _NOT_FOUND:
+            raise GoneError(reason)
+        if answer.status_code >= _OWN_FAULT or answer.status_code == _TOO_MANY:
+            raise LostError(reason)
+        raise ClusterCloudError(reason)
+    if not answer.content:
         return None
     try:
-        return found.json()
+        return answer.json()
     except ValueError as error:
         raise LostError(f"an answer that is not JSON: {error}") from error
 
 
-def _said(found: Any) -> str:
+def _reason_of_answer(answer: Any) -> str:
     """The reason in the answer's own words, on one line."""
     try:
-        data = json.loads(found.text)
+        data = json.loads(answer.text)
         inner = next(iter(data.values()))
         text = inner["message"] if isinstance(inner, dict) else inner
     except (ValueError, AttributeError, StopIteration, KeyError, TypeError):
-        text = found.text or found.reason
-    return printable(" ".join(str(text).split()))[:500]
+        text = answer.text or answer.reason
+    return printable_text(" ".join(str(text).split()))[:500]

@@ -9,52 +9,62 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from nova_hpc.cluster.group_domain.records import NoAnswerError, dead
+from nova_hpc.cluster.group_domain.records import PlacementSilentError, find_dead_tickets
 from nova_hpc.from_nova import fabric_records
 from nova_hpc_tools.readers import snapshot
 from nova_hpc_tools.snapshot import SnapshotError
-from nova_hpc_tools.snapshot.group_fleet import Fleet, GroupLine, Reaped, lines, reap
+from nova_hpc_tools.snapshot.group_fleet import (
+    DomainFleet,
+    GroupLine,
+    Reaped,
+    list_group_lines,
+    reap_all_domains,
+)
 
 
-def read(arguments: Sequence[str] = ()) -> tuple[GroupLine, ...]:
+def read_group_lines(arguments: Sequence[str] = ()) -> tuple[GroupLine, ...]:
     """What Placement holds of every group.
 
-    :param arguments: as those of :func:`nova_hpc_tools.readers.snapshot.read`.
+    :param arguments: as those of :func:`nova_hpc_tools.readers.snapshot.read_snapshot`.
     :raises nova_hpc_tools.snapshot.SnapshotError: it cannot be read; the text names the cure.
     """
-    context = _begin(arguments)
-    with snapshot.explained():
+    context = _open_admin_context(arguments)
+    with snapshot.explain_read_errors():
         try:
-            return take(context)
-        except NoAnswerError as error:
+            return collect_group_lines(context)
+        except PlacementSilentError as error:
             raise SnapshotError(str(error)) from error
 
 
-def reap_all(arguments: Sequence[str] = ()) -> Reaped:
+def reap_group_domains(arguments: Sequence[str] = ()) -> Reaped:
     """Take away what nobody has any more.
 
     :raises nova_hpc_tools.snapshot.SnapshotError: it cannot be read; the text names the cure.
     """
-    context = _begin(arguments)
-    with snapshot.explained():
+    context = _open_admin_context(arguments)
+    with snapshot.explain_read_errors():
         try:
-            return sweep_all(context)
-        except NoAnswerError as error:
+            return sweep_group_domains(context)
+        except PlacementSilentError as error:
             raise SnapshotError(f"{error}; what was done stays done: try again") from error
 
 
-def take(context: Any) -> tuple[GroupLine, ...]:
+def collect_group_lines(context: Any) -> tuple[GroupLine, ...]:
     """The same as read(), with the configuration that is in force."""
-    records = fabric_records.records(context)
-    fleet = Fleet.of(records.providers())
-    return lines(fleet, dead(records, fabric_records.Servers(context), fleet.tickets))
+    records = fabric_records.open_group_records(context)
+    fleet = DomainFleet.of(records.providers())
+    return list_group_lines(
+        fleet, find_dead_tickets(records, fabric_records.ServerMappings(context), fleet.tickets)
+    )
 
 
-def sweep_all(context: Any) -> Reaped:
+def sweep_group_domains(context: Any) -> Reaped:
     """The same as reap_all(), with the configuration that is in force."""
-    return reap(lambda: fabric_records.records(context), fabric_records.Servers(context))
+    return reap_all_domains(
+        lambda: fabric_records.open_group_records(context), fabric_records.ServerMappings(context)
+    )
 
 
-def _begin(arguments: Sequence[str]) -> Any:
-    snapshot.configure(arguments)
+def _open_admin_context(arguments: Sequence[str]) -> Any:
+    snapshot.configure_nova(arguments)
     return fabric_records.admin_context()

@@ -10,44 +10,48 @@ from nova import objects
 
 from nova_hpc.from_nova import node_stats
 from nova_hpc_tools.readers import snapshot
-from nova_hpc_tools.snapshot import printable
+from nova_hpc_tools.snapshot import make_printable_text
 from nova_hpc_tools.snapshot.node_health import NodeHealth
 
 
-def read(arguments: Sequence[str] = ()) -> tuple[NodeHealth, ...]:
+def read_node_health(arguments: Sequence[str] = ()) -> tuple[NodeHealth, ...]:
     """Read every compute node of every cell, by host.
 
-    :param arguments: as those of :func:`nova_hpc_tools.readers.snapshot.read`.
+    :param arguments: as those of :func:`nova_hpc_tools.readers.snapshot.read_snapshot`.
     :raises nova_hpc_tools.snapshot.SnapshotError: it cannot be read; the text names the cure.
     """
-    snapshot.configure(arguments)
-    with snapshot.explained():
-        return take()
+    snapshot.configure_nova(arguments)
+    with snapshot.explain_read_errors():
+        return collect_node_health()
 
 
-def take() -> tuple[NodeHealth, ...]:
+def collect_node_health() -> tuple[NodeHealth, ...]:
     """The same, with the configuration that is in force."""
     context = nova_context.get_admin_context()
     nova_context.load_cells()
-    found = []
+    health_reports = []
     for cell in nova_context.CELLS:
         if cell.disabled:
             continue
         with nova_context.target_cell(context, cell) as in_cell:
-            found += [_read(node) for node in objects.ComputeNodeList.get_all(in_cell)]
-    return tuple(sorted((each for each in found if each is not None), key=_host))
+            health_reports += [
+                _read_health_of_node(node) for node in objects.ComputeNodeList.get_all(in_cell)
+            ]
+    return tuple(
+        sorted((report for report in health_reports if report is not None), key=_host_key_of)
+    )
 
 
-def _host(node: NodeHealth) -> str:
+def _host_key_of(node: NodeHealth) -> str:
     return node.host
 
 
-def _read(node: objects.ComputeNode) -> NodeHealth | None:
+def _read_health_of_node(node: objects.ComputeNode) -> NodeHealth | None:
     """None: none of its devices is this project's, or it has not reported yet."""
-    host = printable(node.hypervisor_hostname or node.host or "")
-    word = node_stats.word_of(node)
+    host = make_printable_text(node.hypervisor_hostname or node.host or "")
+    word = node_stats.node_word_of_record(node)
     if word.out is not None:
-        return NodeHealth(host, notes=(printable(word.out),))
+        return NodeHealth(host, notes=(make_printable_text(word.out),))
     document = word.document
     if document is None:
         return None

@@ -19,25 +19,25 @@ from nova.compute import pci_placement_translator
 from nova.pci import devspec, request, whitelist
 from nova.pci import utils as pci_utils
 
-from nova_hpc.topology.model import Function, Node
-from nova_hpc_tools.adopt.nova_rules import PciSettings, Refusal
+from nova_hpc.topology.model import Node, PciFunction
+from nova_hpc_tools.adopt.nova_rules import NovaRefusal, PciSettings
 
 #: What a virtual function's serial number is taken to be where nobody has read it.
 _SERIAL: Final = "not read"
 
 
-def check(told: PciSettings, node: Node, root: Path) -> list[Refusal]:
+def list_refused_settings(told: PciSettings, node: Node, root: Path) -> list[NovaRefusal]:
     """What Nova refuses of it, in Nova's own words.
 
     :param node: whose devices Nova would see.
     :param root: where the node's ``sys`` is.
     """
     objects.register_all()
-    with _below(root, node), _told(told):
-        return [*_entries(told, node), *_aliases()]
+    with _redirect_sysfs(root, node), _options_in_force(told):
+        return [*_check_device_entries(told, node), *_check_aliases()]
 
 
-def _entries(told: PciSettings, node: Node) -> Iterator[Refusal]:
+def _check_device_entries(told: PciSettings, node: Node) -> Iterator[NovaRefusal]:
     broken = False
     for value in told.device_spec:
         try:
@@ -46,12 +46,12 @@ def _entries(told: PciSettings, node: Node) -> Iterator[Refusal]:
                 pci_placement_translator.ensure_no_dev_spec_with_devname(specs)
         except Exception as error:  # whatever it is: nova-compute does not start with it
             broken = True
-            yield Refusal("device_spec", _said(error), (value,))
+            yield NovaRefusal("device_spec", _text_of_refusal(error), (value,))
     if told.report and not broken:
-        yield from _providers(whitelist.Whitelist(list(told.device_spec)), node)
+        yield from _check_device_providers(whitelist.Whitelist(list(told.device_spec)), node)
 
 
-def _providers(entries: whitelist.Whitelist, node: Node) -> Iterator[Refusal]:
+def _check_device_providers(entries: whitelist.Whitelist, node: Node) -> Iterator[NovaRefusal]:
     """What Nova refuses when it makes providers of the devices."""
     view = pci_placement_translator.PlacementView("node", [])
     refused = set()
@@ -61,19 +61,19 @@ def _providers(entries: whitelist.Whitelist, node: Node) -> Iterator[Refusal]:
         provider = function.physical_function or function.address
         device = None
         try:
-            if entries.device_assignable(_described(function)) is None:
+            if entries.device_assignable(_describe_for_nova(function)) is None:
                 continue
-            device = objects.PciDevice.create(None, _described(function))
+            device = objects.PciDevice.create(None, _describe_for_nova(function))
             view.process_dev(device, entries.get_devspec(device))
         except Exception as error:
             if device is None:
                 continue  # Nova skips what it cannot name, too (manager.py, 32-bit domains)
             if provider not in refused:
                 refused.add(provider)
-                yield Refusal("device_spec", _said(error), (), provider)
+                yield NovaRefusal("device_spec", _text_of_refusal(error), (), provider)
 
 
-def _described(function: Function) -> dict[str, Any]:
+def _describe_for_nova(function: PciFunction) -> dict[str, Any]:
     """A device as Nova's libvirt driver describes it."""
     return {
         "address": function.address,
@@ -89,18 +89,18 @@ def _described(function: Function) -> dict[str, Any]:
     }
 
 
-def _aliases() -> Iterator[Refusal]:
+def _check_aliases() -> Iterator[NovaRefusal]:
     forget = getattr(request.get_alias_from_config, "cache_clear", lambda: None)
     forget()
     try:
         request.get_alias_from_config()
     except Exception as error:
-        yield Refusal("alias", _said(error))
+        yield NovaRefusal("alias", _text_of_refusal(error))
     finally:
         forget()
 
 
-def _said(error: Exception) -> str:
+def _text_of_refusal(error: Exception) -> str:
     text = " ".join(str(getattr(error, "msg", None) or error).split()).rstrip(".")
     return text if text else type(error).__name__
 
@@ -109,7 +109,7 @@ def _said(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def _told(told: PciSettings) -> Iterator[None]:
+def _options_in_force(told: PciSettings) -> Iterator[None]:
     """Nova's modules with these options in the place of the configuration in force."""
     conf = types.SimpleNamespace(
         pci=types.SimpleNamespace(report_in_placement=told.report, alias=list(told.aliases)),
@@ -118,12 +118,12 @@ def _told(told: PciSettings) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for module in (devspec, request, pci_placement_translator):
             if hasattr(module, "CONF"):
-                stack.enter_context(_instead(module, "CONF", conf))
+                stack.enter_context(_replace_attribute(module, "CONF", conf))
         yield
 
 
 @contextlib.contextmanager
-def _below(root: Path, node: Node) -> Iterator[None]:
+def _redirect_sysfs(root: Path, node: Node) -> Iterator[None]:
     """Nova's look at ``/sys`` goes to another machine's files; here nothing changes."""
     if root.resolve() == Path("/"):
         yield
@@ -134,30 +134,30 @@ def _below(root: Path, node: Node) -> Iterator[None]:
 
     def by_interface(name: str) -> tuple[str | None, bool]:
         # A capture may not have /sys/class/net.
-        for each in node.functions:
-            if f"net {name}" in each.os_devices:
-                return each.address, each.dev_type == "type-PF"
+        for function in node.functions:
+            if f"net {name}" in function.os_devices:
+                return function.address, function.dev_type == "type-PF"
         return None, False
 
     def is_physical(domain: str, bus: str, slot: str, function: str) -> bool:
-        found = node.function(f"{domain}:{bus}:{slot}.{function}")
-        return found is not None and found.dev_type == "type-PF"
+        device = node.function(f"{domain}:{bus}:{slot}.{function}")
+        return device is not None and device.dev_type == "type-PF"
 
     system = types.SimpleNamespace(
         path=types.SimpleNamespace(isdir=lambda path: here(path).is_dir(), join=os.path.join),
         readlink=lambda path: str(here(path).readlink()),
-        listdir=lambda path: [each.name for each in here(path).iterdir()],
+        listdir=lambda path: [entry.name for entry in here(path).iterdir()],
     )
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_instead(pci_utils, "os", system))
-        stack.enter_context(_instead(pci_utils, "open", lambda path: here(path).open()))
-        stack.enter_context(_instead(pci_utils, "get_function_by_ifname", by_interface))
-        stack.enter_context(_instead(pci_utils, "is_physical_function", is_physical))
+        stack.enter_context(_replace_attribute(pci_utils, "os", system))
+        stack.enter_context(_replace_attribute(pci_utils, "open", lambda path: here(path).open()))
+        stack.enter_context(_replace_attribute(pci_utils, "get_function_by_ifname", by_interface))
+        stack.enter_context(_replace_attribute(pci_utils, "is_physical_function", is_physical))
         yield
 
 
 @contextlib.contextmanager
-def _instead(module: types.ModuleType, name: str, value: object) -> Iterator[None]:
+def _replace_attribute(module: types.ModuleType, name: str, value: object) -> Iterator[None]:
     missing = object()
     before = module.__dict__.get(name, missing)
     setattr(module, name, value)

@@ -20,14 +20,21 @@ from nova import exception, objects, utils
 from nova.objects import fields
 from nova.scheduler.client import report
 
-from nova_hpc.fabric.aggregates import read_place
+from nova_hpc.fabric.aggregates import read_aggregate_place
 from nova_hpc.fabric.model import FabricLevel
 from nova_hpc.from_nova import leftovers, node_stats
-from nova_hpc.from_nova.leftovers import Suspect
+from nova_hpc.from_nova.leftovers import LeftoverConsumer
 from nova_hpc.topology.model import AddressError, normalise_address
 from nova_hpc_tools.readers import snapshot
-from nova_hpc_tools.snapshot import SnapshotError, printable
-from nova_hpc_tools.snapshot.cloud_records import Alias, Device, Host, Leftover, Provider, Records
+from nova_hpc_tools.snapshot import SnapshotError, make_printable_text
+from nova_hpc_tools.snapshot.cloud_records import (
+    CloudRecords,
+    Leftover,
+    PciProvider,
+    RecordedDevice,
+    RecordedHost,
+    ServiceAlias,
+)
 
 CONF = nova.conf.CONF
 
@@ -38,7 +45,7 @@ _GONE: Final = (fields.PciDeviceStatus.REMOVED, fields.PciDeviceStatus.DELETED)
 _USED: Final = (fields.PciDeviceStatus.CLAIMED, fields.PciDeviceStatus.ALLOCATED)
 
 
-class _NoAnswerError(Exception):
+class _RecordsUnansweredError(Exception):
     """Placement did not answer; the text is a sentence without its full stop."""
 
 
@@ -46,37 +53,37 @@ class _NoAnswerError(Exception):
 Track = Callable[[Sequence[Any]], Iterable[Any]]
 
 
-def reader(arguments: Sequence[str] = ()) -> Callable[[Track], Records]:
+def make_records_reader(arguments: Sequence[str] = ()) -> Callable[[Track], CloudRecords]:
     """What reads them, as often as it is called.
 
     It takes what shows how far it is: two requests to Placement for each device take long.
 
-    :param arguments: as those of :func:`nova_hpc_tools.readers.snapshot.read`.
+    :param arguments: as those of :func:`nova_hpc_tools.readers.snapshot.read_snapshot`.
     :raises nova_hpc_tools.snapshot.SnapshotError: also when it is called: Nova's databases
         cannot be read; the text names the cure. What else cannot be read is named in the records.
     """
-    snapshot.configure(arguments)
+    snapshot.configure_nova(arguments)
 
-    def read(track: Track) -> Records:
-        with snapshot.explained():
-            return take(track)
+    def read(track: Track) -> CloudRecords:
+        with snapshot.explain_read_errors():
+            return collect_records(track)
 
     return read
 
 
-def take(track: Track = iter) -> Records:
+def collect_records(track: Track = iter) -> CloudRecords:
     """Read them once, with the configuration that is in force."""
     context = nova_context.get_admin_context()
     problems: list[str] = []
-    placement = _placement(problems, track)
-    cells = _cells(context, problems)
+    placement = _read_placement(problems, track)
+    cells = _read_nova_cells(context, problems)
     hosts = tuple(host for cell in cells for host in cell.hosts)
-    return Records(
-        hosts=tuple(sorted(hosts, key=lambda each: (each.host, each.node))),
+    return CloudRecords(
+        hosts=tuple(sorted(hosts, key=lambda host: (host.host, host.node))),
         providers=tuple(placement.providers),
-        leftovers=tuple(_leftovers(context, placement, cells)),
+        leftovers=tuple(_find_leftovers(context, placement, cells)),
         aliases=tuple(_named_aliases(problems)),
-        roles=_roles(),
+        roles=_roles_in_placement(),
         problems=tuple(problems),
         complete=not problems,
     )
@@ -86,44 +93,44 @@ def take(track: Track = iter) -> Records:
 
 
 @attrs.frozen
-class _Placement:
+class _PlacementRecords:
     """What was read of it."""
 
-    providers: list[Provider]
+    providers: list[PciProvider]
     #: Provider -> consumer -> its resources there.
     allocations: Mapping[str, Mapping[str, Any]]
 
 
-def _placement(problems: list[str], track: Track) -> _Placement:
-    found: list[Provider] = []
+def _read_placement(problems: list[str], track: Track) -> _PlacementRecords:
+    providers: list[PciProvider] = []
     allocations: dict[str, Mapping[str, Any]] = {}
     try:
-        everything = _get("/resource_providers")["resource_providers"]
-        names = {each["uuid"]: str(each["name"]) for each in everything}
+        everything = _get_from_placement("/resource_providers")["resource_providers"]
+        names = {provider["uuid"]: str(provider["name"]) for provider in everything}
         devices = [
-            Provider(str(each["uuid"]), printable(node), address)
-            for each in everything
-            for node in [names.get(each.get("root_provider_uuid"), "")]
-            if (address := _address_of(str(each["name"]), node)) is not None
+            PciProvider(str(provider["uuid"]), make_printable_text(node), address)
+            for provider in everything
+            for node in [names.get(provider.get("root_provider_uuid"), "")]
+            if (address := _address_of_provider(str(provider["name"]), node)) is not None
         ]
         for device in track(devices):
             place = f"/resource_providers/{device.uuid}"
-            inventories = _get(f"{place}/inventories")["inventories"]
-            allocations[device.uuid] = _get(f"{place}/allocations")["allocations"]
-            for resource_class, one in sorted(inventories.items())[:1]:
-                total, reserved = int(one["total"]), int(one["reserved"])
+            inventories = _get_from_placement(f"{place}/inventories")["inventories"]
+            allocations[device.uuid] = _get_from_placement(f"{place}/allocations")["allocations"]
+            for resource_class, inventory in sorted(inventories.items())[:1]:
+                total, reserved = int(inventory["total"]), int(inventory["reserved"])
                 device = attrs.evolve(
                     device, resource_class=resource_class, total=total, reserved=reserved
                 )
-            found.append(device)
-    except _NoAnswerError as error:
+            providers.append(device)
+    except _RecordsUnansweredError as error:
         problems.append(f"{error}.")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         problems.append(f"Placement's answer cannot be read: {error!r}.")
-    return _Placement(found, allocations)
+    return _PlacementRecords(providers, allocations)
 
 
-def _address_of(name: str, node: str) -> str | None:
+def _address_of_provider(name: str, node: str) -> str | None:
     """The PCI address of a provider that nova-compute has made for a device of *node*."""
     start, _, rest = name.rpartition("_")
     if not node or start != node:
@@ -134,22 +141,24 @@ def _address_of(name: str, node: str) -> str | None:
         return None
 
 
-def _get(url: str) -> Mapping[str, Any]:
+def _get_from_placement(url: str) -> Mapping[str, Any]:
     try:
         answer = report.report_client_singleton().get(url, version=_MICROVERSION)
     except (keystone.ClientException, exception.NovaException) as error:
-        raise _NoAnswerError(f"Placement does not answer ({_line(error)})") from error
+        raise _RecordsUnansweredError(
+            f"Placement does not answer ({_first_line_of(error)})"
+        ) from error
     if answer is None or answer.status_code != 200:
         code = "nothing" if answer is None else answer.status_code
-        raise _NoAnswerError(f"Placement answers {code} to {url}")
+        raise _RecordsUnansweredError(f"Placement answers {code} to {url}")
     try:
         body: Mapping[str, Any] = answer.json()
     except ValueError as error:
-        raise _NoAnswerError(f"Placement's answer to {url} is no JSON") from error
+        raise _RecordsUnansweredError(f"Placement's answer to {url} is no JSON") from error
     return body
 
 
-def _roles() -> frozenset[str] | None:
+def _roles_in_placement() -> frozenset[str] | None:
     """Roles of Nova's user in Placement; None: its credentials tell none."""
     try:
         adapter = utils.get_ksa_adapter("placement")
@@ -164,128 +173,135 @@ def _roles() -> frozenset[str] | None:
 
 
 @attrs.frozen
-class _Cell:
+class _CellRecords:
     """What was read of one cell."""
 
     mapping: Any
-    hosts: list[Host]
+    hosts: list[RecordedHost]
     #: Node -> Nova's records of its devices.
     devices: Mapping[str, list[Any]]
 
 
-def _cells(context: Any, problems: list[str]) -> list[_Cell]:
+def _read_nova_cells(context: Any, problems: list[str]) -> list[_CellRecords]:
     metadata: dict[str, list[Mapping[str, str]]] = collections.defaultdict(list)
     for aggregate in objects.AggregateList.get_all(context):
         for host in aggregate.hosts:
             metadata[host].append(aggregate.metadata)
     nova_context.load_cells()
-    found = []
+    cells = []
     for cell in nova_context.CELLS:
         if cell.is_cell0():
             continue
         try:
             with nova_context.target_cell(context, cell) as in_cell:
-                found.append(_cell(in_cell, cell, metadata))
+                cells.append(_read_nova_cell(in_cell, cell, metadata))
         except Exception as error:
             # A database of a cell that does not answer hides no other cell.
             problems.append(
-                f"Cell {cell.identity} cannot be read ({_line(error)}), so its nodes are missing."
+                f"Cell {cell.identity} cannot be read ({_first_line_of(error)}), so its "
+                f"nodes are missing."
             )
-    return found
+    return cells
 
 
-def _cell(context: Any, cell: Any, metadata: Mapping[str, Any]) -> _Cell:
+def _read_nova_cell(context: Any, cell: Any, metadata: Mapping[str, Any]) -> _CellRecords:
     hosts, devices = [], {}
     for compute in objects.ComputeNodeList.get_all(context):
         records = [
-            each
-            for each in objects.PciDeviceList.get_by_compute_node(context, compute.id)
-            if each.status not in _GONE
+            record
+            for record in objects.PciDeviceList.get_by_compute_node(context, compute.id)
+            if record.status not in _GONE
         ]
-        hosts.append(_host(compute, records, metadata.get(compute.host, ())))
+        hosts.append(_read_host_record(compute, records, metadata.get(compute.host, ())))
         devices[compute.hypervisor_hostname] = records
-    return _Cell(cell, hosts, devices)
+    return _CellRecords(cell, hosts, devices)
 
 
-def _host(compute: Any, records: Sequence[Any], metadata: Iterable[Mapping[str, str]]) -> Host:
-    reading = read_place(compute.host, metadata)
-    word = node_stats.word_of(compute)
-    ports = [each for each in records if not each.extra_info.get("rp_uuid")]
-    return Host(
-        host=printable(compute.host),
-        node=printable(compute.hypervisor_hostname),
-        devices=tuple(_devices(records)),
-        networks=frozenset(_networks(compute)),
-        idle=not any(each.status in _USED for each in ports),
+def _read_host_record(
+    compute: Any, records: Sequence[Any], metadata: Iterable[Mapping[str, str]]
+) -> RecordedHost:
+    reading = read_aggregate_place(compute.host, metadata)
+    word = node_stats.node_word_of_record(compute)
+    ports = [record for record in records if not record.extra_info.get("rp_uuid")]
+    return RecordedHost(
+        host=make_printable_text(compute.host),
+        node=make_printable_text(compute.hypervisor_hostname),
+        devices=tuple(_group_device_records(records)),
+        networks=frozenset(_networks_of_node(compute)),
+        idle=not any(record.status in _USED for record in ports),
         ours=word.document is not None or word.unread is not None,
         stock=word.stock,
         leaf=reading.place.leaf,
         placed=any(reading.place.domain(level) for level in FabricLevel),
-        contradictions=tuple(map(printable, reading.problems)),
+        contradictions=tuple(map(make_printable_text, reading.problems)),
         unread=word.unread,
     )
 
 
-def _devices(records: Iterable[Any]) -> Iterator[Device]:
+def _group_device_records(records: Iterable[Any]) -> Iterator[RecordedDevice]:
     counts: collections.Counter[tuple[str, str]] = collections.Counter()
-    for each in records:
-        provider = each.extra_info.get("rp_uuid")
+    for record in records:
+        provider = record.extra_info.get("rp_uuid")
         if provider:
-            child = each.dev_type in (fields.PciDeviceType.SRIOV_VF, fields.PciDeviceType.VDPA)
-            counts[(each.parent_addr if child else None) or each.address, provider] += 1
+            child = record.dev_type in (fields.PciDeviceType.SRIOV_VF, fields.PciDeviceType.VDPA)
+            counts[(record.parent_addr if child else None) or record.address, provider] += 1
     for (address, provider), count in sorted(counts.items()):
-        yield Device(address, provider, count)
+        yield RecordedDevice(address, provider, count)
 
 
-def _networks(compute: Any) -> Iterator[str]:
+def _networks_of_node(compute: Any) -> Iterator[str]:
     for pool in compute.pci_device_pools or ():
         name = (pool.tags or {}).get(_NETWORK)
         if name:
-            yield printable(name)
+            yield make_printable_text(name)
 
 
-def _named_aliases(problems: list[str]) -> Iterator[Alias]:
+def _named_aliases(problems: list[str]) -> Iterator[ServiceAlias]:
     if not CONF.filter_scheduler.pci_in_placement:
         return
     try:
-        found, _ = snapshot.read_aliases()
+        aliases, _ = snapshot.read_pci_aliases()
     except SnapshotError as error:
         problems.append(f"{error}.")
         return
-    for each in found:
-        if each.resource_class is not None:
-            yield Alias(each.name, each.resource_class)
+    for alias in aliases:
+        if alias.resource_class is not None:
+            yield ServiceAlias(alias.name, alias.resource_class)
 
 
 # --- allocations -------------------------------------------------------------------------
 
 
-def _leftovers(context: Any, placement: _Placement, cells: Iterable[_Cell]) -> Iterator[Leftover]:
+def _find_leftovers(
+    context: Any, placement: _PlacementRecords, cells: Iterable[_CellRecords]
+) -> Iterator[Leftover]:
     by_node: dict[str, dict[str, str]] = collections.defaultdict(dict)
-    for each in placement.providers:
-        by_node[each.node][each.uuid] = each.address
+    for provider in placement.providers:
+        by_node[provider.node][provider.uuid] = provider.address
     for cell in cells:
         for host in cell.hosts:
-            for suspect in leftovers.suspects(
-                _by_consumer(placement, by_node.get(host.node, {})),
+            for suspect in leftovers.find_leftover_consumers(
+                _group_by_consumer(placement, by_node.get(host.node, {})),
                 by_node.get(host.node, {}),
                 cell.devices[host.node],
             ):
-                cure = _cure(context, suspect, host.host, cell)
+                cure = _find_cure_text(context, suspect, host.host, cell)
                 if cure is not None:
                     yield Leftover(suspect.consumer, host.node, suspect.addresses, cure)
 
 
-def _by_consumer(placement: _Placement, providers: Iterable[str]) -> Mapping[str, Any]:
-    found: dict[str, dict[str, Any]] = {}
+def _group_by_consumer(placement: _PlacementRecords, providers: Iterable[str]) -> Mapping[str, Any]:
+    by_consumer: dict[str, dict[str, Any]] = {}
     for provider in providers:
         for consumer, resources in placement.allocations.get(provider, {}).items():
-            of_consumer = found.setdefault(consumer, {"allocations": {}})
+            of_consumer = by_consumer.setdefault(consumer, {"allocations": {}})
             of_consumer["allocations"][provider] = resources
-    return found
+    return by_consumer
 
 
-def _cure(context: Any, suspect: Suspect, host: str, cell: _Cell) -> str | None:
+def _find_cure_text(
+    context: Any, suspect: LeftoverConsumer, host: str, cell: _CellRecords
+) -> str | None:
     """What helps; None: the consumer has a right to it, or nobody knows."""
     try:
         mapping = objects.InstanceMapping.get_by_instance_uuid(context, suspect.consumer)
@@ -295,14 +311,14 @@ def _cure(context: Any, suspect: Suspect, host: str, cell: _Cell) -> str | None:
         return None  # it is being scheduled
     where = cell.mapping if mapping is None else mapping.cell_mapping
     if where.is_cell0():
-        return leftovers.delete(suspect)  # no host was found for it, and none ever is
+        return leftovers.delete_command_of(suspect)  # no host was found for it, and none ever is
     try:
         with nova_context.target_cell(context, where) as in_cell:
-            found = leftovers.cure(in_cell, suspect, host)
+            cure = leftovers.find_cure(in_cell, suspect, host)
     except Exception:
         return None
-    return None if found is None else found.text
+    return None if cure is None else cure.text
 
 
-def _line(error: BaseException) -> str:
-    return printable((str(error).strip() or type(error).__name__).splitlines()[0][:200])
+def _first_line_of(error: BaseException) -> str:
+    return make_printable_text((str(error).strip() or type(error).__name__).splitlines()[0][:200])

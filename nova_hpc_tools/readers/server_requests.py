@@ -18,52 +18,62 @@ from nova.scheduler import request_filter
 from nova_hpc.from_nova import fabric, server, shortage, withheld
 from nova_hpc.placement import flavor as hpc_flavor
 from nova_hpc_tools.readers import snapshot
-from nova_hpc_tools.snapshot import SnapshotError, direct_ports, printable
-from nova_hpc_tools.snapshot.unplaced_requests import Asked
+from nova_hpc_tools.snapshot import SnapshotError, direct_ports, make_printable_text
+from nova_hpc_tools.snapshot.unplaced_requests import UnplacedRequest
 
 #: Servers in ERROR that are looked at for a request.
 _MOST: Final = 2000
 
 
-def read(arguments: Sequence[str], name: str | None, request: str | None = None) -> Asked:
+def read_server_request(
+    arguments: Sequence[str], name: str | None, request: str | None = None
+) -> UnplacedRequest:
     """Read what was asked of the cloud that Nova's configuration names.
 
-    :param arguments: as :func:`nova_hpc_tools.readers.snapshot.read` takes them.
+    :param arguments: as :func:`nova_hpc_tools.readers.snapshot.read_snapshot` takes them.
     :param name: name or UUID of a server without a host.
     :param request: or the ID of a request that left servers in ERROR.
     :raises SnapshotError: there is none such; the text says what there is.
     """
-    snapshot.configure(arguments)
-    with snapshot.explained():
-        return find(name, request)
+    snapshot.configure_nova(arguments)
+    with snapshot.explain_read_errors():
+        return find_server_request(name, request)
 
 
-def find(name: str | None, request: str | None = None) -> Asked:
+def find_server_request(name: str | None, request: str | None = None) -> UnplacedRequest:
     """The same with the configuration that is in force.
 
     :raises SnapshotError: there is none such.
     """
     context = nova_context.get_admin_context()
-    found: list[tuple[objects.Instance, str | None]]
+    matches: list[tuple[objects.Instance, str | None]]
     if request is not None:
-        found = [(one, request) for one in _servers(context, None) if _is_of(one, request)]
-        if not found:
+        matches = [
+            (instance, request)
+            for instance in _list_hostless_servers(context, None)
+            if _was_made_by_request(instance, request)
+        ]
+        if not matches:
             raise SnapshotError(
                 f"no server in ERROR was made by the request {request!r}; openstack server event "
                 "list names the requests of a server"
             )
     else:
-        found = [(one, _request_of(one)) for one in _servers(context, name)]
-        if not found:
+        matches = [
+            (instance, _request_of(instance)) for instance in _list_hostless_servers(context, name)
+        ]
+        if not matches:
             raise SnapshotError(f"there is no server {name!r} that is waiting or in ERROR")
-        if len({one.uuid for one, _ in found}) > 1:
-            which = ", ".join(one.uuid for one, _ in found[:5])
-            raise SnapshotError(f"{len(found)} servers are called {name!r}; give a UUID: {which}")
-    first, made_by = found[0]
-    return _asked(context, first, sorted({one.uuid for one, _ in found}), made_by)
+        if len({instance.uuid for instance, _ in matches}) > 1:
+            which = ", ".join(instance.uuid for instance, _ in matches[:5])
+            raise SnapshotError(f"{len(matches)} servers are called {name!r}; give a UUID: {which}")
+    first, made_by = matches[0]
+    return _describe_request(
+        context, first, sorted({instance.uuid for instance, _ in matches}), made_by
+    )
 
 
-def _servers(context: Any, name: str | None) -> Iterator[objects.Instance]:
+def _list_hostless_servers(context: Any, name: str | None) -> Iterator[objects.Instance]:
     """Servers without a host, of all cells; those with this name or UUID, or in ERROR."""
     if name is None:
         wanted: list[dict[str, object]] = [{"vm_state": "error"}]
@@ -72,59 +82,70 @@ def _servers(context: Any, name: str | None) -> Iterator[objects.Instance]:
     for cell in objects.CellMappingList.get_all(context):
         with nova_context.target_cell(context, cell) as within:
             for filters in wanted:
-                found = objects.InstanceList.get_by_filters(
+                instances = objects.InstanceList.get_by_filters(
                     within,
                     {"deleted": False, "host": None, **filters},
                     limit=_MOST,
                     expected_attrs=["fault"],
                 )
-                for one in found:
-                    if one.host is None and name in (None, one.uuid, one.display_name):
-                        yield one
+                for instance in instances:
+                    if instance.host is None and name in (
+                        None,
+                        instance.uuid,
+                        instance.display_name,
+                    ):
+                        yield instance
 
 
-def _is_of(one: objects.Instance, request: str) -> bool:
-    found = objects.InstanceAction.get_by_request_id(one._context, one.uuid, request)
-    return found is not None
+def _was_made_by_request(instance: objects.Instance, request: str) -> bool:
+    action = objects.InstanceAction.get_by_request_id(instance._context, instance.uuid, request)
+    return action is not None
 
 
-def _request_of(one: objects.Instance) -> str | None:
+def _request_of(instance: objects.Instance) -> str | None:
     """The request that made the server; it is the first of its actions."""
-    actions = objects.InstanceActionList.get_by_instance_uuid(one._context, one.uuid)
+    actions = objects.InstanceActionList.get_by_instance_uuid(instance._context, instance.uuid)
     made = [action for action in actions if action.action == "create"]
     return str(made[-1].request_id) if made else None
 
 
-def _asked(context: Any, one: objects.Instance, uuids: Iterable[str], request: str | None) -> Asked:
+def _describe_request(
+    context: Any, instance: objects.Instance, uuids: Iterable[str], request: str | None
+) -> UnplacedRequest:
     try:
-        spec = objects.RequestSpec.get_by_instance_uuid(context, one.uuid)
+        spec = objects.RequestSpec.get_by_instance_uuid(context, instance.uuid)
     except exception.RequestSpecNotFound:
         raise SnapshotError(
-            f"what was asked for server {one.uuid} is not stored any more; ask about its flavor "
+            f"what was asked for server {instance.uuid} is not stored any more; ask "
+            f"about its flavor "
             "with --flavor"
         ) from None
     image = spec.image if "image" in spec and spec.image else server.no_image()
     named = image.name if "name" in image else None
-    flavor = snapshot.flavor_of(spec.flavor, printable(named) if named else None, image)
-    return Asked(
+    flavor = snapshot.read_snapshot_flavor(
+        spec.flavor, make_printable_text(named) if named else None, image
+    )
+    return UnplacedRequest(
         servers=tuple(uuids),
-        name=printable(one.display_name or one.uuid),
+        name=make_printable_text(instance.display_name or instance.uuid),
         flavor=flavor,
-        state=str(one.vm_state),
-        fault=printable(one.fault.message) if one.fault is not None else None,
+        state=str(instance.vm_state),
+        fault=make_printable_text(instance.fault.message) if instance.fault is not None else None,
         request=request,
-        ports=direct_ports.added(
-            direct_ports.asked_of(next(iter(each.spec), {}))
-            for each in server.port_requests(spec.pci_requests if "pci_requests" in spec else None)
+        ports=direct_ports.merge_equal_ports(
+            direct_ports.direct_ports_of_spec(next(iter(port_request.spec), {}))
+            for port_request in server.port_requests(
+                spec.pci_requests if "pci_requests" in spec else None
+            )
         ),
-        group=_group(spec),
-        members=_members(spec),
-        placement=_placement_says(context, spec),
-        notes=tuple(_notes(spec)),
+        group=_server_group_of(spec),
+        members=_count_announced_members(spec),
+        placement=_explain_by_placement(context, spec),
+        notes=tuple(_list_constraints(spec)),
     )
 
 
-def _placement_says(context: Any, spec: objects.RequestSpec) -> str | None:
+def _explain_by_placement(context: Any, spec: objects.RequestSpec) -> str | None:
     """What no host has by Placement, as the log of nova-scheduler would say it now.
 
     None: each wish is met somewhere together with the others, or a host was forced. Ports'
@@ -141,42 +162,46 @@ def _placement_says(context: Any, spec: objects.RequestSpec) -> str | None:
     try:
         wanted.generate_request_groups_from_pci_requests()
         request_filter.process_reqspec(context, wanted)
-        task = server.read_task(wanted)
-        found = shortage.look(context, wanted, task, None)
-        host = found.nearest
-        if not found.causes:
+        task = server.read_server_task(wanted)
+        request_shortage = shortage.ask_for_shortage(context, wanted, task, None)
+        host = request_shortage.nearest
+        if not request_shortage.causes:
             return None
-        document = withheld.said_by(host) if host else None
-        return found.why(
-            printable(shortage.name_of(host)) if host else "",
+        document = withheld.read_stats_of_provider(host) if host else None
+        return request_shortage.why(
+            make_printable_text(shortage.provider_name_of(host)) if host else "",
             document.withheld if document else {},
-            withheld.by_alias(document, task),
+            withheld.count_withheld_by_alias(document, task),
         )
-    except (exception.NovaException, shortage.NoAnswerError, ValueError) as error:
-        return f"that cannot be told ({printable(str(error))})"
+    except (exception.NovaException, shortage.ShortageUnansweredError, ValueError) as error:
+        return f"that cannot be told ({make_printable_text(str(error))})"
 
 
-def _group(spec: objects.RequestSpec) -> str | None:
+def _server_group_of(spec: objects.RequestSpec) -> str | None:
     """The server group; Nova keeps it as a hint, the object is of the moment."""
-    found = (spec.scheduler_hints or {}).get("group") if "scheduler_hints" in spec else None
-    return printable(str(found[0])) if isinstance(found, list) and len(found) == 1 else None
+    hint_values = (spec.scheduler_hints or {}).get("group") if "scheduler_hints" in spec else None
+    return (
+        make_printable_text(str(hint_values[0]))
+        if isinstance(hint_values, list) and len(hint_values) == 1
+        else None
+    )
 
 
-def _members(spec: objects.RequestSpec) -> int | None:
+def _count_announced_members(spec: objects.RequestSpec) -> int | None:
     try:
-        return fabric.announced(spec)
+        return fabric.announced_members_of(spec)
     except fabric.HintError:
         return None
 
 
-def _notes(spec: objects.RequestSpec) -> Iterator[str]:
+def _list_constraints(spec: objects.RequestSpec) -> Iterator[str]:
     """What narrows the hosts down, or asks for more, beside the flavor."""
     if spec.availability_zone:
-        yield f"availability zone {printable(spec.availability_zone)}"
+        yield f"availability zone {make_printable_text(spec.availability_zone)}"
     hints = spec.scheduler_hints if "scheduler_hints" in spec else None
     others = sorted(set(hints or ()) - {"group", fabric.HINT})
     if others:
-        yield f"scheduler hints {printable(', '.join(others))}"
+        yield f"scheduler hints {make_printable_text(', '.join(others))}"
     for hosts in (spec.force_hosts, spec.force_nodes):
         if hosts:
-            yield f"host {printable(', '.join(hosts))}"
+            yield f"host {make_printable_text(', '.join(hosts))}"

@@ -35,20 +35,20 @@ from nova_hpc.placement.model import Want
 from nova_hpc.placement.server import ServerSpec
 from nova_hpc_tools.readers import snapshot_hosts
 from nova_hpc_tools.snapshot import (
-    Alias,
     Flavor,
     FlavorWant,
-    Node,
     Server,
     Snapshot,
+    SnapshotAlias,
     SnapshotError,
+    SnapshotNode,
+    make_printable_text,
     mixed_aliases,
-    printable,
 )
 
 CONF = nova.conf.CONF
 
-hpc_conf.register(CONF)
+hpc_conf.register_all_options(CONF)
 
 #: Groups of nova.conf that may hold credentials to read images with, the best first.
 _GROUPS: Final = ("glance", "service_user", "placement")
@@ -59,7 +59,7 @@ _in_force: Final[list[tuple[str, ...]]] = []
 _CELL_OFF: Final = "cell {} did not answer, so its hosts are missing"
 
 
-class _Hosts(host_manager.HostManager):
+class _SnapshotHostManager(host_manager.HostManager):
     """Nova's host manager without filters, weighers and records of instances.
 
     A filter that cannot be loaded is a matter of the scheduler, and what
@@ -76,7 +76,7 @@ class _Hosts(host_manager.HostManager):
         return {}
 
 
-def read(arguments: Sequence[str] = (), image: str | None = None) -> Snapshot:
+def read_snapshot(arguments: Sequence[str] = (), image: str | None = None) -> Snapshot:
     """Read the cloud that Nova's configuration names.
 
     :param arguments: ``--config-file=FILE`` and ``--config-dir=DIR`` as Nova's services
@@ -85,13 +85,13 @@ def read(arguments: Sequence[str] = (), image: str | None = None) -> Snapshot:
         read once more.
     :raises SnapshotError: it cannot be read; the text names the cure.
     """
-    configure(arguments)
-    with explained():
-        return take(image)
+    configure_nova(arguments)
+    with explain_read_errors():
+        return take_cloud_snapshot(image)
 
 
 @contextlib.contextmanager
-def explained() -> Iterator[None]:
+def explain_read_errors() -> Iterator[None]:
     """Say what is wrong when the cloud cannot be read.
 
     :raises SnapshotError: in place of what Nova and its libraries raise.
@@ -100,19 +100,21 @@ def explained() -> Iterator[None]:
         yield
     except (db_exception.DBError, sqlalchemy_exceptions.SQLAlchemyError) as error:
         raise SnapshotError(
-            f"Nova's database cannot be read ({_first_line(error)}); check [api_database] and "
-            f"[database] connection in {_named()}"
+            f"Nova's database cannot be read ({_first_line_of_error(error)}); check "
+            f"[api_database] and "
+            f"[database] connection in {_name_config_files()}"
         ) from error
     except exception.NovaException as error:
-        raise SnapshotError(f"the cloud cannot be read: {_first_line(error)}") from error
+        raise SnapshotError(f"the cloud cannot be read: {_first_line_of_error(error)}") from error
     except keystone_exceptions.ClientException as error:
         raise SnapshotError(
-            f"Nova's credentials are not accepted ({_first_line(error)}); check [placement] in "
-            f"{_named()}"
+            f"Nova's credentials are not accepted ({_first_line_of_error(error)}); check "
+            f"[placement] in "
+            f"{_name_config_files()}"
         ) from error
 
 
-def configure(arguments: Sequence[str]) -> None:
+def configure_nova(arguments: Sequence[str]) -> None:
     """Read Nova's configuration, as its own commands do.
 
     :raises SnapshotError: there is none, or it is not that of a scheduler.
@@ -124,39 +126,45 @@ def configure(arguments: Sequence[str]) -> None:
             _in_force[:] = [tuple(arguments)]
         connection = CONF.api_database.connection
     except cfg.Error as error:
-        raise SnapshotError(f"Nova's configuration cannot be read: {_first_line(error)}") from error
+        raise SnapshotError(
+            f"Nova's configuration cannot be read: {_first_line_of_error(error)}"
+        ) from error
     if not connection:
         raise SnapshotError(
-            f"[api_database]connection is not set in {_named()}; run this where nova-manage runs, "
+            f"[api_database]connection is not set in {_name_config_files()}; run this "
+            f"where nova-manage runs, "
             "or give the configuration of Nova's scheduler with --config-file"
         )
     objects.register_all()
 
 
-def take(image: str | None = None) -> Snapshot:
+def take_cloud_snapshot(image: str | None = None) -> Snapshot:
     """Take a snapshot with the configuration that is in force.
 
     :raises SnapshotError: Nova is not set up for flavors with ``hpc:`` keys.
     """
     if not CONF.filter_scheduler.pci_in_placement:
         raise SnapshotError(
-            f"[filter_scheduler]pci_in_placement is not True in {_named()}; set it for the "
+            f"[filter_scheduler]pci_in_placement is not True in {_name_config_files()}; "
+            f"set it for the "
             "scheduler, the conductor and the API, or name the scheduler's configuration with "
             "--config-file"
         )
     context = nova_context.get_admin_context()
-    problems = [f"hpc: flavors will be refused: {text}" for text in contract.problems(CONF)]
+    problems = [
+        f"hpc: flavors will be refused: {text}" for text in contract.list_contract_problems(CONF)
+    ]
     if contract.FILTER not in CONF.filter_scheduler.enabled_filters:
         problems.append(
             f"{contract.FILTER} is not among [filter_scheduler]enabled_filters: as long as that "
             "is so, Nova alone decides, and not as explained"
         )
-    known, task = read_aliases()
-    free, unknown = snapshot_hosts.free_devices(task)
+    pci_aliases, task = read_pci_aliases()
+    free, unknown = snapshot_hosts.ask_free_devices(task)
     problems += unknown
-    manager = _Hosts()
+    manager = _SnapshotHostManager()
     computes, services = manager._get_computes_for_cells(context, manager.enabled_cells, None)
-    nodes: list[Node] = []
+    nodes: list[SnapshotNode] = []
     # By UUID: a server that is being moved has devices on two nodes.
     servers: dict[str, Server] = {}
     for cell in manager.enabled_cells:
@@ -172,8 +180,13 @@ def take(image: str | None = None) -> Snapshot:
                 state = states.get((compute.host, compute.hypervisor_hostname))
                 if state is None:
                     continue  # Nova has no service for it, and says so in the log
-                node, its_servers = snapshot_hosts.read(
-                    cell_context, compute, state, _out(services[compute.host]), task, free
+                node, its_servers = snapshot_hosts.read_snapshot_host(
+                    cell_context,
+                    compute,
+                    state,
+                    _why_service_is_out(services[compute.host]),
+                    task,
+                    free,
                 )
                 nodes.append(node)
                 servers |= {server.uuid: server for server in its_servers}
@@ -181,9 +194,9 @@ def take(image: str | None = None) -> Snapshot:
     return Snapshot(
         taken=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         nova=version.version_string(),
-        hosts=tuple(sorted(nodes, key=lambda each: (each.host, each.node))),
-        flavors=_flavors(context, image),
-        aliases=known,
+        hosts=tuple(sorted(nodes, key=lambda listed_node: (listed_node.host, listed_node.node))),
+        flavors=_read_flavors(context, image),
+        aliases=pci_aliases,
         servers=tuple(servers[uuid] for uuid in sorted(servers)),
         # The devices that were just read tell which role an alias plays.
         profile=CLOUD_PROFILES.current().profile,
@@ -192,62 +205,76 @@ def take(image: str | None = None) -> Snapshot:
     )
 
 
-def read_aliases() -> tuple[tuple[Alias, ...], server.Task]:
+def read_pci_aliases() -> tuple[tuple[SnapshotAlias, ...], server.ServerTask]:
     """All aliases of the configuration, and one task that wants one of each.
 
     The keys of the task's wants are the names of the aliases.
 
     :raises SnapshotError: one of them is not JSON.
     """
-    found: list[Alias] = []
-    devices: list[server.Device] = []
+    snapshot_aliases: list[SnapshotAlias] = []
+    devices: list[server.WantedDevice] = []
     try:
-        configured = aliases.read()
+        configured = aliases.read_configured_aliases()
     except aliases.AliasError as error:
         raise SnapshotError(str(error)) from error
-    for each in configured:
-        if each.problem is not None:
-            found.append(Alias(name=each.name, problem=_first_line(each.problem)))
-        for device in each.devices:
-            found.append(
-                Alias(
-                    name=each.name,
+    for configured_alias in configured:
+        if configured_alias.problem is not None:
+            snapshot_aliases.append(
+                SnapshotAlias(
+                    name=configured_alias.name,
+                    problem=_first_line_of_error(configured_alias.problem),
+                )
+            )
+        for device in configured_alias.devices:
+            snapshot_aliases.append(
+                SnapshotAlias(
+                    name=configured_alias.name,
                     resource_class=device.kind.resource_class,
                     traits=device.kind.traits,
                 )
             )
-            devices.append(attrs.evolve(device, want=Want(key=each.name, name=each.name, count=1)))
+            devices.append(
+                attrs.evolve(
+                    device,
+                    want=Want(key=configured_alias.name, name=configured_alias.name, count=1),
+                )
+            )
     wants = tuple(device.want for device in devices)
-    return tuple(found), server.Task(ServerSpec({}, wants), tuple(devices))
+    return tuple(snapshot_aliases), server.ServerTask(ServerSpec({}, wants), tuple(devices))
 
 
-def _flavors(context: Any, image: str | None) -> tuple[Flavor, ...]:
+def _read_flavors(context: Any, image: str | None) -> tuple[Flavor, ...]:
     """Every flavor, and with *image* every flavor once more.
 
     :raises SnapshotError: there is no such image.
     """
-    found = []
+    flavors = []
     properties: list[tuple[str | None, objects.ImageMeta]] = [(None, server.no_image())]
     if image is not None:
-        properties.append((image, _image(image)))
+        properties.append((image, _find_glance_image(image)))
     for flavor in objects.FlavorList.get_all(context):
         for name, meta in properties:
-            found.append(flavor_of(flavor, name, meta))
-    return tuple(sorted(found, key=lambda each: (each.name, each.image or "")))
+            flavors.append(read_snapshot_flavor(flavor, name, meta))
+    return tuple(
+        sorted(flavors, key=lambda listed_flavor: (listed_flavor.name, listed_flavor.image or ""))
+    )
 
 
-def flavor_of(flavor: objects.Flavor, image: str | None, meta: objects.ImageMeta) -> Flavor:
+def read_snapshot_flavor(
+    flavor: objects.Flavor, image: str | None, meta: objects.ImageMeta
+) -> Flavor:
     """One flavor for a snapshot, with an image of these properties.
 
     :param image: its name; None: *meta* asks for nothing.
     """
     read, problem = ServerSpec({}), None
     try:
-        read = server.read_flavor(flavor, meta).server
+        read = server.read_flavor_task(flavor, meta).server
     except (exception.NovaException, server.RequestError, ValueError) as error:
-        problem = _first_line(error)
+        problem = _first_line_of_error(error)
     return Flavor(
-        name=printable(flavor.name),
+        name=make_printable_text(flavor.name),
         id=flavor.flavorid,
         image=image,
         extra_specs=dict(flavor.extra_specs or {}),
@@ -260,7 +287,7 @@ def flavor_of(flavor: objects.Flavor, image: str | None, meta: objects.ImageMeta
     )
 
 
-def _image(image: str) -> objects.ImageMeta:
+def _find_glance_image(image: str) -> objects.ImageMeta:
     """The image with this name or ID, read with Nova's own service credentials.
 
     Nova's services read images with the token of the user who asks; an operator's
@@ -268,13 +295,13 @@ def _image(image: str) -> objects.ImageMeta:
 
     :raises SnapshotError: there is none, or several, or Glance does not answer.
     """
-    adapter = _glance()
+    adapter = _open_glance()
     if uuidutils.is_uuid_like(image):
-        found = _ask(adapter, f"/v2/images/{image}", image)
-        records = [found] if found else []
+        image_record = _ask_glance(adapter, f"/v2/images/{image}", image)
+        records = [image_record] if image_record else []
     else:
         query = parse.urlencode({"name": image, "status": "active"})
-        records = (_ask(adapter, f"/v2/images?{query}", image) or {}).get("images", [])
+        records = (_ask_glance(adapter, f"/v2/images?{query}", image) or {}).get("images", [])
     if not records:
         raise SnapshotError(f"there is no active image {image!r} that Nova's user can see")
     if len(records) > 1:
@@ -287,7 +314,7 @@ def _image(image: str) -> objects.ImageMeta:
     )
 
 
-def _glance() -> Any:
+def _open_glance() -> Any:
     for group in _GROUPS:
         try:
             # Nova itself has none for Glance.
@@ -304,7 +331,7 @@ def _glance() -> Any:
     )
 
 
-def _ask(adapter: Any, url: str, image: str) -> dict[str, Any] | None:
+def _ask_glance(adapter: Any, url: str, image: str) -> dict[str, Any] | None:
     try:
         answer = adapter.get(url, microversion=None)
     except keystone_exceptions.ClientException as error:
@@ -315,26 +342,28 @@ def _ask(adapter: Any, url: str, image: str) -> dict[str, Any] | None:
         raise SnapshotError(
             f"Glance answered {answer.status_code} to the question for image {image!r}"
         )
-    found: dict[str, Any] = answer.json()
-    return found
+    body: dict[str, Any] = answer.json()
+    return body
 
 
-def _out(service: objects.Service) -> str | None:
+def _why_service_is_out(service: objects.Service) -> str | None:
     """Why the scheduler gives a host no servers."""
     if service.disabled:
-        why = f" ({printable(service.disabled_reason)})" if service.disabled_reason else ""
-        return f"its nova-compute is disabled{why}"
+        reason = (
+            f" ({make_printable_text(service.disabled_reason)})" if service.disabled_reason else ""
+        )
+        return f"its nova-compute is disabled{reason}"
     if not servicegroup.API().service_is_up(service):
         return "its nova-compute is down"
     return None
 
 
-def _named() -> str:
+def _name_config_files() -> str:
     """The configuration files that were read, for people."""
     files: Iterable[str] = CONF.config_file or ()
     return ", ".join(files) or "nova.conf (none was found)"
 
 
-def _first_line(error: BaseException) -> str:
+def _first_line_of_error(error: BaseException) -> str:
     text = str(error).strip() or type(error).__name__
-    return printable(text.splitlines()[0][:300])
+    return make_printable_text(text.splitlines()[0][:300])

@@ -18,41 +18,49 @@ from oslo_utils import uuidutils
 from nova_hpc.fabric.aggregates import SALT_KEY
 from nova_hpc.from_nova import hosts, providers, server
 from nova_hpc.from_nova import pools as reader
-from nova_hpc.from_nova.providers import Free, Kind
-from nova_hpc.from_nova.server import Task
-from nova_hpc.placement.model import Pool
+from nova_hpc.from_nova.providers import DeviceKind, Free
+from nova_hpc.from_nova.server import ServerTask
+from nova_hpc.placement.model import DevicePool
 from nova_hpc.topology.level import Location
 from nova_hpc.wire import decision as hpc_decision
 from nova_hpc.wire import device_record as hpc_record
 from nova_hpc.wire import stats as hpc_stats
 from nova_hpc.wire import tags as hpc_tags
-from nova_hpc_tools.snapshot import Device, Node, Server, ServerCell, Use, direct_ports, printable
+from nova_hpc_tools.snapshot import (
+    FunctionUse,
+    Server,
+    ServerCell,
+    SnapshotDevice,
+    SnapshotNode,
+    direct_ports,
+    make_printable_text,
+)
 
 CONF = nova.conf.CONF
 
 _TAKEN: Final = (fields.PciDeviceStatus.CLAIMED, fields.PciDeviceStatus.ALLOCATED)
 
 
-def free_devices(task: Task) -> tuple[dict[Kind, Free | None], list[str]]:
+def ask_free_devices(task: ServerTask) -> tuple[dict[DeviceKind, Free | None], list[str]]:
     """What Placement says is free, for every alias; and what it does not say."""
     free = {kind: providers.free_providers(kind, providers.MOST) for kind in task.kinds}
     problems = [
         f"Placement could not be asked which {kind.resource_class} are free; going by "
         "the hosts' own pools"
-        for kind, found in free.items()
-        if found is None
+        for kind, amounts in free.items()
+        if amounts is None
     ]
     return free, problems
 
 
-def read(
+def read_snapshot_host(
     context: Any,
     compute: objects.ComputeNode,
     state: host_manager.HostState,
     out: str | None,
-    task: Task,
-    free: Mapping[Kind, Free | None],
-) -> tuple[Node, list[Server]]:
+    task: ServerTask,
+    free: Mapping[DeviceKind, Free | None],
+) -> tuple[SnapshotNode, list[Server]]:
     """Read one node.
 
     :param context: targeted at the node's cell.
@@ -63,38 +71,47 @@ def read(
         for record in objects.PciDeviceList.get_by_compute_node(context, compute.id)
         if record.status in _TAKEN and record.instance_uuid
     ]
-    now = hosts.read_host(state, task, free)
-    whole = hosts.read_host(_as_if_free(state, records), task, {})
-    pools = {hosts.provider_of(pool): pool for pool in _pools(state, records)}
-    document = hpc_stats.loads((getattr(state, "stats", None) or {}).get(hpc_stats.KEY))
-    node = Node(
+    current_view = hosts.read_host(state, task, free)
+    whole = hosts.read_host(_copy_with_all_free(state, records), task, {})
+    pools = {hosts.provider_of_pool(pool): pool for pool in _restore_pools(state, records)}
+    document = hpc_stats.read_stats_or_none(
+        (getattr(state, "stats", None) or {}).get(hpc_stats.KEY)
+    )
+    node = SnapshotNode(
         host=state.host,
         node=state.nodename,
-        zone=_zone(state.aggregates),
-        aggregates={printable(each.name): _plain(each.metadata) for each in state.aggregates},
-        out=out or now.out,
-        devices=_devices(now.host.pools, whole.host.pools, records, pools),
-        numa=now.host.nodes,
-        nvlink=tuple(dict.fromkeys([*now.host.nvlink, *whole.host.nvlink])),
-        unusable=tuple(printable(text) for text in now.unusable),
-        withheld=now.withheld,
-        withheld_of=now.counted,
+        zone=_zone_of_aggregates(state.aggregates),
+        aggregates={
+            make_printable_text(aggregate.name): _public_metadata_of(aggregate.metadata)
+            for aggregate in state.aggregates
+        },
+        out=out or current_view.out,
+        devices=_merge_devices(current_view.host.pools, whole.host.pools, records, pools),
+        numa=current_view.host.nodes,
+        nvlink=tuple(dict.fromkeys([*current_view.host.nvlink, *whole.host.nvlink])),
+        unusable=tuple(make_printable_text(text) for text in current_view.unusable),
+        withheld=current_view.withheld,
+        withheld_of=current_view.counted,
         ailing={} if document is None else document.in_use,
     )
-    node = attrs.evolve(node, devices=tuple(_told_apart(each, node) for each in node.devices))
-    known = {device.provider for device in node.devices}
-    node = attrs.evolve(node, nvlink=tuple(each for each in node.nvlink if each <= known))
-    return node, _servers(context, state, records)
+    node = attrs.evolve(
+        node, devices=tuple(_make_provider_unique(device, node) for device in node.devices)
+    )
+    device_ids = {device.provider for device in node.devices}
+    node = attrs.evolve(
+        node, nvlink=tuple(nvlink_set for nvlink_set in node.nvlink if nvlink_set <= device_ids)
+    )
+    return node, _read_servers_with_devices(context, state, records)
 
 
-def _told_apart(device: Device, node: Node) -> Device:
+def _make_provider_unique(device: SnapshotDevice, node: SnapshotNode) -> SnapshotDevice:
     """A device without a provider in Placement is named by its address, which nodes share."""
     if uuidutils.is_uuid_like(device.provider):
         return device
     return attrs.evolve(device, provider=f"{node.name}: {device.provider}")
 
 
-def _as_if_free(
+def _copy_with_all_free(
     state: host_manager.HostState, records: Sequence[objects.PciDevice]
 ) -> host_manager.HostState:
     """The same node with all its devices free, for the filter's reader.
@@ -106,12 +123,12 @@ def _as_if_free(
     empty = host_manager.HostState(state.host, state.nodename, state.cell_uuid)
     empty.numa_topology = state.numa_topology
     empty.pci_stats = pci_stats.PciDeviceStats(state.numa_topology)
-    empty.pci_stats.pools = _pools(state, records)
+    empty.pci_stats.pools = _restore_pools(state, records)
     empty.stats = {}
     return empty
 
 
-def _pools(
+def _restore_pools(
     state: host_manager.HostState, records: Iterable[objects.PciDevice]
 ) -> list[dict[str, Any]]:
     """The node's pools with the devices in use among them."""
@@ -130,34 +147,34 @@ def _pools(
                 "address": record.parent_addr or record.address,
                 "rp_uuid": provider,
                 "count": 0,
-                **hpc_record.loads(record.extra_info.get(hpc_record.KEY)),
+                **hpc_record.read_device_record(record.extra_info.get(hpc_record.KEY)),
             }
         pools[provider]["count"] += 1
     return list(pools.values())
 
 
-def _devices(
-    now: Iterable[Pool],
-    whole: Iterable[Pool],
+def _merge_devices(
+    free_pools: Iterable[DevicePool],
+    whole: Iterable[DevicePool],
     records: Iterable[objects.PciDevice],
     pools: Mapping[str, Mapping[str, Any]],
-) -> tuple[Device, ...]:
+) -> tuple[SnapshotDevice, ...]:
     """Free and used devices, by provider."""
-    free = {pool.id: pool for pool in now}
+    free = {pool.id: pool for pool in free_pools}
     full = {pool.id: pool for pool in whole}
-    used: dict[str, list[Use]] = collections.defaultdict(list)
+    used: dict[str, list[FunctionUse]] = collections.defaultdict(list)
     bare: dict[str, objects.PciDevice] = {}
     for record in records:
         provider = record.extra_info.get("rp_uuid") or f"not in Placement: {record.address}"
-        used[provider].append(Use(record.address, record.instance_uuid))
+        used[provider].append(FunctionUse(record.address, record.instance_uuid))
         if provider not in full and provider not in free:
             bare[provider] = record
-    found = []
+    devices = []
     for provider in sorted({*free, *full}):
         pool = free.get(provider) or full[provider]
-        role, resource_class, traits = _said(pools.get(provider))
-        found.append(
-            Device(
+        role, resource_class, traits = _role_and_class_of_pool(pools.get(provider))
+        devices.append(
+            SnapshotDevice(
                 provider=provider,
                 address=pool.name,
                 free=free[provider].free if provider in free else 0,
@@ -172,8 +189,8 @@ def _devices(
             )
         )
     for provider, record in bare.items():
-        found.append(
-            Device(
+        devices.append(
+            SnapshotDevice(
                 provider=provider,
                 address=record.address,
                 free=0,
@@ -181,31 +198,33 @@ def _devices(
                 used=tuple(sorted(used[provider], key=lambda use: use.address)),
             )
         )
-    return tuple(sorted(found, key=lambda device: (device.address, device.provider)))
+    return tuple(sorted(devices, key=lambda device: (device.address, device.provider)))
 
 
-def _said(pool: Mapping[str, Any] | None) -> tuple[str | None, str | None, frozenset[str]]:
+def _role_and_class_of_pool(
+    pool: Mapping[str, Any] | None,
+) -> tuple[str | None, str | None, frozenset[str]]:
     """Role, resource class and traits of a pool; tags that cannot be read say nothing."""
     if pool is None:
         return None, None, frozenset()
     try:
-        tags = hpc_tags.parse(pool)
+        tags = hpc_tags.parse_tags(pool)
     except hpc_tags.TagError:
         tags = None
-    return (tags.role if tags else None, *reader.class_of(pool, tags))
+    return (tags.role if tags else None, *reader.class_and_traits_of(pool, tags))
 
 
-def _plain(metadata: Mapping[str, str]) -> dict[str, str]:
+def _public_metadata_of(metadata: Mapping[str, str]) -> dict[str, str]:
     """The metadata of an aggregate without what operators keep to themselves."""
     return {key: value for key, value in metadata.items() if key != SALT_KEY}
 
 
-def _zone(aggregates: Iterable[objects.Aggregate]) -> str:
-    zones = (each.metadata.get("availability_zone") for each in aggregates)
+def _zone_of_aggregates(aggregates: Iterable[objects.Aggregate]) -> str:
+    zones = (aggregate.metadata.get("availability_zone") for aggregate in aggregates)
     return next((str(zone) for zone in zones if zone), str(CONF.default_availability_zone))
 
 
-def _servers(
+def _read_servers_with_devices(
     context: Any, state: host_manager.HostState, records: Sequence[objects.PciDevice]
 ) -> list[Server]:
     """The servers that have devices of the node."""
@@ -217,30 +236,32 @@ def _servers(
         {"uuid": sorted(owners), "deleted": False},
         expected_attrs=["flavor", "system_metadata", "numa_topology"],
     )
-    found = {instance.uuid: _server(instance, state) for instance in instances}
-    for uuid in owners - found.keys():
+    servers_by_uuid = {
+        instance.uuid: _read_snapshot_server(instance, state) for instance in instances
+    }
+    for uuid in owners - servers_by_uuid.keys():
         # The record of the device outlives the server for a moment.
-        found[uuid] = Server(
+        servers_by_uuid[uuid] = Server(
             uuid=uuid, name=uuid, host=state.host, node=state.nodename, flavor="unknown"
         )
-    return list(found.values())
+    return list(servers_by_uuid.values())
 
 
-def _server(instance: objects.Instance, state: host_manager.HostState) -> Server:
+def _read_snapshot_server(instance: objects.Instance, state: host_manager.HostState) -> Server:
     flavor = instance.flavor
     # A server that is being moved has devices on both nodes; here it is where
     # Nova says that it is, or on its way to this one.
     return Server(
         uuid=instance.uuid,
-        name=printable(instance.display_name or instance.uuid),
+        name=make_printable_text(instance.display_name or instance.uuid),
         host=instance.host or state.host,
         node=instance.node or state.nodename,
-        flavor=printable(flavor.name),
+        flavor=make_printable_text(flavor.name),
         extra_specs=dict(flavor.extra_specs or {}),
         decision=instance.system_metadata.get(hpc_decision.KEY),
         cells=tuple(
             ServerCell(cell.host_node, cell.dedicated_cpus, cell.memory_kib, cell.page_kib)
-            for cell in server.read_cells(instance.numa_topology, claimed=True)
+            for cell in server.read_numa_cells(instance.numa_topology, claimed=True)
             if cell.host_node is not None
         ),
     )

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nova_hpc.topology.level import Level
-from nova_hpc_tools.simulate.model import WHOLE, Layout, Machine, Shape, Typical
+from nova_hpc_tools.simulate.model import WHOLE, Layout, SimulatedMachine, TaskShape, Typical
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -31,15 +31,15 @@ Bools = npt.NDArray[np.bool_]
 SHARE: Final = -1
 
 
-def kind_of(shape: Shape) -> int:
+def task_kind_of(shape: TaskShape) -> int:
     """The kind of a task: its number of GPUs, or SHARE; 0 without GPUs."""
     return shape.gpus if shape.exclusive or not shape.gpus else SHARE
 
 
-class Cluster:
+class SimulatedCluster:
     """What is free on every node; changed by :meth:`take` and :meth:`give`."""
 
-    def __init__(self, machines: Sequence[Machine]) -> None:
+    def __init__(self, machines: Sequence[SimulatedMachine]) -> None:
         self.machines = tuple(machines)
         count = len(self.machines)
         width = max((machine.gpus for machine in self.machines), default=0)
@@ -61,14 +61,14 @@ class Cluster:
         self.kinds: dict[int, Ints] = {}
         self._fitting: dict[object, Bools] = {}
         #: Tasks with GPUs that are placed, by their shapes.
-        self.running: Counter[Shape] = Counter()
+        self.running: Counter[TaskShape] = Counter()
         self._layouts: dict[Layout, dict[Level, tuple[tuple[int, ...], ...]]] = {}
         self._rooms: dict[tuple[Level, int], Ints] = {}
 
     def __len__(self) -> int:
         return len(self.machines)
 
-    def fits(self, shape: Shape) -> Bools:
+    def fits(self, shape: TaskShape) -> Bools:
         """The nodes on which *shape* can be placed as it asks."""
         fit: Bools = (self.cpu >= shape.cpu_milli) & (self.memory >= shape.memory_mib)
         if shape.gpus:
@@ -98,34 +98,34 @@ class Cluster:
         if level is Level.HOST or not layout:
             every = tuple(range(machine.gpus))
             return (every,) if level is Level.HOST else tuple((number,) for number in every)
-        known = self._layouts.setdefault(layout, {})
-        if level not in known:
-            found: dict[object, list[int]] = {}
+        by_level = self._layouts.setdefault(layout, {})
+        if level not in by_level:
+            gpus_by_domain: dict[object, list[int]] = {}
             for number, place in enumerate(layout):
-                found.setdefault(place.domain(level) or number, []).append(number)
-            known[level] = tuple(tuple(numbers) for numbers in found.values())
-        return known[level]
+                gpus_by_domain.setdefault(place.domain(level) or number, []).append(number)
+            by_level[level] = tuple(tuple(numbers) for numbers in gpus_by_domain.values())
+        return by_level[level]
 
-    def satisfied(self, node: int, free: frozenset[int], shapes: tuple[Shape, ...]) -> Bools:
+    def satisfied(self, node: int, free: frozenset[int], shapes: tuple[TaskShape, ...]) -> Bools:
         """Which shapes of whole GPUs fit on these GPUs of a node, as far as GPUs decide."""
         key = (self.machines[node].layout, self.machines[node].gpus, free, shapes)
-        found = self._fitting.get(key)
-        if found is None:
+        fitting = self._fitting.get(key)
+        if fitting is None:
             groups = (
                 sum(len(free.intersection(d)) // s.group_size for d in self.domains(node, s.level))
                 if s.local
                 else len(free) // max(s.gpus, 1) * s.groups
                 for s in shapes
             )
-            found = np.array([n >= s.groups for n, s in zip(groups, shapes, strict=True)])
-            self._fitting[key] = found
-        return found
+            fitting = np.array([n >= s.groups for n, s in zip(groups, shapes, strict=True)])
+            self._fitting[key] = fitting
+        return fitting
 
     def free(self, node: int) -> tuple[int, ...]:
         """The wholly free GPUs of a node."""
         return tuple(int(number) for number in np.flatnonzero(self.gpu[node] == WHOLE))
 
-    def take(self, node: int, shape: Shape, gpus: Iterable[int]) -> None:
+    def take(self, node: int, shape: TaskShape, gpus: Iterable[int]) -> None:
         """Place a task.
 
         :raises ValueError: it does not fit there; a policy has a fault.
@@ -147,7 +147,7 @@ class Cluster:
                 raise ValueError(f"GPUs {chosen} are not together as {shape} asks")
         self._change(node, shape, chosen, -1)
 
-    def give(self, node: int, shape: Shape, gpus: Iterable[int]) -> None:
+    def give(self, node: int, shape: TaskShape, gpus: Iterable[int]) -> None:
         """A task that :meth:`take` placed has ended."""
         self._change(node, shape, sorted(gpus), 1)
 
@@ -158,7 +158,7 @@ class Cluster:
             total += count > 0
         return total
 
-    def _change(self, node: int, shape: Shape, chosen: list[int], sign: int) -> None:
+    def _change(self, node: int, shape: TaskShape, chosen: list[int], sign: int) -> None:
         self.cpu[node] += sign * shape.cpu_milli
         self.memory[node] += sign * shape.memory_mib
         if chosen:
@@ -167,7 +167,7 @@ class Cluster:
             self.idle[node] = row.sum()
             self.whole[node] = (row == WHOLE).sum()
             self.most[node] = row.max()
-            kind = kind_of(shape)
+            kind = task_kind_of(shape)
             self.running[shape] -= sign
             if kind not in self.kinds:
                 self.kinds[kind] = np.zeros(len(self), dtype=np.int64)
@@ -184,7 +184,9 @@ class Cluster:
         )
 
 
-def together(cluster: Cluster, node: int, shape: Shape, order: Sequence[int]) -> tuple[int, ...]:
+def gpus_together(
+    cluster: SimulatedCluster, node: int, shape: TaskShape, order: Sequence[int]
+) -> tuple[int, ...]:
     """The first GPUs in *order* on which a task with whole GPUs fits.
 
     Where the task has a level, they come from the first domains with room.
@@ -195,7 +197,9 @@ def together(cluster: Cluster, node: int, shape: Shape, order: Sequence[int]) ->
     return tuple(_by_group(cluster, node, shape, [n for n in order if n in free]))
 
 
-def _by_group(cluster: Cluster, node: int, shape: Shape, order: Sequence[int]) -> Iterator[int]:
+def _by_group(
+    cluster: SimulatedCluster, node: int, shape: TaskShape, order: Sequence[int]
+) -> Iterator[int]:
     missing = shape.groups
     place = {number: index for index, number in enumerate(order)}
     domains = [
@@ -253,7 +257,7 @@ class Measure:
         result: Floats = lost @ self.frequency
         return result
 
-    def cluster(self, cluster: Cluster) -> float:
+    def cluster(self, cluster: SimulatedCluster) -> float:
         """Fragmented thousandths of a GPU of all nodes, with the tasks' levels."""
         satisfied = np.empty((len(cluster), len(self.tasks)), dtype=np.bool_)
         for number, task in enumerate(self.tasks):

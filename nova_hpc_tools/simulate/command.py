@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from nova_hpc_tools.base import Answer, CommandError, Count, List
+from nova_hpc_tools.base import CommandAnswer, CommandError, Count, ListCommand
 
 if TYPE_CHECKING:
     from nova_hpc_tools.simulate.scenario import Scenario
@@ -24,7 +24,7 @@ nova-hpc-loose, nova-hpc-first.
 """
 
 
-class Simulate(List):
+class SimulatePolicies(ListCommand):
     """Replay requests over nodes with several placement policies side by side.
 
     Takes nodes and requests from the openb trace, from CSV files or from a
@@ -77,7 +77,7 @@ class Simulate(List):
         )
         inputs.add_argument(
             "--levels",
-            type=_percent,
+            type=_parse_percent,
             default=0,
             metavar="PERCENT",
             help="what part of the requests for several GPUs needs them together, half of these "
@@ -133,41 +133,44 @@ class Simulate(List):
         )
         return parser
 
-    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+    def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
         """Simulate, and draw where that is asked for."""
         args = parsed_args
-        _libraries(args.svg is not None)
-        from nova_hpc_tools.simulate import policies
-        from nova_hpc_tools.simulate import results as simulation
-        from nova_hpc_tools.simulate.scenario import document, summarise
+        _require_libraries(args.svg is not None)
+        from nova_hpc_tools.simulate import policies, results
+        from nova_hpc_tools.simulate.scenario import build_simulation_document, summarise_outcomes
 
         try:
             names = dict.fromkeys(args.policy or policies.DEFAULT)
-            checked = [policies.check(name) for name in names]
-            scenario, left_out = _scenario(args)
+            checked = [policies.check_policy_name(name) for name in names]
+            scenario, left_out = _read_scenario(args)
         except ValueError as error:
             raise CommandError(str(error)) from error
         if args.svg is not None and not args.svg.absolute().parent.is_dir():
             raise CommandError(f"--svg {args.svg}: there is no such directory")
-        outcomes = simulation.play_all(scenario, checked, range(args.seeds), args.jobs)
-        summaries = summarise(outcomes)
+        outcomes = results.play_all(scenario, checked, range(args.seeds), args.jobs)
+        summaries = summarise_outcomes(outcomes)
         if args.svg is not None:
             try:
-                simulation.draw(scenario, summaries, args.svg)
+                results.draw_curves(scenario, summaries, args.svg)
             except OSError as error:
                 raise CommandError(f"--svg {args.svg}: {error.strerror or error}") from error
-        columns, rows = simulation.cells(summaries)
-        return Answer(
+        columns, rows = results.result_cells_of(summaries)
+        return CommandAnswer(
             columns,
             rows,
-            show=lambda: simulation.table(scenario, summaries, args.seeds, left_out),
+            show=lambda: results.print_result_table(scenario, summaries, args.seeds, left_out),
             document=lambda: (
-                f"{json.dumps(document(scenario, outcomes, _about(args, left_out)), indent=1)}\n"
+                json.dumps(
+                    build_simulation_document(scenario, outcomes, _describe_run(args, left_out)),
+                    indent=1,
+                )
+                + "\n"
             ),
         )
 
 
-def _libraries(drawing: bool) -> None:
+def _require_libraries(drawing: bool) -> None:
     """Say what to install, before anything else fails for it."""
     try:
         import numpy  # noqa: F401
@@ -180,30 +183,31 @@ def _libraries(drawing: bool) -> None:
         ) from error
 
 
-def _percent(text: str) -> int:
+def _parse_percent(text: str) -> int:
     value = Count(0)(text)
     if value > 100:
         raise argparse.ArgumentTypeError(f"{text!r} is more than 100")
     return value
 
 
-def _scenario(args: argparse.Namespace) -> tuple[Scenario, tuple[str, ...]]:
+def _read_scenario(args: argparse.Namespace) -> tuple[Scenario, tuple[str, ...]]:
     """What is simulated, and what is not."""
-    from nova_hpc_tools.simulate import model
-    from nova_hpc_tools.simulate import results as simulation
-    from nova_hpc_tools.simulate.scenario import prepare
+    from nova_hpc_tools.simulate import model, results
+    from nova_hpc_tools.simulate.scenario import prepare_scenario
 
     if args.snapshot is None and (args.nodes is None or args.requests is None):
         raise ValueError("give --nodes and --requests, or --snapshot")
     if args.snapshot is not None and args.nodes is not None:
         raise ValueError("--nodes and --snapshot exclude each other: a snapshot has nodes")
-    machines, tasks, left_out = simulation.read(args.nodes, args.requests, args.snapshot, args.role)
+    machines, tasks, left_out = results.read_simulation_inputs(
+        args.nodes, args.requests, args.snapshot, args.role
+    )
     if args.nodes_add_type is not None and not args.nodes_add:
         raise ValueError("--nodes-add-type needs --nodes-add")
     if args.nodes_add:
-        machines = model.add(machines, args.nodes_add, args.nodes_add_type)
-    machines = simulation.with_topology(machines, args.topology)
-    scenario = prepare(
+        machines = model.add_machines(machines, args.nodes_add, args.nodes_add_type)
+    machines = results.with_topology(machines, args.topology)
+    scenario = prepare_scenario(
         machines,
         tasks,
         whole=not args.fractions,
@@ -214,8 +218,8 @@ def _scenario(args: argparse.Namespace) -> tuple[Scenario, tuple[str, ...]]:
     return scenario, left_out
 
 
-def _about(args: argparse.Namespace, left_out: tuple[str, ...]) -> dict[str, Any]:
-    from nova_hpc_tools.simulate import results as simulation
+def _describe_run(args: argparse.Namespace, left_out: tuple[str, ...]) -> dict[str, Any]:
+    from nova_hpc_tools.simulate import results
 
     inputs = {
         name: getattr(args, name).name
@@ -228,5 +232,5 @@ def _about(args: argparse.Namespace, left_out: tuple[str, ...]) -> dict[str, Any
         "seeds": list(range(args.seeds)),
         "shares": "fractions" if args.fractions else "rounded",
         "topology": [Path(text).name if "/" in text else text for text in args.topology],
-        **simulation.provenance(),
+        **results.describe_provenance(),
     }

@@ -20,10 +20,10 @@ import attrs
 
 from nova_hpc.placement.flavor import GROUP, has_hpc_keys
 from nova_hpc.placement.grouping import FlavorError, takes_ports
-from nova_hpc.placement.model import Policy
+from nova_hpc.placement.model import AffinityPolicy
 from nova_hpc.topology.level import Level
 from nova_hpc_tools import snapshot as cloud
-from nova_hpc_tools.simulate.model import WHOLE, Machine, Shape, Task
+from nova_hpc_tools.simulate.model import WHOLE, SimulatedMachine, SimulatedTask, TaskShape
 
 #: More than any machine or request has; a larger number is a slip.
 MOST: Final = 1_000_000_000
@@ -47,7 +47,7 @@ class TraceError(ValueError):
 
 
 @attrs.frozen
-class _Row:
+class _TraceRow:
     where: str
     values: Mapping[str, str]
 
@@ -67,7 +67,8 @@ class _Row:
             value = least - 1
         if not least <= value <= most:
             raise self.error(
-                f"{key} is {_quote(text)}, but must be a whole number from {least} to {most}"
+                f"{key} is {_quote_shortened(text)}, but must be a whole number from "
+                f"{least} to {most}"
             )
         return value
 
@@ -78,25 +79,27 @@ class _Row:
         except ValueError:
             value = math.nan
         if not 0 <= value <= MOST:
-            raise self.error(f"{key} is {_quote(text)}, but must be a number from 0 to {MOST}")
+            raise self.error(
+                f"{key} is {_quote_shortened(text)}, but must be a number from 0 to {MOST}"
+            )
         return value * scale
 
     def milli(self, key: str) -> int:
         return round(self.number(key, WHOLE))
 
 
-def read_machines(lines: Iterable[str], source: str) -> list[Machine]:
+def read_machines(lines: Iterable[str], source: str) -> list[SimulatedMachine]:
     """Read nodes.
 
     :raises TraceError: a line makes no sense, a name occurs twice, or there is
         no node.
     """
-    found: list[Machine] = []
+    machines: list[SimulatedMachine] = []
     names: set[str] = set()
-    for openb, row in _rows(lines, source, (_OPENB_NODES, ()), (_NODES, _NODES_MORE)):
+    for openb, row in _read_trace_rows(lines, source, (_OPENB_NODES, ()), (_NODES, _NODES_MORE)):
         if openb:
             name, count = row.text("sn"), 1
-            model = Machine(
+            model = SimulatedMachine(
                 name=name,
                 kind=row.text("model", "node"),
                 cpu_milli=row.whole("cpu_milli", 0),
@@ -105,7 +108,7 @@ def read_machines(lines: Iterable[str], source: str) -> list[Machine]:
             )
         else:
             name, count = row.text("name"), row.whole("count", 1, MOST_LINES, 1)
-            model = Machine(
+            model = SimulatedMachine(
                 name=name,
                 kind=row.text("type", "node"),
                 cpu_milli=row.milli("cpus"),
@@ -114,60 +117,65 @@ def read_machines(lines: Iterable[str], source: str) -> list[Machine]:
             )
         if not name:
             raise row.error("the node has no name")
-        if len(found) + count > MOST_LINES:
+        if len(machines) + count > MOST_LINES:
             raise row.error(f"more than {MOST_LINES} nodes")
         for number in range(count):
-            each = name if count == 1 else f"{name}-{number + 1}"
-            if each in names:
-                raise row.error(f"there is a node {_quote(each)} already")
-            names.add(each)
-            found.append(attrs.evolve(model, name=each))
-    if not found:
+            machine_name = name if count == 1 else f"{name}-{number + 1}"
+            if machine_name in names:
+                raise row.error(f"there is a node {_quote_shortened(machine_name)} already")
+            names.add(machine_name)
+            machines.append(attrs.evolve(model, name=machine_name))
+    if not machines:
         raise TraceError(f"{source}: there is no node in it")
-    return found
+    return machines
 
 
-def read_tasks(lines: Iterable[str], source: str) -> list[Task]:
+def read_tasks(lines: Iterable[str], source: str) -> list[SimulatedTask]:
     """Read requests.
 
     :raises TraceError: a line makes no sense, or there is no request.
     """
-    found: list[Task] = []
-    for openb, row in _rows(lines, source, (_OPENB_TASKS, _OPENB_MORE), (_TASKS, _TASKS_MORE)):
-        task = _openb_task(row) if openb else _task(row)
+    tasks: list[SimulatedTask] = []
+    for openb, row in _read_trace_rows(
+        lines, source, (_OPENB_TASKS, _OPENB_MORE), (_TASKS, _TASKS_MORE)
+    ):
+        task = _openb_task(row) if openb else _read_plain_task(row)
         if not task.name:
             raise row.error("the request has no name")
         count = 1 if openb else row.whole("count", 1, MOST_LINES, 1)
-        if len(found) + count > MOST_LINES:
+        if len(tasks) + count > MOST_LINES:
             raise row.error(f"more than {MOST_LINES} requests")
-        found.extend([task] * count)
-    if not found:
+        tasks.extend([task] * count)
+    if not tasks:
         raise TraceError(f"{source}: there is no request in it")
-    return found
+    return tasks
 
 
-def _openb_task(row: _Row) -> Task:
+def _openb_task(row: _TraceRow) -> SimulatedTask:
     if row.text("gpu_spec"):
         raise row.error(
-            f"gpu_spec is {_quote(row.text('gpu_spec'))}, but requests for a model of GPU "
+            f"gpu_spec is {_quote_shortened(row.text('gpu_spec'))}, but requests for a "
+            f"model of GPU "
             "are not simulated; use a list without them"
         )
     gpus = row.whole("num_gpu", 0, MOST_GPUS)
     milli = row.whole("gpu_milli", 0, WHOLE)
-    shape = Shape(
+    shape = TaskShape(
         cpu_milli=row.whole("cpu_milli", 0),
         memory_mib=row.whole("memory_mib", 0),
         gpus=gpus,
-        gpu_milli=_share(row, gpus, milli),
+        gpu_milli=_check_gpu_share(row, gpus, milli),
     )
-    return _timed(row, shape, "creation_time", "deletion_time")
+    return _task_with_times(row, shape, "creation_time", "deletion_time")
 
 
-def _task(row: _Row) -> Task:
+def _read_plain_task(row: _TraceRow) -> SimulatedTask:
     gpus = row.whole("gpus", 0, MOST_GPUS)
     milli = row.milli("share") if row.text("share") else WHOLE
     if not 0 <= milli <= WHOLE:
-        raise row.error(f"share is {_quote(row.text('share'))}, but must be above 0, at most 1")
+        raise row.error(
+            f"share is {_quote_shortened(row.text('share'))}, but must be above 0, at most 1"
+        )
     try:
         level = Level.from_word(row.text("level", Level.HOST.word))
     except ValueError as error:
@@ -175,18 +183,18 @@ def _task(row: _Row) -> Task:
     group = row.whole("group", 0, MOST_GPUS, 0)
     if group and (not gpus or gpus % group):
         raise row.error(f"groups of {group} do not divide {gpus} GPUs")
-    shape = Shape(
+    shape = TaskShape(
         cpu_milli=row.milli("cpus"),
         memory_mib=row.whole("memory_mib", 0),
         gpus=gpus,
-        gpu_milli=_share(row, gpus, milli),
+        gpu_milli=_check_gpu_share(row, gpus, milli),
         level=level,
         group=group,
     )
-    return _timed(row, shape, "arrives", "leaves")
+    return _task_with_times(row, shape, "arrives", "leaves")
 
 
-def _share(row: _Row, gpus: int, milli: int) -> int:
+def _check_gpu_share(row: _TraceRow, gpus: int, milli: int) -> int:
     if not gpus:
         return WHOLE
     if not milli:
@@ -198,20 +206,20 @@ def _share(row: _Row, gpus: int, milli: int) -> int:
     return milli
 
 
-def _timed(row: _Row, shape: Shape, arrives: str, leaves: str) -> Task:
+def _task_with_times(row: _TraceRow, shape: TaskShape, arrives: str, leaves: str) -> SimulatedTask:
     start = row.number(arrives) if row.text(arrives) else 0.0
     end = row.number(leaves) if row.text(leaves) else None
     if end is not None and end < start:
         raise row.error(f"{leaves} is {end:g}, before {arrives}, {start:g}")
-    return Task(row.text("name"), shape, start, end)
+    return SimulatedTask(row.text("name"), shape, start, end)
 
 
 _Header = tuple[Sequence[str], Sequence[str]]
 
 
-def _rows(
+def _read_trace_rows(
     lines: Iterable[str], source: str, openb: _Header, simple: _Header
-) -> Iterator[tuple[bool, _Row]]:
+) -> Iterator[tuple[bool, _TraceRow]]:
     """The rows, each with whether it is openb's form."""
     reader = csv.reader(lines, strict=True)
     header: list[str] = []
@@ -224,18 +232,18 @@ def _rows(
             if not header:
                 header = [value.strip().lstrip("\ufeff") for value in values]
                 is_openb = set(openb[0]) <= set(header)
-                _check(header, openb if is_openb else simple, openb, where)
+                _check_trace_header(header, openb if is_openb else simple, openb, where)
                 continue
             if len(values) != len(header):
                 raise TraceError(
                     f"{where}: {len(values)} values, but the header has {len(header)} names"
                 )
-            yield is_openb, _Row(where, dict(zip(header, values, strict=True)))
+            yield is_openb, _TraceRow(where, dict(zip(header, values, strict=True)))
     except csv.Error as error:
         raise TraceError(f"{source}, line {reader.line_num}: {error}") from error
 
 
-def _check(header: Sequence[str], form: _Header, openb: _Header, where: str) -> None:
+def _check_trace_header(header: Sequence[str], form: _Header, openb: _Header, where: str) -> None:
     required, more = form
     missing = [name for name in required if name not in header]
     unknown = [name for name in header if name not in required and name not in more]
@@ -246,14 +254,14 @@ def _check(header: Sequence[str], form: _Header, openb: _Header, where: str) -> 
         )
     if unknown:
         raise TraceError(
-            f"{where}: unknown column {_quote(unknown[0])}; known are "
+            f"{where}: unknown column {_quote_shortened(unknown[0])}; known are "
             f"{', '.join((*required, *more))}"
         )
     if len(set(header)) != len(header):
         raise TraceError(f"{where}: a column occurs twice")
 
 
-def _quote(text: str) -> str:
+def _quote_shortened(text: str) -> str:
     return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")
 
 
@@ -261,13 +269,13 @@ def _quote(text: str) -> str:
 PLENTY: Final = 1_000_000_000
 
 
-def machines_of(snapshot: cloud.Snapshot, role: str) -> list[Machine]:
+def machines_of(snapshot: cloud.Snapshot, role: str) -> list[SimulatedMachine]:
     """The nodes that the scheduler gives servers to, with what is used as busy.
 
     CPUs are the free dedicated ones, memory is the free hugepages; both are
     not limited where a node does not report them.
     """
-    found = []
+    machines = []
     for node in snapshot.hosts:
         if node.out is not None:
             continue
@@ -279,8 +287,8 @@ def machines_of(snapshot: cloud.Snapshot, role: str) -> list[Machine]:
         ]
         cpus = [numa.dedicated_cpus for numa in node.numa]
         pages = [numa.pages for numa in node.numa]
-        found.append(
-            Machine(
+        machines.append(
+            SimulatedMachine(
                 name=node.name,
                 kind=f"{len(devices)} x {role}",
                 cpu_milli=PLENTY
@@ -288,27 +296,31 @@ def machines_of(snapshot: cloud.Snapshot, role: str) -> list[Machine]:
                 else 1000 * sum(count or 0 for count in cpus),
                 memory_mib=PLENTY
                 if not pages or None in pages
-                else sum(size * count for each in pages for size, count in (each or {}).items())
+                else sum(
+                    size * count
+                    for node_pages in pages
+                    for size, count in (node_pages or {}).items()
+                )
                 // 1024,
                 gpus=len(devices),
                 layout=tuple(device.location for device, _ in devices),
                 busy=tuple(number for number, (_, free) in enumerate(devices) if not free),
             )
         )
-    return found
+    return machines
 
 
-def tasks_of(snapshot: cloud.Snapshot, role: str) -> list[Task]:
+def tasks_of(snapshot: cloud.Snapshot, role: str) -> list[SimulatedTask]:
     """One request for each server that runs; without servers, one for each flavor.
 
     A flavor that asks for no device of *role* is left out, and so is one that the scheduler
     would refuse, of which :func:`not_simulated` tells.
     """
-    shapes = _shapes(snapshot, role)[0]
+    shapes = _shapes_of_flavors(snapshot, role)[0]
     running = Counter(server.flavor for server in snapshot.servers if server.flavor in shapes)
     counts = running or Counter(dict.fromkeys(shapes, 1))
     return [
-        Task(f"{name}-{number + 1}", shapes[name])
+        SimulatedTask(f"{name}-{number + 1}", shapes[name])
         for name in sorted(counts)
         for number in range(counts[name])
     ]
@@ -319,36 +331,38 @@ def not_simulated(snapshot: cloud.Snapshot, role: str) -> tuple[str, ...]:
 
     Ports belong to servers, so no snapshot has them; other devices are not modelled.
     """
-    shapes, left_out = _shapes(snapshot, role)
+    shapes, left_out = _shapes_of_flavors(snapshot, role)
     running = {server.flavor for server in snapshot.servers}
     asked = running if running & shapes.keys() else {*shapes, *left_out}
-    mine = [flavor for flavor in snapshot.flavors if flavor.name in shapes.keys() & asked]
-    ports = sorted(each.name for each in mine if takes_ports(each.extra_specs.get(GROUP)))
+    flavors = [flavor for flavor in snapshot.flavors if flavor.name in shapes.keys() & asked]
+    ports = sorted(flavor.name for flavor in flavors if takes_ports(flavor.extra_specs.get(GROUP)))
     others = sorted(
-        each.name
-        for each in mine
-        if sum(want.count for want in each.wants) > shapes[each.name].gpus
+        flavor.name
+        for flavor in flavors
+        if sum(want.count for want in flavor.wants) > shapes[flavor.name].gpus
     )
-    found = []
+    sentences = []
     if others:
-        found.append(f"the devices beside {role} of the flavors {', '.join(others)}")
+        sentences.append(f"the devices beside {role} of the flavors {', '.join(others)}")
     if ports:
-        found.append(f"the ports that the flavors {', '.join(ports)} put beside their devices")
-    found += [f"flavor {name}: {left_out[name]}" for name in sorted(left_out.keys() & asked)]
-    return tuple(found)
+        sentences.append(f"the ports that the flavors {', '.join(ports)} put beside their devices")
+    sentences += [f"flavor {name}: {left_out[name]}" for name in sorted(left_out.keys() & asked)]
+    return tuple(sentences)
 
 
 class _LeftOutError(Exception):
     """The scheduler would refuse a flavor; the text says why."""
 
 
-def _shapes(snapshot: cloud.Snapshot, role: str) -> tuple[dict[str, Shape], dict[str, str]]:
+def _shapes_of_flavors(
+    snapshot: cloud.Snapshot, role: str
+) -> tuple[dict[str, TaskShape], dict[str, str]]:
     """Flavor -> its request for devices of *role*; flavor -> why it has none."""
-    shapes: dict[str, Shape] = {}
+    shapes: dict[str, TaskShape] = {}
     left_out: dict[str, str] = {}
     for flavor in snapshot.flavors:
         try:
-            shape = _shape(snapshot, flavor, role)
+            shape = _shape_of_flavor(snapshot, flavor, role)
         except _LeftOutError as error:
             left_out[flavor.name] = str(error)
             continue
@@ -357,7 +371,7 @@ def _shapes(snapshot: cloud.Snapshot, role: str) -> tuple[dict[str, Shape], dict
     return shapes, left_out
 
 
-def _shape(snapshot: cloud.Snapshot, flavor: cloud.Flavor, role: str) -> Shape | None:
+def _shape_of_flavor(snapshot: cloud.Snapshot, flavor: cloud.Flavor, role: str) -> TaskShape | None:
     """The request of a flavor; None: for no device of *role*.
 
     :raises _LeftOutError: the scheduler would refuse it.
@@ -367,7 +381,7 @@ def _shape(snapshot: cloud.Snapshot, flavor: cloud.Flavor, role: str) -> Shape |
     if not flavor.wants:
         return None
     try:
-        roles = cloud.roles(snapshot.hosts, flavor.server.wants)
+        roles = cloud.roles_of_wants(snapshot.hosts, flavor.server.wants)
     except FlavorError as error:
         raise _LeftOutError(str(error)) from error
     keys = {key for key, played in roles.items() if played == role}
@@ -377,13 +391,13 @@ def _shape(snapshot: cloud.Snapshot, flavor: cloud.Flavor, role: str) -> Shape |
     level, group = Level.HOST, gpus
     if has_hpc_keys(flavor.extra_specs):
         try:
-            request = cloud.request(flavor, snapshot.hosts)
+            request = cloud.request_of_flavor(flavor, snapshot.hosts)
         except FlavorError as error:
             raise _LeftOutError(str(error)) from error
-        if request.policy is Policy.REQUIRED:
+        if request.policy is AffinityPolicy.REQUIRED:
             level = request.level
         group = gpus // len(request.groups)
-    return Shape(
+    return TaskShape(
         cpu_milli=1000 * sum(cell.dedicated_cpus for cell in flavor.cells),
         memory_mib=sum(cell.memory_kib for cell in flavor.cells if cell.page_kib) // 1024,
         gpus=gpus,

@@ -25,7 +25,7 @@ SOCKETS: Final = 2
 
 
 @attrs.frozen
-class Machine:
+class SimulatedMachine:
     """One node, empty."""
 
     name: str
@@ -43,7 +43,7 @@ class Machine:
         return self.gpus - len(self.busy)
 
 
-def dgx(gpus: int) -> Layout:
+def dgx_layout(gpus: int) -> Layout:
     """A host like a DGX: two sockets, four switches, two GPUs on a switch.
 
     A smaller host has fewer switches, on the two sockets in turn.
@@ -67,7 +67,9 @@ def dgx(gpus: int) -> Layout:
     return tuple(places)
 
 
-def with_layout(machines: Sequence[Machine], layouts: Mapping[str, Layout]) -> list[Machine]:
+def with_layout(
+    machines: Sequence[SimulatedMachine], layouts: Mapping[str, Layout]
+) -> list[SimulatedMachine]:
     """The same machines; those of a kind in *layouts* have that one.
 
     :raises ValueError: a layout has fewer GPUs than the machine.
@@ -86,12 +88,14 @@ def with_layout(machines: Sequence[Machine], layouts: Mapping[str, Layout]) -> l
     return result
 
 
-def all_dgx(machines: Sequence[Machine]) -> list[Machine]:
+def all_dgx(machines: Sequence[SimulatedMachine]) -> list[SimulatedMachine]:
     """The same machines, each with the built-in layout for its GPUs."""
-    return [attrs.evolve(machine, layout=dgx(machine.gpus)) for machine in machines]
+    return [attrs.evolve(machine, layout=dgx_layout(machine.gpus)) for machine in machines]
 
 
-def add(machines: Sequence[Machine], count: int, kind: str | None = None) -> list[Machine]:
+def add_machines(
+    machines: Sequence[SimulatedMachine], count: int, kind: str | None = None
+) -> list[SimulatedMachine]:
     """The machines and *count* more of one kind (default: the most frequent).
 
     :raises ValueError: there is no machine of that kind to copy.
@@ -127,7 +131,7 @@ WHOLE: Final = 1000
 
 
 @attrs.frozen
-class Shape:
+class TaskShape:
     """What one task asks for."""
 
     cpu_milli: int
@@ -167,11 +171,11 @@ class Shape:
 
 
 @attrs.frozen
-class Task:
+class SimulatedTask:
     """One request, perhaps with times in seconds."""
 
     name: str
-    shape: Shape
+    shape: TaskShape
     arrives: float = 0.0
     leaves: float | None = None
 
@@ -180,7 +184,7 @@ class Task:
 class Typical:
     """A shape and how often it is asked for; the frequencies add up to one."""
 
-    shape: Shape
+    shape: TaskShape
     frequency: float
 
 
@@ -188,13 +192,13 @@ class Typical:
 POPULAR: Final = 0.95
 
 
-def rounded(tasks: Iterable[Task]) -> list[Task]:
+def round_to_whole_gpus(tasks: Iterable[SimulatedTask]) -> list[SimulatedTask]:
     """The same tasks with whole GPUs: what PCI passthrough can give."""
     return [attrs.evolve(task, shape=attrs.evolve(task.shape, gpu_milli=WHOLE)) for task in tasks]
 
 
-def typical(
-    tasks: Sequence[Task], popular: float = POPULAR, memory: bool = False
+def typical_shapes_of(
+    tasks: Sequence[SimulatedTask], popular: float = POPULAR, memory: bool = False
 ) -> tuple[Typical, ...]:
     """The most frequent shapes, until they cover *popular* of all tasks.
 
@@ -202,7 +206,7 @@ def typical(
         not in Weng et al. (ATC'23), whose measure of fragmentation is taken over
         exactly this distribution.
     """
-    counts: dict[Shape, int] = {}
+    counts: dict[TaskShape, int] = {}
     for task in tasks:
         shape = task.shape if memory else attrs.evolve(task.shape, memory_mib=0)
         if not shape.gpus:
@@ -221,7 +225,7 @@ def typical(
         ),
         reverse=True,
     )
-    chosen: list[tuple[Shape, int]] = []
+    chosen: list[tuple[TaskShape, int]] = []
     covered = 0
     for shape, count in order:
         if covered >= popular * len(tasks):
@@ -231,7 +235,7 @@ def typical(
     return tuple(Typical(shape, count / covered) for shape, count in chosen)
 
 
-def draw(tasks: Sequence[Task], demand: int, seed: int) -> list[Task]:
+def draw_arrivals(tasks: Sequence[SimulatedTask], demand: int, seed: int) -> list[SimulatedTask]:
     """Tasks in a random order until their GPU demand reaches *demand*.
 
     The list is shuffled; what is too much is left out, and what is missing is
@@ -245,7 +249,7 @@ def draw(tasks: Sequence[Task], demand: int, seed: int) -> list[Task]:
     rng = random.Random(f"arrivals {seed}")
     order = list(tasks)
     rng.shuffle(order)
-    arrived: list[Task] = []
+    arrived: list[SimulatedTask] = []
     total = 0
     while total < demand:
         task = order[len(arrived)] if len(arrived) < len(order) else rng.choice(order)
@@ -255,8 +259,8 @@ def draw(tasks: Sequence[Task], demand: int, seed: int) -> list[Task]:
 
 
 def with_levels(
-    tasks: Sequence[Task], seed: int, part: float, switch: int, numa: int
-) -> list[Task]:
+    tasks: Sequence[SimulatedTask], seed: int, part: float, switch: int, numa: int
+) -> list[SimulatedTask]:
     """The same tasks, some of which need their GPUs together.
 
     :param part: what part of the tasks with several GPUs has a need; half of

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Our own policy: what the scheduler does, by the functions that it calls.
 
-Every host that fits is asked by :func:`nova_hpc.placement.choose.choose`, with
+Every host that fits is asked by :func:`nova_hpc.placement.choose.choose_device_sets`, with
 the workload's typical shapes as the profile, weighted as a scheduler weighs flavors.
 What that leaves equal, and requests without GPUs, are left to Nova's own weighers.
 Answers are kept by what can change them: the layout, which GPUs are free, what is
@@ -25,15 +25,14 @@ from typing import Final
 import attrs
 import numpy as np
 
-from nova_hpc.placement import between_hosts, model
-from nova_hpc.placement import shape_mix as mix
-from nova_hpc.placement.choose import choose
+from nova_hpc.placement import between_hosts, model, shape_mix
+from nova_hpc.placement.choose import choose_device_sets
 from nova_hpc.placement.profile import DEFAULT, HostProfile, Profile
-from nova_hpc.placement.profile import Shape as Sold
+from nova_hpc.placement.profile import FlavorShape as Sold
 from nova_hpc.topology.level import Level, Location
-from nova_hpc_tools.simulate.cluster import Bools, Cluster, Floats, Ints
-from nova_hpc_tools.simulate.model import Layout, Shape, Typical
-from nova_hpc_tools.simulate.policy import Multipliers, Nova, Policy, Scores
+from nova_hpc_tools.simulate.cluster import Bools, Floats, Ints, SimulatedCluster
+from nova_hpc_tools.simulate.model import Layout, TaskShape, Typical
+from nova_hpc_tools.simulate.policy import Multipliers, Nova, Scores, SimulatedPolicy
 
 _ROLE: Final = "gpu"
 _WANT: Final = "gpu"
@@ -86,7 +85,7 @@ def profile_of(
     workload: tuple[Typical, ...],
     cells: int,
     weights: Weights = Weights.KNOWN,
-    running: Mapping[Shape, int] | None = None,
+    running: Mapping[TaskShape, int] | None = None,
 ) -> Profile:
     """The profile that a scheduler makes of flavors that are the workload's typical shapes.
 
@@ -97,30 +96,32 @@ def profile_of(
     """
     if weights is Weights.UNKNOWN:
         return DEFAULT
-    sold = [one for one in workload if one.shape.gpus]
+    sold = [typical for typical in workload if typical.shape.gpus]
     counts = running or {}
-    learned = mix.learned({one.shape: counts.get(one.shape, 0) for one in sold})
+    learned = shape_mix.learn_weights(
+        {typical.shape: counts.get(typical.shape, 0) for typical in sold}
+    )
     weight = {
-        Weights.LEARNED: lambda one: learned[one.shape],
-        Weights.KNOWN: lambda one: max(1, round(one.frequency * PARTS)),
-        Weights.EQUAL: lambda one: 1,
+        Weights.LEARNED: lambda typical: learned[typical.shape],
+        Weights.KNOWN: lambda typical: max(1, round(typical.frequency * PARTS)),
+        Weights.EQUAL: lambda typical: 1,
     }[weights]
-    made = mix.profile(
+    made = shape_mix.build_mixed_profile(
         Sold(
-            counts={_ROLE: one.shape.group_size},
-            groups=one.shape.groups,
-            level=one.shape.level,
-            weight=weight(one),
-            cpus=one.shape.cpu_milli,
-            memory_kib=one.shape.memory_mib * _PAGE_KIB,
+            counts={_ROLE: typical.shape.group_size},
+            groups=typical.shape.groups,
+            level=typical.shape.level,
+            weight=weight(typical),
+            cpus=typical.shape.cpu_milli,
+            memory_kib=typical.shape.memory_mib * _PAGE_KIB,
             page_kib=_PAGE_KIB,
         )
-        for one in sold
+        for typical in sold
     )
     return Profile(
         tuple(
-            attrs.evolve(each, cpus=each.cpus * cells, memory_kib=each.memory_kib * cells)
-            for each in made.shapes
+            attrs.evolve(shape, cpus=shape.cpus * cells, memory_kib=shape.memory_kib * cells)
+            for shape in made.shapes
         )
     )
 
@@ -130,17 +131,17 @@ SHIPPED: Final = Variant()
 
 
 @attrs.frozen
-class _Verdict:
+class _ScoredGpus:
     score: float  # the best is the highest
     gpus: tuple[int, ...] = ()
 
 
-class Ours(Policy):
+class Ours(SimulatedPolicy):
     """HpcTopologyFilter and HpcPackingWeigher, and Nova's own weighers after them."""
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: SimulatedCluster,
         rng: random.Random,
         workload: tuple[Typical, ...],
         variant: Variant = SHIPPED,
@@ -157,11 +158,11 @@ class Ours(Policy):
         self.profiles: dict[int, Profile] = {}
         self._sell({})
 
-    def _sell(self, running: Mapping[Shape, int]) -> None:
+    def _sell(self, running: Mapping[TaskShape, int]) -> None:
         """Take the profile of what runs, and forget what was found with another one."""
-        if not any(one.shape.memory_mib for one in self.workload):
+        if not any(typical.shape.memory_mib for typical in self.workload):
             # Its shapes are not told apart by memory.
-            bare: Counter[Shape] = Counter()
+            bare: Counter[TaskShape] = Counter()
             for shape, count in running.items():
                 bare[attrs.evolve(shape, memory_mib=0)] += count
             running = bare
@@ -174,16 +175,18 @@ class Ours(Policy):
         self.profiles = profiles
         shapes = profiles[1].shapes
         # A need of nothing is never what limits.
-        self.cpus: Ints = np.array([max(one.cpus, 1) for one in shapes], dtype=np.int64)
+        self.cpus: Ints = np.array([max(shape.cpus, 1) for shape in shapes], dtype=np.int64)
         self.memory: Ints = np.array(
-            [max(one.memory_kib // _PAGE_KIB, 1) for one in shapes], dtype=np.int64
+            [max(shape.memory_kib // _PAGE_KIB, 1) for shape in shapes], dtype=np.int64
         )
-        self.groups: Ints = np.array([one.groups for one in shapes], dtype=np.int64)
-        self.sizes: Ints = np.array([sum(one.counts.values()) for one in shapes], dtype=np.int64)
-        self.known: dict[object, _Verdict] = {}
+        self.groups: Ints = np.array([shape.groups for shape in shapes], dtype=np.int64)
+        self.sizes: Ints = np.array(
+            [sum(shape.counts.values()) for shape in shapes], dtype=np.int64
+        )
+        self.known: dict[object, _ScoredGpus] = {}
         self.scores = Scores(self.cluster, self._compute)
 
-    def node(self, shape: Shape, fits: Bools) -> int:
+    def node(self, shape: TaskShape, fits: Bools) -> int:
         """Pick it."""
         if self.variant.nova and not shape.gpus:
             return self.nova.node(shape, fits)
@@ -198,16 +201,16 @@ class Ours(Policy):
                 alike = alike[free[alike] == free[alike].min()]
         return self.nova.among(alike, fits) if self.variant.nova else int(alike[0])
 
-    def gpus(self, node: int, shape: Shape) -> tuple[int, ...]:
+    def gpus(self, node: int, shape: TaskShape) -> tuple[int, ...]:
         """Pick them."""
         if not shape.gpus:
             return ()
         return self._verdicts(shape, np.array([node]))[0].gpus
 
-    def _compute(self, shape: Shape, nodes: Ints) -> Floats:
-        return np.array([one.score for one in self._verdicts(shape, nodes)])
+    def _compute(self, shape: TaskShape, nodes: Ints) -> Floats:
+        return np.array([scored.score for scored in self._verdicts(shape, nodes)])
 
-    def _verdicts(self, shape: Shape, nodes: Ints) -> list[_Verdict]:
+    def _verdicts(self, shape: TaskShape, nodes: Ints) -> list[_ScoredGpus]:
         before = self._limits(nodes, 0, 0, 0)
         after = self._limits(nodes, shape.gpus, shape.cpu_milli, shape.memory_mib)
         result = []
@@ -240,49 +243,55 @@ class Ours(Policy):
             (self.cluster.cpu[nodes] - cpu_milli, self.cpus),
             (self.cluster.memory[nodes] - memory_mib, self.memory),
         ):
-            each = -(-needs * cells[:, None] // self.groups)
+            group_needs = -(-needs * cells[:, None] // self.groups)
             servers = np.minimum(servers, free[:, None] // needs)
-            groups = np.minimum(groups, free[:, None] // each)
+            groups = np.minimum(groups, free[:, None] // group_needs)
         limits: Ints = np.concatenate([servers, groups], axis=1).astype(np.int8)
         return limits
 
-    def _ask(self, node: int, shape: Shape, layout: Layout, free: tuple[int, ...]) -> _Verdict:
+    def _ask(
+        self, node: int, shape: TaskShape, layout: Layout, free: tuple[int, ...]
+    ) -> _ScoredGpus:
         cells = self.cells[layout]
         cpu, memory = int(self.cluster.cpu[node]), int(self.cluster.memory[node])
-        host = _host(layout, free, cells, cpu, memory)
+        host = _host_for_engine(layout, free, cells, cpu, memory)
         profile = self.profiles[cells]
         if not shape.gpus:
-            rest = _host(layout, free, cells, cpu - shape.cpu_milli, memory - shape.memory_mib)
-            damage = _usable(host, profile) - _usable(rest, profile)
-            return _Verdict(-float(-(-damage // self._grain(profile))))
-        answer = choose(_request(shape, cells), host, 1, profile)
+            rest = _host_for_engine(
+                layout, free, cells, cpu - shape.cpu_milli, memory - shape.memory_mib
+            )
+            damage = _count_usable_gpus(host, profile) - _count_usable_gpus(rest, profile)
+            return _ScoredGpus(-float(-(-damage // self._grain(profile))))
+        answer = choose_device_sets(_request_for_engine(shape, cells), host, 1, profile)
         if not answer.sets and shape.groups > 1:
             # The engine spreads groups over the cells; the trace does not ask for it.
-            answer = choose(_request(shape, 0), host, 1, profile)
+            answer = choose_device_sets(_request_for_engine(shape, 0), host, 1, profile)
         if not answer.sets:
-            return _Verdict(_NEVER)
+            return _ScoredGpus(_NEVER)
         chosen = answer.sets[0]
         level, misses, distance, spread, damage, _, left, _, spare, _ = chosen.score
         if self.variant.by_damage:
-            rank = between_hosts.rank(chosen.score, shape.level, self._grain(profile))
+            rank = between_hosts.rank_device_set(chosen.score, shape.level, self._grain(profile))
             score = 0.0
             for part, most in zip(rank, _MOST, strict=False):
                 score = score * most - part
         else:
             place = ((level * 8 + misses) * 8 + distance) * 64 + spread
             score = -float(place * 2**40 + damage * 2**10 + left * 32 + spare)
-        return _Verdict(score, tuple(sorted(int(pick.pool) for pick in chosen.picks)))
+        return _ScoredGpus(score, tuple(sorted(int(pick.pool) for pick in chosen.picks)))
 
     def _grain(self, profile: Profile) -> int:
-        return between_hosts.grain(profile) if self.variant.coarse else 1
+        return between_hosts.damage_grain_of(profile) if self.variant.coarse else 1
 
 
-def _host(layout: Layout, free: tuple[int, ...], cells: int, cpu: int, memory: int) -> model.Host:
+def _host_for_engine(
+    layout: Layout, free: tuple[int, ...], cells: int, cpu: int, memory: int
+) -> model.FreeHost:
     nodes = sorted({place.numa or 0 for place in layout}) or [0]
-    return model.Host(
+    return model.FreeHost(
         name="host",
         pools=tuple(
-            model.Pool(
+            model.DevicePool(
                 id=str(number),
                 name=f"{number:04}",
                 location=layout[number] if layout else Location(numa=0),
@@ -298,20 +307,20 @@ def _host(layout: Layout, free: tuple[int, ...], cells: int, cpu: int, memory: i
     )
 
 
-def _request(shape: Shape, cells: int) -> model.Request:
+def _request_for_engine(shape: TaskShape, cells: int) -> model.Request:
     return model.Request(
         wants=(model.Want(_WANT, _WANT, shape.gpus),),
-        groups=(model.Group({_WANT: shape.group_size}),) * shape.groups,
+        groups=(model.DeviceGroup({_WANT: shape.group_size}),) * shape.groups,
         level=shape.level,
-        policy=model.Policy.REQUIRED,
+        policy=model.AffinityPolicy.REQUIRED,
         cells=tuple(
-            model.Cell(number, shape.cpu_milli, shape.memory_mib * _PAGE_KIB, _PAGE_KIB)
+            model.WantedCell(number, shape.cpu_milli, shape.memory_mib * _PAGE_KIB, _PAGE_KIB)
             for number in range(cells)
         ),
     )
 
 
-def _usable(host: model.Host, profile: Profile) -> int:
+def _count_usable_gpus(host: model.FreeHost, profile: Profile) -> int:
     """How many of the free GPUs the shapes can use; weighted."""
     host_profile = HostProfile.of(profile, frozenset({_ROLE}), frozenset({_ROLE}))
     opened = host_profile.open([len(host.pools)], host_profile.limits_on_host(host.nodes, ()))

@@ -10,20 +10,20 @@ from typing import Any, Final
 import attrs
 
 from nova_hpc_tools.simulate import policy
-from nova_hpc_tools.simulate.cluster import Cluster
+from nova_hpc_tools.simulate.cluster import SimulatedCluster
 from nova_hpc_tools.simulate.model import Typical
 from nova_hpc_tools.simulate.ours import Ours, Variant, Weights
-from nova_hpc_tools.simulate.policy import Multipliers, Nova, Policy
+from nova_hpc_tools.simulate.policy import Multipliers, Nova, SimulatedPolicy
 
 Workload = tuple[Typical, ...]
-_Make = Callable[[Cluster, random.Random, Workload], Policy]
+_Make = Callable[[SimulatedCluster, random.Random, Workload], SimulatedPolicy]
 
 #: Prefix of a policy with its own multipliers, e.g. ``nova:ram=-1,pci=5``.
 NOVA: Final = "nova:"
 
 
 @attrs.frozen
-class Entry:
+class NamedPolicy:
     """A policy that has a name."""
 
     help: str
@@ -32,69 +32,83 @@ class Entry:
     memory: bool = False
 
 
-def _nova(multipliers: Multipliers) -> _Make:
-    def make(cluster: Cluster, rng: random.Random, workload: Workload) -> Policy:
+def _nova_policy_maker(multipliers: Multipliers) -> _Make:
+    def make(cluster: SimulatedCluster, rng: random.Random, workload: Workload) -> SimulatedPolicy:
         return Nova(cluster, rng, workload, multipliers)
 
     return make
 
 
-def _ours(**changed: Any) -> _Make:
+def _own_policy_maker(**changed: Any) -> _Make:
     variant = Variant(**changed)
 
-    def make(cluster: Cluster, rng: random.Random, workload: Workload) -> Policy:
+    def make(cluster: SimulatedCluster, rng: random.Random, workload: Workload) -> SimulatedPolicy:
         return Ours(cluster, rng, workload, variant)
 
     return make
 
 
-def _fgd(topology: bool) -> _Make:
-    def make(cluster: Cluster, rng: random.Random, workload: Workload) -> Policy:
+def _fgd_policy_maker(topology: bool) -> _Make:
+    def make(cluster: SimulatedCluster, rng: random.Random, workload: Workload) -> SimulatedPolicy:
         return policy.Fgd(cluster, rng, workload, memory=True, topology=topology)
 
     return make
 
 
-POLICIES: Final[Mapping[str, Entry]] = {
-    "nova-random": Entry(
+POLICIES: Final[Mapping[str, NamedPolicy]] = {
+    "nova-random": NamedPolicy(
         "stock Nova, all weighers off: any host that passes the filters",
-        _nova(Multipliers(ram=0, cpu=0, pci=0)),
+        _nova_policy_maker(Multipliers(ram=0, cpu=0, pci=0)),
     ),
-    "nova-spread": Entry(
+    "nova-spread": NamedPolicy(
         "stock Nova with its default weighers: most free RAM and CPUs, fewest PCI devices",
-        _nova(Multipliers()),
+        _nova_policy_maker(Multipliers()),
     ),
-    "nova-pack": Entry(
+    "nova-pack": NamedPolicy(
         "stock Nova, RAM and CPU weighers turned round (-1): the fullest host",
-        _nova(Multipliers(ram=-1, cpu=-1, pci=1)),
+        _nova_policy_maker(Multipliers(ram=-1, cpu=-1, pci=1)),
     ),
-    "random": Entry("any node that fits", policy.Random),
-    "first-fit": Entry("the first node that fits", policy.FirstFit),
-    "best-fit": Entry("the least CPU and GPU left", policy.BestFit),
-    "dot-product": Entry("the least free, in the request's proportions", policy.DotProduct),
-    "clustering": Entry("together with requests of the same size", policy.Clustering),
-    "packing": Entry("used GPUs first, then used nodes", policy.Packing),
-    "fgd": Entry("the least growth of fragmentation (Weng et al., ATC'23)", policy.Fgd),
-    "fgd-memory": Entry("the same, with the memory of typical requests", _fgd(False), True),
-    "fgd-topology": Entry("the same, and with their levels", _fgd(True), True),
-    "nova-hpc": Entry("ours as shipped: flavors weighted by the servers that run", _ours(), True),
-    "nova-hpc-known": Entry(
+    "random": NamedPolicy("any node that fits", policy.Random),
+    "first-fit": NamedPolicy("the first node that fits", policy.FirstFit),
+    "best-fit": NamedPolicy("the least CPU and GPU left", policy.BestFit),
+    "dot-product": NamedPolicy("the least free, in the request's proportions", policy.DotProduct),
+    "clustering": NamedPolicy("together with requests of the same size", policy.Clustering),
+    "packing": NamedPolicy("used GPUs first, then used nodes", policy.Packing),
+    "fgd": NamedPolicy("the least growth of fragmentation (Weng et al., ATC'23)", policy.Fgd),
+    "fgd-memory": NamedPolicy(
+        "the same, with the memory of typical requests", _fgd_policy_maker(False), True
+    ),
+    "fgd-topology": NamedPolicy("the same, and with their levels", _fgd_policy_maker(True), True),
+    "nova-hpc": NamedPolicy(
+        "ours as shipped: flavors weighted by the servers that run", _own_policy_maker(), True
+    ),
+    "nova-hpc-known": NamedPolicy(
         "ours, [hpc]flavor_weights says how often each is asked for",
-        _ours(weights=Weights.KNOWN),
+        _own_policy_maker(weights=Weights.KNOWN),
         True,
     ),
-    "nova-hpc-equal": Entry("ours, every flavor counts once", _ours(weights=Weights.EQUAL), True),
-    "nova-hpc-unknown": Entry(
-        "ours where the flavors cannot be read", _ours(weights=Weights.UNKNOWN), True
+    "nova-hpc-equal": NamedPolicy(
+        "ours, every flavor counts once", _own_policy_maker(weights=Weights.EQUAL), True
     ),
-    "nova-hpc-score": Entry(
-        "ours, but hosts ranked by level and distance first", _ours(by_damage=False), True
+    "nova-hpc-unknown": NamedPolicy(
+        "ours where the flavors cannot be read", _own_policy_maker(weights=Weights.UNKNOWN), True
     ),
-    "nova-hpc-exact": Entry("ours, damage not in grains", _ours(coarse=False), True),
-    "nova-hpc-no-memory": Entry("ours, typical requests without memory", _ours()),
-    "nova-hpc-loose": Entry("ours, free CPUs and memory not looked at", _ours(tight=False), True),
-    "nova-hpc-first": Entry(
-        "ours, the first of equal hosts; without GPUs the least damage", _ours(nova=False), True
+    "nova-hpc-score": NamedPolicy(
+        "ours, but hosts ranked by level and distance first",
+        _own_policy_maker(by_damage=False),
+        True,
+    ),
+    "nova-hpc-exact": NamedPolicy(
+        "ours, damage not in grains", _own_policy_maker(coarse=False), True
+    ),
+    "nova-hpc-no-memory": NamedPolicy("ours, typical requests without memory", _own_policy_maker()),
+    "nova-hpc-loose": NamedPolicy(
+        "ours, free CPUs and memory not looked at", _own_policy_maker(tight=False), True
+    ),
+    "nova-hpc-first": NamedPolicy(
+        "ours, the first of equal hosts; without GPUs the least damage",
+        _own_policy_maker(nova=False),
+        True,
     ),
 }
 
@@ -105,21 +119,23 @@ ABLATION: Final = tuple(name for name in POLICIES if name.startswith("nova-hpc-"
 DEFAULT: Final = tuple(name for name in POLICIES if name not in ABLATION)
 
 
-def check(name: str) -> str:
+def check_policy_name(name: str) -> str:
     """The name, if there is such a policy.
 
     :raises ValueError: there is not; the text names all.
     """
-    _entry(name)
+    _find_policy_maker(name)
     return name
 
 
-def build(name: str, cluster: Cluster, rng: random.Random, workload: Workload) -> Policy:
+def build_policy(
+    name: str, cluster: SimulatedCluster, rng: random.Random, workload: Workload
+) -> SimulatedPolicy:
     """A policy on a cluster.
 
     :raises ValueError: there is no such policy
     """
-    return _entry(name)(cluster, rng, workload)
+    return _find_policy_maker(name)(cluster, rng, workload)
 
 
 def counts_memory(name: str) -> bool:
@@ -127,9 +143,9 @@ def counts_memory(name: str) -> bool:
     return name in POLICIES and POLICIES[name].memory
 
 
-def _entry(name: str) -> _Make:
+def _find_policy_maker(name: str) -> _Make:
     if name.startswith(NOVA):
-        return _nova(_multipliers(name))
+        return _nova_policy_maker(_parse_multipliers(name))
     if name not in POLICIES:
         raise ValueError(
             f"no policy {name!r}; there are {', '.join(POLICIES)}, and "
@@ -138,7 +154,7 @@ def _entry(name: str) -> _Make:
     return POLICIES[name].make
 
 
-def _multipliers(name: str) -> Multipliers:
+def _parse_multipliers(name: str) -> Multipliers:
     values: dict[str, float] = {}
     for pair in name.removeprefix(NOVA).split(","):
         key, equals, text = pair.partition("=")

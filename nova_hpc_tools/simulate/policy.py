@@ -25,36 +25,46 @@ from typing import Final
 import attrs
 import numpy as np
 
-from nova_hpc_tools.simulate.cluster import Bools, Cluster, Floats, Ints, Measure, kind_of, together
-from nova_hpc_tools.simulate.model import WHOLE, Shape, Typical
+from nova_hpc_tools.simulate.cluster import (
+    Bools,
+    Floats,
+    Ints,
+    Measure,
+    SimulatedCluster,
+    gpus_together,
+    task_kind_of,
+)
+from nova_hpc_tools.simulate.model import WHOLE, TaskShape, Typical
 
 #: Scores of the given nodes for a shape; the best is the highest.
-Compute = Callable[[Shape, Ints], Floats]
+Compute = Callable[[TaskShape, Ints], Floats]
 
 
-class Policy(ABC):
+class SimulatedPolicy(ABC):
     """A policy on one cluster; equal nodes are taken in the order of the list."""
 
-    def __init__(self, cluster: Cluster, rng: random.Random, workload: tuple[Typical, ...]) -> None:
+    def __init__(
+        self, cluster: SimulatedCluster, rng: random.Random, workload: tuple[Typical, ...]
+    ) -> None:
         self.cluster = cluster
         self.rng = rng
         self.workload = workload
 
     @abstractmethod
-    def node(self, shape: Shape, fits: Bools) -> int:
+    def node(self, shape: TaskShape, fits: Bools) -> int:
         """Pick one of the nodes that fit; there is at least one."""
 
-    def gpus(self, node: int, shape: Shape) -> tuple[int, ...]:
+    def gpus(self, node: int, shape: TaskShape) -> tuple[int, ...]:
         """Pick the GPUs there: the fullest that has the share, or the first free ones."""
         if not shape.gpus:
             return ()
         if shape.exclusive:
-            return together(self.cluster, node, shape, range(self.cluster.gpu.shape[1]))
+            return gpus_together(self.cluster, node, shape, range(self.cluster.gpu.shape[1]))
         row = self.cluster.gpu[node]
         return (int(np.where(row >= shape.gpu_milli, row, row.max() + 1).argmin()),)
 
 
-def best(scores: Ints | Floats, fits: Bools) -> int:
+def best_fitting_node(scores: Ints | Floats, fits: Bools) -> int:
     """The first of the fitting nodes with the highest score."""
     nodes = np.flatnonzero(fits)
     return int(nodes[scores[nodes].argmax()])
@@ -63,12 +73,12 @@ def best(scores: Ints | Floats, fits: Bools) -> int:
 class Scores:
     """Scores by shape, computed again only for nodes that have changed."""
 
-    def __init__(self, cluster: Cluster, compute: Compute) -> None:
+    def __init__(self, cluster: SimulatedCluster, compute: Compute) -> None:
         self.cluster = cluster
         self.compute = compute
-        self.known: dict[Shape, tuple[Floats, Ints]] = {}
+        self.known: dict[TaskShape, tuple[Floats, Ints]] = {}
 
-    def of(self, shape: Shape, fits: Bools) -> Floats:
+    def of(self, shape: TaskShape, fits: Bools) -> Floats:
         """Scores of all nodes; those that do not fit have no meaning."""
         if shape not in self.known:
             count = len(self.cluster)
@@ -95,12 +105,12 @@ class Multipliers:
     subset: int = 1  # host_subset_size; 0: all hosts
 
 
-class Nova(Policy):
+class Nova(SimulatedPolicy):
     """The filter scheduler with some multipliers."""
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: SimulatedCluster,
         rng: random.Random,
         workload: tuple[Typical, ...],
         multipliers: Multipliers,
@@ -108,7 +118,7 @@ class Nova(Policy):
         super().__init__(cluster, rng, workload)
         self.multipliers = multipliers
 
-    def node(self, shape: Shape, fits: Bools) -> int:
+    def node(self, shape: TaskShape, fits: Bools) -> int:
         """Pick it."""
         return self.among(np.flatnonzero(fits), fits)
 
@@ -117,9 +127,10 @@ class Nova(Policy):
         hosts = np.flatnonzero(fits)
         free = (self.cluster.gpu[hosts] == WHOLE).sum(axis=1)
         weights = (
-            self.multipliers.ram * _normalise(self.cluster.memory[hosts], 0)
-            + self.multipliers.cpu * _normalise(self.cluster.cpu[hosts], 0)
-            + self.multipliers.pci * _normalise(MANY_DEVICES + 1 - np.minimum(free, MANY_DEVICES))
+            self.multipliers.ram * _normalise_weights(self.cluster.memory[hosts], 0)
+            + self.multipliers.cpu * _normalise_weights(self.cluster.cpu[hosts], 0)
+            + self.multipliers.pci
+            * _normalise_weights(MANY_DEVICES + 1 - np.minimum(free, MANY_DEVICES))
         )
         order = np.flatnonzero(np.isin(hosts, some)).tolist()
         self.rng.shuffle(order)
@@ -127,19 +138,19 @@ class Nova(Policy):
         subset = self.multipliers.subset or len(order)
         return int(hosts[self.rng.choice(order[:subset])])
 
-    def gpus(self, node: int, shape: Shape) -> tuple[int, ...]:
+    def gpus(self, node: int, shape: TaskShape) -> tuple[int, ...]:
         """Pick them."""
         if not shape.gpus:
             return ()
         order = list(range(self.cluster.gpu.shape[1]))
         self.rng.shuffle(order)
         if shape.exclusive:
-            return together(self.cluster, node, shape, order)
+            return gpus_together(self.cluster, node, shape, order)
         row = self.cluster.gpu[node]
         return (next(number for number in order if row[number] >= shape.gpu_milli),)
 
 
-def _normalise(values: Ints, least: int | None = None) -> Floats:
+def _normalise_weights(values: Ints, least: int | None = None) -> Floats:
     low = int(values.min()) if least is None else least
     high = int(values.max())
     if high == low:
@@ -155,22 +166,22 @@ MOST_GPU: Final = 8 * WHOLE
 TOP: Final = 100
 
 
-class FirstFit(Policy):
+class FirstFit(SimulatedPolicy):
     """The first node of the list."""
 
-    def node(self, shape: Shape, fits: Bools) -> int:
+    def node(self, shape: TaskShape, fits: Bools) -> int:
         """Pick it."""
         return int(fits.argmax())
 
 
-class Random(Policy):
+class Random(SimulatedPolicy):
     """Any node, and any GPU that has the share."""
 
-    def node(self, shape: Shape, fits: Bools) -> int:
+    def node(self, shape: TaskShape, fits: Bools) -> int:
         """Pick it."""
         return int(self.rng.choice(np.flatnonzero(fits).tolist()))
 
-    def gpus(self, node: int, shape: Shape) -> tuple[int, ...]:
+    def gpus(self, node: int, shape: TaskShape) -> tuple[int, ...]:
         """Pick them."""
         if shape.exclusive or not shape.gpus:
             return super().gpus(node, shape)
@@ -178,49 +189,49 @@ class Random(Policy):
         return (int(self.rng.choice(able)),)
 
 
-class DotProduct(Policy):
+class DotProduct(SimulatedPolicy):
     """The node whose free CPU and GPU, times those asked for, are least (Tetris)."""
 
-    def node(self, shape: Shape, fits: Bools) -> int:
+    def node(self, shape: TaskShape, fits: Bools) -> int:
         """Pick it."""
         product = (
             self.cluster.cpu / MOST_CPU * (shape.cpu_milli / MOST_CPU)
             + self.cluster.idle / MOST_GPU * (shape.demand / MOST_GPU)
         ) / 2
-        return best((TOP * (1 - product)).astype(np.int64), fits)
+        return best_fitting_node((TOP * (1 - product)).astype(np.int64), fits)
 
 
-class BestFit(Policy):
+class BestFit(SimulatedPolicy):
     """The node with the least free CPU and GPU left."""
 
-    def node(self, shape: Shape, fits: Bools) -> int:
+    def node(self, shape: TaskShape, fits: Bools) -> int:
         """Pick it."""
         left = (self.cluster.cpu - shape.cpu_milli) / MOST_CPU * 0.5 + (
             self.cluster.idle - shape.demand
         ) / MOST_GPU * 0.5
-        return best(((1 - left) * TOP).astype(np.int64), fits)
+        return best_fitting_node(((1 - left) * TOP).astype(np.int64), fits)
 
 
-class Clustering(Policy):
+class Clustering(SimulatedPolicy):
     """Nodes with tasks of the same kind, the fullest first (Gandiva)."""
 
-    def node(self, shape: Shape, fits: Bools) -> int:
+    def node(self, shape: TaskShape, fits: Bools) -> int:
         """Pick it."""
         if not shape.gpus:
             return int(fits.argmax())
         variety = self.cluster.variety()
-        same = self.cluster.kinds.get(kind_of(shape))
+        same = self.cluster.kinds.get(task_kind_of(shape))
         alike = same > 0 if same is not None else np.zeros(len(self.cluster), dtype=np.bool_)
         quarter = TOP // 4
         band = np.where(alike, np.where(variety == 1, 3, 2), np.where(variety == 0, 1, 0))
         fullness = quarter * (MOST_GPU - self.cluster.idle) // MOST_GPU
-        return best(fullness + band * quarter, fits)
+        return best_fitting_node(fullness + band * quarter, fits)
 
 
-class Packing(Policy):
+class Packing(SimulatedPolicy):
     """GPUs that are shared already, then free GPUs of used nodes, then free nodes."""
 
-    def node(self, shape: Shape, fits: Bools) -> int:
+    def node(self, shape: TaskShape, fits: Bools) -> int:
         """Pick it."""
         if not shape.gpus:
             return int(fits.argmax())
@@ -237,10 +248,10 @@ class Packing(Policy):
                 fresh > 0, np.maximum(TOP // 2 - fresh, TOP // 3), np.maximum(shared, TOP // 2)
             ),
         )
-        return best(scores, fits)
+        return best_fitting_node(scores, fits)
 
 
-class Fgd(Policy):
+class Fgd(SimulatedPolicy):
     """The node, and the GPU, where fragmentation grows least.
 
     :param memory: of the typical tasks counts, too, as it does not in the paper.
@@ -249,7 +260,7 @@ class Fgd(Policy):
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: SimulatedCluster,
         rng: random.Random,
         workload: tuple[Typical, ...],
         memory: bool = False,
@@ -260,17 +271,17 @@ class Fgd(Policy):
         self.measure = Measure(workload)
         self.scores = Scores(cluster, self._compute)
 
-    def node(self, shape: Shape, fits: Bools) -> int:
+    def node(self, shape: TaskShape, fits: Bools) -> int:
         """Pick it."""
-        return best(self.scores.of(shape, fits), fits)
+        return best_fitting_node(self.scores.of(shape, fits), fits)
 
-    def gpus(self, node: int, shape: Shape) -> tuple[int, ...]:
+    def gpus(self, node: int, shape: TaskShape) -> tuple[int, ...]:
         """Pick them."""
         if shape.exclusive or not shape.gpus:
             return super().gpus(node, shape)
         return (int(self._by_gpu(shape, np.array([node]))[0].argmax()),)
 
-    def _compute(self, shape: Shape, nodes: Ints) -> Floats:
+    def _compute(self, shape: TaskShape, nodes: Ints) -> Floats:
         if shape.gpus and not shape.exclusive:
             result: Floats = self._by_gpu(shape, nodes).max(axis=1)
             return result
@@ -284,7 +295,7 @@ class Fgd(Policy):
             free = gpu == WHOLE
             after[free & (free.cumsum(axis=1) <= shape.gpus)] = 0
         memory = self.cluster.memory[nodes]
-        return _score(
+        return _score_of_gain(
             self._fragments(nodes, cpu, gpu, memory)
             - self._fragments(nodes, cpu - shape.cpu_milli, after, memory - shape.memory_mib)
         )
@@ -302,7 +313,7 @@ class Fgd(Policy):
         free = frozenset(np.flatnonzero(row == WHOLE).tolist())
         return self.cluster.satisfied(node, free, tuple(task.shape for task in self.workload))
 
-    def _by_gpu(self, shape: Shape, nodes: Ints) -> Floats:
+    def _by_gpu(self, shape: TaskShape, nodes: Ints) -> Floats:
         """Nodes x GPUs: the score of taking the share there; -1 where it does not fit."""
         cpu, gpu = self.cluster.cpu[nodes], self.cluster.gpu[nodes]
         width = gpu.shape[1]
@@ -313,11 +324,11 @@ class Fgd(Policy):
         scores = np.full(gpu.shape, -1.0)
         before = np.broadcast_to(self.measure.of(cpu, gpu)[:, None], gpu.shape)[able]
         less = np.broadcast_to((cpu - shape.cpu_milli)[:, None], gpu.shape)[able]
-        scores[able] = _score(before - self.measure.of(less, after[able]))
+        scores[able] = _score_of_gain(before - self.measure.of(less, after[able]))
         return scores
 
 
-def _score(gain: Floats) -> Floats:
+def _score_of_gain(gain: Floats) -> Floats:
     """A whole number from 0 to TOP for the decrease of fragmentation, in thousandths."""
     result: Floats = np.floor(TOP / (1.0 + np.exp(-gain / WHOLE)))
     return result

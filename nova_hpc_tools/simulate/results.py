@@ -26,8 +26,14 @@ from nova_hpc.topology import lstopo, roles
 from nova_hpc.topology.model import InventoryError
 from nova_hpc_tools.printing import InertConsole
 from nova_hpc_tools.simulate import inputs, model
-from nova_hpc_tools.simulate.model import Layout, Machine, Task
-from nova_hpc_tools.simulate.scenario import Outcome, Scenario, Spread, Summary, play
+from nova_hpc_tools.simulate.model import Layout, SimulatedMachine, SimulatedTask
+from nova_hpc_tools.simulate.scenario import (
+    FigureSpread,
+    ReplayOutcome,
+    Scenario,
+    Summary,
+    play_scenario,
+)
 from nova_hpc_tools.snapshot import SnapshotError
 from nova_hpc_tools.snapshot import document as snapshot_document
 
@@ -38,19 +44,19 @@ MOST_BYTES: Final = 512 * 1024 * 1024
 # --- files ---------------------------------------------------------------------
 
 
-def read(
+def read_simulation_inputs(
     node_file: Path | None, request_file: Path | None, snapshot_file: Path | None, role: str
-) -> tuple[list[Machine], list[Task], tuple[str, ...]]:
+) -> tuple[list[SimulatedMachine], list[SimulatedTask], tuple[str, ...]]:
     """Nodes and requests, and what of the snapshot's requests is not simulated.
 
     :raises ValueError: a file cannot be used; the text names it, and the line.
     """
-    machines: list[Machine] = []
-    tasks: list[Task] = []
+    machines: list[SimulatedMachine] = []
+    tasks: list[SimulatedTask] = []
     left_out: tuple[str, ...] = ()
     if snapshot_file is not None:
         try:
-            cloud = snapshot_document.read(snapshot_file)
+            cloud = snapshot_document.read_snapshot_file(snapshot_file)
         except SnapshotError as error:
             raise ValueError(str(error)) from error
         machines = inputs.machines_of(cloud, role)
@@ -61,25 +67,25 @@ def read(
         if request_file is None and not tasks:
             raise ValueError(
                 f"{snapshot_file}: no flavor asks for a device of role {role!r}; "
-                + "".join(f"{each}; " for each in left_out)
+                + "".join(f"{remark}; " for remark in left_out)
                 + "give the requests with --requests"
             )
     if node_file is not None:
-        machines = inputs.read_machines(_lines(node_file), str(node_file))
+        machines = inputs.read_machines(_read_input_lines(node_file), str(node_file))
     if request_file is not None:
-        tasks = inputs.read_tasks(_lines(request_file), str(request_file))
+        tasks = inputs.read_tasks(_read_input_lines(request_file), str(request_file))
     return machines, tasks, left_out
 
 
-def _lines(path: Path) -> list[str]:
+def _read_input_lines(path: Path) -> list[str]:
     try:
         with path.open("rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"
         with gzip.open(path) if packed else path.open("rb") as stream:
             data = stream.read(MOST_BYTES + 1)
     except (OSError, EOFError, zlib.error, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise ValueError(f"{path} cannot be read: {why}") from error
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise ValueError(f"{path} cannot be read: {reason}") from error
     if len(data) > MOST_BYTES:
         raise ValueError(f"{path} is longer than {MOST_BYTES} bytes")
     try:
@@ -90,7 +96,7 @@ def _lines(path: Path) -> list[str]:
     return text.splitlines(keepends=True)
 
 
-def with_topology(machines: list[Machine], given: Sequence[str]) -> list[Machine]:
+def with_topology(machines: list[SimulatedMachine], given: Sequence[str]) -> list[SimulatedMachine]:
     """The machines with the layouts that --topology names.
 
     :raises ValueError: the text names the option and what is wrong.
@@ -104,12 +110,12 @@ def with_topology(machines: list[Machine], given: Sequence[str]) -> list[Machine
             )
         if not equals and source != BUILT_IN:
             raise ValueError(f"--topology {text}: write {BUILT_IN}, or TYPE=FILE, or TYPE=dgx")
-        mine = [machine for machine in machines if not equals or machine.kind == kind]
+        chosen_machines = [machine for machine in machines if not equals or machine.kind == kind]
         try:
             if source == BUILT_IN:
-                changed = model.all_dgx(mine)
+                changed = model.all_dgx(chosen_machines)
             else:
-                changed = model.with_layout(mine, {kind: _layout(Path(source))})
+                changed = model.with_layout(chosen_machines, {kind: _read_gpu_layout(Path(source))})
         except ValueError as error:
             raise ValueError(f"--topology {text}: {error}") from error
         by_name = {machine.name: machine for machine in changed}
@@ -117,12 +123,12 @@ def with_topology(machines: list[Machine], given: Sequence[str]) -> list[Machine
     return machines
 
 
-def _layout(path: Path) -> Layout:
+def _read_gpu_layout(path: Path) -> Layout:
     try:
-        node = lstopo.read(path)
+        node = lstopo.read_lstopo_file(path)
     except InventoryError as error:
         raise ValueError(str(error)) from error
-    table = roles.strict(conf.roles.DEFAULT_ROLES)
+    table = roles.parse_roles(conf.roles.DEFAULT_ROLES)
     places = tuple(
         function.location for function in node.functions if table.role_of(function, node) == "gpu"
     )
@@ -138,7 +144,7 @@ _scenario: Scenario | None = None
 
 def play_all(
     scenario: Scenario, names: Sequence[str], seeds: Sequence[int], jobs: int
-) -> list[Outcome]:
+) -> list[ReplayOutcome]:
     """Every policy with every seed, by policy and then by seed.
 
     :param jobs: processes; 0: as many as CPUs may be used. The outcomes do not
@@ -153,45 +159,47 @@ def play_all(
         TimeElapsedColumn(),
     )
     console = InertConsole(file=sys.stderr)
-    found: dict[tuple[str, int], Outcome] = {}
+    outcomes: dict[tuple[str, int], ReplayOutcome] = {}
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task("simulations", total=len(wanted))
-        for one in _outcomes(scenario, wanted, jobs):
-            found[one.policy, one.seed] = one
-            progress.update(bar, advance=1, description=f"{one.policy}, seed {one.seed}")
-    return [found[pair] for pair in wanted]
+        for outcome in _play_in_processes(scenario, wanted, jobs):
+            outcomes[outcome.policy, outcome.seed] = outcome
+            progress.update(bar, advance=1, description=f"{outcome.policy}, seed {outcome.seed}")
+    return [outcomes[pair] for pair in wanted]
 
 
-def _outcomes(
+def _play_in_processes(
     scenario: Scenario, wanted: Sequence[tuple[str, int]], jobs: int
-) -> Iterator[Outcome]:
+) -> Iterator[ReplayOutcome]:
     if jobs == 1:
         for name, seed in wanted:
-            yield play(scenario, name, seed)
+            yield play_scenario(scenario, name, seed)
         return
     pool = ProcessPoolExecutor(
         jobs,
         # What threads hold at a fork stays held for ever.
         mp_context=multiprocessing.get_context("spawn"),
-        initializer=_begin,
+        initializer=_set_worker_scenario,
         initargs=(scenario,),
     )
     try:
         # The slowest policy is the last of the list, and begins first.
-        for future in as_completed([pool.submit(_play, *one) for one in reversed(wanted)]):
+        for future in as_completed(
+            [pool.submit(_play_in_worker, *run) for run in reversed(wanted)]
+        ):
             yield future.result()
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _begin(scenario: Scenario) -> None:
+def _set_worker_scenario(scenario: Scenario) -> None:
     global _scenario
     _scenario = scenario
 
 
-def _play(name: str, seed: int) -> Outcome:
+def _play_in_worker(name: str, seed: int) -> ReplayOutcome:
     assert _scenario is not None
-    return play(_scenario, name, seed)
+    return play_scenario(_scenario, name, seed)
 
 
 # --- results -------------------------------------------------------------------
@@ -208,7 +216,7 @@ _HEADERS: Final = {
 }
 
 
-def table(
+def print_result_table(
     scenario: Scenario, summaries: Sequence[Summary], seeds: int, left_out: Sequence[str] = ()
 ) -> None:
     """Print the table; wide lines are not folded.
@@ -226,9 +234,9 @@ def table(
         )
         + f"; {seeds} seed{'s' if seeds > 1 else ''}"
     )
-    for each in left_out:
-        print(f"not simulated: {each}")
-    columns, rows = cells(summaries)
+    for remark in left_out:
+        print(f"not simulated: {remark}")
+    columns, rows = result_cells_of(summaries)
     grid = Table(box=None, pad_edge=False, header_style="bold")
     for number, header in enumerate(columns):
         grid.add_column(header, justify="right" if number else "left")
@@ -240,36 +248,39 @@ def table(
     console.print(grid)
 
 
-def cells(summaries: Sequence[Summary]) -> tuple[list[str], list[list[str]]]:
+def result_cells_of(summaries: Sequence[Summary]) -> tuple[list[str], list[list[str]]]:
     """Headers and rows, without the figures that are 0 everywhere."""
     shown = {
         name: header
         for name, header in _HEADERS.items()
-        if any(one.figures[name].most for one in summaries)
+        if any(summary.figures[name].most for summary in summaries)
     }
-    rows = [[one.policy, *(_cell(name, one.figures[name]) for name in shown)] for one in summaries]
+    rows = [
+        [summary.policy, *(_format_figure(name, summary.figures[name]) for name in shown)]
+        for summary in summaries
+    ]
     return ["policy", *shown.values()], rows
 
 
-def _cell(name: str, spread: Spread) -> str:
+def _format_figure(name: str, spread: FigureSpread) -> str:
     digits = 0 if name.startswith("refused") else 2
     text = f"{spread.mean:.{digits}f}"
     return f"{text} ±{spread.deviation:.{digits}f}" if spread.deviation else text
 
 
-def provenance() -> Mapping[str, Any]:
+def describe_provenance() -> Mapping[str, Any]:
     """When and where the figures were made."""
     import numpy
 
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        "machine": f"{_processor()}, {len(os.sched_getaffinity(0))} CPUs",
+        "machine": f"{_processor_name()}, {len(os.sched_getaffinity(0))} CPUs",
         "python": platform.python_version(),
         "numpy": numpy.__version__,
     }
 
 
-def _processor() -> str:
+def _processor_name() -> str:
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -281,7 +292,7 @@ def _processor() -> str:
     return platform.machine()
 
 
-def draw(scenario: Scenario, summaries: Sequence[Summary], path: Path) -> None:
+def draw_curves(scenario: Scenario, summaries: Sequence[Summary], path: Path) -> None:
     """Draw idle and fragmented GPUs against demand, as SVG.
 
     :raises OSError: the file cannot be written
@@ -296,21 +307,21 @@ def draw(scenario: Scenario, summaries: Sequence[Summary], path: Path) -> None:
     axes = figure.subplots(1, 2)
     styles = ["-", "--", ":", "-."]
     along = "time passed, %" if scenario.demand is None else "demand, % of the GPUs"
-    for number, one in enumerate(summaries):
+    for number, summary in enumerate(summaries):
         style: dict[str, Any] = {
-            "label": one.policy,
+            "label": summary.policy,
             "color": f"C{number % 10}",
             "linestyle": styles[number // 3 % len(styles)],
-            "linewidth": 2.0 if one.policy == "nova-hpc" else 1.2,
+            "linewidth": 2.0 if summary.policy == "nova-hpc" else 1.2,
         }
-        at = list(one.curve)
-        axes[0].plot(at, [100 - allocated for allocated, _ in one.curve.values()], **style)
-        axes[1].plot(at, [fragmented for _, fragmented in one.curve.values()], **style)
+        at = list(summary.curve)
+        axes[0].plot(at, [100 - allocated for allocated, _ in summary.curve.values()], **style)
+        axes[1].plot(at, [fragmented for _, fragmented in summary.curve.values()], **style)
     axes[0].set(xlabel=along, ylabel="GPUs idle, %")
     axes[1].set(xlabel=along, ylabel="GPUs fragmented, %")
     if scenario.demand is not None and scenario.demand > 80:
         axes[0].set(xlim=(75, scenario.demand), ylim=(0, 25))
-    for each in axes:
-        each.grid(alpha=0.3)
+    for axis in axes:
+        axis.grid(alpha=0.3)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
     figure.savefig(path, format="svg", metadata={"Date": None, "Creator": "nova-hpc simulate"})

@@ -12,15 +12,23 @@ from typing import Any, Final
 import attrs
 
 from nova_hpc_tools.simulate import model, policies
-from nova_hpc_tools.simulate.cluster import Cluster, Measure
-from nova_hpc_tools.simulate.model import WHOLE, Machine, Task, draw, rounded, typical, with_levels
-from nova_hpc_tools.simulate.policy import Policy
+from nova_hpc_tools.simulate.cluster import Measure, SimulatedCluster
+from nova_hpc_tools.simulate.model import (
+    WHOLE,
+    SimulatedMachine,
+    SimulatedTask,
+    draw_arrivals,
+    round_to_whole_gpus,
+    typical_shapes_of,
+    with_levels,
+)
+from nova_hpc_tools.simulate.policy import SimulatedPolicy
 
 PERCENT: Final = 100
 
 
 @attrs.frozen
-class Sample:
+class ClusterSample:
     """The cluster at one moment, in per cent of its GPUs."""
 
     #: demand that has arrived, or, with times, the time that has passed
@@ -30,7 +38,7 @@ class Sample:
 
 
 @attrs.frozen
-class Outcome:
+class ReplayOutcome:
     """What one policy did with one order of arrivals."""
 
     policy: str
@@ -47,19 +55,21 @@ class Outcome:
     #: when demand reached 100 per cent; 0 where it did not, or with times
     allocated_at_100: float
     fragmented: float
-    samples: tuple[Sample, ...]
+    samples: tuple[ClusterSample, ...]
 
 
-class Run:
+class PolicyReplay:
     """A policy at work on a cluster."""
 
-    def __init__(self, cluster: Cluster, policy: Policy, measure: Measure) -> None:
+    def __init__(
+        self, cluster: SimulatedCluster, policy: SimulatedPolicy, measure: Measure
+    ) -> None:
         self.cluster = cluster
         self.policy = policy
         self.measure = measure
-        self.refused: list[Task] = []
+        self.refused: list[SimulatedTask] = []
 
-    def place(self, task: Task) -> tuple[int, tuple[int, ...]] | None:
+    def place(self, task: SimulatedTask) -> tuple[int, tuple[int, ...]] | None:
         """Place one task: its node and GPUs; None when it was refused."""
         fits = self.cluster.fits(task.shape)
         if not fits.any():
@@ -70,17 +80,17 @@ class Run:
         self.cluster.take(node, task.shape, gpus)
         return node, gpus
 
-    def sample(self, at: int) -> Sample:
+    def sample(self, at: int) -> ClusterSample:
         """Where it stands."""
         capacity = max(self.cluster.capacity, 1)
         used = self.cluster.capacity - int(self.cluster.idle.sum())
-        return Sample(
+        return ClusterSample(
             at,
             PERCENT * used / capacity,
             PERCENT * self.measure.cluster(self.cluster) / capacity,
         )
 
-    def by_demand(self, tasks: Sequence[Task], capacity: int) -> Iterator[Sample]:
+    def by_demand(self, tasks: Sequence[SimulatedTask], capacity: int) -> Iterator[ClusterSample]:
         """Place *tasks*, none of which leaves; a sample for each per cent of demand.
 
         :param capacity: what 100 per cent of demand is, in thousandths of a GPU
@@ -95,7 +105,7 @@ class Run:
                 yield self.sample(done)
         yield self.sample(done)
 
-    def by_time(self, tasks: Sequence[Task]) -> Iterator[Sample]:
+    def by_time(self, tasks: Sequence[SimulatedTask]) -> Iterator[ClusterSample]:
         """Place *tasks* when they arrive and end them when they leave.
 
         A sample for each per cent of the time between the first and the last
@@ -104,11 +114,11 @@ class Run:
         order = sorted(tasks, key=lambda task: task.arrives)
         first, last = order[0].arrives, order[-1].arrives
         step = (last - first) / PERCENT
-        running: list[tuple[float, int, int, Task, tuple[int, ...]]] = []
+        running: list[tuple[float, int, int, SimulatedTask, tuple[int, ...]]] = []
         done = 0
 
-        def leave(now: float) -> None:
-            while running and running[0][0] <= now:
+        def leave(moment: float) -> None:
+            while running and running[0][0] <= moment:
                 _, _, node, task, gpus = heapq.heappop(running)
                 self.cluster.give(node, task.shape, gpus)
 
@@ -124,16 +134,16 @@ class Run:
         yield self.sample(PERCENT)
 
 
-def outcome(
+def replay_tasks(
     name: str,
     seed: int,
-    run: Run,
-    tasks: Sequence[Task],
+    run: PolicyReplay,
+    tasks: Sequence[SimulatedTask],
     *,
     capacity: int,
     timed: bool,
     progress: Callable[[int], None] = lambda at: None,
-) -> Outcome:
+) -> ReplayOutcome:
     """Replay *tasks* and sum up.
 
     :param timed: by the tasks' times; otherwise in their order, and none leaves
@@ -145,11 +155,11 @@ def outcome(
         progress(sample.at)
     last = samples[-1]
     allocated, fragmented = last.allocated, last.fragmented
-    full = next((one.allocated for one in samples if one.at >= PERCENT), 0.0)
+    full = next((sample.allocated for sample in samples if sample.at >= PERCENT), 0.0)
     if timed:
-        allocated = sum(one.allocated for one in samples) / len(samples)
-        fragmented = sum(one.fragmented for one in samples) / len(samples)
-    return Outcome(
+        allocated = sum(sample.allocated for sample in samples) / len(samples)
+        fragmented = sum(sample.fragmented for sample in samples) / len(samples)
+    return ReplayOutcome(
         policy=name,
         seed=seed,
         arrived=len(tasks),
@@ -172,8 +182,8 @@ VERSION: Final = 1
 class Scenario:
     """What every policy is put to."""
 
-    machines: tuple[Machine, ...]
-    tasks: tuple[Task, ...]
+    machines: tuple[SimulatedMachine, ...]
+    tasks: tuple[SimulatedTask, ...]
     #: Arrivals, in per cent of the GPUs that are free at first (without
     #: *added* nodes); None: the tasks come and leave at their own times.
     demand: int | None = 130
@@ -189,9 +199,9 @@ class Scenario:
         return WHOLE * sum(machine.free for machine in first)
 
 
-def prepare(
-    machines: Sequence[Machine],
-    tasks: Sequence[Task],
+def prepare_scenario(
+    machines: Sequence[SimulatedMachine],
+    tasks: Sequence[SimulatedTask],
     *,
     whole: bool,
     demand: int | None,
@@ -204,7 +214,11 @@ def prepare(
     :raises ValueError: it cannot be simulated; the text says why.
     """
     scenario = Scenario(
-        tuple(machines), tuple(rounded(tasks) if whole else tasks), demand, levels, added
+        tuple(machines),
+        tuple(round_to_whole_gpus(tasks) if whole else tasks),
+        demand,
+        levels,
+        added,
     )
     if not scenario.capacity:
         raise ValueError("no node has a free GPU")
@@ -218,31 +232,31 @@ def prepare(
     return scenario
 
 
-def play(
+def play_scenario(
     scenario: Scenario, policy: str, seed: int, progress: Callable[[int], None] = lambda at: None
-) -> Outcome:
+) -> ReplayOutcome:
     """What *policy* does; the same for the same arguments.
 
     The seed decides the order of the arrivals, which of the requests need a
     level, the order in which equal nodes are taken, and the policy's own dice.
     """
-    tasks: Sequence[Task] = scenario.tasks
+    tasks: Sequence[SimulatedTask] = scenario.tasks
     if scenario.levels:
         sizes = model.domain_sizes([machine.layout for machine in scenario.machines])
         tasks = with_levels(tasks, seed, scenario.levels, *sizes)
-    workload = typical(tasks)
-    own = typical(tasks, memory=True) if policies.counts_memory(policy) else workload
+    workload = typical_shapes_of(tasks)
+    own = typical_shapes_of(tasks, memory=True) if policies.counts_memory(policy) else workload
     machines = list(scenario.machines)
     random.Random(f"nodes {seed}").shuffle(machines)
-    cluster = Cluster(machines)
-    chosen = policies.build(policy, cluster, random.Random(f"{policy} {seed}"), own)
+    cluster = SimulatedCluster(machines)
+    chosen = policies.build_policy(policy, cluster, random.Random(f"{policy} {seed}"), own)
     timed = scenario.demand is None
     if scenario.demand is not None:
-        tasks = draw(tasks, scenario.capacity * scenario.demand // PERCENT, seed)
-    return outcome(
+        tasks = draw_arrivals(tasks, scenario.capacity * scenario.demand // PERCENT, seed)
+    return replay_tasks(
         policy,
         seed,
-        Run(cluster, chosen, Measure(workload)),
+        PolicyReplay(cluster, chosen, Measure(workload)),
         tasks,
         capacity=scenario.capacity,
         timed=timed,
@@ -251,7 +265,7 @@ def play(
 
 
 @attrs.frozen
-class Spread:
+class FigureSpread:
     """A figure over the seeds."""
 
     mean: float
@@ -260,7 +274,7 @@ class Spread:
     most: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
+    def of(cls, values: Sequence[float]) -> FigureSpread:
         """Sum up; there is at least one value."""
         return cls(
             statistics.fmean(values),
@@ -288,28 +302,31 @@ class Summary:
     """One policy over all seeds."""
 
     policy: str
-    figures: Mapping[str, Spread]
+    figures: Mapping[str, FigureSpread]
     #: per cent of demand or time -> means of allocation and fragmentation
     curve: Mapping[int, tuple[float, float]]
 
 
-def summarise(outcomes: Sequence[Outcome]) -> list[Summary]:
+def summarise_outcomes(outcomes: Sequence[ReplayOutcome]) -> list[Summary]:
     """The policies in the order in which they first occur."""
-    by_policy: dict[str, list[Outcome]] = {}
-    for one in sorted(outcomes, key=lambda one: one.seed):
-        by_policy.setdefault(one.policy, []).append(one)
-    order = dict.fromkeys(one.policy for one in outcomes)
-    return [_summary(policy, by_policy[policy]) for policy in order]
+    by_policy: dict[str, list[ReplayOutcome]] = {}
+    for outcome in sorted(outcomes, key=lambda outcome: outcome.seed):
+        by_policy.setdefault(outcome.policy, []).append(outcome)
+    order = dict.fromkeys(outcome.policy for outcome in outcomes)
+    return [_summary_of_policy(policy, by_policy[policy]) for policy in order]
 
 
-def _summary(policy: str, outcomes: Sequence[Outcome]) -> Summary:
+def _summary_of_policy(policy: str, outcomes: Sequence[ReplayOutcome]) -> Summary:
     points: dict[int, list[tuple[float, float]]] = {}
-    for one in outcomes:
-        for sample in one.samples:
+    for outcome in outcomes:
+        for sample in outcome.samples:
             points.setdefault(sample.at, []).append((sample.allocated, sample.fragmented))
     return Summary(
         policy,
-        {name: Spread.of([float(getattr(one, name)) for one in outcomes]) for name in FIGURES},
+        {
+            name: FigureSpread.of([float(getattr(outcome, name)) for outcome in outcomes])
+            for name in FIGURES
+        },
         {
             at: (
                 statistics.fmean(pair[0] for pair in pairs),
@@ -320,8 +337,8 @@ def _summary(policy: str, outcomes: Sequence[Outcome]) -> Summary:
     )
 
 
-def document(
-    scenario: Scenario, outcomes: Sequence[Outcome], about: Mapping[str, Any]
+def build_simulation_document(
+    scenario: Scenario, outcomes: Sequence[ReplayOutcome], about: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The results as plain objects.
 
@@ -339,17 +356,19 @@ def document(
         "added": scenario.added,
         "policies": [
             {
-                "policy": one.policy,
+                "policy": summary.policy,
                 "figures": {
                     name: {key: round(value, 4) for key, value in attrs.asdict(spread).items()}
-                    for name, spread in one.figures.items()
+                    for name, spread in summary.figures.items()
                 },
                 "curve": [
                     [at, round(allocated, 3), round(fragmented, 3)]
-                    for at, (allocated, fragmented) in one.curve.items()
+                    for at, (allocated, fragmented) in summary.curve.items()
                 ],
             }
-            for one in summarise(outcomes)
+            for summary in summarise_outcomes(outcomes)
         ],
-        "runs": [attrs.asdict(one, filter=attrs.filters.exclude("samples")) for one in outcomes],
+        "runs": [
+            attrs.asdict(outcome, filter=attrs.filters.exclude("samples")) for outcome in outcomes
+        ],
     }

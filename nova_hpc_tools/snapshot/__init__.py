@@ -17,38 +17,46 @@ import attrs
 from nova_hpc.outside import text as text_of_others
 from nova_hpc.placement import profile as profiles
 from nova_hpc.placement import roles as hpc_roles
-from nova_hpc.placement.model import Cell, DeviceSet, Host, HostNode, Pool, Request, Want
+from nova_hpc.placement.model import (
+    DevicePool,
+    DeviceSet,
+    FreeHost,
+    HostNode,
+    Request,
+    Want,
+    WantedCell,
+)
 from nova_hpc.placement.server import ServerSpec
 from nova_hpc.topology.level import Location
 from nova_hpc.wire.decision import Decision
-from nova_hpc.wire.decision import loads as read_decision
+from nova_hpc.wire.decision import read_decision as read_decision
 from nova_hpc_tools.snapshot import direct_ports
-from nova_hpc_tools.snapshot.direct_ports import Adapter, DirectPorts
+from nova_hpc_tools.snapshot.direct_ports import DirectPorts, PortAdapter
 
 
 class SnapshotError(Exception):
     """A snapshot that cannot be read, made or used; the text is for operators."""
 
 
-def printable(text: str) -> str:
+def make_printable_text(text: str) -> str:
     """A text of users or nodes as it may be shown in a terminal; never empty."""
-    return text_of_others.printable(text) or "?"
+    return text_of_others.printable_text(text) or "?"
 
 
-def _counts(value: Mapping[str, int]) -> dict[str, int]:
+def _sort_counts(value: Mapping[str, int]) -> dict[str, int]:
     return dict(sorted(value.items()))
 
 
-def _sorted(values: Mapping[str, str]) -> dict[str, str]:
+def _sort_by_key(values: Mapping[str, str]) -> dict[str, str]:
     return dict(sorted(values.items()))
 
 
-def _by_name(values: Mapping[str, Mapping[str, str]]) -> dict[str, Mapping[str, str]]:
+def _sort_by_name(values: Mapping[str, Mapping[str, str]]) -> dict[str, Mapping[str, str]]:
     return {name: values[name] for name in sorted(values)}
 
 
 @attrs.frozen
-class Alias:
+class SnapshotAlias:
     """One PCI alias, as Nova understands it."""
 
     name: str
@@ -77,14 +85,14 @@ class Flavor:
     image: str | None = None
     vcpus: int = 0
     memory_mb: int = 0
-    extra_specs: Mapping[str, str] = attrs.field(factory=dict, converter=_sorted, hash=False)
+    extra_specs: Mapping[str, str] = attrs.field(factory=dict, converter=_sort_by_key, hash=False)
     wants: tuple[FlavorWant, ...] = ()
-    cells: tuple[Cell, ...] = ()
+    cells: tuple[WantedCell, ...] = ()
     #: The PCI NUMA policy that Nova follows.
     numa_policy: str | None = None
     #: Why Nova refuses to create servers of it; None: it does not.
     problem: str | None = None
-    #: What the server in question brings; in no file. See :func:`with_ports`.
+    #: What the server in question brings; in no file. See :func:`flavor_with_ports`.
     ports: tuple[DirectPorts, ...] = ()
     #: The entries of ``[hpc]port_roles``; likewise.
     port_roles: tuple[str, ...] = ()
@@ -100,13 +108,13 @@ class Flavor:
             ),
             cells=self.cells,
             numa_policy=self.numa_policy,
-            ports=direct_ports.engine(self.ports, self.port_roles),
-            port_roles=hpc_roles.of_networks(self.port_roles),
+            ports=direct_ports.ports_for_engine(self.ports, self.port_roles),
+            port_roles=hpc_roles.list_network_roles(self.port_roles),
         )
 
 
 @attrs.frozen
-class Use:
+class FunctionUse:
     """One function that a server has."""
 
     address: str
@@ -114,7 +122,7 @@ class Use:
 
 
 @attrs.frozen
-class Device:
+class SnapshotDevice:
     """Devices that are one provider to Placement, and one pool to Nova.
 
     A physical device, or all virtual functions of one physical function.
@@ -133,13 +141,13 @@ class Device:
     unit: str | None = None
     resource_class: str | None = None
     traits: frozenset[str] = frozenset()
-    used: tuple[Use, ...] = ()
+    used: tuple[FunctionUse, ...] = ()
     #: For whose ports its functions are; None: they are for flavors.
-    ports: Adapter | None = None
+    ports: PortAdapter | None = None
 
 
 @attrs.frozen
-class Node:
+class SnapshotNode:
     """One compute node."""
 
     host: str
@@ -147,24 +155,24 @@ class Node:
     zone: str | None = None
     #: aggregate -> metadata
     aggregates: Mapping[str, Mapping[str, str]] = attrs.field(
-        factory=dict, converter=_by_name, hash=False
+        factory=dict, converter=_sort_by_name, hash=False
     )
     #: Why the scheduler gives it no server with an ``hpc:`` flavor; None: it does.
     out: str | None = None
     numa: tuple[HostNode, ...] = ()
-    devices: tuple[Device, ...] = ()
+    devices: tuple[SnapshotDevice, ...] = ()
     #: All NVLink sets, free or not, by provider.
     nvlink: tuple[frozenset[str], ...] = ()
     #: Devices that are reported but cannot be used, each with the reason.
     unusable: tuple[str, ...] = ()
     #: PCI address -> why the node withholds it from every server.
-    withheld: Mapping[str, str] = attrs.field(factory=dict, converter=_sorted, hash=False)
+    withheld: Mapping[str, str] = attrs.field(factory=dict, converter=_sort_by_key, hash=False)
     #: Alias -> how many of *withheld* would serve it; one that is not in it has none, or the
     #: node's release does not say which they are.
-    withheld_of: Mapping[str, int] = attrs.field(factory=dict, converter=_counts, hash=False)
+    withheld_of: Mapping[str, int] = attrs.field(factory=dict, converter=_sort_counts, hash=False)
     #: PCI address -> what ails a device that a server has; it will be
     #: withheld when that server leaves.
-    ailing: Mapping[str, str] = attrs.field(factory=dict, converter=_sorted, hash=False)
+    ailing: Mapping[str, str] = attrs.field(factory=dict, converter=_sort_by_key, hash=False)
 
     @property
     def name(self) -> str:
@@ -191,7 +199,7 @@ class Server:
     host: str
     node: str
     flavor: str
-    extra_specs: Mapping[str, str] = attrs.field(factory=dict, converter=_sorted, hash=False)
+    extra_specs: Mapping[str, str] = attrs.field(factory=dict, converter=_sort_by_key, hash=False)
     #: The text of ``system_metadata['hpc_decision']``.
     decision: str | None = None
     cells: tuple[ServerCell, ...] = ()
@@ -212,68 +220,74 @@ class Snapshot:
     nova: str
     #: What could not be read or will not work, for operators.
     problems: tuple[str, ...] = ()
-    aliases: tuple[Alias, ...] = ()
+    aliases: tuple[SnapshotAlias, ...] = ()
     flavors: tuple[Flavor, ...] = ()
     #: By what the scheduler measures the damage of a placement.
     profile: profiles.Profile = profiles.DEFAULT
-    hosts: tuple[Node, ...] = ()
+    hosts: tuple[SnapshotNode, ...] = ()
     servers: tuple[Server, ...] = ()
     #: The entries of ``[hpc]port_roles``.
     port_roles: tuple[str, ...] = ()
 
 
-def with_ports(cloud: Snapshot, flavor: Flavor, ports: Iterable[DirectPorts]) -> Flavor:
+def flavor_with_ports(cloud: Snapshot, flavor: Flavor, ports: Iterable[DirectPorts]) -> Flavor:
     """*flavor* for a server that brings these direct ports."""
-    return attrs.evolve(flavor, ports=direct_ports.added(ports), port_roles=cloud.port_roles)
+    return attrs.evolve(
+        flavor, ports=direct_ports.merge_equal_ports(ports), port_roles=cloud.port_roles
+    )
 
 
-def request(flavor: Flavor, hosts: Iterable[Node]) -> Request:
+def request_of_flavor(flavor: Flavor, hosts: Iterable[SnapshotNode]) -> Request:
     """The flavor as a request to the engine, as the scheduler builds it.
 
     :param hosts: their devices tell which role an alias plays.
     :raises nova_hpc.placement.grouping.FlavorError: the scheduler would refuse it.
     """
     server = flavor.server
-    return server.request(roles(hosts, server.wants))
+    return server.request(roles_of_wants(hosts, server.wants))
 
 
-def roles(hosts: Iterable[Node], wants: Sequence[Want]) -> dict[str, str]:
+def roles_of_wants(hosts: Iterable[SnapshotNode], wants: Sequence[Want]) -> dict[str, str]:
     """Want.key -> role, as the scheduler finds it on these hosts.
 
     :raises nova_hpc.placement.roles.RoleConflictError: devices of several roles, none of
         which the alias is called as.
     """
     everywhere = tuple(hosts)
-    played = hpc_roles.played_by(
-        hpc_roles.played_on((device.aliases, device.role) for device in host.devices if device.free)
+    played = hpc_roles.roles_played_by_hosts(
+        hpc_roles.roles_played_on_host(
+            (device.aliases, device.role) for device in host.devices if device.free
+        )
         for host in everywhere
     )
     # The scheduler remembers the roles of devices that servers have.
-    known = {each.role for host in everywhere for each in host.devices if each.role is not None}
-    return hpc_roles.bind(wants, played, known, by_name=True)
+    known_roles = {
+        device.role for host in everywhere for device in host.devices if device.role is not None
+    }
+    return hpc_roles.bind_alias_roles(wants, played, known_roles, by_name=True)
 
 
-def mixed_aliases(hosts: Iterable[Node]) -> tuple[str, ...]:
+def mixed_aliases(hosts: Iterable[SnapshotNode]) -> tuple[str, ...]:
     """Aliases that Nova serves with devices of several roles, each with them."""
-    found: dict[str, set[str]] = {}
-    for device in (each for host in hosts for each in host.devices):
+    roles_by_alias: dict[str, set[str]] = {}
+    for device in (device for host in hosts for device in host.devices):
         for alias in device.aliases if device.role is not None else ():
-            found.setdefault(alias, set()).add(str(device.role))
+            roles_by_alias.setdefault(alias, set()).add(str(device.role))
     return tuple(
         f"Nova serves the alias {alias} with devices of the roles {' and '.join(sorted(roles))}; "
         "flavors without hpc: keys get any of them: give each role an identity with nova-hpc "
         "configure"
-        for alias, roles in sorted(found.items())
+        for alias, roles in sorted(roles_by_alias.items())
         if len(roles) > 1
     )
 
 
 def engine_host(
-    node: Node,
+    node: SnapshotNode,
     wants: Sequence[Want],
     roles: Mapping[str, str] | None = None,
     ports: Sequence[DirectPorts] = (),
-) -> Host:
+) -> FreeHost:
     """What is free on one node, in the engine's words.
 
     :param roles: Want.key -> the role that its devices have to have.
@@ -281,14 +295,14 @@ def engine_host(
     """
     free = {device.provider for device in node.devices if device.free}
     pools = [
-        Pool(
+        DevicePool(
             id=device.provider,
             name=device.address,
             location=device.location,
             free=device.free,
             serves=frozenset(want.key for want in wants if want.name in device.aliases)
             if device.ports is None
-            else direct_ports.served(ports, device.ports),
+            else direct_ports.served_port_keys(ports, device.ports),
             unit=device.unit,
             # Later servers want devices by their role, and these only by ports.
             role=device.role if device.ports is None else None,
@@ -297,16 +311,18 @@ def engine_host(
         for device in node.devices
         if device.free
     ]
-    host = Host(
+    host = FreeHost(
         name=node.host,
         pools=tuple(sorted(pools, key=lambda pool: (pool.name, pool.id))),
         nodes=node.numa,
-        nvlink=tuple(each for each in node.nvlink if each <= free),
+        nvlink=tuple(nvlink_set for nvlink_set in node.nvlink if nvlink_set <= free),
     )
-    return hpc_roles.bound(host, roles or {})[0]
+    return hpc_roles.restrict_to_roles(host, roles or {})[0]
 
 
-def take(node: Node, devices: DeviceSet, cells: Iterable[Cell], server: str) -> Node:
+def take_from_node(
+    node: SnapshotNode, devices: DeviceSet, cells: Iterable[WantedCell], server: str
+) -> SnapshotNode:
     """The node after *server* got these devices, CPUs and pages."""
     taken = collections.Counter(pick.pool for pick in devices.picks)
     return attrs.evolve(
@@ -315,11 +331,11 @@ def take(node: Node, devices: DeviceSet, cells: Iterable[Cell], server: str) -> 
             attrs.evolve(
                 device,
                 free=device.free - taken[device.provider],
-                used=device.used + (Use(device.address, server),) * taken[device.provider],
+                used=device.used + (FunctionUse(device.address, server),) * taken[device.provider],
             )
             for device in node.devices
         ),
-        numa=_changed(
+        numa=_change_numa_amounts(
             node.numa,
             [
                 ServerCell(
@@ -333,27 +349,29 @@ def take(node: Node, devices: DeviceSet, cells: Iterable[Cell], server: str) -> 
     )
 
 
-def release(node: Node, server: Server) -> Node:
+def release_from_node(node: SnapshotNode, server: Server) -> SnapshotNode:
     """The node after *server* left; a device that ails does not become free."""
     devices = []
     # A server that is being moved holds CPUs there, and devices here, too.
     home = (server.host, server.node) == (node.host, node.node)
     for device in node.devices:
         back = sum(
-            use.server == server.uuid and not _ails(node, device, use) for use in device.used
+            use.server == server.uuid and not _is_ailing(node, device, use) for use in device.used
         )
         left = tuple(use for use in device.used if use.server != server.uuid)
         devices.append(attrs.evolve(device, free=device.free + back, used=left))
     return attrs.evolve(
-        node, devices=tuple(devices), numa=_changed(node.numa, server.cells if home else (), +1)
+        node,
+        devices=tuple(devices),
+        numa=_change_numa_amounts(node.numa, server.cells if home else (), +1),
     )
 
 
-def _ails(node: Node, device: Device, use: Use) -> bool:
+def _is_ailing(node: SnapshotNode, device: SnapshotDevice, use: FunctionUse) -> bool:
     return use.address in node.ailing or device.address in node.ailing
 
 
-def _changed(
+def _change_numa_amounts(
     numa: Iterable[HostNode], cells: Iterable[ServerCell], sign: int
 ) -> tuple[HostNode, ...]:
     """Give back (+1) or take away (-1) what the cells hold."""

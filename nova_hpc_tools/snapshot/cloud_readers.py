@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from nova_hpc.topology.model import Node
-from nova_hpc_tools.adopt import service_settings as node_config
-from nova_hpc_tools.adopt.nova_rules import PciSettings, Refusal
+from nova_hpc_tools.adopt import service_settings
+from nova_hpc_tools.adopt.nova_rules import NovaRefusal, PciSettings
 from nova_hpc_tools.snapshot import Snapshot, SnapshotError
 from nova_hpc_tools.snapshot import document as snapshot_document
-from nova_hpc_tools.snapshot.cloud_records import Records
+from nova_hpc_tools.snapshot.cloud_records import CloudRecords
 from nova_hpc_tools.snapshot.group_fleet import GroupLine, Reaped
 from nova_hpc_tools.snapshot.node_health import NodeHealth
-from nova_hpc_tools.snapshot.unplaced_requests import Asked
+from nova_hpc_tools.snapshot.unplaced_requests import UnplacedRequest
 
 READERS: Final = "nova_hpc.readers"
 
@@ -29,19 +29,19 @@ Track = Callable[[Sequence[Any]], Iterable[Any]]
 #: snapshot out; raises SnapshotError.
 Reader = Callable[[Sequence[str], str | None], Snapshot]
 #: The same with a server or a request instead, and what was asked for it out.
-AskedReader = Callable[[Sequence[str], str | None, str | None], Asked]
+AskedReader = Callable[[Sequence[str], str | None, str | None], UnplacedRequest]
 #: The same without an image, and what nodes say about their devices out.
 HealthReader = Callable[[Sequence[str]], Sequence[NodeHealth]]
 #: The same, and what reads all that Nova and Placement have of the cloud.
-RecordsReader = Callable[[Sequence[str]], Callable[[Track], Records]]
+RecordsReader = Callable[[Sequence[str]], Callable[[Track], CloudRecords]]
 #: The same, and what Placement holds of server groups, or what was taken away of it.
 FabricGroupsReader = Callable[[Sequence[str]], Sequence[GroupLine]]
 #: What a node's nova-compute is told of PCI devices in, what Nova refuses of it out.
-PciReader = Callable[[PciSettings, Node, Path], Sequence[Refusal]]
+PciReader = Callable[[PciSettings, Node, Path], Sequence[NovaRefusal]]
 FabricReaper = Callable[[Sequence[str]], Reaped]
 
 
-def add_arguments(parser: argparse.ArgumentParser, snapshot: bool = True) -> None:
+def add_snapshot_arguments(parser: argparse.ArgumentParser, snapshot: bool = True) -> None:
     """Declare the options that say where the cloud is read.
 
     :param snapshot: also offer ``--snapshot``.
@@ -55,24 +55,26 @@ def add_arguments(parser: argparse.ArgumentParser, snapshot: bool = True) -> Non
             help="a snapshot that was taken with nova-hpc simulate snapshot; without it, the "
             "cloud itself is read, as nova-manage reads it",
         )
-    node_config.add_options(group, "Nova's scheduler")
+    service_settings.add_config_options(group, "Nova's scheduler")
 
 
-def take(snapshot: Path | None, config: Sequence[str] = (), image: str | None = None) -> Snapshot:
+def obtain_snapshot(
+    snapshot: Path | None, config: Sequence[str] = (), image: str | None = None
+) -> Snapshot:
     """The snapshot in a file, or a fresh one of the cloud.
 
     :raises SnapshotError: it cannot be had, or both are named; the text names the cure.
     """
     if snapshot is not None:
         # argparse cannot say that one option excludes two that go together.
-        for each in config:
-            option = each.partition("=")[0]
+        for word in config:
+            option = word.partition("=")[0]
             raise SnapshotError(
                 f"--snapshot and {option} exclude each other: a snapshot is the cloud as it was, "
                 f"and {option} says where the running cloud is read; leave one out"
             )
-        return snapshot_document.read(snapshot)
-    return cast(Reader, _reader("nova"))(config, image)
+        return snapshot_document.read_snapshot_file(snapshot)
+    return cast(Reader, _load_reader("nova"))(config, image)
 
 
 def read_health(config: Sequence[str] = ()) -> Sequence[NodeHealth]:
@@ -80,23 +82,25 @@ def read_health(config: Sequence[str] = ()) -> Sequence[NodeHealth]:
 
     :raises SnapshotError: it cannot be had; the text names the cure.
     """
-    return cast(HealthReader, _reader("nova_health"))(config)
+    return cast(HealthReader, _load_reader("nova_health"))(config)
 
 
-def records_reader(config: Sequence[str]) -> Callable[[Track], Records]:
+def records_reader(config: Sequence[str]) -> Callable[[Track], CloudRecords]:
     """What reads all that Nova's databases and Placement have of the cloud.
 
     :raises SnapshotError: also when it is called: it cannot be had; the text names the cure.
     """
-    return cast(RecordsReader, _reader("nova_records"))(config)
+    return cast(RecordsReader, _load_reader("nova_records"))(config)
 
 
-def read_asked(config: Sequence[str], name: str | None, request: str | None = None) -> Asked:
+def read_asked(
+    config: Sequence[str], name: str | None, request: str | None = None
+) -> UnplacedRequest:
     """What was asked for a server without a host, or by a request.
 
     :raises SnapshotError: it cannot be had; the text names the cure.
     """
-    return cast(AskedReader, _reader("nova_asked"))(config, name, request)
+    return cast(AskedReader, _load_reader("nova_asked"))(config, name, request)
 
 
 def read_fabric_groups(config: Sequence[str]) -> Sequence[GroupLine]:
@@ -104,7 +108,7 @@ def read_fabric_groups(config: Sequence[str]) -> Sequence[GroupLine]:
 
     :raises SnapshotError: it cannot be had; the text names the cure.
     """
-    return cast(FabricGroupsReader, _reader("nova_fabric_groups"))(config)
+    return cast(FabricGroupsReader, _load_reader("nova_fabric_groups"))(config)
 
 
 def reap_fabric(config: Sequence[str]) -> Reaped:
@@ -112,23 +116,23 @@ def reap_fabric(config: Sequence[str]) -> Reaped:
 
     :raises SnapshotError: it cannot be done; the text names the cure.
     """
-    return cast(FabricReaper, _reader("nova_fabric_reap"))(config)
+    return cast(FabricReaper, _load_reader("nova_fabric_reap"))(config)
 
 
-def check_pci_settings(told: PciSettings, node: Node, root: Path) -> Sequence[Refusal]:
+def check_pci_settings(told: PciSettings, node: Node, root: Path) -> Sequence[NovaRefusal]:
     """What Nova itself refuses of entries and aliases for PCI devices.
 
     :raises SnapshotError: Nova is not here; the text names the cure.
     """
-    return cast(PciReader, _reader("nova_pci_settings"))(told, node, root)
+    return cast(PciReader, _load_reader("nova_pci_settings"))(told, node, root)
 
 
-def _reader(name: str) -> Callable[..., Any]:
-    (found, *_) = [
+def _load_reader(name: str) -> Callable[..., Any]:
+    (entry_point, *_) = [
         *importlib.metadata.entry_points(group=READERS, name=name),
         None,
     ]
-    if found is None:
+    if entry_point is None:
         raise SnapshotError(
             "nova-hpc is not installed completely (no reader of Nova is registered); "
             "install it again, or use --snapshot FILE"
@@ -137,7 +141,7 @@ def _reader(name: str) -> Callable[..., Any]:
         with warnings.catch_warnings():
             # What Nova's libraries think of each other is no news to operators.
             warnings.simplefilter("ignore")
-            return cast(Callable[..., Any], found.load())
+            return cast(Callable[..., Any], entry_point.load())
     except ImportError as error:
         raise SnapshotError(
             f"Nova cannot be loaded here ({error}); run nova-hpc with the Python environment of "

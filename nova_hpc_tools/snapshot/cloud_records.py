@@ -7,7 +7,7 @@ import attrs
 
 
 @attrs.frozen
-class Device:
+class RecordedDevice:
     """A device that Nova gives through Placement, or an adapter whose functions are so given."""
 
     #: PCI address.
@@ -19,7 +19,7 @@ class Device:
 
 
 @attrs.frozen
-class Provider:
+class PciProvider:
     """A resource provider of PCI devices in Placement."""
 
     uuid: str
@@ -43,13 +43,13 @@ class Leftover:
 
 
 @attrs.frozen
-class Host:
+class RecordedHost:
     """A compute node."""
 
     #: As Nova's services and its aggregates call it; as Placement does.
     host: str
     node: str
-    devices: tuple[Device, ...] = ()
+    devices: tuple[RecordedDevice, ...] = ()
     #: Physical networks of its devices for Neutron's ports, as far as some are free.
     networks: frozenset[str] = frozenset()
     #: None of those devices is in use, so these are all its networks.
@@ -67,7 +67,7 @@ class Host:
 
 
 @attrs.frozen
-class Alias:
+class ServiceAlias:
     """A name under which flavors ask for devices, as this machine's services have it."""
 
     name: str
@@ -75,13 +75,13 @@ class Alias:
 
 
 @attrs.frozen
-class Records:
+class CloudRecords:
     """What Nova and Placement have of a cloud."""
 
-    hosts: tuple[Host, ...] = ()
-    providers: tuple[Provider, ...] = ()
+    hosts: tuple[RecordedHost, ...] = ()
+    providers: tuple[PciProvider, ...] = ()
     leftovers: tuple[Leftover, ...] = ()
-    aliases: tuple[Alias, ...] = ()
+    aliases: tuple[ServiceAlias, ...] = ()
     #: Of Nova's user in Placement; None: nobody knows.
     roles: frozenset[str] | None = None
     #: What could not be read, one sentence each.

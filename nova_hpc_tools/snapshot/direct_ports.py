@@ -17,7 +17,7 @@ from nova_hpc.placement.model import Ports
 
 
 @attrs.frozen
-class Adapter:
+class PortAdapter:
     """What an adapter is for whose functions are for direct ports alone."""
 
     #: The physical network; None: networks without one.
@@ -40,10 +40,10 @@ class DirectPorts:
     trusted: bool | None = None
     remote: bool = False
 
-    def fits(self, adapter: Adapter) -> bool:
+    def fits(self, adapter: PortAdapter) -> bool:
         """Whether Nova would serve them with it."""
         return (
-            _plain(self.network) == _plain(adapter.network)
+            _lower_network(self.network) == _lower_network(adapter.network)
             and (self.whole, self.remote) == (adapter.whole, adapter.remote)
             and self.trusted in (None, adapter.trusted)
         )
@@ -56,48 +56,52 @@ class DirectPorts:
         return f"{self.count} {trust}{kind} port{'s' if self.count > 1 else ''} {where}"
 
 
-def _plain(network: str | None) -> str | None:
+def _lower_network(network: str | None) -> str | None:
     # As Nova compares tags.
     return None if network is None else network.lower()
 
 
-def key_of(number: int) -> str:
+def direct_port_key_of(number: int) -> str:
     """The key of ports in a request, by their place in the list."""
     return f"{PORT} {number}"
 
 
-def engine(ports: Sequence[DirectPorts], entries: Iterable[str]) -> tuple[Ports, ...]:
+def ports_for_engine(ports: Sequence[DirectPorts], entries: Iterable[str]) -> tuple[Ports, ...]:
     """The ports in the engine's words.
 
     :param entries: of ``[hpc]port_roles``.
     """
-    known = tuple(entries)
+    role_entries = tuple(entries)
     return tuple(
         Ports(
-            key=key_of(number),
-            name=roles.of_network(known, each.network) or PORT,
-            count=each.count,
-            network=str(each).partition(" ")[2],
+            key=direct_port_key_of(number),
+            name=roles.role_of_network(role_entries, port_group.network) or PORT,
+            count=port_group.count,
+            network=str(port_group).partition(" ")[2],
         )
-        for number, each in enumerate(ports)
+        for number, port_group in enumerate(ports)
     )
 
 
-def served(ports: Sequence[DirectPorts], adapter: Adapter) -> frozenset[str]:
+def served_port_keys(ports: Sequence[DirectPorts], adapter: PortAdapter) -> frozenset[str]:
     """Keys of the ports that an adapter would serve."""
-    return frozenset(key_of(number) for number, each in enumerate(ports) if each.fits(adapter))
+    return frozenset(
+        direct_port_key_of(number)
+        for number, port_group in enumerate(ports)
+        if port_group.fits(adapter)
+    )
 
 
-def added(ports: Iterable[DirectPorts]) -> tuple[DirectPorts, ...]:
+def merge_equal_ports(ports: Iterable[DirectPorts]) -> tuple[DirectPorts, ...]:
     """The ports with those together that want the same, in the order of the first."""
     counts: dict[DirectPorts, int] = {}
-    for each in ports:
-        one = attrs.evolve(each, count=1)
-        counts[one] = counts.get(one, 0) + each.count
-    return tuple(attrs.evolve(one, count=count) for one, count in counts.items())
+    for port_group in ports:
+        single = attrs.evolve(port_group, count=1)
+        counts[single] = counts.get(single, 0) + port_group.count
+    return tuple(attrs.evolve(single, count=count) for single, count in counts.items())
 
 
-def adapter_of(pool: Mapping[str, object]) -> Adapter | None:
+def adapter_of(pool: Mapping[str, object]) -> PortAdapter | None:
     """What one of Nova's pools is for; None: for flavors.
 
     Nova's words, which are the same in ``[pci]device_spec``.
@@ -105,25 +109,25 @@ def adapter_of(pool: Mapping[str, object]) -> Adapter | None:
     if "physical_network" not in pool:
         return None
     network, trusted = pool["physical_network"], pool.get("trusted")
-    return Adapter(
+    return PortAdapter(
         network=None if network is None else str(network),
         whole=pool.get("dev_type") == "type-PF",
-        trusted=None if trusted is None else _true(trusted),
-        remote=_true(pool.get("remote_managed")),
+        trusted=None if trusted is None else _is_true_word(trusted),
+        remote=_is_true_word(pool.get("remote_managed")),
     )
 
 
-def asked_of(spec: Mapping[str, object], count: int = 1) -> DirectPorts:
+def direct_ports_of_spec(spec: Mapping[str, object], count: int = 1) -> DirectPorts:
     """What Nova's request of a port wants, in the same words."""
     network, trusted = spec.get("physical_network"), spec.get("trusted")
     return DirectPorts(
         network=None if network is None else str(network),
         count=count,
         whole=spec.get("dev_type") == "type-PF",
-        trusted=None if trusted is None else _true(trusted),
-        remote=_true(spec.get("remote_managed")),
+        trusted=None if trusted is None else _is_true_word(trusted),
+        remote=_is_true_word(spec.get("remote_managed")),
     )
 
 
-def _true(value: object) -> bool:
+def _is_true_word(value: object) -> bool:
     return str(value).strip().lower() in ("1", "t", "true", "on", "y", "yes")

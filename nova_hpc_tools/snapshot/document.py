@@ -20,47 +20,47 @@ from typing import Any, Final
 import attrs
 import cattrs
 
-from nova_hpc.placement.model import Cell
-from nova_hpc.placement.profile import Profile, Shape
+from nova_hpc.placement.model import WantedCell
+from nova_hpc.placement.profile import FlavorShape, Profile
 from nova_hpc.topology.level import Level, Location
 from nova_hpc.wire import strict
 from nova_hpc.wire.documents import SNAPSHOT
-from nova_hpc.wire.strict import ANY_TEXT, WrongError, number
-from nova_hpc.wire.version import WireError, shown
-from nova_hpc_tools.snapshot import Device, Flavor, Snapshot, SnapshotError
+from nova_hpc.wire.strict import ANY_TEXT, WrongError, number_field
+from nova_hpc.wire.version import WireError, show_json_value
+from nova_hpc_tools.snapshot import Flavor, Snapshot, SnapshotDevice, SnapshotError
 
 _MOST_KIB: Final = 1 << 50
 #: More of one thing than any server has.
 _MOST_DEVICES: Final = 1024
 _FIELDS: Final = {
-    "memory_mb": number(most=_MOST_KIB),
-    "memory_kib": number(most=_MOST_KIB),
-    "page_kib": number(1, _MOST_KIB),
-    "pages": (Mapping[int, int], lambda value, kind: _pages(value, kind)),
-    "weight": number(1, _MOST_KIB),
-    "count": number(1, _MOST_DEVICES),
-    "counts": number(1, _MOST_DEVICES),
-    "withheld_of": number(1, _MOST_DEVICES),
-    "groups": number(1, _MOST_DEVICES),
+    "memory_mb": number_field(most=_MOST_KIB),
+    "memory_kib": number_field(most=_MOST_KIB),
+    "page_kib": number_field(1, _MOST_KIB),
+    "pages": (Mapping[int, int], lambda value, kind: _structure_pages(value, kind)),
+    "weight": number_field(1, _MOST_KIB),
+    "count": number_field(1, _MOST_DEVICES),
+    "counts": number_field(1, _MOST_DEVICES),
+    "withheld_of": number_field(1, _MOST_DEVICES),
+    "groups": number_field(1, _MOST_DEVICES),
     "extra_specs": ANY_TEXT,
     "aggregates": ANY_TEXT,
 }
 _SINGULAR: Final = {"aliases": "alias", "flavors": "flavor", "hosts": "host", "servers": "server"}
 #: The fields of a device that the model has in its location.
-_PLACE: Final = tuple(each.name for each in attrs.fields(Location))
+_PLACE: Final = tuple(field.name for field in attrs.fields(Location))
 
 
-def dumps(snapshot: Snapshot) -> str:
+def dump_cloud_snapshot(snapshot: Snapshot) -> str:
     """The document as text: ASCII, indented, ends with a newline."""
-    return json.dumps(build(snapshot), indent=1) + "\n"
+    return json.dumps(build_snapshot_document(snapshot), indent=1) + "\n"
 
 
-def build(snapshot: Snapshot) -> dict[str, Any]:
+def build_snapshot_document(snapshot: Snapshot) -> dict[str, Any]:
     """The document as plain objects."""
     return {**SNAPSHOT.head(), **_CONVERTER.unstructure(snapshot)}
 
 
-def read(path: Path) -> Snapshot:
+def read_snapshot_file(path: Path) -> Snapshot:
     """Read a file.
 
     :raises SnapshotError: names the file, and what is wrong in it.
@@ -68,15 +68,15 @@ def read(path: Path) -> Snapshot:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise SnapshotError(f"{path} cannot be read: {why}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise SnapshotError(f"{path} cannot be read: {reason}") from error
     try:
-        return loads(text)
+        return load_cloud_snapshot(text)
     except SnapshotError as error:
         raise SnapshotError(f"{path}: {error}") from error
 
 
-def loads(text: str) -> Snapshot:
+def load_cloud_snapshot(text: str) -> Snapshot:
     """Read a document.
 
     :raises SnapshotError: names the host and the field that is wrong.
@@ -93,8 +93,8 @@ def loads(text: str) -> Snapshot:
     try:
         snapshot: Snapshot = _CONVERTER.structure(body, Snapshot)
     except (cattrs.BaseValidationError, WireError) as error:
-        raise SnapshotError(strict.explain(error, body, _SINGULAR)) from error
-    for problem in _contradictions(snapshot):
+        raise SnapshotError(strict.explain_wire_error(error, body, _SINGULAR)) from error
+    for problem in _find_contradictions(snapshot):
         raise SnapshotError(problem)
     return snapshot
 
@@ -118,43 +118,51 @@ def _add_withheld(body: dict[str, Any]) -> None:
             host.setdefault("withheld_of", {})
 
 
-def _contradictions(snapshot: Snapshot) -> Iterator[str]:
+def _find_contradictions(snapshot: Snapshot) -> Iterator[str]:
     """Nothing belongs to two, and whatever is named is there."""
     if not snapshot.hosts:
         yield (
             "it has no hosts; take it again where Nova's cells are mapped "
             "(nova-manage cell_v2 discover_hosts)"
         )
-    yield from _twice("alias ", (alias.name for alias in snapshot.aliases))
-    yield from _twice("flavor ", (f"{each.name} with {each.image}" for each in snapshot.flavors))
-    yield from _twice("host ", (node.name for node in snapshot.hosts))
-    yield from _twice("server ", (server.uuid for server in snapshot.servers))
+    yield from _find_repeated_names("alias ", (alias.name for alias in snapshot.aliases))
+    yield from _find_repeated_names(
+        "flavor ", (f"{flavor.name} with {flavor.image}" for flavor in snapshot.flavors)
+    )
+    yield from _find_repeated_names("host ", (node.name for node in snapshot.hosts))
+    yield from _find_repeated_names("server ", (server.uuid for server in snapshot.servers))
     owners: dict[str, str] = {}
     servers = {server.uuid for server in snapshot.servers}
     for node in snapshot.hosts:
-        here = f"host {node.name}: "
-        if len({each.id for each in node.numa}) != len(node.numa):
-            yield f"{here}two NUMA nodes have the same id"
-        yield from _twice(f"{here}device ", (device.address for device in node.devices))
+        node_prefix = f"host {node.name}: "
+        if len({numa.id for numa in node.numa}) != len(node.numa):
+            yield f"{node_prefix}two NUMA nodes have the same id"
+        yield from _find_repeated_names(
+            f"{node_prefix}device ", (device.address for device in node.devices)
+        )
         for device in node.devices:
-            where = f"{here}device {device.address}: "
+            where = f"{node_prefix}device {device.address}: "
             if device.location.switches and device.location.root is None:
                 yield f"{where}switches needs a root"
             if device.provider in owners:
                 yield f"{where}provider {device.provider} is also that of {owners[device.provider]}"
             owners[device.provider] = f"{node.name}, {device.address}"
-            yield from _twice(f"{where}used: function ", (use.address for use in device.used))
+            yield from _find_repeated_names(
+                f"{where}used: function ", (use.address for use in device.used)
+            )
             for use in device.used:
                 if use.server not in servers:
                     yield f"{where}used: server {use.server} is not among the servers"
         if frozenset() in node.nvlink:
-            yield f"{here}nvlink has a set without devices"
+            yield f"{node_prefix}nvlink has a set without devices"
         members = {device.provider for device in node.devices}
-        for provider in sorted({one for each in node.nvlink for one in each} - members):
-            yield f"{here}nvlink: provider {provider} is none of its devices"
+        for provider in sorted(
+            {provider for nvlink_set in node.nvlink for provider in nvlink_set} - members
+        ):
+            yield f"{node_prefix}nvlink: provider {provider} is none of its devices"
 
 
-def _twice(what: str, names: Iterable[str]) -> Iterator[str]:
+def _find_repeated_names(what: str, names: Iterable[str]) -> Iterator[str]:
     for name, count in Counter(names).items():
         if count > 1:
             yield f"{what}{name} is there twice"
@@ -163,72 +171,72 @@ def _twice(what: str, names: Iterable[str]) -> Iterator[str]:
 # -- where the document is not as the model ------------------------------------------
 
 
-def _level(value: Any, kind: Any) -> Level:
+def _structure_level(value: Any, kind: Any) -> Level:
     try:
         return Level.from_word(value)
     except (ValueError, TypeError):
         words = ", ".join(level.word for level in Level)
-        raise WrongError(f"is {shown(value)}, not one of: {words}") from None
+        raise WrongError(f"is {show_json_value(value)}, not one of: {words}") from None
 
 
-def _pages(value: Any, _: Any) -> dict[int, int]:
+def _structure_pages(value: Any, _: Any) -> dict[int, int]:
     """Sizes, which are texts in JSON, and counts."""
     for size in value if isinstance(value, dict) else ():
         if not (size.isascii() and size.isdigit() and len(size) <= 15 and int(size)):
-            raise WrongError(f"has the size {shown(size)}, not a number of KiB above 0")
+            raise WrongError(f"has the size {show_json_value(size)}, not a number of KiB above 0")
     counts = _COUNTS.structure(value, dict[str, int])
     return {int(size): count for size, count in counts.items()}
 
 
-def _in_order(pages: Mapping[int, int]) -> dict[str, int]:
+def _unstructure_pages(pages: Mapping[int, int]) -> dict[str, int]:
     return {str(size): pages[size] for size in sorted(pages)}
 
 
-def _sets(sets: Iterable[frozenset[str]]) -> list[list[str]]:
+def _unstructure_sets(sets: Iterable[frozenset[str]]) -> list[list[str]]:
     return sorted(map(sorted, sets))
 
 
-def _profile(made: cattrs.Converter) -> None:
+def _register_profile_hooks(made: cattrs.Converter) -> None:
     """Its document is the list of its shapes."""
-    read = made.get_structure_hook(tuple[Shape, ...])
+    read = made.get_structure_hook(tuple[FlavorShape, ...])
     made.register_structure_hook(Profile, lambda value, _: Profile(read(value, None)))
-    made.register_unstructure_hook(Profile, lambda each: made.unstructure(each.shapes))
+    made.register_unstructure_hook(Profile, lambda profile: made.unstructure(profile.shapes))
 
 
-def _device(made: cattrs.Converter) -> None:
+def _register_device_hooks(made: cattrs.Converter) -> None:
     """Its location is no object of its own in the document."""
-    read, write = made.get_structure_hook(Device), made.get_unstructure_hook(Device)
+    read, write = made.get_structure_hook(SnapshotDevice), made.get_unstructure_hook(SnapshotDevice)
 
-    def structure(value: Any, kind: Any) -> Device:
+    def structure(value: Any, kind: Any) -> SnapshotDevice:
         if isinstance(value, dict):
             value = dict(value)
             value["location"] = {key: value.pop(key) for key in _PLACE if key in value}
-        found: Device = read(value, kind)
-        return found
+        device: SnapshotDevice = read(value, kind)
+        return device
 
-    def unstructure(device: Device) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+    def unstructure(device: SnapshotDevice) -> dict[str, Any]:
+        document: dict[str, Any] = {}
         for key, value in write(device).items():
-            found.update(value if key == "location" else {key: value})
-        return found
+            document.update(value if key == "location" else {key: value})
+        return document
 
-    made.register_structure_hook(Device, structure)
-    made.register_unstructure_hook(Device, unstructure)
+    made.register_structure_hook(SnapshotDevice, structure)
+    made.register_unstructure_hook(SnapshotDevice, unstructure)
 
 
-def _made() -> cattrs.Converter:
-    made = strict.converter(
-        _FIELDS, omit={Cell: {"host_node", "nodes"}, Flavor: {"ports", "port_roles"}}
+def _make_snapshot_converter() -> cattrs.Converter:
+    made = strict.make_strict_converter(
+        _FIELDS, omit={WantedCell: {"host_node", "nodes"}, Flavor: {"ports", "port_roles"}}
     )
-    made.register_structure_hook(Level, _level)
+    made.register_structure_hook(Level, _structure_level)
     made.register_unstructure_hook(Level, lambda level: level.word)
-    made.register_unstructure_hook_func(partial(eq, Mapping[int, int]), _in_order)
-    made.register_unstructure_hook_func(partial(eq, tuple[frozenset[str], ...]), _sets)
-    _profile(made)
-    _device(made)
+    made.register_unstructure_hook_func(partial(eq, Mapping[int, int]), _unstructure_pages)
+    made.register_unstructure_hook_func(partial(eq, tuple[frozenset[str], ...]), _unstructure_sets)
+    _register_profile_hooks(made)
+    _register_device_hooks(made)
     return made
 
 
-_COUNTS: Final = strict.converter({})
-_COUNTS.register_structure_hook(*number(most=_MOST_KIB))
-_CONVERTER: Final = _made()
+_COUNTS: Final = strict.make_strict_converter({})
+_COUNTS.register_structure_hook(*number_field(most=_MOST_KIB))
+_CONVERTER: Final = _make_snapshot_converter()

@@ -7,29 +7,34 @@ from collections.abc import Callable, Collection, Iterable
 
 import attrs
 
-from nova_hpc.cluster.group_domain.model import Provider, Tree, domain_of
-from nova_hpc.cluster.group_domain.records import Records, Servers, Swept, sweep
+from nova_hpc.cluster.group_domain.model import DomainTree, GroupProvider, domain_of
+from nova_hpc.cluster.group_domain.records import (
+    NovaServers,
+    ProviderRecords,
+    SweptProviders,
+    sweep_domain_tree,
+)
 
 
 @attrs.frozen
-class Fleet:
+class DomainFleet:
     """The trees of all domains."""
 
-    trees: tuple[Tree, ...]
+    trees: tuple[DomainTree, ...]
 
     @classmethod
-    def of(cls, providers: Iterable[Provider]) -> Fleet:
+    def of(cls, providers: Iterable[GroupProvider]) -> DomainFleet:
         """Pick them out of all providers of a cloud."""
-        below: dict[str, list[Provider]] = {}
-        for each in providers:
-            below.setdefault(each.root, []).append(each)
+        below: dict[str, list[GroupProvider]] = {}
+        for provider in providers:
+            below.setdefault(provider.root, []).append(provider)
         roots = [
-            (each.name, each.uuid)
-            for root, found in below.items()
-            for each in found
-            if each.uuid == root and domain_of(each.name)
+            (provider.name, provider.uuid)
+            for root, tree_providers in below.items()
+            for provider in tree_providers
+            if provider.uuid == root and domain_of(provider.name)
         ]
-        return cls(tuple(Tree.of(root, below[root]) for _, root in sorted(roots)))
+        return cls(tuple(DomainTree.of(root, below[root]) for _, root in sorted(roots)))
 
     @property
     def tickets(self) -> frozenset[str]:
@@ -57,13 +62,13 @@ class GroupLine:
     state: str
 
 
-def lines(fleet: Fleet, dead: Collection[str]) -> tuple[GroupLine, ...]:
+def list_group_lines(fleet: DomainFleet, dead: Collection[str]) -> tuple[GroupLine, ...]:
     """One line for each room, by domain and group.
 
     :param dead: tickets whose servers are no more, as
-        :func:`nova_hpc.cluster.group_domain.records.dead` says it.
+        :func:`nova_hpc.cluster.group_domain.records.find_dead_tickets` says it.
     """
-    found = []
+    group_lines = []
     for tree in fleet.trees:
         domain = domain_of(tree.name)
         if domain is None:
@@ -71,7 +76,7 @@ def lines(fleet: Fleet, dead: Collection[str]) -> tuple[GroupLine, ...]:
         for room in tree.rooms:
             tickets = room.record.tickets if room.record else ()
             gone = sum(ticket in dead for ticket in tickets)
-            found.append(
+            group_lines.append(
                 GroupLine(
                     group=room.group,
                     level=domain.level,
@@ -82,32 +87,32 @@ def lines(fleet: Fleet, dead: Collection[str]) -> tuple[GroupLine, ...]:
                     state="decided" if room.record else "undecided",
                 )
             )
-    return tuple(sorted(found, key=lambda line: (line.level, line.domain, line.group)))
+    return tuple(sorted(group_lines, key=lambda line: (line.level, line.domain, line.group)))
 
 
 @attrs.frozen
 class Reaped:
     """What ``nova-hpc fabric reap`` has taken away."""
 
-    swept: Swept = attrs.field(factory=Swept)
+    swept: SweptProviders = attrs.field(factory=SweptProviders)
     #: Domains that no group has any more; the next one makes them again.
     domains: int = 0
     #: Providers below a domain that are of no kind that is known here; they stay.
     strange: tuple[str, ...] = ()
 
 
-def reap(records: Callable[[], Records], servers: Servers) -> Reaped:
+def reap_all_domains(records: Callable[[], ProviderRecords], servers: NovaServers) -> Reaped:
     """Take away what nobody has any more, in all domains; safe at any time.
 
     :param records: new ones for each domain, so that each has its time.
-    :raises nova_hpc.cluster.group_domain.records.NoAnswerError: Placement or Nova's
+    :raises nova_hpc.cluster.group_domain.records.PlacementSilentError: Placement or Nova's
         database does not answer; what was done stays done.
     """
-    fleet = Fleet.of(records().providers())
-    total, domains, strange = Swept(), 0, []
+    fleet = DomainFleet.of(records().providers())
+    total, domains, strange = SweptProviders(), 0, []
     for tree in fleet.trees:
         own = records()
-        total += sweep(own, servers, tree)
-        strange += [f"{each.name} ({each.uuid})" for each in tree.strange]
+        total += sweep_domain_tree(own, servers, tree)
+        strange += [f"{provider.name} ({provider.uuid})" for provider in tree.strange]
         domains += own.remove(tree.domain)
     return Reaped(total, domains, tuple(strange))

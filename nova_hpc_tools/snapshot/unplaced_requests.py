@@ -14,7 +14,7 @@ from nova_hpc_tools.snapshot.direct_ports import DirectPorts
 
 
 @attrs.frozen
-class Asked:
+class UnplacedRequest:
     """One request for one server or several, as Nova stored it."""
 
     #: UUIDs, in their order.

@@ -26,8 +26,7 @@ from oslo_messaging.rpc import client as rpc_client
 from oslo_serialization import jsonutils
 
 from nova_hpc import conf as hpc_conf
-from nova_hpc.from_nova import log_throttle as said
-from nova_hpc.from_nova import profile
+from nova_hpc.from_nova import log_throttle, profile
 from nova_hpc.from_nova.contention import CONTENTION
 from nova_hpc.topology.level import Level, Location, common_level
 from nova_hpc.wire import tags
@@ -73,7 +72,7 @@ class HpcServersTest(test_pci_sriov_servers._PCIServersTestBase):
     FILTERS: Sequence[str] = ("HpcTopologyFilter", "NUMATopologyFilter", "PciPassthroughFilter")
 
     def setUp(self) -> None:
-        hpc_conf.register(CONF)
+        hpc_conf.register_all_options(CONF)
         self.flags(pci_in_placement=True, group="filter_scheduler")
         self.flags(disable_fallback_pcpu_query=True, group="workarounds")
         self.flags(instances=-1, cores=-1, ram=-1, group="quota")
@@ -115,7 +114,7 @@ class HpcServersTest(test_pci_sriov_servers._PCIServersTestBase):
             )
         )
         # What an earlier test has said is news in this one.
-        said.SAID.clear()
+        log_throttle.LOG_THROTTLE.clear()
         # These tests must not depend on the sysfs of the machine they run on. Functions
         # and no mocks: Nova copies what holds them for every candidate, and a mock
         # grows with each call.
@@ -194,7 +193,7 @@ class HpcServersTest(test_pci_sriov_servers._PCIServersTestBase):
         :param options: options of Nova's group ``[compute]``.
         """
         entries = list(shape.device_spec() if device_spec is None else device_spec)
-        if not any(map(tags.are_in, entries)):
+        if not any(map(tags.has_tags, entries)):
             self.silent.add(name)
         self.flags(device_spec=[jsonutils.dumps(each) for each in entries], group="pci")
         for key, value in options.items():

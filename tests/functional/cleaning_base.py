@@ -11,8 +11,8 @@ from pathlib import Path
 import attrs
 
 from nova_hpc.tenancy.service_vm import process, stage
-from nova_hpc.tenancy.service_vm.stage import Mode
-from nova_hpc.tenancy.service_vm.step import Cleansing
+from nova_hpc.tenancy.service_vm.stage import StageMode
+from nova_hpc.tenancy.service_vm.step import StageStep
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
 
@@ -31,7 +31,7 @@ class CleaningBase(DriverTest):
         (self.folder / "image").write_text("")
         self.does("pass")
         # Tests say themselves when it is attended to what is due.
-        self.useFixture(fixtures.fixtures.MockPatchObject(Cleansing, "_wake"))
+        self.useFixture(fixtures.fixtures.MockPatchObject(StageStep, "_wake"))
         self.stage_of("gpu:service-vm")
 
     def does(self, what: str) -> None:
@@ -49,10 +49,10 @@ class CleaningBase(DriverTest):
             group="hpc",
         )
 
-    def stage(self, name: str) -> Cleansing:
+    def stage(self, name: str) -> StageStep:
         """The step, which attends when a test says so."""
         found = self.computes[name].driver.hpc_node.tenancy.step("stage")
-        assert isinstance(found, Cleansing)
+        assert isinstance(found, StageStep)
         return found
 
     def begin(self, name: str = "alpha") -> None:
@@ -76,18 +76,18 @@ class CleaningBase(DriverTest):
         step = node.tenancy.step("stage")
         paths = os.pathsep.join([str(_FAKE), *(each for each in sys.path if each)])
         service = attrs.evolve(
-            step.runners[Mode.SERVICE_VM],
+            step.runners[StageMode.SERVICE_VM],
             uri=f"fake://{self.folder}",
-            execute=functools.partial(process.run, more={"PYTHONPATH": paths}),
+            execute=functools.partial(process.run_stage_program, more={"PYTHONPATH": paths}),
         )
-        runners = {**step.runners, Mode.SERVICE_VM: service}
+        runners = {**step.runners, StageMode.SERVICE_VM: service}
         fake = attrs.evolve(step, runners=runners, spawn=lambda attend: None)
         fake._work.view, fake._work.owners = step._work.view, step._work.owners
         steps = tuple(fake if each is step else each for each in node.tenancy.steps)
         node.__dict__["tenancy"] = attrs.evolve(node.tenancy, steps=steps)
 
     def entry(self) -> stage.Stage:
-        found = stage.loads(self.ledger("alpha").device(FIRST).stage)
+        found = stage.load_stage(self.ledger("alpha").device(FIRST).stage)
         assert found is not None
         return found
 

@@ -32,7 +32,7 @@ once.share_routes()
 if os.environ.get("NOVA_HPC_NEXT_NOVA"):
     # What holds of a Nova that nobody has read yet; services refuse it.
     gate.SUPPORTED = contract.SUPPORTED = range(
-        contract.SUPPORTED[0], max(contract.SUPPORTED[-1], contract.release() or 0) + 1
+        contract.SUPPORTED[0], max(contract.SUPPORTED[-1], contract.running_nova_release() or 0) + 1
     )
 
 #: Random histories kill a service at its own threads, which release 34 brought.

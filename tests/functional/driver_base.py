@@ -36,7 +36,7 @@ class DriverTest(base.HpcServersTest):
     def _native_threads(self) -> None:
         """Let Nova's fake notifier work without eventlet before release 34."""
         if utils.concurrency_mode_threading():
-            if contract.release() == 32:
+            if contract.running_nova_release() == 32:
                 self.skipTest("nova-compute 32 copies a lock, which native threads do not allow")
             self.useFixture(
                 fixtures.fixtures.MockPatch(
@@ -116,7 +116,7 @@ class DriverTest(base.HpcServersTest):
         node = objects.ComputeNode.get_by_host_and_nodename(
             nova_context.get_admin_context(), name, name
         )
-        document = stats.loads(node.stats[stats.KEY])
+        document = stats.read_stats_or_none(node.stats[stats.KEY])
         assert document is not None
         return document
 
@@ -173,7 +173,7 @@ class DriverTest(base.HpcServersTest):
         )
 
     def decision(self, server: Mapping[str, object]) -> decision.Decision | None:
-        return decision.loads(self.instance(server).system_metadata.get("hpc_decision"))
+        return decision.read_decision(self.instance(server).system_metadata.get("hpc_decision"))
 
     def fault_messages(self, server: Mapping[str, object]) -> list[str]:
         """Every fault of the server, newest first; the API shows the last of one in error."""

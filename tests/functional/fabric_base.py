@@ -13,11 +13,10 @@ from oslo_config import cfg
 
 from nova_hpc import conf as hpc_conf
 from nova_hpc.cluster.group_domain import model as group_domain
-from nova_hpc.cluster.group_domain.model import Provider, Tree
+from nova_hpc.cluster.group_domain.model import DomainTree, GroupProvider
 from nova_hpc.fabric import aggregates
-from nova_hpc.fabric.model import FabricMap, Place
-from nova_hpc.from_nova import fabric, fabric_records
-from nova_hpc.from_nova import log_throttle as said
+from nova_hpc.fabric.model import FabricMap, FabricPlace
+from nova_hpc.from_nova import fabric, fabric_records, log_throttle
 
 CONF = cfg.CONF
 
@@ -38,7 +37,7 @@ class FabricTest(integrated_helpers.ProviderUsageBaseTestCase):
     BLOCK = 2
 
     def setUp(self) -> None:
-        hpc_conf.register(CONF)
+        hpc_conf.register_all_options(CONF)
         self.flags(
             available_filters=["nova.scheduler.filters.all_filters", FABRIC_FILTER],
             enabled_filters=[*CONF.filter_scheduler.enabled_filters, "HpcFabricFilter"],
@@ -51,7 +50,7 @@ class FabricTest(integrated_helpers.ProviderUsageBaseTestCase):
         super().setUp()
         # A ratio that is set before is forgotten there.
         self.flags(cpu_allocation_ratio=1.0, ram_allocation_ratio=999.0)
-        said.SAID.clear()
+        log_throttle.LOG_THROTTLE.clear()
         fabric._ATLAS.clear()
         self.context = nova_context.get_admin_context()
         self.leaf: dict[str, str] = {}
@@ -64,7 +63,7 @@ class FabricTest(integrated_helpers.ProviderUsageBaseTestCase):
                 self.computes_[name] = self._start_compute(name)
                 self.leaf[name] = f"leaf{number}"
                 places.append(
-                    Place(
+                    FabricPlace(
                         name,
                         leaf=f"leaf{number}",
                         block=f"block{number // self.BLOCK}",
@@ -143,19 +142,20 @@ class FabricTest(integrated_helpers.ProviderUsageBaseTestCase):
 
     # -- what Placement has --------------------------------------------------
 
-    def trees(self) -> list[Tree]:
-        records = fabric_records.records(self.context)
+    def trees(self) -> list[DomainTree]:
+        records = fabric_records.open_group_records(self.context)
         found = records.providers()
         roots = [each for each in found if group_domain.domain_of(each.name)]
         return [
-            Tree.of(root.uuid, [each for each in found if each.root == root.uuid]) for root in roots
+            DomainTree.of(root.uuid, [each for each in found if each.root == root.uuid])
+            for root in roots
         ]
 
-    def rooms(self) -> list[group_domain.Room]:
+    def rooms(self) -> list[group_domain.GroupRoom]:
         return [room for tree in self.trees() for room in tree.rooms]
 
     def tickets(self) -> set[str]:
         return {ticket for tree in self.trees() for ticket in tree.tickets}
 
-    def ticket(self, server: Mapping[str, Any]) -> Provider | None:
-        return fabric_records.records(self.context).ticket(server["id"])
+    def ticket(self, server: Mapping[str, Any]) -> GroupProvider | None:
+        return fabric_records.open_group_records(self.context).ticket(server["id"])

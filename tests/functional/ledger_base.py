@@ -14,12 +14,12 @@ from nova.tests.fixtures import libvirt as fakelibvirt
 
 from nova_hpc.tenancy.ledger import copy_of
 from nova_hpc.tenancy.service_vm import domain
-from nova_hpc.tenancy.service_vm.runner import Outcome, Runner
-from nova_hpc.tenancy.service_vm.stage import Mode
+from nova_hpc.tenancy.service_vm.runner import StageOutcome, StageRunner
+from nova_hpc.tenancy.service_vm.stage import StageMode
 from tests.functional import fixtures
 from tests.functional.cleaning_base import FIRST, GPU, ONE, CleaningBase
 from tests.functional.kills.hypervisor import devices_of
-from virt_driver_patches.driver.tenancy import Tenancy
+from virt_driver_patches.driver.tenancy import TenancySteps
 
 #: Who had the devices before their node had nova-compute.
 SOMEBODY_BEFORE = "somebody before"
@@ -37,7 +37,7 @@ class Traces:
 
 
 @attrs.define
-class Passing(Runner):
+class Passing(StageRunner):
     """A service VM that cleans memory."""
 
     traces: Traces
@@ -48,12 +48,12 @@ class Passing(Runner):
     def holder(self) -> str:
         return domain.new_uuid()
 
-    def run(self, holder: str, devices: Mapping[str, str | None]) -> Outcome:
+    def run(self, holder: str, devices: Mapping[str, str | None]) -> StageOutcome:
         self.runs += 1
         while self.meanwhile:
             self.meanwhile.pop()()
         self.traces.memory = None
-        return Outcome(dict.fromkeys(devices, ""))
+        return StageOutcome(dict.fromkeys(devices, ""))
 
     def end(self, holder: str, devices: Sequence[str]) -> str | None:
         return None
@@ -153,7 +153,7 @@ class LedgerBase(CleaningBase):
             return
         node = self.computes[name].driver.hpc_node
         step = node.tenancy.step("stage")
-        runners = {**step.runners, Mode.SERVICE_VM: self.runners[name]}
+        runners = {**step.runners, StageMode.SERVICE_VM: self.runners[name]}
         fake = attrs.evolve(step, runners=runners, spawn=lambda attend: None)
         fake._work.view, fake._work.owners = step._work.view, step._work.owners
         steps = tuple(fake if each is step else each for each in node.tenancy.steps)
@@ -210,9 +210,9 @@ class LedgerBase(CleaningBase):
         after: Callable[[], None] | None = None,
     ) -> Iterator[None]:
         """Do something once, before or after a method of what is done around a server."""
-        plain, left = getattr(Tenancy, name), [1]
+        plain, left = getattr(TenancySteps, name), [1]
 
-        def call(tenancy: Tenancy, *arguments: object, **keywords: object) -> object:
+        def call(tenancy: TenancySteps, *arguments: object, **keywords: object) -> object:
             mine, left[:] = bool(left), []
             if mine and before is not None:
                 before()
@@ -222,7 +222,7 @@ class LedgerBase(CleaningBase):
                 if mine and after is not None:
                     after()
 
-        with fixtures.fixtures.MonkeyPatch(f"{Tenancy.__module__}.Tenancy.{name}", call):
+        with fixtures.fixtures.MonkeyPatch(f"{TenancySteps.__module__}.Tenancy.{name}", call):
             yield
 
     # -- what happens to ledgers --------------------------------------------------------

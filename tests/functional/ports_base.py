@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from oslo_utils import uuidutils
 
 from nova_hpc.guest import document
-from nova_hpc.topology.level import Distance, Location, distance
+from nova_hpc.topology.level import Distance, Location, distance_between
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
 from tests.functional.fixtures import Shape, Switch
@@ -97,11 +97,11 @@ class PortsTest(DriverTest):
             port for port in self.neutron._ports.values() if port.get("device_id") == server["id"]
         ]
 
-    def told(self, server: Mapping[str, object]) -> document.Document:
+    def told(self, server: Mapping[str, object]) -> document.GuestDocument:
         """What the guest reads of its devices."""
         entries = self.domain_of(server).findall("sysinfo[@type='fwcfg']/entry")
         (text,) = [each.text for each in entries if each.get("name") == document.DOCUMENT]
-        return document.parse(document.plain(text.encode()))
+        return document.parse_guest_document(document.decode_entry(text.encode()))
 
     def start_attempts(self) -> int:
         """How often nova-compute has begun to build a server."""
@@ -117,7 +117,7 @@ class PortsTest(DriverTest):
             (gpus if of_gpu else adapters).append(truth[device.address])
         found = []
         for place in adapters:
-            near = min(gpus, key=lambda gpu: distance(place, gpu))
+            near = min(gpus, key=lambda gpu: distance_between(place, gpu))
             gpus.remove(near)
-            found.append(distance(place, near))
+            found.append(distance_between(place, near))
         return found

@@ -22,11 +22,10 @@ from nova import objects
 from oslo_serialization import jsonutils
 from oslo_utils import uuidutils
 
-from nova_hpc.from_nova.log_throttle import SAID
+from nova_hpc.from_nova.log_throttle import LOG_THROTTLE
 from nova_hpc.wire.stats import StatsDocument
 from nova_hpc_tools.cloud.explain import explain_asked
-from nova_hpc_tools.readers import server_requests as asked
-from nova_hpc_tools.readers import snapshot
+from nova_hpc_tools.readers import server_requests, snapshot
 from nova_hpc_tools.snapshot import SnapshotError
 from tests.functional import base, fixtures
 from tests.functional.fixtures import Shape, Switch
@@ -530,7 +529,7 @@ class CausesTest(base.HpcServersTest):
 
     def say(self, cause: Cause) -> tuple[str, str, str]:
         """Make a cause; what user, operator and ``explain`` read."""
-        SAID.clear()
+        LOG_THROTTLE.clear()
         before = len(self.stdlog.logger.output)
         keywords: dict[str, str] = dict(cause.boot)
         if cause.image:
@@ -557,10 +556,10 @@ class CausesTest(base.HpcServersTest):
 
     def _explained(self, server: str) -> str:
         try:
-            found = asked.find(server)
+            found = server_requests.find_server_request(server)
             if found.placement:
                 return f"Placement has no candidate for it now: {found.placement}"
-            report = explain_asked(snapshot.take(), found)
+            report = explain_asked(snapshot.take_cloud_snapshot(), found)
         except SnapshotError as error:
             return re.sub(r"^flavor \S+: ", "", str(error))
         if report.fits:

@@ -8,7 +8,7 @@ import threading
 import pytest
 import yaml
 
-from nova_hpc.placement.model import Policy
+from nova_hpc.placement.model import AffinityPolicy
 from nova_hpc.topology.level import Level
 from nova_hpc.wire import position, server_devices
 from nova_hpc.wire.position import Position
@@ -181,7 +181,7 @@ class ClusterTest(base.ClusterClientTest):
     def test_positions_of_members_are_shown(self) -> None:
         """Nodes write them into the members' metadata; here, where there are none, the test."""
         self.create("near", 3, "--network", "none")
-        devices = ServerDevices(Level.SWITCH, Policy.REQUIRED, Level.SWITCH, {"gpu": 2})
+        devices = ServerDevices(Level.SWITCH, AffinityPolicy.REQUIRED, Level.SWITCH, {"gpu": 2})
         servers = sorted(self.servers(), key=lambda each: each["name"])
         for server, leaf in zip(servers, ("l-1", "l-2", "l-1"), strict=True):
             where = Position({"block": "b-1", "leaf": leaf}, ("r-1",))

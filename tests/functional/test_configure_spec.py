@@ -90,7 +90,7 @@ def assert_nova_sees_what_was_meant(machine, spec):
         offer = offered.get(function.address)
         assert (entry is None) == (offer is None), function.address
         if entry is not None:
-            assert tags.parse(entry.get_tags()) == offer.tags
+            assert tags.parse_tags(entry.get_tags()) == offer.tags
             assert entry.get_tags()["managed"] == "false"
             device = objects.PciDevice.create(None, nova_view(function))
             stats.add_device(device)
@@ -100,7 +100,7 @@ def assert_nova_sees_what_was_meant(machine, spec):
     }
     for pool in stats.pools:
         mine = next(offer for offer in spec.offers if offer.provider == pool["address"])
-        assert tags.parse(pool) == mine.tags
+        assert tags.parse_tags(pool) == mine.tags
     assert {rp.name: (rp.total, rp.resource_class) for rp in view.rps.values()} == {
         f"node_{offer.provider.upper()}": (
             len(offer.functions),
@@ -113,19 +113,19 @@ def assert_nova_sees_what_was_meant(machine, spec):
 @several
 @given(machines())
 def test_nova_offers_exactly_what_was_meant(machine):
-    assert_nova_sees_what_was_meant(machine, device_spec.build(machine, ROLES))
+    assert_nova_sees_what_was_meant(machine, device_spec.build_device_spec(machine, ROLES))
     whole = declaration.Declaration(
         whole=frozenset({declaration.EVERY}),
         resource_classes={"vf": "CUSTOM_VF", "gpu": "PGPU"},
         traits={"gpu": frozenset({"CUSTOM_HBM3"})},
     )
-    assert_nova_sees_what_was_meant(machine, device_spec.build(machine, ROLES, whole))
+    assert_nova_sees_what_was_meant(machine, device_spec.build_device_spec(machine, ROLES, whole))
 
 
 def test_devices_of_ports_are_not_in_placement():
     machine = node(*adapter("0000:1a:00.0", ["0000:1a:00.1", "0000:1a:00.2"]))
     terms = declaration.Declaration(networks={"vf": "physnet1"})
-    matcher = nova_whitelist(machine, device_spec.build(machine, ROLES, terms).lines())
+    matcher = nova_whitelist(machine, device_spec.build_device_spec(machine, ROLES, terms).lines())
     stats = pci_stats.PciDeviceStats(objects.NUMATopology(cells=[]), dev_filter=matcher)
     view = pci_placement_translator.PlacementView("node", [])
     for function in machine.functions:
@@ -141,14 +141,16 @@ def test_devices_of_ports_are_not_in_placement():
 
 @pytest.mark.parametrize("name", sorted(NODES))
 def test_the_synthetic_nodes(name, synthetic):
-    machine = sysfs.read(synthetic(name))
-    spec = device_spec.build(machine, roles.strict(list(hpc_conf.roles.DEFAULT_ROLES)))
+    machine = sysfs.read_sysfs_node(synthetic(name))
+    spec = device_spec.build_device_spec(
+        machine, roles.parse_roles(list(hpc_conf.roles.DEFAULT_ROLES))
+    )
     assert bool(spec.offers) == (name != "bare")
     assert_nova_sees_what_was_meant(machine, spec)
 
 
 def test_the_captures(captures):
-    table = roles.strict(
+    table = roles.parse_roles(
         [
             *hpc_conf.roles.DEFAULT_ROLES,
             '{"role": "vf", "class": "02*", "dev_type": "type-VF"}',
@@ -157,8 +159,8 @@ def test_the_captures(captures):
     )
     offers = 0
     for path in sorted((captures / "hwloc").glob("*.xml")):
-        machine = lstopo.read(path)
-        spec = device_spec.build(machine, table)
+        machine = lstopo.read_lstopo_file(path)
+        spec = device_spec.build_device_spec(machine, table)
         offers += len(spec.offers)
         assert_nova_sees_what_was_meant(machine, spec)
     assert offers > 16
@@ -166,10 +168,10 @@ def test_the_captures(captures):
 
 @pytest.mark.parametrize("offered", [False, True])
 def test_switches_go_to_a_server_only_where_that_is_asked_for(offered):
-    table = roles.strict(list(hpc_conf.roles.DEFAULT_ROLES))
+    table = roles.parse_roles(list(hpc_conf.roles.DEFAULT_ROLES))
     switch = gpu("0000:c0:00.0", class_code="068000", product_id="22a3")
     machine = node(gpu("0000:19:00.0"), switch)
-    spec = device_spec.build(machine, table, declaration.Declaration(switches=offered))
+    spec = device_spec.build_device_spec(machine, table, declaration.Declaration(switches=offered))
     assert_nova_sees_what_was_meant(machine, spec)
     entry = nova_whitelist(machine, spec.lines()).device_assignable(nova_view(switch))
     assert (entry is not None) is offered
@@ -178,7 +180,7 @@ def test_switches_go_to_a_server_only_where_that_is_asked_for(offered):
 def test_virtual_functions_switched_on_later_belong_to_their_entry():
     before = node(*adapter("0000:1a:00.0", ["0000:1a:00.1"]))
     after = node(*adapter("0000:1a:00.0", ["0000:1a:00.1", "0000:1a:00.2"]))
-    matcher = nova_whitelist(before, device_spec.build(before, ROLES).lines())
+    matcher = nova_whitelist(before, device_spec.build_device_spec(before, ROLES).lines())
     matched = [f.address for f in after.functions if matcher.device_assignable(nova_view(f))]
     assert matched == ["0000:1a:00.1", "0000:1a:00.2"]
 
@@ -234,8 +236,8 @@ def written(tmp_path):
     """The files of one machine, as ``--config-dir`` of a service finds them."""
 
     def write(machine=MACHINE, terms=None, **options):
-        spec = device_spec.build(machine, ROLES, terms)
-        result = settings.render(machine, spec, settings.Options(**options))
+        spec = device_spec.build_device_spec(machine, ROLES, terms)
+        result = settings.render_settings(machine, spec, settings.SettingsOptions(**options))
         for part, text in result.files.items():
             Path(tmp_path, settings.file_name(part)).write_text(text, encoding="utf-8")
         return tmp_path
@@ -248,7 +250,7 @@ def load(folder, *parts, register=()):
     options = cfg.ConfigOpts()
     for module in register:
         module.register_opts(options)
-    hpc_conf.register(options)
+    hpc_conf.register_all_options(options)
     files = [str(folder / settings.file_name(part)) for part in parts]
     options([], default_config_files=files, default_config_dirs=[])
     return options
@@ -333,7 +335,7 @@ def test_the_aliases_name_every_offer(written, terms, product_names):
         getattr(pci_request.get_alias_from_config, "cache_clear", lambda: None)()
         aliases = pci_request.get_alias_from_config()
     getattr(pci_request.get_alias_from_config, "cache_clear", lambda: None)()
-    spec = device_spec.build(MACHINE, ROLES, terms)
+    spec = device_spec.build_device_spec(MACHINE, ROLES, terms)
     covered = set()
     for name, (_policy, specs) in aliases.items():
         assert len(specs) == 1
@@ -357,11 +359,11 @@ def test_all_files_in_one_directory(written):
     assert len(options.pci.alias) == len({json.loads(a)["name"] for a in options.pci.alias})
     assert options.compute_driver == settings.DRIVER
     assert options.pci.report_in_placement is True
-    assert options.pci.device_spec == list(device_spec.build(MACHINE, ROLES).lines())
+    assert options.pci.device_spec == list(device_spec.build_device_spec(MACHINE, ROLES).lines())
 
 
 def test_the_cpus_of_this_machine(written):
-    machine = sysfs.read(Path("/"))
+    machine = sysfs.read_sysfs_node(Path("/"))
     options = load(written(machine, housekeeping_cores=1), settings.COMPUTE, register=NOVA)
     with config_fixture.Config(CONF) as fixture:
         for name in ("cpu_shared_set", "cpu_dedicated_set"):
@@ -389,14 +391,16 @@ def nova_aliases(lines):
 
 @pytest.mark.parametrize("policy", [{}, {"numa_policy": "preferred"}])
 def test_nova_takes_the_aliases_of_an_operator_and_ours(policy):
-    spec = device_spec.build(MACHINE, ROLES)
-    ours = settings.render(MACHINE, spec, settings.Options()).files[settings.COMMON]
+    spec = device_spec.build_device_spec(MACHINE, ROLES)
+    ours = settings.render_settings(MACHINE, spec, settings.SettingsOptions()).files[
+        settings.COMMON
+    ]
     lines = [line.removeprefix("alias = ") for line in ours.splitlines() if "alias = " in line]
     theirs = [json.dumps({**json.loads(lines[0]), **policy})]
     with pytest.raises(exception.PciInvalidAlias):
         nova_aliases([*theirs, *lines])
     before = configured.Configured(other_aliases=tuple(theirs))
-    result = settings.render(MACHINE, spec, settings.Options(), before=before)
+    result = settings.render_settings(MACHINE, spec, settings.SettingsOptions(), before=before)
     text = result.files[settings.COMMON]
     added = [line.removeprefix("alias = ") for line in text.splitlines() if "alias = " in line]
     assert result.losses[settings.COMMON] == []
@@ -448,4 +452,4 @@ def test_what_an_entry_names_is_what_nova_thinks(machine, entry):
     matcher = nova_whitelist(machine, [json.dumps(entry)])
     for function in functions:
         matched = matcher.device_assignable(nova_view(function)) is not None
-        assert spec_entries.matches(entry, function) == matched, (entry, function.address)
+        assert spec_entries.entry_matches(entry, function) == matched, (entry, function.address)

@@ -22,9 +22,9 @@ from oslo_config import cfg
 from oslo_utils import uuidutils
 
 from nova_hpc.fabric.aggregates import aggregates_of
-from nova_hpc.fabric.model import FabricMap, Place
+from nova_hpc.fabric.model import FabricMap, FabricPlace
 from nova_hpc.wire import stats
-from nova_hpc_tools.adopt.findings import CHECKS, Finding
+from nova_hpc_tools.adopt.findings import CHECKS, DoctorFinding
 from nova_hpc_tools.doctor import facts_records as cli_doctor
 from nova_hpc_tools.readers import records
 from nova_hpc_tools.snapshot import cloud_readers
@@ -47,7 +47,7 @@ class CloudTest(ReserveTest):
         self.useFixture(fixtures.Moves())
         self.useFixture(
             fixtures.fixtures.MockPatchObject(
-                cloud_readers, "records_reader", side_effect=lambda _: records.take
+                cloud_readers, "records_reader", side_effect=lambda _: records.collect_records
             )
         )
         self.flags(alias=[each for each in CONF.pci.alias if self.offered(each)], group="pci")
@@ -57,11 +57,11 @@ class CloudTest(ReserveTest):
         """Whether the hosts of these tests offer it."""
         return json.loads(alias)["name"] in ("gpu", "vf")
 
-    def look(self) -> dict[str, Finding]:
+    def look(self) -> dict[str, DoctorFinding]:
         """What the command finds."""
-        return {each.check: each for each in cli_doctor.look(())}
+        return {each.check: each for each in cli_doctor.examine_records_twice(())}
 
-    def found(self, check: str) -> Finding:
+    def found(self, check: str) -> DoctorFinding:
         finding = self.look()[check]
         self.assertTrue(finding.seen.endswith("."), finding.seen)
         return finding
@@ -102,7 +102,7 @@ class CloudTest(ReserveTest):
 
     def add_map(self, leaves: Mapping[str, str], name: str = "ib") -> None:
         there = {host: leaf for host, leaf in leaves.items() if host in self.sysfs}
-        places = [Place(host, leaf=leaf, spine="s") for host, leaf in there.items()]
+        places = [FabricPlace(host, leaf=leaf, spine="s") for host, leaf in there.items()]
         for aggregate in aggregates_of(FabricMap(places, name=name)):
             made = self.admin_api.post_aggregate(
                 {"aggregate": {"name": f"{name} {aggregate.name}"}}
@@ -287,7 +287,7 @@ class FaultTest(CloudTest):
                     self.assertIn("member, reader", self.found("service-role").seen)
                 else:
                     self.gone("service-role")
-        self.assertIsNone(records.take().roles)  # of these tests' Placement
+        self.assertIsNone(records.collect_records().roles)  # of these tests' Placement
 
     def user(self, roles: list[str]) -> Any:
         """Nova's user, as a Keystone of this test knows it."""

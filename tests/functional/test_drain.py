@@ -15,11 +15,9 @@ from openstack import connection
 from oslo_config import cfg
 
 from nova_hpc.fabric.aggregates import aggregates_of
-from nova_hpc.fabric.model import FabricMap, Place
-from nova_hpc_tools.cloud import drain_api as drain_cloud
-from nova_hpc_tools.cloud import drain_command as drain
-from nova_hpc_tools.cloud import server_moves as drain_run
-from nova_hpc_tools.fabric import nova_aggregates as fabric_cloud
+from nova_hpc.fabric.model import FabricMap, FabricPlace
+from nova_hpc_tools.cloud import drain_api, drain_command, server_moves
+from nova_hpc_tools.fabric import nova_aggregates
 from nova_hpc_tools.main import NovaHpc
 from nova_hpc_tools.readers import snapshot
 from nova_hpc_tools.snapshot import cloud_readers
@@ -44,10 +42,10 @@ class DrainTest(DriverTest):
     def setUp(self) -> None:
         super().setUp()
         self.useFixture(fixtures.Moves())
-        self.useFixture(fixtures.fixtures.MonkeyPatch(f"{drain_run.__name__}._PAUSE", 0.1))
+        self.useFixture(fixtures.fixtures.MonkeyPatch(f"{server_moves.__name__}._PAUSE", 0.1))
         for name in LEAVES:
             self.host(name, FOUR)
-        places = [Place(host, leaf=leaf, spine="s") for host, leaf in LEAVES.items()]
+        places = [FabricPlace(host, leaf=leaf, spine="s") for host, leaf in LEAVES.items()]
         for aggregate in aggregates_of(FabricMap(places, name="ib")):
             made = self.admin_api.post_aggregate({"aggregate": {"name": aggregate.name}})
             action = {"set_metadata": {"metadata": dict(aggregate.metadata)}}
@@ -89,18 +87,22 @@ class DrainTest(DriverTest):
         made = self.admin_api.post_server({"server": built, "os:scheduler_hints": hints})
         return self._wait_for_state_change(made, "ACTIVE")
 
-    def drain(self, *words: str, cloud: Any = drain_cloud.DrainCloud) -> tuple[int, str, str]:
+    def drain(self, *words: str, cloud: Any = drain_api.DrainCloud) -> tuple[int, str, str]:
         """Run ``nova-hpc drain alpha``; its status, output and errors."""
         out, err = io.StringIO(), io.StringIO()
         with (
-            mock.patch.object(fabric_cloud, "compute", return_value=self.compute),
-            mock.patch.object(drain, "DrainCloud", cloud),
-            mock.patch.object(cloud_readers, "take", side_effect=lambda *_: snapshot.take()),
+            mock.patch.object(nova_aggregates, "connect_compute_proxy", return_value=self.compute),
+            mock.patch.object(drain_command, "DrainCloud", cloud),
+            mock.patch.object(
+                cloud_readers,
+                "obtain_snapshot",
+                side_effect=lambda *_: snapshot.take_cloud_snapshot(),
+            ),
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
         ):
             app = NovaHpc()
-            app.command_manager.add_command("drain", drain.Drain)
+            app.command_manager.add_command("drain", drain_command.Drain)
             status = app.run(["drain", "alpha", *words])
         return status, out.getvalue(), err.getvalue()
 
@@ -206,7 +208,7 @@ class DrainTest(DriverTest):
         def fall() -> None:
             self.admin_api.put_service_force_down(service["id"], True)
 
-        class Fails(drain_cloud.DrainCloud):
+        class Fails(drain_api.DrainCloud):
             def migrate(self, uuid: str, target: str | None) -> None:
                 if uuid == second["id"]:
                     fall()
@@ -230,7 +232,7 @@ class DrainTest(DriverTest):
     def test_cut_short_between_move_and_confirmation(self) -> None:
         server = self.make("a", self.pair, "alpha")
 
-        class Dies(drain_cloud.DrainCloud):
+        class Dies(drain_api.DrainCloud):
             def confirm(self, uuid: str) -> None:
                 raise KeyboardInterrupt
 

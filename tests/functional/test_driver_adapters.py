@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from nova_hpc.tenancy.adapters.plan import Record, records_of
+from nova_hpc.tenancy.adapters.plan import AdapterRecord, adapter_records_of
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
 from tests.functional.driver_fixtures import FakeSysfs
@@ -45,8 +45,8 @@ class AdaptersTest(DriverTest):
         """Of every function that has been given GUIDs."""
         return [found for each in range(4) if (found := self.guids(name, each)) != NONE]
 
-    def records(self, name: str) -> dict[str, Record]:
-        return records_of(self.ledger(name))
+    def records(self, name: str) -> dict[str, AdapterRecord]:
+        return adapter_records_of(self.ledger(name))
 
     def vfs(self, count: int):
         return self.make_flavor({"pci_passthrough:alias": f"vf:{count}"})
@@ -164,7 +164,7 @@ class AdaptersTest(DriverTest):
     def test_ethernet(self) -> None:
         kernel = Kernel(4)
         self.useFixture(
-            fixtures.fixtures.MockPatch("nova_hpc.tenancy.adapters.netlink._open", kernel)
+            fixtures.fixtures.MockPatch("nova_hpc.tenancy.adapters.netlink._open_netlink", kernel)
         )
         kernel.functions[0]["IFLA_VF_MAC"]["mac"] = "52:54:00:00:00:01"
         for each in kernel.functions:
@@ -198,31 +198,33 @@ from pathlib import Path
 from oslo_privsep import priv_context
 import nova.conf
 from nova_hpc import conf as hpc_conf
-from nova_hpc.tenancy.adapters.plan import Prefix
-from nova_hpc.tenancy.adapters.settings import AdapterError, Layer, Setting, VirtualFunction
+from nova_hpc.tenancy.adapters.plan import AddressPrefix
+from nova_hpc.tenancy.adapters.settings import AdapterError, AdapterFunction
+from nova_hpc.tenancy.adapters.settings import AdapterSetting, PortLayer
 from nova_hpc.topology import sysfs
-from nova_hpc.tenancy.adapters.step import Adapters
+from nova_hpc.tenancy.adapters.step import AdapterStep
 from nova_hpc.tenancy.ledger import LedgerFile
 from virt_driver_patches import privileged
 from virt_driver_patches.driver import adapters_privileged
 
 root = Path(sys.argv[1])
 CONF = nova.conf.CONF
-hpc_conf.register(CONF)
+hpc_conf.register_all_options(CONF)
 CONF([], project="nova")
 CONF.set_override("sysfs_root", str(root), group="hpc")
 privileged.default.start(priv_context.Method.FORK)
-privileged.expect_same(CONF)
+privileged.expect_same_settings(CONF)
 file = LedgerFile(root / "ledger")
-step = Adapters(root, file, Prefix(bytes([14])), write=adapters_privileged.write)
-node = sysfs.read(root)
+write = adapters_privileged.write_setting_by_helper
+step = AdapterStep(root, file, AddressPrefix(bytes([14])), write=write)
+node = sysfs.read_sysfs_node(root)
 print(step.give("one", node, [sys.argv[2]]).refused)
 print((root / sys.argv[3]).read_text(), end="")
 print(step.take_back("one", lambda: node))
 print((root / sys.argv[3]).read_text(), end="")
 # What the service says of the function is not believed: only the address is asked for.
-lies = VirtualFunction(sys.argv[2], 7, Layer.ETHERNET, "x", net="lo", rdma="../../../../etc")
-adapters_privileged.write(root, lies, Setting("port_guid", 0x0E00000000000001))
+lies = AdapterFunction(sys.argv[2], 7, PortLayer.ETHERNET, "x", net="lo", rdma="../../../../etc")
+write(root, lies, AdapterSetting("port_guid", 0x0E00000000000001))
 print((root / sys.argv[3]).read_text(), end="")
 # A real socket of the kernel, for the loopback.
 import shutil
@@ -230,13 +232,13 @@ shutil.rmtree(root / sys.argv[3].rpartition("/sriov/")[0] / "sriov")
 shutil.rmtree(root / sys.argv[3].rpartition("/sriov/")[0] / "infiniband")
 (root / sys.argv[3].rpartition("/sriov/")[0] / "class").write_text("0x020000\\n")
 (root / sys.argv[3].rpartition("/sriov/")[0] / "net/lo").mkdir(parents=True)
-lies = VirtualFunction(sys.argv[2], 7, Layer.INFINIBAND, "x")
+lies = AdapterFunction(sys.argv[2], 7, PortLayer.INFINIBAND, "x")
 for name, value in (
     ("vlan", (5, 0)), ("mac", "0e:00:00:00:00:01"), ("mac", "01:00:00:00:00:01"),
     ("vlan", (4096, 0)), ("rate", (0, 1 << 32)), ("trust", 1), ("driver", "x"), ("mac", "x\\n"),
 ):
     try:
-        adapters_privileged.write(root, lies, Setting(name, value))
+        adapters_privileged.write_setting_by_helper(root, lies, AdapterSetting(name, value))
     except AdapterError as error:
         print(error)
 sys.stdout.flush()
@@ -267,11 +269,11 @@ import os, sys
 import nova.conf
 from nova import exception
 from nova_hpc import conf as hpc_conf
-from virt_driver_patches.driver.reading import Source
+from virt_driver_patches.driver.reading import ReadingSource
 from virt_driver_patches.driver.tenancy import steps_of
 
 CONF = nova.conf.CONF
-hpc_conf.register(CONF)
+hpc_conf.register_all_options(CONF)
 CONF([], project="nova")
 CONF.set_override("sysfs_root", sys.argv[1], group="hpc")
 CONF.set_override("clean_devices", False, group="hpc")
@@ -282,12 +284,12 @@ os.geteuid = lambda: 1000
 for spec in ([], [entry]):
     CONF.set_override("device_spec", spec, group="pci")
     try:
-        print(list(steps_of(CONF, Source.from_config(CONF)))[-1].mode)
+        print(list(steps_of(CONF, ReadingSource.from_config(CONF)))[-1].mode)
     except exception.InvalidConfiguration as error:
         print(error)
 CONF.set_override("address_prefix", "01", group="hpc")
 try:
-    list(steps_of(CONF, Source.from_config(CONF)))
+    list(steps_of(CONF, ReadingSource.from_config(CONF)))
 except exception.InvalidConfiguration as error:
     print(error)
 """

@@ -50,7 +50,7 @@ class SlowGuest:
         assert live
         self.asked.append(config.address)
 
-    def attach_device(self, config: attach.Placed, live: bool) -> None:
+    def attach_device(self, config: attach.PlacedDevice, live: bool) -> None:
         assert live
         device = etree.fromstring(config.to_xml())
         address = f"0000:{device.find('source/address').get('bus')[2:]}:00.0"
@@ -65,7 +65,7 @@ def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_guest_that_is_slow_gets_the_time() -> None:
     guest = SlowGuest({"0000:41:00.0": 2, "0000:42:00.0": 40})
-    attach.detach(guest, {each: Config(each) for each in ALIASES}, 60)
+    attach.detach_all_or_none(guest, {each: Config(each) for each in ALIASES}, 60)
     assert guest.present == set()
     assert sorted(guest.asked) == sorted(ALIASES)
     assert guest.attached == []
@@ -74,7 +74,7 @@ def test_a_guest_that_is_slow_gets_the_time() -> None:
 def test_what_a_guest_let_go_of_is_given_back_when_it_keeps_another() -> None:
     guest = SlowGuest({"0000:41:00.0": 1, "0000:42:00.0": None})
     with pytest.raises(exception.PciDeviceDetachFailed, match=r"1 of 2 devices.*has it booted"):
-        attach.detach(guest, {each: Config(each) for each in ALIASES}, 0.05)
+        attach.detach_all_or_none(guest, {each: Config(each) for each in ALIASES}, 0.05)
     assert guest.present == set(ALIASES)
     assert guest.attached == ["0000:41:00.0"]
 
@@ -82,5 +82,5 @@ def test_what_a_guest_let_go_of_is_given_back_when_it_keeps_another() -> None:
 def test_only_what_is_there_is_asked_for() -> None:
     guest = SlowGuest({"0000:41:00.0": 0})
     guest.present = {"0000:41:00.0"}
-    attach.detach(guest, {each: Config(each) for each in ALIASES}, 60)
+    attach.detach_all_or_none(guest, {each: Config(each) for each in ALIASES}, 60)
     assert guest.asked == ["0000:41:00.0"]

@@ -79,7 +79,7 @@ class HostBootTest(DriverTest):
     def look_at_waits(self, tell: Callable[[list[str]], None]) -> None:
         """Call *tell* at the first wait, in place of the pause."""
         waits = self.driver._hpc_host_boot
-        missing = host_boot.missing
+        missing = host_boot.list_missing_resources
 
         def seen(instance: Any, reading: Any) -> Any:
             found = missing(instance, reading)
@@ -109,7 +109,7 @@ class HugePagesTest(DriverTest):
 
         def lacks() -> tuple[str, ...]:
             source = self.computes["alpha"].driver.hpc_node.source
-            return host_boot.missing(instance, source.read())
+            return host_boot.list_missing_resources(instance, source.read())
 
         need = cell.memory * 1024 // 2048
         have(need - 1)

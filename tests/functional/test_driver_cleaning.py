@@ -11,8 +11,8 @@ from nova import exception
 from nova.virt.libvirt.driver import LibvirtDriver
 
 from nova_hpc.tenancy.service_vm import process, stage
-from nova_hpc.tenancy.service_vm.stage import Mode, Phase
-from nova_hpc.wire.ledger import State
+from nova_hpc.tenancy.service_vm.stage import StageMode, StagePhase
+from nova_hpc.wire.ledger import DeviceState
 from tests.functional.cleaning_base import FIRST, GPU, ONE, CleaningBase
 
 
@@ -22,7 +22,7 @@ class CleaningTest(CleaningBase):
     def test_a_device_is_withheld_before_nova_frees_it(self) -> None:
         self.begin()
         server = self.boot(self.make_flavor(GPU))
-        self.assertIs(Phase.DUE, self.entry().phase)
+        self.assertIs(StagePhase.DUE, self.entry().phase)
         self.update("alpha")
         self.assertEqual({FIRST: "allocated"}, self.tracked("alpha"))
         seen = []
@@ -47,7 +47,7 @@ class CleaningTest(CleaningBase):
         self.assertIn(FIRST, self.in_placement("alpha"))
         # The stage, in a VM that Nova knows nothing of.
         self.stage("alpha").attend()
-        self.assertIs(Phase.CLEAN, self.entry().phase)
+        self.assertIs(StagePhase.CLEAN, self.entry().phase)
         self.assertEqual([], self.vms())
         self.update("alpha")
         self.assertEqual({FIRST: "available"}, self.tracked("alpha"))
@@ -67,7 +67,7 @@ class CleaningTest(CleaningBase):
         self.update("alpha")
         self.stage("alpha").attend()
         self.assertEqual(server["id"], self.entry().server)
-        self.assertIs(Phase.DUE, self.entry().phase)
+        self.assertIs(StagePhase.DUE, self.entry().phase)
 
     # -- what can go wrong --------------------------------------------------------------
 
@@ -82,7 +82,7 @@ class CleaningTest(CleaningBase):
         self.does("refuse")
         self.stage("alpha").attend()
         self.update("alpha")
-        self.assertIs(State.QUARANTINED, self.ledger("alpha").device(FIRST).state)
+        self.assertIs(DeviceState.QUARANTINED, self.ledger("alpha").device(FIRST).state)
         self.assertIn("zeros are not read as written", self.reason())
         self.assertEqual({}, self.given_by_placement("alpha"))
 
@@ -98,7 +98,7 @@ class CleaningTest(CleaningBase):
                 self.does(what)
                 self.stage("alpha").attend()
                 self.update("alpha")
-                self.assertIs(State.SUSPECT, self.ledger("alpha").device(FIRST).state)
+                self.assertIs(DeviceState.SUSPECT, self.ledger("alpha").device(FIRST).state)
                 self.assertIn(words, self.reason())
                 self.assertEqual([], self.vms())
                 # An hour later.
@@ -116,7 +116,7 @@ class CleaningTest(CleaningBase):
         self.stage("alpha").attend()
         self.update("alpha")
         self.assertIn("[DEFAULT]reserved_host_memory_mb", self.reason())
-        self.assertIs(State.SUSPECT, self.ledger("alpha").device(FIRST).state)
+        self.assertIs(DeviceState.SUSPECT, self.ledger("alpha").device(FIRST).state)
 
     def test_a_service_that_was_killed(self) -> None:
         """The VM is of another life: it is ended, and the device cleaned anew."""
@@ -133,7 +133,7 @@ class CleaningTest(CleaningBase):
                     FIRST: attrs.evolve(
                         now.device(FIRST),
                         server=vm,
-                        stage=stage.begun(self.entry(), vm, 0.0).dumps(),
+                        stage=stage.begin_stage(self.entry(), vm, 0.0).dumps(),
                     )
                 }
             )
@@ -146,25 +146,27 @@ class CleaningTest(CleaningBase):
         self.assertEqual([], self.vms())
         self.stage("alpha").attend()
         self.update("alpha")
-        self.assertIs(Phase.CLEAN, self.entry().phase)
+        self.assertIs(StagePhase.CLEAN, self.entry().phase)
         self.assertEqual({FIRST: "available"}, self.tracked("alpha"))
 
     def test_a_child_that_is_killed(self) -> None:
         self._ended()
         step = self.stage("alpha")
-        service = step.runners[Mode.SERVICE_VM]
+        service = step.runners[StageMode.SERVICE_VM]
 
         def execute(argv: list[str], timeout: float, more: object = None) -> str:
-            return process.run(["/bin/sh", "-c", f"kill -{signal.SIGKILL} $$"], timeout)
+            return process.run_stage_program(
+                ["/bin/sh", "-c", f"kill -{signal.SIGKILL} $$"], timeout
+            )
 
-        step.runners[Mode.SERVICE_VM] = attrs.evolve(service, execute=execute)
+        step.runners[StageMode.SERVICE_VM] = attrs.evolve(service, execute=execute)
         step.attend()
         # Nobody can say whether the VM is gone: the next look asks again.
-        self.assertIs(Phase.BEGUN, self.entry().phase)
-        step.runners[Mode.SERVICE_VM] = service
+        self.assertIs(StagePhase.BEGUN, self.entry().phase)
+        step.runners[StageMode.SERVICE_VM] = service
         step.attend()
         step.attend()
-        self.assertIs(Phase.CLEAN, self.entry().phase)
+        self.assertIs(StagePhase.CLEAN, self.entry().phase)
 
     # -- options ------------------------------------------------------------------------
 

@@ -12,8 +12,8 @@ import libvirt
 import pytest
 from nova.virt.libvirt import host as libvirt_host
 
-from nova_hpc.tenancy.guest_domains import LIST_ALL, Condition
-from virt_driver_patches.driver.domains import Domains
+from nova_hpc.tenancy.guest_domains import LIST_ALL, DomainCondition
+from virt_driver_patches.driver.domains import LibvirtDomains
 
 GPU, VF, NVME = "0000:41:00.0", "0000:43:00.1", "0000:45:00.0"
 DEVICES = """
@@ -74,18 +74,22 @@ def test_every_domain_is_read_whatever_it_does(host) -> None:
     saved = make.defineXML(xml("saved"))
     saved.create()
     saved.managedSave(0)
-    found = Domains(lambda: host).read()
+    found = LibvirtDomains(lambda: host).read()
     assert found.unknown is None
     assert {each.name: each.condition for each in found.domains} == {
-        "defined": Condition.SHUT_OFF,
-        "running": Condition.RUNNING,
-        "paused": Condition.PAUSED,
-        "saved": Condition.SAVED,
+        "defined": DomainCondition.SHUT_OFF,
+        "running": DomainCondition.RUNNING,
+        "paused": DomainCondition.PAUSED,
+        "saved": DomainCondition.SAVED,
     }
     for each in found.domains:
         assert each.following.hostdevs == {GPU, NVME}
         assert each.following.interfaces == {VF}
-        now = {GPU, NVME, VF} if each.condition in (Condition.RUNNING, Condition.PAUSED) else set()
+        now = (
+            {GPU, NVME, VF}
+            if each.condition in (DomainCondition.RUNNING, DomainCondition.PAUSED)
+            else set()
+        )
         assert each.live.all == now
     assert found.having(GPU).name in ("running", "paused")
     assert found.of(saved.UUIDString()).name == "saved"
@@ -101,14 +105,14 @@ def test_one_that_ends_meanwhile_has_nothing(host) -> None:
         return found
 
     host.list_instance_domains = listing
-    found = Domains(lambda: host).read()
+    found = LibvirtDomains(lambda: host).read()
     assert [each.name for each in found.domains] == ["stays"]
     assert found.unknown is None
 
 
 def test_a_connection_that_is_lost_is_unknown(host) -> None:
     host.connection.close()
-    found = Domains(lambda: host).read()
+    found = LibvirtDomains(lambda: host).read()
     assert found.domains == ()
     assert found.unknown.startswith("libvirt does not say which guest domains there are")
 
@@ -122,7 +126,7 @@ def test_a_libvirt_that_hangs_is_left_behind_and_asked_by_one_thread_only(host) 
         free.wait(60)
         return host
 
-    domains = Domains(hang, patience=0.2)
+    domains = LibvirtDomains(hang, patience=0.2)
     for _ in range(3):
         found = domains.read()
         assert "no answer within 0.2 seconds" in found.unknown
@@ -149,7 +153,7 @@ def test_whoever_asks_hears_of_what_was_there_when_it_asked(host) -> None:
         return found
 
     host.list_instance_domains = slow
-    domains, answers = Domains(lambda: host), []
+    domains, answers = LibvirtDomains(lambda: host), []
     one = threading.Thread(target=lambda: answers.append(domains.read()))
     one.start()
     first.wait(60)
@@ -163,4 +167,4 @@ def test_whoever_asks_hears_of_what_was_there_when_it_asked(host) -> None:
 
 
 def test_before_nova_has_a_host(host) -> None:
-    assert Domains(lambda: None).read().unknown is not None
+    assert LibvirtDomains(lambda: None).read().unknown is not None

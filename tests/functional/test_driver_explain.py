@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 from nova_hpc.topology.level import Distance, Level
-from nova_hpc_tools.cloud.explain import explain
-from nova_hpc_tools.cloud.explain.model import Question
+from nova_hpc_tools.cloud.explain import explain_flavor
+from nova_hpc_tools.cloud.explain.model import FlavorQuestion
 from nova_hpc_tools.cloud.explain.server_report import explain_server
-from nova_hpc_tools.readers import server_requests as asked
-from nova_hpc_tools.readers import snapshot
+from nova_hpc_tools.readers import server_requests, snapshot
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
 
@@ -18,7 +17,7 @@ FIRST = "0000:40:00.0"
 
 class ExplainTest(DriverTest):
     def remedies(self, flavor: str) -> dict[str, list[str]]:
-        report = explain(snapshot.take(), Question(flavor))
+        report = explain_flavor(snapshot.take_cloud_snapshot(), FlavorQuestion(flavor))
         self.assertFalse(report.fits)
         found: dict[str, list[str]] = {}
         for remedy in report.remedies:
@@ -56,7 +55,7 @@ class ExplainTest(DriverTest):
         self.quarantine("alpha", FIRST, "it fell silent")
         self.update("alpha")
         self.assertEqual({}, self.remedies(pair))
-        past = explain_server(snapshot.take(), server["id"])
+        past = explain_server(snapshot.take_cloud_snapshot(), server["id"])
         self.assertTrue(any(FIRST in note and "it fell silent" in note for note in past.notes))
 
     def test_a_withheld_device_is_named(self) -> None:
@@ -64,7 +63,7 @@ class ExplainTest(DriverTest):
         self.quarantine("alpha", FIRST, "it fell silent")
         self.update("alpha")
         flavor = self.make_flavor(PAIR)
-        (verdict,) = explain(snapshot.take(), Question(flavor)).verdicts
+        (verdict,) = explain_flavor(snapshot.take_cloud_snapshot(), FlavorQuestion(flavor)).verdicts
         self.assertEqual("1 of 2 gpu, one is withheld", verdict.reason)
         self.assertTrue(any(FIRST in note and "it fell silent" in note for note in verdict.notes))
         self.flags(disclose_capacity=True, group="hpc")
@@ -76,7 +75,7 @@ class ExplainTest(DriverTest):
             f"the nearest is alpha with 1 of 2 gpu, one is withheld; withheld by the node: {FIRST}"
         )
         self.assertIn(said, line)
-        found = asked.find(server["id"])
+        found = server_requests.find_server_request(server["id"])
         self.assertIn(said, found.placement or "")
 
     def test_what_is_withheld_of_each_alias(self) -> None:
@@ -98,13 +97,13 @@ class ExplainTest(DriverTest):
         self.assertEqual("3 of 4 vf, one is withheld", self.nearest(few))
 
     def nearest(self, flavor: str) -> str:
-        (verdict,) = explain(snapshot.take(), Question(flavor)).verdicts
+        (verdict,) = explain_flavor(snapshot.take_cloud_snapshot(), FlavorQuestion(flavor)).verdicts
         return verdict.reason
 
     def test_a_decision_and_where_the_devices_sit(self) -> None:
         self.host("alpha", fixtures.two_switches(gpus=1, numa=(0, 1)))
         server = self.boot(self.make_flavor(PAIR | {"hpc:affinity_policy": "preferred"}))
-        past = explain_server(snapshot.take(), server["id"])
+        past = explain_server(snapshot.take_cloud_snapshot(), server["id"])
         self.assertEqual(self.decision(server), past.decision)
         self.assertEqual(
             [device.address for device in self.devices_of(server)],

@@ -7,9 +7,9 @@ from nova import context as nova_context
 from nova import objects
 from nova.tests import fixtures as nova_fixtures
 
-from nova_hpc.tenancy.step import View
+from nova_hpc.tenancy.step import NodeView
 from nova_hpc.wire import stats
-from nova_hpc.wire.ledger import State
+from nova_hpc.wire.ledger import DeviceState
 from nova_hpc_tools.readers import node_health
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
@@ -59,7 +59,7 @@ class HealthTest(DriverTest):
         state, since = document.states[FIRST]
         self.assertEqual("suspect", state)
         self.assertEqual(int(self.ledger("alpha").device(FIRST).trial.since), since)
-        (node,) = node_health.take()
+        (node,) = node_health.collect_node_health()
         self.assertEqual(("alpha", document.withheld), (node.host, node.withheld))
         self.assertEqual(document.states, node.states)
         # Once, and not at every update; and when it is well again.
@@ -123,12 +123,12 @@ class HealthTest(DriverTest):
         self.host_with_counters("alpha", TWO)
         errors(self.sysfs["alpha"], FIRST, 5)
         self.update("alpha")
-        self.assertEqual(State.SUSPECT, self.ledger("alpha").device(FIRST).state)
+        self.assertEqual(DeviceState.SUSPECT, self.ledger("alpha").device(FIRST).state)
         self.assertEqual([], self.told())
 
     def test_a_notification_that_cannot_be_sent_stops_nothing(self) -> None:
         self.host_with_counters("alpha", TWO)
-        notifier = "virt_driver_patches.driver.notifications._notification"
+        notifier = "virt_driver_patches.driver.notifications._build_state_notification"
         self.useFixture(fixtures.fixtures.MockPatch(notifier, side_effect=OSError("no queue")))
         errors(self.sysfs["alpha"], FIRST, 5)
         self.update("alpha")
@@ -153,7 +153,7 @@ class HealthTest(DriverTest):
         self.assertTrue(self.log_lines("4 of 4 devices of model 10de:.*have changed alike"))
         node = self.computes["alpha"].driver.hpc_node
         step = node.tenancy.step("hygiene")
-        view = View(node.source.read().node, dict.fromkeys(GPUS, "gpu"))
+        view = NodeView(node.source.read().node, dict.fromkeys(GPUS, "gpu"))
         for each in GPUS:
             step.accept(view.candidate(each), node.owners("alpha"), "firmware 2.0")
         self.update("alpha")
@@ -171,13 +171,13 @@ class NodeHealthTest(DriverTest):
         kept = dict(node.stats)
         node.stats = {key: value for key, value in kept.items() if key != stats.KEY}
         node.save()
-        (found,) = node_health.take()
+        (found,) = node_health.collect_node_health()
         self.assertEqual((stats.OTHER_DRIVER,), found.notes)
         node.stats = {**kept, stats.KEY: "{"}
         node.save()
-        (found,) = node_health.take()
+        (found,) = node_health.collect_node_health()
         self.assertIn("statistics document", found.notes[0])
 
     def test_a_node_without_tags_is_left_out(self) -> None:
         self.host("alpha", TWO, device_spec=TWO.device_spec(tags=False))
-        self.assertEqual((), node_health.take())
+        self.assertEqual((), node_health.collect_node_health())

@@ -12,8 +12,8 @@ from nova import objects
 from nova.virt.libvirt.driver import LibvirtDriver
 
 from nova_hpc.tenancy.ledger import copy_of
-from nova_hpc.tenancy.step import View
-from nova_hpc.wire.ledger import SOMEBODY, Device
+from nova_hpc.tenancy.step import NodeView
+from nova_hpc.wire.ledger import SOMEBODY, LedgerDevice
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
 
@@ -39,13 +39,13 @@ class _Base(DriverTest):
     def held(self, host: str) -> dict[str, str]:
         return self.ledger(host).quarantined
 
-    def record(self, host: str, address: str) -> Device:
+    def record(self, host: str, address: str) -> LedgerDevice:
         return self.ledger(host).device(address)
 
     def release(self, host: str, address: str) -> str | None:
         """What the operator's command does."""
         node = self.computes[host].driver.hpc_node
-        candidate = View(node.source.read().node, {address: "gpu"}).candidate(address)
+        candidate = NodeView(node.source.read().node, {address: "gpu"}).candidate(address)
         assert candidate is not None
         owners = attrs.evolve(node.owners(host), records=frozenset)  # it cannot ask Nova
         return node.tenancy.step("hygiene").release(candidate, owners)

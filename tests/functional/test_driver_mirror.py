@@ -15,7 +15,7 @@ from nova import objects
 from nova.tests.fixtures import libvirt as fakelibvirt
 from nova.virt.libvirt import guest as libvirt_guest
 
-from nova_hpc.topology.level import Distance, distance
+from nova_hpc.topology.level import Distance, distance_between
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
 from tests.unit.virt import tree_reader
@@ -82,7 +82,7 @@ class MirrorTest(DriverTest):
             sorted(guest), sorted(device.address for device in self.devices_of(server))
         )
         return [
-            (distance(truth[one], truth[other]), distance(guest[one], guest[other]))
+            (distance_between(truth[one], truth[other]), distance_between(guest[one], guest[other]))
             for one, other in itertools.combinations(guest, 2)
         ]
 
@@ -299,7 +299,7 @@ class MirrorTest(DriverTest):
         # The server holds the former devices as well until the resize is confirmed.
         places = tree_reader.read(self.xml(server)).places.values()
         self.assertEqual(2, len(places))
-        self.assertEqual(Distance.PIX, distance(*places))
+        self.assertEqual(Distance.PIX, distance_between(*places))
         self.assertEqual('{"v":2,"mode":"mirror","clique":0}', self.abi(server))
         self._revert_resize(server)
         self.assert_flat(server)

@@ -11,7 +11,7 @@ from nova import exception
 from tests.fabric_manager import FabricManager, library
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
-from virt_driver_patches.driver.reading import Source
+from virt_driver_patches.driver.reading import ReadingSource
 from virt_driver_patches.driver.tenancy import steps_of
 
 GPU = {"pci_passthrough:alias": "gpu:1"}
@@ -173,4 +173,4 @@ class NvlinkTest(DriverTest):
                 driver.init_host("alpha")
         self.flags(nvlink_gpus={}, nvlink_address="10.0.0.1:6666", group="hpc")
         with self.assertRaisesRegex(exception.InvalidConfiguration, "nvlink_gpus"):
-            list(steps_of(nova.conf.CONF, Source.from_config(nova.conf.CONF)))
+            list(steps_of(nova.conf.CONF, ReadingSource.from_config(nova.conf.CONF)))

@@ -241,10 +241,10 @@ class OwnersTest(_Base):
 
     def test_the_kernel_names_a_process(self) -> None:
         """The same with the very answer of VFIO, which no file of a test gives to root."""
-        from nova_hpc.tenancy.holders import Holder
+        from nova_hpc.tenancy.holders import KernelHolder
 
         self.host("alpha", ONE)
-        busy = {FIRST: Holder("a process of this host has /dev/vfio/41 open")}
+        busy = {FIRST: KernelHolder("a process of this host has /dev/vfio/41 open")}
         patch = fixtures.fixtures.MockPatch(
             "virt_driver_patches.driver.node.holders.holders", return_value=busy
         )

@@ -12,18 +12,18 @@ from oslo_utils.fixture import uuidsentinel as uuids
 
 from nova_hpc.from_nova import leftovers
 from nova_hpc.from_nova.claim import Specs
-from nova_hpc.guest_tree import Abi, Mode
+from nova_hpc.guest_tree import Abi, TopologyMode
 from nova_hpc.tenancy import health
-from nova_hpc.tenancy.guest_domains import GuestDomains
+from nova_hpc.tenancy.guest_domains import NodeGuestDomains
 from nova_hpc.tenancy.ledger import LedgerFile
-from nova_hpc.tenancy.owners import Owners
-from nova_hpc.tenancy.step import Step
+from nova_hpc.tenancy.owners import DeviceOwners
+from nova_hpc.tenancy.step import TenancyStep
 from nova_hpc.wire import guest_abi
 from virt_driver_patches.driver import guest_topology, orphans, reading
-from virt_driver_patches.driver.tenancy import Tenancy
+from virt_driver_patches.driver.tenancy import TenancySteps
 
 
-class Noted(Step):
+class Noted(TenancyStep):
     """A step that only notes what it is told."""
 
     def __init__(self, name: str, told: list[tuple[str, str]]) -> None:
@@ -60,8 +60,8 @@ def test_the_last_step_is_taken_back_first(task, what) -> None:
     told: list[tuple[str, str]] = []
     steps = tuple(Noted(name, told) for name in ("cleaning", "links", "adapters"))
     instance = SimpleNamespace(task_state=task, uuid=uuids.instance, node="alpha")
-    nobody = Owners(frozenset, GuestDomains, lambda addresses: {})
-    Tenancy(steps, owners=lambda node: nobody).take_back(instance, None)
+    nobody = DeviceOwners(frozenset, NodeGuestDomains, lambda addresses: {})
+    TenancySteps(steps, owners=lambda node: nobody).take_back(instance, None)
     order = ("adapters", "links", "cleaning") if what else ()
     assert told == [(what, name) for name in order]
 
@@ -69,7 +69,9 @@ def test_the_last_step_is_taken_back_first(task, what) -> None:
 def test_a_reading_serves_for_some_seconds_only(tmp_path: Path, monkeypatch) -> None:
     now = 1000.0
     monkeypatch.setattr(reading, "time", SimpleNamespace(monotonic=lambda: now))
-    source = reading.Source(Specs.parse([]), tmp_path, LedgerFile(tmp_path / "x"), health.ALL)
+    source = reading.ReadingSource(
+        Specs.parse([]), tmp_path, LedgerFile(tmp_path / "x"), health.ALL
+    )
     first = source.lately()
     now += reading._LATELY - 1
     assert source.lately() is first
@@ -84,10 +86,10 @@ def test_a_reading_serves_for_some_seconds_only(tmp_path: Path, monkeypatch) -> 
 def test_a_server_keeps_its_hardware_whatever_the_option_says(clique) -> None:
     specs = {"hpc:affinity": "host", "hpc:guest_topology": "mirror"}
     new = SimpleNamespace(system_metadata={}, uuid=uuids.instance)
-    assert guest_topology.wanted(new, specs, clique) == Abi(Mode.MIRROR, clique)
-    text = Abi(Mode.FLAT, not clique).dumps()
+    assert guest_topology.next_abi_of(new, specs, clique) == Abi(TopologyMode.MIRROR, clique)
+    text = Abi(TopologyMode.FLAT, not clique).dumps()
     old = SimpleNamespace(system_metadata={guest_abi.KEY: text}, uuid=uuids.instance)
-    assert guest_topology.wanted(old, specs, clique) == Abi(Mode.MIRROR, not clique)
+    assert guest_topology.next_abi_of(old, specs, clique) == Abi(TopologyMode.MIRROR, not clique)
 
 
 class TestOrphans:
@@ -99,7 +101,7 @@ class TestOrphans:
         found: set[str] = set()
         monkeypatch.setattr(
             leftovers,
-            "cure",
+            "find_cure",
             lambda context, suspect, host: (
                 leftovers.Cure("remove it", removed=True) if suspect.consumer in found else None
             ),
@@ -107,12 +109,14 @@ class TestOrphans:
         return found
 
     @staticmethod
-    def a_pass(*consumers: str) -> tuple[leftovers.Suspect, ...]:
-        return tuple(leftovers.Suspect(each, ("0000:40:00.0",), ("rp",)) for each in consumers)
+    def a_pass(*consumers: str) -> tuple[leftovers.LeftoverConsumer, ...]:
+        return tuple(
+            leftovers.LeftoverConsumer(each, ("0000:40:00.0",), ("rp",)) for each in consumers
+        )
 
     def test_a_move_that_ends_between_two_looks_has_left_nothing(self, over) -> None:
         """A resize was reverted after the last pass, which still showed its allocation."""
-        looks = orphans.Orphans()
+        looks = orphans.LeftoverAllocations()
         looks.suspects = self.a_pass("migration")
         assert looks.look("alpha") == ()
         looks.suspects = self.a_pass("migration")
@@ -123,7 +127,7 @@ class TestOrphans:
         assert looks.look("alpha") == ()
 
     def test_what_stays_is_named_until_it_is_gone(self, over) -> None:
-        looks = orphans.Orphans()
+        looks = orphans.LeftoverAllocations()
         over.add("migration")
         looks.suspects = self.a_pass("migration", "server")
         assert looks.look("alpha") == ()

@@ -18,8 +18,8 @@ from nova.objects import base as objects_base
 from nova.tests.functional.api import client
 
 from nova_hpc.fabric.aggregates import SALT_KEY, aggregates_of
-from nova_hpc.fabric.model import FabricMap, Place, Rail
-from nova_hpc.from_nova import fabric_position as whereabouts
+from nova_hpc.fabric.model import FabricMap, FabricPlace, Rail
+from nova_hpc.from_nova import fabric_position
 from nova_hpc.guest import command
 from nova_hpc.wire import position, server_devices
 from nova_hpc.wire.position import Position
@@ -41,9 +41,9 @@ ONE = {"pci_passthrough:alias": "gpu:1", "hpc:affinity": "root"}
 STOCK = {"pci_passthrough:alias": "gpu:1"}
 
 
-def place(host: str, leaf: str) -> Place:
+def place(host: str, leaf: str) -> FabricPlace:
     rails = (Rail("mlx5_0"), Rail("mlx5_1"))
-    return Place(host, leaf=leaf, block="block7", spine="spine7", core="c", rails=rails)
+    return FabricPlace(host, leaf=leaf, block="block7", spine="spine7", core="c", rails=rails)
 
 
 class PositionTest(DriverTest):
@@ -57,7 +57,7 @@ class PositionTest(DriverTest):
         self.useFixture(fixtures.Moves())
         self.ids: dict[str, int] = {}
 
-    def hosts(self, *places: Place, salt: str = SALT) -> None:
+    def hosts(self, *places: FabricPlace, salt: str = SALT) -> None:
         """Hosts, and the aggregates that ``nova-hpc fabric sync`` makes of a map."""
         for each in places:
             self.host(each.host, SHAPE, before=self._rdma)
@@ -81,7 +81,7 @@ class PositionTest(DriverTest):
         return self.admin_api.get_server(server["id"])["metadata"]
 
     def position(self, server: dict[str, Any]) -> Position:
-        return position.loads(self.metadata(server)[position.KEY])
+        return position.read_position(self.metadata(server)[position.KEY])
 
     def document(self, server: dict[str, Any]) -> bytes:
         """The text that the guest finds in its firmware."""
@@ -122,7 +122,7 @@ class PositionTest(DriverTest):
         )
         theirs = other.get_server(built["id"])
         self.assertEqual(OTHER_PROJECT, theirs["tenant_id"])
-        names = position.loads(theirs["metadata"][position.KEY]).domains
+        names = position.read_position(theirs["metadata"][position.KEY]).domains
         self.assertEqual(set(), set(names.values()) & set(found["alpha"].values()))
         # Nothing of the operator's, and no address, is in anything that users read.
         texts = [json.dumps(self.metadata(each)) for each in (*mine.values(), theirs)]
@@ -211,7 +211,7 @@ class PositionTest(DriverTest):
         ask = mock.Mock(side_effect=exception.NovaException("no API database here"))
         # Nova's own conductor asks the same, so only this project's question fails.
         nova_objects = SimpleNamespace(AggregateList=SimpleNamespace(get_by_host=ask))
-        with mock.patch.object(whereabouts, "objects", nova_objects):
+        with mock.patch.object(fabric_position, "objects", nova_objects):
             server = self.make(ONE, "alpha")
         self.assertEqual("ACTIVE", server["status"])
         # For the metadata, and for the guest.
@@ -232,7 +232,7 @@ class PositionTest(DriverTest):
                 return objects.AggregateList(objects=[found])
 
         with mock.patch.object(objects_base.NovaObject, "indirection_api", Conductor()):
-            found = whereabouts.look("alpha", "p1")
+            found = fabric_position.read_fabric_position("alpha", "p1")
         self.assertEqual([("AggregateList", "get_by_host", ("alpha",), {})], asked)
         self.assertEqual({"core", "spine", "block", "leaf"}, set(found.domains))
 

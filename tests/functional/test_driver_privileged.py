@@ -26,7 +26,7 @@ from virt_driver_patches.driver import adapters_privileged
 
 root = Path(sys.argv[1])
 CONF = nova.conf.CONF
-hpc_conf.register(CONF)
+hpc_conf.register_all_options(CONF)
 CONF([], project="nova")
 for name, value in {
     "sysfs_root": str(root),
@@ -375,17 +375,17 @@ import nova.conf
 from nova import exception
 from nova_hpc import conf as hpc_conf
 from virt_driver_patches import privileged
-from virt_driver_patches.driver.reading import Source
+from virt_driver_patches.driver.reading import ReadingSource
 from virt_driver_patches.driver.tenancy import steps_of
 
 CONF = nova.conf.CONF
 CONF([], project="nova")
-hpc_conf.register(CONF)
+hpc_conf.register_all_options(CONF)
 # As with nova-rootwrap that knows no filter for the helper.
 CONF.set_override("helper_command", "false", group="nova_hpc_privileged")
 os.geteuid = lambda: 1000
 try:
-    list(steps_of(CONF, Source.from_config(CONF)))
+    list(steps_of(CONF, ReadingSource.from_config(CONF)))
 except exception.InvalidConfiguration as error:
     print(error)
 """

@@ -143,7 +143,10 @@ class PromisesTest(GuestTest):
         self.lose()
         found = self.differs()
         promises: Any = self.computes["alpha"].driver.hpc_promises
-        plain, promises._domains = promises._domains, lambda: guest_domains.unanswered("it hangs")
+        plain, promises._domains = (
+            promises._domains,
+            lambda: guest_domains.unknown_guest_domains("it hangs"),
+        )
         self.assertEqual(found, self.differs())
         self.assertEqual(1, len(self.told()))
         promises._domains = plain

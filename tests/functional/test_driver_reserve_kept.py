@@ -8,8 +8,8 @@ from unittest import mock
 from oslo_serialization import jsonutils
 
 from nova_hpc.tenancy import ledger
-from nova_hpc_tools.cloud.explain import explain
-from nova_hpc_tools.cloud.explain.model import Question
+from nova_hpc_tools.cloud.explain import explain_flavor
+from nova_hpc_tools.cloud.explain.model import FlavorQuestion
 from nova_hpc_tools.readers import snapshot
 from tests.functional import fixtures
 from tests.functional.reserve_base import (
@@ -92,7 +92,8 @@ class SwitchedOffTest(ReserveTest):
         self.host("alpha", TWO)
         self.quarantine("alpha", FIRST, "overheats")
         with mock.patch(
-            "nova_hpc.tenancy.ledger._save", side_effect=ledger.LedgerError("no space left")
+            "nova_hpc.tenancy.ledger._save_with_copy",
+            side_effect=ledger.LedgerError("no space left"),
         ):
             self.update("alpha")
             self.assertEqual({FIRST: (1, 1), SECOND: (0, 1)}, self.reserved("alpha"))
@@ -115,7 +116,8 @@ class SwitchedOffTest(ReserveTest):
         for each in VFS[:3]:
             self.quarantine("alpha", each, "overheats")
         with mock.patch(
-            "nova_hpc.tenancy.ledger._save", side_effect=ledger.LedgerError("no space left")
+            "nova_hpc.tenancy.ledger._save_with_copy",
+            side_effect=ledger.LedgerError("no space left"),
         ):
             self.update("alpha")
             self.assertEqual((3, 4), self.reserved("alpha")[PF])
@@ -251,7 +253,9 @@ class ReaderTest(ReserveTest):
                 self.quarantine("alpha", FIRST, "overheats")
             for _ in range(2):
                 self.update("alpha")
-            (verdict,) = explain(snapshot.take(), Question(pair)).verdicts
+            (verdict,) = explain_flavor(
+                snapshot.take_cloud_snapshot(), FlavorQuestion(pair)
+            ).verdicts
             self.assertEqual("1 gpu free (needs 2)", verdict.reason)
             self.assertTrue(any(FIRST in note and text in note for note in verdict.notes))
             server = self.boot(pair, state="ERROR")
@@ -264,5 +268,5 @@ class ReaderTest(ReserveTest):
         for _ in range(2):
             self.update("alpha")
         flavor = self.make_flavor({"pci_passthrough:alias": "vf:3", "hpc:affinity": "switch"})
-        (verdict,) = explain(snapshot.take(), Question(flavor)).verdicts
+        (verdict,) = explain_flavor(snapshot.take_cloud_snapshot(), FlavorQuestion(flavor)).verdicts
         self.assertEqual("2 vf free (needs 3)", verdict.reason)

@@ -10,7 +10,7 @@ from nova import objects
 
 from nova_hpc.from_nova import gate, nova_sources
 from nova_hpc.from_nova.cache import Once
-from nova_hpc.placement.model import Policy
+from nova_hpc.placement.model import AffinityPolicy
 from nova_hpc.topology.level import Level
 from nova_hpc.wire import decision
 from nova_hpc.wire.decision import Decision
@@ -32,7 +32,8 @@ class AlignmentTest(DriverTest):
         text = self.instance(server).system_metadata["hpc_decision"]
         self.assertLessEqual(len(text.encode()), 255)
         self.assertEqual(
-            Decision(Level.SWITCH, Policy.REQUIRED, Level.SWITCH), decision.loads(text)
+            Decision(Level.SWITCH, AffinityPolicy.REQUIRED, Level.SWITCH),
+            decision.read_decision(text),
         )
 
     def test_a_function_of_nova_that_has_changed_is_told_and_serves(self) -> None:
@@ -74,7 +75,7 @@ class AlignmentTest(DriverTest):
         self.host("alpha", fixtures.two_switches(gpus=1))
         server = self.boot(self.make_flavor(PREFERRED), az="nova:alpha")
         self.assertEqual(
-            Decision(Level.SWITCH, Policy.PREFERRED, Level.NUMA), self.decision(server)
+            Decision(Level.SWITCH, AffinityPolicy.PREFERRED, Level.NUMA), self.decision(server)
         )
 
     def test_a_contradictory_flavor_is_refused_by_the_node_too(self) -> None:
@@ -266,7 +267,7 @@ class PortsTest(DriverTest):
         self.start(vfs_of=0)
         server = self.boot(self.make_flavor(self.GPU), networks=[{"port": self.direct_port()}])
         self.assertEqual(
-            Decision(Level.SWITCH, Policy.REQUIRED, Level.SWITCH), self.decision(server)
+            Decision(Level.SWITCH, AffinityPolicy.REQUIRED, Level.SWITCH), self.decision(server)
         )
         self.assertEqual(Level.SWITCH, self.level_of(server))
         self.assertEqual(2, len(self.devices_of(server)))
@@ -286,7 +287,7 @@ class PortsTest(DriverTest):
         flavor = self.make_flavor({**self.GPU, "hpc:affinity_policy": "preferred"})
         server = self.boot(flavor, networks=[{"port": self.direct_port()}])
         self.assertEqual(
-            Decision(Level.SWITCH, Policy.PREFERRED, Level.NUMA), self.decision(server)
+            Decision(Level.SWITCH, AffinityPolicy.PREFERRED, Level.NUMA), self.decision(server)
         )
 
     def attach(self, server) -> None:

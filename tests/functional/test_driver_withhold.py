@@ -16,7 +16,7 @@ from nova_hpc.wire import stats
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
 from virt_driver_patches.driver import contract
-from virt_driver_patches.driver.withhold import in_use
+from virt_driver_patches.driver.withhold import list_used_devices
 
 GPU = {"pci_passthrough:alias": "gpu:1", "hpc:affinity": "switch"}
 STOCK = {"pci_passthrough:alias": "gpu:1"}
@@ -148,7 +148,7 @@ class WithholdTest(DriverTest):
         (record,) = objects.PciDeviceList.get_by_compute_node(context, node.id)
         record.status = objects.fields.PciDeviceStatus.CLAIMED
         record.save()
-        self.assertEqual({FIRST}, in_use("alpha", "alpha"))
+        self.assertEqual({FIRST}, list_used_devices("alpha", "alpha"))
 
     def test_the_reading_is_fresh(self) -> None:
         """Nova 34 reads PCI devices once in the life of the service."""

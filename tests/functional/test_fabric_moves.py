@@ -10,10 +10,9 @@ import pytest
 from nova import objects
 from nova.conductor import manager as conductor_manager
 
-from nova_hpc.cluster.group_domain.records import State, Swept
+from nova_hpc.cluster.group_domain.records import ServerPresence, SweptProviders
 from nova_hpc.from_nova import fabric_records
-from nova_hpc_tools.readers import fabric_groups
-from nova_hpc_tools.readers import server_requests as asked
+from nova_hpc_tools.readers import fabric_groups, server_requests
 from tests.functional.fabric_base import FabricTest
 
 
@@ -149,7 +148,7 @@ class SweepTest(FabricTest):
             # It was decided for a group that is no more; the server keeps its place.
             self.assertEqual({server["id"]}, self.tickets(), name)
             self._delete_server(server)
-        fabric_groups.sweep_all(self.context)
+        fabric_groups.sweep_group_domains(self.context)
         self.assertEqual([], self.trees())
 
     def test_who_is_gone(self) -> None:
@@ -159,30 +158,32 @@ class SweepTest(FabricTest):
         failed = self.boot(flavor, group, {"hpc_members": 2})
         self.assertEqual("ERROR", failed["status"])
         # What explain is told of it.
-        found = asked.find(failed["id"])
+        found = server_requests.find_server_request(failed["id"])
         self.assertEqual((group, 2, ()), (found.group, found.members, found.notes))
-        servers = fabric_records.Servers(self.context)
+        servers = fabric_records.ServerMappings(self.context)
         nobody = "00000000-0000-4000-8000-000000000000"
         mapping = objects.InstanceMapping.get_by_instance_uuid(self.context, two["id"])
         mapping.queued_for_delete = True
         mapping.save()
         self.assertEqual(
             {
-                one["id"]: State.THERE,
-                two["id"]: State.LEAVING,
-                failed["id"]: State.GONE,
-                nobody: State.GONE,
+                one["id"]: ServerPresence.THERE,
+                two["id"]: ServerPresence.LEAVING,
+                failed["id"]: ServerPresence.GONE,
+                nobody: ServerPresence.GONE,
             },
             servers.states([one["id"], two["id"], failed["id"], nobody]),
         )
         # The one that is marked has its allocation, so it is still there.
-        self.assertEqual(Swept(), fabric_groups.sweep_all(self.context).swept)
+        self.assertEqual(SweptProviders(), fabric_groups.sweep_group_domains(self.context).swept)
         self.assertEqual({one["id"], two["id"]}, self.tickets())
         self._delete_server(one)
-        self.assertEqual(Swept(1, 1, 1), fabric_groups.sweep_all(self.context).swept)
+        self.assertEqual(
+            SweptProviders(1, 1, 1), fabric_groups.sweep_group_domains(self.context).swept
+        )
         mapping.queued_for_delete = False
         mapping.save()
         self._delete_server(two)
-        found = fabric_groups.sweep_all(self.context)
-        self.assertEqual((Swept(1, 1, 1), 1), (found.swept, found.domains))
+        found = fabric_groups.sweep_group_domains(self.context)
+        self.assertEqual((SweptProviders(1, 1, 1), 1), (found.swept, found.domains))
         self.assertEqual([], self.trees())

@@ -16,30 +16,29 @@ from nova.tests.functional import integrated_helpers
 from openstack import connection
 from oslo_config import cfg
 
-from nova_hpc.fabric.aggregates import SALT_KEY, read_place
-from nova_hpc.fabric.model import FabricMap, Place
+from nova_hpc.fabric.aggregates import SALT_KEY, read_aggregate_place
+from nova_hpc.fabric.model import FabricMap, FabricPlace
 from nova_hpc.wire import fabric_map
 from nova_hpc_tools.fabric import command as fabric
-from nova_hpc_tools.fabric import nova_aggregates as fabric_cloud
-from nova_hpc_tools.fabric import sync_command as fabric_sync
+from nova_hpc_tools.fabric import nova_aggregates, sync_command
 from nova_hpc_tools.main import NovaHpc
 
 CONF = cfg.CONF
 HOSTS = ("n1", "n2", "n3", "n4")
 OLD = FabricMap(
     [
-        Place("n1", leaf="l1", spine="s1", nvlink_domain="v1"),
-        Place("n2", leaf="l1", spine="s1", nvlink_domain="v1"),
-        Place("n3", leaf="l2", spine="s1"),
-        Place("n9", leaf="l2", spine="s1"),
+        FabricPlace("n1", leaf="l1", spine="s1", nvlink_domain="v1"),
+        FabricPlace("n2", leaf="l1", spine="s1", nvlink_domain="v1"),
+        FabricPlace("n3", leaf="l2", spine="s1"),
+        FabricPlace("n9", leaf="l2", spine="s1"),
     ]
 )
 NEW = FabricMap(
     [
-        Place("n1", leaf="l1", spine="s1"),
-        Place("n2", leaf="l3", spine="s1"),
-        Place("n3", leaf="l3", spine="s1"),
-        Place("n4", leaf="l3", spine="s1"),
+        FabricPlace("n1", leaf="l1", spine="s1"),
+        FabricPlace("n2", leaf="l3", spine="s1"),
+        FabricPlace("n3", leaf="l3", spine="s1"),
+        FabricPlace("n4", leaf="l3", spine="s1"),
     ]
 )
 #: Filters of Nova that read the metadata of aggregates.
@@ -81,17 +80,22 @@ class FabricSyncTest(integrated_helpers.ProviderUsageBaseTestCase):
         paths = []
         if given is not None:
             path = self.folder / "map.json"
-            path.write_text(fabric_map.dumps(given))
+            path.write_text(fabric_map.write_fabric_map(given))
             paths.append(str(path))
         with (
             mock.patch.object(
-                fabric_cloud, "connect", return_value=fabric_cloud.Cloud(self.cloud.compute)
+                nova_aggregates,
+                "connect_fabric_cloud",
+                return_value=nova_aggregates.FabricCloud(self.cloud.compute),
             ),
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
         ):
             app = NovaHpc()
-            for name, command in {"diff": fabric.Diff, "sync": fabric_sync.Sync}.items():
+            for name, command in {
+                "diff": fabric.DiffFabric,
+                "sync": sync_command.SyncFabric,
+            }.items():
                 app.command_manager.add_command(f"fabric {name}", command)
             status = app.run(["fabric", *words, *paths])
         return status, out.getvalue(), err.getvalue()
@@ -104,14 +108,14 @@ class FabricSyncTest(integrated_helpers.ProviderUsageBaseTestCase):
         found = self.aggregates().items()
         return [each for name, each in found if name.startswith("hpc-fabric:")]
 
-    def places(self) -> dict[str, Place]:
+    def places(self) -> dict[str, FabricPlace]:
         """Where Nova's aggregates say that the hosts are."""
         found = {}
         for host in HOSTS:
             metadata = [
                 each["metadata"] for each in self.aggregates().values() if host in each["hosts"]
             ]
-            reading = read_place(host, metadata)
+            reading = read_aggregate_place(host, metadata)
             self.assertEqual((), reading.problems)
             found[host] = reading.place
         return found
@@ -133,7 +137,9 @@ class FabricSyncTest(integrated_helpers.ProviderUsageBaseTestCase):
             {"theirs", "hpc-fabric:leaf:l1", "hpc-fabric:leaf:l2", "hpc-fabric:nvlink_domain:v1"},
             set(self.aggregates()),
         )
-        self.assertEqual({host: OLD.place(host) or Place(host) for host in HOSTS}, self.places())
+        self.assertEqual(
+            {host: OLD.place(host) or FabricPlace(host) for host in HOSTS}, self.places()
+        )
         # One secret for the whole map, which is not shown.
         (salt,) = {each["metadata"].get(SALT_KEY) for each in self.ours()}
         self.assertRegex(salt, "^[0-9a-f]{32}$")
@@ -171,7 +177,7 @@ class FabricSyncTest(integrated_helpers.ProviderUsageBaseTestCase):
         self.assertEqual(0, status)
 
     def test_a_run_that_nova_stops_says_so_and_is_finished_by_the_next(self) -> None:
-        apply = fabric_cloud.Cloud.apply
+        apply = nova_aggregates.FabricCloud.apply
         for stop in range(0, 14, 3):
             count = 0
 
@@ -179,10 +185,10 @@ class FabricSyncTest(integrated_helpers.ProviderUsageBaseTestCase):
                 nonlocal count
                 count += 1
                 if count > stop:
-                    raise fabric_cloud.CloudError("POST /os-aggregates: 500: no database")
+                    raise nova_aggregates.NovaApiError("POST /os-aggregates: 500: no database")
                 apply(cloud, step)
 
-            with mock.patch.object(fabric_cloud.Cloud, "apply", until):
+            with mock.patch.object(nova_aggregates.FabricCloud, "apply", until):
                 given = OLD if stop % 2 else NEW
                 status, _, err = self.run_command("sync", "--yes", *_ALL, given=given)
             if count > stop:
@@ -191,7 +197,9 @@ class FabricSyncTest(integrated_helpers.ProviderUsageBaseTestCase):
                 self.assertIn("500: no database; run it again to go on", err)
         status, _, err = self.run_command("sync", "--yes", *_ALL, given=OLD)
         self.assertEqual(0, status, err)
-        self.assertEqual({host: OLD.place(host) or Place(host) for host in HOSTS}, self.places())
+        self.assertEqual(
+            {host: OLD.place(host) or FabricPlace(host) for host in HOSTS}, self.places()
+        )
 
     def test_what_nova_refuses_is_said_in_its_words(self) -> None:
         self.run_command("sync", "--yes", given=OLD)
@@ -217,7 +225,7 @@ class FabricSyncTest(integrated_helpers.ProviderUsageBaseTestCase):
         self.assertEqual(before, self.aggregates())
 
     def test_somebody_else_who_writes_meanwhile_is_noticed(self) -> None:
-        apply = fabric_cloud.Cloud.apply
+        apply = nova_aggregates.FabricCloud.apply
 
         def other(cloud, step):
             apply(cloud, step)
@@ -227,7 +235,7 @@ class FabricSyncTest(integrated_helpers.ProviderUsageBaseTestCase):
                     f"os-aggregates/{leaf['id']}/action", {"remove_host": {"host": "n1"}}
                 )
 
-        with mock.patch.object(fabric_cloud.Cloud, "apply", other):
+        with mock.patch.object(nova_aggregates.FabricCloud, "apply", other):
             status, _, err = self.run_command("sync", "--yes", given=OLD)
         self.assertEqual(1, status)
         self.assertIn("somebody else has changed them meanwhile", err)

@@ -6,18 +6,18 @@ from __future__ import annotations
 import pytest
 from nova.virt.libvirt.driver import MIN_LIBVIRT_MAXPHYSADDR
 
-from nova_hpc.guest_tree import Device, needs, windows
+from nova_hpc.guest_tree import TreeDevice, needs, windows
 from nova_hpc.topology.level import Location
 from nova_hpc.topology.model import Bar
 from virt_driver_patches.driver import guest_topology
 from virt_driver_patches.errors import ClaimRefused
 
 
-def gpus(count: int, gib: int) -> list[Device]:
+def gpus(count: int, gib: int) -> list[TreeDevice]:
     """GPUs with one BAR of so many GiB."""
     bar = Bar(0, gib * windows.GIB, prefetchable=True, wide=True)
     return [
-        Device(f"0000:{number:02x}:00.0", Location(), windows.of_bars([bar]))
+        TreeDevice(f"0000:{number:02x}:00.0", Location(), windows.span_of_bars([bar]))
         for number in range(count)
     ]
 

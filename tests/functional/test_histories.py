@@ -19,7 +19,9 @@ PLACE = "alpha", "0000:40:00.0"
 SEEDS = "NOVA_HPC_SEEDS"
 
 
-@pytest.mark.skipif((contract.release() or 0) < 34, reason="counts what Nova 34 has under way")
+@pytest.mark.skipif(
+    (contract.running_nova_release() or 0) < 34, reason="counts what Nova 34 has under way"
+)
 class HistoriesTest(HistoryTest):
     def run_histories(self, first: int, last: int, operations: int) -> None:
         for seed in range(first, last):

@@ -21,8 +21,7 @@ from nova.virt.libvirt import driver as libvirt_driver
 from oslo_config import cfg
 
 from nova_hpc.topology import sysfs
-from nova_hpc_tools.adopt import service_settings as node_config
-from nova_hpc_tools.adopt import spec_entries
+from nova_hpc_tools.adopt import service_settings, spec_entries
 from nova_hpc_tools.adopt.configure import Configure
 from nova_hpc_tools.adopt.prepare import Prepare
 from nova_hpc_tools.doctor.command import Doctor
@@ -35,7 +34,7 @@ SHAPE = fixtures.Shape((fixtures.Switch(gpus=2, pfs=1, vfs=3),))
 _ADVICE = re.compile(r"(--replace '\{.*?\}')(?: puts| takes|, or name|\))")
 _NAME = re.compile(r": --replace (\S+) where it is meant")
 _OPTIONS = {
-    "pci": [*node_config.PCI, cfg.BoolOpt("report_in_placement", default=False)],
+    "pci": [*service_settings.PCI, cfg.BoolOpt("report_in_placement", default=False)],
     "filter_scheduler": [cfg.BoolOpt("pci_in_placement", default=False)],
 }
 
@@ -77,8 +76,8 @@ class Node:
         return found
 
     def told(self):
-        paths = node_config.files(list(map(str, self._config())))
-        return node_config.load(paths, _OPTIONS)
+        paths = service_settings.config_files_of(list(map(str, self._config())))
+        return service_settings.load_options(paths, _OPTIONS)
 
     def _config(self):
         return [f"--config-file={self.conf}", f"--config-dir={self.folder}"]
@@ -87,7 +86,7 @@ class Node:
         """Address -> what the entry that counts says, as Nova has parsed it."""
         matcher = whitelist.Whitelist(list(device_spec))
         found = {}
-        for function in sysfs.read(self.root).functions:
+        for function in sysfs.read_sysfs_node(self.root).functions:
             entry = matcher.device_assignable(
                 {
                     "address": function.address,
@@ -186,7 +185,7 @@ class OtherToolsTest(DriverTest):
             told = node.told()
             self.assertTrue(told.pci.report_in_placement)
             self.flags(alias=list(told.pci.alias), group="pci")
-            entries.extend(map(json.loads, spec_entries.lines(told.pci.device_spec)))
+            entries.extend(map(json.loads, spec_entries.split_entries(told.pci.device_spec)))
             status, _, err = node.run(Prepare)
             self.assertEqual(0, status, err)
 

@@ -20,7 +20,7 @@ from oslo_utils.fixture import uuidsentinel as uuids
 from docs import gated_patches as page
 from nova_hpc.from_nova import gate, nova_sources
 from nova_hpc.from_nova.cache import Once
-from nova_hpc.from_nova.contract import RELIED_ON, release
+from nova_hpc.from_nova.contract import RELIED_ON, running_nova_release
 from nova_hpc.from_nova.nova_digests import DIGESTS
 from nova_hpc.from_nova.patches import numa_fit, scheduler
 from tests.functional import fixtures
@@ -37,7 +37,7 @@ def test_it_is_where_it_is_said_to_be(patch):
     """Nova's file and lines, in the release that runs the tests."""
     function = patch.function()
     assert set(patch.lines) == set(nova_sources.READ)
-    known = release()
+    known = running_nova_release()
     if nova.version.version_string() == nova_sources.READ.get(known):
         source = inspect.getsourcefile(function)
         assert source.endswith(patch.file)
@@ -52,16 +52,20 @@ def test_every_function_was_read() -> None:
 
 def test_nova_is_as_it_was_read() -> None:
     """Also of Nova's master, once a week: what has changed since the last release is told."""
-    folder, known = Path(nova.__file__).parent, release()
+    folder, known = Path(nova.__file__).parent, running_nova_release()
     read = nova_sources.READ.get(known)
-    found = nova_sources.changed(folder, known if read else max(nova_sources.READ), DIGESTS)
+    found = nova_sources.find_changed_functions(
+        folder, known if read else max(nova_sources.READ), DIGESTS
+    )
     text = "; ".join(map(str, found))
     if nova.version.version_string() != read and not os.environ.get("NOVA_HPC_NEXT_NOVA"):
         pytest.skip(f"{read} was read, and this is another Nova: {text or 'nothing has changed'}")
     assert not found, f"{text}: read it, and run tools/nova_digests.py"
 
 
-@pytest.mark.skipif(release() not in nova_sources.READ, reason="nobody has read this Nova yet")
+@pytest.mark.skipif(
+    running_nova_release() not in nova_sources.READ, reason="nobody has read this Nova yet"
+)
 def test_a_body_that_has_changed_is_told_once(monkeypatch, caplog) -> None:
     """Services go on: distributions patch Nova."""
     monkeypatch.setattr(gate, "_ONCE", Once())
@@ -72,9 +76,9 @@ def test_a_body_that_has_changed_is_told_once(monkeypatch, caplog) -> None:
     monkeypatch.setattr(nova_sources, "DIGESTS", changed)
     with caplog.at_level("WARNING", logger=gate.LOG.logger.name):
         for _ in range(2):
-            scheduler.install()
+            scheduler.install_scheduler_patches()
     (told,) = [each.getMessage() for each in caplog.records if "functional tests" in each.message]
-    read = nova_sources.READ[release()]
+    read = nova_sources.READ[running_nova_release()]
     assert told.startswith(
         f"Nova's numa_fit_instance_to_host in nova/virt/hardware.py is not that of Nova {read}"
     )
@@ -106,12 +110,12 @@ def test_an_unknown_function_is_refused() -> None:
 def test_an_unknown_release_installs_nothing(monkeypatch, version):
     monkeypatch.setattr(nova.version, "version_string", lambda: version)
     with pytest.raises(exception.InvalidConfiguration, match="supports Nova 32, 33, 34"):
-        patches.install(None, lambda *_: None, {}, None)
+        patches.install_all_wraps(None, lambda *_: None, {}, None)
 
 
 def test_a_process_without_a_compute_manager_is_refused() -> None:
     with pytest.raises(exception.InvalidConfiguration, match="has no ResourceTracker"):
-        patches.install(None, lambda *_: None, {}, None)
+        patches.install_all_wraps(None, lambda *_: None, {}, None)
 
 
 def test_a_call_has_its_arguments_by_name_and_can_change_them() -> None:
@@ -124,7 +128,7 @@ def test_a_call_has_its_arguments_by_name_and_can_change_them() -> None:
         calls.append(dict(call.given))
         return call() if len(calls) == 1 else call(reboot_type="SOFT")
 
-    gate.wrap(manager, refuse_early.ACTIONS["reboot_instance"], around)
+    gate.wrap_method(manager, refuse_early.ACTIONS["reboot_instance"], around)
     for _ in range(2):
         assert manager.reboot_instance("c", "i", None, reboot_type="HARD") == "done"
     given = {"context": "c", "instance": "i", "block_device_info": None, "reboot_type": "HARD"}
@@ -155,7 +159,7 @@ def test_one_function_that_is_not_known_leaves_nova_as_it_is(monkeypatch) -> Non
     monkeypatch.setattr(moves, "bind_claims", lambda: None)
     manager = _manager()
     with pytest.raises(exception.InvalidConfiguration, match="is not as nova-hpc knows it"):
-        patches.install(SimpleNamespace(_compute=manager), lambda *_: None, {}, None)
+        patches.install_all_wraps(SimpleNamespace(_compute=manager), lambda *_: None, {}, None)
     assert vars(manager) == {"rt": manager.rt}
     assert vars(manager.rt) == {}
 
@@ -176,7 +180,7 @@ def test_only_the_last_host_keeps_the_reason(hosts, retries) -> None:
     manager._do_build_and_run_instance = lambda *args: seen.append(
         dict(zip(parameters, args, strict=True))
     )
-    gate.wrap(manager, reasons.LAST_HOST, reasons._stay_at_last_host)
+    gate.wrap_method(manager, reasons.LAST_HOST, reasons._stay_at_last_host)
     given = dict.fromkeys(parameters)
     given["instance"] = SimpleNamespace(
         flavor=SimpleNamespace(extra_specs={"hpc:affinity": "host"})
@@ -201,7 +205,7 @@ def test_the_pci_tracker_hears_of_devices_when_they_have_changed() -> None:
     tracker = _tracker()
     tracker.pci_tracker = Devices()
     tracker._setup_pci_tracker = lambda *args: None
-    pci_devices.follow(tracker)
+    pci_devices.follow_pci_devices(tracker)
     one, other = {"address": "0000:40:00.0"}, {"address": "0000:41:00.0"}
 
     def update(*devices: dict[str, object]) -> int:
@@ -223,7 +227,7 @@ class BindTest(HostStates):
         """What requests for so many devices become, of one provider with four."""
         requests = [pci_request(count) for count in counts]
         allocations = {uuids.gpu1: {"resources": {fixtures.GPU_CLASS: amount}}}
-        moves.bind(requests, self.host(pool(1, count=4)).pci_stats, allocations)
+        moves.bind_chosen_providers(requests, self.host(pool(1, count=4)).pci_stats, allocations)
         return [each["rp_uuids"] for request in requests for each in request.spec]
 
     def test_each_takes_its_own(self) -> None:

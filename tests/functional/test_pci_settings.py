@@ -55,7 +55,7 @@ def asked(machine, entries, aliases=(), in_placement=False):
     told = PciSettings(
         tuple(map(json.dumps, entries)), tuple(map(json.dumps, aliases)), True, in_placement
     )
-    return pci_settings.check(told, machine, NOWHERE)
+    return pci_settings.list_refused_settings(told, machine, NOWHERE)
 
 
 @several
@@ -63,7 +63,7 @@ def asked(machine, entries, aliases=(), in_placement=False):
 def test_the_rules_that_configure_knows_are_novas(machine, entries):
     """The same providers are refused, whatever the entries say, and no others."""
     lines = tuple(map(json.dumps, entries))
-    assert {each.what for each in nova_rules.refusals(lines, machine)} == {
+    assert {each.what for each in nova_rules.placement_refusals_of(lines, machine)} == {
         each.what for each in asked(machine, entries)
     }
 
@@ -99,12 +99,12 @@ def test_traits_are_named_as_nova_does(names):
 def test_what_nobody_calls_lost_nova_still_says(machine, before, after):
     """Where no loss is named, Nova has each device with all tags that it had."""
     entries = [json.dumps(each) for each in before], [json.dumps(each) for each in after]
-    lost = {each.address for each in replacement.losses(*entries, machine)}
+    lost = {each.address for each in replacement.losses_of_functions(*entries, machine)}
     for function in machine.functions:
-        old = spec_entries.first(before, function)
+        old = spec_entries.first_matching_entry(before, function)
         if old is None or function.address in lost:
             continue
-        new = spec_entries.first(after, function)
+        new = spec_entries.first_matching_entry(after, function)
         assert new is not None
         for key, value in devspec.PciDeviceSpec(without_once(old)).get_tags().items():
             now = devspec.PciDeviceSpec(without_once(new)).get_tags().get(key)
@@ -168,7 +168,7 @@ def test_the_configuration_in_force_is_left_alone(synthetic):
     from nova.pci import request
 
     before = devspec.CONF, request.CONF, devspec.utils.is_physical_function
-    machine = sysfs.read(synthetic("hgx-h100"))
+    machine = sysfs.read_sysfs_node(synthetic("hgx-h100"))
     told = PciSettings(('{"vendor_id": "10de", "one_time_use": "yes"}',), (), report=True)
-    assert pci_settings.check(told, machine, synthetic("hgx-h100")) == []
+    assert pci_settings.list_refused_settings(told, machine, synthetic("hgx-h100")) == []
     assert (devspec.CONF, request.CONF, devspec.utils.is_physical_function) == before

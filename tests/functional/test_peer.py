@@ -99,11 +99,11 @@ class PeerTest(DriverTest):
         other = self._reboot_server(server, hard=True)
         self.assertEqual([("root", "acs-redirect", False)], [p[2:] for p in self.told(other).peers])
 
-    def told(self, server: Mapping[str, object]) -> document.Document:
+    def told(self, server: Mapping[str, object]) -> document.GuestDocument:
         """What the guest reads."""
         entries = self.domain_of(server).findall("sysinfo[@type='fwcfg']/entry")
         (text,) = [each.text for each in entries if each.get("name") == document.DOCUMENT]
-        return document.parse(document.plain(text.encode()))
+        return document.parse_guest_document(document.decode_entry(text.encode()))
 
     def test_what_would_join_groups_is_refused(self) -> None:
         self.start("direct")
@@ -120,38 +120,38 @@ from oslo_config import cfg
 from oslo_privsep import priv_context
 from nova_hpc import conf as hpc_conf
 from nova_hpc.topology import peer, sysfs
-from nova_hpc.topology.peer_wish import Wish
+from nova_hpc.topology.peer_wish import PeerWish
 from virt_driver_patches import privileged
 from virt_driver_patches.driver import peer_privileged, peer_reading
 
 import nova.conf
-hpc_conf.register(cfg.CONF)
+hpc_conf.register_all_options(cfg.CONF)
 cfg.CONF([], project="nova")
 cfg.CONF.set_override("sysfs_root", sys.argv[1], "hpc")
-for wish in (Wish.DIRECT, Wish.TRANSLATED, Wish.TRANSLATED):
+for wish in (PeerWish.DIRECT, PeerWish.TRANSLATED, PeerWish.TRANSLATED):
     # The daemon's own configuration has the wish, and where the node is.
     cfg.CONF.set_override("peer_to_peer", wish.value, "hpc")
     privileged.default.stop()
     privileged.default.start(priv_context.Method.FORK)
-    found = peer_privileged.apply(Path("/elsewhere"), wish)
+    found = peer_privileged.apply_wish_by_helper(Path("/elsewhere"), wish)
     print(len(found.made), len(found.failed), len(found.lacks))
     try:
-        peer_privileged.apply(Path(sys.argv[1]), Wish.KEEP)
+        peer_privileged.apply_wish_by_helper(Path(sys.argv[1]), PeerWish.KEEP)
     except privileged.SettingsError as error:
         print(error)
     try:
-        peer_privileged._apply(sys.argv[1], "direct")
+        peer_privileged._apply_wish_in_helper(sys.argv[1], "direct")
     except TypeError as error:
         print(type(error).__name__)
 # A service that sees no registers itself has those of a server's devices read.
-full = sysfs.read(Path(sys.argv[1]))
+full = sysfs.read_sysfs_node(Path(sys.argv[1]))
 blind = [attrs.evolve(each, acs_control=None, ats=None) for each in full.functions]
 reading = types.SimpleNamespace(node=attrs.evolve(full, functions=tuple(blind)))
 devices = [each.address for each in full.functions if not each.is_bridge]
 for uid in (0, 42):
     with mock.patch("os.geteuid", return_value=uid):
-        node = peer_reading.node(cfg.CONF, reading, devices)
-    print(sorted({why.value for _, _, why in peer.between(node, devices)}))
+        node = peer_reading.add_peer_registers(cfg.CONF, reading, devices)
+    print(sorted({why.value for _, _, why in peer.peer_reasons_between(node, devices)}))
 sys.stdout.flush()
 os._exit(0)
 """

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from nova_hpc.placement.model import Policy
+from nova_hpc.placement.model import AffinityPolicy
 from nova_hpc.topology.level import Distance, Level
 from nova_hpc.wire.decision import Decision
 from tests.functional import base, fixtures
@@ -37,7 +37,7 @@ class PlacedTest(PortsTest):
         for _ in range(4):
             server = self.boot(flavor, networks=self.ports("physnet4"))
             self.assertEqual(
-                Decision(Level.SWITCH, Policy.REQUIRED, Level.SWITCH), self.decision(server)
+                Decision(Level.SWITCH, AffinityPolicy.REQUIRED, Level.SWITCH), self.decision(server)
             )
             self.assertEqual([Distance.PIX], self.pairs_of(server))
         self.assertEqual(4, self.start_attempts())
@@ -77,7 +77,7 @@ class PlacedTest(PortsTest):
         flavor = self.make_flavor({**ONE, "hpc:affinity_policy": "preferred"})
         server = self.boot(flavor, networks=self.ports("physnet4"))
         self.assertEqual(
-            Decision(Level.SWITCH, Policy.PREFERRED, Level.NUMA), self.decision(server)
+            Decision(Level.SWITCH, AffinityPolicy.PREFERRED, Level.NUMA), self.decision(server)
         )
 
     def test_a_whole_adapter(self) -> None:

@@ -6,11 +6,10 @@ from __future__ import annotations
 import attrs
 
 from nova_hpc.topology.level import Level
-from nova_hpc_tools.cloud.explain import explain, explain_asked
-from nova_hpc_tools.cloud.explain.model import Question
+from nova_hpc_tools.cloud.explain import explain_asked, explain_flavor
+from nova_hpc_tools.cloud.explain.model import FlavorQuestion
 from nova_hpc_tools.cloud.explain.server_report import explain_server
-from nova_hpc_tools.readers import server_requests as asked
-from nova_hpc_tools.readers import snapshot
+from nova_hpc_tools.readers import server_requests, snapshot
 from nova_hpc_tools.snapshot import Snapshot
 from nova_hpc_tools.snapshot import document as snapshot_document
 from nova_hpc_tools.snapshot.direct_ports import DirectPorts
@@ -23,13 +22,15 @@ class ExplainPortsTest(PortsTest):
 
     def cloud(self) -> Snapshot:
         """The cloud now, by way of the text of a file."""
-        return snapshot_document.loads(snapshot_document.dumps(snapshot.take()))
+        return snapshot_document.load_cloud_snapshot(
+            snapshot_document.dump_cloud_snapshot(snapshot.take_cloud_snapshot())
+        )
 
     def test_before_after_and_when_refused(self) -> None:
         self.rails("alpha", Shape((RAIL, RAIL)), {1: "physnet4"})
         flavor = self.make_flavor(ONE, name="one")
-        one = Question("one", ports=(DirectPorts("physnet4"),))
-        report = explain(self.cloud(), one)
+        one = FlavorQuestion("one", ports=(DirectPorts("physnet4"),))
+        report = explain_flavor(self.cloud(), one)
         self.assertTrue(report.fits)
         (verdict,) = report.verdicts
         assert verdict.choice is not None
@@ -43,7 +44,7 @@ class ExplainPortsTest(PortsTest):
         self.assertEqual(2, len(explain_server(self.cloud(), server["id"]).given))
         # The other GPU has no adapter beside it.
         other = self.boot(flavor, state="ERROR", networks=self.ports("physnet4"), name="refused")
-        found = asked.find("refused")
+        found = server_requests.find_server_request("refused")
         self.assertEqual((DirectPorts("physnet4"),), found.ports)
         report = explain_asked(self.cloud(), found)
         self.assertFalse(report.fits)
@@ -52,6 +53,8 @@ class ExplainPortsTest(PortsTest):
         # The operator reads the same in the scheduler's log.
         self.assertTrue(self.log_lines("1 gpu and 1 port free, but"))
         self.assertEqual("affinity", report.remedies[0].kind)
-        self.assertTrue(explain(self.cloud(), attrs.evolve(one, ports=())).fits)
+        self.assertTrue(explain_flavor(self.cloud(), attrs.evolve(one, ports=())).fits)
         self._delete_server(server)
-        self.assertTrue(explain_asked(self.cloud(), asked.find(other["id"])).fits)
+        self.assertTrue(
+            explain_asked(self.cloud(), server_requests.find_server_request(other["id"])).fits
+        )

@@ -235,17 +235,17 @@ class OtherDriverTest(base.HpcServersTest):
     def test_what_operators_read_is_the_same(self) -> None:
         self.start_silent()
         self.make_flavor(PAIR, name="pair")
-        cloud = snapshot.take()
+        cloud = snapshot.take_cloud_snapshot()
         (node,) = cloud.hosts
         self.assertEqual(hpc_stats.OTHER_DRIVER, node.out)
-        (verdict,) = explain.explain(cloud, explain.Question("pair")).verdicts
+        (verdict,) = explain.explain_flavor(cloud, explain.FlavorQuestion("pair")).verdicts
         self.assertEqual((None, hpc_stats.OTHER_DRIVER), (verdict.choice, verdict.reason))
-        (room,) = capacity.measure(cloud, "pair").rooms
+        (room,) = capacity.measure_capacity(cloud, "pair").rooms
         self.assertEqual((0, hpc_stats.OTHER_DRIVER), (room.fit, room.reason))
         self.assertEqual([], inputs.machines_of(cloud, "gpu"))
-        (health,) = node_health.take()
+        (health,) = node_health.collect_node_health()
         self.assertEqual((hpc_stats.OTHER_DRIVER,), health.notes)
-        (host,) = records.take().hosts
+        (host,) = records.collect_records().hosts
         self.assertEqual((True, False), (host.stock, host.ours))
 
 
@@ -255,7 +255,7 @@ class UnexpectedTest(base.HpcServersTest):
     def test_one_host_fails(self) -> None:
         self.start_host("bad", Shape((Switch(gpus=2),)))
         self.start_host("good", Shape((Switch(gpus=6),)))
-        plain = choice.choose
+        plain = choice.choose_device_sets
 
         def broken(request, host, *arguments, **keywords):
             if len(host.pools) == 2:
@@ -263,7 +263,7 @@ class UnexpectedTest(base.HpcServersTest):
             return plain(request, host, *arguments, **keywords)
 
         flavor = self.make_flavor(PAIR)
-        with mock.patch.object(choice, "choose", broken):
+        with mock.patch.object(choice, "choose_device_sets", broken):
             servers = [self.boot(flavor) for _ in range(2)]
         self.assertEqual(["good", "good"], [self.host_of(each) for each in servers])
         output = self.stdlog.logger.output
@@ -274,7 +274,7 @@ class UnexpectedTest(base.HpcServersTest):
     def test_request_fails(self) -> None:
         self.start_host("one", Shape((Switch(gpus=2),)))
         with mock.patch.object(
-            hpc_topology_filter.server, "read_task", side_effect=ZeroDivisionError
+            hpc_topology_filter.server, "read_server_task", side_effect=ZeroDivisionError
         ):
             server = self.boot(self.make_flavor(PAIR), state="ERROR")
         self.assertIn("could not read the request", self.fault(server))
@@ -285,7 +285,7 @@ class UnexpectedTest(base.HpcServersTest):
         self.start_host("one", Shape((Switch(gpus=2, pfs=1), Switch(gpus=2, pfs=1))))
         flavor = self.make_flavor({"pci_passthrough:alias": "gpu:2,vf:2", "hpc:affinity": "switch"})
         with (
-            mock.patch.object(placement_answer, "of", return_value=None),
+            mock.patch.object(placement_answer, "answer_of", return_value=None),
             mock.patch.object(providers, "report") as report,
         ):
             report.report_client_singleton.return_value.get.side_effect = OSError("gone")

@@ -14,11 +14,10 @@ from nova import objects
 from oslo_utils.fixture import uuidsentinel as uuids
 
 from nova_hpc.topology.level import Level
-from nova_hpc_tools.cloud.explain import explain, explain_asked
-from nova_hpc_tools.cloud.explain.model import Past, Question, Report
+from nova_hpc_tools.cloud.explain import explain_asked, explain_flavor
+from nova_hpc_tools.cloud.explain.model import FlavorQuestion, FlavorReport, ServerReport
 from nova_hpc_tools.cloud.explain.server_report import explain_server
-from nova_hpc_tools.readers import server_requests as asked
-from nova_hpc_tools.readers import snapshot
+from nova_hpc_tools.readers import server_requests, snapshot
 from nova_hpc_tools.snapshot import Snapshot, SnapshotError
 from nova_hpc_tools.snapshot import document as snapshot_document
 from tests.functional import base, fixtures
@@ -58,12 +57,14 @@ class ExplainBase(base.HpcServersTest):
 
     def cloud(self) -> Snapshot:
         """The cloud now, by way of the text of a file."""
-        return snapshot_document.loads(snapshot_document.dumps(snapshot.take()))
+        return snapshot_document.load_cloud_snapshot(
+            snapshot_document.dump_cloud_snapshot(snapshot.take_cloud_snapshot())
+        )
 
-    def explain(self, flavor: str, **question: object) -> Report:
-        return explain(self.cloud(), Question(flavor, **question))
+    def explain(self, flavor: str, **question: object) -> FlavorReport:
+        return explain_flavor(self.cloud(), FlavorQuestion(flavor, **question))
 
-    def addresses(self, report: Report, number: int = 0) -> list[str]:
+    def addresses(self, report: FlavorReport, number: int = 0) -> list[str]:
         """Pools of the devices that a report chooses, once for each device."""
         placed = report.placed[number]
         names = {device.provider: device.address for device in placed.before.devices}
@@ -219,22 +220,22 @@ class ExplainTest(ExplainBase):
             vcpu=2,
         )
         for image in ("two-cells", uuids.cells):
-            taken = snapshot.take(image)
-            with_image = explain(taken, Question(flavor, image))
+            taken = snapshot.take_cloud_snapshot(image)
+            with_image = explain_flavor(taken, FlavorQuestion(flavor, image))
             self.assertEqual({0: 0, 1: 1}, dict(with_image.placed[0].choice.devices.cells))
             self.assertEqual(2, len(with_image.request.groups))
             # Without the image they are one group, which fits under no switch.
-            self.assertFalse(explain(taken, Question(flavor)).fits)
+            self.assertFalse(explain_flavor(taken, FlavorQuestion(flavor)).fits)
         for image, text in (
             ("none", "no active image 'none'"),
             (uuids.nobody, f"no active image '{uuids.nobody}'"),
             ("twin", "2 images are called 'twin'; give an ID"),
             ("broken", "Glance answered 503"),
         ):
-            error = self.assertRaises(SnapshotError, snapshot.take, image)
+            error = self.assertRaises(SnapshotError, snapshot.take_cloud_snapshot, image)
             self.assertIn(text, str(error))
         base.CONF.clear_override("auth_type", group="glance")
-        error = self.assertRaises(SnapshotError, snapshot.take, "two-cells")
+        error = self.assertRaises(SnapshotError, snapshot.take_cloud_snapshot, "two-cells")
         self.assertIn("no credentials to read images with", str(error))
 
     def test_server(self) -> None:
@@ -243,7 +244,7 @@ class ExplainTest(ExplainBase):
         flavor = self.make_flavor({"pci_passthrough:alias": "gpu:1,vf:2", "hpc:affinity": "switch"})
         server = self.boot(flavor)
         taken = self.cloud()
-        past: Past = explain_server(taken, server["id"])
+        past: ServerReport = explain_server(taken, server["id"])
         self.assertEqual(
             [device.address for device in self.devices_of(server)],
             sorted(address for each in past.given for address in each.addresses),
@@ -287,30 +288,32 @@ class AskedTest(ExplainBase):
         specs = {"pci_passthrough:alias": "gpu:2", "hpc:affinity": "switch"}
         flavor = self.make_flavor(specs, name="pair")
         server = self.refused(flavor, name="mine")
-        found = asked.find("mine")
+        found = server_requests.find_server_request("mine")
         self.assertEqual((server["id"],), found.servers)
         self.assertEqual(("pair", "error"), (found.flavor.name, found.state))
         self.assertEqual(self.fault(server), found.fault)
         # The operator has changed it since.
         self.admin_api.post_extra_spec(flavor, {"extra_specs": {"hpc:affinity": "numa"}})
-        report = explain_asked(self.cloud(), asked.find(server["id"]))
+        report = explain_asked(self.cloud(), server_requests.find_server_request(server["id"]))
         self.assertFalse(report.fits)
         self.assertIs(Level.SWITCH, report.request.level)
         (verdict,) = report.verdicts
         self.assertIn("at most 1 under one switch", verdict.reason)
-        self.assertEqual(found, asked.find(None, found.request))
+        self.assertEqual(found, server_requests.find_server_request(None, found.request))
         large = self.refused(self.make_flavor(specs | {"pci_passthrough:alias": "gpu:3"}))
-        report = explain_asked(self.cloud(), asked.find(large["id"]))
+        report = explain_asked(self.cloud(), server_requests.find_server_request(large["id"]))
         self.assertEqual("2 gpu free (needs 3)", report.verdicts[0].reason)
         # There is room now.
         self.start_host("two", fixtures.two_switches(gpus=3))
-        self.assertTrue(explain_asked(self.cloud(), asked.find(large["id"])).fits)
+        self.assertTrue(
+            explain_asked(self.cloud(), server_requests.find_server_request(large["id"])).fits
+        )
 
     def test_what_is_not_there(self) -> None:
         self.start_host("one", fixtures.two_switches(gpus=1))
         there = self.boot(self.make_flavor({}))
         for name in ("nobody", there["id"], ".*"):
             with self.assertRaisesRegex(SnapshotError, "there is no server"):
-                asked.find(name)
+                server_requests.find_server_request(name)
         with self.assertRaisesRegex(SnapshotError, "no server in ERROR was made by the request"):
-            asked.find(None, "req-nobody")
+            server_requests.find_server_request(None, "req-nobody")

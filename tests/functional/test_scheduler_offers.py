@@ -20,8 +20,7 @@ from oslo_config import fixture as config_fixture
 from nova_hpc import conf as hpc_conf
 from nova_hpc.from_nova import contract, hosts, pools, providers, server
 from nova_hpc_tools.adopt.settings import RESULTS_OF_HOST
-from scheduler_filters import choice, hpc_topology_filter
-from scheduler_filters import nova_fit as fit
+from scheduler_filters import choice, hpc_topology_filter, nova_fit
 from tests.functional import fixtures
 
 CONF = nova.conf.CONF
@@ -33,7 +32,7 @@ CELL = str(uuid.uuid4())
 def scheduler(monkeypatch):
     """A scheduler's configuration, and no Placement: the pools have to do."""
     objects.register_all()
-    hpc_conf.register(CONF)
+    hpc_conf.register_all_options(CONF)
     options = config_fixture.Config(CONF)
     options.setUp()
     options.config(
@@ -221,7 +220,7 @@ def offered(seed: int) -> dict[str, object]:
         assert numa_topology_filter.NUMATopologyFilter().host_passes(host, spec)
         assert pci_passthrough_filter.PciPassthroughFilter().host_passes(host, spec)
         assert host.allocation_candidates == [candidate]
-        assert fit.check(host, spec, candidate).refusal is None
+        assert nova_fit.check_nova_fit(host, spec, candidate).refusal is None
     return {host.host: (host.allocation_candidates, host.hpc_choice) for host in passed}
 
 
@@ -244,7 +243,14 @@ def test_everything_offered_passes_novas_filters(seed):
 
 def test_what_hosts_that_are_not_alike_take_of_each_store():
     """``nova-hpc configure --hosts N`` sets ``[hpc]cache_size`` by it."""
-    stores = [hosts._PATTERNS, hosts._BOUND, hosts._NODES, pools.KNOWN, fit._FITS, fit._ROOMS]
+    stores = [
+        hosts._PATTERNS,
+        hosts._BOUND,
+        hosts._NODES,
+        pools.KNOWN,
+        nova_fit._FITS,
+        nova_fit._ROOMS,
+    ]
     stores += [choice._REDUCED, choice._ANSWERS, choice._TURNED, choice._JUDGED, choice._PLACES]
     number, most = 40, 0
     for seed in range(12):
@@ -270,7 +276,9 @@ def test_the_clouds_above_are_not_all_full():
 
 def test_candidates_that_cannot_be_refused_are_not_checked(monkeypatch):
     """Nova copies its statistics for every check; without guest cells none is needed."""
-    monkeypatch.setattr(fit, "check", lambda *arguments: pytest.fail("it was checked"))
+    monkeypatch.setattr(
+        nova_fit, "check_nova_fit", lambda *arguments: pytest.fail("it was checked")
+    )
     seen = 0
     for seed in range(40):
         rng = random.Random(seed)
@@ -289,8 +297,8 @@ def test_devices_of_ports_are_checked():
     """They may compete with the chosen ones, and Placement does not name them."""
     spec = a_request(random.Random(1))
     spec.numa_topology = None
-    assert fit.Question.of(spec).is_certain(ambiguous=False)
-    assert not fit.Question.of(spec).is_certain(ambiguous=True)
+    assert nova_fit.FitQuestion.of(spec).is_certain(ambiguous=False)
+    assert not nova_fit.FitQuestion.of(spec).is_certain(ambiguous=True)
     port = objects.InstancePCIRequest(
         count=1,
         spec=[{"physical_network": "net"}],
@@ -299,5 +307,5 @@ def test_devices_of_ports_are_checked():
     )
     assert port.source == objects.InstancePCIRequest.NEUTRON_PORT
     spec.pci_requests.requests.append(port)
-    assert not fit.Question.of(spec).is_certain(ambiguous=False)
-    assert len(server.read_task(spec).devices) == len(spec.pci_requests.requests) - 1
+    assert not nova_fit.FitQuestion.of(spec).is_certain(ambiguous=False)
+    assert len(server.read_server_task(spec).devices) == len(spec.pci_requests.requests) - 1

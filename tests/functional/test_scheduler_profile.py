@@ -11,8 +11,8 @@ from oslo_serialization import jsonutils
 
 from nova_hpc import conf as hpc_conf
 from nova_hpc.from_nova import pools, profile
-from nova_hpc.placement import shape_mix as mix
-from nova_hpc.placement.profile import DEFAULT, Shape
+from nova_hpc.placement import shape_mix
+from nova_hpc.placement.profile import DEFAULT, FlavorShape
 from nova_hpc.topology.level import Level
 from tests.functional import fixtures
 
@@ -45,7 +45,7 @@ class ProfileTest(test.TestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        hpc_conf.register(CONF)
+        hpc_conf.register_all_options(CONF)
         self.flags(alias=[jsonutils.dumps(each) for each in ALIASES], group="pci")
         self.flags(pci_in_placement=True, group="filter_scheduler")
         self.samples = pools.Samples()
@@ -74,7 +74,7 @@ class ProfileTest(test.TestCase):
             extra_specs={key.replace("__", ":"): value for key, value in specs.items()},
         ).create()
 
-    def shapes(self) -> tuple[Shape, ...]:
+    def shapes(self) -> tuple[FlavorShape, ...]:
         return self.profiles.current().profile.shapes
 
     def test_no_flavors_with_devices(self) -> None:
@@ -95,7 +95,7 @@ class ProfileTest(test.TestCase):
         )
         self.assertEqual(
             (
-                Shape(
+                FlavorShape(
                     {"gpu": 1, "vf": 1},
                     groups=4,
                     level=Level.SWITCH,
@@ -110,20 +110,22 @@ class ProfileTest(test.TestCase):
     def test_stock_flavors_and_unknown_roles(self) -> None:
         """An alias whose devices nobody has seen is taken for its own role."""
         self.sell("stock", pci_passthrough__alias="fpga:2")
-        self.assertEqual((Shape({"fpga": 2}),), self.shapes())
+        self.assertEqual((FlavorShape({"fpga": 2}),), self.shapes())
 
     def test_broken_flavors_are_left_out(self) -> None:
         self.sell("good", pci_passthrough__alias="h100:1")
         self.sell("bad alias", pci_passthrough__alias="nobody:1")
         self.sell("bad key", pci_passthrough__alias="h100:1", hpc__affinity="swtich")
-        self.assertEqual((Shape({"gpu": 1}),), self.shapes())
+        self.assertEqual((FlavorShape({"gpu": 1}),), self.shapes())
 
     def test_weights(self) -> None:
         for name in ("one", "same", "never"):
             self.sell(name, pci_passthrough__alias="h100:1")
         self.sell("two", pci_passthrough__alias="h100:2")
         self.flags(flavor_weights={"one": 3, "two": 9, "never": 0, "gone": 1}, group="hpc")
-        self.assertEqual((Shape({"gpu": 2}, weight=9), Shape({"gpu": 1}, weight=4)), self.shapes())
+        self.assertEqual(
+            (FlavorShape({"gpu": 2}, weight=9), FlavorShape({"gpu": 1}, weight=4)), self.shapes()
+        )
         self.assertIn("flavor_weights names gone", self.stdlog.logger.output)
 
     def run_servers(self, name: str, count: int, cell: str = "cell1") -> None:
@@ -148,7 +150,7 @@ class ProfileTest(test.TestCase):
         self.profiles = profile.CloudProfiles(self.samples)
         self.run_servers("one", 12)
         self.run_servers("two", 4)
-        expected = mix.learned({"one": 12, "two": 4, "eight": 0})
+        expected = shape_mix.learn_weights({"one": 12, "two": 4, "eight": 0})
         self.assertEqual({"one": 512, "two": 256, "eight": 128}, expected)
         self.assertEqual(
             {1: 512, 2: 256, 8: 128}, {each.counts["gpu"]: each.weight for each in self.shapes()}
@@ -159,7 +161,9 @@ class ProfileTest(test.TestCase):
             self.sell(name, pci_passthrough__alias=f"h100:{gpus}")
         self.run_servers("one", 12)
         self.flags(flavor_weights={"two": 3}, group="hpc")
-        self.assertEqual((Shape({"gpu": 2}, weight=3), Shape({"gpu": 1})), self.shapes())
+        self.assertEqual(
+            (FlavorShape({"gpu": 2}, weight=3), FlavorShape({"gpu": 1})), self.shapes()
+        )
         self.flags(flavor_weights={}, learn_flavor_weights=False, group="hpc")
         self.assertEqual({1}, {each.weight for each in self.shapes()})
 
@@ -171,7 +175,7 @@ class ProfileTest(test.TestCase):
         self.assertEqual({1: 1024, 2: 256}, {e.counts["gpu"]: e.weight for e in before})
         self.run_servers("two", 40)
         self.profiles._until = 0.0
-        with mock.patch.object(profile, "_running", side_effect=OSError("no route")):
+        with mock.patch.object(profile, "_count_running_servers", side_effect=OSError("no route")):
             self.assertEqual(before, self.shapes())
         self.assertIn("keep the weights that they have", self.stdlog.logger.output)
         self.profiles._until = 0.0
@@ -191,7 +195,7 @@ class ProfileTest(test.TestCase):
         shapes = self.shapes()
         self.assertEqual(32, len(shapes))
         self.assertEqual(40 * 9 + 1, sum(each.weight for each in shapes))
-        self.assertIn(Shape({"gpu": 8}), shapes)
+        self.assertIn(FlavorShape({"gpu": 8}), shapes)
         self.assertEqual(1, self.stdlog.logger.output.count("41 flavors ask for different devices"))
 
     def test_weights_are_checked(self) -> None:
@@ -211,10 +215,10 @@ class ProfileTest(test.TestCase):
 
     def test_a_kind_of_device_that_is_seen_later(self) -> None:
         self.sell("stock", pci_passthrough__alias="fpga:1")
-        self.assertEqual((Shape({"fpga": 1}),), self.shapes())
+        self.assertEqual((FlavorShape({"fpga": 1}),), self.shapes())
         late = pool("card", "CUSTOM_PCI_1172_09C4", vendor_id="1172", product_id="09c4")
         self.samples.learn(late, "CUSTOM_PCI_1172_09C4", frozenset(), "card")
-        self.assertEqual((Shape({"card": 1}),), self.shapes())
+        self.assertEqual((FlavorShape({"card": 1}),), self.shapes())
 
     def test_an_unreadable_database_is_said_once(self) -> None:
         self.sell("one", pci_passthrough__alias="h100:1")
@@ -224,13 +228,13 @@ class ProfileTest(test.TestCase):
                 self.profiles._until = 0
         lines = self.stdlog.logger.output.splitlines()
         self.assertEqual(1, sum("flavors cannot be read (OSError" in line for line in lines))
-        self.assertEqual((Shape({"gpu": 1}),), self.shapes())
+        self.assertEqual((FlavorShape({"gpu": 1}),), self.shapes())
         self.profiles._until = 0
         with mock.patch.object(objects.FlavorList, "get_all", side_effect=OSError("no route")):
-            self.assertEqual((Shape({"gpu": 1}),), self.shapes())
+            self.assertEqual((FlavorShape({"gpu": 1}),), self.shapes())
 
     def test_whatever_happens_servers_are_scheduled(self) -> None:
         self.sell("one", pci_passthrough__alias="h100:1")
-        with mock.patch.object(profile, "build", side_effect=KeyError("bug")):
+        with mock.patch.object(profile, "build_cloud_profile", side_effect=KeyError("bug")):
             self.assertEqual(DEFAULT.shapes, self.shapes())
         self.assertIn("no measure of the damage", self.stdlog.logger.output)

@@ -12,21 +12,21 @@ from oslo_utils.fixture import uuidsentinel as uuids
 from nova_hpc import conf as hpc_conf
 from nova_hpc.from_nova import contract, server
 from nova_hpc.from_nova import hosts as reader
-from nova_hpc.from_nova.providers import Free, Kind
-from nova_hpc.placement.model import Cell
+from nova_hpc.from_nova.providers import DeviceKind, Free
+from nova_hpc.placement.model import WantedCell
 from nova_hpc.placement.server import ServerSpec
 from tests.functional import fixtures
 from tests.functional.unit_scheduler.states import HostStates, pci_request, pool, spec
 
 CONF = cfg.CONF
-GPU = Kind(fixtures.GPU_CLASS)
+GPU = DeviceKind(fixtures.GPU_CLASS)
 
 
 class ReaderTest(HostStates):
     """Host states and request specifications of Nova's own classes."""
 
-    def read(self, host, count: int = 1, free: Free | None = None) -> reader.View:
-        return reader.read_host(host, server.read_task(spec(count)), {GPU: free})
+    def read(self, host, count: int = 1, free: Free | None = None) -> reader.HostView:
+        return reader.read_host(host, server.read_server_task(spec(count)), {GPU: free})
 
     def test_nodes(self) -> None:
         nodes = self.read(self.host()).host.nodes
@@ -57,7 +57,7 @@ class ReaderTest(HostStates):
         self.assertEqual((frozenset(), "nic", "0000:41:00.0"), (seen.serves, seen.role, seen.unit))
         request_spec = spec()
         request_spec.requested_resources[0].required_traits = {"CUSTOM_NVLINK"}
-        task = server.read_task(request_spec)
+        task = server.read_server_task(request_spec)
         host = self.host(pool(1), pool(2, hpc_traits="CUSTOM_NVLINK"))
         found = reader.read_host(host, task, {})
         serving = {each.id: bool(each.serves) for each in found.host.pools}
@@ -100,7 +100,7 @@ class ReaderTest(HostStates):
         self.assertEqual("pci0000:99", self.read(one).host.pools[0].location.root)
 
     def test_without_a_cache(self) -> None:
-        hpc_conf.register(CONF)
+        hpc_conf.register_all_options(CONF)
         host = self.host(pool(1), pool(2))
         before = self.read(host).host
         self.flags(cache_size=0, group="hpc")
@@ -135,7 +135,7 @@ class ReaderTest(HostStates):
     def test_requests_are_not_changed(self) -> None:
         request_spec = spec(2)
         before = request_spec.obj_to_primitive()
-        task = server.read_task(request_spec)
+        task = server.read_server_task(request_spec)
         reader.read_host(self.host(pool(1), pool(2)), task, {})
         self.assertEqual(before, request_spec.obj_to_primitive())
         self.assertEqual(2, task.server.wants[0].count)
@@ -143,7 +143,7 @@ class ReaderTest(HostStates):
     def test_pci_in_placement_was_off(self) -> None:
         request_spec = spec()
         request_spec.requested_resources = []
-        error = self.assertRaises(server.RequestError, server.read_task, request_spec)
+        error = self.assertRaises(server.RequestError, server.read_server_task, request_spec)
         self.assertIn("[filter_scheduler]pci_in_placement", str(error))
 
     def test_cells_by_position(self) -> None:
@@ -152,7 +152,7 @@ class ReaderTest(HostStates):
             for size in (2048, -2, None)
         ]
         wanted = objects.InstanceNUMATopology(cells=cells, emulator_threads_policy="isolate")
-        task = server.read_task(spec(numa_topology=wanted))
+        task = server.read_server_task(spec(numa_topology=wanted))
         self.assertEqual([0, 1, 2], [cell.id for cell in task.server.cells])
         self.assertEqual([3, 2, 2], [cell.dedicated_cpus for cell in task.server.cells])
         self.assertEqual([2048, None, None], [cell.page_kib for cell in task.server.cells])
@@ -166,17 +166,19 @@ class ReaderTest(HostStates):
         ]
         claimed = objects.InstanceNUMATopology(cells=cells)
         self.assertEqual(
-            (Cell(0, 2, 524288, 2048, 7), Cell(1, 0, 524288, None, 3)),
-            server.read_cells(claimed, claimed=True),
+            (WantedCell(0, 2, 524288, 2048, 7), WantedCell(1, 0, 524288, None, 3)),
+            server.read_numa_cells(claimed, claimed=True),
         )
-        told = server.guest_cells(claimed)
+        told = server.read_guest_cells(claimed)
         self.assertEqual(
             [(3, 524288, 2048, 7), (1, 524288, None, 3)], list(map(attrs.astuple, told))
         )
-        self.assertEqual(((), ()), (server.read_cells(None), server.guest_cells(None)))
+        self.assertEqual(((), ()), (server.read_numa_cells(None), server.read_guest_cells(None)))
 
     def test_policy_of_the_alias(self) -> None:
-        self.assertEqual("required", server.read_task(spec(policy="required")).server.numa_policy)
+        self.assertEqual(
+            "required", server.read_server_task(spec(policy="required")).server.numa_policy
+        )
 
 
 class NumaPolicyTest(test.NoDBTestCase):
@@ -187,7 +189,7 @@ class NumaPolicyTest(test.NoDBTestCase):
     ) -> str:
         specs = {"hw:pci_numa_affinity_policy": flavor} if flavor else {}
         properties = {"hw_pci_numa_affinity_policy": image} if image else {}
-        return server.numa_policy(
+        return server.numa_policy_of_request(
             objects.Flavor(extra_specs=specs),
             objects.ImageMeta.from_dict({"properties": properties}),
             [pci_request(policy=each) for each in own],
@@ -215,7 +217,9 @@ class NumaPolicyTest(test.NoDBTestCase):
 
         def found(*requests: objects.InstancePCIRequest) -> ServerSpec:
             listed = objects.InstancePCIRequests(requests=list(requests))
-            return server.read(objects.Flavor(extra_specs={}), server.no_image(), listed, None)
+            return server.read_server_spec(
+                objects.Flavor(extra_specs={}), server.no_image(), listed, None
+            )
 
         self.assertEqual((None, ()), (found(port).numa_policy, found(port).wants))
         both = found(port, pci_request(policy="preferred"))
@@ -237,7 +241,7 @@ class ContractTest(test.NoDBTestCase):
             ),
             group="filter_scheduler",
         )
-        return contract.problems(CONF, release)
+        return contract.list_contract_problems(CONF, release)
 
     def test_all_is_well(self) -> None:
         for release in ("32.0.0", "33.0.2", "34.0.0"):

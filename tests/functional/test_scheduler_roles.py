@@ -79,17 +79,17 @@ class SameIdsTest(_Base):
 
     def test_explain_says_the_same(self) -> None:
         flavors = {alias: self.make_flavor(flavor_of(alias)) for alias in ("ethvf", "ibvf", "fast")}
-        cloud = snapshot.take()
+        cloud = snapshot.take_cloud_snapshot()
         self.assertEqual(
             ["ethvf", "fast", "ibvf"],
             [text.split()[4] for text in cloud.problems if "of the roles ethvf and ibvf" in text],
         )
         with self.assertRaisesRegex(SnapshotError, "fast stands for .* ethvf and ibvf"):
-            explain.explain(cloud, explain.Question(flavors.pop("fast")))
+            explain.explain_flavor(cloud, explain.FlavorQuestion(flavors.pop("fast")))
         for ethvf in (True, False):
-            cloud = snapshot.take()
+            cloud = snapshot.take_cloud_snapshot()
             fits = {
-                alias: explain.explain(cloud, explain.Question(flavor)).fits
+                alias: explain.explain_flavor(cloud, explain.FlavorQuestion(flavor)).fits
                 for alias, flavor in flavors.items()
             }
             self.assertEqual({"ethvf": ethvf, "ibvf": True}, fits)
@@ -110,13 +110,13 @@ def alias_of(role: str) -> str:
         {
             "name": role,
             **SAME,
-            "resource_class": identity.class_of(role),
+            "resource_class": identity.class_of_role(role),
             "traits": identity.product_class("15b3", "101e"),
         }
     )
 
 
-CLASSES = {role: identity.class_of(role) for role in BUS}
+CLASSES = {role: identity.class_of_role(role) for role in BUS}
 
 
 class ClassTest(_Base):
@@ -155,7 +155,7 @@ class QuotaContractTest(_Base):
         flavors = {role: self.make_flavor(flavor_of(role)) for role in BUS}
         self.boot(flavors["ethvf"])
         self.boot(flavors["ibvf"])
-        if contract.release() < 34:
+        if contract.running_nova_release() < 34:
             # Its limits are those of the flavor alone, without what aliases ask for.
             self.boot(flavors["ethvf"])
             return
@@ -206,7 +206,7 @@ class NodeTest(DriverTest):
         # What it was, and with a trait of the role, it may be.
         with_traits = entries()
         for entry in with_traits:
-            entry["traits"] = entry["hpc_traits"] = identity.trait_of(entry["hpc_role"])
+            entry["traits"] = entry["hpc_traits"] = identity.trait_of_role(entry["hpc_role"])
         self._say(with_traits)
         self.computes["alpha"] = self.restart_compute_service("alpha", keep_hypervisor_state=True)
         # The devices that nobody has may change.

@@ -22,14 +22,14 @@ from oslo_serialization import jsonutils
 
 from nova_hpc import conf as hpc_conf
 from nova_hpc.from_nova import server
-from nova_hpc.from_nova.claim import Claim
+from nova_hpc.from_nova.claim import ServerClaim
 from nova_hpc.placement.grouping import FlavorError
 from nova_hpc.placement.model import Request
 from nova_hpc.topology.level import Level
-from nova_hpc_tools.cloud.explain import explain
-from nova_hpc_tools.cloud.explain.model import Question
+from nova_hpc_tools.cloud.explain import explain_flavor
+from nova_hpc_tools.cloud.explain.model import FlavorQuestion
 from nova_hpc_tools.readers import snapshot
-from nova_hpc_tools.snapshot import Node, Snapshot, document
+from nova_hpc_tools.snapshot import Snapshot, SnapshotNode, document
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
 
@@ -65,7 +65,7 @@ class AliasPoliciesTest(DriverTest):
 
     def test_what_explain_promises_starts(self) -> None:
         flavor = self.make_flavor(PAIR)
-        report = explain(snapshot.take(), Question(flavor))
+        report = explain_flavor(snapshot.take_cloud_snapshot(), FlavorQuestion(flavor))
         self.assertTrue(report.fits)
         self.assertTrue(report.request.on_cells)
         server = self.boot(flavor)
@@ -169,7 +169,7 @@ def in_scheduler(spec: objects.RequestSpec, roles: dict[str, str]) -> Answer:
     """What the filter makes of it, which has come by RPC."""
     there = objects.RequestSpec.obj_from_primitive(spec.obj_to_primitive())
     try:
-        return answer(server.read_task(there).server, roles)
+        return answer(server.read_server_task(there).server, roles)
     except FlavorError as error:
         return str(error)
 
@@ -199,11 +199,11 @@ def on_node(spec: objects.RequestSpec, what: Asked, rng: random.Random) -> Answe
         ),
         numa_topology=topology,
     )
-    found = answer(Claim.of(instance).server, what.roles)
+    found = answer(ServerClaim.of(instance).server, what.roles)
     if not isinstance(found, Request):
         return found
     # The claim says where the cells are, and how large the pages that were left to the node.
-    before = server.read_cells(spec.numa_topology)
+    before = server.read_numa_cells(spec.numa_topology)
     assert topology is None or [each.host_node for each in found.cells] == [
         cell.id for cell in topology.cells
     ]
@@ -243,9 +243,9 @@ def by_explain(spec: objects.RequestSpec | None, what: Asked) -> Answer:
         name="any", flavorid="any", vcpus=8, memory_mb=8192, extra_specs=what.specs
     )
     image = objects.ImageMeta.from_dict({"properties": what.properties})
-    read = snapshot.flavor_of(flavor, "image", image)
-    kept = Snapshot(taken="now", nova="0", hosts=(Node("one", "one"),), flavors=(read,))
-    (read,) = document.loads(document.dumps(kept)).flavors
+    read = snapshot.read_snapshot_flavor(flavor, "image", image)
+    kept = Snapshot(taken="now", nova="0", hosts=(SnapshotNode("one", "one"),), flavors=(read,))
+    (read,) = document.load_cloud_snapshot(document.dump_cloud_snapshot(kept)).flavors
     if read.problem is None:
         return answer(read.server, what.roles)
     # What Nova makes no server of is no matter of the scheduler.
@@ -262,7 +262,7 @@ def answer(read: server.ServerSpec, roles: dict[str, str]) -> Answer:
 @pytest.fixture
 def nova_as_configured() -> Iterator[config_fixture.Config]:
     objects.register_all()
-    hpc_conf.register(CONF)
+    hpc_conf.register_all_options(CONF)
     options = config_fixture.Config(CONF)
     options.setUp()
     options.config(pci_in_placement=True, group="filter_scheduler")

@@ -136,7 +136,7 @@ class World:
         with connect(self.settings, "nova") as connection, connection.cursor() as cursor:
             cursor.execute("SELECT stats FROM compute_nodes WHERE deleted = 0")
             ((text,),) = cursor.fetchall()
-        return stats.read(json.loads(text).get(stats.KEY)) or stats.StatsDocument()
+        return stats.read_stats(json.loads(text).get(stats.KEY)) or stats.StatsDocument()
 
     # -- the node -----------------------------------------------------------------------
 

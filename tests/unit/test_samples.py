@@ -57,11 +57,15 @@ def examples():
             ),
         ),
     )
-    table = roles.strict(conf.roles.DEFAULT_ROLES)
+    table = roles.parse_roles(conf.roles.DEFAULT_ROLES)
     terms = Declaration(identity=dict.fromkeys(table.names, Form.CLASS))
-    spec = device_spec.build(machine, table, terms)
-    files = settings.render(machine, spec, settings.Options(declaration=terms)).files
-    return {settings.file_name(part): include_files.owned(text) for part, text in files.items()}
+    spec = device_spec.build_device_spec(machine, table, terms)
+    files = settings.render_settings(
+        machine, spec, settings.SettingsOptions(declaration=terms)
+    ).files
+    return {
+        settings.file_name(part): include_files.mark_as_owned(text) for part, text in files.items()
+    }
 
 
 def test_the_sample_is_what_the_generator_writes():

@@ -12,7 +12,7 @@ from lxml import etree
 
 from nova_hpc.guest_tree import windows
 from nova_hpc.guest_tree.windows import Span
-from virt_driver_patches.domain.guest_domain import QEMU, GuestDomain
+from virt_driver_patches.domain.guest_domain import QEMU, GuestDomainXml
 
 #: Machine type of x86 with PCI Express.
 MACHINE: Final = "q35"
@@ -33,22 +33,22 @@ def is_x86(machine: str | None) -> bool:
     return words[0] in ("pc", MACHINE) or MACHINE in words
 
 
-def widen(domain: GuestDomain, needed: Span) -> None:
+def widen_address_space(domain: GuestDomainXml, needed: Span) -> None:
     """Make room for *needed*; a domain whose own room will do stays as it is."""
-    size = windows.window(needed)
+    size = windows.window_size_of(needed)
     if size <= windows.DEFAULT_WINDOW:
         return
     root = domain.edit()
-    _hole(domain.devices, size, MACHINE in (domain.machine or ""))
+    _set_pci_hole(domain.devices, size, MACHINE in (domain.machine or ""))
     if _is_uefi(root):
         domain.declare_qemu()
         _tell_ovmf(domain.root, size)
-    bits = windows.bits(_memory(domain.root), size)
+    bits = windows.address_bits_of(_most_memory_of(domain.root), size)
     if bits > windows.DEFAULT_BITS:
-        _address_bits(domain.root, bits)
+        _set_address_bits(domain.root, bits)
 
 
-def _hole(devices: etree._Element, size: int, express: bool) -> None:
+def _set_pci_hole(devices: etree._Element, size: int, express: bool) -> None:
     model = "pcie-root" if express else "pci-root"
     root = devices.find(f"controller[@type='pci'][@model='{model}']")
     if root is None:
@@ -76,7 +76,7 @@ def _tell_ovmf(root: etree._Element, size: int) -> None:
         etree.SubElement(line, f"{{{QEMU}}}arg", value=value)
 
 
-def _address_bits(root: etree._Element, bits: int) -> None:
+def _set_address_bits(root: etree._Element, bits: int) -> None:
     """Let the guest's CPUs address it all, unless the flavor says how many bits they have."""
     cpu = root.find("cpu")
     if cpu is None or cpu.find("maxphysaddr") is not None:
@@ -88,7 +88,7 @@ def _address_bits(root: etree._Element, bits: int) -> None:
         etree.SubElement(cpu, "maxphysaddr", mode="emulate", bits=str(most))
 
 
-def _memory(root: etree._Element) -> int:
+def _most_memory_of(root: etree._Element) -> int:
     """The most memory that the guest can have, in bytes."""
     sizes = [0]
     for tag in ("memory", "maxMemory"):

@@ -18,7 +18,7 @@ from lxml import etree
 from nova import exception
 from oslo_log import log as logging
 
-from virt_driver_patches.domain.guest_domain import QEMU, GuestDomain
+from virt_driver_patches.domain.guest_domain import QEMU, GuestDomainXml
 from virt_driver_patches.errors import ClaimRefused
 
 LOG = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class NotLetGo(exception.PciDeviceDetachFailed):
         self.left = left
 
 
-class Placed:
+class PlacedDevice:
     """A device to attach, as Nova's ``Guest.attach_device`` wants it."""
 
     def __init__(self, element: etree._Element) -> None:
@@ -50,15 +50,15 @@ class Placed:
         return str(etree.tostring(self._element, encoding="unicode", with_tail=False))
 
 
-def definition(guest: Any) -> GuestDomain:
+def read_inactive_domain(guest: Any) -> GuestDomainXml:
     """The domain as libvirt will start it the next time.
 
     :param guest: Nova's ``Guest``.
     """
-    return GuestDomain(guest.get_xml_desc(dump_inactive=True))
+    return GuestDomainXml(guest.get_xml_desc(dump_inactive=True))
 
 
-def check_suspend(domain: GuestDomain) -> None:
+def check_suspend(domain: GuestDomainXml) -> None:
     """Refuse a suspend after which the guest's hardware would be another.
 
     :param domain: the guest's definition.
@@ -83,13 +83,13 @@ def check_suspend(domain: GuestDomain) -> None:
 def _source_of(config: Any) -> str | None:
     """Host address of a device that Nova would attach; None: it is none of the host's."""
     try:
-        domain = GuestDomain(f"<domain><devices>{config.to_xml()}</devices></domain>")
+        domain = GuestDomainXml(f"<domain><devices>{config.to_xml()}</devices></domain>")
     except (etree.XMLSyntaxError, AttributeError):
         return None
     return next((address for address, _ in domain.passed_through()), None)
 
 
-class Placing:
+class PlacingGuest:
     """Nova's guest, except that passed-through devices are attached to their places."""
 
     def __init__(self, guest: Any, placed: Mapping[str, etree._Element]) -> None:
@@ -107,17 +107,17 @@ class Placing:
         address = _source_of(config)
         if address is not None and address not in self._placed:
             raise exception.PciDeviceNotFound(node_id="this guest's definition", address=address)
-        found = config if address is None else Placed(self._placed[address])
-        self._guest.attach_device(found, *args, **kwargs)
+        placed_config = config if address is None else PlacedDevice(self._placed[address])
+        self._guest.attach_device(placed_config, *args, **kwargs)
 
 
-def placing(guest: Any) -> Any:
-    """*guest*, or a :class:`Placing` where its definition has places of this project's."""
-    placed = definition(guest).placed()
-    return Placing(guest, placed) if placed else guest
+def wrap_placing_guest(guest: Any) -> Any:
+    """*guest*, or a :class:`PlacingGuest` where its definition has places of this project's."""
+    placed = read_inactive_domain(guest).placed()
+    return PlacingGuest(guest, placed) if placed else guest
 
 
-def detach(guest: Any, devices: Mapping[str, Any], limit: float) -> None:
+def detach_all_or_none(guest: Any, devices: Mapping[str, Any], limit: float) -> None:
     """Take *devices* out of a running guest: all of them, or none.
 
     Nova gives a guest as long as libvirt waits, which is five seconds; but a
@@ -129,23 +129,25 @@ def detach(guest: Any, devices: Mapping[str, Any], limit: float) -> None:
     :param limit: seconds that the guest has for all of them together.
     :raises NotLetGo: it did not let go of one; those that it let go of are given back.
     """
-    devices = {address: devices[address] for address in devices.keys() & present(guest)}
+    devices = {
+        address: devices[address] for address in devices.keys() & list_attached_addresses(guest)
+    }
     for config in devices.values():
         guest.detach_device(config, live=True)
     deadline = time.monotonic() + limit
-    while left := devices.keys() & present(guest):
+    while left := devices.keys() & list_attached_addresses(guest):
         if time.monotonic() >= deadline:
-            give_back(guest, devices.keys() - left)
+            give_devices_back(guest, devices.keys() - left)
             raise NotLetGo(len(left), len(devices), limit)
         time.sleep(_PAUSE)
 
 
-def present(guest: Any) -> set[str]:
+def list_attached_addresses(guest: Any) -> set[str]:
     """Host addresses of the devices that the running guest has."""
-    return {address for address, _ in GuestDomain(guest.get_xml_desc()).passed_through()}
+    return {address for address, _ in GuestDomainXml(guest.get_xml_desc()).passed_through()}
 
 
-def give_back(guest: Any, addresses: Iterable[str]) -> set[str]:
+def give_devices_back(guest: Any, addresses: Iterable[str]) -> set[str]:
     """Attach devices to a running guest where its definition has them. Never raises.
 
     Libvirt keeps an address in the guest for every device of a definition, also for one
@@ -154,10 +156,10 @@ def give_back(guest: Any, addresses: Iterable[str]) -> set[str]:
     :returns: host addresses of those that are back.
     """
     back = set()
-    places = dict(definition(guest).passed_through())
+    places = dict(read_inactive_domain(guest).passed_through())
     for address in sorted(addresses):
         try:
-            guest.attach_device(Placed(places[address]), live=True)
+            guest.attach_device(PlacedDevice(places[address]), live=True)
             back.add(address)
         except Exception:
             LOG.exception("PCI device %s could not be given back to its guest", address)

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from nova_hpc.topology.cpuset import format_list
-from virt_driver_patches.domain.guest_domain import GuestDomain
+from virt_driver_patches.domain.guest_domain import GuestDomainXml
 
 
-def housekeeping(
+def choose_housekeeping_cpus(
     online: Collection[int],
     dedicated: Collection[int],
     shared: Collection[int],
@@ -38,7 +38,7 @@ def housekeeping(
     return frozenset(spare & near or spare)
 
 
-def pin(domain: GuestDomain, cpus: frozenset[int]) -> None:
+def pin_emulator_threads(domain: GuestDomainXml, cpus: frozenset[int]) -> None:
     """Pin emulator and I/O threads to *cpus*, where any vCPU has a CPU of its own.
 
     Only ``cputune/emulatorpin`` and ``cputune/iothreadpin`` are changed; a

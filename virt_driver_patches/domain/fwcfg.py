@@ -17,24 +17,24 @@ from nova_hpc.guest.document import PREFIX
 from nova_hpc.guest_tree import guest_document
 from nova_hpc.topology.model import Node
 from nova_hpc.topology.nccl import Processor
-from nova_hpc.topology.peer_wish import Wish
-from virt_driver_patches.domain.guest_domain import GuestDomain
+from nova_hpc.topology.peer_wish import PeerWish
+from virt_driver_patches.domain.guest_domain import GuestDomainXml
 
 #: An argument of QEMU has at most 128 KiB, and commas in it are written twice.
 _LONGEST: Final = 90_000
 
 
-def tell(
-    domain: GuestDomain,
+def tell_guest_devices(
+    domain: GuestDomainXml,
     node: Node,
     topology: str,
-    cells: Sequence[guest_document.Cell],
+    cells: Sequence[guest_document.DocumentCell],
     roles: Mapping[str, str],
     processor: Processor | None = None,
     groups: Mapping[str, int] | None = None,
     fabric: Mapping[str, str] | None = None,
     rails: Mapping[str, str] | None = None,
-    wish: Wish = Wish.KEEP,
+    wish: PeerWish = PeerWish.KEEP,
 ) -> None:
     """Tell the guest of a domain about its devices, and where it is on the fabric.
 
@@ -56,7 +56,7 @@ def tell(
     # Which interface is whose rail is said where there are rails.
     macs = domain.macs() if groups else {}
     given = [
-        guest_document.Given(
+        guest_document.DocumentDevice(
             address,
             path,
             role=roles.get(address),
@@ -69,15 +69,15 @@ def tell(
     if not given and not fabric:
         return
     # Nova lists host devices in any order: where they have places, those count.
-    if all(each.path is not None for each in given):
-        given.sort(key=lambda each: each.path or ())
+    if all(device.path is not None for device in given):
+        given.sort(key=lambda device: device.path or ())
     add_documents(
         domain,
-        guest_document.documents(node, topology, cells, given, processor, fabric, wish),
+        guest_document.build_guest_entries(node, topology, cells, given, processor, fabric, wish),
     )
 
 
-def add_documents(domain: GuestDomain, documents: Mapping[str, bytes]) -> None:
+def add_documents(domain: GuestDomainXml, documents: Mapping[str, bytes]) -> None:
     """Put *documents* (name -> ASCII text) into fw_cfg; those of the same name go.
 
     :raises ValueError: a name or a text that must not be there; nothing has been
@@ -90,8 +90,8 @@ def add_documents(domain: GuestDomain, documents: Mapping[str, bytes]) -> None:
         if b"\0" in text or not text.isascii() or len(text) > _LONGEST:
             raise ValueError(f"{name}: no ASCII text of at most {_LONGEST} characters")
     root = domain.edit()
-    found = root.find("sysinfo[@type='fwcfg']")
-    sysinfo = etree.SubElement(root, "sysinfo", type="fwcfg") if found is None else found
+    former = root.find("sysinfo[@type='fwcfg']")
+    sysinfo = etree.SubElement(root, "sysinfo", type="fwcfg") if former is None else former
     for entry in sysinfo.findall("entry"):
         if entry.get("name") in documents:
             sysinfo.remove(entry)

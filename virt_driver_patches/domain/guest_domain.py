@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The domain of a guest: Nova's text, parsed once, changed in one pass, written once.
 
-Each change is a function on a :class:`GuestDomain`: the PCIe tree
+Each change is a function on a :class:`GuestDomainXml`: the PCIe tree
 (:mod:`~virt_driver_patches.domain.pcie_tree`), where the emulator runs
 (:mod:`~virt_driver_patches.domain.emulator_threads`) and what the guest is told
 (:mod:`~virt_driver_patches.domain.fwcfg`, the last, since it says where devices sit).
@@ -29,7 +29,7 @@ _ROOTS: Final = ("pcie-root", "pci-root")
 _EXPANDERS: Final = ("pcie-expander-bus", "pci-expander-bus")
 
 
-class GuestDomain:
+class GuestDomainXml:
     """One ``<domain>``.
 
     :param xml: as Nova wrote it, or libvirt keeps it.
@@ -74,10 +74,10 @@ class GuestDomain:
 
         :raises ValueError: there are none, which neither Nova nor libvirt writes.
         """
-        found = self._root.find("devices")
-        if found is None:
+        element = self._root.find("devices")
+        if element is None:
             raise ValueError("the domain has no <devices>")
-        return found
+        return element
 
     @property
     def machine(self) -> str | None:
@@ -90,7 +90,7 @@ class GuestDomain:
 
         One whose address cannot be read is left out: libvirt will refuse it.
         """
-        found = []
+        functions = []
         for element in self._root.iterfind("devices/*"):
             if element.get("type") != _PASSED.get(str(element.tag)):
                 continue
@@ -98,25 +98,31 @@ class GuestDomain:
             if source is None:
                 continue
             try:
-                parts = _numbers(source, ("domain", "bus", "slot", "function"), missing="0")
+                parts = _parse_number_attributes(
+                    source, ("domain", "bus", "slot", "function"), missing="0"
+                )
                 address = normalise_address("{:04x}:{:02x}:{:02x}.{:x}".format(*parts))
             except (ValueError, AddressError):
                 continue
-            found.append((address, element))
-        return found
+            functions.append((address, element))
+        return functions
 
     def macs(self) -> dict[str, str]:
         """Address of a device that is passed through as an interface -> its MAC address."""
-        found = {}
+        macs = {}
         for address, device in self.passed_through():
             mac = device.find("mac")
             if mac is not None and mac.get("address"):
-                found[address] = str(mac.get("address")).lower()
-        return found
+                macs[address] = str(mac.get("address")).lower()
+        return macs
 
     def placed(self) -> dict[str, etree._Element]:
         """Host address -> element, of the functions that have a place of this project's."""
-        return {address: each for address, each in self.passed_through() if _is_ours(each)}
+        return {
+            address: element
+            for address, element in self.passed_through()
+            if _has_our_alias(element)
+        }
 
     def paths(self) -> list[tuple[str, tuple[str, ...] | None]]:
         """The passed-through functions: host address, and path in the guest.
@@ -129,23 +135,25 @@ class GuestDomain:
             controller.get("index"): controller
             for controller in self._root.iterfind("devices/controller[@type='pci']")
         }
-        found = sorted(self.passed_through(), key=lambda each: each[1].tag != "interface")
-        return [(address, _path(element, controllers)) for address, element in found]
+        functions = sorted(
+            self.passed_through(), key=lambda function: function[1].tag != "interface"
+        )
+        return [(address, _guest_path_of(element, controllers)) for address, element in functions]
 
 
-def _is_ours(element: etree._Element) -> bool:
+def _has_our_alias(element: etree._Element) -> bool:
     alias = element.find("alias")
     return alias is not None and (alias.get("name") or "").startswith(ALIAS)
 
 
-def _path(
+def _guest_path_of(
     device: etree._Element, controllers: Mapping[str | None, etree._Element]
 ) -> tuple[str, ...] | None:
     steps: list[str] = []
     place = device.find("address[@type='pci']")
     while place is not None and len(steps) <= len(controllers) + 1:
         try:
-            bus, slot, function = _numbers(place, ("bus", "slot", "function"))
+            bus, slot, function = _parse_number_attributes(place, ("bus", "slot", "function"))
         except ValueError:
             return None
         steps.append(f"{slot:02x}.{function:x}")
@@ -158,13 +166,15 @@ def _path(
         if model in _EXPANDERS:
             target = controller.find("target")
             number = (target.get("busNr") if target is not None else None) or ""
-            known = number.isdecimal() and number.isascii() and int(number) < 256
-            return (f"{int(number):02x}", *reversed(steps)) if known else None
+            is_bus_number = number.isdecimal() and number.isascii() and int(number) < 256
+            return (f"{int(number):02x}", *reversed(steps)) if is_bus_number else None
         place = controller.find("address[@type='pci']")
     return None
 
 
-def _numbers(element: etree._Element, keys: Sequence[str], missing: str = "") -> list[int]:
+def _parse_number_attributes(
+    element: etree._Element, keys: Sequence[str], missing: str = ""
+) -> list[int]:
     """Attributes as libvirt reads them, ``0x17``; a missing function is 0.
 
     :param missing: what stands for another one that is missing.

@@ -13,20 +13,28 @@ from typing import Final
 
 from lxml import etree
 
-from nova_hpc.guest_tree import Abi, Bridge, Device, Kind, Mode, Plan, windows
+from nova_hpc.guest_tree import (
+    Abi,
+    Bridge,
+    TopologyMode,
+    TreeDevice,
+    TreePartKind,
+    TreePlan,
+    windows,
+)
 from virt_driver_patches.domain import address_space
-from virt_driver_patches.domain.guest_domain import ALIAS, QEMU, GuestDomain
+from virt_driver_patches.domain.guest_domain import ALIAS, QEMU, GuestDomainXml
 
 #: Machine type whose PCIe can be arranged.
 MACHINE: Final = "q35"
 #: That of Arm, whose guests have no other; trees for it have not been tried.
 ARM: Final = "virt"
 
-_MODELS: Final[Mapping[Kind, str]] = {
-    Kind.EXPANDER: "pcie-expander-bus",
-    Kind.ROOT_PORT: "pcie-root-port",
-    Kind.UPSTREAM: "pcie-switch-upstream-port",
-    Kind.DOWNSTREAM: "pcie-switch-downstream-port",
+_MODELS: Final[Mapping[TreePartKind, str]] = {
+    TreePartKind.EXPANDER: "pcie-expander-bus",
+    TreePartKind.ROOT_PORT: "pcie-root-port",
+    TreePartKind.UPSTREAM: "pcie-switch-upstream-port",
+    TreePartKind.DOWNSTREAM: "pcie-switch-downstream-port",
 }
 
 
@@ -54,7 +62,7 @@ def check_machine(machine: str | None, mode: str) -> None:
         )
 
 
-def arrange(domain: GuestDomain, plan: Plan, abi: Abi) -> None:
+def arrange_pcie_tree(domain: GuestDomainXml, plan: TreePlan, abi: Abi) -> None:
     """Give *domain* the tree of *plan*; one without bridges leaves it as it is.
 
     :param abi: the rules to follow.
@@ -70,78 +78,82 @@ def makes_room(abi: Abi) -> bool:
 
     Flat ones of version 1 have QEMU's own, whatever they were given.
     """
-    return abi.version > 1 or abi.mode is not Mode.FLAT
+    return abi.version > 1 or abi.mode is not TopologyMode.FLAT
 
 
-def make_room(domain: GuestDomain, devices: Iterable[Device], abi: Abi) -> None:
+def make_room(domain: GuestDomainXml, devices: Iterable[TreeDevice], abi: Abi) -> None:
     """Give a flat *domain*, in which libvirt places the devices, room for their memory."""
     if makes_room(abi) and address_space.is_x86(domain.machine):
-        address_space.widen(domain, windows.pack(each.span for each in devices))
+        address_space.widen_address_space(
+            domain, windows.pack_spans(device.span for device in devices)
+        )
 
 
-def _first(domain: GuestDomain, plan: Plan, abi: Abi) -> None:
+def _arrange_first_version(domain: GuestDomainXml, plan: TreePlan, abi: Abi) -> None:
     domain.declare_qemu()
     names = _seat_devices(domain, plan)
     _leave_ports(domain, first=len(plan.bridges) + 1)
-    address_space.widen(domain, plan.span)
+    address_space.widen_address_space(domain, plan.span)
     if abi.clique:
         _show_cliques(domain, names, plan.cliques)
     etree.indent(domain.edit(), space="  ")
 
 
 #: Version 2 changes flat guests alone.
-_VERSIONS: Final = {1: _first, 2: _first}
+_VERSIONS: Final = {1: _arrange_first_version, 2: _arrange_first_version}
 
 
 # -- controllers and places -------------------------------------------------------
 
 
-def _seat_devices(domain: GuestDomain, plan: Plan) -> dict[str, str]:
+def _seat_devices(domain: GuestDomainXml, plan: TreePlan) -> dict[str, str]:
     """Add the controllers and seat the devices.
 
     :returns: host address -> name of the seated devices.
     """
-    devices, found = domain.devices, dict(domain.passed_through())
+    devices, elements = domain.devices, dict(domain.passed_through())
     # In front of all others: libvirt makes parents first, and people read so.
     for place, bridge in enumerate(plan.bridges):
-        devices.insert(place, _controller(bridge))
+        devices.insert(place, _build_bridge_controller(bridge))
     seated = {}
     for number, seat in enumerate(plan.seats):
-        element = found.get(seat.device.address)
+        element = elements.get(seat.device.address)
         if element is not None:
-            seated[seat.device.address] = _seat(element, seat.port, f"{ALIAS}{number}")
+            seated[seat.device.address] = _seat_one_device(element, seat.port, f"{ALIAS}{number}")
     return seated
 
 
-def _controller(bridge: Bridge) -> etree._Element:
+def _build_bridge_controller(bridge: Bridge) -> etree._Element:
     element = etree.Element(
         "controller", type="pci", index=str(bridge.index), model=_MODELS[bridge.kind]
     )
-    if bridge.kind is Kind.EXPANDER:
+    if bridge.kind is TreePartKind.EXPANDER:
         target = etree.SubElement(element, "target", busNr=str(bridge.bus))
         if bridge.cell is not None:
             etree.SubElement(target, "node").text = str(bridge.cell)
-    elif bridge.kind is not Kind.UPSTREAM:
+    elif bridge.kind is not TreePartKind.UPSTREAM:
         port = bridge.slot << 3 | bridge.function
         etree.SubElement(element, "target", chassis=str(bridge.index), port=f"0x{port:x}")
-    address = _address(element, bridge.parent, bridge.slot, bridge.function)
+    address = _set_guest_address(element, bridge.parent, bridge.slot, bridge.function)
     if bridge.multifunction and bridge.function == 0:
         address.set("multifunction", "on")
     return element
 
 
-def _seat(element: etree._Element, port: int, name: str) -> str:
+def _seat_one_device(element: etree._Element, port: int, name: str) -> str:
     for tag in ("rom", "alias", "address"):
         for child in element.findall(tag):
             element.remove(child)
     # The firmware would run a device's ROM at every start, for minutes.
     etree.SubElement(element, "rom", bar="off")
     etree.SubElement(element, "alias", name=name)
-    _address(element, port, 0, 0)
+    _set_guest_address(element, port, 0, 0)
     return name
 
 
-def _address(element: etree._Element, bus: int, slot: int, function: int) -> etree._Element:
+def _set_guest_address(
+    element: etree._Element, bus: int, slot: int, function: int
+) -> etree._Element:
     """Give *element* a place in the guest; *bus* is the number of a controller."""
     return etree.SubElement(
         element,
@@ -181,7 +193,7 @@ _TAKERS: Final = (
 )
 
 
-def _leave_ports(domain: GuestDomain, first: int) -> None:
+def _leave_ports(domain: GuestDomainXml, first: int) -> None:
     """Add root ports for volumes and interfaces, and number those that there are.
 
     Each takes a root port of its own. Libvirt places the devices without an address
@@ -214,7 +226,7 @@ def _leave_ports(domain: GuestDomain, first: int) -> None:
 
 
 def _show_cliques(
-    domain: GuestDomain, names: Mapping[str, str], cliques: Mapping[str, int]
+    domain: GuestDomainXml, names: Mapping[str, str], cliques: Mapping[str, int]
 ) -> None:
     """Show each GPU its clique.
 

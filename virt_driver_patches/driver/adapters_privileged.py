@@ -13,9 +13,14 @@ from pathlib import Path
 
 from nova_hpc.tenancy.adapters import find, settings
 from nova_hpc.tenancy.adapters.apply import UnsupportedError
-from nova_hpc.tenancy.adapters.find import Backends
-from nova_hpc.tenancy.adapters.settings import AdapterError, LinkState, Setting, VirtualFunction
-from nova_hpc.topology.files import Tree
+from nova_hpc.tenancy.adapters.find import AdapterBackends
+from nova_hpc.tenancy.adapters.settings import (
+    AdapterError,
+    AdapterFunction,
+    AdapterSetting,
+    LinkState,
+)
+from nova_hpc.topology.files import FileTree
 from nova_hpc.topology.model import AddressError
 from virt_driver_patches import privileged
 from virt_driver_patches.privileged import default
@@ -24,20 +29,20 @@ _PAIRS = ("vlan", "rate")
 
 
 @default.entrypoint
-def _write(address: str, name: str, value: object) -> tuple[bool, str] | None:
+def _write_setting_in_helper(address: str, name: str, value: object) -> tuple[bool, str] | None:
     """Whether the driver does not know the setting, and why; None: it is made."""
-    root = privileged.settings().root
+    root = privileged.read_helper_settings().root
     try:
-        setting = settings.checked(name, _value(name, value))
-        function = find.look(Tree(root), address)
-        with Backends(root) as backends:
+        setting = settings.check_setting(name, _parse_helper_value(name, value))
+        function = find.look_at_virtual_function(FileTree(root), address)
+        with AdapterBackends(root) as backends:
             backends.of(function).write(function, setting)
     except (AdapterError, AddressError) as error:
         return isinstance(error, UnsupportedError), str(error)
     return None
 
 
-def _value(name: str, value: object) -> object:
+def _parse_helper_value(name: str, value: object) -> object:
     try:
         if name == "link_state":
             return LinkState(value)
@@ -49,8 +54,8 @@ def _value(name: str, value: object) -> object:
         raise AdapterError(f"{str(value)[:40]!r} is no value of {name[:40]!r}") from error
 
 
-def write(root: Path, function: VirtualFunction, setting: Setting) -> None:
-    """As :meth:`nova_hpc.tenancy.adapters.apply.Backend.write`.
+def write_setting_by_helper(root: Path, function: AdapterFunction, setting: AdapterSetting) -> None:
+    """As :meth:`nova_hpc.tenancy.adapters.apply.AdapterBackend.write`.
 
     :param root: the daemon's own; it is not told.
     """
@@ -60,9 +65,9 @@ def write(root: Path, function: VirtualFunction, setting: Setting) -> None:
     elif setting.name.endswith("_guid"):
         value = f"{value:016x}"
     try:
-        failed = _write(function.address, setting.name, value)
+        failed = _write_setting_in_helper(function.address, setting.name, value)
     except privileged.SettingsError as error:
         raise AdapterError(str(error)) from error
     if failed is not None:
-        unknown, why = failed
-        raise (UnsupportedError if unknown else AdapterError)(why)
+        unknown, reason = failed
+        raise (UnsupportedError if unknown else AdapterError)(reason)

@@ -15,18 +15,17 @@ import nova.conf
 from nova import context as nova_context
 from nova import objects
 
-from nova_hpc.from_nova.claim import Claim, has_hpc_keys
+from nova_hpc.from_nova.claim import ServerClaim, instance_has_hpc_keys
 from nova_hpc.guest_tree import Abi
 from nova_hpc.placement import flavor as flavors
 from nova_hpc.topology import processor
-from nova_hpc.topology.files import Tree
+from nova_hpc.topology.files import FileTree
 from nova_hpc.topology.model import normalise_address
 from nova_hpc.wire import decision as wire_decision
 from nova_hpc.wire.decision import Decision
-from virt_driver_patches.driver import device_checks as before_start
-from virt_driver_patches.driver import guest_topology
+from virt_driver_patches.driver import device_checks, guest_topology
 from virt_driver_patches.driver.node import HpcNode
-from virt_driver_patches.driver.reading import Reading
+from virt_driver_patches.driver.reading import NodeReading
 from virt_driver_patches.errors import ClaimRefused
 
 CONF = nova.conf.CONF
@@ -47,19 +46,21 @@ class Admission:
         :raises DeviceFault: one must not be given.
         """
         decision = None
-        if self.node.active or has_hpc_keys(instance):
-            claim, reading = Claim.of(instance), self.node.source.read()
+        if self.node.active or instance_has_hpc_keys(instance):
+            claim, reading = ServerClaim.of(instance), self.node.source.read()
             decision = self.claim(context, instance, claim, reading)
             self.node.tenancy.give(instance, claim.addresses, reading, claim.ports)
-        _record(instance, decision)
-        guest_topology.record(instance, _abi(instance, instance.flavor.extra_specs))
+        _record_decision(instance, decision)
+        guest_topology.record_guest_abi(
+            instance, _wanted_abi_of(instance, instance.flavor.extra_specs)
+        )
 
     def claim(
         self,
         context: nova_context.RequestContext,
         instance: objects.Instance,
-        claim: Claim,
-        reading: Reading | None = None,
+        claim: ServerClaim,
+        reading: NodeReading | None = None,
     ) -> Decision | None:
         """Refuse a *claim* on this node that must not, or may not, start.
 
@@ -70,17 +71,17 @@ class Admission:
             return None
         reading = reading or self.node.source.read()
         if self.node.active:
-            before_start.check_health(instance, claim, reading)
-        decision = before_start.check_flavor(context, instance, claim, reading)
-        abi = _abi(instance, claim.server.extra_specs)
-        guest_topology.check(instance, claim, reading, abi, self._limits())
+            device_checks.check_health(instance, claim, reading)
+        decision = device_checks.check_claimed_flavor(context, instance, claim, reading)
+        abi = _wanted_abi_of(instance, claim.server.extra_specs)
+        guest_topology.check_guest_topology(instance, claim, reading, abi, self._limits())
         return decision
 
-    def _limits(self) -> guest_topology.Limits:
+    def _limits(self) -> guest_topology.GuestLimits:
         bits = None  # software emulation has as many as are needed
         if CONF.libvirt.virt_type == "kvm":
-            bits = processor.address_bits(Tree(self.node.source.root))
-        return guest_topology.Limits(bits, self.libvirt)
+            bits = processor.physical_address_bits(FileTree(self.node.source.root))
+        return guest_topology.GuestLimits(bits, self.libvirt)
 
     def port(
         self, context: nova_context.RequestContext, instance: objects.Instance, slot: str
@@ -90,9 +91,9 @@ class Admission:
         :param slot: the device's address, as Neutron's binding profile has it.
         """
         reading = self.node.source.read()
-        if has_hpc_keys(instance):
-            claim = Claim.of(instance).with_port(slot)
-            before_start.check_flavor(context, instance, claim, reading)
+        if instance_has_hpc_keys(instance):
+            claim = ServerClaim.of(instance).with_port(slot)
+            device_checks.check_claimed_flavor(context, instance, claim, reading)
         address = normalise_address(slot)
         self.node.tenancy.give(instance, [address], reading, [address])
 
@@ -103,31 +104,33 @@ class Admission:
         :raises DeviceFault: one of its devices must not be used.
         """
         if self.node.active and instance.pci_devices:
-            claim, reading = Claim.of(instance), self.node.source.read()
-            before_start.check_health(instance, claim, reading, restart=True)
+            claim, reading = ServerClaim.of(instance), self.node.source.read()
+            device_checks.check_health(instance, claim, reading, restart=True)
             self.node.tenancy.keep(instance, claim, reading)
-        if has_hpc_keys(instance):
+        if instance_has_hpc_keys(instance):
             guest_topology.check_restart(instance, self.node.source, self._limits())
 
     def back(self, context: nova_context.RequestContext, instance: objects.Instance) -> None:
         """Check a server that has its former devices back, and record its former decision."""
         self.restart(instance)
         decision = None
-        if has_hpc_keys(instance):
-            claim, reading = Claim.of(instance), self.node.source.read()
+        if instance_has_hpc_keys(instance):
+            claim, reading = ServerClaim.of(instance), self.node.source.read()
             with contextlib.suppress(ClaimRefused):
-                decision = before_start.check_flavor(context, instance, claim, reading)
-        _record(instance, decision)
+                decision = device_checks.check_claimed_flavor(context, instance, claim, reading)
+        _record_decision(instance, decision)
         with contextlib.suppress(ClaimRefused):
-            guest_topology.record(instance, _abi(instance, instance.flavor.extra_specs))
+            guest_topology.record_guest_abi(
+                instance, _wanted_abi_of(instance, instance.flavor.extra_specs)
+            )
 
 
-def _abi(instance: objects.Instance, extra_specs: Mapping[str, str] | None) -> Abi | None:
+def _wanted_abi_of(instance: objects.Instance, extra_specs: Mapping[str, str] | None) -> Abi | None:
     """The rules of the guest's hardware, with a flavor of these *extra_specs*."""
-    return guest_topology.wanted(instance, extra_specs or {}, CONF.hpc.gpudirect_clique)
+    return guest_topology.next_abi_of(instance, extra_specs or {}, CONF.hpc.gpudirect_clique)
 
 
-def _record(instance: objects.Instance, decision: Decision | None) -> None:
+def _record_decision(instance: objects.Instance, decision: Decision | None) -> None:
     """Keep the decision with the server; Nova saves it together with the server's state."""
     if decision is not None:
         instance.system_metadata[wire_decision.KEY] = decision.dumps()

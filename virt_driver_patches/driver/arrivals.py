@@ -18,16 +18,16 @@ from nova import context as nova_context
 from nova import exception, objects
 from oslo_log import log as logging
 
-from nova_hpc.from_nova.claim import Claim
+from nova_hpc.from_nova.claim import ServerClaim
 from nova_hpc.topology.model import normalise_address
-from virt_driver_patches.driver import device_checks as before_start
+from virt_driver_patches.driver import device_checks
 from virt_driver_patches.driver.node import HpcNode
 from virt_driver_patches.errors import ClaimRefused, DeviceFault
 
 LOG = logging.getLogger(__name__)
 
 
-def check(
+def check_arriving_devices(
     node: HpcNode, tracker: Any, context: nova_context.RequestContext, instance: objects.Instance
 ) -> None:
     """Check the devices that *instance* has claimed on this node, and give them.
@@ -39,17 +39,17 @@ def check(
     claimed = list(tracker.pci_tracker.claims.get(instance.uuid, ())) if tracker else []
     if not claimed:
         return
-    addresses = tuple(sorted(normalise_address(each.address) for each in claimed))
+    addresses = tuple(sorted(normalise_address(device.address) for device in claimed))
     reading = node.source.read()
     # Not those that it has at the source, which are others, or the same by chance.
-    here = attrs.evolve(
-        Claim.of(instance),
+    claim = attrs.evolve(
+        ServerClaim.of(instance),
         claimed={},
         of_ports={"ports": addresses},
         managed=frozenset(addresses),  # libvirt binds network devices itself
     )
     try:
-        before_start.check_health(instance, here, reading)
+        device_checks.check_health(instance, claim, reading)
         node.tenancy.give(instance, addresses, reading, addresses)
     except (ClaimRefused, DeviceFault) as error:
         LOG.warning("The server cannot come here by live migration: %s", error, instance=instance)

@@ -16,13 +16,13 @@ from oslo_serialization import jsonutils
 
 from nova_hpc.from_nova import gate
 from nova_hpc.from_nova.claim import Specs, hpc_tags
-from nova_hpc.tenancy.health import Offer
+from nova_hpc.tenancy.health import OfferedFunction
 from nova_hpc.topology.model import Node
 from nova_hpc.wire import tags
 
 LOG = logging.getLogger(__name__)
 
-_Offers = Mapping[str, tuple[Offer, Mapping[str, str]]]
+_Offers = Mapping[str, tuple[OfferedFunction, Mapping[str, str]]]
 
 
 def check_config(conf: Any) -> bool:
@@ -48,7 +48,7 @@ def check_config(conf: Any) -> bool:
         )
     for spec in specs.matcher.specs:
         try:
-            tags.parse(spec.tags)
+            tags.parse_tags(spec.tags)
         except tags.TagError as error:
             entry = jsonutils.dumps(spec.dev_spec_conf)
             raise exception.InvalidConfiguration(

@@ -17,22 +17,22 @@ from nova import objects
 from oslo_log import log as logging
 
 from nova_hpc.from_nova import claim as devices
-from nova_hpc.from_nova.claim import Claim
+from nova_hpc.from_nova.claim import ServerClaim
 from nova_hpc.placement import flavor, judge
 from nova_hpc.placement import roles as hpc_roles
 from nova_hpc.placement.grouping import FlavorError
-from nova_hpc.placement.model import Answer, Miss, Nvlink, Request
+from nova_hpc.placement.model import ChoiceAnswer, DeviceMiss, Nvlink, Request
 from nova_hpc.tenancy import health
-from nova_hpc.tenancy.health import Offer
+from nova_hpc.tenancy.health import OfferedFunction
 from nova_hpc.tenancy.sign import Symptom
 from nova_hpc.topology import peer, roles
 from nova_hpc.topology.model import Node
-from nova_hpc.topology.peer_wish import Wish
+from nova_hpc.topology.peer_wish import PeerWish
 from nova_hpc.wire import tags
 from nova_hpc.wire.decision import Decision
 from nova_hpc.wire.tags import Tags
 from virt_driver_patches.driver import peer_reading
-from virt_driver_patches.driver.reading import Reading
+from virt_driver_patches.driver.reading import NodeReading
 from virt_driver_patches.errors import ClaimRefused, DeviceFault
 
 CONF = nova.conf.CONF
@@ -45,7 +45,7 @@ USE_HOST = (
 
 
 def check_health(
-    instance: objects.Instance, claim: Claim, reading: Reading, restart: bool = False
+    instance: objects.Instance, claim: ServerClaim, reading: NodeReading, restart: bool = False
 ) -> None:
     """Refuse devices that must not be given.
 
@@ -56,41 +56,43 @@ def check_health(
     offers = dict(reading.offers())
     for address in claim.addresses:
         # The entry may have been removed from device_spec since; Nova keeps the device.
-        offers.setdefault(address, (Offer(address, address in claim.managed), {}))
+        offers.setdefault(address, (OfferedFunction(address, address in claim.managed), {}))
     findings = reading.judge(offers, health.DANGER if restart else health.ALL)
-    mine = {each: findings[each] for each in claim.addresses if each in findings}
-    for address, finding in mine.items():
+    claimed_findings = {
+        claimed: findings[claimed] for claimed in claim.addresses if claimed in findings
+    }
+    for address, finding in claimed_findings.items():
         LOG.error(
             "PCI device %s must not be given to the server: %s",
             address,
             finding.reason,
             instance=instance,
         )
-    if mine:
-        raise DeviceFault(_ill(mine.values(), len(claim.addresses)))
+    if claimed_findings:
+        raise DeviceFault(_word_ill_devices(claimed_findings.values(), len(claim.addresses)))
     if not restart:
         _check_units(instance, claim, reading.node, offers)
 
 
-def _ill(findings: Iterable[Symptom], total: int) -> str:
+def _word_ill_devices(findings: Iterable[Symptom], total: int) -> str:
     counts: dict[str, int] = {}
     for finding in findings:
         counts[finding.user] = counts.get(finding.user, 0) + 1
-    parts = [f"{count} {why}" for why, count in sorted(counts.items())]
+    parts = [f"{count} {text}" for text, count in sorted(counts.items())]
     return f"Of the {total} PCI devices that were claimed for the server, {'; '.join(parts)}."
 
 
 def _check_units(
     instance: objects.Instance,
-    claim: Claim,
+    claim: ServerClaim,
     node: Node,
     offers: Mapping[str, object],
 ) -> None:
-    mine = set(claim.addresses)
+    claimed = set(claim.addresses)
     for address in claim.addresses:
         function = node.function(address)
         members = node.group_members(function) if function is not None else ()
-        missing = [each for each in members if each in offers and each not in mine]
+        missing = [member for member in members if member in offers and member not in claimed]
         if missing:
             LOG.warning(
                 "PCI device %s shares its IOMMU group with %s, which the server does not get",
@@ -104,11 +106,11 @@ def _check_units(
             )
 
 
-def check_flavor(
+def check_claimed_flavor(
     context: nova_context.RequestContext,
     instance: objects.Instance,
-    claim: Claim,
-    reading: Reading,
+    claim: ServerClaim,
+    reading: NodeReading,
 ) -> Decision | None:
     """Do the claimed devices satisfy the flavor?
 
@@ -120,23 +122,23 @@ def check_flavor(
     if not flavor.has_hpc_keys(claim.server.extra_specs):
         return None
     try:
-        request, answer = _judged(claim, reading)
+        request, answer = _judge_claim(claim, reading)
     except FlavorError as error:
         LOG.warning("The flavor is refused: %s", error, instance=instance)
         raise ClaimRefused(f"The flavor cannot be used: {error}") from error
     if answer.sets:
         reached = answer.sets[0].level
-        node = peer_reading.node(CONF, reading, claim.addresses)
-        peers = peer.between(node, claim.addresses)
+        node = peer_reading.add_peer_registers(CONF, reading, claim.addresses)
+        peers = peer.peer_reasons_between(node, claim.addresses)
         return Decision(
             asked=request.level,
             policy=request.policy,
             reached=reached,
-            redirected=peer.redirected(node, claim.addresses),
+            redirected=peer.count_redirected_pairs(node, claim.addresses),
             peers=peers,
-            wish=peer_reading.wish(CONF) if peers else Wish.KEEP,
+            wish=peer_reading.configured_wish_of(CONF) if peers else PeerWish.KEEP,
         )
-    miss = answer.miss or Miss(operator="no reason given", user="no reason given")
+    miss = answer.miss or DeviceMiss(operator="no reason given", user="no reason given")
     asked = f"{flavor.AFFINITY}={request.level.word}"
     if request.nvlink is Nvlink.REQUIRED:
         asked += f" with {flavor.NVLINK}={request.nvlink.value}"
@@ -151,20 +153,20 @@ def check_flavor(
         f"The devices that were claimed for the server do not satisfy {asked}: "
         f"{miss.user.rstrip('.')}."
     )
-    raise ClaimRefused(text if forced(context, instance) is False else f"{text} {USE_HOST}")
+    raise ClaimRefused(text if is_host_forced(context, instance) is False else f"{text} {USE_HOST}")
 
 
-def _judged(claim: Claim, reading: Reading) -> tuple[Request, Answer]:
-    host, faults = claim.host(places_here(claim, reading), reading.node)
+def _judge_claim(claim: ServerClaim, reading: NodeReading) -> tuple[Request, ChoiceAnswer]:
+    host, faults = claim.host(claimed_places_of(claim, reading), reading.node)
     for fault in faults:
         LOG.warning("An NVLink set of this node is not used: %s", fault)
-    played = hpc_roles.played_on((pool.serves, pool.role) for pool in host.pools)
-    bound = hpc_roles.bind(claim.server.wants, played, _known_roles(reading))
+    played = hpc_roles.roles_played_on_host((pool.serves, pool.role) for pool in host.pools)
+    bound = hpc_roles.bind_alias_roles(claim.server.wants, played, _known_roles(reading))
     request = claim.server.request(bound)
-    return request, judge.judge(request, host, {**claim.claimed, **claim.of_ports})
+    return request, judge.judge_claimed_devices(request, host, {**claim.claimed, **claim.of_ports})
 
 
-def groups_of(claim: Claim, reading: Reading) -> dict[str, int]:
+def claimed_groups_of(claim: ServerClaim, reading: NodeReading) -> dict[str, int]:
     """Address of a claimed device -> number of its group; {} where they satisfy none.
 
     The same at every start: of equal dealings of ports the first is taken.
@@ -172,13 +174,13 @@ def groups_of(claim: Claim, reading: Reading) -> dict[str, int]:
     if not flavor.has_hpc_keys(claim.server.extra_specs):
         return {}
     try:
-        _, answer = _judged(claim, reading)
+        _, answer = _judge_claim(claim, reading)
     except FlavorError:
         return {}
     return {pick.pool: pick.group for devices in answer.sets for pick in devices.picks}
 
 
-def forced(context: nova_context.RequestContext, instance: objects.Instance) -> bool | None:
+def is_host_forced(context: nova_context.RequestContext, instance: objects.Instance) -> bool | None:
     """Was the server's host forced (``az:host``)? None: it cannot be told."""
     try:
         spec = objects.RequestSpec.get_by_instance_uuid(context, instance.uuid)
@@ -187,11 +189,11 @@ def forced(context: nova_context.RequestContext, instance: objects.Instance) -> 
         # reach, and then the error may be any. The answer only improves a text.
         LOG.debug("No request specification: %s", error, instance=instance)
         return None
-    known = spec.obj_attr_is_set("force_hosts") and spec.force_hosts
-    return bool(known or (spec.obj_attr_is_set("force_nodes") and spec.force_nodes))
+    is_forced = spec.obj_attr_is_set("force_hosts") and spec.force_hosts
+    return bool(is_forced or (spec.obj_attr_is_set("force_nodes") and spec.force_nodes))
 
 
-def places_here(claim: Claim, reading: Reading) -> dict[str, Tags]:
+def claimed_places_of(claim: ServerClaim, reading: NodeReading) -> dict[str, Tags]:
     """Role and place of the claimed devices, from the node itself."""
     offers = reading.offers()
     places = {}
@@ -201,15 +203,15 @@ def places_here(claim: Claim, reading: Reading) -> dict[str, Tags]:
         if function is None:
             # Not even the tags' place is believed of a device that is not there.
             entry = {key: value for key, value in (entry or {}).items() if key in _NO_PLACE}
-        places[address] = devices.place_of(function, entry)
+        places[address] = devices.tags_of_function(function, entry)
     return places
 
 
-def _known_roles(reading: Reading) -> frozenset[str]:
+def _known_roles(reading: NodeReading) -> frozenset[str]:
     """The roles of all devices of the node, and those of its configuration."""
     entries = [entry for _, entry in reading.offers().values()]
-    mine = {str(entry[tags.ROLE]) for entry in entries if entry.get(tags.ROLE)}
-    return roles.configured(CONF.hpc.device_role) | mine
+    tagged = {str(entry[tags.ROLE]) for entry in entries if entry.get(tags.ROLE)}
+    return roles.configured_role_names(CONF.hpc.device_role) | tagged
 
 
 _NO_PLACE = frozenset({tags.VERSION, tags.ROLE})

@@ -16,7 +16,7 @@ from nova.virt.libvirt import host as libvirt_host
 from oslo_log import log as logging
 
 from nova_hpc.tenancy import guest_domains
-from nova_hpc.tenancy.guest_domains import GuestDomains
+from nova_hpc.tenancy.guest_domains import NodeGuestDomains
 
 LOG = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ LOG = logging.getLogger(__name__)
 PATIENCE: Final = 30.0
 
 
-class Domains:
+class LibvirtDomains:
     """The guest domains of the node of one driver.
 
     :param host: finds Nova's connection to libvirt (``nova.virt.libvirt.host.Host``);
@@ -38,11 +38,11 @@ class Domains:
         #: Held as long as a question has no answer; who asked it last releases it.
         self._asking = threading.Lock()
 
-    def read(self) -> GuestDomains:
+    def read(self) -> NodeGuestDomains:
         """All domains as they are now, also those that Nova knows nothing of. Never raises."""
         if not self._asking.acquire(timeout=self._patience):
             return self._late()
-        answers: list[GuestDomains] = []
+        answers: list[NodeGuestDomains] = []
         done = threading.Event()
 
         def ask() -> None:
@@ -56,24 +56,24 @@ class Domains:
             threading.Thread(target=ask, name="hpc-domains", daemon=True).start()
         except RuntimeError as error:  # there are too many threads
             self._asking.release()
-            return guest_domains.unanswered(str(error))
+            return guest_domains.unknown_guest_domains(str(error))
         done.wait(self._patience)
         return answers[0] if answers else self._late()
 
-    def _ask(self) -> GuestDomains:
+    def _ask(self) -> NodeGuestDomains:
         try:
             # Nova's own wrapping of each domain lets eventlet go on meanwhile
             # (list_instance_domains of nova/virt/libvirt/host.py, 32 to 34); with
             # only_running=False it filters nothing, foreign domains included.
-            return guest_domains.read(
+            return guest_domains.read_guest_domains(
                 lambda: self._host().list_instance_domains(only_running=False), _is_gone
             )
         except Exception as error:
             LOG.exception("The guest domains cannot be read")
-            return guest_domains.unanswered(f"{type(error).__name__}: {error}")
+            return guest_domains.unknown_guest_domains(f"{type(error).__name__}: {error}")
 
-    def _late(self) -> GuestDomains:
-        return guest_domains.unanswered(f"no answer within {self._patience:g} seconds")
+    def _late(self) -> NodeGuestDomains:
+        return guest_domains.unknown_guest_domains(f"no answer within {self._patience:g} seconds")
 
 
 def _is_gone(error: Exception) -> bool:

@@ -21,12 +21,12 @@ from typing import Any
 
 from oslo_log import log as logging
 
-from virt_driver_patches.driver.reserve import Known
+from virt_driver_patches.driver.reserve import TreeProvider
 
 LOG = logging.getLogger(__name__)
 
 
-class Generations:
+class ProviderGenerations:
     """Keeps the client's generations young; below the resource tracker's lock."""
 
     def __init__(self) -> None:
@@ -40,39 +40,43 @@ class Generations:
         """
         self._client, self._context = client, context
 
-    def renew(self, before: Mapping[str, Known], now: Mapping[str, Known]) -> None:
+    def renew(self, before: Mapping[str, TreeProvider], after: Mapping[str, TreeProvider]) -> None:
         """Before providers are sent: ask for those whose inventory will change. Never raises.
 
         :param before: address -> provider as Nova's client knows it.
-        :param now: the same as it is to be.
+        :param after: the same as it is to be.
         """
         if self._client is None:
             return
-        for address, was in before.items():
-            new = now.get(address)
-            if new is None or new.uuid != was.uuid or _said(new) == _said(was):
+        for address, former in before.items():
+            new = after.get(address)
+            if (
+                new is None
+                or new.uuid != former.uuid
+                or _totals_of_provider(new) == _totals_of_provider(former)
+            ):
                 continue
             try:
-                self._renew(was)
+                self._renew(former)
             except Exception as error:
                 # Nova's own way, by the refusal, is there as ever.
-                LOG.debug("The generation of provider %s is not known: %s", was.uuid, error)
+                LOG.debug("The generation of provider %s is not known: %s", former.uuid, error)
 
-    def _renew(self, was: Known) -> None:
-        body = self._client._get_inventory(self._context, was.uuid)
+    def _renew(self, former: TreeProvider) -> None:
+        body = self._client._get_inventory(self._context, former.uuid)
         if not body:
             return
         inventories = body["inventories"]
         theirs = {
             name: (fields["total"], fields["reserved"]) for name, fields in inventories.items()
         }
-        if theirs == _said(was):
+        if theirs == _totals_of_provider(former):
             self._client._provider_tree.update_inventory(
-                was.uuid, inventories, generation=body["resource_provider_generation"]
+                former.uuid, inventories, generation=body["resource_provider_generation"]
             )
 
 
-def _said(known: Known) -> dict[str, tuple[int, int]]:
-    if not known.resource_class:
+def _totals_of_provider(provider: TreeProvider) -> dict[str, tuple[int, int]]:
+    if not provider.resource_class:
         return {}
-    return {known.resource_class: (known.total, int(known.fields.get("reserved", 0)))}
+    return {provider.resource_class: (provider.total, int(provider.fields.get("reserved", 0)))}

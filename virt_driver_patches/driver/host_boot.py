@@ -18,9 +18,9 @@ import attrs
 from nova import objects
 from oslo_log import log as logging
 
-from nova_hpc.tenancy.sign import Sign
+from nova_hpc.tenancy.sign import HealthSign
 from nova_hpc.topology.model import AddressError, Node, normalise_address
-from virt_driver_patches.driver.reading import Reading
+from virt_driver_patches.driver.reading import NodeReading
 
 LOG = logging.getLogger(__name__)
 
@@ -29,26 +29,26 @@ _PAUSE: Final = 1.0
 _KIB: Final = 1024
 
 
-def missing(instance: objects.Instance, reading: Reading) -> tuple[str, ...]:
+def list_missing_resources(instance: objects.Instance, reading: NodeReading) -> tuple[str, ...]:
     """What the host has not made yet that a server needs; one sentence each, for operators."""
-    return (*_devices(instance, reading), *_pages(instance, reading.node))
+    return (*_missing_devices_of(instance, reading), *_missing_pages_of(instance, reading.node))
 
 
-def _devices(instance: objects.Instance, reading: Reading) -> Iterator[str]:
-    found = reading.judge(reading.offers(), frozenset({Sign.ABSENT, Sign.DRIVER}))
-    for each in instance.pci_devices or ():
+def _missing_devices_of(instance: objects.Instance, reading: NodeReading) -> Iterator[str]:
+    symptoms = reading.judge(reading.offers(), frozenset({HealthSign.ABSENT, HealthSign.DRIVER}))
+    for device in instance.pci_devices or ():
         try:
-            address = normalise_address(each.address)
+            address = normalise_address(device.address)
         except AddressError:
             continue
-        function, symptom = reading.node.function(address), found.get(address)
+        function, symptom = reading.node.function(address), symptoms.get(address)
         if function is None:
             yield f"PCI device {address} is not there"
         elif symptom is not None:
             yield f"PCI device {address}: {symptom.reason}"
 
 
-def _pages(instance: objects.Instance, node: Node) -> Iterator[str]:
+def _missing_pages_of(instance: objects.Instance, node: Node) -> Iterator[str]:
     """Huge pages alone: of small ones there are always some."""
     topology = instance.numa_topology
     need: dict[tuple[int, int], int] = defaultdict(int)
@@ -73,7 +73,7 @@ class HostBoot:
     """Waits, so long in all."""
 
     #: Reads the node afresh.
-    read: Callable[[], Reading]
+    read: Callable[[], NodeReading]
     #: Seconds, from the first server that has to wait.
     patience: float
     clock: Callable[[], float] = time.monotonic
@@ -85,15 +85,15 @@ class HostBoot:
 
         The start itself says what is wrong then.
         """
-        said: tuple[str, ...] = ()
-        while lacks := missing(instance, self.read()):
-            if lacks != said:
+        logged: tuple[str, ...] = ()
+        while lacks := list_missing_resources(instance, self.read()):
+            if lacks != logged:
                 LOG.info("Waiting for the host: %s", "; ".join(lacks), instance=instance)
-                said = lacks
-            now = self.clock()
+                logged = lacks
+            current_time = self.clock()
             if self._deadline is None:
-                self._deadline = now + self.patience
-            if now >= self._deadline:
+                self._deadline = current_time + self.patience
+            if current_time >= self._deadline:
                 LOG.error("The host is not ready: %s", "; ".join(lacks), instance=instance)
                 return
-            self.sleep(min(_PAUSE, self._deadline - now))
+            self.sleep(min(_PAUSE, self._deadline - current_time))

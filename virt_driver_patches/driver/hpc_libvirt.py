@@ -30,18 +30,18 @@ from nova.virt.libvirt.driver import LibvirtDriver
 from oslo_log import log as logging
 
 from nova_hpc.from_nova import gate
-from nova_hpc.from_nova.claim import has_hpc_keys
+from nova_hpc.from_nova.claim import instance_has_hpc_keys
 from nova_hpc.topology.model import normalise_address
 from virt_driver_patches import errors, patches
 from virt_driver_patches.domain import attach, emulator_threads
-from virt_driver_patches.domain.guest_domain import GuestDomain
+from virt_driver_patches.domain.guest_domain import GuestDomainXml
 from virt_driver_patches.driver import arrivals, guest_topology, position, suspend, way_back
 from virt_driver_patches.driver.admission import Admission
-from virt_driver_patches.driver.domains import Domains
+from virt_driver_patches.driver.domains import LibvirtDomains
 from virt_driver_patches.driver.host_boot import HostBoot
-from virt_driver_patches.driver.kept_devices import Promises
+from virt_driver_patches.driver.kept_devices import GuestComparison
 from virt_driver_patches.driver.node import HpcNode
-from virt_driver_patches.errors import ClaimRefused, DeviceFault, StartFault, rollback
+from virt_driver_patches.errors import ClaimRefused, DeviceFault, StartFault, wrap_for_rollback
 from virt_driver_patches.patches import pci_devices, refuse_early
 
 CONF = nova.conf.CONF
@@ -49,12 +49,16 @@ LOG = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def _told(context: nova_context.RequestContext, instance: objects.Instance) -> Iterator[None]:
+def _word_start_fault(
+    context: nova_context.RequestContext, instance: objects.Instance
+) -> Iterator[None]:
     """Say in the server's fault which kind of thing failed when it was started."""
     try:
         yield
     except Exception as error:
-        fault = errors.fault_of(error, context.request_id) if has_hpc_keys(instance) else None
+        fault = (
+            errors.fault_of(error, context.request_id) if instance_has_hpc_keys(instance) else None
+        )
         if fault is None:
             raise
         LOG.exception("The server cannot be started", instance=instance)
@@ -71,15 +75,15 @@ class HpcLibvirtDriver(LibvirtDriver):
     def __init__(self, virtapi: Any, read_only: bool = False) -> None:
         super().__init__(virtapi, read_only)
         # Nova makes its connection to libvirt later.
-        self.hpc_domains = Domains(lambda: self._host)
+        self.hpc_domains = LibvirtDomains(lambda: self._host)
         self.hpc_node = HpcNode(self.hpc_domains.read)
         self.hpc_admission = Admission(
             self.hpc_node, lambda version: bool(self._host.has_min_version(version))
         )
         #: Nova's name for this node's service.
         self.hpc_service: str = CONF.host
-        self.hpc_promises = Promises(
-            Domains(lambda: self._host).read,
+        self.hpc_promises = GuestComparison(
+            LibvirtDomains(lambda: self._host).read,
             lambda instance: self._host.get_guest(instance),
             self.hpc_admission.restart,
         )
@@ -96,7 +100,7 @@ class HpcLibvirtDriver(LibvirtDriver):
         self.hpc_service = host
         super().init_host(host)
         if active:
-            patches.install(
+            patches.install_all_wraps(
                 self.virtapi,
                 self.hpc_admission.claim,
                 self._hpc_early_checks(),
@@ -107,7 +111,7 @@ class HpcLibvirtDriver(LibvirtDriver):
     def _get_pci_passthrough_devices(self) -> str:
         """Nova's reading, afresh where this project is in use."""
         if self.hpc_node.active:
-            return pci_devices.read_afresh(self)
+            return pci_devices.read_pci_devices_afresh(self)
         return str(super()._get_pci_passthrough_devices())
 
     def get_available_resource(self, nodename: str) -> dict[str, Any]:
@@ -154,15 +158,15 @@ class HpcLibvirtDriver(LibvirtDriver):
     def _hpc_check_revert(self, instance: objects.Instance) -> None:
         """Refuse the way back to devices that are gone, while the guest still runs."""
         reading = self.hpc_node.source.read() if self.hpc_node.active else None
-        way_back.check(instance, self.hpc_service, reading)
+        way_back.check_revert_possible(instance, self.hpc_service, reading)
 
     def _hpc_check_snapshot(self, instance: objects.Instance) -> None:
         """Refuse a snapshot for which Nova would suspend a guest that must not be."""
-        if not suspend.concerns(instance, self.hpc_node.active):
+        if not suspend.is_answering_for_guest(instance, self.hpc_node.active):
             return
         guest = self._host.get_guest(instance)
-        if suspend.suspends(guest, self._host):
-            suspend.check(instance, guest)
+        if suspend.does_snapshot_suspend(guest, self._host):
+            suspend.check_suspend_allowed(instance, guest)
             self.hpc_admission.restart(instance)  # the devices have to come back
 
     # -- a server starts --------------------------------------------------------
@@ -180,8 +184,8 @@ class HpcLibvirtDriver(LibvirtDriver):
             self.hpc_admission.restart(instance)  # the same host, the same devices
         else:
             self.hpc_admission.start(context, instance)
-        position.write(instance, self.hpc_node)
-        with _told(context, instance):
+        position.write_position_metadata(instance, self.hpc_node)
+        with _word_start_fault(context, instance):
             super().spawn(context, instance, *args, **kwargs)
 
     def rebuild(
@@ -201,7 +205,7 @@ class HpcLibvirtDriver(LibvirtDriver):
             try:
                 self.hpc_admission.restart(instance)
             except exception.NovaException as error:
-                raise rollback(error) from error
+                raise wrap_for_rollback(error) from error
         super().rebuild(context, instance, *args, **kwargs)  # raises NotImplementedError
 
     def _hard_reboot(
@@ -217,8 +221,8 @@ class HpcLibvirtDriver(LibvirtDriver):
         through here as well.
         """
         self.hpc_admission.restart(instance)
-        position.write(instance, self.hpc_node)
-        with _told(context, instance):
+        position.write_position_metadata(instance, self.hpc_node)
+        with _word_start_fault(context, instance):
             super()._hard_reboot(context, instance, *args, **kwargs)
 
     def resume_state_on_host_boot(
@@ -251,23 +255,23 @@ class HpcLibvirtDriver(LibvirtDriver):
         try:
             self.hpc_admission.restart(instance)
         except exception.NovaException as error:
-            raise rollback(error) from error
-        with _told(context, instance):
+            raise wrap_for_rollback(error) from error
+        with _word_start_fault(context, instance):
             super().resume(context, instance, *args, **kwargs)
 
     def suspend(self, context: nova_context.RequestContext, instance: objects.Instance) -> None:
         """Refuse before anything is asked of a guest that may not give it up, or not now."""
-        if not suspend.concerns(instance, self.hpc_node.active):
+        if not suspend.is_answering_for_guest(instance, self.hpc_node.active):
             super().suspend(context, instance)
             return
         try:
-            suspend.check(instance, self._host.get_guest(instance))
+            suspend.check_suspend_allowed(instance, self._host.get_guest(instance))
         except exception.NovaException as error:
-            raise rollback(error) from error
+            raise wrap_for_rollback(error) from error
         try:
             super().suspend(context, instance)
         except exception.PciDeviceDetachFailed as error:
-            raise rollback(suspend.left_asked(instance, error)) from error
+            raise wrap_for_rollback(suspend.mark_left_asked(instance, error)) from error
 
     def _detach_pci_devices(self, guest: Any, pci_devs: Any) -> None:
         """A guest gets the time that it needs, and gives up all of its devices or none.
@@ -275,18 +279,21 @@ class HpcLibvirtDriver(LibvirtDriver):
         Nova gives up after its own wait for libvirt; ``[libvirt]device_detach_timeout``
         and ``device_detach_attempts`` are for volumes and ports alone.
         """
-        if not (self.hpc_node.active or attach.definition(guest).placed()):
+        if not (self.hpc_node.active or attach.read_inactive_domain(guest).placed()):
             super()._detach_pci_devices(guest, pci_devs)
             return
         devices = {
-            normalise_address(each.address): self._get_guest_pci_device(each) for each in pci_devs
+            normalise_address(device.address): self._get_guest_pci_device(device)
+            for device in pci_devs
         }
         limit = CONF.libvirt.device_detach_timeout * CONF.libvirt.device_detach_attempts
-        attach.detach(guest, devices, limit)
+        attach.detach_all_or_none(guest, devices, limit)
 
     def _attach_pci_devices(self, guest: Any, pci_devs: Any) -> None:
         """After a suspend or a snapshot, each device goes where it was."""
-        super()._attach_pci_devices(attach.placing(guest) if pci_devs else guest, pci_devs)
+        super()._attach_pci_devices(
+            attach.wrap_placing_guest(guest) if pci_devs else guest, pci_devs
+        )
 
     def attach_interface(
         self,
@@ -310,7 +317,7 @@ class HpcLibvirtDriver(LibvirtDriver):
     ) -> None:
         """Check before the guest is replaced by the rescue guest."""
         self.hpc_admission.restart(instance)
-        with _told(context, instance):
+        with _word_start_fault(context, instance):
             super().rescue(context, instance, *args, **kwargs)
 
     # -- a server ends --------------------------------------------------------
@@ -350,8 +357,8 @@ class HpcLibvirtDriver(LibvirtDriver):
     ) -> None:
         """On the destination: the full check, with a fresh reading."""
         self.hpc_admission.start(context, instance)
-        position.write(instance, self.hpc_node)
-        with _told(context, instance):
+        position.write_position_metadata(instance, self.hpc_node)
+        with _word_start_fault(context, instance):
             super().finish_migration(context, migration, instance, *args, **kwargs)
 
     def finish_revert_migration(
@@ -363,8 +370,8 @@ class HpcLibvirtDriver(LibvirtDriver):
     ) -> None:
         """Back on the source, with the devices that the server had before."""
         self.hpc_admission.back(context, instance)
-        position.write(instance, self.hpc_node)
-        with _told(context, instance):
+        position.write_position_metadata(instance, self.hpc_node)
+        with _word_start_fault(context, instance):
             super().finish_revert_migration(context, instance, *args, **kwargs)
 
     def check_can_live_migrate_source(
@@ -375,7 +382,7 @@ class HpcLibvirtDriver(LibvirtDriver):
         **kwargs: Any,
     ) -> Any:
         """Refuse: nobody could check the destination's devices before the move."""
-        if has_hpc_keys(instance) and instance.pci_devices:
+        if instance_has_hpc_keys(instance) and instance.pci_devices:
             raise exception.MigrationPreCheckError(
                 reason="a server with hpc: keys in its flavor and PCI devices cannot be "
                 "live-migrated; use cold migration"
@@ -394,7 +401,9 @@ class HpcLibvirtDriver(LibvirtDriver):
         Nova's last check there, and the first that knows the devices.
         """
         if self.hpc_node.active:
-            arrivals.check(self.hpc_node, gate.manager_of(self.virtapi).rt, ctxt, instance)
+            arrivals.check_arriving_devices(
+                self.hpc_node, gate.manager_of(self.virtapi).rt, ctxt, instance
+            )
         return super().check_source_migrate_data_at_dest(ctxt, instance, *args, **kwargs)
 
     # -- the domain ---------------------------------------------------------------
@@ -408,17 +417,17 @@ class HpcLibvirtDriver(LibvirtDriver):
     ) -> str:
         """Nova's domain, with what the flavor's ``hpc:`` keys change in it."""
         xml: str = super()._get_guest_xml(context, instance, *args, **kwargs)
-        suspend.forget(instance)
-        if not has_hpc_keys(instance):
+        suspend.forget_unplug_requests(instance)
+        if not instance_has_hpc_keys(instance):
             return xml
-        domain = GuestDomain(xml)
-        guest_topology.arrange(domain, instance, self.hpc_node.source)
+        domain = GuestDomainXml(xml)
+        guest_topology.arrange_recorded_tree(domain, instance, self.hpc_node.source)
         self._hpc_keep_emulator_off(domain, instance)
         where = self.hpc_node.whereabouts(instance)
-        guest_topology.tell(domain, instance, self.hpc_node.source, where)
+        guest_topology.tell_guest_topology(domain, instance, self.hpc_node.source, where)
         return domain.text()
 
-    def _hpc_keep_emulator_off(self, domain: GuestDomain, instance: objects.Instance) -> None:
+    def _hpc_keep_emulator_off(self, domain: GuestDomainXml, instance: objects.Instance) -> None:
         """Emulator threads on housekeeping CPUs of the guest's own NUMA nodes."""
         if instance.numa_topology is None:
             return
@@ -426,11 +435,11 @@ class HpcLibvirtDriver(LibvirtDriver):
         if specs.get("hw:emulator_threads_policy") or specs.get("hw:cpu_realtime"):
             return  # the flavor says itself where they go
         cells = self._host.get_capabilities().host.topology.cells
-        cpus = emulator_threads.housekeeping(
+        cpus = emulator_threads.choose_housekeeping_cpus(
             online=self._host.get_online_cpus(),
             dedicated=hardware.get_cpu_dedicated_set() or (),
             shared=hardware.get_cpu_shared_set() or (),
             cells={cell.id: {cpu.id for cpu in cell.cpus} for cell in cells},
             nodes=[cell.id for cell in instance.numa_topology.cells],
         )
-        emulator_threads.pin(domain, cpus)
+        emulator_threads.pin_emulator_threads(domain, cpus)

@@ -19,7 +19,7 @@ from oslo_log import log as logging
 
 from nova_hpc.from_nova import providers
 from nova_hpc.from_nova.claim import Specs
-from nova_hpc.tenancy.health import Offer
+from nova_hpc.tenancy.health import OfferedFunction
 from nova_hpc.topology import roles
 from nova_hpc.wire import tags
 from virt_driver_patches.driver.withhold import TAKEN
@@ -47,10 +47,10 @@ def check_classes(host: str, specs: Specs) -> None:
             if provider and device.status in TAKEN:
                 used.setdefault(provider, []).append(device)
         for provider, devices in used.items():
-            _check(provider, devices, specs)
+            _check_resource_class(provider, devices, specs)
 
 
-def _check(provider: str, devices: Sequence[Any], specs: Specs) -> None:
+def _check_resource_class(provider: str, devices: Sequence[Any], specs: Specs) -> None:
     first = devices[0]
     entry = specs.entry_of(
         {
@@ -66,27 +66,28 @@ def _check(provider: str, devices: Sequence[Any], specs: Specs) -> None:
     wanted = translator.get_resource_class(
         entry.get("resource_class"), first.vendor_id, first.product_id
     )
-    known = providers.classes_of(provider)
-    if not known or wanted in known:
+    classes = providers.resource_classes_of(provider)
+    if not classes or wanted in classes:
         return
-    now = ", ".join(sorted(known))
+    current_classes = ", ".join(sorted(classes))
     role = entry.get(tags.ROLE) or "ROLE"
     raise exception.InvalidConfiguration(
         f"[pci]device_spec gives PCI device {first.parent_addr or first.address} the resource "
-        f"class {wanted}, but it is {now} in Placement and {_servers(devices)}. Placement does "
+        f"class {wanted}, but it is {current_classes} in Placement and "
+        f"{_word_holding_servers(devices)}. Placement does "
         "not change the class of a device in use (InventoryInUse). Leave the class as it is: "
         f"`nova-hpc configure --role-identity {role}=trait` tells its role by a trait. Or go "
         "back, move the servers away, and change it then."
     )
 
 
-def _servers(devices: Iterable[Any]) -> str:
-    found = sorted({str(device.instance_uuid) for device in devices})
-    return f"server {found[0]} has it" if len(found) == 1 else f"{len(found)} servers have it"
+def _word_holding_servers(devices: Iterable[Any]) -> str:
+    uuids = sorted({str(device.instance_uuid) for device in devices})
+    return f"server {uuids[0]} has it" if len(uuids) == 1 else f"{len(uuids)} servers have it"
 
 
 def say_strange_roles(
-    offers: Mapping[str, tuple[Offer, Mapping[str, str]]], entries: Sequence[str]
+    offers: Mapping[str, tuple[OfferedFunction, Mapping[str, str]]], entries: Sequence[str]
 ) -> None:
     """Say of which roles the node's devices are that its configuration does not have.
 
@@ -94,11 +95,11 @@ def say_strange_roles(
 
     :param entries: ``[hpc]device_role``.
     """
-    known = roles.lenient(entries).names
+    role_names = roles.parse_good_roles(entries).names
     strange = {
         str(entry[tags.ROLE])
         for _, entry in offers.values()
-        if entry.get(tags.ROLE) and entry[tags.ROLE] not in known
+        if entry.get(tags.ROLE) and entry[tags.ROLE] not in role_names
     }
     if strange:
         LOG.warning(

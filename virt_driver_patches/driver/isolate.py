@@ -21,7 +21,7 @@ from nova import exception
 from nova.compute.provider_tree import ProviderTree
 from oslo_log import log as logging
 
-from virt_driver_patches.driver.reserve import Known, providers
+from virt_driver_patches.driver.reserve import TreeProvider, pci_providers_of
 
 LOG = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ TROUBLE: Final = (
 
 
 @attrs.frozen
-class _Try:
+class _UpdateTry:
     """One update of which each part is tried by itself."""
 
     client: Any
@@ -63,11 +63,11 @@ class _Try:
         return None
 
 
-class Isolator:
+class ProviderIsolator:
     """Tries the providers of one node one by one; below the resource tracker's lock."""
 
     def __init__(self) -> None:
-        self._try: _Try | None = None
+        self._try: _UpdateTry | None = None
         #: Address -> why its provider is not as it should be.
         self.refused: Mapping[str, str] = {}
         #: Servers whose allocations could not be set right.
@@ -80,7 +80,7 @@ class Isolator:
         except TROUBLE as error:
             LOG.warning("Placement refuses an update (%s); each device is tried by itself", error)
             try:
-                with self._trying(_Try(tracker.reportclient, context, node)):
+                with self._trying(_UpdateTry(tracker.reportclient, context, node)):
                     result = call()
             except TROUBLE:
                 raise error from None
@@ -89,7 +89,7 @@ class Isolator:
         return result
 
     @contextlib.contextmanager
-    def _trying(self, attempt: _Try) -> Iterator[None]:
+    def _trying(self, attempt: _UpdateTry) -> Iterator[None]:
         self._try = attempt
         try:
             yield
@@ -113,42 +113,49 @@ class Isolator:
         before = copy.deepcopy(allocations)
         healed = call()
         self.unhealed = tuple(
-            sorted(each for each in allocations if allocations[each] != before.get(each))
+            sorted(
+                consumer
+                for consumer in allocations
+                if allocations[consumer] != before.get(consumer)
+            )
         )
         for consumer in self.unhealed:
             LOG.error("Placement refuses to set the allocations of server %s right", consumer)
         base = attempt.fresh()
-        wanted, there = providers(tree, nodename), providers(base, nodename)
+        wanted, there = pci_providers_of(tree, nodename), pci_providers_of(base, nodename)
         refused = {}
         for address in sorted({*wanted, *there}):
             want, have = wanted.get(address), there.get(address)
-            if not _differ(want, have):
+            if not _do_providers_differ(want, have):
                 continue
             trial = attempt.fresh()
-            _copy(tree, trial, want, have)
-            why = attempt.send(trial)
-            if why is not None:
-                LOG.error("Placement refuses the provider of PCI device %s: %s", address, why)
-                refused[address] = why
-                _copy(base, tree, have, want)
+            _copy_provider(tree, trial, want, have)
+            reason = attempt.send(trial)
+            if reason is not None:
+                LOG.error("Placement refuses the provider of PCI device %s: %s", address, reason)
+                refused[address] = reason
+                _copy_provider(base, tree, have, want)
         self.refused = refused
         attempt.fresh()  # what Nova compares with, after it has thrown away what failed
         return healed and not self.unhealed
 
 
-def _differ(one: Known | None, other: Known | None) -> bool:
-    if one is None or other is None:
+def _do_providers_differ(wanted: TreeProvider | None, current: TreeProvider | None) -> bool:
+    if wanted is None or current is None:
         return True
     return bool(
-        one.uuid != other.uuid
-        or one.data.inventory != other.data.inventory
-        or one.data.traits != other.data.traits
-        or one.data.aggregates != other.data.aggregates
+        wanted.uuid != current.uuid
+        or wanted.data.inventory != current.data.inventory
+        or wanted.data.traits != current.data.traits
+        or wanted.data.aggregates != current.data.aggregates
     )
 
 
-def _copy(
-    source: ProviderTree, target: ProviderTree, wanted: Known | None, there: Known | None
+def _copy_provider(
+    source: ProviderTree,
+    target: ProviderTree,
+    wanted: TreeProvider | None,
+    there: TreeProvider | None,
 ) -> None:
     """Make one provider in *target* as it is in *source*.
 

@@ -22,9 +22,9 @@ from nova.compute import vm_states
 from nova.objects import fields
 from oslo_log import log as logging
 
-from nova_hpc.tenancy import kept_devices as promise
-from nova_hpc.tenancy.guest_domains import GuestDomains
-from nova_hpc.tenancy.kept_devices import Difference, Look, Promised
+from nova_hpc.tenancy import kept_devices
+from nova_hpc.tenancy.guest_domains import NodeGuestDomains
+from nova_hpc.tenancy.kept_devices import GuestDifference, PromisedDevices, PromiseLook
 from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
 from nova_hpc.topology.model import AddressError, normalise_address
 from nova_hpc.wire import stats
@@ -39,12 +39,12 @@ LOG = logging.getLogger(__name__)
 _SETTLED = (vm_states.ACTIVE, vm_states.PAUSED)
 
 
-class Promises:
+class GuestComparison:
     """The comparison of one node. It remembers the last look, and what it has said."""
 
     def __init__(
         self,
-        domains: Callable[[], GuestDomains],
+        domains: Callable[[], NodeGuestDomains],
         guest: Callable[[objects.Instance], Any],
         check: Callable[[objects.Instance], object],
     ) -> None:
@@ -56,7 +56,7 @@ class Promises:
         """
         self._domains, self._guest, self._check = domains, guest, check
         self._lock = threading.Lock()
-        self._look = Look()
+        self._look = PromiseLook()
         self._notifier = GuestNotifier()
         #: What the ledger says; None: it was not written since the service started.
         self._written: Mapping[str, str] | None = None
@@ -72,11 +72,15 @@ class Promises:
         try:
             with self._lock:
                 texts = self._texts(host, nodename)
-                document = stats.read(resources["stats"].get(stats.KEY)) or stats.StatsDocument()
+                document = (
+                    stats.read_stats(resources["stats"].get(stats.KEY)) or stats.StatsDocument()
+                )
                 document = attrs.evolve(document, differs=texts)
                 resources["stats"][stats.KEY] = document.dumps()
                 self._write(ledger, texts)
-                self._notifier.tell(promise.words(self._look.known), host, nodename)
+                self._notifier.tell(
+                    kept_devices.difference_words_of(self._look.known), host, nodename
+                )
         except Exception:
             LOG.exception("Nobody knows whether the servers have their devices")
 
@@ -104,26 +108,30 @@ class Promises:
         guests = self._domains()
         if guests.problem is not None:
             LOG.warning("The guests' devices are not compared: %s", guests.problem)
-            return promise.reasons(self._look.known)
-        marked, promised = _promised(host, nodename)
-        found = promise.compare(promised, guests)
-        put_back = {each.server for each in found if each.gone and each.server in marked}
+            return kept_devices.reasons_of_differences(self._look.known)
+        marked, promised = _read_promised_devices(host, nodename)
+        differences = kept_devices.find_guest_differences(promised, guests)
+        put_back = {
+            difference.server
+            for difference in differences
+            if difference.gone and difference.server in marked
+        }
         if put_back:
             for server in sorted(put_back):
                 self._put_back(server)
-            found = promise.compare(promised, self._domains())
-        before = promise.reasons(self._look.known)
-        self._look = self._look.then(found)
+            differences = kept_devices.find_guest_differences(promised, self._domains())
+        before = kept_devices.reasons_of_differences(self._look.known)
+        self._look = self._look.then(differences)
         self._log(before, self._look.known)
-        return promise.reasons(self._look.known)
+        return kept_devices.reasons_of_differences(self._look.known)
 
     @staticmethod
-    def _log(before: Mapping[str, str], known: Iterable[Difference]) -> None:
-        now = promise.reasons(known)
-        for address, text in sorted(now.items()):
+    def _log(before: Mapping[str, str], differences: Iterable[GuestDifference]) -> None:
+        current_texts = kept_devices.reasons_of_differences(differences)
+        for address, text in sorted(current_texts.items()):
             if before.get(address) != text:
                 LOG.error("PCI device %s %s", address, text)
-        for address in sorted(before.keys() - now.keys()):
+        for address in sorted(before.keys() - current_texts.keys()):
             LOG.info("PCI device %s is where it should be again", address)
 
     def _write(self, file: LedgerFile, texts: Mapping[str, str]) -> None:
@@ -134,9 +142,9 @@ class Promises:
         def edit(ledger: Ledger) -> Ledger:
             return ledger.put(
                 {
-                    each: attrs.evolve(ledger.device(each), differs=texts.get(each, ""))
-                    for each in ledger.devices.keys() | texts.keys()
-                    if ledger.device(each).differs != texts.get(each, "")
+                    address: attrs.evolve(ledger.device(address), differs=texts.get(address, ""))
+                    for address in ledger.devices.keys() | texts.keys()
+                    if ledger.device(address).differs != texts.get(address, "")
                 }
             )
 
@@ -164,15 +172,17 @@ class Promises:
                 return
             # Those of ports come and go by Nova's own hand.
             wanted = {
-                normalise_address(each.address)
-                for each in instance.get_pci_devices(source=objects.InstancePCIRequest.FLAVOR_ALIAS)
+                normalise_address(device.address)
+                for device in instance.get_pci_devices(
+                    source=objects.InstancePCIRequest.FLAVOR_ALIAS
+                )
             }
             guest = self._guest(instance)
-            gone = wanted - attach.present(guest)
+            gone = wanted - attach.list_attached_addresses(guest)
             if not gone:
                 return
             self._check(instance)
-            back = attach.give_back(guest, gone)
+            back = attach.give_devices_back(guest, gone)
             LOG.warning(
                 "The guest gave up PCI devices that it was asked for at a suspend: %s are back "
                 "where they were, %s are not",
@@ -191,7 +201,9 @@ def _is_settled(instance: objects.Instance) -> bool:
     return instance.vm_state in _SETTLED and instance.task_state is None
 
 
-def _promised(host: str, nodename: str) -> tuple[frozenset[str], list[Promised]]:
+def _read_promised_devices(
+    host: str, nodename: str
+) -> tuple[frozenset[str], list[PromisedDevices]]:
     """Servers whose guests were asked for devices; and what each server of the node has."""
     context = nova_context.get_admin_context()
     try:
@@ -200,24 +212,26 @@ def _promised(host: str, nodename: str) -> tuple[frozenset[str], list[Promised]]
         return frozenset(), []  # it starts for the first time
     devices: dict[str, set[str]] = {}
     moving = set()
-    for each in objects.PciDeviceList.get_by_compute_node(context, node.id):
-        if each.instance_uuid is None:
+    for device in objects.PciDeviceList.get_by_compute_node(context, node.id):
+        if device.instance_uuid is None:
             continue
         try:
-            devices.setdefault(each.instance_uuid, set()).add(normalise_address(each.address))
+            devices.setdefault(device.instance_uuid, set()).add(normalise_address(device.address))
         except AddressError:
-            moving.add(each.instance_uuid)  # Nova knows of one that nobody can compare
-        if each.status != fields.PciDeviceStatus.ALLOCATED:
-            moving.add(each.instance_uuid)
+            moving.add(device.instance_uuid)  # Nova knows of one that nobody can compare
+        if device.status != fields.PciDeviceStatus.ALLOCATED:
+            moving.add(device.instance_uuid)
     servers = objects.InstanceList.get_by_host(context, host, expected_attrs=["system_metadata"])
     return (
-        frozenset(each.uuid for each in servers if suspend.is_marked(each)),
+        frozenset(server.uuid for server in servers if suspend.is_marked(server)),
         [
-            Promised(
-                server=each.uuid,
-                devices=frozenset(devices.get(each.uuid, ())),
-                settled=_is_settled(each) and each.uuid not in moving and each.node == nodename,
+            PromisedDevices(
+                server=server.uuid,
+                devices=frozenset(devices.get(server.uuid, ())),
+                settled=_is_settled(server)
+                and server.uuid not in moving
+                and server.node == nodename,
             )
-            for each in servers
+            for server in servers
         ],
     )

@@ -13,22 +13,22 @@ from nova import objects
 from oslo_log import log as logging
 
 from nova_hpc import conf as hpc_conf
-from nova_hpc.from_nova import fabric_position as whereabouts
-from nova_hpc.from_nova.fabric_position import Whereabouts
+from nova_hpc.from_nova import fabric_position
+from nova_hpc.from_nova.fabric_position import FabricPosition
 from nova_hpc.tenancy import holders
-from nova_hpc.tenancy.guest_domains import GuestDomains
+from nova_hpc.tenancy.guest_domains import NodeGuestDomains
 from nova_hpc.tenancy.ledger import LedgerError
-from nova_hpc.tenancy.owners import Owners
+from nova_hpc.tenancy.owners import DeviceOwners
 from virt_driver_patches import privileged
 from virt_driver_patches.driver import contract, identity
-from virt_driver_patches.driver.notifications import Notifier
-from virt_driver_patches.driver.providers import Providers
-from virt_driver_patches.driver.reading import Offers, Reading, Source
-from virt_driver_patches.driver.tenancy import Tenancy, steps_of
-from virt_driver_patches.driver.withhold import Withholder, in_use, rows
+from virt_driver_patches.driver.notifications import DeviceStateNotifier
+from virt_driver_patches.driver.providers import NodeProviders
+from virt_driver_patches.driver.reading import NodeReading, Offers, ReadingSource
+from virt_driver_patches.driver.tenancy import TenancySteps, steps_of
+from virt_driver_patches.driver.withhold import Withholder, list_used_devices, read_device_rows
 
 CONF = nova.conf.CONF
-hpc_conf.register(CONF)
+hpc_conf.register_all_options(CONF)
 LOG = logging.getLogger(__name__)
 
 
@@ -39,48 +39,48 @@ class HpcNode:
     makes nothing.
     """
 
-    def __init__(self, domains: Callable[[], GuestDomains]) -> None:
+    def __init__(self, domains: Callable[[], NodeGuestDomains]) -> None:
         """Make it for a driver that reads its guest *domains* so."""
         self._domains = domains
         self._host: str = CONF.host
         self._withholder = Withholder()
-        self._notifier = Notifier()
+        self._notifier = DeviceStateNotifier()
 
     @functools.cached_property
-    def source(self) -> Source:
+    def source(self) -> ReadingSource:
         """Where this node's topology and quarantine are read."""
-        return Source.from_config(CONF)
+        return ReadingSource.from_config(CONF)
 
     @functools.cached_property
-    def tenancy(self) -> Tenancy:
+    def tenancy(self) -> TenancySteps:
         """What is done to devices around a server; nothing without ``hpc_*`` tags.
 
         :raises nova.exception.InvalidConfiguration: it cannot be done.
         """
         steps = tuple(steps_of(CONF, self.source)) if self.active else ()
-        return Tenancy(steps, owners=self.owners)
+        return TenancySteps(steps, owners=self.owners)
 
-    def owners(self, nodename: str) -> Owners:
+    def owners(self, nodename: str) -> DeviceOwners:
         """Who is asked whether anybody has a device.
 
         :param nodename: Nova's name for this node.
         """
-        look = functools.partial(holders.holders, self.source.root)
-        return Owners(
-            records=functools.partial(in_use, self._host, nodename),
+        look = functools.partial(holders.find_kernel_holders, self.source.root)
+        return DeviceOwners(
+            records=functools.partial(list_used_devices, self._host, nodename),
             domains=self._domains,
-            holders=look if os.geteuid() == 0 else privileged.holders,
-            rows=functools.partial(rows, self._host, nodename),
+            holders=look if os.geteuid() == 0 else privileged.find_holders_by_helper,
+            rows=functools.partial(read_device_rows, self._host, nodename),
         )
 
     @functools.cached_property
-    def providers(self) -> Providers:
+    def providers(self) -> NodeProviders:
         """What Placement is told of this node's devices."""
-        return Providers.of(self.source.ledger, CONF.hpc.keep_vanished, CONF.hpc.clean_devices)
+        return NodeProviders.of(self.source.ledger, CONF.hpc.keep_vanished, CONF.hpc.clean_devices)
 
-    def whereabouts(self, instance: objects.Instance) -> Whereabouts:
+    def whereabouts(self, instance: objects.Instance) -> FabricPosition:
         """Where this node is on the fabric, in the names of the server's project."""
-        return whereabouts.look(self._host, instance.project_id)
+        return fabric_position.read_fabric_position(self._host, instance.project_id)
 
     @property
     def active(self) -> bool:
@@ -131,8 +131,8 @@ class HpcNode:
         self._withholder.edit(resources, reading, owners.records, more, self._look)
         self._notifier.tell(reading.ledger, self._host, nodename)
 
-    def _look(self, reading: Reading, offers: Offers, reported: Any, withheld: Any) -> Any:
-        entries = {each: entry for each, (_, entry) in offers.items()}
+    def _look(self, reading: NodeReading, offers: Offers, reported: Any, withheld: Any) -> Any:
+        entries = {address: entry for address, (_, entry) in offers.items()}
         return self.providers.look(reading.node, entries, reported, withheld, self._host)
 
     def report_providers(self, provider_tree: Any, nodename: str) -> None:

@@ -24,7 +24,7 @@ from nova.objects import base as nova_base
 from nova.objects import fields
 from oslo_log import log as logging
 
-from nova_hpc.wire.ledger import Ledger, State
+from nova_hpc.wire.ledger import DeviceState, Ledger
 
 LOG = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class HpcDeviceStatePayload(base.NotificationPayloadBase):
         # offered, suspect or quarantined.
         "old_state": fields.StringField(),
         "state": fields.StringField(),
-        # What was wrong, a value of nova_hpc.tenancy.health_states.Sign; "": nothing is.
+        # What was wrong, a value of nova_hpc.tenancy.health_states.HealthSign; "": nothing is.
         "sign": fields.StringField(),
         # How often it was found ill.
         "tries": fields.IntegerField(),
@@ -109,10 +109,10 @@ class HpcGuestDeviceNotification(base.NotificationBase):
 
 
 @attrs.define
-class Notifier:
+class DeviceStateNotifier:
     """Tells each change once; after a restart of the service what is withheld is told again."""
 
-    _known: Mapping[str, State] = attrs.field(factory=dict)
+    _known: Mapping[str, DeviceState] = attrs.field(factory=dict)
     _lock: threading.Lock = attrs.field(factory=threading.Lock)
 
     def tell(self, ledger: Ledger, host: str, nodename: str) -> None:
@@ -122,21 +122,21 @@ class Notifier:
         """
         if ledger.lost:
             return
-        now = {
-            each: found.state
-            for each, found in ledger.devices.items()
-            if found.state is not State.OFFERED
+        current = {
+            address: device.state
+            for address, device in ledger.devices.items()
+            if device.state is not DeviceState.OFFERED
         }
         with self._lock:
-            before, self._known = self._known, now
-        for each, left_out in _some(before, now):
-            old = before.get(each, State.OFFERED)
+            before, self._known = self._known, current
+        for address, left_out in _select_changes(before, current):
+            old = before.get(address, DeviceState.OFFERED)
             try:
-                _notification(ledger, each, old, (host, nodename), left_out).emit(
+                _build_state_notification(ledger, address, old, (host, nodename), left_out).emit(
                     nova_context.get_admin_context()
                 )
             except Exception:
-                LOG.exception("Nobody was told that the state of PCI device %s changed", each)
+                LOG.exception("Nobody was told that the state of PCI device %s changed", address)
                 return
 
 
@@ -149,20 +149,20 @@ class GuestNotifier:
 
     _known: Mapping[tuple[str, str], str] = attrs.field(factory=dict)
 
-    def tell(self, now: Mapping[tuple[str, str], str], host: str, nodename: str) -> None:
+    def tell(self, current: Mapping[tuple[str, str], str], host: str, nodename: str) -> None:
         """Tell what has changed since the last call. Never raises.
 
-        :param now: (server, address) -> what differs, a word of
+        :param current: (server, address) -> what differs, a word of
             :mod:`nova_hpc.tenancy.kept_devices`.
         :param host: the service's name for this node.
         """
-        before, self._known = self._known, dict(now)
-        for (server, address), left_out in _some(before, now):
-            difference = now.get((server, address), "")
+        before, self._known = self._known, dict(current)
+        for (server, address), left_out in _select_changes(before, current):
+            difference = current.get((server, address), "")
             try:
                 HpcGuestDeviceNotification(
-                    priority=_priority(not difference),
-                    publisher=_publisher(host),
+                    priority=_priority_of_change(not difference),
+                    publisher=_compute_publisher_of(host),
                     event_type=base.EventType(
                         object=_GUEST, action=fields.NotificationAction.UPDATE
                     ),
@@ -180,32 +180,34 @@ class GuestNotifier:
                 return
 
 
-def _some(before: Mapping[_Key, object], now: Mapping[_Key, object]) -> Iterator[tuple[_Key, int]]:
+def _select_changes(
+    before: Mapping[_Key, object], after: Mapping[_Key, object]
+) -> Iterator[tuple[_Key, int]]:
     """What has changed, _MOST of it, each with the number of others."""
     changed = sorted(
-        each for each in before.keys() | now.keys() if before.get(each) != now.get(each)
+        key for key in before.keys() | after.keys() if before.get(key) != after.get(key)
     )
     left_out = max(0, len(changed) - _MOST)
-    return ((each, left_out) for each in changed[:_MOST])
+    return ((key, left_out) for key in changed[:_MOST])
 
 
-def _priority(well: bool) -> str:
-    found: str = fields.NotificationPriority.INFO if well else fields.NotificationPriority.WARN
-    return found
+def _priority_of_change(well: bool) -> str:
+    priority: str = fields.NotificationPriority.INFO if well else fields.NotificationPriority.WARN
+    return priority
 
 
-def _publisher(host: str) -> base.NotificationPublisher:
+def _compute_publisher_of(host: str) -> base.NotificationPublisher:
     return base.NotificationPublisher(host=host, source=fields.NotificationSource.COMPUTE)
 
 
-def _notification(
-    ledger: Ledger, address: str, old: State, where: tuple[str, str], left_out: int
+def _build_state_notification(
+    ledger: Ledger, address: str, old: DeviceState, where: tuple[str, str], left_out: int
 ) -> HpcDeviceStateNotification:
     device = ledger.device(address)
     trial = device.trial
     return HpcDeviceStateNotification(
-        priority=_priority(device.state is State.OFFERED),
-        publisher=_publisher(where[0]),
+        priority=_priority_of_change(device.state is DeviceState.OFFERED),
+        publisher=_compute_publisher_of(where[0]),
         event_type=base.EventType(object=_OBJECT, action=fields.NotificationAction.UPDATE),
         payload=HpcDeviceStatePayload(
             host=where[0],
@@ -215,13 +217,13 @@ def _notification(
             state=device.state.value,
             sign="" if trial is None else trial.sign,
             tries=0 if trial is None else trial.tries,
-            since=None if trial is None else _time(trial.since),
+            since=None if trial is None else _datetime_of_moment(trial.since),
             left_out=left_out,
         ),
     )
 
 
-def _time(moment: float) -> datetime.datetime | None:
+def _datetime_of_moment(moment: float) -> datetime.datetime | None:
     try:
         return datetime.datetime.fromtimestamp(moment, datetime.UTC) if moment else None
     except (OverflowError, OSError, ValueError):

@@ -20,12 +20,12 @@ from nova import context as nova_context
 from oslo_log import log as logging
 
 from nova_hpc.from_nova import leftovers
-from nova_hpc.from_nova.leftovers import Cure, Suspect
+from nova_hpc.from_nova.leftovers import Cure, LeftoverConsumer
 
 LOG = logging.getLogger(__name__)
 
 
-class Orphans:
+class LeftoverAllocations:
     """Looks twice before it names anybody: a server that is being built comes to be known.
 
     Both looks have to find that it has no right to what Placement said after the look
@@ -33,26 +33,26 @@ class Orphans:
     """
 
     def __init__(self) -> None:
-        self._seen: tuple[Suspect, ...] = ()
-        self._before: frozenset[Suspect] = frozenset()
+        self._seen: tuple[LeftoverConsumer, ...] = ()
+        self._before: frozenset[LeftoverConsumer] = frozenset()
         self._named: tuple[str, ...] = ()
-        self._over: tuple[Suspect, ...] = ()
+        self._over: tuple[LeftoverConsumer, ...] = ()
         #: Replaced by the resource tracker, below its lock.
-        self.suspects: tuple[Suspect, ...] = ()
+        self.suspects: tuple[LeftoverConsumer, ...] = ()
 
     def look(self, host: str) -> tuple[str, ...]:
         """Once in each periodic update: one sentence for each that was left behind."""
-        now = self.suspects
-        if now and now is self._seen:
+        suspects = self.suspects
+        if suspects and suspects is self._seen:
             return self._named  # Placement was not asked since
-        over = dict(_over(now, host))
-        certain = {each: cure for each, cure in over.items() if each in self._before}
+        over = dict(_find_leftover_allocations(suspects, host))
+        certain = {suspect: cure for suspect, cure in over.items() if suspect in self._before}
         texts = tuple(cure.text for cure in certain.values())
         for text in texts:
             if text not in self._named:
                 LOG.warning("%s", text)
-        self._over = tuple(each for each, cure in certain.items() if cure.removed)
-        self._seen, self._before, self._named = now, frozenset(over), texts
+        self._over = tuple(suspect for suspect, cure in certain.items() if cure.removed)
+        self._seen, self._before, self._named = suspects, frozenset(over), texts
         return texts
 
     def finish(self, client: Any, context: Any) -> None:
@@ -63,32 +63,34 @@ class Orphans:
         :param client: Nova's, of Placement.
         """
         over, self._over = self._over, ()
-        for each in over:
+        for suspect in over:
             try:
                 # Not by force: should anybody change it just now, the next look sees that.
                 client.delete_allocation_for_instance(
-                    context, each.consumer, consumer_type="migration"
+                    context, suspect.consumer, consumer_type="migration"
                 )
             except Exception as error:
-                LOG.warning("The allocation of migration %s stays: %s", each.consumer, error)
+                LOG.warning("The allocation of migration %s stays: %s", suspect.consumer, error)
             else:
                 LOG.warning(
                     "%s: the allocation that migration %s had left behind is removed",
-                    ", ".join(each.addresses),
-                    each.consumer,
+                    ", ".join(suspect.addresses),
+                    suspect.consumer,
                 )
 
 
-def _over(suspects: Iterable[Suspect], host: str) -> Iterator[tuple[Suspect, Cure]]:
+def _find_leftover_allocations(
+    suspects: Iterable[LeftoverConsumer], host: str
+) -> Iterator[tuple[LeftoverConsumer, Cure]]:
     """Those that have no right to what is allocated to them, each with a sentence."""
     context = nova_context.get_admin_context()
-    for each in sorted(suspects, key=lambda one: one.addresses):
+    for suspect in sorted(suspects, key=lambda entry: entry.addresses):
         try:
-            cure = leftovers.cure(context, each, host)
+            cure = leftovers.find_cure(context, suspect, host)
         except Exception as error:
-            LOG.debug("Nobody knows whether %s still lives: %s", each.consumer, error)
+            LOG.debug("Nobody knows whether %s still lives: %s", suspect.consumer, error)
             continue
         if cure is not None:
-            where = ", ".join(each.addresses)
-            text = f"{where}: allocation left behind by {each.consumer}: {cure.text}"
-            yield each, attrs.evolve(cure, text=text)
+            where = ", ".join(suspect.addresses)
+            text = f"{where}: allocation left behind by {suspect.consumer}: {cure.text}"
+            yield suspect, attrs.evolve(cure, text=text)

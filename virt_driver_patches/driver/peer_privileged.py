@@ -11,27 +11,27 @@ from __future__ import annotations
 from pathlib import Path
 
 from nova_hpc.tenancy.peer import write
-from nova_hpc.tenancy.peer.write import Outcome
-from nova_hpc.topology.peer_wish import Wish
-from virt_driver_patches.privileged import SettingsError, default, settings
+from nova_hpc.tenancy.peer.write import PeerOutcome
+from nova_hpc.topology.peer_wish import PeerWish
+from virt_driver_patches.privileged import SettingsError, default, read_helper_settings
 
 
 @default.entrypoint
-def _apply() -> tuple[str, list[str], dict[str, str], list[str]]:
-    own = settings()
-    found = write.apply(own.root, Wish(own.peer_to_peer))
-    return own.peer_to_peer, list(found.made), dict(found.failed), list(found.lacks)
+def _apply_wish_in_helper() -> tuple[str, list[str], dict[str, str], list[str]]:
+    own = read_helper_settings()
+    outcome = write.apply_peer_wish(own.root, PeerWish(own.peer_to_peer))
+    return own.peer_to_peer, list(outcome.made), dict(outcome.failed), list(outcome.lacks)
 
 
-def apply(root: Path, wish: Wish) -> Outcome:
-    """As :func:`nova_hpc.tenancy.peer.write.apply`; raises where the helper does not answer.
+def apply_wish_by_helper(root: Path, wish: PeerWish) -> PeerOutcome:
+    """As :func:`~nova_hpc.tenancy.peer.write.apply_peer_wish`; raises where no helper answers.
 
     :param root: the daemon's own; it is not told.
     """
-    word, made, failed, lacks = _apply()
+    word, made, failed, lacks = _apply_wish_in_helper()
     if word != wish.value:
         raise SettingsError(
             f"the privileged helper goes by [hpc]peer_to_peer = {word}, and this service by "
             f"{wish.value}: restart nova-compute"
         )
-    return Outcome(tuple(made), dict(failed), tuple(lacks))
+    return PeerOutcome(tuple(made), dict(failed), tuple(lacks))

@@ -15,30 +15,30 @@ from oslo_log import log as logging
 
 from nova_hpc.topology import peer_registers
 from nova_hpc.topology.model import Node
-from nova_hpc.topology.peer_wish import Wish
+from nova_hpc.topology.peer_wish import PeerWish
 from virt_driver_patches import privileged
-from virt_driver_patches.driver.reading import Reading
+from virt_driver_patches.driver.reading import NodeReading
 
 LOG = logging.getLogger(__name__)
 
 
-def wish(conf: Any) -> Wish:
+def configured_wish_of(conf: Any) -> PeerWish:
     """What ``[hpc]peer_to_peer`` says."""
-    return Wish(conf.hpc.peer_to_peer)
+    return PeerWish(conf.hpc.peer_to_peer)
 
 
-def node(conf: Any, reading: Reading, addresses: Iterable[str]) -> Node:
+def add_peer_registers(conf: Any, reading: NodeReading, addresses: Iterable[str]) -> Node:
     """The node, with what decides about peer-to-peer of these devices. Never raises.
 
     The helper is asked only where this node needs it anyway: to clean devices, or to set
     the ports. Where it does not answer, the paths are as unknown as before.
     """
-    lacking = peer_registers.unread(reading.node, addresses)
-    helped = conf.hpc.clean_devices or wish(conf) is not Wish.KEEP
+    lacking = peer_registers.find_unread_functions(reading.node, addresses)
+    helped = conf.hpc.clean_devices or configured_wish_of(conf) is not PeerWish.KEEP
     if not lacking or not helped or os.geteuid() == 0:
         return reading.node
     try:
-        configs = privileged.read_configs(lacking)
+        configs = privileged.read_configs_by_helper(lacking)
     except Exception as error:  # the helper has ended, or does not start
         LOG.warning(
             "Peer-to-peer of the server's devices is not known: the privileged helper of "

@@ -13,15 +13,15 @@ from nova import objects
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from nova_hpc.from_nova.claim import Claim, has_hpc_keys
+from nova_hpc.from_nova.claim import ServerClaim, instance_has_hpc_keys
 from nova_hpc.placement import flavor as flavors
 from nova_hpc.wire import decision as wire_decision
 from nova_hpc.wire import position, server_devices
 from nova_hpc.wire.position import Position
 from nova_hpc.wire.server_devices import ServerDevices
-from virt_driver_patches.driver import device_checks as before_start
+from virt_driver_patches.driver import device_checks
 from virt_driver_patches.driver.node import HpcNode
-from virt_driver_patches.driver.reading import Reading
+from virt_driver_patches.driver.reading import NodeReading
 
 CONF = cfg.CONF
 LOG = logging.getLogger(__name__)
@@ -30,22 +30,22 @@ LOG = logging.getLogger(__name__)
 KEYS = (position.KEY, server_devices.KEY)
 
 
-def write(instance: objects.Instance, node: HpcNode) -> None:
+def write_position_metadata(instance: objects.Instance, node: HpcNode) -> None:
     """Put it into *instance*; Nova saves it together with the server's state. Never raises.
 
     Called once the server's devices are checked and its decision is recorded.
     """
-    mine = _is_ours(instance.flavor)
+    is_ours = _has_our_keys(instance.flavor)
     try:
-        if mine or _has_other_hpc_keys(instance):
-            _put(instance, {})
-        if mine and CONF.hpc.server_metadata:
-            _put(instance, _texts(instance, node))
+        if is_ours or _has_other_hpc_keys(instance):
+            _replace_hpc_metadata(instance, {})
+        if is_ours and CONF.hpc.server_metadata:
+            _replace_hpc_metadata(instance, _metadata_texts_of(instance, node))
     except Exception:
         LOG.exception("The server's owner is not told what it has", instance=instance)
 
 
-def _put(instance: objects.Instance, texts: dict[str, str]) -> None:
+def _replace_hpc_metadata(instance: objects.Instance, texts: dict[str, str]) -> None:
     for key in KEYS:
         instance.metadata.pop(key, None)
     instance.metadata.update(texts)
@@ -54,39 +54,41 @@ def _put(instance: objects.Instance, texts: dict[str, str]) -> None:
 def _has_other_hpc_keys(instance: objects.Instance) -> bool:
     """Whether a resize, or its revert, is from a flavor with ``hpc:`` keys."""
     names = [name for name in ("old_flavor", "new_flavor") if name in instance]
-    others = [each for name in names if (each := getattr(instance, name)) is not None]
-    return any(map(_is_ours, others))
+    others = [flavor for name in names if (flavor := getattr(instance, name)) is not None]
+    return any(map(_has_our_keys, others))
 
 
-def _is_ours(flavor: objects.Flavor) -> bool:
+def _has_our_keys(flavor: objects.Flavor) -> bool:
     """Whether servers of the flavor have wishes of this project's."""
     specs = flavor.extra_specs or {}
     return flavors.has_hpc_keys(specs) or flavors.has_fabric_keys(specs)
 
 
-def _texts(instance: objects.Instance, node: HpcNode) -> dict[str, str]:
+def _metadata_texts_of(instance: objects.Instance, node: HpcNode) -> dict[str, str]:
     where = node.whereabouts(instance)
     rails: tuple[str, ...] = ()
-    found = {}
-    if has_hpc_keys(instance):
-        claim, reading = Claim.of(instance), node.source.lately()
+    texts = {}
+    if instance_has_hpc_keys(instance):
+        claim, reading = ServerClaim.of(instance), node.source.lately()
         # In the order of the names, which says nothing.
         rails = tuple(sorted(set(where.rails_of(reading.node, claim.addresses).values())))
-        found[server_devices.KEY] = _devices(instance, claim, reading).dumps()
+        texts[server_devices.KEY] = _server_devices_of(instance, claim, reading).dumps()
     if where.domains:
-        found[position.KEY] = Position(where.domains, rails).dumps()
-    return found
+        texts[position.KEY] = Position(where.domains, rails).dumps()
+    return texts
 
 
-def _devices(instance: objects.Instance, claim: Claim, reading: Reading) -> ServerDevices:
-    places = before_start.places_here(claim, reading)
-    groups = before_start.groups_of(claim, reading)
-    decision = wire_decision.loads(instance.system_metadata.get(wire_decision.KEY))
+def _server_devices_of(
+    instance: objects.Instance, claim: ServerClaim, reading: NodeReading
+) -> ServerDevices:
+    places = device_checks.claimed_places_of(claim, reading)
+    groups = device_checks.claimed_groups_of(claim, reading)
+    decision = wire_decision.read_decision(instance.system_metadata.get(wire_decision.KEY))
     return ServerDevices(
         asked=decision.asked if decision else None,
         policy=decision.policy if decision else None,
         reached=decision.reached if decision else None,
-        **server_devices.of_groups(
+        **server_devices.count_device_groups(
             (places[address].role or server_devices.OTHER, groups.get(address))
             for address in claim.addresses
         ),

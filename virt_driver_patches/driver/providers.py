@@ -14,31 +14,31 @@ from nova_hpc.from_nova import leftovers
 from nova_hpc.from_nova.gate import Call
 from nova_hpc.tenancy.ledger import LedgerFile
 from nova_hpc.topology.model import Node
-from virt_driver_patches.driver.generations import Generations
-from virt_driver_patches.driver.isolate import Isolator
-from virt_driver_patches.driver.orphans import Orphans
-from virt_driver_patches.driver.reserve import Look, Reserver, providers
+from virt_driver_patches.driver.generations import ProviderGenerations
+from virt_driver_patches.driver.isolate import ProviderIsolator
+from virt_driver_patches.driver.orphans import LeftoverAllocations
+from virt_driver_patches.driver.reserve import ProviderReserver, WithheldLook, pci_providers_of
 
 LOG = logging.getLogger(__name__)
 
 
 @attrs.frozen
-class Providers:
+class NodeProviders:
     """One node's. All but :meth:`look` run below the resource tracker's lock."""
 
-    reserver: Reserver
-    isolator: Isolator = attrs.field(factory=Isolator)
-    orphans: Orphans = attrs.field(factory=Orphans)
-    generations: Generations = attrs.field(factory=Generations)
+    reserver: ProviderReserver
+    isolator: ProviderIsolator = attrs.field(factory=ProviderIsolator)
+    orphans: LeftoverAllocations = attrs.field(factory=LeftoverAllocations)
+    generations: ProviderGenerations = attrs.field(factory=ProviderGenerations)
 
     @classmethod
-    def of(cls, ledger: LedgerFile, keep_vanished: float, cleans: bool) -> Providers:
+    def of(cls, ledger: LedgerFile, keep_vanished: float, cleans: bool) -> NodeProviders:
         """Those whose reservations are written into *ledger*.
 
         :param keep_vanished: seconds for which the provider of a device that vanished stays.
         :param cleans: whether devices are cleaned between servers.
         """
-        return cls(Reserver(ledger, keep_vanished, cleans))
+        return cls(ProviderReserver(ledger, keep_vanished, cleans))
 
     # -- the periodic update ------------------------------------------------------
 
@@ -50,13 +50,13 @@ class Providers:
         withheld: Collection[str],
         host: str,
     ) -> tuple[dict[str, str], tuple[str, ...]]:
-        """Take note of what is withheld; see :meth:`Look.of`.
+        """Take note of what is withheld; see :meth:`WithheldLook.of`.
 
         :returns: address -> why more devices are not given; and notes.
         """
-        shown = self.reserver.look(Look.of(node, entries, reported, withheld))
-        for address, why in self.isolator.refused.items():
-            shown.setdefault(address, f"Placement refuses its resource provider: {why}")
+        shown = self.reserver.look(WithheldLook.of(node, entries, reported, withheld))
+        for address, reason in self.isolator.refused.items():
+            shown.setdefault(address, f"Placement refuses its resource provider: {reason}")
         notes = self.orphans.look(host)
         if self.isolator.unhealed:
             servers = ", ".join(self.isolator.unhealed)
@@ -94,14 +94,16 @@ class Providers:
         allocations: Mapping[str, Any],
         devices: Iterable[Any],
     ) -> bool:
-        before = providers(tree, nodename)
+        before = pci_providers_of(tree, nodename)
         healed = bool(call())
         try:
-            self.orphans.suspects = leftovers.suspects(
-                allocations, {one.uuid: address for address, one in before.items()}, devices
+            self.orphans.suspects = leftovers.find_leftover_consumers(
+                allocations,
+                {provider.uuid: address for address, provider in before.items()},
+                devices,
             )
             self.reserver.complete(tree, nodename, before, devices, allocations)
-            self.generations.renew(before, providers(tree, nodename))
+            self.generations.renew(before, pci_providers_of(tree, nodename))
         except Exception:
             # The update of Placement goes on as Nova has made it.
             LOG.exception("The resource providers of withheld devices could not be completed")

@@ -13,13 +13,13 @@ from oslo_log import log as logging
 
 from nova_hpc.from_nova.claim import Specs
 from nova_hpc.tenancy import health
-from nova_hpc.tenancy.health import Offer
+from nova_hpc.tenancy.health import OfferedFunction
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
 from nova_hpc.tenancy.ledger import LedgerFile
-from nova_hpc.tenancy.sign import Sign, Symptom
+from nova_hpc.tenancy.sign import HealthSign, Symptom
 from nova_hpc.topology import sysfs
 from nova_hpc.topology.model import Node
-from nova_hpc.wire.ledger import Ledger, State
+from nova_hpc.wire.ledger import DeviceState, Ledger
 
 LOG = logging.getLogger(__name__)
 
@@ -27,27 +27,27 @@ LOG = logging.getLogger(__name__)
 _LATELY: Final = 30.0
 
 #: Address -> what is offered, with the tags of its entry.
-Offers = dict[str, tuple[Offer, Mapping[str, str]]]
+Offers = dict[str, tuple[OfferedFunction, Mapping[str, str]]]
 
 
-class _Kept:
+class _LastReading:
     """The last reading and when it was made; replaced as one, so safe between threads."""
 
-    last: tuple[float, Reading] | None = None
+    last: tuple[float, NodeReading] | None = None
 
 
 @attrs.frozen
-class Source:
+class ReadingSource:
     """Where readings come from."""
 
     specs: Specs
     root: Path
     ledger: LedgerFile
-    signs: frozenset[Sign]
-    _kept: _Kept = attrs.field(init=False, eq=False, repr=False, factory=_Kept)
+    signs: frozenset[HealthSign]
+    _kept: _LastReading = attrs.field(init=False, eq=False, repr=False, factory=_LastReading)
 
     @classmethod
-    def from_config(cls, conf: Any) -> Source:
+    def from_config(cls, conf: Any) -> ReadingSource:
         """As ``[hpc]`` and ``[pci]device_spec`` say."""
         off = {sign for sign in health.OPTIONAL if sign.value not in conf.hpc.health_checks}
         return cls(
@@ -57,7 +57,7 @@ class Source:
             signs=health.ALL - off,
         )
 
-    def lately(self) -> Reading:
+    def lately(self) -> NodeReading:
         """A reading of the last seconds, for who asks only where devices sit.
 
         A start that has just been checked reads the node once, and not again for
@@ -68,21 +68,23 @@ class Source:
             return last[1]
         return self.read()
 
-    def read(self) -> Reading:
+    def read(self) -> NodeReading:
         """Read everything afresh; what cannot be read is no error but not there."""
-        now = time.monotonic()
-        node = sysfs.read(self.root, hygiene_reset.busy(*self.ledger.all_locks))
+        began = time.monotonic()
+        node = sysfs.read_sysfs_node(
+            self.root, hygiene_reset.list_busy_resets(*self.ledger.all_locks)
+        )
         # Single functions carry their own reason; a node without any does not.
         problems = () if node.functions else (*node.problems, "the node shows no PCI functions")
         ledger = self.ledger.read()
         problems += ledger.problems
         for problem in problems:
             LOG.error("%s", problem)
-        reading = Reading(self.specs, node, ledger, self.signs, problems)
-        self._kept.last = (now, reading)
+        reading = NodeReading(self.specs, node, ledger, self.signs, problems)
+        self._kept.last = (began, reading)
         return reading
 
-    def renewed(self, reading: Reading, problems: tuple[str, ...]) -> Reading:
+    def renewed(self, reading: NodeReading, problems: tuple[str, ...]) -> NodeReading:
         """The same reading after the ledger was changed.
 
         :param problems: what was found out meanwhile.
@@ -95,13 +97,13 @@ class Source:
 
 
 @attrs.frozen
-class Reading:
+class NodeReading:
     """The node at one moment."""
 
     specs: Specs
     node: Node
     ledger: Ledger
-    signs: frozenset[Sign]
+    signs: frozenset[HealthSign]
     problems: tuple[str, ...] = ()
     #: Once they are known: what the node's entries offer.
     _offers: list[Offers] = attrs.field(init=False, eq=False, repr=False, factory=list)
@@ -115,27 +117,27 @@ class Reading:
     def fresh(self) -> dict[str, Symptom]:
         """The same of everything that is offered, whatever is remembered of it."""
         offers = [offer for offer, _ in self.offers().values()]
-        return health.judge(self.node, offers, None, self.signs & health.FRESH)
+        return health.judge_offered_functions(self.node, offers, None, self.signs & health.FRESH)
 
     def states(self) -> dict[str, tuple[str, float]]:
         """Address -> state of what is suspect or in quarantine, and when it began."""
         return {
-            each: (found.state.value, found.trial.since if found.trial else 0.0)
-            for each, found in self.ledger.devices.items()
-            if found.state is not State.OFFERED
+            address: (device.state.value, device.trial.since if device.trial else 0.0)
+            for address, device in self.ledger.devices.items()
+            if device.state is not DeviceState.OFFERED
         }
 
-    def keep_offers(self, other: Reading) -> None:
+    def keep_offers(self, earlier: NodeReading) -> None:
         """Take what another reading of the same devices has matched."""
-        self._offers[:] = other._offers
+        self._offers[:] = earlier._offers
 
     def judge(
         self,
-        offers: Mapping[str, tuple[Offer, Mapping[str, str]]],
-        signs: frozenset[Sign] = health.ALL,
+        offers: Mapping[str, tuple[OfferedFunction, Mapping[str, str]]],
+        signs: frozenset[HealthSign] = health.ALL,
     ) -> dict[str, Symptom]:
         """Address -> why the offered device must not be given."""
-        return health.judge(
+        return health.judge_offered_functions(
             self.node,
             [offer for offer, _ in offers.values()],
             self.ledger,

@@ -30,10 +30,10 @@ from oslo_log import log as logging
 
 from nova_hpc.tenancy import reserve
 from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
-from nova_hpc.tenancy.reserve import Found
+from nova_hpc.tenancy.reserve import PlacedProvider
 from nova_hpc.topology.model import AddressError, Node, normalise_address
 from nova_hpc.wire.ledger import Ledger
-from nova_hpc.wire.reservation import Provider
+from nova_hpc.wire.reservation import ReservedProvider
 
 LOG = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ _CHILDREN: Final = (fields.PciDeviceType.SRIOV_VF, fields.PciDeviceType.VDPA)
 
 
 @attrs.frozen
-class Look:
+class WithheldLook:
     """What the last periodic update has found."""
 
     node: Node
@@ -61,24 +61,26 @@ class Look:
         entries: Mapping[str, Mapping[str, str]],
         reported: Iterable[Mapping[str, Any]],
         withheld: Collection[str],
-    ) -> Look:
+    ) -> WithheldLook:
         """Sort what is withheld by the provider that it belongs to.
 
         :param entries: address -> the tags of the matching entry.
         :param reported: what libvirt lists.
         """
-        found: dict[str, set[str]] = {}
+        withheld_by_provider: dict[str, set[str]] = {}
         for device in reported:
-            address = _normal(device.get("address"))
+            address = _normal_or_empty(device.get("address"))
             # Nova does not report devices of Neutron's networks in Placement.
             if address not in withheld or "physical_network" in entries.get(address, ()):
                 continue
             provider = address
             if device.get("dev_type") in _CHILDREN:
-                provider = _normal(device.get("parent_addr")) or address
-            found.setdefault(provider, set()).add(address)
+                provider = _normal_or_empty(device.get("parent_addr")) or address
+            withheld_by_provider.setdefault(provider, set()).add(address)
         return cls(
-            node, frozenset(entries), {each: frozenset(some) for each, some in found.items()}
+            node,
+            frozenset(entries),
+            {provider: frozenset(some) for provider, some in withheld_by_provider.items()},
         )
 
     def vanished(self, address: str, removed: Collection[str]) -> bool:
@@ -96,7 +98,7 @@ class Look:
 
 
 @attrs.frozen
-class Known:
+class TreeProvider:
     """A provider of one device, or of one adapter's functions, in the tree."""
 
     data: Any
@@ -118,9 +120,11 @@ class Known:
     def unwritten(self) -> int | None:
         """What was an operator's when the node could not write down its own; None: it could."""
         ends = [
-            each.removeprefix(UNWRITTEN) for each in self.data.traits if each.startswith(UNWRITTEN)
+            trait.removeprefix(UNWRITTEN)
+            for trait in self.data.traits
+            if trait.startswith(UNWRITTEN)
         ]
-        return next((int(each) for each in ends if each.isdecimal()), None)
+        return next((int(end) for end in ends if end.isdecimal()), None)
 
     @property
     def once(self) -> bool:
@@ -128,21 +132,21 @@ class Known:
         return os_traits.HW_PCI_ONE_TIME_USE in self.data.traits
 
 
-def providers(tree: ProviderTree, nodename: str) -> dict[str, Known]:
+def pci_providers_of(tree: ProviderTree, nodename: str) -> dict[str, TreeProvider]:
     """Address -> provider of this node's PCI devices, with one resource class at most."""
-    found = {}
+    known_providers = {}
     for uuid in tree.get_provider_uuids_in_tree(nodename):
         data = tree.data(uuid)
         node, _, rest = data.name.rpartition("_")
-        address = _normal(rest)
+        address = _normal_or_empty(rest)
         managed = os_traits.COMPUTE_MANAGED_PCI_DEVICE in data.traits
         if address and node == nodename and managed and len(data.inventory) <= 1:
-            found[address] = Known(data, *next(iter(data.inventory.items()), ()))
-    return found
+            known_providers[address] = TreeProvider(data, *next(iter(data.inventory.items()), ()))
+    return known_providers
 
 
 @attrs.frozen
-class Said:
+class ProviderNote:
     """What operators are told of a provider that this node does not withhold by itself."""
 
     text: str
@@ -150,7 +154,7 @@ class Said:
     whole: bool = False
 
 
-class Reserver:
+class ProviderReserver:
     """Keeps the providers of one node; below the resource tracker's lock but for :meth:`look`."""
 
     def __init__(self, ledger: LedgerFile, keep_vanished: float, cleans: bool = True) -> None:
@@ -161,17 +165,17 @@ class Reserver:
         self._ledger = ledger
         self._keep_vanished = keep_vanished
         self._cleans = cleans
-        self._look: Look | None = None
+        self._look: WithheldLook | None = None
         #: As it was last written; None: it was not read yet.
-        self._records: Mapping[str, Provider] | None = None
+        self._records: Mapping[str, ReservedProvider] | None = None
         #: Whether it was said what is reserved by nobody known.
         self._asked = False
         #: Address of a provider -> the word for it, for what nobody here withholds.
-        self._said: Mapping[str, Said] = {}
+        self._said: Mapping[str, ProviderNote] = {}
 
     # -- the periodic update ------------------------------------------------------
 
-    def look(self, look: Look) -> dict[str, str]:
+    def look(self, look: WithheldLook) -> dict[str, str]:
         """Take note of what is withheld.
 
         :returns: address -> why more devices are not given: an operator has reserved
@@ -179,11 +183,11 @@ class Reserver:
         """
         self._look = look
         shown: dict[str, str] = {}
-        for address, said in self._said.items():
+        for address, note in self._said.items():
             function = look.node.function(address)
             children = () if function is None else function.virtual_functions
-            mine = [each for each in children if each in look.offered]
-            shown.update(dict.fromkeys(mine if mine and said.whole else [address], said.text))
+            offered = [child for child in children if child in look.offered]
+            shown.update(dict.fromkeys(offered if offered and note.whole else [address], note.text))
         return shown
 
     def held(self) -> frozenset[str]:
@@ -198,7 +202,7 @@ class Reserver:
         self,
         tree: ProviderTree,
         nodename: str,
-        before: Mapping[str, Known],
+        before: Mapping[str, TreeProvider],
         devices: Iterable[Any],
         allocations: Mapping[str, Any],
     ) -> None:
@@ -208,58 +212,60 @@ class Reserver:
         :param devices: what Nova's tracker knows.
         :param allocations: consumer -> what it has of this node, by Placement.
         """
-        now = providers(tree, nodename)
-        tracked, removed, free = _sort(devices)
+        after = pci_providers_of(tree, nodename)
+        tracked, removed, free = _sort_tracked_devices(devices)
         sick = self._sick(free)
         counts = collections.Counter(tracked.values())
-        used = _used(allocations)
+        used = _used_amounts_of(allocations)
         records = self._recorded()
-        then: dict[str, Provider] = {}
-        unread: dict[str, Provider] = {}
-        found: dict[str, Found] = {}
-        for address in sorted({*before, *now}):
-            was, new = before.get(address), now.get(address)
-            here = new or was
-            known = _unwritten((records or {}).get(address), was)
-            if here is None or (new is None and tree.exists(here.uuid)):
+        decided: dict[str, ReservedProvider] = {}
+        unread: dict[str, ReservedProvider] = {}
+        placed: dict[str, PlacedProvider] = {}
+        for address in sorted({*before, *after}):
+            former, new = before.get(address), after.get(address)
+            current = new or former
+            remembered = _restore_unwritten((records or {}).get(address), former)
+            if current is None or (new is None and tree.exists(current.uuid)):
                 continue  # Nova has changed it into something else
-            if not here.resource_class:
+            if not current.resource_class:
                 # What Placement did not say is unknown, and never nothing: it stays.
                 if new is None:
-                    _put_back(tree, here.data)
-                if known is not None:
-                    unread[address] = known
+                    _put_provider_back(tree, current.data)
+                if remembered is not None:
+                    unread[address] = remembered
                 continue
             held = self._held(address) - tracked.keys()
-            found[address] = one = _found(was, new, used[here.uuid], known)
+            placed[address] = provider = _placed_provider_of(
+                former, new, used[current.uuid], remembered
+            )
             if new is not None:
                 total = max(counts[address] + len(held), new.total)
                 kept = len(held) + sick[address]
-                known = _back(known)
+                remembered = _clear_gone_mark(remembered)
             elif held:
-                total = kept = max(len(held), one.used)
-                known = _back(known)
+                total = kept = max(len(held), provider.used)
+                remembered = _clear_gone_mark(remembered)
             else:
-                total = kept = max(here.total, one.used)
-                known = self._leaving(address, known, one, removed)
-                if known is None:
+                total = kept = max(current.total, provider.used)
+                remembered = self._leaving(address, remembered, provider, removed)
+                if remembered is None:
                     continue  # Nova deletes it
-            then[address] = reserve.decide(known, one, kept, total)
+            decided[address] = reserve.decide_reservation(remembered, provider, kept, total)
         if records is not None and not self._asked:
             self._asked = True
-            commands = reserve.commands(records, then, found, self._ledger.read())
+            commands = reserve.list_lifting_commands(records, decided, placed, self._ledger.read())
             if commands:
                 LOG.warning("%s %s", reserve.BY_NOBODY_KNOWN, "; ".join(commands))
-        done = self._record(records, {**unread, **then})
-        for address, record in then.items():
-            was, reserved = before.get(address), record.reserved
+        done = self._record(records, {**unread, **decided})
+        for address, record in decided.items():
+            former, reserved = before.get(address), record.reserved
             more = None
             if not done:
-                reserved = min(max(found[address].reserved, reserved), record.total)
-                if reserved > found[address].reserved or (was and was.unwritten is not None):
+                reserved = min(max(placed[address].reserved, reserved), record.total)
+                if reserved > placed[address].reserved or (former and former.unwritten is not None):
                     more = record.operators
-            _write(tree, was, now.get(address), record, reserved, more)
-        self._said = dict(_words(then, found))
+            _write_tree_provider(tree, former, after.get(address), record, reserved, more)
+        self._said = dict(_provider_notes_of(decided, placed))
 
     def _held(self, address: str) -> frozenset[str]:
         look = self._look
@@ -277,32 +283,40 @@ class Reserver:
         ledger = self._ledger.read()
         if ledger.lost or (self._cleans and not ledger.compared):
             return collections.Counter(free.values())
-        known = ledger.staged.union(ledger.quarantined)
+        withheld = ledger.staged.union(ledger.quarantined)
         return collections.Counter(
             place
-            for each, place in free.items()
-            if each in known or place in known or (self._cleans and ledger.device(each).owes)
+            for address, place in free.items()
+            if address in withheld
+            or place in withheld
+            or (self._cleans and ledger.device(address).owes)
         )
 
     def _leaving(
-        self, address: str, known: Provider | None, found: Found, removed: Collection[str]
-    ) -> Provider | None:
+        self,
+        address: str,
+        remembered: ReservedProvider | None,
+        provider: PlacedProvider,
+        removed: Collection[str],
+    ) -> ReservedProvider | None:
         """What is remembered of a provider whose devices Nova has none of; None: it may go."""
-        if not found.used:
+        if not provider.used:
             # Nobody has it, and an operator may have taken it out of the configuration.
             if self._look is not None and not self._look.vanished(address, removed):
                 return None
-            if not reserve.stays(known, found.used, time.time(), self._keep_vanished):
+            if not reserve.does_provider_stay(
+                remembered, provider.used, time.time(), self._keep_vanished
+            ):
                 LOG.warning("PCI device %s has been gone for long: its provider goes", address)
                 return None
-        base = known or Provider(
-            found.uuid, found.resource_class, found.total, 0, found.reserved, None
+        base = remembered or ReservedProvider(
+            provider.uuid, provider.resource_class, provider.total, 0, provider.reserved, None
         )
         return attrs.evolve(base, gone=time.time() if base.gone is None else base.gone)
 
     # -- what is remembered ---------------------------------------------------------
 
-    def _recorded(self) -> Mapping[str, Provider] | None:
+    def _recorded(self) -> Mapping[str, ReservedProvider] | None:
         """What was last written; None: nobody knows."""
         if self._records is None:
             ledger = self._ledger.read()
@@ -310,14 +324,20 @@ class Reserver:
                 self._records = dict(ledger.providers)
         return self._records
 
-    def _record(self, before: Mapping[str, Provider] | None, then: Mapping[str, Provider]) -> bool:
+    def _record(
+        self, before: Mapping[str, ReservedProvider] | None, decided: Mapping[str, ReservedProvider]
+    ) -> bool:
         """Write down what is going to be reserved; False: it cannot be."""
         if before is None:
             LOG.error(
                 "What is reserved in Placement is not written down: the ledger cannot be read"
             )
             return False
-        kept = {each: one for each, one in then.items() if not reserve.over(one)}
+        kept = {
+            address: record
+            for address, record in decided.items()
+            if not reserve.is_reservation_over(record)
+        }
         if kept == before:
             return True
 
@@ -340,46 +360,58 @@ class Reserver:
         Called before Nova's step, at every update; never raises.
         """
         records = self._recorded()
-        now = providers(tree, nodename)
-        marked = {each: one for each, one in now.items() if one.unwritten is not None}
+        current = pci_providers_of(tree, nodename)
+        marked = {
+            address: provider
+            for address, provider in current.items()
+            if provider.unwritten is not None
+        }
         if not (records or marked):
             return
-        then, found = {}, {}
+        decided, placed = {}, {}
         for address in sorted({*(records or {}), *marked}):
-            known = _unwritten((records or {}).get(address), now.get(address))
-            if address in now and now[address].resource_class:
-                found[address] = one = _found(now[address], now[address], 0, known)
-                then[address] = reserve.decide(_back(known), one, 0, one.total)
-        if self._record(records, then):
-            for address, record in then.items():
-                if record.reserved != found[address].reserved:
+            remembered = _restore_unwritten((records or {}).get(address), current.get(address))
+            if address in current and current[address].resource_class:
+                placed[address] = provider = _placed_provider_of(
+                    current[address], current[address], 0, remembered
+                )
+                decided[address] = reserve.decide_reservation(
+                    _clear_gone_mark(remembered), provider, 0, provider.total
+                )
+        if self._record(records, decided):
+            for address, record in decided.items():
+                if record.reserved != placed[address].reserved:
                     LOG.info("PCI device %s is not reserved in Placement any more", address)
-                    _write(tree, now[address], now[address], record, record.reserved)
+                    _write_tree_provider(
+                        tree, current[address], current[address], record, record.reserved
+                    )
 
 
-def _normal(text: object) -> str:
+def _normal_or_empty(text: object) -> str:
     try:
         return normalise_address(str(text))
     except AddressError:
         return ""
 
 
-def _sort(devices: Iterable[Any]) -> tuple[dict[str, str], set[str], dict[str, str]]:
+def _sort_tracked_devices(
+    devices: Iterable[Any],
+) -> tuple[dict[str, str], set[str], dict[str, str]]:
     """Tracked device -> address of its provider; those that were given up; those that are free."""
     tracked, removed, free = {}, set(), {}
     for device in devices:
-        address = _normal(device.address)
+        address = _normal_or_empty(device.address)
         if device.status in _GONE:
             removed.add(address)
         else:
             child = device.dev_type in _CHILDREN
-            tracked[address] = _normal(device.parent_addr) if child else address
+            tracked[address] = _normal_or_empty(device.parent_addr) if child else address
             if device.status == fields.PciDeviceStatus.AVAILABLE:
                 free[address] = tracked[address]
     return tracked, removed, free
 
 
-def _used(allocations: Mapping[str, Any]) -> collections.Counter[str]:
+def _used_amounts_of(allocations: Mapping[str, Any]) -> collections.Counter[str]:
     """Provider -> how much of it anybody has."""
     used: collections.Counter[str] = collections.Counter()
     for consumer in allocations.values():
@@ -388,71 +420,82 @@ def _used(allocations: Mapping[str, Any]) -> collections.Counter[str]:
     return used
 
 
-def _found(was: Known | None, new: Known | None, used: int, known: Provider | None) -> Found:
+def _placed_provider_of(
+    former: TreeProvider | None,
+    new: TreeProvider | None,
+    used: int,
+    record: ReservedProvider | None,
+) -> PlacedProvider:
     """A provider as Placement has it, but for what Nova has just reserved itself.
 
-    :param known: what is remembered of it, for where Placement did not say.
+    :param record: what is remembered of it, for where Placement did not say.
     """
-    here = new or was
-    assert here is not None
-    reserved = 0 if was is None else int(was.fields.get("reserved", 0))
-    if was is not None and not was.resource_class and known is not None:
-        reserved = known.reserved
+    current = new or former
+    assert current is not None
+    reserved = 0 if former is None else int(former.fields.get("reserved", 0))
+    if former is not None and not former.resource_class and record is not None:
+        reserved = record.reserved
     if new is not None:
         reserved = int(new.fields.get("reserved", reserved))
-    return Found(
-        uuid=here.uuid,
-        resource_class=here.resource_class,
-        total=was.total if was is not None and was.resource_class else here.total,
+    return PlacedProvider(
+        uuid=current.uuid,
+        resource_class=current.resource_class,
+        total=former.total if former is not None and former.resource_class else current.total,
         reserved=reserved,
         used=used,
-        once=here.once,
+        once=current.once,
     )
 
 
-def _unwritten(known: Provider | None, was: Known | None) -> Provider | None:
+def _restore_unwritten(
+    record: ReservedProvider | None, former: TreeProvider | None
+) -> ReservedProvider | None:
     """What is known of a provider of which more is reserved than could be written down."""
-    if was is None or was.unwritten is None or not was.resource_class:
-        return known
-    if known is None or known.uuid != was.uuid:
-        known = Provider(was.uuid, was.resource_class, was.total)
-    reserved = int(was.fields.get("reserved", 0))
-    return attrs.evolve(known, operators=was.unwritten, earlier=reserved)
+    if former is None or former.unwritten is None or not former.resource_class:
+        return record
+    if record is None or record.uuid != former.uuid:
+        record = ReservedProvider(former.uuid, former.resource_class, former.total)
+    reserved = int(former.fields.get("reserved", 0))
+    return attrs.evolve(record, operators=former.unwritten, earlier=reserved)
 
 
-def _back(known: Provider | None) -> Provider | None:
+def _clear_gone_mark(record: ReservedProvider | None) -> ReservedProvider | None:
     """The same of a device that is here."""
-    return known if known is None or known.gone is None else attrs.evolve(known, gone=None)
+    return record if record is None or record.gone is None else attrs.evolve(record, gone=None)
 
 
-def _write(
+def _write_tree_provider(
     tree: ProviderTree,
-    was: Known | None,
-    new: Known | None,
-    record: Provider,
+    former: TreeProvider | None,
+    new: TreeProvider | None,
+    record: ReservedProvider,
     reserved: int,
     unwritten: int | None = None,
 ) -> None:
-    """Put a provider into *tree* as it shall be; see :attr:`Known.unwritten`."""
-    here = new or was
-    assert here is not None
+    """Put a provider into *tree* as it shall be; see :attr:`TreeProvider.unwritten`."""
+    current = new or former
+    assert current is not None
     if new is None:
-        _put_back(tree, here.data)
-    kept = was.fields if was is not None and was.resource_class == here.resource_class else {}
+        _put_provider_back(tree, current.data)
+    kept = (
+        former.fields
+        if former is not None and former.resource_class == current.resource_class
+        else {}
+    )
     inventory = {
         **kept,
-        **here.fields,
+        **current.fields,
         "total": record.total,
         "max_unit": record.total,
         "reserved": reserved,
     }
-    tree.update_inventory(here.uuid, {here.resource_class: inventory})
-    kept_traits = {each for each in here.data.traits if not each.startswith(UNWRITTEN)}
+    tree.update_inventory(current.uuid, {current.resource_class: inventory})
+    kept_traits = {trait for trait in current.data.traits if not trait.startswith(UNWRITTEN)}
     more = set() if unwritten is None else {f"{UNWRITTEN}{unwritten}"}
-    tree.update_traits(here.uuid, kept_traits | more)
+    tree.update_traits(current.uuid, kept_traits | more)
 
 
-def _put_back(tree: ProviderTree, data: Any) -> None:
+def _put_provider_back(tree: ProviderTree, data: Any) -> None:
     """Give *tree* a provider again that Nova has taken out of it."""
     tree.new_child(data.name, data.parent_uuid, uuid=data.uuid, generation=data.generation)
     tree.update_inventory(data.uuid, data.inventory)
@@ -460,19 +503,19 @@ def _put_back(tree: ProviderTree, data: Any) -> None:
     tree.update_aggregates(data.uuid, data.aggregates)
 
 
-def _words(
-    records: Mapping[str, Provider], found: Mapping[str, Found]
-) -> Iterable[tuple[str, Said]]:
+def _provider_notes_of(
+    records: Mapping[str, ReservedProvider], placed: Mapping[str, PlacedProvider]
+) -> Iterable[tuple[str, ProviderNote]]:
     """What operators are told of what this node does not withhold by itself."""
     for address, record in records.items():
         theirs = min(record.operators, record.total)
         if record.gone is not None:
             yield (
                 address,
-                Said("the device has vanished; its resource provider is kept and reserved"),
+                ProviderNote("the device has vanished; its resource provider is kept and reserved"),
             )
-        elif theirs >= record.total and not found[address].once:
-            yield address, Said(reserve.BY_OPERATOR, whole=True)
-        elif theirs and not found[address].once:
+        elif theirs >= record.total and not placed[address].once:
+            yield address, ProviderNote(reserve.BY_OPERATOR, whole=True)
+        elif theirs and not placed[address].once:
             text = f"{theirs} of its {record.total} functions are {reserve.BY_OPERATOR}"
-            yield address, Said(text)
+            yield address, ProviderNote(text)

@@ -14,16 +14,16 @@ from nova.virt import hardware
 from oslo_log import log as logging
 
 from nova_hpc.from_nova.claim import Specs
-from nova_hpc.tenancy import forbidden_vpd as never_read
-from nova_hpc.tenancy.forbidden import Never
-from nova_hpc.tenancy.hygiene.step import Hygiene
+from nova_hpc.tenancy import forbidden_vpd
+from nova_hpc.tenancy.forbidden import ForbiddenDevices
+from nova_hpc.tenancy.hygiene.step import HygieneStep
 from nova_hpc.tenancy.ledger import LedgerFile
 from nova_hpc.tenancy.service_vm import binding
-from nova_hpc.tenancy.service_vm.domain import Machine
-from nova_hpc.tenancy.service_vm.host import OnHost
-from nova_hpc.tenancy.service_vm.runner import ServiceVm
-from nova_hpc.tenancy.service_vm.stage import Mode
-from nova_hpc.tenancy.service_vm.step import Cleansing
+from nova_hpc.tenancy.service_vm.domain import ServiceVmMachine
+from nova_hpc.tenancy.service_vm.host import HostRunner
+from nova_hpc.tenancy.service_vm.runner import ServiceVmRunner
+from nova_hpc.tenancy.service_vm.stage import StageMode
+from nova_hpc.tenancy.service_vm.step import StageStep
 from nova_hpc.topology import roles
 from nova_hpc.wire import tags
 from virt_driver_patches import privileged
@@ -42,7 +42,7 @@ def expect_none(conf: Any) -> None:
 
     :raises OptionError: a role has one.
     """
-    if any(word != Mode.NONE.value for word in conf.hpc.clean_stage.values()):
+    if any(word != StageMode.NONE.value for word in conf.hpc.clean_stage.values()):
         raise OptionError("[hpc]clean_stage needs [hpc]clean_devices, which is off")
 
 
@@ -56,31 +56,33 @@ def check_roles(conf: Any, specs: Specs) -> None:
     :raises OptionError: one does; the text says which option, which role, and which there are.
     """
     hpc = conf.hpc
-    known = set(roles.lenient(hpc.device_role).names)
-    known |= {str(each.tags[tags.ROLE]) for each in specs.matcher.specs if each.tags.get(tags.ROLE)}
+    role_names = set(roles.parse_good_roles(hpc.device_role).names)
+    role_names |= {
+        str(spec.tags[tags.ROLE]) for spec in specs.matcher.specs if spec.tags.get(tags.ROLE)
+    }
     named = {"clean_stage": set(hpc.clean_stage)}
-    if any(word != Mode.NONE.value for word in hpc.clean_stage.values()):
+    if any(word != StageMode.NONE.value for word in hpc.clean_stage.values()):
         named["clean_checks"] = set(hpc.clean_checks)
         named["clean_drivers"] = set(hpc.clean_drivers)
-        named["clean_pins"] = set(_pins(hpc.clean_pins))
-    for option, mine in named.items():
-        strange = sorted(mine - known)
+        named["clean_pins"] = set(_parse_pins_by_role(hpc.clean_pins))
+    for option, option_roles in named.items():
+        strange = sorted(option_roles - role_names)
         if strange:
             raise OptionError(
                 f"[hpc]{option} names the role {strange[0]}, which neither [hpc]device_role nor "
-                f"[pci]device_spec has; the roles are {', '.join(sorted(known))}"
+                f"[pci]device_spec has; the roles are {', '.join(sorted(role_names))}"
             )
 
 
-def stage_of(conf: Any, hygiene: Hygiene) -> Cleansing | None:
+def stage_of(conf: Any, hygiene: HygieneStep) -> StageStep | None:
     """The stage; None: no role has one, and none is due.
 
     :param hygiene: cleans the devices before and after.
     :raises OptionError: an option cannot be used.
     """
     hpc = conf.hpc
-    modes = {role: Mode(word) for role, word in hpc.clean_stage.items()}
-    modes = {role: mode for role, mode in modes.items() if mode is not Mode.NONE}
+    modes = {role: StageMode(word) for role, word in hpc.clean_stage.items()}
+    modes = {role: mode for role, mode in modes.items() if mode is not StageMode.NONE}
     if not modes and not hygiene.ledger.read().staged:
         return None
     checks = {role: tuple(filter(None, text.split("+"))) for role, text in hpc.clean_checks.items()}
@@ -90,14 +92,14 @@ def stage_of(conf: Any, hygiene: Hygiene) -> Cleansing | None:
                 f"[hpc]clean_checks names no check for role {role}, which has a stage by "
                 f"[hpc]clean_stage: add {role}:memory, or what its devices need"
             )
-    if Mode.SERVICE_VM in modes.values() and not (hpc.clean_vm_kernel and hpc.clean_vm_initrd):
+    if StageMode.SERVICE_VM in modes.values() and not (hpc.clean_vm_kernel and hpc.clean_vm_initrd):
         raise OptionError(
             "[hpc]clean_stage asks for service VMs: set [hpc]clean_vm_kernel and "
             "[hpc]clean_vm_initrd"
         )
-    pins = _pins(hpc.clean_pins)
+    pins = _parse_pins_by_role(hpc.clean_pins)
     root = Path(hpc.sysfs_root)
-    machine = Machine(
+    machine = ServiceVmMachine(
         kernel=hpc.clean_vm_kernel,
         initrd=hpc.clean_vm_initrd,
         memory_mib=hpc.clean_vm_memory,
@@ -105,7 +107,7 @@ def stage_of(conf: Any, hygiene: Hygiene) -> Cleansing | None:
         machine=hpc.clean_vm_machine,
         domain_type=conf.libvirt.virt_type,
     )
-    service = ServiceVm(
+    service = ServiceVmRunner(
         uri=conf.libvirt.connection_uri or _URI,
         machine=machine,
         timeout=hpc.clean_timeout,
@@ -115,38 +117,38 @@ def stage_of(conf: Any, hygiene: Hygiene) -> Cleansing | None:
         dedicated=frozenset(hardware.get_cpu_dedicated_set() or ()),
         shared=frozenset(hardware.get_cpu_shared_set() or ()),
     )
-    host = OnHost(
+    host = HostRunner(
         root=root,
         drivers=hpc.clean_drivers,
         checks=lambda role: checks.get(role or "", ()),
         pins=lambda role: pins.get(role or "", {}),
         timeout=hpc.clean_timeout,
-        bind=binding.bind if os.geteuid() == 0 else privileged.bind,
+        bind=binding.bind_device if os.geteuid() == 0 else privileged.bind_by_helper,
     )
-    return Cleansing(
+    return StageStep(
         records=hygiene.records,
         cleaning=hygiene.cleaning,
         modes=modes,
-        runners={Mode.SERVICE_VM: service, Mode.HOST: host},
+        runners={StageMode.SERVICE_VM: service, StageMode.HOST: host},
         at_once=hpc.clean_vm_at_once,
     )
 
 
-def never(conf: Any, ledger: LedgerFile) -> Never:
+def forbidden_step_of(conf: Any, ledger: LedgerFile) -> ForbiddenDevices:
     """What is never offered."""
     root = Path(conf.hpc.sysfs_root)
-    read = functools.partial(never_read.read, root)
-    return Never(
+    read = functools.partial(forbidden_vpd.read_vpd_in_time, root)
+    return ForbiddenDevices(
         root=root,
-        read=read if os.geteuid() == 0 else privileged.read_vpd,
+        read=read if os.geteuid() == 0 else privileged.read_vpd_by_helper,
         cache=ledger.path.with_name(f".{ledger.path.name}.vpd"),
-        anyway=frozenset(each.strip().lower() for each in conf.hpc.offer_anyway),
+        anyway=frozenset(text.strip().lower() for text in conf.hpc.offer_anyway),
     )
 
 
-def _pins(values: list[str]) -> dict[str, Mapping[str, Any]]:
+def _parse_pins_by_role(values: list[str]) -> dict[str, Mapping[str, Any]]:
     """Role -> what is pinned."""
-    found: dict[str, Mapping[str, Any]] = {}
+    pins: dict[str, Mapping[str, Any]] = {}
     for value in values:
         try:
             body = json.loads(value)
@@ -155,7 +157,7 @@ def _pins(values: list[str]) -> dict[str, Mapping[str, Any]]:
             raise OptionError(
                 f"[hpc]clean_pins: {value[:80]!r} is no JSON object with the key role"
             ) from error
-        if not isinstance(role, str) or role in found:
+        if not isinstance(role, str) or role in pins:
             raise OptionError(f"[hpc]clean_pins: role {role!r} is given twice, or is no text")
-        found[role] = body
-    return found
+        pins[role] = body
+    return pins

@@ -17,7 +17,7 @@ from nova import exception, objects
 from nova.compute import power_state
 from oslo_log import log as logging
 
-from nova_hpc.from_nova.claim import has_hpc_keys
+from nova_hpc.from_nova.claim import instance_has_hpc_keys
 from nova_hpc.wire import unplug
 from nova_hpc.wire.unplug import Unplug
 from nova_hpc.wire.version import WireError
@@ -38,29 +38,31 @@ _NOT_ANSWERED: Final = (
 )
 
 
-def concerns(instance: objects.Instance, active: bool) -> bool:
+def is_answering_for_guest(instance: objects.Instance, active: bool) -> bool:
     """Whether this project answers for the devices in the server's guest.
 
     :param active: its node's ``device_spec`` has ``hpc_*`` tags.
     """
-    return active or has_hpc_keys(instance)
+    return active or instance_has_hpc_keys(instance)
 
 
-def check(instance: objects.Instance, guest: Any) -> None:
+def check_suspend_allowed(instance: objects.Instance, guest: Any) -> None:
     """Refuse what would take devices out of a running guest. Nothing is asked of it.
 
     :param guest: Nova's ``Guest``.
     :raises ClaimRefused: for the server's user.
     """
-    definition = attach.definition(guest)
-    if not (definition.passed_through() or attach.present(guest) or instance.pci_devices):
+    definition = attach.read_inactive_domain(guest)
+    if not (
+        definition.passed_through() or attach.list_attached_addresses(guest) or instance.pci_devices
+    ):
         return
     if not CONF.hpc.suspend_with_devices:
         raise ClaimRefused(_REFUSED)
     attach.check_suspend(definition)
 
 
-def suspends(guest: Any, host: Any) -> bool:
+def does_snapshot_suspend(guest: Any, host: Any) -> bool:
     """Whether Nova would suspend a guest to take a snapshot of it.
 
     The conditions are those of ``snapshot`` and ``_needs_suspend_resume_for_snapshot``
@@ -76,7 +78,9 @@ def suspends(guest: Any, host: Any) -> bool:
     return bool(cold) and guest.get_power_state(host) in (power_state.RUNNING, power_state.PAUSED)
 
 
-def left_asked(instance: objects.Instance, error: exception.PciDeviceDetachFailed) -> ClaimRefused:
+def mark_left_asked(
+    instance: objects.Instance, error: exception.PciDeviceDetachFailed
+) -> ClaimRefused:
     """Mark a server whose guest has not answered; what its user reads."""
     asked = error.left if isinstance(error, attach.NotLetGo) else 1
     LOG.warning(
@@ -90,7 +94,7 @@ def left_asked(instance: objects.Instance, error: exception.PciDeviceDetachFaile
     return ClaimRefused(_NOT_ANSWERED.format(asked=asked))
 
 
-def forget(instance: objects.Instance) -> None:
+def forget_unplug_requests(instance: objects.Instance) -> None:
     """A new QEMU knows of no requests. Nova saves it together with the server's state."""
     instance.system_metadata.pop(unplug.KEY, None)
 
@@ -98,7 +102,7 @@ def forget(instance: objects.Instance) -> None:
 def is_marked(instance: objects.Instance) -> bool:
     """Whether QEMU may still keep a request; False also where the mark cannot be read."""
     try:
-        return unplug.loads(instance.system_metadata.get(unplug.KEY)) is not None
+        return unplug.read_unplug(instance.system_metadata.get(unplug.KEY)) is not None
     except WireError as error:
         LOG.warning("%s", error, instance=instance)
         return False

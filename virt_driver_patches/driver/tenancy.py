@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is done to devices around a server, in Nova's words.
 
-The steps are :class:`nova_hpc.tenancy.step.Step`; here their protocol meets the
+The steps are :class:`nova_hpc.tenancy.step.TenancyStep`; here their protocol meets the
 instance, its task, the claim, the periodic update and Placement, whichever
 steps there are. Which there are :func:`steps_of` says.
 """
@@ -20,30 +20,30 @@ from nova import exception, objects
 from nova.compute import provider_tree, task_states
 from oslo_log import log as logging
 
-from nova_hpc.from_nova.claim import Claim
+from nova_hpc.from_nova.claim import ServerClaim
 from nova_hpc.placement import flavor
 from nova_hpc.placement.model import Nvlink
 from nova_hpc.tenancy.adapters import step as adapters
-from nova_hpc.tenancy.adapters.plan import Prefix, PrefixError
-from nova_hpc.tenancy.health_states import Rules
+from nova_hpc.tenancy.adapters.plan import AddressPrefix, PrefixError
+from nova_hpc.tenancy.health_states import HealthRules
 from nova_hpc.tenancy.hygiene import cleaner
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
-from nova_hpc.tenancy.hygiene.step import Hygiene
+from nova_hpc.tenancy.hygiene.step import HygieneStep
 from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
 from nova_hpc.tenancy.nvlink.backend import BackendError
 from nova_hpc.tenancy.nvlink.nvlink_sets import SWITCH_ROLE
-from nova_hpc.tenancy.nvlink.step import Links
-from nova_hpc.tenancy.owners import Owners
+from nova_hpc.tenancy.nvlink.step import NvlinkStep
+from nova_hpc.tenancy.owners import DeviceOwners
 from nova_hpc.tenancy.peer import write as peer_write
-from nova_hpc.tenancy.peer.step import PeerToPeer
-from nova_hpc.tenancy.sign import Sign, Symptom
-from nova_hpc.tenancy.step import RefusedError, Step, StepError, Tenant, View
-from nova_hpc.topology.peer_wish import Wish
+from nova_hpc.tenancy.peer.step import PeerToPeerStep
+from nova_hpc.tenancy.sign import HealthSign, Symptom
+from nova_hpc.tenancy.step import DeviceTenant, NodeView, RefusedError, StepError, TenancyStep
+from nova_hpc.topology.peer_wish import PeerWish
 from nova_hpc.wire import tags
 from virt_driver_patches import privileged
 from virt_driver_patches.driver import adapters_privileged, peer_privileged
 from virt_driver_patches.driver import stage as cleaning
-from virt_driver_patches.driver.reading import Reading, Source
+from virt_driver_patches.driver.reading import NodeReading, ReadingSource
 from virt_driver_patches.errors import ClaimRefused, DeviceFault
 
 LOG = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ _ELSEWHERE = (
 )
 
 
-class _Said:
+class _LoggedTexts:
     """What was logged already, so that not every start and update repeats it."""
 
     def __init__(self) -> None:
@@ -78,34 +78,34 @@ class _Said:
         :param forget: a text that is missing this time is new when it comes again.
         """
         with self._lock:
-            known = self._texts.get(topic, frozenset())
-            self._texts[topic] = frozenset(texts) if forget else known | frozenset(texts)
+            logged = self._texts.get(topic, frozenset())
+            self._texts[topic] = frozenset(texts) if forget else logged | frozenset(texts)
         for text in dict.fromkeys(texts):
-            if text not in known:
+            if text not in logged:
                 LOG.log(level, "%s", text)
 
 
 @attrs.frozen
-class Tenancy:
+class TenancySteps:
     """The steps of one node, in the order in which a server that starts needs them."""
 
-    steps: tuple[Step, ...] = ()
+    steps: tuple[TenancyStep, ...] = ()
     #: Finds who is asked whether anybody has a device, by Nova's name for the node.
-    owners: Callable[[str], Owners] = attrs.field(kw_only=True)
-    _said: _Said = attrs.field(factory=_Said, init=False, eq=False)
+    owners: Callable[[str], DeviceOwners] = attrs.field(kw_only=True)
+    _said: _LoggedTexts = attrs.field(factory=_LoggedTexts, init=False, eq=False)
 
-    def step(self, name: str) -> Step | None:
+    def step(self, name: str) -> TenancyStep | None:
         """The step of a name; None: it is switched off."""
-        return next((each for each in self.steps if each.name == name), None)
+        return next((step for step in self.steps if step.name == name), None)
 
-    def begin(self, reading: Reading) -> None:
+    def begin(self, reading: NodeReading) -> None:
         """The service starts.
 
         :raises nova.exception.InvalidConfiguration: servers could not be started.
         """
         for step in self.steps:
             try:
-                self._said.say(f"{step.name} begins", step.begin(_view(reading)), True)
+                self._said.say(f"{step.name} begins", step.begin(_node_view_of(reading)), True)
             except StepError as error:
                 raise exception.InvalidConfiguration(str(error)) from error
 
@@ -113,7 +113,7 @@ class Tenancy:
         self,
         instance: objects.Instance,
         addresses: Sequence[str],
-        reading: Reading,
+        reading: NodeReading,
         ports: Collection[str],
     ) -> None:
         """Before a server gets devices, with its domain not made yet.
@@ -127,7 +127,7 @@ class Tenancy:
             for step in self.steps:
                 self._ask(instance, step, step.before_start, tenant, reading)
 
-    def keep(self, instance: objects.Instance, claim: Claim, reading: Reading) -> None:
+    def keep(self, instance: objects.Instance, claim: ServerClaim, reading: NodeReading) -> None:
         """Before a server starts again with the devices that it has.
 
         Raises as :meth:`give`.
@@ -138,9 +138,9 @@ class Tenancy:
 
     def _tenant(
         self, instance: objects.Instance, addresses: Sequence[str], ports: Collection[str]
-    ) -> Tenant:
+    ) -> DeviceTenant:
         asked = (instance.flavor.extra_specs or {}).get(flavor.NVLINK)
-        return Tenant(
+        return DeviceTenant(
             server=instance.uuid,
             devices=tuple(addresses),
             ports=frozenset(ports),
@@ -151,19 +151,19 @@ class Tenancy:
     def _ask(
         self,
         instance: objects.Instance,
-        step: Step,
-        ask: Callable[[Tenant, View], tuple[str, ...]],
-        tenant: Tenant,
-        reading: Reading,
+        step: TenancyStep,
+        ask: Callable[[DeviceTenant, NodeView], tuple[str, ...]],
+        tenant: DeviceTenant,
+        reading: NodeReading,
     ) -> None:
         try:
-            self._said.say(f"{step.name} starts", ask(tenant, _view(reading)), False)
+            self._said.say(f"{step.name} starts", ask(tenant, _node_view_of(reading)), False)
         except RefusedError as error:
             for reason in error.reasons:
                 LOG.error("%s", reason, instance=instance)
             raise (ClaimRefused if error.claim else DeviceFault)(error.user) from error
 
-    def take_back(self, instance: objects.Instance, source: Source) -> None:
+    def take_back(self, instance: objects.Instance, source: ReadingSource) -> None:
         """After a server's domain is gone. Never raises.
 
         The last step comes first, so that cleaning sees what it has left.
@@ -173,51 +173,55 @@ class Tenancy:
         elif instance.task_state in _ELSEWHERE:
             self.rest(instance, source)
 
-    def rest(self, instance: objects.Instance, source: Source) -> None:
+    def rest(self, instance: objects.Instance, source: ReadingSource) -> None:
         """After a server has left for elsewhere that still has its devices here. Never raises."""
         self._end(instance, source, lambda step: step.after_move)
 
     def _end(
         self,
         instance: objects.Instance,
-        source: Source,
-        tell: Callable[[Step], Callable[[str, Callable[[], View], Owners], tuple[str, ...]]],
+        source: ReadingSource,
+        tell: Callable[
+            [TenancyStep], Callable[[str, Callable[[], NodeView], DeviceOwners], tuple[str, ...]]
+        ],
     ) -> None:
         if not self.steps:
             return
         owners = self.owners(instance.node or "")
         domains = owners.domains()
         own = domains.of(instance.uuid)
-        why = domains.unknown
+        reason = domains.unknown
         if own is not None and own.live.all:
-            why = f"{own} is still there"
-        if why is not None:
+            reason = f"{own} is still there"
+        if reason is not None:
             # Nova says that it is gone, but what is taken from a guest that runs is lost to
             # it. The next update looks again.
-            LOG.error("Its devices are left as they are for now: %s", why, instance=instance)
+            LOG.error("Its devices are left as they are for now: %s", reason, instance=instance)
             return
         owners = owners.with_domains(domains)
         for step in reversed(self.steps):
-            for note in tell(step)(instance.uuid, lambda: _view(source.read()), owners):
+            for note in tell(step)(instance.uuid, lambda: _node_view_of(source.read()), owners):
                 LOG.error("%s", note, instance=instance)
 
-    def sweep(self, reading: Reading, owners: Owners) -> tuple[dict[str, Symptom], tuple[str, ...]]:
+    def sweep(
+        self, reading: NodeReading, owners: DeviceOwners
+    ) -> tuple[dict[str, Symptom], tuple[str, ...]]:
         """Put free devices in order.
 
         :returns: address -> why one must not be offered; and alarms, one sentence each.
         """
-        found: dict[str, Symptom] = {}
+        findings: dict[str, Symptom] = {}
         alarms: list[str] = []
         if self.steps:
             ill = reading.fresh()
-            view = attrs.evolve(_view(reading), ill=ill)
+            view = attrs.evolve(_node_view_of(reading), ill=ill)
             for step in reversed(self.steps):
                 withheld = step.withhold(view, owners)
                 self._said.say(f"{step.name} looks", withheld.notes, True)
-                found.update(withheld.findings)
+                findings.update(withheld.findings)
                 alarms += withheld.alarms
         self._said.say("alarms", alarms, True, logging.ERROR)
-        return found, tuple(alarms)
+        return findings, tuple(alarms)
 
     def unreserve(
         self,
@@ -236,12 +240,18 @@ class Tenancy:
         for step in self.steps:
             try:
                 waiting = sorted(step.unreported() - frozenset(held))
-                step.report([each for each in waiting if _free(tree, nodename, each)])
+                step.report(
+                    [
+                        address
+                        for address in waiting
+                        if _is_given_by_placement(tree, nodename, address)
+                    ]
+                )
             except LedgerError as error:
                 LOG.error("Clean PCI devices stay reserved: %s", error)
 
 
-def _free(tree: provider_tree.ProviderTree, nodename: str, address: str) -> bool:
+def _is_given_by_placement(tree: provider_tree.ProviderTree, nodename: str, address: str) -> bool:
     """Whether Placement gives a clean device; if it does not yet, it is told now."""
     name = f"{nodename}_{address.upper()}"
     # Nova marks the provider of a one-time-use device with this trait.
@@ -257,13 +267,15 @@ def _free(tree: provider_tree.ProviderTree, nodename: str, address: str) -> bool
     return False
 
 
-def _view(reading: Reading) -> View:
+def _node_view_of(reading: NodeReading) -> NodeView:
     offers = reading.offers()
-    return View(
+    return NodeView(
         node=reading.node,
-        roles={each: entry.get(tags.ROLE) for each, (_, entry) in offers.items()},
+        roles={address: entry.get(tags.ROLE) for address, (_, entry) in offers.items()},
         sets={
-            each: entry[tags.NVLINK] for each, (_, entry) in offers.items() if tags.NVLINK in entry
+            address: entry[tags.NVLINK]
+            for address, (_, entry) in offers.items()
+            if tags.NVLINK in entry
         },
     )
 
@@ -271,92 +283,94 @@ def _view(reading: Reading) -> View:
 # -- which steps there are -----------------------------------------------------------
 
 
-def steps_of(conf: Any, source: Source) -> Iterator[Step]:
+def steps_of(conf: Any, source: ReadingSource) -> Iterator[TenancyStep]:
     """The steps that ``[hpc]`` asks for, in the order in which a server that starts needs them.
 
     :raises nova.exception.InvalidConfiguration: one of them cannot be used.
     """
     root = os.geteuid() == 0
-    yield cleaning.never(conf, source.ledger)
+    yield cleaning.forbidden_step_of(conf, source.ledger)
     try:
         cleaning.check_roles(conf, source.specs)
         if conf.hpc.clean_devices:
-            hygiene = _hygiene(conf, source.ledger, root)
+            hygiene = _hygiene_step_of(conf, source.ledger, root)
             stage = cleaning.stage_of(conf, hygiene)
-            yield from (each for each in (stage, hygiene) if each is not None)
+            yield from (step for step in (stage, hygiene) if step is not None)
         else:
             cleaning.expect_none(conf)
             LOG.warning("[hpc]clean_devices is off: PCI devices are not cleaned between servers")
     except cleaning.OptionError as error:
         raise exception.InvalidConfiguration(str(error)) from error
     try:
-        links = Links.from_options(conf.hpc, source.ledger, SWITCH_ROLE)
+        links = NvlinkStep.from_options(conf.hpc, source.ledger, SWITCH_ROLE)
     except BackendError as error:
         raise exception.InvalidConfiguration(str(error)) from error
     if links is not None:
         yield links
-    found = _adapters(conf, source, root)
-    if found is not None:
-        yield found
+    adapter_step = _adapter_step_of(conf, source, root)
+    if adapter_step is not None:
+        yield adapter_step
     else:
         LOG.warning("[hpc]set_adapters is off: virtual functions are left as they are")
-    wish = Wish(conf.hpc.peer_to_peer)
-    if wish is not Wish.KEEP:
-        make = peer_write.apply if root else peer_privileged.apply
-        yield PeerToPeer(Path(conf.hpc.sysfs_root), wish, make)
+    wish = PeerWish(conf.hpc.peer_to_peer)
+    if wish is not PeerWish.KEEP:
+        make = peer_write.apply_peer_wish if root else peer_privileged.apply_wish_by_helper
+        yield PeerToPeerStep(Path(conf.hpc.sysfs_root), wish, make)
 
 
-def _hygiene(conf: Any, ledger: LedgerFile, root: bool) -> Hygiene:
+def _hygiene_step_of(conf: Any, ledger: LedgerFile, root: bool) -> HygieneStep:
     sysfs, timeout = Path(conf.hpc.sysfs_root), float(conf.hpc.reset_timeout)
 
     def reset(address: str) -> None:
-        hygiene_reset.reset(sysfs, address, timeout, ledger.locks)
+        hygiene_reset.reset_device(sysfs, address, timeout, ledger.locks)
 
-    tools = cleaner.Tools(
+    tools = cleaner.CleanerTools(
         root=sysfs,
         timeout=timeout,
-        reset=reset if root else privileged.reset,
-        need_reset=Sign.RESET.value in conf.hpc.health_checks,
+        reset=reset if root else privileged.reset_by_helper,
+        need_reset=HealthSign.RESET.value in conf.hpc.health_checks,
     )
     try:
-        cleaners = cleaner.load(conf.hpc.cleaners, tools)
+        cleaners = cleaner.load_cleaners(conf.hpc.cleaners, tools)
     except cleaner.CleanerError as error:
         raise exception.InvalidConfiguration(str(error)) from error
-    read_config = None if root else privileged.read_configs
+    read_config = None if root else privileged.read_configs_by_helper
     if not root:
         # Without it every device would end in quarantine after its first server.
         _expect_helper(conf, "reset PCI devices", "clean_devices = False")
-    rules = Rules.from_options(conf.hpc)
-    return Hygiene(sysfs, ledger, cleaners, timeout, read_config, rules)
+    rules = HealthRules.from_options(conf.hpc)
+    return HygieneStep(sysfs, ledger, cleaners, timeout, read_config, rules)
 
 
-def _adapters(conf: Any, source: Source, root: bool) -> adapters.Adapters | None:
+def _adapter_step_of(conf: Any, source: ReadingSource, root: bool) -> adapters.AdapterStep | None:
     """None: switched off, and nothing is left to put back."""
     try:
-        prefix = Prefix.parse(conf.hpc.address_prefix)
+        prefix = AddressPrefix.parse(conf.hpc.address_prefix)
     except PrefixError as error:
         raise exception.InvalidConfiguration(f"[hpc]address_prefix: {error}") from error
     ledger = source.ledger.read()
-    left = ledger.lost or any(each.adapter is not None for each in ledger.devices.values())
+    left = ledger.lost or any(device.adapter is not None for device in ledger.devices.values())
     if conf.hpc.set_adapters == adapters.OFF and not left:
         return None
     if not root:
-        view = _view(source.read())
-        if adapters.functions(view, [each.address for each in view.node.functions]):
+        view = _node_view_of(source.read())
+        if adapters.adapter_functions_of(
+            view, [function.address for function in view.node.functions]
+        ):
             _expect_helper(conf, "set virtual functions of adapters", "set_adapters = off")
-    return adapters.Adapters(
+    return adapters.AdapterStep(
         root=Path(conf.hpc.sysfs_root),
         ledger=source.ledger,
         prefix=prefix,
         mode=conf.hpc.set_adapters,
-        write=None if root else adapters_privileged.write,
+        write=None if root else adapters_privileged.write_setting_by_helper,
     )
 
 
 def _expect_helper(conf: Any, what: str, off: str) -> None:
     """Refuse to start a service that is not root and may not do what only root may."""
     try:
-        privileged.expect_same(conf)
+        privileged.expect_same_settings(conf)
     except privileged.SettingsError as error:
         raise exception.InvalidConfiguration(str(error)) from error
     except Exception as error:

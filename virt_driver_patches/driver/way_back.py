@@ -16,45 +16,51 @@ from oslo_log import log as logging
 from nova_hpc.from_nova import node_stats
 from nova_hpc.tenancy import health
 from nova_hpc.topology.model import AddressError, normalise_address
-from virt_driver_patches.driver.reading import Reading
+from virt_driver_patches.driver.reading import NodeReading
 from virt_driver_patches.errors import DeviceFault
 
 LOG = logging.getLogger(__name__)
 
 
-def unusable(reading: Reading, addresses: frozenset[str]) -> dict[str, str]:
+def find_unusable_devices(reading: NodeReading, addresses: frozenset[str]) -> dict[str, str]:
     """Address -> why no server could start with a device, as this node is now."""
-    found = reading.judge(reading.offers(), health.DANGER)
+    findings = reading.judge(reading.offers(), health.DANGER)
     absent = {
-        each: "the device is not there" for each in addresses if reading.node.function(each) is None
+        address: "the device is not there"
+        for address in addresses
+        if reading.node.function(address) is None
     }
-    return {each: one.reason for each, one in found.items() if each in addresses} | absent
+    return {
+        address: finding.reason for address, finding in findings.items() if address in addresses
+    } | absent
 
 
-def check(instance: objects.Instance, here: str, reading: Reading | None) -> None:
+def check_revert_possible(
+    instance: objects.Instance, this_host: str, reading: NodeReading | None
+) -> None:
     """Refuse the revert of a resize whose devices at the source no server could have.
 
-    :param here: this service's name.
+    :param this_host: this service's name.
     :param reading: of this node; None: nothing of it is this project's.
     :raises DeviceFault: it would end in ERROR; the server runs on as it is.
     """
     moved = instance.migration_context
     former = [] if moved is None else moved.old_pci_devices or []
-    addresses = frozenset(filter(None, (_normal(each.address) for each in former)))
+    addresses = frozenset(filter(None, (_normal_or_none(device.address) for device in former)))
     if not addresses:
         return
     context = nova_context.get_admin_context()
     migration = objects.Migration.get_by_id(context, moved.migration_id)
-    if migration.source_compute == here and reading is not None:
-        gone = unusable(reading, addresses)
+    if migration.source_compute == this_host and reading is not None:
+        gone = find_unusable_devices(reading, addresses)
     else:
-        gone = _at(context, migration, addresses)
-    for address, why in gone.items():
+        gone = _unusable_at_source(context, migration, addresses)
+    for address, reason in gone.items():
         LOG.error(
             "The resize cannot be reverted: PCI device %s of host %s cannot be given back: %s",
             address,
             migration.source_compute,
-            why,
+            reason,
             instance=instance,
         )
     if gone:
@@ -65,7 +71,7 @@ def check(instance: objects.Instance, here: str, reading: Reading | None) -> Non
         )
 
 
-def _at(
+def _unusable_at_source(
     context: nova_context.RequestContext, migration: objects.Migration, addresses: frozenset[str]
 ) -> dict[str, str]:
     """What the other host says of these devices."""
@@ -75,19 +81,19 @@ def _at(
         )
     except exception.ComputeHostNotFound:
         return dict.fromkeys(addresses, "its host is not there any more")
-    word = node_stats.word_of(node)
+    word = node_stats.node_word_of_record(node)
     if word.unread is not None:
         return dict.fromkeys(addresses, f"what its host says of it is unknown: {word.unread}")
     if word.document is None:
         return {}  # the host does not run this project's driver: Nova's own affair
     document = word.document
     return {
-        each: document.in_use.get(each, "the last update of its host says no more")
-        for each in sorted(addresses.intersection(document.unusable))
+        address: document.in_use.get(address, "the last update of its host says no more")
+        for address in sorted(addresses.intersection(document.unusable))
     }
 
 
-def _normal(address: object) -> str | None:
+def _normal_or_none(address: object) -> str | None:
     try:
         return normalise_address(str(address))
     except AddressError:

@@ -20,15 +20,15 @@ from oslo_log import log as logging
 from oslo_serialization import jsonutils
 
 from nova_hpc.from_nova.claim import hpc_tags
-from nova_hpc.from_nova.pools import class_of
+from nova_hpc.from_nova.pools import class_and_traits_of
 from nova_hpc.tenancy import health
-from nova_hpc.tenancy.owners import Row, Rows
-from nova_hpc.tenancy.sign import Sign, Symptom
+from nova_hpc.tenancy.owners import NovaDeviceRow, NovaDeviceRows
+from nova_hpc.tenancy.sign import HealthSign, Symptom
 from nova_hpc.topology.model import AddressError, normalise_address
 from nova_hpc.wire import device_record, stats, tags
 from nova_hpc.wire.ledger import SOMEBODY
 from virt_driver_patches.driver import contract
-from virt_driver_patches.driver.reading import Offers, Reading
+from virt_driver_patches.driver.reading import NodeReading, Offers
 
 LOG = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ LOG = logging.getLogger(__name__)
 TAKEN = (fields.PciDeviceStatus.CLAIMED, fields.PciDeviceStatus.ALLOCATED)
 
 
-def in_use(host: str, nodename: str) -> frozenset[str]:
+def list_used_devices(host: str, nodename: str) -> frozenset[str]:
     """Addresses of the devices that servers have on this node, by Nova's records."""
     context = nova_context.get_admin_context()
     try:
@@ -47,7 +47,7 @@ def in_use(host: str, nodename: str) -> frozenset[str]:
     return frozenset(device.address for device in records if device.status in TAKEN)
 
 
-def rows(host: str, nodename: str) -> Rows:
+def read_device_rows(host: str, nodename: str) -> NovaDeviceRows:
     """Nova's records of a node's devices.
 
     A record's ``updated_at`` changes when a server claims the device and when it is free
@@ -58,18 +58,18 @@ def rows(host: str, nodename: str) -> Rows:
     try:
         node = objects.ComputeNode.get_by_host_and_nodename(context, host, nodename)
     except exception.ComputeHostNotFound:
-        return Rows()  # it starts for the first time
-    found = objects.PciDeviceList.get_by_compute_node(context, node.id)
-    return Rows(
+        return NovaDeviceRows()  # it starts for the first time
+    records = objects.PciDeviceList.get_by_compute_node(context, node.id)
+    return NovaDeviceRows(
         str(node.uuid),
         {
-            normalise_address(each.address): Row(
-                (each.instance_uuid or SOMEBODY) if each.status in TAKEN else None,
-                f"{each.id} {each.updated_at or each.created_at}"
-                if each.status == fields.PciDeviceStatus.AVAILABLE
+            normalise_address(record.address): NovaDeviceRow(
+                (record.instance_uuid or SOMEBODY) if record.status in TAKEN else None,
+                f"{record.id} {record.updated_at or record.created_at}"
+                if record.status == fields.PciDeviceStatus.AVAILABLE
                 else "",
             )
-            for each in found
+            for record in records
         },
     )
 
@@ -77,7 +77,7 @@ def rows(host: str, nodename: str) -> Rows:
 #: Reading, what is offered, what libvirt lists, what is withheld -> what else is not given
 #: and why; and notes.
 Look = Callable[
-    [Reading, Offers, list[dict[str, Any]], Mapping[str, str]],
+    [NodeReading, Offers, list[dict[str, Any]], Mapping[str, str]],
     tuple[dict[str, str], tuple[str, ...]],
 ]
 
@@ -92,7 +92,7 @@ class Withholder:
     def edit(
         self,
         resources: dict[str, Any],
-        reading: Reading,
+        reading: NodeReading,
         taken: Callable[[], frozenset[str]],
         more: Mapping[str, Symptom] | None = None,
         look: Look | None = None,
@@ -108,35 +108,39 @@ class Withholder:
         offers = reading.specs.offers(reading.node, reported)
         findings = reading.judge(offers)
         for address, reason in contract.mixed_tags(offers, reading.node).items():
-            findings.setdefault(address, Symptom(Sign.UNIT, reason))
+            findings.setdefault(address, Symptom(HealthSign.UNIT, reason))
         for address, finding in (more or {}).items():
             findings.setdefault(address, finding)
         used = taken()
         for address in used:
             # Libvirt does not list it any more: Nova keeps its record, and says nothing.
             if reading.node.function(address) is None:
-                findings.setdefault(address, Symptom(Sign.ABSENT, "the device is not there"))
-        withheld = {each: found.reason for each, found in findings.items() if each not in used}
-        unfit = {each: found.reason for each, found in findings.items() if each in used}
-        kept = [device for device in reported if _address(device) not in withheld]
+                findings.setdefault(address, Symptom(HealthSign.ABSENT, "the device is not there"))
+        withheld = {
+            address: finding.reason for address, finding in findings.items() if address not in used
+        }
+        unfit = {
+            address: finding.reason for address, finding in findings.items() if address in used
+        }
+        kept = [device for device in reported if _address_of_report(device) not in withheld]
         for device in kept:
-            offer = offers.get(_address(device) or "")
+            offer = offers.get(_address_of_report(device) or "")
             if offer is not None and hpc_tags(offer[1]):
                 # Nova keeps it in its record of the device.
-                device[device_record.KEY] = device_record.dumps(offer[1])
+                device[device_record.KEY] = device_record.write_device_record(offer[1])
         resources["pci_passthrough_devices"] = jsonutils.dumps(kept)
         notes = reading.problems
         if look is not None:
             shown, more_notes = look(reading, offers, reported, withheld)
             # What a server has is not free anyway.
-            shown = {each: why for each, why in shown.items() if each not in used}
+            shown = {address: reason for address, reason in shown.items() if address not in used}
             withheld, notes = {**shown, **withheld}, (*notes, *more_notes)
         document = stats.StatsDocument(
             withheld=withheld,
             in_use=unfit,
-            unusable=_unusable(unfit, findings, reading, offers),
+            unusable=_list_unusable_devices(unfit, findings, reading, offers),
             states=reading.states(),
-            kinds=_kinds(withheld, reading, offers),
+            kinds=_read_withheld_kinds(withheld, reading, offers),
             notes=notes,
         )
         resources["stats"][stats.KEY] = document.dumps()
@@ -144,20 +148,26 @@ class Withholder:
 
     def _log(self, withheld: Mapping[str, str], unfit: Mapping[str, str]) -> None:
         """Say what has changed, once."""
-        now = {each: f"is not offered: {why}" for each, why in withheld.items()}
-        now |= {each: f"stays with its server, but: {why}" for each, why in unfit.items()}
+        current_texts = {
+            address: f"is not offered: {reason}" for address, reason in withheld.items()
+        }
+        current_texts |= {
+            address: f"stays with its server, but: {reason}" for address, reason in unfit.items()
+        }
         with self._lock:
-            before, self._known = self._known, now
-        for address, text in sorted(now.items()):
+            before, self._known = self._known, current_texts
+        for address, text in sorted(current_texts.items()):
             if before.get(address) != text:
                 LOG.warning("PCI device %s %s", address, text)
-        for address in sorted(before.keys() - now.keys()):
+        for address in sorted(before.keys() - current_texts.keys()):
             LOG.info("PCI device %s is well again", address)
 
 
-def _kinds(withheld: Iterable[str], reading: Reading, offers: Offers) -> dict[str, str]:
+def _read_withheld_kinds(
+    withheld: Iterable[str], reading: NodeReading, offers: Offers
+) -> dict[str, str]:
     """Which class and traits withheld devices have in Placement, for who counts them."""
-    found = {}
+    kinds = {}
     for address in withheld:
         function, offer = reading.node.function(address), offers.get(address)
         if function is None or offer is None or "physical_network" in offer[1]:
@@ -168,23 +178,27 @@ def _kinds(withheld: Iterable[str], reading: Reading, offers: Offers) -> dict[st
             "live_migratable": offer[1].get("live_migratable", "false"),
         }
         try:
-            found[address] = stats.kind_of(*class_of(device, tags.parse(hpc_tags(offer[1]))))
+            kinds[address] = stats.format_kind(
+                *class_and_traits_of(device, tags.parse_tags(hpc_tags(offer[1])))
+            )
         except tags.TagError as error:
             LOG.debug("Of which kind %s is cannot be told: %s", address, error)
-    return found
+    return kinds
 
 
-def _unusable(
-    unfit: Collection[str], findings: Mapping[str, Symptom], reading: Reading, offers: Offers
+def _list_unusable_devices(
+    unfit: Collection[str], findings: Mapping[str, Symptom], reading: NodeReading, offers: Offers
 ) -> tuple[str, ...]:
     """Those of *unfit* with which no server could start; one may be in quarantine as well."""
     if not unfit:
         return ()
     danger = reading.judge(offers, health.DANGER)
-    return tuple(each for each in unfit if each in danger or findings[each].sign in health.DANGER)
+    return tuple(
+        address for address in unfit if address in danger or findings[address].sign in health.DANGER
+    )
 
 
-def _address(device: Mapping[str, Any]) -> str | None:
+def _address_of_report(device: Mapping[str, Any]) -> str | None:
     try:
         return normalise_address(device["address"])
     except (AddressError, KeyError):

@@ -24,12 +24,14 @@ from virt_driver_patches.patches import (
 )
 
 
-def _override(name: str, lines: dict[int, tuple[int, int]], why: str, *parameters: str) -> Patch:
+def _patch_of_override(
+    name: str, lines: dict[int, tuple[int, int]], reason: str, *parameters: str
+) -> Patch:
     return Patch(
         f"nova.virt.libvirt.driver:LibvirtDriver.{name}",
         parameters=parameters,
         lines=lines,
-        why=why,
+        why=reason,
         until="drivers have a public method there",
         overridden=True,
     )
@@ -58,27 +60,27 @@ ALL: Final[tuple[Patch, ...]] = (
     placement.DELETE,
     *refuse_early.ACTIONS.values(),
     pci_devices.READING,
-    _override(
+    _patch_of_override(
         "_hard_reboot",
         {32: (4104, 4246), 33: (4135, 4281), 34: (4241, 4392)},
         "Starts of stopped servers and of the host's boot go through it, after the old domain is "
         "destroyed: the devices are checked before.",
         *("context", "instance"),
     ),
-    _override(
+    _patch_of_override(
         "_get_guest_xml",
         {32: (8064, 8093), 33: (8167, 8197), 34: (8338, 8368)},
         "The one place where every domain is made.",
         *("context", "instance"),
     ),
-    _override(
+    _patch_of_override(
         "_detach_pci_devices",
         {32: (5502, 5531), 33: (5540, 5569), 34: (5689, 5718)},
         "Nova gives a guest five seconds to let go of devices; one that handles hot plugging "
         "itself needs longer.",
         *("guest", "pci_devs"),
     ),
-    _override(
+    _patch_of_override(
         "_attach_pci_devices",
         {32: (5533, 5541), 33: (5571, 5579), 34: (5720, 5728)},
         "Nova gives devices back without their addresses in the guest.",
@@ -87,11 +89,11 @@ ALL: Final[tuple[Patch, ...]] = (
 )
 
 
-def install(
+def install_all_wraps(
     virtapi: Any,
     check_move: moves.Check,
     early: Mapping[str, refuse_early.Check],
-    providers: placement.Providers,
+    providers: placement.PlacementGuard,
 ) -> None:
     """Install the wraps in this process, all or none.
 
@@ -103,17 +105,17 @@ def install(
     gate.check_release()
     for patch in ALL:
         patch.function()
-    gate.warn_of_changes([*(each.target for each in (*ALL, *overrides.DRIVER)), *RELIED_ON])
+    gate.warn_of_changes([*(patch.target for patch in (*ALL, *overrides.DRIVER)), *RELIED_ON])
     manager = gate.manager_of(virtapi)
     tracker = getattr(manager, "rt", None)
-    new_servers.serve(tracker)
+    new_servers.serve_new_claims(tracker)
     moves.check_claims(tracker, check_move)
-    pci_devices.follow(tracker)
-    same_host.count_once(tracker)
-    placement.install(tracker, providers)
-    ports.install()
-    reasons.keep(manager)
-    refuse_early.install(manager, early)
-    both_patches.install()
+    pci_devices.follow_pci_devices(tracker)
+    same_host.count_resized_once(tracker)
+    placement.install_placement_wraps(tracker, providers)
+    ports.install_port_wraps()
+    reasons.keep_user_reasons(manager)
+    refuse_early.install_early_refusals(manager, early)
+    both_patches.install_shared_patches()
     moves.bind_claims()
-    healing.leave_moves()
+    healing.leave_moves_unhealed()

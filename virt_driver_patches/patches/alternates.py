@@ -31,7 +31,7 @@ LOG = logging.getLogger(__name__)
 
 
 @attrs.frozen(eq=False)
-class _Build:
+class _AlternateBuild:
     """A build that has somewhere else to go."""
 
     #: Nova's properties of this attempt: without ``retry`` Nova does not try again.
@@ -40,25 +40,27 @@ class _Build:
     hosts: list[objects.Selection]
 
 
-_BUILD: Final[contextvars.ContextVar[_Build | None]] = contextvars.ContextVar(
+_BUILD: Final[contextvars.ContextVar[_AlternateBuild | None]] = contextvars.ContextVar(
     "hpc_build", default=None
 )
 
 
 @contextlib.contextmanager
-def of(properties: dict[str, Any], hosts: list[objects.Selection]) -> Iterator[None]:
+def remember_alternates(
+    properties: dict[str, Any], hosts: list[objects.Selection]
+) -> Iterator[None]:
     """While a server is built that has these alternates.
 
     :param properties: the filter properties that Nova looks at when the build has failed.
     """
-    token = _BUILD.set(_Build(properties, hosts))
+    token = _BUILD.set(_AlternateBuild(properties, hosts))
     try:
         yield
     finally:
         _BUILD.reset(token)
 
 
-def forget_lost(instance: objects.Instance) -> None:
+def forget_lost_alternates(instance: objects.Instance) -> None:
     """Drop the alternates whose resources are taken; without any, Nova does not try again."""
     build = _BUILD.get()
     if build is None:
@@ -78,8 +80,8 @@ def _is_lost(host: objects.Selection) -> bool:
     try:
         allocations = json.loads(host.allocation_request)["allocations"]
         return any(
-            providers.has(provider, each["resources"]) is False
-            for provider, each in allocations.items()
+            providers.has_free_resources(provider, allocation["resources"]) is False
+            for provider, allocation in allocations.items()
         )
     except (TypeError, ValueError, KeyError, AttributeError):
         # Of another scheduler's form: the conductor will see.

@@ -25,7 +25,7 @@ from nova import objects
 from nova.compute import pci_placement_translator
 from oslo_log import log as logging
 
-from nova_hpc.from_nova.gate import Call, Patch, wrap
+from nova_hpc.from_nova.gate import Call, Patch, wrap_method
 
 LOG = logging.getLogger(__name__)
 
@@ -51,28 +51,28 @@ OWNERS: Final = Patch(
 _MARK: Final = "hpc_heals"
 
 
-def leave_moves() -> None:
+def leave_moves_unhealed() -> None:
     """Wrap Nova's view of Placement (idempotent); Nova makes one for every update.
 
     :raises nova.exception.InvalidConfiguration: it is not as expected.
     """
     view = pci_placement_translator.PlacementView
     if not hasattr(view.update_allocations, _MARK):
-        wrap(view, HEAL, _without_moves)
+        wrap_method(view, HEAL, _heal_without_moves)
         setattr(view.update_allocations, _MARK, True)
 
 
-def _without_moves(call: Call) -> Any:
+def _heal_without_moves(call: Call) -> Any:
     view, allocations = call.given["self"], call.given["allocations"]
     owners = {owner for provider in view.rps.values() for owner in provider._get_allocations()}
-    moving = _moving(owners, allocations) - set(view.same_host_instances)
+    moving = _owners_in_move(owners, allocations) - set(view.same_host_instances)
     if moving:
         LOG.info("Servers between two sets of devices: %s", ", ".join(sorted(moving)))
         view.same_host_instances = [*view.same_host_instances, *sorted(moving)]
     return call()
 
 
-def _moving(owners: set[str], allocations: Mapping[str, Any]) -> set[str]:
+def _owners_in_move(owners: set[str], allocations: Mapping[str, Any]) -> set[str]:
     """Those of *owners* whose migration has an allocation on this node.
 
     :param owners: servers that have devices here.
@@ -82,5 +82,5 @@ def _moving(owners: set[str], allocations: Mapping[str, Any]) -> set[str]:
     if not others or not owners & allocations.keys():
         return set()
     context = nova_context.get_admin_context()
-    found = objects.MigrationList.get_by_filters(context, {"uuid": others})
-    return {migration.instance_uuid for migration in found} & owners
+    migrations = objects.MigrationList.get_by_filters(context, {"uuid": others})
+    return {migration.instance_uuid for migration in migrations} & owners

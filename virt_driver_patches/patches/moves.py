@@ -26,11 +26,11 @@ from nova.compute import claims, pci_placement_translator
 from nova.i18n import _
 from oslo_log import log as logging
 
-from nova_hpc.from_nova.claim import Claim
-from nova_hpc.from_nova.gate import Call, Patch, wrap
-from nova_hpc.from_nova.patches.serving import serving
+from nova_hpc.from_nova.claim import ServerClaim
+from nova_hpc.from_nova.gate import Call, Patch, wrap_method
+from nova_hpc.from_nova.patches.serving import serve_flavor
 from nova_hpc.placement import flavor as flavors
-from virt_driver_patches.errors import ClaimRefused, rollback
+from virt_driver_patches.errors import ClaimRefused, wrap_for_rollback
 from virt_driver_patches.patches import ports
 
 LOG = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ DROP: Final = Patch(
 )
 
 #: Takes a context, an instance and its claim; raises a NovaException to refuse.
-Check = Callable[[Any, Any, Claim], object]
+Check = Callable[[Any, Any, ServerClaim], object]
 
 _MARK: Final = "hpc_bound"
 #: Where Nova looks for the providers of a request (nova/pci/stats.py).
@@ -84,13 +84,13 @@ def bind_claims() -> None:
     :raises nova.exception.InvalidConfiguration: Nova's claims have another form.
     """
     if not hasattr(claims.MoveClaim.__init__, _MARK):
-        wrap(claims.MoveClaim, BIND, _bound)
+        wrap_method(claims.MoveClaim, BIND, _claim_chosen_devices)
         setattr(claims.MoveClaim.__init__, _MARK, True)
 
 
-def _bound(call: Call) -> None:
+def _claim_chosen_devices(call: Call) -> None:
     given = call.given
-    requests = _requests(given)
+    requests = _flavor_requests_of(given)
     if not requests:
         call()
         return
@@ -98,17 +98,17 @@ def _bound(call: Call) -> None:
     allocations = tracker.reportclient.get_allocations_for_consumer(given["context"], instance.uuid)
     required = flavors.has_hpc_keys(given["flavor"].extra_specs or {})
     try:
-        bind(requests, tracker.pci_tracker.stats, allocations)
+        bind_chosen_providers(requests, tracker.pci_tracker.stats, allocations)
         call()
     except exception.ComputeResourcesUnavailable as error:
         if required:
             raise
         LOG.info("The move claims any devices: %s", error, instance=instance)
-        unbind(requests)
+        unbind_chosen_providers(requests)
         call()
 
 
-def _requests(given: Mapping[str, Any]) -> list[objects.InstancePCIRequest]:
+def _flavor_requests_of(given: Mapping[str, Any]) -> list[objects.InstancePCIRequest]:
     """Those that the scheduler has chosen devices for: of the new flavor's aliases."""
     # A live migration claims no devices here.
     if not given["tracker"].pci_tracker or given["migration"].is_live_migration:
@@ -120,7 +120,7 @@ def _requests(given: Mapping[str, Any]) -> list[objects.InstancePCIRequest]:
     ]
 
 
-def bind(
+def bind_chosen_providers(
     requests: list[objects.InstancePCIRequest],
     stats: Any,
     allocations: Mapping[str, Mapping[str, Any]],
@@ -157,18 +157,18 @@ def bind(
             )
         chosen.append(",".join(providers))
     for request, uuids in zip(requests, chosen, strict=True):
-        for each in request.spec:
-            each[_PROVIDERS] = uuids
+        for spec_entry in request.spec:
+            spec_entry[_PROVIDERS] = uuids
 
 
-def unbind(requests: list[objects.InstancePCIRequest]) -> None:
-    """Take out of *requests* what :func:`bind` has written."""
+def unbind_chosen_providers(requests: list[objects.InstancePCIRequest]) -> None:
+    """Take out of *requests* what :func:`bind_chosen_providers` has written."""
     for request in requests:
-        for each in request.spec:
-            each.pop(_PROVIDERS, None)
+        for spec in request.spec:
+            spec.pop(_PROVIDERS, None)
 
 
-def _image(given: Mapping[str, Any]) -> objects.ImageMeta:
+def _image_after_move(given: Mapping[str, Any]) -> objects.ImageMeta:
     """The image of the server after the move; Nova gives it as a dictionary or an object."""
     image = given.get("image_meta")
     if isinstance(image, dict) and image:
@@ -186,11 +186,14 @@ def check_claims(tracker: Any, check: Check) -> None:
         context, instance = call.given["context"], call.given["instance"]
         flavor = call.given.get("flavor") or instance.flavor
         try:
-            with serving(flavor, _image(call.given)), ports.claiming(instance, flavor):
+            with (
+                serve_flavor(flavor, _image_after_move(call.given)),
+                ports.claim_port_adapters(instance, flavor),
+            ):
                 ticket = call()
         except ClaimRefused as error:
-            raise rollback(error) from error
-        claim = Claim.of_move(instance, flavor)
+            raise wrap_for_rollback(error) from error
+        claim = ServerClaim.of_move(instance, flavor)
         try:
             if claim is not None:
                 check(context, instance, claim)
@@ -198,8 +201,8 @@ def check_claims(tracker: Any, check: Check) -> None:
             LOG.warning("The move is refused: %s", error, instance=instance)
             tracker.drop_move_claim(context, instance, call.given["nodename"], flavor=flavor)
             instance.drop_migration_context()
-            raise rollback(error) from error
+            raise wrap_for_rollback(error) from error
         return ticket
 
-    wrap(tracker, RESIZE, around)
-    wrap(tracker, REBUILD, around)
+    wrap_method(tracker, RESIZE, around)
+    wrap_method(tracker, REBUILD, around)

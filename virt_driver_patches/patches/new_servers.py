@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from nova_hpc.from_nova.gate import Call, Patch, wrap
-from nova_hpc.from_nova.patches.serving import serving
+from nova_hpc.from_nova.gate import Call, Patch, wrap_method
+from nova_hpc.from_nova.patches.serving import serve_flavor
 from virt_driver_patches.patches import ports
 
 CLAIM: Final = Patch(
@@ -23,18 +23,18 @@ CLAIM: Final = Patch(
 )
 
 
-def serve(tracker: Any) -> None:
+def serve_new_claims(tracker: Any) -> None:
     """Wrap the resource tracker.
 
     :raises nova.exception.InvalidConfiguration: it is not as expected.
     """
-    wrap(tracker, CLAIM, _claimed)
+    wrap_method(tracker, CLAIM, _claim_for_server)
 
 
-def _claimed(call: Call) -> Any:
+def _claim_for_server(call: Call) -> Any:
     instance = call.given["instance"]
     with (
-        serving(instance.flavor, instance.image_meta),
-        ports.claiming(instance, instance.flavor),
+        serve_flavor(instance.flavor, instance.image_meta),
+        ports.claim_port_adapters(instance, instance.flavor),
     ):
         return call()

@@ -12,132 +12,132 @@ from __future__ import annotations
 
 from typing import Final
 
-from nova_hpc.from_nova.overridden import SCHEDULER, Override
+from nova_hpc.from_nova.overridden import SCHEDULER, MethodOverride
 
 _DRIVER: Final = "virt_driver_patches.driver.hpc_libvirt:HpcLibvirtDriver"
 
 #: Those of nova-compute.
-DRIVER: Final[tuple[Override, ...]] = (
-    Override(
+DRIVER: Final[tuple[MethodOverride, ...]] = (
+    MethodOverride(
         "nova.virt.libvirt.driver:LibvirtDriver.__init__",
         parameters=("virtapi", "read_only"),
         lines={32: (417, 583), 33: (423, 590), 34: (422, 591)},
         why="The node, its checks and its guests are made with the driver.",
         ours=_DRIVER,
     ),
-    Override(
+    MethodOverride(
         "nova.virt.libvirt.driver:LibvirtDriver.init_host",
         parameters=("host",),
         lines={32: (780, 910), 33: (787, 927), 34: (793, 929)},
         why="The service refuses to start where a contract does not hold.",
         ours=_DRIVER,
     ),
-    Override(
+    MethodOverride(
         "nova.virt.libvirt.driver:LibvirtDriver.get_available_resource",
         parameters=("nodename",),
         lines={32: (10368, 10422), 33: (10503, 10557), 34: (10687, 10741)},
         why="What must not be given is left out of what the node reports; stats['hpc'] is added.",
         ours=_DRIVER,
     ),
-    Override(
+    MethodOverride(
         "nova.virt.libvirt.driver:LibvirtDriver.update_provider_tree",
         parameters=("provider_tree", "nodename", "allocations"),
         lines={32: (9436, 9579), 33: (9571, 9714), 34: (9796, 9939)},
         why="What is reserved of this project's, and need not be, is free again.",
         ours=_DRIVER,
     ),
-    Override(
+    MethodOverride(
         "nova.virt.libvirt.driver:LibvirtDriver.emit_event",
         parameters=("event",),
         lines={32: (2486, 2516), 33: (2521, 2551), 34: (2627, 2657)},
         why="Nova ignores a device that left a guest while nobody waited for it.",
         ours=_DRIVER,
     ),
-    Override(
+    MethodOverride(
         "nova.virt.libvirt.driver:LibvirtDriver.spawn",
         parameters=("context", "instance"),
         lines={32: (4799, 4874), 33: (4837, 4912), 34: (4958, 5035)},
         why="The devices are checked and given before anything is made for the guest.",
         ours=_DRIVER,
     ),
-    Override(
+    MethodOverride(
         "nova.virt.driver:ComputeDriver.rebuild",
         parameters=("context", "instance", "evacuate"),
         lines={32: (488, 533), 33: (489, 534), 34: (508, 553)},
         why="The devices are checked before the old guest is torn down.",
         ours=_DRIVER,
     ),
-    Override(
+    MethodOverride(
         "nova.virt.libvirt.driver:LibvirtDriver.resume_state_on_host_boot",
         parameters=("context", "instance"),
         lines={32: (4485, 4509), 33: (4520, 4544), 34: (4641, 4665)},
         why="The manager only logs why a server did not come back.",
         ours=_DRIVER,
     ),
-    Override(
+    MethodOverride(
         "nova.virt.libvirt.driver:LibvirtDriver.resume",
         parameters=("context", "instance"),
         lines={32: (4448, 4483), 33: (4483, 4518), 34: (4604, 4639)},
         why="The devices are checked before the saved guest is started.",
         ours=_DRIVER,
     ),
-    Override(
+    MethodOverride(
         "nova.virt.libvirt.driver:LibvirtDriver.suspend",
         parameters=("context", "instance"),
         lines={32: (4434, 4446), 33: (4469, 4481), 34: (4590, 4602)},
         why="QEMU keeps a request for a device that the guest does not answer.",
         ours=_DRIVER,
     ),
-    Override(
+    MethodOverride(
         "nova.virt.libvirt.driver:LibvirtDriver.attach_interface",
         parameters=("context", "instance", "image_meta", "vif"),
         lines={32: (3041, 3092), 33: (3072, 3123), 34: (3181, 3229)},
         why="A direct port's device is checked together with those that the server has.",
         ours=_DRIVER,
     ),
-    Override(
+    MethodOverride(
         "nova.virt.libvirt.driver:LibvirtDriver.rescue",
         parameters=("context", "instance"),
         lines={32: (4511, 4640), 33: (4546, 4678), 34: (4667, 4799)},
         why="The devices are checked before the guest is replaced.",
         ours=_DRIVER,
     ),
-    Override(
+    MethodOverride(
         "nova.virt.libvirt.driver:LibvirtDriver.destroy",
         parameters=("context", "instance"),
         lines={32: (1619, 1626), 33: (1651, 1658), 34: (1763, 1770)},
         why="The devices of a server that is gone are cleaned before Nova frees them.",
         ours=_DRIVER,
     ),
-    Override(
+    MethodOverride(
         "nova.virt.libvirt.driver:LibvirtDriver.migrate_disk_and_power_off",
         parameters=("context", "instance"),
         lines={32: (12447, 12566), 33: (12628, 12747), 34: (12818, 12937)},
         why="The adapters of the source forget a server that goes on elsewhere.",
         ours=_DRIVER,
     ),
-    Override(
+    MethodOverride(
         "nova.virt.libvirt.driver:LibvirtDriver.finish_migration",
         parameters=("context", "migration", "instance"),
         lines={32: (12624, 12733), 33: (12805, 12914), 34: (12995, 13106)},
         why="The full check at the destination.",
         ours=_DRIVER,
     ),
-    Override(
+    MethodOverride(
         "nova.virt.libvirt.driver:LibvirtDriver.finish_revert_migration",
         parameters=("context", "instance"),
         lines={32: (12773, 12828), 33: (12954, 13011), 34: (13146, 13205)},
         why="The check at the source, with the former devices.",
         ours=_DRIVER,
     ),
-    Override(
+    MethodOverride(
         "nova.virt.libvirt.driver:LibvirtDriver.check_can_live_migrate_source",
         parameters=("context", "instance"),
         lines={32: (10708, 10795), 33: (10843, 10932), 34: (11027, 11116)},
         why="Nobody could check the destination's devices before the move.",
         ours=_DRIVER,
     ),
-    Override(
+    MethodOverride(
         "nova.virt.libvirt.driver:LibvirtDriver.check_source_migrate_data_at_dest",
         parameters=("ctxt", "instance"),
         lines={32: (10548, 10604), 33: (10683, 10739), 34: (10867, 10923)},

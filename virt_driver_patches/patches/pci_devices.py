@@ -19,7 +19,7 @@ from nova.virt.libvirt.driver import LibvirtDriver
 from oslo_log import log as logging
 from oslo_serialization import jsonutils
 
-from nova_hpc.from_nova.gate import Call, Patch, wrap
+from nova_hpc.from_nova.gate import Call, Patch, wrap_method
 
 LOG = logging.getLogger(__name__)
 
@@ -44,12 +44,12 @@ READING: Final = Patch(
 _KEY: Final = "pci_passthrough_devices"
 
 
-def read_afresh(driver: LibvirtDriver) -> str:
+def read_pci_devices_afresh(driver: LibvirtDriver) -> str:
     """Nova's reading of the PCI devices, without the cache that 34 has."""
     return str(inspect.unwrap(LibvirtDriver._get_pci_passthrough_devices)(driver))
 
 
-def follow(tracker: Any) -> None:
+def follow_pci_devices(tracker: Any) -> None:
     """Wrap the resource tracker.
 
     :raises nova.exception.InvalidConfiguration: it is not as expected.
@@ -59,18 +59,18 @@ def follow(tracker: Any) -> None:
     # Called below the resource tracker's own lock, which serialises it.
     def around(call: Call) -> Any:
         devices = call.given["resources"].get(_KEY)
-        now = _canonical(devices)
-        if tracker.pci_tracker is not None and devices is not None and now != last[0]:
+        current_text = _canonical_devices_text(devices)
+        if tracker.pci_tracker is not None and devices is not None and current_text != last[0]:
             LOG.info("The PCI devices of this node have changed")
             tracker.pci_tracker.update_devices_from_hypervisor_resources(devices)
         result = call()
-        last[0] = now
+        last[0] = current_text
         return result
 
-    wrap(tracker, SETUP, around)
+    wrap_method(tracker, SETUP, around)
 
 
-def _canonical(devices: str | None) -> str | None:
+def _canonical_devices_text(devices: str | None) -> str | None:
     """The same text for the same devices: libvirt lists them in any order.
 
     Every call of the tracker writes each device to the database, so it must

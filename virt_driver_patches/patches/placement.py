@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 from nova.compute import pci_placement_translator as translator
 
-from nova_hpc.from_nova.gate import Call, Patch, wrap
+from nova_hpc.from_nova.gate import Call, Patch, wrap_method
 
 TRANSLATE: Final = Patch(
     "nova.compute.pci_placement_translator:update_provider_tree_for_pci",
@@ -43,7 +43,7 @@ DELETE: Final = Patch(
 )
 
 
-class Providers(Protocol):
+class PlacementGuard(Protocol):
     """What stands around Nova's updates of Placement."""
 
     def translate(self, call: Call) -> bool:
@@ -56,24 +56,24 @@ class Providers(Protocol):
 _MARK: Final = "hpc_completed"
 
 #: Nova's resource tracker -> what stands around its translation. A process may have several.
-_AROUND: Final[weakref.WeakKeyDictionary[Any, Providers]] = weakref.WeakKeyDictionary()
+_AROUND: Final[weakref.WeakKeyDictionary[Any, PlacementGuard]] = weakref.WeakKeyDictionary()
 
 
-def install(tracker: Any, around: Providers) -> None:
+def install_placement_wraps(tracker: Any, around: PlacementGuard) -> None:
     """Let *around* stand in for what one resource tracker tells Placement.
 
     :raises nova.exception.InvalidConfiguration: it is not as expected.
     """
-    wrap(tracker, UPDATE, functools.partial(around.guard, tracker))
+    wrap_method(tracker, UPDATE, functools.partial(around.guard, tracker))
     _AROUND[tracker] = around
     if not hasattr(translator.update_provider_tree_for_pci, _MARK):
-        wrap(translator, TRANSLATE, _completed)
+        wrap_method(translator, TRANSLATE, _complete_translation)
         setattr(translator.update_provider_tree_for_pci, _MARK, True)
 
 
-def _completed(call: Call) -> Any:
-    mine = call.given["pci_tracker"]
+def _complete_translation(call: Call) -> Any:
+    pci_tracker = call.given["pci_tracker"]
     for tracker, around in list(_AROUND.items()):
-        if tracker.pci_tracker is mine:
+        if tracker.pci_tracker is pci_tracker:
             return around.translate(call)
     return call()

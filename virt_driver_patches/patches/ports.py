@@ -25,8 +25,8 @@ from nova.pci import stats as pci_stats
 from nova.virt import hardware
 from oslo_log import log as logging
 
-from nova_hpc.from_nova.gate import Call, Patch, wrap
-from nova_hpc.from_nova.port_pools import NoAdapterError, Wanted, pinned
+from nova_hpc.from_nova.gate import Call, Patch, wrap_method
+from nova_hpc.from_nova.port_pools import ClaimingServer, NoAdapterError, pin_port_requests
 from nova_hpc.from_nova.server import port_requests
 from nova_hpc.placement import flavor as flavors
 from virt_driver_patches.errors import ClaimRefused
@@ -54,19 +54,19 @@ _MARK: Final = "hpc_chosen"
 
 
 @attrs.define
-class Claim:
+class PortClaim:
     """The server that claims in this thread, and why nothing was found for it."""
 
-    wanted: Wanted
+    wanted: ClaimingServer
     refused: NoAdapterError | None = None
 
 
-_CLAIM: Final[contextvars.ContextVar[Claim | None]] = contextvars.ContextVar(
+_CLAIM: Final[contextvars.ContextVar[PortClaim | None]] = contextvars.ContextVar(
     "hpc_claim", default=None
 )
 
 
-def install() -> None:
+def install_port_wraps() -> None:
     """Wrap Nova's PCI statistics (idempotent).
 
     The class of the statistics, because Nova makes new ones, and copies of them for
@@ -75,15 +75,15 @@ def install() -> None:
     :raises nova.exception.InvalidConfiguration: one is not as expected.
     """
     if not hasattr(pci_stats.PciDeviceStats.consume_requests, _MARK):
-        wrap(pci_stats.PciDeviceStats, APPLY, _chosen("requests"))
-        wrap(pci_stats.PciDeviceStats, CONSUME, _chosen("pci_requests"))
+        wrap_method(pci_stats.PciDeviceStats, APPLY, _wrap_port_choice("requests"))
+        wrap_method(pci_stats.PciDeviceStats, CONSUME, _wrap_port_choice("pci_requests"))
         setattr(pci_stats.PciDeviceStats.consume_requests, _MARK, True)
 
 
 @contextlib.contextmanager
-def claiming(
+def claim_port_adapters(
     instance: objects.Instance, flavor: objects.Flavor, running: bool = False
-) -> Iterator[Claim | None]:
+) -> Iterator[PortClaim | None]:
     """Choose the adapters of a server's ports in the claims that are made inside.
 
     :param running: it keeps what it has here, and a port comes to that.
@@ -97,8 +97,8 @@ def claiming(
     image = instance.image_meta
     had = (instance.pci_requests, instance.pci_devices) if running else (None, None)
     topology = instance.numa_topology if running else hardware.numa_get_constraints(flavor, image)
-    claim = Claim(
-        Wanted(
+    claim = PortClaim(
+        ClaimingServer(
             flavor,
             image,
             topology,
@@ -115,12 +115,12 @@ def claiming(
     ) as error:
         if claim.refused is None:
             raise
-        raise ClaimRefused(told(claim.refused, instance)) from error
+        raise ClaimRefused(word_port_refusal(claim.refused, instance)) from error
     finally:
         _CLAIM.reset(token)
 
 
-def told(error: NoAdapterError, instance: objects.Instance) -> str:
+def word_port_refusal(error: NoAdapterError, instance: objects.Instance) -> str:
     """What the server's user reads; the log has the rest."""
     LOG.warning(
         "No adapter beside the server's devices serves its ports: %s", error, instance=instance
@@ -131,7 +131,7 @@ def told(error: NoAdapterError, instance: objects.Instance) -> str:
     )
 
 
-def _chosen(name: str) -> Callable[[Call], Any]:
+def _wrap_port_choice(name: str) -> Callable[[Call], Any]:
     def around(call: Call) -> Any:
         claim, requests = _CLAIM.get(), call.given[name]
         if claim is None:
@@ -145,11 +145,11 @@ def _chosen(name: str) -> Callable[[Call], Any]:
             )
         except NoAdapterError as error:
             claim.refused = error
-            raise exception.PciDeviceRequestFailed(requests=_shown(requests)) from error
-        return call(**{name: pinned(requests, adapters)}) if adapters else call()
+            raise exception.PciDeviceRequestFailed(requests=_join_request_ids(requests)) from error
+        return call(**{name: pin_port_requests(requests, adapters)}) if adapters else call()
 
     return around
 
 
-def _shown(requests: Sequence[objects.InstancePCIRequest]) -> str:
-    return ", ".join(str(each.request_id) for each in requests)
+def _join_request_ids(requests: Sequence[objects.InstancePCIRequest]) -> str:
+    return ", ".join(str(request.request_id) for request in requests)

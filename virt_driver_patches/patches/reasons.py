@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from nova import exception
 
-from nova_hpc.from_nova.gate import Call, Patch, wrap
+from nova_hpc.from_nova.gate import Call, Patch, wrap_method
 from nova_hpc.placement import flavor
 from virt_driver_patches import errors
 from virt_driver_patches.errors import ClaimRefused, DeviceFault
@@ -50,14 +50,14 @@ ATTACH: Final = Patch(
 )
 
 
-def keep(manager: Any) -> None:
+def keep_user_reasons(manager: Any) -> None:
     """Wrap the compute manager.
 
     :raises nova.exception.InvalidConfiguration: it is not as expected.
     """
-    wrap(manager, LAST_HOST, _stay_at_last_host)
-    wrap(manager, BUILD, _word_failure)
-    wrap(manager, ATTACH, _name_reason)
+    wrap_method(manager, LAST_HOST, _stay_at_last_host)
+    wrap_method(manager, BUILD, _word_failure)
+    wrap_method(manager, ATTACH, _name_reason)
 
 
 def _stay_at_last_host(call: Call) -> Any:
@@ -69,7 +69,7 @@ def _stay_at_last_host(call: Call) -> Any:
     properties = dict(call.given["filter_properties"] or {})
     if not hosts:
         properties.pop("retry", None)
-    with alternates.of(properties, hosts):
+    with alternates.remember_alternates(properties, hosts):
         return call(filter_properties=properties)
 
 
@@ -82,25 +82,27 @@ def _word_failure(call: Call) -> Any:
             raise
         # Nova has logged the cause, with its traceback.
         if isinstance(error, exception.RescheduledException):
-            alternates.forget_lost(instance)
+            alternates.forget_lost_alternates(instance)
             reason = str(error.kwargs.get("reason", ""))
-            error.kwargs["reason"] = errors.told(error.__context__, reason, request)
+            error.kwargs["reason"] = errors.word_start_failure(error.__context__, reason, request)
             raise
-        reason = errors.told_of_abort(error, request)
+        reason = errors.word_build_abort(error, request)
         raise exception.BuildAbortException(instance_uuid=instance.uuid, reason=reason) from error
 
 
 def _name_reason(call: Call) -> Any:
     instance = call.given["instance"]
     try:
-        with ports.claiming(instance, instance.flavor, running=True) as claim:
+        with ports.claim_port_adapters(instance, instance.flavor, running=True) as claim:
             try:
                 return call()
             except exception.InterfaceAttachPciClaimFailed as error:
                 # The port is not bound yet, and what Placement gave for it is given back.
                 if claim is None or claim.refused is None:
                     raise
-                text = f"{error.format_message()}: {ports.told(claim.refused, instance)}"
+                text = (
+                    f"{error.format_message()}: {ports.word_port_refusal(claim.refused, instance)}"
+                )
                 raise exception.InterfaceAttachPciClaimFailed(text) from error
     except exception.InterfaceAttachFailed as error:
         reason = error.__context__

@@ -20,7 +20,7 @@ from nova.compute import utils as compute_utils
 from nova.virt import hardware
 from oslo_log import log as logging
 
-from nova_hpc.from_nova.gate import Call, Patch, wrap
+from nova_hpc.from_nova.gate import Call, Patch, wrap_method
 
 LOG = logging.getLogger(__name__)
 
@@ -28,12 +28,14 @@ LOG = logging.getLogger(__name__)
 Check = Callable[[Any], None]
 
 
-def _action(name: str, lines: dict[int, tuple[int, int]], why: str, *more: str) -> Patch:
+def _patch_of_action(
+    name: str, lines: dict[int, tuple[int, int]], reason: str, *more: str
+) -> Patch:
     return Patch(
         f"nova.compute.manager:ComputeManager.{name}",
         parameters=("context", "instance", *more),
         lines=lines,
-        why=why,
+        why=reason,
         until="drivers can refuse an action before it has begun",
     )
 
@@ -42,41 +44,41 @@ def _action(name: str, lines: dict[int, tuple[int, int]], why: str, *more: str) 
 ACTIONS: Final = {
     patch.name: patch
     for patch in (
-        _action(
+        _patch_of_action(
             "reboot_instance",
             {32: (4387, 4398), 33: (4537, 4549), 34: (4402, 4414)},
             "A reboot that the driver refuses puts a stopped server into ERROR, and the user of a "
             "running one reads nothing.",
         ),
-        _action(
+        _patch_of_action(
             "rescue_instance",
             {32: (5175, 5238), 33: (5340, 5403), 34: (4860, 4923)},
             "The server is powered off before the driver is asked.",
         ),
-        _action(
+        _patch_of_action(
             "unrescue_instance",
             {32: (5240, 5270), 33: (5405, 5435), 34: (4925, 4955)},
             "A refused unrescue puts the server into ERROR.",
         ),
-        _action(
+        _patch_of_action(
             "rebuild_instance",
             {32: (3829, 4007), 33: (3979, 4157), 34: (3888, 4066)},
             "A refused rebuild loses the server's allocation in Placement.",
             "recreate",
         ),
-        _action(
+        _patch_of_action(
             "snapshot_instance",
             {32: (4547, 4581), 33: (4698, 4742), 34: (4563, 4610)},
             "A refused snapshot leaves an image that is queued for ever.",
             "image_id",
         ),
-        _action(
+        _patch_of_action(
             "backup_instance",
             {32: (4533, 4545), 33: (4684, 4696), 34: (4549, 4561)},
             "As for snapshot_instance.",
             "image_id",
         ),
-        _action(
+        _patch_of_action(
             "revert_resize",
             {32: (5916, 5962), 33: (6081, 6127), 34: (5605, 5654)},
             "A revert destroys the guest before the source is asked for the devices that the "
@@ -87,18 +89,18 @@ ACTIONS: Final = {
 }
 
 
-def install(manager: Any, checks: Mapping[str, Check]) -> None:
+def install_early_refusals(manager: Any, checks: Mapping[str, Check]) -> None:
     """Wrap methods of the compute manager.
 
     :param checks: name of a method -> what is asked before it.
     :raises nova.exception.InvalidConfiguration: one is not as expected.
     """
     for name, check in checks.items():
-        _install(manager, ACTIONS[name], check)
+        _wrap_refusable_action(manager, ACTIONS[name], check)
 
 
-def _install(manager: Any, patch: Patch, check: Check) -> None:
-    refuse = _refusal(patch.name)
+def _wrap_refusable_action(manager: Any, patch: Patch, check: Check) -> None:
+    refuse = _build_refusing_method(patch.name)
 
     def around(call: Call) -> Any:
         context, instance = call.given["context"], call.given["instance"]
@@ -118,7 +120,7 @@ def _install(manager: Any, patch: Patch, check: Check) -> None:
             return refuse(manager, context, instance=instance, error=error)
         return call()
 
-    wrap(manager, patch, around)
+    wrap_method(manager, patch, around)
 
 
 def _keep_resized(context: Any, instance: Any, given: Mapping[str, Any]) -> None:
@@ -146,7 +148,7 @@ def _keep_resized(context: Any, instance: Any, given: Mapping[str, Any]) -> None
         )
 
 
-def _refusal(name: str) -> Callable[..., Any]:
+def _build_refusing_method(name: str) -> Callable[..., Any]:
     """A method of the manager's name that only fails, as Nova's methods fail."""
 
     def refuse(self: Any, context: Any, instance: Any, error: exception.NovaException) -> None:

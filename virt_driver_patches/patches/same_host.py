@@ -24,7 +24,7 @@ from typing import Any, Final
 from nova import exception, objects
 from nova.compute import task_states
 
-from nova_hpc.from_nova.gate import Call, Patch, wrap
+from nova_hpc.from_nova.gate import Call, Patch, wrap_method
 
 USAGE: Final = Patch(
     "nova.compute.resource_tracker:ResourceTracker._update_usage_from_instances",
@@ -42,15 +42,15 @@ _BEFORE_FINISH: Final = frozenset(
 )
 
 
-def count_once(tracker: Any) -> None:
+def count_resized_once(tracker: Any) -> None:
     """Wrap the resource tracker.
 
     :raises nova.exception.InvalidConfiguration: it is not as expected.
     """
-    wrap(tracker, USAGE, _as_they_are)
+    wrap_method(tracker, USAGE, _revert_same_host_contexts)
 
 
-def _as_they_are(call: Call) -> Any:
+def _revert_same_host_contexts(call: Call) -> Any:
     context = call.given["context"].elevated(read_deleted="yes")
     for instance in call.given["instances"]:
         if instance.task_state in _BEFORE_FINISH and _stays_here(context, instance):

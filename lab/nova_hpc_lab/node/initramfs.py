@@ -13,10 +13,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from nova_hpc.tenancy.service_vm import archive
-from nova_hpc.tenancy.service_vm.archive import Archive, add_tree, base_archive, plain_module
+from nova_hpc.tenancy.service_vm.archive import CpioArchive, add_tree, base_archive, plain_module
 from nova_hpc_lab.errors import LabError
 
-__all__ = ["Archive", "add_modules", "add_tree", "base_archive", "module_files", "plain_module"]
+__all__ = ["CpioArchive", "add_modules", "add_tree", "base_archive", "module_files", "plain_module"]
 
 
 def module_files(modules: Path, names: Iterable[str]) -> list[Path]:
@@ -30,7 +30,7 @@ def module_files(modules: Path, names: Iterable[str]) -> list[Path]:
         raise LabError(str(error)) from error
 
 
-def add_modules(target: Archive, modules: Path, names: Sequence[str]) -> None:
+def add_modules(target: CpioArchive, modules: Path, names: Sequence[str]) -> None:
     """Put modules below ``modules/`` of the archive, and the order into ``modules/order``.
 
     :raises LabError: a module does not exist.

@@ -15,7 +15,7 @@ from typing import Any
 from nova_hpc_lab.node import cache, confdisk, emulator, qemu
 from nova_hpc_lab.node.contract import HOST_ADDRESS, NodeCloud, NodeStatus, Plan, State
 from nova_hpc_lab.node.image import BOOT_MODULES, Image, find_image
-from nova_hpc_lab.node.initramfs import Archive, add_modules, base_archive
+from nova_hpc_lab.node.initramfs import CpioArchive, add_modules, base_archive
 from nova_hpc_lab.node.shape import MAX_NODES, Shape, ShapeError
 from nova_hpc_lab.process import Process
 from nova_hpc_lab.state import Paths
@@ -187,7 +187,7 @@ class Node:
         scripts = sorted((self.folder / "boot" / "scripts").glob("*"))
         if not scripts:
             return initramfs
-        more = Archive()
+        more = CpioArchive()
         for path in scripts:
             more.file(f"scripts/init-top/{path.name}", path.read_bytes(), 0o755)
         # The kernel unpacks one archive after the other.

@@ -2,7 +2,7 @@
 """Which domain a group gets, and where in it the next member goes: what the planner says. Pure.
 
 The scheduler asks the function that ``nova-hpc fabric plan`` asks
-(:func:`nova_hpc.cluster.plan.search.plan`), with the hosts that Nova offers in place of files.
+(:func:`nova_hpc.cluster.plan.search.plan_gang`), with the hosts that Nova offers in place of files.
 What a scheduler has to know beyond that is here: domains whose places are kept for other groups,
 and members that come one after the other.
 """
@@ -16,10 +16,10 @@ from typing import Any, Final
 
 import attrs
 
-from nova_hpc.cluster.group_domain.model import EVERYWHERE, Domain
-from nova_hpc.cluster.plan import Gang, Plan, Policy, plan
-from nova_hpc.cluster.plan.tree import natural
-from nova_hpc.fabric.model import FabricLevel, FabricMap, Place
+from nova_hpc.cluster.group_domain.model import EVERYWHERE, GroupDomain
+from nova_hpc.cluster.plan import Gang, GangPlan, GangPolicy, plan_gang
+from nova_hpc.cluster.plan.tree import natural_sort_key
+from nova_hpc.fabric.model import FabricLevel, FabricMap, FabricPlace
 
 #: Enough for any group: all hosts together are no domain that can be full.
 UNBOUNDED: Final = 10**9
@@ -27,31 +27,31 @@ _NONE: Final[Mapping[str, int]] = {}
 
 
 @attrs.frozen
-class Seat:
+class FabricSeat:
     """A host, and how many servers of the request fit on it now."""
 
-    place: Place
+    place: FabricPlace
     #: The name of the fabric map that knows it; "" where none does.
     map: str = ""
     fit: int = 0
     #: Level -> its domain, the tightest first; where that is unknown, the narrower one that is
     #: sure to lie in it.
-    domains: Mapping[FabricLevel, Domain] = attrs.field(init=False, eq=False, repr=False)
+    domains: Mapping[FabricLevel, GroupDomain] = attrs.field(init=False, eq=False, repr=False)
 
     @domains.default
-    def _domains(self) -> Mapping[FabricLevel, Domain]:
-        found = {}
+    def _domains(self) -> Mapping[FabricLevel, GroupDomain]:
+        domains = {}
         for level in FabricLevel:
             enclosing = self.place.enclosing(level)
             if enclosing is not None:
-                known, name = enclosing
-                found[level] = Domain(known.word, f"{self.map}/{name}")
-        return found
+                sure_level, name = enclosing
+                domains[level] = GroupDomain(sure_level.word, f"{self.map}/{name}")
+        return domains
 
     def is_in(self, domain: str) -> bool:
         """Whether the host is in the domain with this UUID, of any level."""
         return domain == EVERYWHERE.uuid or any(
-            each.uuid == domain for each in self.domains.values()
+            own_domain.uuid == domain for own_domain in self.domains.values()
         )
 
 
@@ -59,26 +59,28 @@ class Seat:
 class Ground:
     """The hosts of one request."""
 
-    seats: tuple[Seat, ...]
+    seats: tuple[FabricSeat, ...]
 
     @functools.cached_property
     def hosts(self) -> Mapping[str, int]:
         """UUID of a domain of any level -> how many hosts in it can take a server."""
-        found: collections.Counter[str] = collections.Counter()
+        host_counts: collections.Counter[str] = collections.Counter()
         for seat in self.seats:
             if seat.fit:
-                found.update({EVERYWHERE.uuid, *(each.uuid for each in seat.domains.values())})
-        return found
+                host_counts.update(
+                    {EVERYWHERE.uuid, *(domain.uuid for domain in seat.domains.values())}
+                )
+        return host_counts
 
-    def free(self, level: FabricLevel) -> Mapping[Domain, int]:
+    def free(self, level: FabricLevel) -> Mapping[GroupDomain, int]:
         """How many servers fit into each domain of *level*."""
-        found: collections.Counter[Domain] = collections.Counter()
+        free_places: collections.Counter[GroupDomain] = collections.Counter()
         for seat in self.seats:
             if level in seat.domains:
-                found[seat.domains[level]] += seat.fit
-        return found
+                free_places[seat.domains[level]] += seat.fit
+        return free_places
 
-    def free_in(self, domain: Domain) -> int:
+    def free_in(self, domain: GroupDomain) -> int:
         """How many servers fit into one domain."""
         if domain == EVERYWHERE:
             return UNBOUNDED
@@ -93,7 +95,7 @@ class Ground:
         Two maps may have domains of one name: where there are several maps, UUIDs are the names.
         """
         several = len({seat.map for seat in self.seats if seat.domains}) > 1
-        found: dict[str, Place] = {}
+        places: dict[str, FabricPlace] = {}
         for seat in self.seats:
             place = seat.place
             if several:
@@ -102,26 +104,26 @@ class Ground:
                     for level, domain in seat.domains.items()
                     if place.domain(level) is not None
                 }
-                place = Place(place.host, rails=place.rails, **uuids)
+                place = FabricPlace(place.host, rails=place.rails, **uuids)
             # A host of Nova may be there once for each of its nodes.
-            found[place.host] = place
-        return FabricMap(places=tuple(found.values()))
+            places[place.host] = place
+        return FabricMap(places=tuple(places.values()))
 
     @functools.cached_property
-    def _named(self) -> Mapping[tuple[FabricLevel, str], Domain]:
-        found: dict[tuple[FabricLevel, str], Domain] = {}
+    def _named(self) -> Mapping[tuple[FabricLevel, str], GroupDomain]:
+        domains: dict[tuple[FabricLevel, str], GroupDomain] = {}
         for seat in self.seats:
             place = self.fabric.place(seat.place.host) or seat.place
             for level, domain in seat.domains.items():
                 name = place.domain(level)
                 if name is not None:
-                    found[level, name] = domain
-        return found
+                    domains[level, name] = domain
+        return domains
 
-    def named(self, domain: Domain) -> tuple[FabricLevel, str] | None:
+    def named(self, domain: GroupDomain) -> tuple[FabricLevel, str] | None:
         """What the planner calls a domain; None: no host is in it, or all are."""
-        found = (key for key, each in self._named.items() if each == domain)
-        return next(found, None)
+        keys = (key for key, candidate in self._named.items() if candidate == domain)
+        return next(keys, None)
 
     def capacity(self, cut: Mapping[str, int] = _NONE) -> dict[str, int]:
         """Host -> how many servers fit on it.
@@ -129,17 +131,17 @@ class Ground:
         :param cut: UUID of a domain -> no more than so many servers fit into it. Which of its
             hosts lose their places nobody can tell: the last ones by name do.
         """
-        found: collections.Counter[str] = collections.Counter()
+        capacity: collections.Counter[str] = collections.Counter()
         for seat in self.seats:
-            found[seat.place.host] += seat.fit
+            capacity[seat.place.host] += seat.fit
         for domain, most in cut.items():
             inside = {seat.place.host for seat in self.seats if seat.is_in(domain)}
-            excess = sum(found[host] for host in inside) - most
-            for host in sorted(inside, key=natural, reverse=True):
-                lost = max(0, min(found[host], excess))
-                found[host] -= lost
+            excess = sum(capacity[host] for host in inside) - most
+            for host in sorted(inside, key=natural_sort_key, reverse=True):
+                lost = max(0, min(capacity[host], excess))
+                capacity[host] -= lost
                 excess -= lost
-        return dict(found)
+        return dict(capacity)
 
     # -- the questions -----------------------------------------------------------
 
@@ -151,7 +153,7 @@ class Ground:
         flexible: bool = False,
         before: str | None = None,
         cut: Mapping[str, int] = _NONE,
-    ) -> tuple[int, Domain] | None:
+    ) -> tuple[int, GroupDomain] | None:
         """The domain for a group, and how many levels above the wanted one it is.
 
         It is the one that holds the whole plan of ``nova-hpc fabric plan --group GROUP``. Equal
@@ -163,22 +165,22 @@ class Ground:
         :param cut: UUIDs of domains that have no more than so many places left.
         :returns: None: no domain holds the group.
         """
-        levels = [each for each in FabricLevel if each >= level] if flexible else [level]
+        levels = [wider for wider in FabricLevel if wider >= level] if flexible else [level]
         if before is not None and before not in cut:
-            for step, each in enumerate(levels):
-                for domain, free in self.free(each).items():
+            for step, tried_level in enumerate(levels):
+                for domain, free in self.free(tried_level).items():
                     if domain.uuid == before and free >= members:
                         return step, domain
         gang = Gang(
             members=members,
             level=level,
-            policy=Policy.PREFERRED if flexible else Policy.REQUIRED,
+            policy=GangPolicy.PREFERRED if flexible else GangPolicy.REQUIRED,
             group=group,
         )
-        answer = plan(self.fabric, self.capacity(cut), gang)
-        if isinstance(answer, Plan):
-            for step, each in enumerate(levels):
-                enclosing = answer.enclosing(each)
+        answer = plan_gang(self.fabric, self.capacity(cut), gang)
+        if isinstance(answer, GangPlan):
+            for step, tried_level in enumerate(levels):
+                enclosing = answer.enclosing(tried_level)
                 if enclosing is not None:
                     return step, self._named[enclosing]
         if flexible and EVERYWHERE.uuid not in cut:
@@ -203,21 +205,27 @@ class Ground:
             return dict.fromkeys(parts, 1.0)
         placed = {host: number for host, number in used.items() if self.fabric.place(host)}
         members = max(1, min(left, sum(capacity.values())))
-        gang = Gang(members=members, policy=Policy.PREFERRED, placed=placed, group=group)
-        answer = plan(self.fabric, capacity, gang)
+        gang = Gang(members=members, policy=GangPolicy.PREFERRED, placed=placed, group=group)
+        answer = plan_gang(self.fabric, capacity, gang)
         planned: collections.Counter[tuple[str, str]] = collections.Counter()
-        for host, number in answer.hosts.items() if isinstance(answer, Plan) else ():
+        for host, number in answer.hosts.items() if isinstance(answer, GangPlan) else ():
             planned[parts[host]] += number
         leaves = {leaf for leaf, _ in planned}
-        there: collections.Counter[tuple[str, str]] = collections.Counter()
+        placed_counts: collections.Counter[tuple[str, str]] = collections.Counter()
         for host, number in placed.items():
-            there[self._part(host)] += number
+            placed_counts[self._part(host)] += number
 
         def rank(part: tuple[str, str]) -> tuple[Any, ...]:
-            names = natural(part[0]), natural(part[1])
-            return part not in planned, part[0] not in leaves, -there[part], -planned[part], names
+            names = natural_sort_key(part[0]), natural_sort_key(part[1])
+            return (
+                part not in planned,
+                part[0] not in leaves,
+                -placed_counts[part],
+                -planned[part],
+                names,
+            )
 
-        order = _scores(sorted(set(parts.values()), key=rank))
+        order = _score_ranked_parts(sorted(set(parts.values()), key=rank))
         return {host: order[part] for host, part in parts.items()}
 
     def _part(self, host: str) -> tuple[str, str]:
@@ -226,12 +234,12 @@ class Ground:
         The planner puts a gang into one part of an NVLink domain where it fits, so members that
         come one after the other have to find it again.
         """
-        place = self.fabric.place(host) or Place(host=host)
+        place = self.fabric.place(host) or FabricPlace(host=host)
         leaf = f"leaf {place.leaf}" if place.leaf is not None else f"host {host}"
         return leaf, " ".join(filter(None, (place.nvlink_domain, place.sub_domain)))
 
 
-def _scores(order: Iterable[tuple[str, str]]) -> dict[tuple[str, str], float]:
+def _score_ranked_parts(order: Iterable[tuple[str, str]]) -> dict[tuple[str, str], float]:
     """1.0 for the first, and 0.5 for the second, down to more than 0."""
     parts = list(order)
     rest = len(parts)

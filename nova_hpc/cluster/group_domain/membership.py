@@ -21,21 +21,21 @@ from nova_hpc.cluster.group_domain.model import (
     ANY_SIZE,
     RECORD_PREFIX,
     TICKET_PREFIX,
-    Domain,
-    Provider,
+    DomainTree,
+    GroupDomain,
+    GroupProvider,
+    RoomVerdict,
     Size,
-    Tree,
-    Verdict,
-    judge,
+    judge_new_room,
     room_name,
 )
 from nova_hpc.cluster.group_domain.records import (
     Made,
-    NoAnswerError,
-    Records,
-    Servers,
-    dead,
-    sweep,
+    NovaServers,
+    PlacementSilentError,
+    ProviderRecords,
+    find_dead_tickets,
+    sweep_domain_tree,
 )
 from nova_hpc.fabric.model import FabricLevel
 
@@ -65,7 +65,7 @@ class Ask:
 
 
 @attrs.frozen
-class Offer:
+class JoinOffer:
     """What the scheduler found for the member, at one moment."""
 
     #: The hosts that can take it.
@@ -92,10 +92,10 @@ class Joined:
 
 
 @attrs.frozen
-class Miss:
+class DomainMiss:
     """The domain that came nearest."""
 
-    domain: Domain
+    domain: GroupDomain
     free: int
     promised: int
 
@@ -112,15 +112,15 @@ class Refused:
     #: UUID of the group's domain, which was decided before; None: it has none.
     domain: str | None = None
     #: Where it has none; None: no host is in any domain of the level.
-    nearest: Miss | None = None
+    nearest: DomainMiss | None = None
 
 
 @attrs.define
-class Groups:
+class GroupDomains:
     """The groups' domains, as Placement has them. One object for each member."""
 
-    records: Records
-    servers: Servers
+    records: ProviderRecords
+    servers: NovaServers
     _suspects: set[str] = attrs.field(factory=set, init=False)
     _places: dict[str, frozenset[str]] = attrs.field(factory=dict, init=False)
 
@@ -129,10 +129,10 @@ class Groups:
         ticket = self.records.ticket(server)
         return ticket.root if ticket else None
 
-    def join(self, ask: Ask, offer: Offer) -> Joined | Refused:
+    def join(self, ask: Ask, offer: JoinOffer) -> Joined | Refused:
         """Take the member's ticket.
 
-        :raises NoAnswerError: Placement or Nova's database does not answer.
+        :raises PlacementSilentError: Placement or Nova's database does not answer.
         """
         before: str | None = None
         step: int | None = None
@@ -143,12 +143,12 @@ class Groups:
                 with _LOCKS[zlib.crc32(ask.group.encode()) % len(_LOCKS)]:
                     record = self.records.record(ask.group)
                     if record is None:
-                        found = self._decide(ask, offer, before)
-                        if isinstance(found, Refused):
-                            return found
-                        if found is None:
+                        decision = self._decide(ask, offer, before)
+                        if isinstance(decision, Refused):
+                            return decision
+                        if decision is None:
                             continue
-                        record, step = found
+                        record, step = decision
             elif not retired and (ask.alone or not offer.ground.hosts.get(record.root)):
                 # Whoever finds nobody's record decides anew: the domain may be full by now.
                 retired = True
@@ -166,9 +166,11 @@ class Groups:
                 return Joined(ticket.root, new=False)
             # The record went, or the ticket, by a reaper's hand.
             self.records.pause(min(number, 3))
-        raise NoAnswerError(f"what server group {ask.group} has in Placement does not settle")
+        raise PlacementSilentError(
+            f"what server group {ask.group} has in Placement does not settle"
+        )
 
-    def look(self, ask: Ask, offer: Offer) -> tuple[Domain, int] | Refused:
+    def look(self, ask: Ask, offer: JoinOffer) -> tuple[GroupDomain, int] | Refused:
         """The domain for members of one request that have no group, and its step.
 
         It respects what is kept for groups, and keeps nothing.
@@ -176,11 +178,11 @@ class Groups:
         hunt = _Hunt(ask, offer)
         while (chosen := hunt.next()) is not None:
             step, domain = chosen
-            found = self._room_for(ask, offer, domain, offer.ground.free_in(domain))
-            if isinstance(found, Tree):
+            outcome = self._room_for(ask, offer, domain, offer.ground.free_in(domain))
+            if isinstance(outcome, DomainTree):
                 return domain, step
-            hunt.missed(chosen, found)
-        return Refused(nearest=hunt.nearest or _emptiest(offer))
+            hunt.missed(chosen, outcome)
+        return Refused(nearest=hunt.nearest or _find_emptiest_domain(offer))
 
     def leave(self, server: str) -> None:
         """Give back a ticket that was taken now, for a member that finds no host.
@@ -198,7 +200,7 @@ class Groups:
 
     # -- an old record -------------------------------------------------------
 
-    def _retire(self, record: Provider, empty_too: bool) -> bool:
+    def _retire(self, record: GroupProvider, empty_too: bool) -> bool:
         """Delete a record none of whose members is left; False: it stays.
 
         :param empty_too: also one that never had a member, or is about to have its first.
@@ -210,7 +212,7 @@ class Groups:
             tickets = room.record.tickets
             if not tickets and not empty_too:
                 return False
-            gone = dead(self.records, self.servers, tickets)
+            gone = find_dead_tickets(self.records, self.servers, tickets)
             for ticket in sorted(gone):
                 self.records.remove(ticket)
             if len(gone) < len(tickets) or not self.records.remove(record.uuid):
@@ -223,8 +225,8 @@ class Groups:
     # -- a new record --------------------------------------------------------
 
     def _decide(
-        self, ask: Ask, offer: Offer, before: str | None
-    ) -> tuple[Provider, int] | Refused | None:
+        self, ask: Ask, offer: JoinOffer, before: str | None
+    ) -> tuple[GroupProvider, int] | Refused | None:
         """Write the group's record.
 
         :returns: it, and its step of the ladder; None: another scheduler was first.
@@ -234,28 +236,28 @@ class Groups:
             hunt.begin()
             while (chosen := hunt.next(patient=number < _PASSES - 1)) is not None:
                 step, domain = chosen
-                found = self._try(ask, offer, domain, offer.ground.free_in(domain))
-                if isinstance(found, Provider):
-                    return found, step
-                if found is None:
+                outcome = self._try(ask, offer, domain, offer.ground.free_in(domain))
+                if isinstance(outcome, GroupProvider):
+                    return outcome, step
+                if outcome is None:
                     return None
-                hunt.missed(chosen, found)
+                hunt.missed(chosen, outcome)
             if hunt.contended is None:
                 break
             # What nobody has used by then is taken away.
             self.records.pause(number + 2)
-        return Refused(nearest=hunt.nearest or _emptiest(offer))
+        return Refused(nearest=hunt.nearest or _find_emptiest_domain(offer))
 
     def _try(
-        self, ask: Ask, offer: Offer, domain: Domain, free: int
-    ) -> Provider | Miss | Verdict | None:
+        self, ask: Ask, offer: JoinOffer, domain: GroupDomain, free: int
+    ) -> GroupProvider | DomainMiss | RoomVerdict | None:
         """Take a room and write the record.
 
         :returns: the record; why there is no room; YIELD: others are about to take it; None:
             the group has a record.
         """
         tree = self._room_for(ask, offer, domain, free)
-        if not isinstance(tree, Tree):
+        if not isinstance(tree, DomainTree):
             return tree
         if not tree.name:
             self.records.make_domain(domain)
@@ -263,62 +265,64 @@ class Groups:
         made = self.records.make(room_name(ask.group, ask.members, offer.size), room, domain.uuid)
         if made is not Made.MADE:
             # The domain's provider has just been reaped.
-            return Verdict.YIELD
+            return RoomVerdict.YIELD
         verdict = self._stand(ask, offer, domain, free, room)
-        if isinstance(verdict, Verdict):
+        if isinstance(verdict, RoomVerdict):
             record = str(uuid.uuid4())
-            if verdict is Verdict.STAY:
+            if verdict is RoomVerdict.STAY:
                 made = self.records.make(RECORD_PREFIX + ask.group, record, room)
                 if made is Made.MADE:
-                    return Provider(record, RECORD_PREFIX + ask.group, room, domain.uuid)
+                    return GroupProvider(record, RECORD_PREFIX + ask.group, room, domain.uuid)
                 if made is Made.TAKEN:
                     self.records.remove(room)
                     return None
-            verdict = Verdict.YIELD
+            verdict = RoomVerdict.YIELD
         self.records.remove(room)
         return verdict
 
-    def _room_for(self, ask: Ask, offer: Offer, domain: Domain, free: int) -> Tree | Miss | Verdict:
+    def _room_for(
+        self, ask: Ask, offer: JoinOffer, domain: GroupDomain, free: int
+    ) -> DomainTree | DomainMiss | RoomVerdict:
         """The domain, where it has room for all members; dead tickets are swept before.
 
         :returns: it; or why it has none; YIELD: rooms that may go again are in the way.
         """
         tree = self.records.tree(domain.uuid)
         if tree.rooms:
-            swept = sweep(self.records, self.servers, tree, self._suspects)
+            swept = sweep_domain_tree(self.records, self.servers, tree, self._suspects)
             if swept.tickets or swept.records or swept.rooms:
                 tree = self.records.tree(domain.uuid)
             placed = self._placed(tree, ask, offer, free)
             promised = tree.promised(ask.group, offer.size, placed, settled=True)
             if ask.members + promised > free:
-                return Miss(domain, free, promised)
+                return DomainMiss(domain, free, promised)
             if ask.members + tree.promised(ask.group, offer.size, placed) > free:
-                return Verdict.YIELD
+                return RoomVerdict.YIELD
         return tree
 
     def _stand(
-        self, ask: Ask, offer: Offer, domain: Domain, free: int, room: str
-    ) -> Verdict | Miss:
+        self, ask: Ask, offer: JoinOffer, domain: GroupDomain, free: int, room: str
+    ) -> RoomVerdict | DomainMiss:
         """Whether a room that was put down may stay."""
         for number in range(_LOOKS):
             tree = self.records.tree(domain.uuid)
             placed = self._placed(tree, ask, offer, free)
-            verdict = judge(tree, room, free, placed)
-            if verdict is Verdict.FULL:
-                return Miss(
+            verdict = judge_new_room(tree, room, free, placed)
+            if verdict is RoomVerdict.FULL:
+                return DomainMiss(
                     domain, free, tree.promised(ask.group, offer.size, placed, settled=True)
                 )
-            if verdict is not Verdict.WAIT:
+            if verdict is not RoomVerdict.WAIT:
                 return verdict
             self.records.pause(number)
         self._suspects.update(
-            each.record.uuid if each.record else each.uuid
-            for each in tree.rooms
-            if not each.settled
+            rival.record.uuid if rival.record else rival.uuid
+            for rival in tree.rooms
+            if not rival.settled
         )
-        return Verdict.YIELD
+        return RoomVerdict.YIELD
 
-    def _placed(self, tree: Tree, ask: Ask, offer: Offer, free: int) -> frozenset[str]:
+    def _placed(self, tree: DomainTree, ask: Ask, offer: JoinOffer, free: int) -> frozenset[str]:
         """Members of other groups that *free* has no place for any more.
 
         They have a claim, on a host that was not offered, or that was offered with what it has
@@ -346,11 +350,11 @@ class _Hunt:
     """The domains that the planner names, one after the other: those before were full."""
 
     ask: Ask
-    offer: Offer
+    offer: JoinOffer
     #: UUID of the domain that the group had before.
     before: str | None = None
     #: The domain that came nearest, of all that were tried.
-    nearest: Miss | None = None
+    nearest: DomainMiss | None = None
     #: The lowest step at which only rooms were in the way that may go again.
     contended: int | None = None
     _cut: dict[str, int] = attrs.field(factory=dict)
@@ -360,7 +364,7 @@ class _Hunt:
         self.contended = None
         self._cut.clear()
 
-    def next(self, patient: bool = False) -> tuple[int, Domain] | None:
+    def next(self, patient: bool = False) -> tuple[int, GroupDomain] | None:
         """How many levels above the wanted one, and the domain; None: there are no more.
 
         :param patient: a wider domain is none while others may still give way.
@@ -378,23 +382,23 @@ class _Hunt:
             return None
         return chosen
 
-    def missed(self, chosen: tuple[int, Domain], found: Miss | Verdict) -> None:
+    def missed(self, chosen: tuple[int, GroupDomain], obstacle: DomainMiss | RoomVerdict) -> None:
         """Why the domain was not taken."""
         step, domain = chosen
-        if isinstance(found, Miss):
-            self._cut[domain.uuid] = found.left
-            if self.nearest is None or found.left > self.nearest.left:
-                self.nearest = found
+        if isinstance(obstacle, DomainMiss):
+            self._cut[domain.uuid] = obstacle.left
+            if self.nearest is None or obstacle.left > self.nearest.left:
+                self.nearest = obstacle
         else:
             self._cut[domain.uuid] = 0
             if self.contended is None:
                 self.contended = step
 
 
-def _emptiest(offer: Offer) -> Miss | None:
+def _find_emptiest_domain(offer: JoinOffer) -> DomainMiss | None:
     """The domain of the wanted level that most servers fit into; None: there is none."""
     free = offer.ground.free(offer.level)
     if not free:
         return None
     domain, most = max(free.items(), key=lambda item: (item[1], item[0]))
-    return Miss(domain, most, 0)
+    return DomainMiss(domain, most, 0)

@@ -51,7 +51,7 @@ _LONGEST: Final = 200
 
 
 @attrs.frozen(order=True)
-class Domain:
+class GroupDomain:
     """A domain of the fabric, as Placement knows it."""
 
     #: The word of ``hpc:fabric``, or ANYWHERE.
@@ -81,11 +81,11 @@ class Domain:
 
 
 #: Of servers whose policy is preferred, where no smaller domain holds them.
-EVERYWHERE: Final = Domain(ANYWHERE, "")
+EVERYWHERE: Final = GroupDomain(ANYWHERE, "")
 
 
 @attrs.frozen
-class Provider:
+class GroupProvider:
     """A resource provider, as far as it matters here."""
 
     uuid: str
@@ -94,7 +94,7 @@ class Provider:
     root: str
 
     @classmethod
-    def of(cls, document: Mapping[str, Any]) -> Provider:
+    def of(cls, document: Mapping[str, Any]) -> GroupProvider:
         """Read one of Placement's.
 
         :raises KeyError, TypeError: it is none.
@@ -108,7 +108,7 @@ class Provider:
 
 
 @attrs.frozen
-class Record:
+class GroupRecord:
     """A group's record and the tickets below it."""
 
     uuid: str
@@ -133,7 +133,7 @@ ANY_SIZE: Final = Size()
 
 
 @attrs.frozen
-class Room:
+class GroupRoom:
     """Places of a domain that are kept for a group."""
 
     uuid: str
@@ -142,7 +142,7 @@ class Room:
     members: int
     size: Size = ANY_SIZE
     #: None: its scheduler is about to write it, or has died.
-    record: Record | None = None
+    record: GroupRecord | None = None
 
     @property
     def settled(self) -> bool:
@@ -155,8 +155,8 @@ class Room:
         :param placed: servers that have theirs.
         """
         tickets = self.record.tickets if self.record else ()
-        here = sum(1 for ticket in tickets if ticket in placed)
-        return max(self.members, len(tickets)) - here
+        placed_count = sum(1 for ticket in tickets if ticket in placed)
+        return max(self.members, len(tickets)) - placed_count
 
     def cost(self, size: Size, placed: Collection[str] = ()) -> int:
         """What outstanding() takes from servers of *size*.
@@ -170,28 +170,28 @@ class Room:
 
 
 @attrs.frozen
-class Tree:
+class DomainTree:
     """A domain's provider and all that is below it."""
 
     domain: str
     #: The provider's name; "": there is none.
     name: str = ""
-    rooms: tuple[Room, ...] = ()
+    rooms: tuple[GroupRoom, ...] = ()
     #: Below it and not of these kinds, or records that are in no room: somebody's hand.
-    strange: tuple[Provider, ...] = ()
+    strange: tuple[GroupProvider, ...] = ()
 
     @classmethod
-    def of(cls, domain: str, providers: Iterable[Provider]) -> Tree:
+    def of(cls, domain: str, providers: Iterable[GroupProvider]) -> DomainTree:
         """Make a tree of what ``GET /resource_providers?in_tree=`` gives."""
-        children: dict[str | None, list[Provider]] = {}
-        known = {each.uuid: each for each in providers}
-        for each in sorted(known.values(), key=lambda provider: provider.uuid):
-            children.setdefault(each.parent, []).append(each)
+        children: dict[str | None, list[GroupProvider]] = {}
+        by_uuid = {provider.uuid: provider for provider in providers}
+        for provider in sorted(by_uuid.values(), key=lambda provider: provider.uuid):
+            children.setdefault(provider.parent, []).append(provider)
         used = {domain}
         rooms = []
         for below in children.get(domain, ()):
-            found = _ROOM.fullmatch(below.name)
-            if not found:
+            match = _ROOM.fullmatch(below.name)
+            if not match:
                 continue
             used.add(below.uuid)
             record = None
@@ -203,14 +203,16 @@ class Tree:
                         if ticket.name.startswith(TICKET_PREFIX)
                     ]
                     used.update((child.uuid, *tickets))
-                    record = Record(child.uuid, child.name[len(RECORD_PREFIX) :], tuple(tickets))
-            size = Size(found[3], int(found[2]))
-            rooms.append(Room(below.uuid, found[4], int(found[1]), size, record))
+                    record = GroupRecord(
+                        child.uuid, child.name[len(RECORD_PREFIX) :], tuple(tickets)
+                    )
+            size = Size(match[3], int(match[2]))
+            rooms.append(GroupRoom(below.uuid, match[4], int(match[1]), size, record))
         return cls(
             domain=domain,
-            name=known[domain].name if domain in known else "",
+            name=by_uuid[domain].name if domain in by_uuid else "",
             rooms=tuple(rooms),
-            strange=tuple(each for each in known.values() if each.uuid not in used),
+            strange=tuple(provider for provider in by_uuid.values() if provider.uuid not in used),
         )
 
     @property
@@ -218,7 +220,7 @@ class Tree:
         """Servers with a ticket, of all groups."""
         return tuple(ticket for room in self.rooms if room.record for ticket in room.record.tickets)
 
-    def record_of(self, group: str) -> tuple[Room, Record] | None:
+    def record_of(self, group: str) -> tuple[GroupRoom, GroupRecord] | None:
         """The record of *group* and its room; None: it is not here."""
         for room in self.rooms:
             if room.record is not None and room.record.group == group:
@@ -245,7 +247,7 @@ class Tree:
         )
 
 
-class Verdict(enum.Enum):
+class RoomVerdict(enum.Enum):
     """What somebody who has put a room down does next."""
 
     STAY = "stay"
@@ -258,7 +260,9 @@ class Verdict(enum.Enum):
     GONE = "gone"
 
 
-def judge(tree: Tree, room: str, free: int, placed: Collection[str] = ()) -> Verdict:
+def judge_new_room(
+    tree: DomainTree, room: str, free: int, placed: Collection[str] = ()
+) -> RoomVerdict:
     """Whether the room that was just put down may stay; *tree* was read afterwards.
 
     :param room: UUID of the provider.
@@ -266,15 +270,17 @@ def judge(tree: Tree, room: str, free: int, placed: Collection[str] = ()) -> Ver
         are still to come.
     :param placed: servers that are not in *free* any more.
     """
-    mine = next((each for each in tree.rooms if each.uuid == room), None)
-    if mine is None:
-        return Verdict.GONE
-    if mine.members + tree.promised(mine.group, mine.size, placed) <= free:
-        return Verdict.STAY
-    if mine.members + tree.promised(mine.group, mine.size, placed, settled=True) > free:
-        return Verdict.FULL
-    rivals = [each.uuid for each in tree.rooms if not each.settled and each.group != mine.group]
-    return Verdict.WAIT if room < min(rivals) else Verdict.YIELD
+    own_room = next((candidate for candidate in tree.rooms if candidate.uuid == room), None)
+    if own_room is None:
+        return RoomVerdict.GONE
+    if own_room.members + tree.promised(own_room.group, own_room.size, placed) <= free:
+        return RoomVerdict.STAY
+    if own_room.members + tree.promised(own_room.group, own_room.size, placed, settled=True) > free:
+        return RoomVerdict.FULL
+    rivals = [
+        rival.uuid for rival in tree.rooms if not rival.settled and rival.group != own_room.group
+    ]
+    return RoomVerdict.WAIT if room < min(rivals) else RoomVerdict.YIELD
 
 
 def room_name(group: str, members: int, size: Size = ANY_SIZE) -> str:
@@ -282,10 +288,10 @@ def room_name(group: str, members: int, size: Size = ANY_SIZE) -> str:
     return f"{ROOM_PREFIX}{members}/{size.per_host}/{size.key}:{group}:{uuid.uuid4().hex[:8]}"
 
 
-def domain_of(provider_name: str) -> Domain | None:
+def domain_of(provider_name: str) -> GroupDomain | None:
     """The domain that a provider of this name is; None: none.
 
     A long name is cut off, and what is not ASCII is written in escapes: for people alone.
     """
-    found = _DOMAIN.fullmatch(provider_name)
-    return Domain(found[1], found[2]) if found else None
+    match = _DOMAIN.fullmatch(provider_name)
+    return GroupDomain(match[1], match[2]) if match else None

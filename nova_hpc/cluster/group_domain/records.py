@@ -19,9 +19,9 @@ import attrs
 from nova_hpc.cluster.group_domain.model import (
     RECORD_PREFIX,
     TICKET_PREFIX,
-    Domain,
-    Provider,
-    Tree,
+    DomainTree,
+    GroupDomain,
+    GroupProvider,
 )
 
 #: Providers have a parent and a root from this microversion on, and POST answers with 200.
@@ -40,12 +40,12 @@ _LONGEST: Final = 2.0
 _DELETES: Final = 3
 
 
-class NoAnswerError(RuntimeError):
+class PlacementSilentError(RuntimeError):
     """Placement does not answer, or not as Placement does."""
 
 
 @attrs.frozen
-class Answer:
+class ProviderAnswer:
     """What Placement answered; status 0: nothing came back."""
 
     status: int
@@ -57,20 +57,20 @@ class Answer:
         return self.status == 0 or self.status >= _BROKEN
 
 
-class Placement(Protocol):
+class PlacementSender(Protocol):
     """Sends one request each; never raises for what came back, or did not."""
 
-    def get(self, path: str) -> Answer:
+    def get(self, path: str) -> ProviderAnswer:
         """Send a GET."""
 
-    def post(self, path: str, body: Mapping[str, Any]) -> Answer:
+    def post(self, path: str, body: Mapping[str, Any]) -> ProviderAnswer:
         """Send a POST with JSON."""
 
-    def delete(self, path: str) -> Answer:
+    def delete(self, path: str) -> ProviderAnswer:
         """Send a DELETE."""
 
 
-class State(enum.Enum):
+class ServerPresence(enum.Enum):
     """What Nova says of a server."""
 
     THERE = "there"
@@ -79,13 +79,13 @@ class State(enum.Enum):
     GONE = "gone"
 
 
-class Servers(Protocol):
+class NovaServers(Protocol):
     """Nova's records of servers."""
 
-    def states(self, uuids: Collection[str]) -> Mapping[str, State]:
+    def states(self, uuids: Collection[str]) -> Mapping[str, ServerPresence]:
         """The state of each.
 
-        :raises NoAnswerError: Nova's database does not answer.
+        :raises PlacementSilentError: Nova's database does not answer.
         """
 
 
@@ -100,7 +100,7 @@ class Made(enum.Enum):
 
 
 @attrs.define
-class Records:
+class ProviderRecords:
     """Reads and writes providers, until it is known what is.
 
     :param limit: seconds after which one request is given up that gets no usable answer. A
@@ -108,7 +108,7 @@ class Records:
         number is bounded.
     """
 
-    placement: Placement
+    placement: PlacementSender
     limit: float = 30.0
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
@@ -121,41 +121,43 @@ class Records:
     def _again(self, since: float, number: int) -> None:
         """Wait before a request is sent again that was sent first at *since*.
 
-        :raises NoAnswerError: the time is over.
+        :raises PlacementSilentError: the time is over.
         """
         if self.clock() - since >= self.limit:
-            raise NoAnswerError(f"Placement gave no usable answer within {self.limit:g} seconds")
+            raise PlacementSilentError(
+                f"Placement gave no usable answer within {self.limit:g} seconds"
+            )
         self.pause(number)
 
     # -- reading ------------------------------------------------------------
 
-    def ticket(self, server: str) -> Provider | None:
+    def ticket(self, server: str) -> GroupProvider | None:
         """The ticket of a server; None: it has none."""
-        found = self._one(f"uuid={parse.quote(server)}")
-        return found if found and found.name.startswith(TICKET_PREFIX) else None
+        provider = self._one(f"uuid={parse.quote(server)}")
+        return provider if provider and provider.name.startswith(TICKET_PREFIX) else None
 
-    def record(self, group: str) -> Provider | None:
+    def record(self, group: str) -> GroupProvider | None:
         """The record of a server group; None: it has none."""
         return self._one(f"name={parse.quote(RECORD_PREFIX + group)}")
 
-    def tree(self, domain: str) -> Tree:
+    def tree(self, domain: str) -> DomainTree:
         """The domain with this UUID and all below it."""
-        return Tree.of(domain, self.providers(f"in_tree={domain}"))
+        return DomainTree.of(domain, self.providers(f"in_tree={domain}"))
 
-    def providers(self, query: str = "") -> list[Provider]:
+    def providers(self, query: str = "") -> list[GroupProvider]:
         """The providers that match; without a query, all of the cloud."""
         path = f"/resource_providers?{query}" if query else "/resource_providers"
         document = self._read(path)
         try:
-            return [Provider.of(each) for each in document["resource_providers"]]
+            return [GroupProvider.of(item) for item in document["resource_providers"]]
         except (KeyError, TypeError) as error:
-            raise NoAnswerError(f"Placement answered {path} strangely: {error!r}") from error
+            raise PlacementSilentError(f"Placement answered {path} strangely: {error!r}") from error
 
     def allocated(self, server: str) -> frozenset[str]:
         """The providers that a server has allocations of."""
         return frozenset(self._read(f"/allocations/{parse.quote(server)}").get("allocations") or ())
 
-    def _one(self, query: str) -> Provider | None:
+    def _one(self, query: str) -> GroupProvider | None:
         return next(iter(self.providers(query)), None)
 
     def _read(self, path: str) -> Mapping[str, Any]:
@@ -165,7 +167,7 @@ class Records:
             if answer.status == _OK:
                 return answer.body
             if not answer.unsure:
-                raise NoAnswerError(f"Placement answered {path} with {answer.status}")
+                raise PlacementSilentError(f"Placement answered {path} with {answer.status}")
             self._again(since, number)
             number += 1
 
@@ -174,7 +176,7 @@ class Records:
     def make(self, name: str, uuid: str, parent: str | None = None) -> Made:
         """Make a provider.
 
-        :raises NoAnswerError: nobody can say whether it is there.
+        :raises PlacementSilentError: nobody can say whether it is there.
         """
         body = {"name": name, "uuid": uuid} | (
             {"parent_provider_uuid": parent} if parent is not None else {}
@@ -186,13 +188,15 @@ class Records:
                 return Made.MADE
             if answer.status in (_BAD_REQUEST, _NOT_FOUND):
                 if parent is None or self._one(f"uuid={parent}"):
-                    raise NoAnswerError(f"Placement refuses {name}: {answer.body}")
+                    raise PlacementSilentError(f"Placement refuses {name}: {answer.body}")
                 return Made.NO_PARENT
             if answer.status == _CONFLICT:
                 # Perhaps by our own first try, whose answer was lost.
                 return Made.MADE if number and self._is(uuid, name) else Made.TAKEN
             if not answer.unsure:
-                raise NoAnswerError(f"Placement answered with {answer.status}: {answer.body}")
+                raise PlacementSilentError(
+                    f"Placement answered with {answer.status}: {answer.body}"
+                )
             self._again(since, number)
             number += 1
             if self._is(uuid, name):
@@ -202,10 +206,10 @@ class Records:
                 return Made.NO_PARENT
 
     def _is(self, uuid: str, name: str) -> bool:
-        found = self._one(f"uuid={uuid}")
-        return found is not None and found.name == name
+        provider = self._one(f"uuid={uuid}")
+        return provider is not None and provider.name == name
 
-    def make_domain(self, domain: Domain) -> None:
+    def make_domain(self, domain: GroupDomain) -> None:
         """Make a domain's provider where there is none."""
         self.make(domain.provider_name, domain.uuid)
 
@@ -218,7 +222,7 @@ class Records:
             if answer.status == _CONFLICT:
                 return False
             if not answer.unsure:
-                raise NoAnswerError(f"Placement answered a DELETE with {answer.status}")
+                raise PlacementSilentError(f"Placement answered a DELETE with {answer.status}")
             self.pause(number)
         return self._one(f"uuid={uuid}") is None
 
@@ -227,20 +231,22 @@ class Records:
 
 
 @attrs.frozen
-class Swept:
+class SweptProviders:
     """What a sweep has taken away, by kind."""
 
     tickets: int = 0
     records: int = 0
     rooms: int = 0
 
-    def __add__(self, other: Swept) -> Swept:
-        return Swept(
+    def __add__(self, other: SweptProviders) -> SweptProviders:
+        return SweptProviders(
             self.tickets + other.tickets, self.records + other.records, self.rooms + other.rooms
         )
 
 
-def dead(records: Records, servers: Servers, tickets: Iterable[str]) -> frozenset[str]:
+def find_dead_tickets(
+    records: ProviderRecords, servers: NovaServers, tickets: Iterable[str]
+) -> frozenset[str]:
     """The tickets whose servers are no more.
 
     A server is in Nova's database before it is scheduled: who is not there now will not come.
@@ -249,13 +255,17 @@ def dead(records: Records, servers: Servers, tickets: Iterable[str]) -> frozense
     return frozenset(
         server
         for server, state in states.items()
-        if state is State.GONE or (state is State.LEAVING and not records.allocated(server))
+        if state is ServerPresence.GONE
+        or (state is ServerPresence.LEAVING and not records.allocated(server))
     )
 
 
-def sweep(
-    records: Records, servers: Servers, tree: Tree, suspects: set[str] | None = None
-) -> Swept:
+def sweep_domain_tree(
+    records: ProviderRecords,
+    servers: NovaServers,
+    tree: DomainTree,
+    suspects: set[str] | None = None,
+) -> SweptProviders:
     """Take away what nobody has any more; safe at any time, beside anybody.
 
     Who is about to use what goes away finds no parent, and begins anew.
@@ -264,28 +274,28 @@ def sweep(
         be about to use, are taken away only where their UUIDs are in it, and put into it
         otherwise. None: no such grace.
     """
-    gone = dead(records, servers, tree.tickets)
-    found = Swept(tickets=sum(records.remove(ticket) for ticket in sorted(gone)))
+    gone = find_dead_tickets(records, servers, tree.tickets)
+    swept = SweptProviders(tickets=sum(records.remove(ticket) for ticket in sorted(gone)))
     for room in tree.rooms:
         if room.record is None:
-            found += _remove_room(records, room.uuid, suspects)
+            swept += _remove_room(records, room.uuid, suspects)
         elif gone.issuperset(room.record.tickets):
-            if not room.record.tickets and _spared(room.record.uuid, suspects):
+            if not room.record.tickets and _spare_suspect_once(room.record.uuid, suspects):
                 continue
             if records.remove(room.record.uuid):
-                found += Swept(records=1)
-                found += _remove_room(records, room.uuid, None)
-    return found
+                swept += SweptProviders(records=1)
+                swept += _remove_room(records, room.uuid, None)
+    return swept
 
 
-def _spared(uuid: str, suspects: set[str] | None) -> bool:
+def _spare_suspect_once(uuid: str, suspects: set[str] | None) -> bool:
     if suspects is None or uuid in suspects:
         return False
     suspects.add(uuid)
     return True
 
 
-def _remove_room(records: Records, uuid: str, suspects: set[str] | None) -> Swept:
-    if _spared(uuid, suspects):
-        return Swept()
-    return Swept(rooms=int(records.remove(uuid)))
+def _remove_room(records: ProviderRecords, uuid: str, suspects: set[str] | None) -> SweptProviders:
+    if _spare_suspect_once(uuid, suspects):
+        return SweptProviders()
+    return SweptProviders(rooms=int(records.remove(uuid)))

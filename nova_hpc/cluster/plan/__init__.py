@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the members of a gang go: the planner. Pure.
 
-:func:`nova_hpc.cluster.plan.search.plan` answers; the page *The gang planner* of the
+:func:`nova_hpc.cluster.plan.search.plan_gang` answers; the page *The gang planner* of the
 contributors' documentation says what the answer is, in words that a test can follow.
 """
 
@@ -9,22 +9,22 @@ from nova_hpc.cluster.plan.model import (
     ANYWHERE,
     HOST,
     Gang,
-    Miss,
-    Order,
-    Plan,
-    Policy,
-    Refusal,
+    GangMiss,
+    GangOrder,
+    GangPlan,
+    GangPolicy,
+    GangRefusal,
 )
-from nova_hpc.cluster.plan.search import plan
+from nova_hpc.cluster.plan.search import plan_gang
 
 __all__ = [
     "ANYWHERE",
     "HOST",
     "Gang",
-    "Miss",
-    "Order",
-    "Plan",
-    "Policy",
-    "Refusal",
-    "plan",
+    "GangMiss",
+    "GangOrder",
+    "GangPlan",
+    "GangPolicy",
+    "GangRefusal",
+    "plan_gang",
 ]

@@ -14,7 +14,7 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.cluster.plan.packing import alike
+from nova_hpc.cluster.plan.packing import iterate_unlike_choices
 from nova_hpc.cluster.plan.tree import Part
 
 #: So many choices that were begun are looked at for one question.
@@ -24,7 +24,7 @@ MOST_TIES: Final = 256
 
 
 @attrs.define
-class Budget:
+class GroupBudget:
     """What is left of the work for one question."""
 
     left: int = MOST_WORK
@@ -50,7 +50,7 @@ class _Begun:
 
 
 @attrs.frozen
-class _Table:
+class _GroupTable:
     """What the groups can hold."""
 
     leaves: int
@@ -79,7 +79,7 @@ class _Table:
 
     def with_group(self, begun: _Begun, index: int) -> _Begun:
         """The choice and one more group."""
-        most = _sum(begun.most, self.gains[index], self.leaves)
+        most = _sum_gains(begun.most, self.gains[index], self.leaves)
         return _Begun((*begun.groups, self.groups[index]), most)
 
 
@@ -87,11 +87,11 @@ def leaves_of(part: Part, height: int) -> list[Part]:
     """The leaves below a part that is *height* levels above them."""
     if not height:
         return [part]
-    return [leaf for each in part.parts for leaf in leaves_of(each, height - 1)]
+    return [leaf for inner in part.parts for leaf in leaves_of(inner, height - 1)]
 
 
-def choose(
-    groups: Sequence[Part], height: int, leaves: int, wanted: int, budget: Budget
+def choose_fewest_groups(
+    groups: Sequence[Part], height: int, leaves: int, wanted: int, budget: GroupBudget
 ) -> list[tuple[Part, ...]]:
     """The fewest groups whose leaves hold a gang; of these choices the smallest groups.
 
@@ -100,20 +100,20 @@ def choose(
     :returns: all choices that are equally good, but for interchangeable groups; fewer
         where the budget has an end, and never none.
     """
-    table = _table(groups, height, leaves, wanted)
+    table = _build_group_table(groups, height, leaves, wanted)
     classes: dict[int, list[int]] = {}
     for index, group in enumerate(table.groups):
         classes.setdefault(group.free, []).append(index)
     states = [_Begun((), (0,) * (leaves + 1))]
     for indices in classes.values():
-        states = _next(table, states, indices, budget)
+        states = _extend_choices(table, states, indices, budget)
         if not states:
-            return [_first(table)]
+            return [_choose_greedily(table)]
     return [state.groups for state in states]
 
 
-def _next(
-    table: _Table, states: list[_Begun], indices: Sequence[int], budget: Budget
+def _extend_choices(
+    table: _GroupTable, states: list[_Begun], indices: Sequence[int], budget: GroupBudget
 ) -> list[_Begun]:
     """The choices with as few groups of one size as possible; () without a budget."""
     place = {id(table.groups[index]): index for index in indices}
@@ -121,32 +121,32 @@ def _next(
     for index in indices:
         shapes.setdefault(table.groups[index].shape, []).append(table.groups[index])
     for number in range(len(indices) + 1):
-        found: list[_Begun] = []
-        for state, some in _pairs(states, list(shapes.values()), number):
+        extended: list[_Begun] = []
+        for state, some in _pair_choices(states, list(shapes.values()), number):
             if not budget.spend():
                 return []
             begun = state
             for group in some:
                 begun = table.with_group(begun, place[id(group)])
             if table.possible(begun, indices[-1] + 1):
-                if len(found) == MOST_TIES:
+                if len(extended) == MOST_TIES:
                     budget.proven = False
                     break
-                found.append(begun)
-        if found:
-            return found
+                extended.append(begun)
+        if extended:
+            return extended
     raise AssertionError("a choice that can be finished has no next step")
 
 
-def _pairs(
+def _pair_choices(
     states: Sequence[_Begun], shapes: Sequence[Sequence[Part]], number: int
 ) -> Iterator[tuple[_Begun, list[Part]]]:
     for state in states:
-        for some in alike(shapes, number):
+        for some in iterate_unlike_choices(shapes, number):
             yield state, some
 
 
-def _first(table: _Table) -> tuple[Part, ...]:
+def _choose_greedily(table: _GroupTable) -> tuple[Part, ...]:
     """A choice of the fewest groups that leaves out the largest one by one."""
     begun = _Begun((), (0,) * (table.leaves + 1))
     for index in range(len(table.groups)):
@@ -155,30 +155,32 @@ def _first(table: _Table) -> tuple[Part, ...]:
     return begun.groups
 
 
-def _table(groups: Sequence[Part], height: int, leaves: int, wanted: int) -> _Table:
+def _build_group_table(
+    groups: Sequence[Part], height: int, leaves: int, wanted: int
+) -> _GroupTable:
     order = tuple(sorted(groups, key=lambda group: -group.free))
-    gains = tuple(_gains(group, height, leaves) for group in order)
+    gains = tuple(_leaf_gains_of(group, height, leaves) for group in order)
     layers: list[tuple[tuple[int, ...], ...]] = [((0,) * (leaves + 1),) * (len(order) + 1)]
     while layers[-1][0][leaves] < wanted:
         before, rows = layers[-1], [(0,) * (leaves + 1)]
         for index in range(len(order) - 1, -1, -1):
-            one_more = _sum(before[index + 1], gains[index], leaves)
+            one_more = _sum_gains(before[index + 1], gains[index], leaves)
             rows.append(tuple(map(max, rows[-1], one_more)))
         layers.append(tuple(reversed(rows)))
-    return _Table(leaves, wanted, order, gains, tuple(layers))
+    return _GroupTable(leaves, wanted, order, gains, tuple(layers))
 
 
-def _gains(group: Part, height: int, leaves: int) -> tuple[int, ...]:
+def _leaf_gains_of(group: Part, height: int, leaves: int) -> tuple[int, ...]:
     frees = sorted((leaf.free for leaf in leaves_of(group, height)), reverse=True)
     return tuple(accumulate(frees[:leaves], initial=0))
 
 
-def _sum(one: Sequence[int], other: Sequence[int], leaves: int) -> tuple[int, ...]:
+def _sum_gains(first: Sequence[int], second: Sequence[int], leaves: int) -> tuple[int, ...]:
     """The most that j leaves of two choices together hold."""
-    best = list(one)
-    for used, held in enumerate(other):
+    best = list(first)
+    for used, held in enumerate(second):
         for number in range(leaves - used + 1):
-            value = one[number] + held
+            value = first[number] + held
             if value > best[number + used]:
                 best[number + used] = value
     return tuple(best)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import attrs
 
-from nova_hpc.fabric.model import FabricLevel, Place
+from nova_hpc.fabric.model import FabricLevel, FabricPlace
 
 #: The word for a gang that shares no domain, in place of a level.
 ANYWHERE: Final = "anywhere"
@@ -20,7 +20,7 @@ HOST: Final = "host"
 MOST_MEMBERS: Final = 1_000_000
 
 
-class Policy(enum.StrEnum):
+class GangPolicy(enum.StrEnum):
     """What happens when no domain of the level holds the gang."""
 
     #: It is refused.
@@ -29,7 +29,7 @@ class Policy(enum.StrEnum):
     PREFERRED = "preferred"
 
 
-class Order(enum.StrEnum):
+class GangOrder(enum.StrEnum):
     """How the members are dealt to the hosts of the leaves that the gang gets."""
 
     #: To the fewest hosts.
@@ -38,7 +38,7 @@ class Order(enum.StrEnum):
     SPREAD = "spread"
 
 
-def _counted(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+def _validate_count(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
     least = 0 if attribute.name == "rails" else 1
     if value is None and attribute.default is None:
         return
@@ -56,17 +56,17 @@ class Gang:
     """
 
     #: How many are to be placed now.
-    members: int = attrs.field(validator=_counted)
+    members: int = attrs.field(validator=_validate_count)
     #: The largest domain that they may be spread over.
     level: FabricLevel = attrs.field(
         default=FabricLevel.LEAF, validator=attrs.validators.instance_of(FabricLevel)
     )
-    policy: Policy = attrs.field(default=Policy.REQUIRED, converter=Policy)
+    policy: GangPolicy = attrs.field(default=GangPolicy.REQUIRED, converter=GangPolicy)
     #: So many on one host at most; None: as many as fit.
-    max_per_host: int | None = attrs.field(default=None, validator=_counted)
-    order: Order = attrs.field(default=Order.PACK, converter=Order)
+    max_per_host: int | None = attrs.field(default=None, validator=_validate_count)
+    order: GangOrder = attrs.field(default=GangOrder.PACK, converter=GangOrder)
     #: Hosts with fewer rails do not count.
-    rails: int = attrs.field(default=0, validator=_counted)
+    rails: int = attrs.field(default=0, validator=_validate_count)
     #: Only hosts of this domain count: a gang that has one already stays in it.
     within: tuple[FabricLevel, str] | None = None
     #: Host -> members that are there already, and that no capacity counts any more.
@@ -76,7 +76,7 @@ class Gang:
 
 
 @attrs.frozen
-class Plan:
+class GangPlan:
     """Where the members go."""
 
     #: Host -> how many members, in the order of the hosts' names.
@@ -104,13 +104,13 @@ class Plan:
         return dict(self.around).get(level)
 
     def enclosing(self, level: FabricLevel) -> tuple[FabricLevel, str] | None:
-        """As :meth:`nova_hpc.fabric.model.Place.enclosing`, of the whole gang."""
-        shared: dict[str, Any] = {each.word: name for each, name in self.around}
-        return Place(host="?", **shared).enclosing(level)
+        """As :meth:`nova_hpc.fabric.model.FabricPlace.enclosing`, of the whole gang."""
+        shared: dict[str, Any] = {around_level.word: name for around_level, name in self.around}
+        return FabricPlace(host="?", **shared).enclosing(level)
 
 
 @attrs.frozen
-class Miss:
+class GangMiss:
     """The domain that comes nearest to holding the gang."""
 
     level: str
@@ -120,14 +120,14 @@ class Miss:
 
 
 @attrs.frozen
-class Refusal:
+class GangRefusal:
     """Why the gang has no place."""
 
     members: int
     #: Of the level that was asked for; None: the map has no such domain with a free host.
-    nearest: Miss | None
+    nearest: GangMiss | None
     #: The tightest domain that would hold the gang; None: not even all hosts together do.
-    instead: Miss | None
+    instead: GangMiss | None
     #: How many fit on all hosts together.
     total: int
     #: One sentence for operators: the nearest miss, and what would help.

@@ -17,7 +17,7 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.cluster.plan.tree import Cost, Part, added, sizes
+from nova_hpc.cluster.plan.tree import Cost, Part, add_level_costs, tally_sizes
 
 #: So many choices of equally good leaves are compared for a gang that is to be spread.
 MOST_TIES: Final = 256
@@ -33,7 +33,7 @@ class Filled:
     proven: bool = True
 
 
-def fewest(frees: Sequence[int], wanted: int) -> int:
+def count_fewest_parts(frees: Sequence[int], wanted: int) -> int:
     """How many of these numbers, at least, have a sum of *wanted*.
 
     :param frees: the largest first; their sum is at least *wanted*.
@@ -43,12 +43,12 @@ def fewest(frees: Sequence[int], wanted: int) -> int:
     return next(number for number, sum_ in enumerate(accumulate(frees), 1) if sum_ >= wanted)
 
 
-def smallest(frees: Sequence[int], wanted: int) -> dict[int, int]:
+def choose_smallest_parts(frees: Sequence[int], wanted: int) -> dict[int, int]:
     """Free places -> of how many parts with so many, so that large parts stay whole.
 
     :param frees: the largest first; their sum is at least *wanted*.
     """
-    count = fewest(frees, wanted)
+    count = count_fewest_parts(frees, wanted)
     before = [0, *accumulate(frees)]
     chosen: dict[int, int] = {}
     start = 0
@@ -71,29 +71,29 @@ def smallest(frees: Sequence[int], wanted: int) -> dict[int, int]:
     return chosen
 
 
-def pack(parts: Sequence[Part], wanted: int) -> Filled:
+def pack_places(parts: Sequence[Part], wanted: int) -> Filled:
     """Take *wanted* places by the rules, at this level and at all below it.
 
     :param parts: of one level, in the order of their names; they hold as much.
     """
     classes = _by_free(parts)
     frees = [value for value, members in classes.items() for _ in members]
-    chosen = smallest(frees, wanted)
+    chosen = choose_smallest_parts(frees, wanted)
     left = sum(value * number for value, number in chosen.items()) - wanted
     base = {value: classes[value][:number] for value, number in chosen.items()}
     if not left:
-        best = _Choice([part for each in base.values() for part in each])
+        best = _PackChoice([part for taken in base.values() for part in taken])
     else:
-        best = min(_choices(classes, base, left), key=lambda choice: choice.cost)
+        best = min(_iterate_pack_choices(classes, base, left), key=lambda choice: choice.cost)
     used = [*best.whole, *([best.partly] if best.partly else [])]
-    here = (len(used), sizes(part.free for part in used), int(left > 0))
-    hosts = {name: free for part in best.whole for name, free in everything(part)}
+    level_cost = (len(used), tally_sizes(part.free for part in used), int(left > 0))
+    hosts = {name: free for part in best.whole for name, free in hosts_of_part(part)}
     hosts |= best.hosts
-    return Filled((here, *best.cost), hosts)
+    return Filled((level_cost, *best.cost), hosts)
 
 
 @attrs.frozen(eq=False)
-class _Choice:
+class _PackChoice:
     whole: Sequence[Part]
     partly: Part | None = None
     #: Of the part that is not used up: what is taken of it, and what that costs.
@@ -104,12 +104,12 @@ class _Choice:
     @cost.default
     def _cost(self) -> Cost:
         costs = [part.full for part in self.whole]
-        return added([*costs, self.below] if self.partly else costs)
+        return add_level_costs([*costs, self.below] if self.partly else costs)
 
 
-def _choices(
+def _iterate_pack_choices(
     classes: Mapping[int, Sequence[Part]], base: Mapping[int, Sequence[Part]], left: int
-) -> Iterator[_Choice]:
+) -> Iterator[_PackChoice]:
     """One part of each shape is the one that is not used up."""
     for value, members in base.items():
         seen = set()
@@ -117,58 +117,67 @@ def _choices(
             if part.shape in seen:
                 continue
             seen.add(part.shape)
-            others = [each for each in classes[value][: len(members)] if each is not part]
+            others = [
+                candidate for candidate in classes[value][: len(members)] if candidate is not part
+            ]
             whole = others[: len(members) - 1]
-            whole += [each for other, some in base.items() if other != value for each in some]
+            whole += [
+                member
+                for other_value, some in base.items()
+                if other_value != value
+                for member in some
+            ]
             if part.parts:
-                some = pack(part.parts, value - left)
-                yield _Choice(whole, part, some.cost, some.hosts)
+                some = pack_places(part.parts, value - left)
+                yield _PackChoice(whole, part, some.cost, some.hosts)
             else:
-                yield _Choice(whole, part, (), {part.name: value - left})
+                yield _PackChoice(whole, part, (), {part.name: value - left})
 
 
 def _by_free(parts: Sequence[Part]) -> dict[int, list[Part]]:
     """Free places -> the parts that have so many, the cheapest first; the largest first."""
-    found: dict[int, list[Part]] = {}
+    classes: dict[int, list[Part]] = {}
     for part in sorted(parts, key=lambda part: -part.free):
         if part.free:
-            found.setdefault(part.free, []).append(part)
-    for members in found.values():
+            classes.setdefault(part.free, []).append(part)
+    for members in classes.values():
         members.sort(key=lambda part: part.full)
-    return found
+    return classes
 
 
-def everything(part: Part) -> Iterator[tuple[str, int]]:
+def hosts_of_part(part: Part) -> Iterator[tuple[str, int]]:
     """All hosts below a part, with their free places."""
     if not part.parts:
         yield part.name, part.free
-    for each in part.parts:
-        yield from everything(each)
+    for inner in part.parts:
+        yield from hosts_of_part(inner)
 
 
-def spread(parts: Sequence[Part], wanted: int) -> Filled:
+def spread_places(parts: Sequence[Part], wanted: int) -> Filled:
     """Take *wanted* places: the fewest and smallest parts, but as few a host as possible.
 
     :param parts: leaves; they hold as much.
     """
     classes = _by_free(parts)
     frees = [value for value, members in classes.items() for _ in members]
-    chosen = smallest(frees, wanted)
-    sets = _sets([(classes[value], number) for value, number in chosen.items()])
-    found: list[Filled] = []
+    chosen = choose_smallest_parts(frees, wanted)
+    sets = _iterate_part_sets([(classes[value], number) for value, number in chosen.items()])
+    fillings: list[Filled] = []
     proven = True
     for number, leaves in enumerate(sets):
         if number == MOST_TIES:
             proven = False
             break
-        here = (len(leaves), sizes(leaf.free for leaf in leaves), 0)
-        cost, hosts = _dealt([host for leaf in leaves for host in everything(leaf)], wanted)
-        found.append(Filled((here, *cost), hosts))
-    best = min(found, key=lambda each: each.cost)
+        level_cost = (len(leaves), tally_sizes(leaf.free for leaf in leaves), 0)
+        cost, hosts = _deal_places(
+            [host for leaf in leaves for host in hosts_of_part(leaf)], wanted
+        )
+        fillings.append(Filled((level_cost, *cost), hosts))
+    best = min(fillings, key=lambda filling: filling.cost)
     return attrs.evolve(best, proven=proven)
 
 
-def _sets(wanted: Sequence[tuple[Sequence[Part], int]]) -> Iterator[list[Part]]:
+def _iterate_part_sets(wanted: Sequence[tuple[Sequence[Part], int]]) -> Iterator[list[Part]]:
     """The choices of so many parts of each class that are not alike."""
     if not wanted:
         yield []
@@ -177,12 +186,12 @@ def _sets(wanted: Sequence[tuple[Sequence[Part], int]]) -> Iterator[list[Part]]:
     shapes: dict[int, list[Part]] = {}
     for part in members:
         shapes.setdefault(part.shape, []).append(part)
-    for some in alike(list(shapes.values()), number):
-        for others in _sets(wanted[1:]):
+    for some in iterate_unlike_choices(list(shapes.values()), number):
+        for others in _iterate_part_sets(wanted[1:]):
             yield [*some, *others]
 
 
-def alike(groups: Sequence[Sequence[Part]], number: int) -> Iterator[list[Part]]:
+def iterate_unlike_choices(groups: Sequence[Sequence[Part]], number: int) -> Iterator[list[Part]]:
     """The ways to take so many parts of groups whose members are interchangeable."""
     if not groups:
         if not number:
@@ -191,11 +200,11 @@ def alike(groups: Sequence[Sequence[Part]], number: int) -> Iterator[list[Part]]
     first, rest = groups[0], groups[1:]
     room = sum(len(group) for group in rest)
     for some in range(min(number, len(first)), max(number - room, 0) - 1, -1):
-        for others in alike(rest, number - some):
+        for others in iterate_unlike_choices(rest, number - some):
             yield [*first[:some], *others]
 
 
-def _dealt(hosts: Sequence[tuple[str, int]], wanted: int) -> tuple[Cost, dict[str, int]]:
+def _deal_places(hosts: Sequence[tuple[str, int]], wanted: int) -> tuple[Cost, dict[str, int]]:
     """Deal places evenly: so many on the fullest host, and on how many such hosts.
 
     What the hosts cannot take evenly goes to those with most room; of hosts that get
@@ -215,6 +224,6 @@ def _dealt(hosts: Sequence[tuple[str, int]], wanted: int) -> tuple[Cost, dict[st
     for name, _ in able[:missing]:
         given[name] += 1
     given = {name: number for name, number in given.items() if number}
-    loads = sizes(given.values())
-    touched = sizes(free for name, free in hosts if name in given)
+    loads = tally_sizes(given.values())
+    touched = tally_sizes(free for name, free in hosts if name in given)
     return ((0, loads, 0), (len(given), touched, 0)), given

@@ -9,25 +9,31 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.cluster.plan import answers as words
-from nova_hpc.cluster.plan import groups
-from nova_hpc.cluster.plan import packing as fill
-from nova_hpc.cluster.plan.model import ANYWHERE, HOST, Gang, Order, Plan, Policy, Refusal
+from nova_hpc.cluster.plan import answers, groups, packing
+from nova_hpc.cluster.plan.model import (
+    ANYWHERE,
+    HOST,
+    Gang,
+    GangOrder,
+    GangPlan,
+    GangPolicy,
+    GangRefusal,
+)
 from nova_hpc.cluster.plan.packing import Filled
 from nova_hpc.cluster.plan.tree import (
     Cost,
-    Domain,
+    FreeSpot,
+    GangDomain,
     LevelCost,
     Part,
-    Spot,
-    build,
-    counts,
+    build_part_tree,
+    find_free_spots,
     leaf_of,
-    natural,
-    sizes,
-    spots,
+    may_belong_to_gang,
+    natural_sort_key,
+    tally_sizes,
 )
-from nova_hpc.fabric.model import OF_NVLINK, FabricLevel, FabricMap, Place
+from nova_hpc.fabric.model import OF_NVLINK, FabricLevel, FabricMap, FabricPlace
 
 #: The levels above the leaves, the widest first.
 _ABOVE: Final = (FabricLevel.CORE, FabricLevel.SPINE, FabricLevel.BLOCK)
@@ -36,58 +42,63 @@ _ABOVE: Final = (FabricLevel.CORE, FabricLevel.SPINE, FabricLevel.BLOCK)
 _MOST_DOMAINS: Final = 64
 
 
-def plan(fabric: FabricMap, capacity: Mapping[str, int], gang: Gang) -> Plan | Refusal:
+def plan_gang(fabric: FabricMap, capacity: Mapping[str, int], gang: Gang) -> GangPlan | GangRefusal:
     """Where the members of *gang* go: all of them, or a refusal.
 
     :param fabric: where the hosts are. A host that it does not name has no domain.
     :param capacity: host -> how many members fit on it now. Others hold none.
     :returns: the same for the same question, in whatever order hosts are given.
     """
-    found = spots(fabric, capacity, gang)
-    home = [fabric.place(host) or Place(host=host) for host in gang.placed]
-    total = sum(spot.free for spot in found)
-    if total >= gang.members and all(counts(place, gang) for place in home):
-        for level in scopes(gang):
-            every = domains(found, level, gang, home)
-            fitting = _ordered((each for each in every if holds(each, gang)), gang.group)
+    free_spots = find_free_spots(fabric, capacity, gang)
+    home = [fabric.place(host) or FabricPlace(host=host) for host in gang.placed]
+    total = sum(spot.free for spot in free_spots)
+    if total >= gang.members and all(may_belong_to_gang(place, gang) for place in home):
+        for level in gang_scopes_of(gang):
+            every = domains_at_level(free_spots, level, gang, home)
+            fitting = _order_domains(
+                (domain for domain in every if holds_gang(domain, gang)), gang.group
+            )
             if fitting:
-                return _Search(found, gang, level, home).best(fitting)
-    return words.refusal(found, gang, home)
+                return _DomainSearch(free_spots, gang, level, home).best(fitting)
+    return answers.build_gang_refusal(free_spots, gang, home)
 
 
-def scopes(gang: Gang) -> Iterator[FabricLevel | str]:
+def gang_scopes_of(gang: Gang) -> Iterator[FabricLevel | str]:
     """The levels at which the gang may be together, the tightest first."""
-    if gang.order is Order.PACK or gang.members + sum(gang.placed.values()) == 1:
+    if gang.order is GangOrder.PACK or gang.members + sum(gang.placed.values()) == 1:
         yield HOST
     for level in FabricLevel:
-        if gang.policy is Policy.PREFERRED or level <= gang.level:
+        if gang.policy is GangPolicy.PREFERRED or level <= gang.level:
             yield level
-    if gang.policy is Policy.PREFERRED:
+    if gang.policy is GangPolicy.PREFERRED:
         yield ANYWHERE
 
 
-def domains(
-    found: Sequence[Spot], level: FabricLevel | str, gang: Gang, home: Sequence[Place]
-) -> list[Domain]:
+def domains_at_level(
+    free_spots: Sequence[FreeSpot],
+    level: FabricLevel | str,
+    gang: Gang,
+    home: Sequence[FabricPlace],
+) -> list[GangDomain]:
     """The domains of a level with their free hosts.
 
     :param home: where members of the gang are already: only domains with all of them count.
     """
-    members: dict[tuple[str, tuple[FabricLevel, str] | None], list[Spot]] = {}
-    for spot in found:
-        key = _key(spot.name, spot, level, gang)
+    members: dict[tuple[str, tuple[FabricLevel, str] | None], list[FreeSpot]] = {}
+    for spot in free_spots:
+        key = _domain_key_of(spot.name, spot, level, gang)
         if key is not None:
             members.setdefault(key, []).append(spot)
-    homes = {_key(place.host, place, level, gang) for place in home}
+    homes = {_domain_key_of(place.host, place, level, gang) for place in home}
     return [
-        Domain(key[0], tuple(each), sum(spot.free for spot in each))
-        for key, each in members.items()
+        GangDomain(key[0], tuple(inside), sum(spot.free for spot in inside))
+        for key, inside in members.items()
         if homes <= {key}
     ]
 
 
-def _key(
-    host: str, where: Spot | Place, level: FabricLevel | str, gang: Gang
+def _domain_key_of(
+    host: str, where: FreeSpot | FabricPlace, level: FabricLevel | str, gang: Gang
 ) -> tuple[str, tuple[FabricLevel, str] | None] | None:
     """Which domain a host belongs to.
 
@@ -99,46 +110,46 @@ def _key(
     name = where.domain(level) if isinstance(level, FabricLevel) else host
     if name is None:
         return None
-    if gang.policy is not Policy.REQUIRED:
+    if gang.policy is not GangPolicy.REQUIRED:
         return name, None
-    return name, where.enclosing if isinstance(where, Spot) else where.enclosing(gang.level)
+    return name, where.enclosing if isinstance(where, FreeSpot) else where.enclosing(gang.level)
 
 
-def _ordered(some: Iterable[Domain], group: str) -> list[Domain]:
+def _order_domains(some: Iterable[GangDomain], group: str) -> list[GangDomain]:
     """In the order in which equal domains are taken: of their names, or of the group's own."""
     if not group:
-        return sorted(some, key=lambda domain: natural(domain.name))
+        return sorted(some, key=lambda domain: natural_sort_key(domain.name))
     return sorted(
         some, key=lambda domain: hashlib.sha256(f"{group}:{domain.name}".encode()).digest()
     )
 
 
-def holds(domain: Domain, gang: Gang) -> bool:
+def holds_gang(domain: GangDomain, gang: Gang) -> bool:
     """Whether the members that are to be placed fit."""
     return domain.free >= gang.members
 
 
 @attrs.frozen
-class _Found:
+class _PlacedDomain:
     """The best places in one domain."""
 
-    domain: Domain
+    domain: GangDomain
     hosts: Mapping[str, int]
     cost: Cost
 
 
 @attrs.define
-class _Search:
+class _DomainSearch:
     """The choice between domains of one level."""
 
-    found: Sequence[Spot]
+    found: Sequence[FreeSpot]
     gang: Gang
     level: FabricLevel | str
-    home: Sequence[Place]
+    home: Sequence[FabricPlace]
     shapes: dict[Hashable, int] = attrs.Factory(dict)
-    budget: groups.Budget = attrs.Factory(groups.Budget)
+    budget: groups.GroupBudget = attrs.Factory(groups.GroupBudget)
 
-    def best(self, fitting: Sequence[Domain]) -> Plan:
+    def best(self, fitting: Sequence[GangDomain]) -> GangPlan:
         """The plan in the best of these domains."""
         ranked = [(self._leaves(domain), domain) for domain in fitting]
         least = min(rank for rank, _ in ranked)
@@ -147,7 +158,7 @@ class _Search:
         tight = min(room)
         near = [domain for domain, free in zip(near, room, strict=True) if free == tight]
         seen: set[tuple[int, ...]] = set()
-        results: list[_Found] = []
+        results: list[_PlacedDomain] = []
         for domain in near:
             pieces = self._pieces(domain)
             shape = tuple(sorted(part.shape for pool in pieces for part in pool))
@@ -158,27 +169,27 @@ class _Search:
                 self.budget.proven = False
                 break
             results.append(self._inside(domain, pieces))
-        chosen = min(results, key=lambda each: each.cost)
-        return words.plan(
+        chosen = min(results, key=lambda result: result.cost)
+        return answers.build_gang_plan(
             self.gang, self.found, self.home, self.level, chosen.domain.name, chosen.hosts,
             self.budget.proven,
         )  # fmt: skip
 
     # --- between domains -----------------------------------------------------------
 
-    def _leaves(self, domain: Domain) -> int:
+    def _leaves(self, domain: GangDomain) -> int:
         """How many leaves more the gang gets there, at least."""
         old, new = _by_leaf(domain.spots, self.home)
         missing = self.gang.members - sum(old.values())
-        return fill.fewest(sorted(new.values(), reverse=True), missing)
+        return packing.count_fewest_parts(sorted(new.values(), reverse=True), missing)
 
-    def _room(self, near: Sequence[Domain]) -> list[tuple[int, ...]]:
+    def _room(self, near: Sequence[GangDomain]) -> list[tuple[int, ...]]:
         """What is free in each domain, and in the ones around it, the nearest first."""
         rooms: list[list[int]] = [[domain.free] for domain in near]
         if self.level == ANYWHERE:
-            return [tuple(each) for each in rooms]
+            return [tuple(room) for room in rooms]
         first = self.level if isinstance(self.level, FabricLevel) else -1
-        for level in (each for each in FabricLevel if each > first):
+        for level in (wider for wider in FabricLevel if wider > first):
             free: dict[str, int] = {}
             for spot in self.found:
                 name = spot.domain(level)
@@ -188,19 +199,19 @@ class _Search:
                 names = {spot.domain(level) for spot in domain.spots}
                 (name, *others) = names
                 room.append(room[-1] if others or name is None else free[name])
-        return [tuple(each) for each in rooms]
+        return [tuple(room) for room in rooms]
 
     # --- in one domain ---------------------------------------------------------------
 
-    def _pieces(self, domain: Domain) -> list[tuple[Part, ...]]:
+    def _pieces(self, domain: GangDomain) -> list[tuple[Part, ...]]:
         """The tree of the domain: of the leaves that the gang has, and of the others."""
         old = {leaf_of(place) for place in self.home}
-        sides: list[list[Spot]] = [[], []] if old else [[]]
+        sides: list[list[FreeSpot]] = [[], []] if old else [[]]
         for spot in domain.spots:
             sides[-1 if leaf_of(spot.place) not in old else 0].append(spot)
-        return [build(side, self._levels(domain), self.shapes) for side in sides]
+        return [build_part_tree(side, self._levels(domain), self.shapes) for side in sides]
 
-    def _above(self, domain: Domain) -> list[FabricLevel]:
+    def _above(self, domain: GangDomain) -> list[FabricLevel]:
         """The levels between the domain and its leaves that its hosts have, the widest first."""
         inside = [
             level
@@ -214,43 +225,43 @@ class _Search:
             if any(spot.domain(level) is not None for spot in domain.spots)
         ]
 
-    def _levels(self, domain: Domain) -> list[FabricLevel]:
+    def _levels(self, domain: GangDomain) -> list[FabricLevel]:
         levels = [*self._above(domain), FabricLevel.LEAF]
         nvlink = FabricLevel.NVLINK_DOMAIN
-        if self.level not in (HOST, *OF_NVLINK) and self.gang.order is Order.PACK:
+        if self.level not in (HOST, *OF_NVLINK) and self.gang.order is GangOrder.PACK:
             levels += [nvlink] if any(spot.domain(nvlink) for spot in domain.spots) else []
         return levels
 
-    def _inside(self, domain: Domain, pieces: Sequence[tuple[Part, ...]]) -> _Found:
+    def _inside(self, domain: GangDomain, pieces: Sequence[tuple[Part, ...]]) -> _PlacedDomain:
         """The best places: first beside the members that are there, then in other leaves."""
         hosts: dict[str, int] = {}
         costs: list[LevelCost] = []
         left = self.gang.members
         height = len(self._above(domain))
         for parts in pieces:
-            here = min(left, sum(part.free for part in parts))
-            if here:
-                filled = self._filled(parts, height, here)
+            portion = min(left, sum(part.free for part in parts))
+            if portion:
+                filled = self._filled(parts, height, portion)
                 hosts |= filled.hosts
                 costs += filled.cost
-                left -= here
-        return _Found(domain, hosts, tuple(costs))
+                left -= portion
+        return _PlacedDomain(domain, hosts, tuple(costs))
 
     def _filled(self, parts: Sequence[Part], height: int, wanted: int) -> Filled:
         """The best places in these parts, which are *height* levels above the leaves."""
         frees = sorted(
             (leaf.free for part in parts for leaf in groups.leaves_of(part, height)), reverse=True
         )
-        most = fill.fewest(frees, wanted)
+        most = packing.count_fewest_parts(frees, wanted)
         pools: list[Sequence[Part]] = [parts]
         costs: list[LevelCost] = []
         for level in range(height, 0, -1):
             choices = [
                 choice
                 for pool in pools
-                for choice in groups.choose(pool, level, most, wanted, self.budget)
+                for choice in groups.choose_fewest_groups(pool, level, most, wanted, self.budget)
             ]
-            cost, tied = _cheapest(choices)
+            cost, tied = _choose_cheapest(choices)
             costs.append(cost)
             if len(tied) > groups.MOST_TIES:
                 self.budget.proven = False
@@ -258,29 +269,29 @@ class _Search:
                 [part for group in choice for part in group.parts]
                 for choice in tied[: groups.MOST_TIES]
             ]
-        take = fill.pack if self.gang.order is Order.PACK else fill.spread
-        best = min((take(pool, wanted) for pool in pools), key=lambda each: each.cost)
+        take = packing.pack_places if self.gang.order is GangOrder.PACK else packing.spread_places
+        best = min((take(pool, wanted) for pool in pools), key=lambda filling: filling.cost)
         self.budget.proven &= best.proven
         return attrs.evolve(best, cost=(*costs, *best.cost))
 
 
 def _by_leaf(
-    found: Sequence[Spot], home: Sequence[Place]
+    free_spots: Sequence[FreeSpot], home: Sequence[FabricPlace]
 ) -> tuple[dict[tuple[bool, str], int], dict[tuple[bool, str], int]]:
     """Leaf -> free places: of leaves where members are already, and of others."""
     old = {leaf_of(place) for place in home}
     sides: tuple[dict[tuple[bool, str], int], dict[tuple[bool, str], int]] = ({}, {})
-    for spot in found:
+    for spot in free_spots:
         leaf = leaf_of(spot.place)
         side = sides[leaf not in old]
         side[leaf] = side.get(leaf, 0) + spot.free
     return sides
 
 
-def _cheapest(
+def _choose_cheapest(
     choices: Sequence[tuple[Part, ...]],
 ) -> tuple[LevelCost, list[tuple[Part, ...]]]:
     """The fewest and smallest groups, and all choices that are as good."""
-    costs = [(len(choice), sizes(group.free for group in choice), 0) for choice in choices]
+    costs = [(len(choice), tally_sizes(group.free for group in choice), 0) for choice in choices]
     least = min(costs)
     return least, [choice for choice, cost in zip(choices, costs, strict=True) if cost == least]

@@ -12,8 +12,8 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.cluster.plan.model import Gang, Policy
-from nova_hpc.fabric.model import OF_NVLINK, FabricLevel, FabricMap, Place
+from nova_hpc.cluster.plan.model import Gang, GangPolicy
+from nova_hpc.fabric.model import OF_NVLINK, FabricLevel, FabricMap, FabricPlace
 
 _DIGITS: Final = re.compile(r"(\d+)")
 
@@ -31,24 +31,24 @@ Cost = tuple[LevelCost, ...]
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def natural(name: str) -> tuple[tuple[int, str], ...]:
+def natural_sort_key(name: str) -> tuple[tuple[int, str], ...]:
     """Sorts names as people do: ``node9`` before ``node10``."""
     words = _DIGITS.split(name)
     return tuple((int(word), word) if word.isdecimal() else (-1, word) for word in words)
 
 
-def sizes(values: Iterable[int]) -> Sizes:
+def tally_sizes(values: Iterable[int]) -> Sizes:
     """Count free places."""
     return tuple(sorted(Counter(values).items(), reverse=True))
 
 
 @attrs.frozen
-class Spot:
+class FreeSpot:
     """A host that has free places."""
 
     name: str
     free: int
-    place: Place
+    place: FabricPlace
     #: The domain of each level; None: nobody knows. There are many hosts, and many questions.
     domains: tuple[str | None, ...]
     #: The domain that encloses it at the gang's level; see ``Place.enclosing``.
@@ -74,47 +74,47 @@ class Part:
 
 
 @attrs.frozen(eq=False)
-class Domain:
+class GangDomain:
     """A domain that may hold a gang."""
 
     name: str
-    spots: tuple[Spot, ...]
+    spots: tuple[FreeSpot, ...]
     free: int
 
 
-def spots(fabric: FabricMap, capacity: Mapping[str, int], gang: Gang) -> list[Spot]:
+def find_free_spots(fabric: FabricMap, capacity: Mapping[str, int], gang: Gang) -> list[FreeSpot]:
     """The hosts that count for *gang*, in the order of their names.
 
     With the policy ``required`` these are the hosts of which a domain of the gang's level is
     known, or a narrower one.
     """
-    found = []
-    for host in sorted(capacity, key=natural):
+    free_spots = []
+    for host in sorted(capacity, key=natural_sort_key):
         free = capacity[host]
         if gang.max_per_host is not None:
             free = min(free, gang.max_per_host - gang.placed.get(host, 0))
         if free <= 0:
             continue
-        place = fabric.place(host) or Place(host=host)
-        if counts(place, gang) and len(place.rails) >= gang.rails:
-            found.append(Spot(host, free, place, _ALL(place), place.enclosing(gang.level)))
-    return found
+        place = fabric.place(host) or FabricPlace(host=host)
+        if may_belong_to_gang(place, gang) and len(place.rails) >= gang.rails:
+            free_spots.append(FreeSpot(host, free, place, _ALL(place), place.enclosing(gang.level)))
+    return free_spots
 
 
-def counts(place: Place, gang: Gang) -> bool:
+def may_belong_to_gang(place: FabricPlace, gang: Gang) -> bool:
     """Whether a host at *place* may belong to the gang."""
     if gang.within is not None and place.domain(gang.within[0]) != gang.within[1]:
         return False
-    return gang.policy is not Policy.REQUIRED or place.enclosing(gang.level) is not None
+    return gang.policy is not GangPolicy.REQUIRED or place.enclosing(gang.level) is not None
 
 
-def leaf_of(place: Place) -> tuple[bool, str]:
+def leaf_of(place: FabricPlace) -> tuple[bool, str]:
     """The leaf of a host: whether it is a real one, and its name; the host's if not."""
     return (True, place.leaf) if place.leaf is not None else (False, place.host)
 
 
-def build(
-    found: Sequence[Spot], levels: Sequence[FabricLevel], shapes: dict[Hashable, int]
+def build_part_tree(
+    free_spots: Sequence[FreeSpot], levels: Sequence[FabricLevel], shapes: dict[Hashable, int]
 ) -> tuple[Part, ...]:
     """The tree of these hosts.
 
@@ -125,14 +125,14 @@ def build(
     if not levels:
         return tuple(
             Part(spot.name, spot.free, shape=shapes.setdefault(spot.free, len(shapes)))
-            for spot in found
+            for spot in free_spots
         )
-    groups: dict[tuple[int, str], list[Spot]] = {}
-    for spot in found:
-        groups.setdefault(_key(spot, levels), []).append(spot)
+    groups: dict[tuple[int, str], list[FreeSpot]] = {}
+    for spot in free_spots:
+        groups.setdefault(_tree_key_of(spot, levels), []).append(spot)
     made = []
     for (_, name), members in groups.items():
-        parts = build(members, levels[1:], shapes)
+        parts = build_part_tree(members, levels[1:], shapes)
         shape = (len(levels), *sorted(part.shape for part in parts))
         made.append(
             Part(
@@ -140,13 +140,13 @@ def build(
                 free=sum(part.free for part in parts),
                 parts=parts,
                 shape=shapes.setdefault(shape, len(shapes)),
-                full=full(parts),
+                full=full_cost_of(parts),
             )
         )
-    return tuple(sorted(made, key=lambda part: natural(part.name)))
+    return tuple(sorted(made, key=lambda part: natural_sort_key(part.name)))
 
 
-def _key(spot: Spot, levels: Sequence[FabricLevel]) -> tuple[int, str]:
+def _tree_key_of(spot: FreeSpot, levels: Sequence[FabricLevel]) -> tuple[int, str]:
     """The domain of the first level; unknown: that of the next of the tree that is known."""
     for number, level in enumerate(levels):
         name = spot.domain(level)
@@ -156,23 +156,26 @@ def _key(spot: Spot, levels: Sequence[FabricLevel]) -> tuple[int, str]:
     return len(levels), spot.name
 
 
-def full(parts: Sequence[Part]) -> Cost:
+def full_cost_of(parts: Sequence[Part]) -> Cost:
     """What it costs to use all of these parts."""
-    here = (len(parts), sizes(part.free for part in parts), 0)
-    return (here, *added(part.full for part in parts))
+    level_cost = (len(parts), tally_sizes(part.free for part in parts), 0)
+    return (level_cost, *add_level_costs(part.full for part in parts))
 
 
-def added(costs: Iterable[Cost]) -> Cost:
+def add_level_costs(costs: Iterable[Cost]) -> Cost:
     """The sum of costs of neighbours, level by level."""
-    found: list[Cost] = list(costs)
-    if not found or not found[0]:
+    all_costs: list[Cost] = list(costs)
+    if not all_costs or not all_costs[0]:
         return ()
     total = []
-    for level in zip(*found, strict=True):
+    for level in zip(*all_costs, strict=True):
         tally: Counter[int] = Counter()
         for _, some, _ in level:
             for value, number in some:
                 tally[value] += number
-        count, partly = sum(each[0] for each in level), sum(each[2] for each in level)
+        count, partly = (
+            sum(part_cost[0] for part_cost in level),
+            sum(part_cost[2] for part_cost in level),
+        )
         total.append((count, tuple(sorted(tally.items(), reverse=True)), partly))
     return tuple(total)

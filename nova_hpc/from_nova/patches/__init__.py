@@ -22,7 +22,7 @@ BOTH: Final[tuple[Patch, ...]] = (numa_fit.FIT, numa_cells.NETWORKS, pci_pools.P
 _LOCK: Final = threading.Lock()
 
 
-def install() -> None:
+def install_shared_patches() -> None:
     """Install what both services need, all or none (idempotent).
 
     :raises nova.exception.InvalidConfiguration: this Nova is not known.
@@ -31,5 +31,5 @@ def install() -> None:
     for patch in BOTH:
         patch.function()
     with _LOCK:
-        numa_fit.install()
-        pci_pools.install()
+        numa_fit.install_numa_fit_patch()
+        pci_pools.install_pci_pools_patch()

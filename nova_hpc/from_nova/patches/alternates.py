@@ -15,7 +15,7 @@ from typing import Any, Final
 from nova import objects
 from nova.scheduler import manager
 
-from nova_hpc.from_nova.gate import Call, Patch, wrap
+from nova_hpc.from_nova.gate import Call, Patch, wrap_method
 from nova_hpc.placement import flavor
 
 ALTERNATES: Final = Patch(
@@ -32,15 +32,15 @@ ALTERNATES: Final = Patch(
 _MARK: Final = "hpc_alternates"
 
 
-def install() -> None:
+def install_alternates_patch() -> None:
     """Wrap Nova's class: the filters are made before there is an object of it."""
     plain = manager.SchedulerManager._get_alternate_hosts
     if not hasattr(plain, _MARK):
-        wrap(manager.SchedulerManager, ALTERNATES, _each_its_own)
+        wrap_method(manager.SchedulerManager, ALTERNATES, _deal_alternates)
         setattr(manager.SchedulerManager._get_alternate_hosts, _MARK, True)
 
 
-def _each_its_own(call: Call) -> Any:
+def _deal_alternates(call: Call) -> Any:
     given = call.given
     spec, most = given["spec_obj"], given["num_alts"]
     several = len(given["selected_hosts"]) > 1 and most > 0
@@ -54,15 +54,15 @@ def _each_its_own(call: Call) -> Any:
     hosts = given["hosts"]
     if given["index"] > 0:
         hosts = given["self"]._get_sorted_hosts(spec, hosts, given["index"])
-    found = call(hosts=hosts, index=0)
+    selection_lists = call(hosts=hosts, index=0)
     chosen = given["selected_hosts"]
     taken = {id(host) for host in chosen}
-    promises = _Promises(given, [host for host in hosts if id(host) not in taken])
+    promises = _PromisedHosts(given, [host for host in hosts if id(host) not in taken])
     dealt = promises.deal([host.cell_uuid for host in chosen], most)
-    return [[selections[0], *more] for selections, more in zip(found, dealt, strict=True)]
+    return [[selections[0], *more] for selections, more in zip(selection_lists, dealt, strict=True)]
 
 
-class _Promises:
+class _PromisedHosts:
     """Hosts in their order, and which of their devices are promised."""
 
     def __init__(self, given: Mapping[str, Any], hosts: list[Any]) -> None:
@@ -79,15 +79,15 @@ class _Promises:
         :param most: how many of one server.
         :returns: of each server, alternates on different hosts.
         """
-        found: list[list[objects.Selection]] = [[] for _ in cells]
+        alternates: list[list[objects.Selection]] = [[] for _ in cells]
         hosts: list[list[Any]] = [[] for _ in cells]
         for _ in range(most):
-            for cell, mine, before in zip(cells, found, hosts, strict=True):
+            for cell, server_alternates, before in zip(cells, alternates, hosts, strict=True):
                 host = self._next(cell, before)
                 if host is not None:
                     before.append(host)
-                    mine.append(self._selection(host))
-        return found
+                    server_alternates.append(self._selection(host))
+        return alternates
 
     def _selection(self, host: Any) -> objects.Selection:
         version = self._given["allocation_request_version"]

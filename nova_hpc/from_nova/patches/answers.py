@@ -22,10 +22,9 @@ from oslo_log import log as logging
 from oslo_messaging.rpc.dispatcher import ExpectedException
 
 from nova_hpc.from_nova import hosts, placement_answer, server, shortage, withheld
-from nova_hpc.from_nova.gate import Call, Patch, wrap
-from nova_hpc.from_nova.log_throttle import SAID, more
-from nova_hpc.placement import flavor
-from nova_hpc.placement import user_reasons as refusal
+from nova_hpc.from_nova.gate import Call, Patch, wrap_method
+from nova_hpc.from_nova.log_throttle import LOG_THROTTLE, format_held_back
+from nova_hpc.placement import flavor, user_reasons
 from nova_hpc.placement.grouping import FlavorError, UnknownNameError
 from nova_hpc.placement.shortage import Shortage
 from nova_hpc.wire.stats import StatsDocument
@@ -63,69 +62,69 @@ _SERVERS: Final = "_hpc_servers"
 _CUT: Final = "_hpc_cut"
 
 
-def install() -> None:
+def install_answers_patches() -> None:
     """Wrap Nova's class: the filters are made before there is an object of it."""
-    for patch, around in ((SELECT, _without_candidates), (DECIDE, _with_reason)):
+    for patch, around in ((SELECT, _select_with_reason), (DECIDE, _decide_with_reason)):
         if not hasattr(getattr(manager.SchedulerManager, patch.name), _MARK):
-            wrap(manager.SchedulerManager, patch, around)
+            wrap_method(manager.SchedulerManager, patch, around)
             setattr(getattr(manager.SchedulerManager, patch.name), _MARK, True)
 
 
-def are_installed() -> bool:
+def are_answers_installed() -> bool:
     """Whether a reason that is put down reaches the user."""
     return hasattr(manager.SchedulerManager._select_destinations, _MARK)
 
 
-def put_down(spec: objects.RequestSpec, reason: str | None) -> None:
+def put_down_reason(spec: objects.RequestSpec, reason: str | None) -> None:
     """Say why no host is left for *spec*; None: there are some."""
-    setattr(spec, _REASON, None if reason is None else shortened(reason))
+    setattr(spec, _REASON, None if reason is None else shorten_fault_reason(reason))
 
 
-def put_down_for(spec: objects.RequestSpec) -> str | None:
+def reason_put_down_for(spec: objects.RequestSpec) -> str | None:
     """What was put down for *spec*."""
-    found: str | None = getattr(spec, _REASON, None)
-    return found
+    reason: str | None = getattr(spec, _REASON, None)
+    return reason
 
 
-def shortened(reason: str) -> str:
+def shorten_fault_reason(reason: str) -> str:
     """As much of *reason* as a fault has room for."""
     return reason if len(reason) <= _LONGEST else reason[: _LONGEST - 3] + "..."
 
 
-def servers_of(spec: objects.RequestSpec) -> int:
+def count_asked_servers(spec: objects.RequestSpec) -> int:
     """For how many servers Nova asks for hosts now, at once."""
-    found: int | None = getattr(spec, _SERVERS, None)
-    if found is not None:
-        return found
+    count: int | None = getattr(spec, _SERVERS, None)
+    if count is not None:
+        return count
     # Of a server that moves it is what it was made with.
     return int(spec.num_instances) if "num_instances" in spec else 1
 
 
-def is_cut(spec: objects.RequestSpec) -> bool:
+def is_answer_cut(spec: objects.RequestSpec) -> bool:
     """Whether Placement's answer for *spec* was cut off, and hosts may be missing in it."""
     return bool(getattr(spec, _CUT, False))
 
 
-def _with_reason(call: Call) -> Any:
+def _decide_with_reason(call: Call) -> Any:
     spec = call.given["spec_obj"]
-    if _is_mine(spec):
+    if _is_hpc_request(spec):
         uuids = call.given["instance_uuids"]
         setattr(spec, _SERVERS, len(uuids) if uuids else None)
         setattr(spec, _CUT, _reaches_limit(call))
-        _look_at_limit(call, spec)
-    elif not _is_of_fabric(spec):
+        _warn_of_limit(call, spec)
+    elif not _is_fabric_request(spec):
         return call()
-    placement_answer.keep(spec, call.given["provider_summaries"])
+    placement_answer.keep_answer(spec, call.given["provider_summaries"])
     try:
         return call()
     except exception.NoValidHost as error:
-        reason = put_down_for(spec)
+        reason = reason_put_down_for(spec)
         if reason is None:
             raise
         raise exception.NoValidHost(reason=reason) from error
 
 
-def _without_candidates(call: Call) -> Any:
+def _select_with_reason(call: Call) -> Any:
     try:
         return call()
     except ExpectedException as expected:
@@ -135,61 +134,61 @@ def _without_candidates(call: Call) -> Any:
         # The one place with an empty reason: scheduler/manager.py:296 of release 34.
         if not isinstance(error, exception.NoValidHost) or error.kwargs.get("reason") != "":
             raise
-        if not _is_mine(spec):
+        if not _is_hpc_request(spec):
             raise
-        reason = _why_no_candidates(call.given["self"], call.given["context"], spec)
+        reason = _explain_missing_candidates(call.given["self"], call.given["context"], spec)
         if reason is None:
             raise
-        _refuse(reason)
+        _raise_no_valid_host(reason)
 
 
 @messaging.expected_exceptions(exception.NoValidHost)
-def _refuse(reason: str) -> None:
-    raise exception.NoValidHost(reason=shortened(reason))
+def _raise_no_valid_host(reason: str) -> None:
+    raise exception.NoValidHost(reason=shorten_fault_reason(reason))
 
 
-def _is_mine(spec: Any) -> bool:
+def _is_hpc_request(spec: Any) -> bool:
     return isinstance(spec, objects.RequestSpec) and flavor.has_hpc_keys(
         spec.flavor.extra_specs or {}
     )
 
 
-def _is_of_fabric(spec: Any) -> bool:
+def _is_fabric_request(spec: Any) -> bool:
     return isinstance(spec, objects.RequestSpec) and flavor.has_fabric_keys(
         spec.flavor.extra_specs or {}
     )
 
 
-def _why_no_candidates(this: Any, context: Any, spec: objects.RequestSpec) -> str | None:
+def _explain_missing_candidates(this: Any, context: Any, spec: objects.RequestSpec) -> str | None:
     try:
-        task = server.read_task(spec)
-        found = _look(this, context, spec, task)
+        task = server.read_server_task(spec)
+        request_shortage = _log_shortage(this, context, spec, task)
         # With a wrong flavor nothing would ever fit, whatever is free.
-        _check(task)
+        _check_flavor_of_task(task)
     except FlavorError as error:
         return f"Flavor: {error}"
     except Exception:
         LOG.exception("Why Placement has no candidates could not be told")
         return None
-    reason = refusal.unplaced(found, task.server.wants)
-    if found is None or not CONF.hpc.disclose_capacity:
+    reason = user_reasons.explain_unplaced(request_shortage, task.server.wants)
+    if request_shortage is None or not CONF.hpc.disclose_capacity:
         return reason
-    return reason + _counts(this, context, spec, task, found)
+    return reason + _describe_nearest_host(this, context, spec, task, request_shortage)
 
 
-def _counts(
-    this: Any, context: Any, spec: objects.RequestSpec, task: server.Task, found: Shortage
+def _describe_nearest_host(
+    this: Any, context: Any, spec: objects.RequestSpec, task: server.ServerTask, shortage: Shortage
 ) -> str:
     """What the nearest host has, for users who may read of it: no name, no address."""
-    host = found.nearest
+    host = shortage.nearest
     if host is None:
         return ""
-    counted = withheld.by_alias(_document_of(this, context, spec, host), task)
-    short = found.short_of(host, counted)
+    counted = withheld.count_withheld_by_alias(_read_stats_of_host(this, context, spec, host), task)
+    short = shortage.short_of(host, counted)
     return f"; the nearest has {short}" if short else ""
 
 
-def _check(task: server.Task) -> None:
+def _check_flavor_of_task(task: server.ServerTask) -> None:
     """Refuse a flavor that contradicts itself.
 
     :raises nova_hpc.placement.grouping.FlavorError: it does.
@@ -201,44 +200,48 @@ def _check(task: server.Task) -> None:
         LOG.debug("A name in hpc:group may be a role of devices that are all in use")
 
 
-def _look(this: Any, context: Any, spec: objects.RequestSpec, task: server.Task) -> Shortage | None:
+def _log_shortage(
+    this: Any, context: Any, spec: objects.RequestSpec, task: server.ServerTask
+) -> Shortage | None:
     """Why there is no candidate, said in the log; None: Placement does not tell."""
     name, uuid = spec.flavor.flavorid, spec.instance_uuid if "instance_uuid" in spec else None
     try:
-        found = shortage.look(context, spec, task, this.host_manager)
-    except shortage.NoAnswerError as error:
-        if SAID.due(("no answer", name)) is not None:
+        request_shortage = shortage.ask_for_shortage(context, spec, task, this.host_manager)
+    except shortage.ShortageUnansweredError as error:
+        if LOG_THROTTLE.due(("no answer", name)) is not None:
             LOG.warning("Why Placement has no candidates for flavor %s is unknown: %s", name, error)
         return None
     # The same flavor may be refused for another cause the next time.
-    held = SAID.due(("no candidates", name, tuple(map(str, sum(found.causes, ())))))
+    held = LOG_THROTTLE.due(
+        ("no candidates", name, tuple(map(str, sum(request_shortage.causes, ()))))
+    )
     if held is not None:
-        host = found.nearest
-        document = _document_of(this, context, spec, host)
+        host = request_shortage.nearest
+        document = _read_stats_of_host(this, context, spec, host)
         LOG.info(
             "Placement has no candidate for flavor %s (server %s)%s: asked for %s; free are %s; %s",
             name,
             uuid,
-            more(held),
-            found.asked(),
-            found.have(),
-            found.why(
-                _named(host),
+            format_held_back(held),
+            request_shortage.asked(),
+            request_shortage.have(),
+            request_shortage.why(
+                _name_of_host(host),
                 document.withheld if document else {},
-                withheld.by_alias(document, task),
+                withheld.count_withheld_by_alias(document, task),
             ),
         )
-    return found
+    return request_shortage
 
 
-def _named(host: str | None) -> str:
+def _name_of_host(host: str | None) -> str:
     try:
-        return "" if host is None else shortage.name_of(host)
-    except shortage.NoAnswerError:
+        return "" if host is None else shortage.provider_name_of(host)
+    except shortage.ShortageUnansweredError:
         return str(host)
 
 
-def _document_of(
+def _read_stats_of_host(
     this: Any, context: Any, spec: objects.RequestSpec, host: str | None
 ) -> StatsDocument | None:
     """What the node of a host says of itself; None: nothing that can be read."""
@@ -246,36 +249,38 @@ def _document_of(
         return None
     try:
         states = this.host_manager.get_host_states_by_uuids(context.elevated(), [host], spec)
-        documents = [hosts.word_of(each).document for each in states]
+        documents = [hosts.node_word_of_host(state).document for state in states]
     except Exception as error:
         LOG.debug("What host %s withholds could not be read: %s", host, error)
         return None
-    return next((each for each in documents if each is not None), None)
+    return next((document for document in documents if document is not None), None)
 
 
 def _reaches_limit(call: Call) -> bool:
     listed = call.given["alloc_reqs_by_rp_uuid"] or {}
-    candidates = {id(each) for each_list in listed.values() for each in each_list}
+    candidates = {id(candidate) for each_list in listed.values() for candidate in each_list}
     return len(candidates) >= int(CONF.scheduler.max_placement_results)
 
 
-def _look_at_limit(call: Call, spec: objects.RequestSpec) -> None:
+def _warn_of_limit(call: Call, spec: objects.RequestSpec) -> None:
     """Warn where Placement's answer was cut off and hosts are not in it."""
-    if not is_cut(spec):
+    if not is_answer_cut(spec):
         return
     limit = CONF.scheduler.max_placement_results
-    held = SAID.due(("limit", spec.flavor.flavorid))
+    held = LOG_THROTTLE.due(("limit", spec.flavor.flavorid))
     if held is None:
         return
     try:
-        task = server.read_task(spec)
+        task = server.read_server_task(spec)
         this = call.given["self"]
-        fitting = shortage.look(call.given["context"], spec, task, this.host_manager).fitting
+        fitting = shortage.ask_for_shortage(
+            call.given["context"], spec, task, this.host_manager
+        ).fitting
     except Exception as error:
         LOG.warning("How many hosts [scheduler]max_placement_results hides is unknown: %s", error)
         return
     summaries = call.given["provider_summaries"] or {}
-    hidden = fitting - {each.get("root_provider_uuid") for each in summaries.values()}
+    hidden = fitting - {summary.get("root_provider_uuid") for summary in summaries.values()}
     if hidden:
         LOG.warning(
             "Placement's answer for flavor %s was cut off at %d candidates%s: %d of the %d hosts "
@@ -285,7 +290,7 @@ def _look_at_limit(call: Call, spec: objects.RequestSpec) -> None:
             "breadth-first",
             spec.flavor.flavorid,
             limit,
-            more(held),
+            format_held_back(held),
             len(hidden),
             len(fitting),
             len(fitting),

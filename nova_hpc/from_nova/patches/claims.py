@@ -17,7 +17,7 @@ from nova.scheduler import utils
 from oslo_log import log as logging
 
 from nova_hpc.from_nova.contention import CONTENTION
-from nova_hpc.from_nova.gate import Call, Patch, wrap
+from nova_hpc.from_nova.gate import Call, Patch, wrap_method
 
 LOG = logging.getLogger(__name__)
 
@@ -41,19 +41,19 @@ _MOST: Final = 3
 ChooseAgain = Callable[[dict[str, Any]], bool]
 
 
-def install() -> None:
+def install_claims_patch() -> None:
     """Wrap Nova's function, which its scheduler finds in the module each time."""
     if not hasattr(utils.claim_resources, _MARK):
-        wrap(utils, CLAIM, _claim)
+        wrap_method(utils, CLAIM, _claim_with_retries)
         setattr(utils.claim_resources, _MARK, True)
 
 
-def put_down(spec: objects.RequestSpec, choose: ChooseAgain | None) -> None:
+def put_down_choice(spec: objects.RequestSpec, choose: ChooseAgain | None) -> None:
     """Say how devices are chosen again for *spec*; None: they are not."""
     setattr(spec, _AGAIN, choose)
 
 
-def _claim(call: Call) -> Any:
+def _claim_with_retries(call: Call) -> Any:
     claimed = call()
     choose: ChooseAgain | None = getattr(call.given["spec_obj"], _AGAIN, None)
     if choose is None:

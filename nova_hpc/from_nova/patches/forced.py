@@ -14,10 +14,9 @@ from nova.scheduler import host_manager, utils
 from oslo_log import log as logging
 
 from nova_hpc.from_nova import hosts, server
-from nova_hpc.from_nova.gate import Call, Patch, wrap
+from nova_hpc.from_nova.gate import Call, Patch, wrap_method
 from nova_hpc.from_nova.patches import answers
-from nova_hpc.placement import flavor
-from nova_hpc.placement import user_reasons as refusal
+from nova_hpc.placement import flavor, user_reasons
 
 LOG = logging.getLogger(__name__)
 
@@ -32,22 +31,24 @@ FORCE: Final = Patch(
 _MARK: Final = "hpc_forced"
 
 
-def install() -> None:
+def install_forced_patch() -> None:
     """Wrap Nova's class (idempotent)."""
     if not hasattr(host_manager.HostManager.get_filtered_hosts, _MARK):
-        wrap(host_manager.HostManager, FORCE, _without_unchecked)
+        wrap_method(host_manager.HostManager, FORCE, _drop_unchecked_hosts)
         setattr(host_manager.HostManager.get_filtered_hosts, _MARK, True)
 
 
-def _without_unchecked(call: Call) -> Any:
+def _drop_unchecked_hosts(call: Call) -> Any:
     spec = call.given["spec_obj"]
     if not _is_forced(spec):
-        return _with_words(call, spec)
+        return _filter_with_reason(call, spec)
     whole = list(call.given["hosts"])
-    out = {host: why for host in whole if (why := hosts.word_of(host).out) is not None}
-    found = call(hosts=[host for host in whole if host not in out])
-    if found or not out:
-        return found
+    out = {
+        host: reason for host in whole if (reason := hosts.node_word_of_host(host).out) is not None
+    }
+    passed_hosts = call(hosts=[host for host in whole if host not in out])
+    if passed_hosts or not out:
+        return passed_hosts
     for host in call(hosts=list(out)):
         LOG.info(
             "%s, %s is forced, and gets no server of flavor %s: %s",
@@ -56,32 +57,36 @@ def _without_unchecked(call: Call) -> Any:
             spec.flavor.flavorid,
             out[host],
         )
-        answers.put_down(spec, refusal.UNUSABLE)
-    return found
+        answers.put_down_reason(spec, user_reasons.UNUSABLE)
+    return passed_hosts
 
 
-def _with_words(call: Call, spec: Any) -> Any:
+def _filter_with_reason(call: Call, spec: Any) -> Any:
     """As Nova; where a rule that is none of this project's leaves no host, that is said."""
     if not isinstance(spec, objects.RequestSpec) or not flavor.has_hpc_keys(
         spec.flavor.extra_specs or {}
     ):
         return call()
     whole = list(call.given["hosts"])
-    answers.put_down(spec, None)
-    found = call(hosts=whole)
-    if found or not whole or answers.put_down_for(spec) is not None:
-        return found
+    answers.put_down_reason(spec, None)
+    passed_hosts = call(hosts=whole)
+    if passed_hosts or not whole or answers.reason_put_down_for(spec) is not None:
+        return passed_hosts
     never = {host.lower() for host in spec.ignore_hosts or ()}
     left_out = all(host.host.lower() in never for host in whole)
     try:
-        wants = server.read_task(spec).server.wants
+        wants = server.read_server_task(spec).server.wants
     except Exception as error:
         # What is wrong with the request is said where it is read for a decision.
         LOG.debug("The request cannot be read for its reason: %s", error)
-        return found
-    text = refusal.all_left_out(wants) if left_out else refusal.by_other_rules(wants)
-    answers.put_down(spec, text)
-    return found
+        return passed_hosts
+    text = (
+        user_reasons.explain_all_left_out(wants)
+        if left_out
+        else user_reasons.explain_other_rules(wants)
+    )
+    answers.put_down_reason(spec, text)
+    return passed_hosts
 
 
 def _is_forced(spec: objects.RequestSpec) -> bool:

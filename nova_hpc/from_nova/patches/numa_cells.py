@@ -54,9 +54,9 @@ class Values:
     @classmethod
     def of(cls, guest: objects.InstanceNUMATopology) -> Values:
         """The values of Nova's object at this moment."""
-        own = _values(guest)
+        own = _values_of_fields(guest)
         del own["cells"]
-        return cls(own, tuple(_values(cell) for cell in guest.cells))
+        return cls(own, tuple(_values_of_fields(cell) for cell in guest.cells))
 
     def guest(self) -> objects.InstanceNUMATopology:
         """The same once more."""
@@ -71,32 +71,34 @@ class Values:
         return own
 
     def _guest(self, cells: Sequence[Mapping[str, Any]]) -> objects.InstanceNUMATopology:
-        made = [objects.InstanceNUMACell(**_copied(each)) for each in cells]
-        return objects.InstanceNUMATopology(cells=made, **_copied(self.own))
+        made = [objects.InstanceNUMACell(**_copy_pinned_values(cell)) for cell in cells]
+        return objects.InstanceNUMATopology(cells=made, **_copy_pinned_values(self.own))
 
     @property
     def alike(self) -> bool:
         """Whether it makes no difference to Nova which of the cells goes where."""
-        first, *others = [_needs(cell) for cell in self.cells]
+        first, *others = [_needs_of_cell(cell) for cell in self.cells]
         isolated = self.own.get("emulator_threads_policy") is not None
-        return not isolated and all(each == first for each in others)
+        return not isolated and all(needs == first for needs in others)
 
 
-def _values(thing: Any) -> dict[str, Any]:
-    return _copied({name: getattr(thing, name) for name in thing.fields if name in thing})
+def _values_of_fields(thing: Any) -> dict[str, Any]:
+    return _copy_pinned_values(
+        {name: getattr(thing, name) for name in thing.fields if name in thing}
+    )
 
 
-def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
+def _copy_pinned_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values; those that Nova changes in place (pinned CPUs) are copied."""
     return {k: copy.copy(v) if isinstance(v, dict | set) else v for k, v in values.items()}
 
 
-def _needs(cell: Mapping[str, Any]) -> dict[str, Any]:
+def _needs_of_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     """What a cell asks of a node: its CPUs count, not which of the guest's they are."""
-    known = {key: value for key, value in cell.items() if key != "id"}
+    needs = {key: value for key, value in cell.items() if key != "id"}
     for key in ("cpuset", "pcpuset"):
-        known[key] = len(known.get(key) or ())
-    return known
+        needs[key] = len(needs.get(key) or ())
+    return needs
 
 
 @attrs.define
@@ -121,21 +123,21 @@ class Fitter:
             return None
         if self.guest.alike:
             return self._in_order(part)
-        order = _first(len(part), lambda node, cell: self._fits(part[node], cell))
+        order = _first_fitting_order(len(part), lambda node, cell: self._fits(part[node], cell))
         return None if order is None else self._in_order([part[node] for node in order])
 
     def _in_order(self, part: Sequence[objects.NUMACell]) -> objects.InstanceNUMATopology | None:
-        found = self.fit(
+        fitted = self.fit(
             host_topology=objects.NUMATopology(cells=list(part)),
             instance_topology=self.guest.guest(),
             limits=self._quiet(),
             pci_requests=self.requests,
             pci_stats=self.stats,
         )
-        if not found or [cell.id for cell in found.cells] != [node.id for node in part]:
+        if not fitted or [cell.id for cell in fitted.cells] != [node.id for node in part]:
             return None
-        pinned = all(map(_is_pinned, found.cells, part))
-        return found if pinned else None
+        pinned = all(map(_is_pinned, fitted.cells, part))
+        return fitted if pinned else None
 
     def _fits(self, node: objects.NUMACell, cell: int) -> bool:
         key = (node.id, cell)
@@ -183,13 +185,15 @@ def _is_pinned(cell: objects.InstanceNUMACell, node: objects.NUMACell) -> bool:
     ):
         return True
     pins = cell.cpu_pinning or {}
-    mine = [*pins.values(), *(cell.cpuset_reserved or ())]
+    used_cpus = [*pins.values(), *(cell.cpuset_reserved or ())]
     return (
-        pins.keys() == cell.pcpuset and len(set(mine)) == len(mine) and node.free_pcpus >= set(mine)
+        pins.keys() == cell.pcpuset
+        and len(set(used_cpus)) == len(used_cpus)
+        and node.free_pcpus >= set(used_cpus)
     )
 
 
-def _first(count: int, fits: Callable[[int, int], bool]) -> tuple[int, ...] | None:
+def _first_fitting_order(count: int, fits: Callable[[int, int], bool]) -> tuple[int, ...] | None:
     """Node of each cell, in the first permutation in which each fits; None: there is none.
 
     :param fits: whether a node (the first argument) takes a cell.
@@ -204,9 +208,9 @@ def _first(count: int, fits: Callable[[int, int], bool]) -> tuple[int, ...] | No
             return None
         for node in range(count):
             if node not in used and fits(node, len(taken)):
-                found = rest((*taken, node))
-                if found is not None:
-                    return found
+                full_order = rest((*taken, node))
+                if full_order is not None:
+                    return full_order
         dead.add(used)
         return None
 

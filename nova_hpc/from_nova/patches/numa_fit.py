@@ -5,8 +5,8 @@
 have, also those that nobody asked for, and takes the first order that fits: with
 ``hw:pci_numa_affinity_policy=preferred`` that may be any. Here it is asked for one
 choice of nodes after the other, the best first
-(:func:`nova_hpc.placement.numa_choice.tiers`). Whether CPUs, pages, devices and networks fit
-is Nova's to say, as ever; of several cells it is asked as
+(:func:`nova_hpc.placement.numa_choice.order_node_tiers`). Whether CPUs, pages, devices and
+networks fit is Nova's to say, as ever; of several cells it is asked as
 :mod:`~nova_hpc.from_nova.patches.numa_cells` does.
 """
 
@@ -24,12 +24,12 @@ from oslo_log import log as logging
 
 from nova_hpc.from_nova import hosts, server
 from nova_hpc.from_nova.cache import Cache, Once
-from nova_hpc.from_nova.gate import Call, Patch, wrap
+from nova_hpc.from_nova.gate import Call, Patch, wrap_method
 from nova_hpc.from_nova.patches.numa_cells import Fitter, Values
-from nova_hpc.from_nova.patches.serving import Served, served
-from nova_hpc.placement import numa_choice as nodes
+from nova_hpc.from_nova.patches.serving import Served, current_served_flavor
+from nova_hpc.placement import numa_choice
 from nova_hpc.placement import roles as hpc_roles
-from nova_hpc.placement.model import HostNode, Pool
+from nova_hpc.placement.model import DevicePool, HostNode
 from nova_hpc.placement.server import ServerSpec
 from nova_hpc.topology.level import Location
 from nova_hpc.wire import tags as hpc_tags
@@ -58,52 +58,52 @@ _MARK: Final = "hpc_nodes"
 _ONCE: Final = Once()
 
 #: What a device is, without its provider and how many are free.
-_Said = tuple[tuple[str, Any], ...]
+_PoolItems = tuple[tuple[str, Any], ...]
 
-_TIERS: Final[Cache[nodes.Tiers]] = Cache()
+_TIERS: Final[Cache[numa_choice.Tiers]] = Cache()
 
 
 @attrs.frozen
-class _Device:
+class _TakenProvider:
     """One provider of which a server gets devices."""
 
-    said: _Said
+    said: _PoolItems
     #: Want.key -> how many.
     taken: tuple[tuple[str, int], ...]
 
 
-def install() -> None:
+def install_numa_fit_patch() -> None:
     """Wrap the function of Nova's module, through which all call it."""
     if not hasattr(hardware.numa_fit_instance_to_host, _MARK):
-        wrap(hardware, FIT, _beside)
+        wrap_method(hardware, FIT, _fit_beside_devices)
         setattr(hardware.numa_fit_instance_to_host, _MARK, True)
 
 
-def _beside(call: Call) -> Any:
-    asked = served()
+def _fit_beside_devices(call: Call) -> Any:
+    asked = current_served_flavor()
     host, guest = call.given["host_topology"], call.given["instance_topology"]
     if asked is None or not host or not guest or len(host) < len(guest):
         return call()
     if len(guest) > 1:
-        return _cells(call)
-    choices = _choices(asked, call.given)
+        return _fit_several_cells(call)
+    choices = _list_node_choices(asked, call.given)
     if choices is None:
         return call()
     # Nova writes into the guest's cell, also where it does not fit.
     pristine = Values.of(guest)
     for choice in choices:
-        part = only(host, choice, call.given["limits"])
+        part = restrict_to_nodes(host, choice, call.given["limits"])
         fitted = call(host_topology=part, instance_topology=pristine.guest())
         if fitted:
             return fitted
     return None
 
 
-def _cells(call: Call) -> Any:
+def _fit_several_cells(call: Call) -> Any:
     """The same for a guest of several cells, each of which needs room of its own."""
     given = dict(call.given)
     host, guest = given["host_topology"], Values.of(given["instance_topology"])
-    choices = _choices(served(), given)
+    choices = _list_node_choices(current_served_flavor(), given)
     fitter = Fitter(
         functools.partial(call, provider_mapping=given["provider_mapping"]),
         host,
@@ -113,33 +113,39 @@ def _cells(call: Call) -> Any:
         given["pci_stats"],
         given["provider_mapping"],
     )
-    for choice in _any(call, given, fitter) if choices is None else choices:
+    for choice in _list_node_sets(call, given, fitter) if choices is None else choices:
         fitted = fitter.on(choice)
         if fitted:
             return fitted
     return None
 
 
-def _any(call: Call, given: Mapping[str, Any], fitter: Fitter) -> Iterator[frozenset[int]]:
+def _list_node_sets(
+    call: Call, given: Mapping[str, Any], fitter: Fitter
+) -> Iterator[frozenset[int]]:
     """Sets of host nodes where nothing is known of the devices: Nova's own, then all others."""
     ids = [cell.id for cell in fitter.host.cells]
     count = len(fitter.guest.cells)
     if len(ids) > count:
-        found = call(**{**given, "instance_topology": fitter.guest.guest()})
-        if found:
-            yield frozenset(cell.id for cell in found.cells)
+        fitted = call(**{**given, "instance_topology": fitter.guest.guest()})
+        if fitted:
+            yield frozenset(cell.id for cell in fitted.cells)
         elif fitter.guest.alike:
             return  # then Nova has forgotten nothing
-    yield from map(frozenset, itertools.islice(itertools.combinations(ids, count), nodes.MOST))
+    yield from map(
+        frozenset, itertools.islice(itertools.combinations(ids, count), numa_choice.MOST)
+    )
 
 
-def _choices(asked: Served | None, given: Mapping[str, Any]) -> Iterator[frozenset[int]] | None:
+def _list_node_choices(
+    asked: Served | None, given: Mapping[str, Any]
+) -> Iterator[frozenset[int]] | None:
     """Sets of host nodes, the best first; None: it is Nova's choice."""
     host, guest = given["host_topology"], given["instance_topology"]
     if asked is None:
         return None
     try:
-        found = order(
+        tiers = order_node_choices(
             asked,
             host,
             guest,
@@ -152,22 +158,22 @@ def _choices(asked: Served | None, given: Mapping[str, Any]) -> Iterator[frozens
         if _ONCE.first(str(error)):
             LOG.exception("The NUMA nodes of a server with devices are Nova's choice")
         return None
-    if found is None:
+    if tiers is None:
         return None
     if len(guest) == 1:
         # Of equally good nodes, the one that Nova likes best.
-        return (frozenset(itertools.chain(*tier)) for tier in found)
-    return (frozenset(choice) for tier in found for choice in tier)
+        return (frozenset(itertools.chain(*tier)) for tier in tiers)
+    return (frozenset(choice) for tier in tiers for choice in tier)
 
 
-def order(
+def order_node_choices(
     asked: Served,
     host: objects.NUMATopology,
     guest: objects.InstanceNUMATopology,
     requests: Iterable[objects.InstancePCIRequest] | None,
     stats: Any,
     mapping: Mapping[str, Sequence[str]] | None,
-) -> nodes.Tiers | None:
+) -> numa_choice.Tiers | None:
     """The choices of host nodes for a guest, the best first.
 
     :param mapping: as Nova's functions take it; None: the requests name their providers.
@@ -176,14 +182,14 @@ def order(
     """
     wanted = objects.InstancePCIRequests(requests=list(requests or ()))
     # The adapters of ports are chosen for the nodes, not the nodes for them.
-    spec = attrs.evolve(server.read(asked.flavor, asked.image, wanted, guest), ports=())
-    taken = _taken(server.alias_requests(wanted), stats, mapping)
+    spec = attrs.evolve(server.read_server_spec(asked.flavor, asked.image, wanted, guest), ports=())
+    taken = _count_taken_devices(server.alias_requests(wanted), stats, mapping)
     if not spec.wants or taken is None:
         return None
-    devices = _devices(stats.pools, taken)
+    devices = _list_taken_providers(stats.pools, taken)
     if devices is None:
         return None
-    sockets = tuple((cell.id, _socket(cell)) for cell in host.cells)
+    sockets = tuple((cell.id, _socket_of_cell(cell)) for cell in host.cells)
     key = (
         tuple(sorted(spec.extra_specs.items())),
         spec.wants,
@@ -192,32 +198,32 @@ def order(
         devices,
         sockets,
     )
-    return _get(key, spec, devices, dict(sockets))
+    return _recall_tiers(key, spec, devices, dict(sockets))
 
 
-def _get(
+def _recall_tiers(
     key: Hashable,
     spec: ServerSpec,
-    devices: Sequence[_Device],
+    devices: Sequence[_TakenProvider],
     sockets: Mapping[int, int | None],
-) -> nodes.Tiers:
+) -> numa_choice.Tiers:
     try:
-        return _TIERS.get(key, lambda: _tiers(spec, devices, sockets))
+        return _TIERS.get(key, lambda: _build_tiers(spec, devices, sockets))
     except TypeError:
         # Something of a pool is no string or number: not Nova's doing.
-        return _tiers(spec, devices, sockets)
+        return _build_tiers(spec, devices, sockets)
 
 
-def _tiers(
-    spec: ServerSpec, devices: Sequence[_Device], sockets: Mapping[int, int | None]
-) -> nodes.Tiers:
-    found = []
+def _build_tiers(
+    spec: ServerSpec, devices: Sequence[_TakenProvider], sockets: Mapping[int, int | None]
+) -> numa_choice.Tiers:
+    host_devices = []
     claimed: dict[str, list[str]] = {}
     for number, device in enumerate(devices):
         pool = dict(device.said)
-        known = hpc_tags.parse(pool)
+        pool_tags = hpc_tags.parse_tags(pool)
         node = pool.get("numa_node")
-        location = Location() if known is None else known.location
+        location = Location() if pool_tags is None else pool_tags.location
         if node is not None:
             socket = sockets.get(node)
             location = attrs.evolve(
@@ -225,25 +231,29 @@ def _tiers(
             )
         for want, count in device.taken:
             claimed.setdefault(want, []).extend([str(number)] * count)
-        made = Pool(
+        made = DevicePool(
             id=str(number),
             name=str(pool.get("address", "?")),
             location=location,
             free=sum(count for _, count in device.taken),
             serves=frozenset(want for want, _ in device.taken),
-            role=None if known is None else known.role,
+            role=None if pool_tags is None else pool_tags.role,
         )
         shared = pool.get("dev_type") in ("type-VF", "vdpa")
-        found.append(hosts.HostDevice(made, None if known is None else known.nvlink, shared))
-    host, _ = hosts.build(
-        "claimed", found, tuple(HostNode(id=each, socket=sockets[each]) for each in sockets)
+        host_devices.append(
+            hosts.HostDevice(made, None if pool_tags is None else pool_tags.nvlink, shared)
+        )
+    host, _ = hosts.build_engine_host(
+        "claimed",
+        host_devices,
+        tuple(HostNode(id=node_id, socket=sockets[node_id]) for node_id in sockets),
     )
-    played = hpc_roles.played_on((pool.serves, pool.role) for pool in host.pools)
-    request = spec.request(hpc_roles.bind(spec.wants, played))
-    return nodes.tiers(request, host, claimed)
+    played = hpc_roles.roles_played_on_host((pool.serves, pool.role) for pool in host.pools)
+    request = spec.request(hpc_roles.bind_alias_roles(spec.wants, played))
+    return numa_choice.order_node_tiers(request, host, claimed)
 
 
-def _taken(
+def _count_taken_devices(
     requests: Sequence[objects.InstancePCIRequest],
     stats: Any,
     mapping: Mapping[str, Sequence[str]] | None,
@@ -260,34 +270,36 @@ def _taken(
     return taken
 
 
-def _devices(
+def _list_taken_providers(
     pools: Iterable[Mapping[str, Any]], taken: Mapping[str, Mapping[str, int]]
-) -> tuple[_Device, ...] | None:
+) -> tuple[_TakenProvider, ...] | None:
     """The pools of these providers, in an order of their own; None: not all are there."""
-    found = [
-        _Device(
+    providers = [
+        _TakenProvider(
             tuple(sorted((k, v) for k, v in pool.items() if k not in _OWN)),
             tuple(sorted(taken[pool["rp_uuid"]].items())),
         )
         for pool in pools
         if pool.get("rp_uuid") in taken
     ]
-    if len(found) != len(taken):
+    if len(providers) != len(taken):
         return None
     # By address, which begins what they say.
-    return tuple(sorted(found, key=lambda device: (str(device.said[:1]), device.taken)))
+    return tuple(sorted(providers, key=lambda device: (str(device.said[:1]), device.taken)))
 
 
 #: What of a pool is not the devices': the node's has more than the scheduler's.
 _OWN: Final = frozenset({"count", "devices", "rp_uuid"})
 
 
-def _socket(cell: objects.NUMACell) -> int | None:
+def _socket_of_cell(cell: objects.NUMACell) -> int | None:
     socket: int | None = cell.socket if "socket" in cell else None
     return socket
 
 
-def only(host: objects.NUMATopology, choice: frozenset[int], limits: Any) -> objects.NUMATopology:
+def restrict_to_nodes(
+    host: objects.NUMATopology, choice: frozenset[int], limits: Any
+) -> objects.NUMATopology:
     """*host* with no other nodes than these.
 
     Nova asks whether a network is bound to a node that the guest is *not* on: then the
@@ -299,15 +311,15 @@ def only(host: objects.NUMATopology, choice: frozenset[int], limits: Any) -> obj
         if cell.id in choice:
             cells.append(cell)
         elif networks:
-            cells.append(_closed(cell))
+            cells.append(_close_cell(cell))
     return objects.NUMATopology(cells=cells)
 
 
-def _closed(cell: objects.NUMACell) -> objects.NUMACell:
+def _close_cell(cell: objects.NUMACell) -> objects.NUMACell:
     more = {"network_metadata": cell.network_metadata} if "network_metadata" in cell else {}
     return objects.NUMACell(
         id=cell.id,
-        socket=_socket(cell),
+        socket=_socket_of_cell(cell),
         cpuset=set(),
         pcpuset=set(),
         pinned_cpus=set(),

@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from nova.pci import stats
 
-from nova_hpc.from_nova.gate import Call, Patch, wrap
-from nova_hpc.from_nova.patches.serving import served
+from nova_hpc.from_nova.gate import Call, Patch, wrap_method
+from nova_hpc.from_nova.patches.serving import current_served_flavor
 
 POOLS: Final = Patch(
     "nova.pci.stats:PciDeviceStats._filter_pools",
@@ -31,28 +31,28 @@ POOLS: Final = Patch(
 _MARK: Final = "hpc_pools"
 
 
-def install() -> None:
+def install_pci_pools_patch() -> None:
     """Wrap the method of Nova's class, which makes statistics anew for each host."""
     if not hasattr(stats.PciDeviceStats._filter_pools, _MARK):
-        wrap(stats.PciDeviceStats, POOLS, _allocated)
+        wrap_method(stats.PciDeviceStats, POOLS, _filter_allocated_pools)
         setattr(stats.PciDeviceStats._filter_pools, _MARK, True)
 
 
-def _allocated(call: Call) -> Any:
-    server, providers = served(), call.given["rp_uuids"]
+def _filter_allocated_pools(call: Call) -> Any:
+    server, providers = current_served_flavor(), call.given["rp_uuids"]
     if server is None or not providers:
         return call()
     amounts = collections.Counter(providers)
-    mine = [
+    own_pools = [
         (pool, {**pool, "count": amounts[pool["rp_uuid"]]})
         for pool in call.given["pools"]
         if pool.get("rp_uuid") in amounts and pool["count"] >= amounts[pool["rp_uuid"]]
     ]
-    found = call(
-        pools=[counted for _, counted in mine], request=server.asked(call.given["request"])
+    filtered = call(
+        pools=[counted for _, counted in own_pools], request=server.asked(call.given["request"])
     )
-    if found is None:
+    if filtered is None:
         return None
     # Nova takes devices out of the pools that it is given here: its own.
-    real = {id(counted): pool for pool, counted in mine}
-    return [real[id(counted)] for counted in found]
+    real = {id(counted): pool for pool, counted in own_pools}
+    return [real[id(counted)] for counted in filtered]

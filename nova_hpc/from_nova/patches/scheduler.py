@@ -13,10 +13,10 @@ from nova.scheduler.filters import numa_topology_filter
 
 from nova_hpc.from_nova import overridden, patches, placement_answer
 from nova_hpc.from_nova.contract import RELIED_ON
-from nova_hpc.from_nova.gate import Call, Patch, warn_of_changes, wrap
+from nova_hpc.from_nova.gate import Call, Patch, warn_of_changes, wrap_method
 from nova_hpc.from_nova.patches import alternates, answers, claims, forced
 from nova_hpc.from_nova.patches.numa_cells import Values
-from nova_hpc.from_nova.patches.serving import served, serving
+from nova_hpc.from_nova.patches.serving import current_served_flavor, serve_flavor
 
 FILTER: Final = Patch(
     "nova.scheduler.filters.numa_topology_filter:NUMATopologyFilter.host_passes",
@@ -50,7 +50,7 @@ _MARK: Final = "hpc_serving"
 _LOCK: Final = threading.Lock()
 
 
-def install() -> None:
+def install_scheduler_patches() -> None:
     """Install what the scheduler needs, that of both services included (idempotent).
 
     Nova's classes are wrapped, of which there are new objects for each request.
@@ -60,33 +60,33 @@ def install() -> None:
     """
     for patch in ALL:
         patch.function()
-    patches.install()
-    mine = (*patches.BOTH, *ALL, *overridden.SCHEDULER)
-    warn_of_changes([*(each.target for each in mine), *RELIED_ON])
+    patches.install_shared_patches()
+    own_patches = (*patches.BOTH, *ALL, *overridden.SCHEDULER)
+    warn_of_changes([*(own_patch.target for own_patch in own_patches), *RELIED_ON])
     with _LOCK:
         for owner, patch, around in (
-            (numa_topology_filter.NUMATopologyFilter, FILTER, _passing),
-            (host_manager.HostState, CONSUME, _consuming),
+            (numa_topology_filter.NUMATopologyFilter, FILTER, _filter_as_served),
+            (host_manager.HostState, CONSUME, _consume_as_served),
         ):
             if not hasattr(getattr(owner, patch.name), _MARK):
-                wrap(owner, patch, around)
+                wrap_method(owner, patch, around)
                 setattr(getattr(owner, patch.name), _MARK, True)
-        answers.install()
-        alternates.install()
-        claims.install()
-        forced.install()
+        answers.install_answers_patches()
+        alternates.install_alternates_patch()
+        claims.install_claims_patch()
+        forced.install_forced_patch()
 
 
-def _consuming(call: Call) -> Any:
+def _consume_as_served(call: Call) -> Any:
     spec = call.given["spec_obj"]
-    placement_answer.consumed(spec, call.given["self"])
+    placement_answer.subtract_consumed(spec, call.given["self"])
     if "flavor" not in spec:
         return call()
-    with serving(spec.flavor, spec.image if "image" in spec else None):
+    with serve_flavor(spec.flavor, spec.image if "image" in spec else None):
         return call()
 
 
-class _Light(request_spec.RequestSpec):
+class _LightRequestSpec(request_spec.RequestSpec):
     """A request of which a clone costs next to nothing.
 
     What Nova's filter does with its clone changes the guest's topology and nothing else
@@ -94,33 +94,33 @@ class _Light(request_spec.RequestSpec):
     """
 
     @classmethod
-    def of(cls, spec: request_spec.RequestSpec) -> _Light:
+    def of(cls, spec: request_spec.RequestSpec) -> _LightRequestSpec:
         """The same request; *spec* is not changed by what is done with its clones."""
-        light: _Light = _shallow(spec)
+        light: _LightRequestSpec = _copy_shallowly(spec)
         light.__class__ = cls
         return light
 
-    def obj_clone(self) -> _Light:
+    def obj_clone(self) -> _LightRequestSpec:
         """For one host."""
-        new: _Light = _shallow(self)
+        new: _LightRequestSpec = _copy_shallowly(self)
         if "numa_topology" in self and self.numa_topology is not None:
             new.numa_topology = Values.of(self.numa_topology).guest()
         return new
 
 
-def _shallow(spec: Any) -> Any:
+def _copy_shallowly(spec: Any) -> Any:
     new = copy.copy(spec)
     # The names of the fields that have been set since it was loaded.
     new._changed_fields = set(spec._changed_fields)
     return new
 
 
-def _passing(call: Call) -> Any:
+def _filter_as_served(call: Call) -> Any:
     spec = call.given["spec_obj"]
     if "flavor" not in spec:
         return call()
-    with serving(spec.flavor, spec.image if "image" in spec else None):
+    with serve_flavor(spec.flavor, spec.image if "image" in spec else None):
         # A class of somebody else may have clones of its own.
-        if served() is None or type(spec) is not request_spec.RequestSpec:
+        if current_served_flavor() is None or type(spec) is not request_spec.RequestSpec:
             return call()
-        return call(spec_obj=_Light.of(spec))
+        return call(spec_obj=_LightRequestSpec.of(spec))

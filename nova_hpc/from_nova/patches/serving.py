@@ -31,12 +31,12 @@ class Served:
 
     def asked(self, request: objects.InstancePCIRequest) -> objects.InstancePCIRequest:
         """*request* with the policy that flavor or image name, which Nova forgets on moves."""
-        known = request.numa_policy if "numa_policy" in request else None
-        if self.policy is None or known == self.policy:
+        own_policy = request.numa_policy if "numa_policy" in request else None
+        if self.policy is None or own_policy == self.policy:
             return request
-        mine = request.obj_clone()
-        mine.numa_policy = self.policy
-        return mine
+        changed_request = request.obj_clone()
+        changed_request.numa_policy = self.policy
+        return changed_request
 
 
 # Of one thread, and of one green thread where Nova has these.
@@ -45,22 +45,22 @@ _SERVED: Final[contextvars.ContextVar[Served | None]] = contextvars.ContextVar(
 )
 
 
-def served() -> Served | None:
+def current_served_flavor() -> Served | None:
     """What Nova serves in this thread; None: no flavor with ``hpc:`` keys."""
     return _SERVED.get()
 
 
 @contextlib.contextmanager
-def serving(flavor: objects.Flavor, image: objects.ImageMeta | None) -> Iterator[None]:
+def serve_flavor(flavor: objects.Flavor, image: objects.ImageMeta | None) -> Iterator[None]:
     """While Nova serves a server with this flavor; nothing for one without ``hpc:`` keys."""
-    token = _SERVED.set(_served(flavor, image))
+    token = _SERVED.set(_read_served_flavor(flavor, image))
     try:
         yield
     finally:
         _SERVED.reset(token)
 
 
-def _served(flavor: objects.Flavor, image: objects.ImageMeta | None) -> Served | None:
+def _read_served_flavor(flavor: objects.Flavor, image: objects.ImageMeta | None) -> Served | None:
     specs = flavor.extra_specs if "extra_specs" in flavor else None
     if not flavors.has_hpc_keys(specs or {}):
         return None

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 
-from nova_hpc.placement.model import Cell, HostNode
+from nova_hpc.placement.model import HostNode, WantedCell
 from nova_hpc.placement.solver import counts
 from nova_hpc.placement.solver.domains import Key, Rank, node_region
 
@@ -22,7 +22,7 @@ Tables = Mapping[Key, Mapping[int, counts.Cost]]
 
 
 @attrs.frozen(order=True)
-class Seat:
+class CellSeat:
     """One guest cell on one host node, with its number of groups."""
 
     node: int
@@ -41,16 +41,16 @@ class Seating:
     cost: counts.Cost
 
 
-def fits(cell: Cell, node: HostNode) -> bool:
+def fits_on_node(cell: WantedCell, node: HostNode) -> bool:
     """Whether *node* has what *cell* needs; what is unknown is not checked."""
     if cell.host_node is not None:
         return cell.host_node == node.id  # Nova has already claimed it
     if cell.nodes is not None:
         return node.id in cell.nodes
-    return not lacks(cell, node)
+    return not lack_of_node(cell, node)
 
 
-def lacks(cell: Cell, node: HostNode) -> str:
+def lack_of_node(cell: WantedCell, node: HostNode) -> str:
     """What *node* has too little of for *cell*, for people; "" if nothing."""
     if node.dedicated_cpus is not None and node.dedicated_cpus < cell.dedicated_cpus:
         return f"{max(node.dedicated_cpus, 0)} free dedicated CPUs (needs {cell.dedicated_cpus})"
@@ -64,8 +64,8 @@ def lacks(cell: Cell, node: HostNode) -> str:
     return ""
 
 
-def seatings(
-    cells: Sequence[Cell],
+def list_seatings(
+    cells: Sequence[WantedCell],
     nodes: Sequence[HostNode],
     rank: Rank,
     tables: Tables,
@@ -91,7 +91,7 @@ def seatings(
     # Cells that fit on the same nodes are interchangeable.
     alike: dict[frozenset[int], list[int]] = {}
     for cell in order:
-        suited = frozenset(node.id for node in arranged if fits(cell, node))
+        suited = frozenset(node.id for node in arranged if fits_on_node(cell, node))
         if not suited:
             return []
         alike.setdefault(suited, []).append(cell.id)
@@ -104,49 +104,50 @@ def seatings(
     # state: (cells seated of each sort, cells that hold one more)
     # -> the best ways: (cost, seats)
     state = tuple[tuple[int, ...], int]
-    way = tuple[counts.Cost, tuple[Seat, ...]]
+    way = tuple[counts.Cost, tuple[CellSeat, ...]]
     start: dict[state, list[way]] = {((0,) * len(sorts), 0): [(counts.ZERO, ())]}
     for key, inside in sorted(places.items()):
         table = tables.get(key, {0: counts.ZERO})
         ways: dict[tuple[tuple[int, ...], int, int], list[way]] = {
-            (seated, more, 0): found for (seated, more), found in start.items()
+            (seated, more, 0): best_ways for (seated, more), best_ways in start.items()
         }
         for node in inside:
-            after = {where: list(found) for where, found in ways.items()}
-            for (seated, more, here), found in ways.items():
+            after = {where: list(best_ways) for where, best_ways in ways.items()}
+            for (seated, more, groups_here), best_ways in ways.items():
                 for index, sort in enumerate(sorts):
                     if seated[index] == len(members[index]) or node.id not in sort:
                         continue
-                    for one in (1, 0) if more < extra else (0,):
-                        groups = base + one
-                        if here + groups > total:
+                    for surplus in (1, 0) if more < extra else (0,):
+                        groups = base + surplus
+                        if groups_here + groups > total:
                             continue
                         where = (
                             (*seated[:index], seated[index] + 1, *seated[index + 1 :]),
-                            more + one,
-                            here + groups,
+                            more + surplus,
+                            groups_here + groups,
                         )
-                        seat = Seat(node.id, index, groups)
+                        seat = CellSeat(node.id, index, groups)
                         price = (0, appeal(node), 0)
                         after.setdefault(where, []).extend(
-                            (counts.plus(cost, price), (*seats, seat)) for cost, seats in found
+                            (counts.add_costs(cost, price), (*seats, seat))
+                            for cost, seats in best_ways
                         )
-            ways = {where: sorted(found)[:limit] for where, found in after.items()}
+            ways = {where: sorted(best_ways)[:limit] for where, best_ways in after.items()}
         start = {}
-        for (seated, more, here), found in ways.items():
-            if here in table:
+        for (seated, more, groups_here), best_ways in ways.items():
+            if groups_here in table:
                 start.setdefault((seated, more), []).extend(
-                    (counts.plus(cost, table[here]), seats) for cost, seats in found
+                    (counts.add_costs(cost, table[groups_here]), seats) for cost, seats in best_ways
                 )
-        start = {where: sorted(found)[:limit] for where, found in start.items()}
+        start = {where: sorted(best_ways)[:limit] for where, best_ways in start.items()}
     full = (tuple(len(ids) for ids in members), extra)
     region_of = {node.id: key for key, inside in places.items() for node in inside}
-    return [_seating(cost, seats, members, region_of) for cost, seats in start.get(full, [])]
+    return [_build_seating(cost, seats, members, region_of) for cost, seats in start.get(full, [])]
 
 
-def _seating(
+def _build_seating(
     cost: counts.Cost,
-    seats: Sequence[Seat],
+    seats: Sequence[CellSeat],
     members: Sequence[Sequence[int]],
     region_of: Mapping[int, Key],
 ) -> Seating:

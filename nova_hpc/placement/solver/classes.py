@@ -14,7 +14,7 @@ import attrs
 
 from nova_hpc.placement.model import HostNode
 from nova_hpc.placement.solver.domains import ALONE, Item, Key, Rank, node_region
-from nova_hpc.placement.solver.problem import Problem
+from nova_hpc.placement.solver.problem import SearchProblem
 
 #: What an outer choice has decided about a device.
 FORCED: Final = 1  # must be taken, as part of a unit
@@ -49,7 +49,7 @@ class Alike:
 
 
 @attrs.frozen(eq=False)
-class Class:
+class DomainClass:
     """What equal subtrees have in common."""
 
     number: int
@@ -77,14 +77,14 @@ class Class:
 
 
 @attrs.define(eq=False)
-class Node:
+class DomainNode:
     """One domain of the host."""
 
-    cls: Class
+    cls: DomainClass
     up: tuple[Key, ...]  # its keys, by rank
     first: tuple[str, str]
     most: int
-    children: tuple[Node, ...] = ()
+    children: tuple[DomainNode, ...] = ()
     parts: tuple[Alike, ...] = ()
     #: numbers of the NVLink sets that lie in this domain and in no smaller one
     sets: tuple[int, ...] = ()
@@ -94,10 +94,10 @@ class Node:
 class Forest:
     """Grows trees for different outer choices; classes are shared between them."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: SearchProblem) -> None:
         self.problem = problem
-        self.classes: list[Class] = []
-        self._known: dict[tuple[object, ...], Class] = {}
+        self.classes: list[DomainClass] = []
+        self._known: dict[tuple[object, ...], DomainClass] = {}
         self._items = sorted(
             (*problem.site.items, *problem.site.rest), key=lambda item: (-item.free, item.order)
         )
@@ -114,7 +114,7 @@ class Forest:
         sets: Sequence[Sequence[Item]] = (),
         local: frozenset[str] = frozenset(),
         banned: frozenset[int] = frozenset(),
-    ) -> Node:
+    ) -> DomainNode:
         """The tree of the host.
 
         :param marks: item id -> what is decided about it
@@ -124,14 +124,14 @@ class Forest:
         """
         homes: dict[tuple[int, Key], list[int]] = {}
         for number, members in enumerate(sets):
-            rank, key = home(members)
+            rank, key = smallest_domain_of(members)
             homes.setdefault((rank, key), []).append(number)
         nodes = [self._leaf(items, marks, homes, local) for items in self._leaves]
         hosts: dict[Key, HostNode] = {
             ("numa", str(node.id)): node for node in self.problem.site.nodes
         }
         for rank in list(Rank)[1:]:
-            parents: dict[Key, list[Node]] = {}
+            parents: dict[Key, list[DomainNode]] = {}
             ups: dict[Key, tuple[Key, ...]] = {}
             for node in nodes:
                 key = node.up[rank]
@@ -164,14 +164,14 @@ class Forest:
         marks: Mapping[str, int],
         homes: Mapping[tuple[int, Key], list[int]],
         local: frozenset[str],
-    ) -> Node:
+    ) -> DomainNode:
         problem = self.problem
         labels = len(problem.profile.labels)
         free, held, avail = [0] * labels, [0] * labels, [0] * len(problem.demand.names)
         tidy = tidy_held = 0
         units: dict[str, dict[_Sort, list[Item]]] = {}
         alike: dict[tuple[_Sort, bool], list[Item]] = {}
-        rivals = _rivals(items, marks)
+        rivals = _list_free_rivals(items, marks)
         either: dict[str, dict[bool, dict[_Sort, list[Item]]]] = {}
         for item in items:
             label, mark = problem.label[item.id], marks.get(item.id, 0)
@@ -198,16 +198,16 @@ class Forest:
             else:
                 alike.setdefault((sort, mark == FORCED), []).append(item)
         parts = [
-            Alike((_many(sort, same, forced),), False, (tuple(same),))
+            Alike((_count_alike_items(sort, same, forced),), False, (tuple(same),))
             for (sort, forced), same in alike.items()
         ]
         for sides in either.values():
-            parts.append(attrs.evolve(_side(sides[False]), instead=_side(sides[True])))
+            parts.append(attrs.evolve(_build_side(sides[False]), instead=_build_side(sides[True])))
         for inside in units.values():
             ordered = sorted(inside.items())
             parts.append(
                 Alike(
-                    tuple(_many(sort, same, True) for sort, same in ordered),
+                    tuple(_count_alike_items(sort, same, True) for sort, same in ordered),
                     True,
                     tuple(tuple(same) for _, same in ordered),
                 )
@@ -221,11 +221,12 @@ class Forest:
             )
         )
         key = items[0].keys[0]
-        here = tuple(homes.get((0, key), ()))
+        set_numbers = tuple(homes.get((0, key), ()))
         signatures = tuple([part.signature for part in parts])
         real, on_node = key[0] == "pix", items[0].keys[Rank.NUMA][0] == "numa"
         signature = (
-            real, key[0] == ALONE, on_node, signatures, *free, *held, tidy, tidy_held, len(here),
+            real, key[0] == ALONE, on_node, signatures, *free, *held, tidy, tidy_held,
+            len(set_numbers),
         )  # fmt: skip
         cls = self._known.get(signature)
         if cls is None:
@@ -241,23 +242,23 @@ class Forest:
                 held=tuple(held),
                 avail=tuple(avail),
                 tidy=(tidy, tidy_held),
-                sets=len(here),
+                sets=len(set_numbers),
                 suits=(),
                 node=None,
             )
         name = min(item.order for item in items)
-        return Node(cls, items[0].keys, name, items[0].free, (), tuple(parts), here)
+        return DomainNode(cls, items[0].keys, name, items[0].free, (), tuple(parts), set_numbers)
 
     def _inner(
         self,
         rank: Rank,
         key: Key,
-        below: list[Node],
+        below: list[DomainNode],
         up: tuple[Key, ...],
         sets: tuple[int, ...],
         host: HostNode | None,
         banned: frozenset[int],
-    ) -> Node:
+    ) -> DomainNode:
         problem = self.problem
         if len(below) > 1:
             below.sort(key=lambda node: (node.cls.number, -node.most, node.first))
@@ -283,19 +284,28 @@ class Forest:
                 on_node=on_node,
                 parts=(),
                 children=numbers,
-                free=_sums([one.free for one in classes], len(problem.profile.labels)),
-                held=_sums([one.held for one in classes], len(problem.profile.labels)),
-                avail=_sums([one.avail for one in classes], len(problem.demand.names)),
-                tidy=(sum(one.tidy[0] for one in classes), sum(one.tidy[1] for one in classes)),
-                sets=len(sets) + sum(one.sets for one in classes),
+                free=_sum_vectors(
+                    [child_class.free for child_class in classes], len(problem.profile.labels)
+                ),
+                held=_sum_vectors(
+                    [child_class.held for child_class in classes], len(problem.profile.labels)
+                ),
+                avail=_sum_vectors(
+                    [child_class.avail for child_class in classes], len(problem.demand.names)
+                ),
+                tidy=(
+                    sum(child_class.tidy[0] for child_class in classes),
+                    sum(child_class.tidy[1] for child_class in classes),
+                ),
+                sets=len(sets) + sum(child_class.sets for child_class in classes),
                 suits=suits,
                 node=shown,
             )
         if len(below) == 1:
-            return Node(cls, up, below[0].first, below[0].most, tuple(below), (), sets, host)
+            return DomainNode(cls, up, below[0].first, below[0].most, tuple(below), (), sets, host)
         first = min((node.first for node in below), default=("", ""))
         most = max((node.most for node in below), default=0)
-        return Node(cls, up, first, most, tuple(below), (), sets, host)
+        return DomainNode(cls, up, first, most, tuple(below), (), sets, host)
 
     def _new(
         self,
@@ -314,8 +324,8 @@ class Forest:
         sets: int,
         suits: tuple[bool, ...],
         node: HostNode | None,
-    ) -> Class:
-        cls = Class(
+    ) -> DomainClass:
+        cls = DomainClass(
             len(self.classes), rank, real, alone, on_node, parts, children, free, held, avail,
             tidy, sets, suits, node,
         )  # fmt: skip
@@ -324,31 +334,34 @@ class Forest:
         return cls
 
 
-def _rivals(items: Sequence[Item], marks: Mapping[str, int]) -> frozenset[str]:
+def _list_free_rivals(items: Sequence[Item], marks: Mapping[str, int]) -> frozenset[str]:
     """Adapters of a leaf that could be taken themselves, or functions of them."""
     sides: dict[str, set[bool]] = {}
     for item in items:
         if item.rival is not None and item.kind and item.unit is None and not marks.get(item.id):
             sides.setdefault(item.rival, set()).add(item.whole)
-    other = {item.rival for item in items if item.unit is not None or marks.get(item.id)}
-    return frozenset(rival for rival, found in sides.items() if len(found) > 1) - other
+    taken_rivals = {item.rival for item in items if item.unit is not None or marks.get(item.id)}
+    return (
+        frozenset(rival for rival, side_flags in sides.items() if len(side_flags) > 1)
+        - taken_rivals
+    )
 
 
-def _many(sort: _Sort, same: Sequence[Item], forced: bool) -> Many:
+def _count_alike_items(sort: _Sort, same: Sequence[Item], forced: bool) -> Many:
     kind, free, label, caps, aliases = sort
     return kind, free, label, len(same), forced, caps, aliases
 
 
-def _side(found: Mapping[_Sort, list[Item]]) -> Alike:
-    ordered = sorted(found.items())
+def _build_side(devices_by_sort: Mapping[_Sort, list[Item]]) -> Alike:
+    ordered = sorted(devices_by_sort.items())
     return Alike(
-        tuple(_many(sort, same, False) for sort, same in ordered),
+        tuple(_count_alike_items(sort, same, False) for sort, same in ordered),
         False,
         tuple(tuple(same) for _, same in ordered),
     )
 
 
-def home(members: Sequence[Item]) -> tuple[int, Key]:
+def smallest_domain_of(members: Sequence[Item]) -> tuple[int, Key]:
     """The smallest domain that contains all of these devices."""
     for rank in Rank:
         key = members[0].keys[rank]
@@ -359,7 +372,7 @@ def home(members: Sequence[Item]) -> tuple[int, Key]:
     return int(Rank.HOST), ("host",)
 
 
-def _sums(vectors: Sequence[tuple[int, ...]], length: int) -> tuple[int, ...]:
+def _sum_vectors(vectors: Sequence[tuple[int, ...]], length: int) -> tuple[int, ...]:
     if len(vectors) == 1:
         return vectors[0]
     if not vectors:

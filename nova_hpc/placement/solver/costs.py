@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from nova_hpc.placement.profile import Limits
-from nova_hpc.placement.solver.classes import Class, Many
+from nova_hpc.placement.solver.classes import DomainClass, Many
 from nova_hpc.placement.solver.domains import TIDY, Rank
-from nova_hpc.placement.solver.problem import Layout, Problem
+from nova_hpc.placement.solver.problem import Layout, SearchProblem
 from nova_hpc.topology.level import Level
 
 #: Steps that the exact search of one call of choose() may take, a fraction of a
@@ -36,7 +36,7 @@ class TooMuchError(Exception):
     """The exact search would take more than its bound."""
 
 
-class Budget:
+class StepBudget:
     """Counts steps, so that the bound does not depend on the machine."""
 
     def __init__(self, most: int | None = None) -> None:
@@ -55,7 +55,7 @@ class Budget:
             raise TooMuchError
 
 
-class Work:
+class PassWork:
     """What is left of the steps of one pass over hosts.
 
     Where it is used up, device sets are chosen without the damage term: the level, the
@@ -83,10 +83,10 @@ class Leaves:
 
     def __init__(
         self,
-        problem: Problem,
+        problem: SearchProblem,
         layout: Layout,
         charges: Charges,
-        budget: Budget,
+        budget: StepBudget,
         merge: Callable[[Costs, Costs], Costs],
     ) -> None:
         self.problem = problem
@@ -109,7 +109,10 @@ class Leaves:
                     avail[index] += free * count
         instead: tuple[object, ...] | None = signature[2]  # type: ignore[assignment]
         if instead is not None:
-            avail = [one + other for one, other in zip(avail, self.avail(instead), strict=True)]
+            avail = [
+                own + alternative
+                for own, alternative in zip(avail, self.avail(instead), strict=True)
+            ]
         return avail
 
     def either(self, signature: tuple[object, ...]) -> Costs:
@@ -128,23 +131,23 @@ class Leaves:
 
     def part(self, signature: tuple[object, ...]) -> list[Costs]:
         """The tables of a part, after each sort of devices in it."""
-        known = self._parts.get(signature)
-        if known is None:
+        tables = self._parts.get(signature)
+        if tables is None:
             many: tuple[Many, ...] = signature[1]  # type: ignore[assignment]
-            known = [{0: 0}]
-            for one in many:
-                known.append(self._merge(known[-1], self.alike(one)))
+            tables = [{0: 0}]
+            for sort in many:
+                tables.append(self._merge(tables[-1], self.alike(sort)))
             if signature[0]:  # a unit: all of it, or nothing
-                known[-1] = {**known[-1], 0: 0}
-            self._parts[signature] = known
-        return known
+                tables[-1] = {**tables[-1], 0: 0}
+            self._parts[signature] = tables
+        return tables
 
     def alike(self, many: Many) -> Costs:
         """The table of alike devices."""
-        known = self._alikes.get(many)
-        if known is None:
-            known = self._alikes[many] = self._alike(many)
-        return known
+        table = self._alikes.get(many)
+        if table is None:
+            table = self._alikes[many] = self._alike(many)
+        return table
 
     def _alike(self, many: Many) -> Costs:
         kind, free, label, count, forced, capped, aliases = many
@@ -158,16 +161,18 @@ class Leaves:
         most = min(total, sum(lay.totals[i] for i in names))
         out: Costs = {}
         for taken in range(total if forced else 0, most + 1):
-            each, more = divmod(taken, count)
-            crowd = (count - more) * each * each + more * (each + 1) * (each + 1)
-            for split in _splits(taken, [lay.totals[i] for i in names]):
+            per_adapter, more = divmod(taken, count)
+            crowd = (count - more) * per_adapter * per_adapter + more * (per_adapter + 1) * (
+                per_adapter + 1
+            )
+            for split in _iterate_splits(taken, [lay.totals[i] for i in names]):
                 self.budget.spend(40)
                 held = 0
                 for unit, limit, inside in caps:
-                    mine = sum(n for n, i in zip(split, names, strict=True) if i in inside)
-                    if mine > limit:
+                    taken_inside = sum(n for n, i in zip(split, names, strict=True) if i in inside)
+                    if taken_inside > limit:
                         break
-                    held += mine * unit
+                    held += taken_inside * unit
                 else:
                     state = (
                         held
@@ -178,7 +183,7 @@ class Leaves:
         return out
 
 
-def _splits(total: int, limits: Sequence[int]) -> Iterator[tuple[int, ...]]:
+def _iterate_splits(total: int, limits: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """All ways to write *total* as a sum of numbers within these limits."""
     if not limits:
         if not total:
@@ -188,9 +193,9 @@ def _splits(total: int, limits: Sequence[int]) -> Iterator[tuple[int, ...]]:
         if total <= limits[0]:
             yield (total,)
         return
-    for one in range(min(total, limits[0]), -1, -1):
-        for rest in _splits(total - one, limits[1:]):
-            yield (one, *rest)
+    for share in range(min(total, limits[0]), -1, -1):
+        for rest in _iterate_splits(total - share, limits[1:]):
+            yield (share, *rest)
 
 
 class Charges:
@@ -199,7 +204,7 @@ class Charges:
     The widths of the fields are the same for all outer choices of one problem.
     """
 
-    def __init__(self, problem: Problem, layout: Layout) -> None:
+    def __init__(self, problem: SearchProblem, layout: Layout) -> None:
         self.problem = problem
         self.layout = layout
         taken = problem.demand.size * problem.demand.groups
@@ -227,7 +232,7 @@ class Charges:
             cost % self.crowd // self.aliases,
         )
 
-    def add(self, cls: Class, costs: Costs) -> Costs:
+    def add(self, cls: DomainClass, costs: Costs) -> Costs:
         """Add what the devices taken from this domain are worth to others."""
         if not cls.real or cls.rank is Rank.PIX:
             return costs
@@ -245,7 +250,7 @@ class Charges:
             after[state] = cost + extra
         return after
 
-    def _of(self, cls: Class, state: int) -> int:
+    def _of(self, cls: DomainClass, state: int) -> int:
         problem, lay = self.problem, self.layout
         gone = list(cls.held)
         tidy = cls.tidy[1]
@@ -261,9 +266,14 @@ class Charges:
         profile = problem.profile
         if profile.shapes:
             level = cls.rank.level
-            left = [one - other for one, other in zip(cls.free, gone, strict=True)]
-            now, then = problem.open
-            lost = profile.usable(level, cls.free, now) - profile.usable(level, left, then)
+            left = [
+                free_count - gone_count
+                for free_count, gone_count in zip(cls.free, gone, strict=True)
+            ]
+            open_before, open_after = problem.open
+            lost = profile.usable(level, cls.free, open_before) - profile.usable(
+                level, left, open_after
+            )
             cost = lost * self.damage
             before, after = self._limits(cls, state)
             lost = profile.count(level, cls.free, before) - profile.count(level, left, after)
@@ -272,7 +282,7 @@ class Charges:
             cost += (cls.tidy[0] - tidy) * self.left
         return cost
 
-    def _limits(self, cls: Class, state: int) -> tuple[Limits | None, Limits | None]:
+    def _limits(self, cls: DomainClass, state: int) -> tuple[Limits | None, Limits | None]:
         """What CPUs and pages allow in this domain, before and after."""
         problem, lay = self.problem, self.layout
         if not problem.profile.limited:

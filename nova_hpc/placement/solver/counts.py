@@ -17,9 +17,18 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.placement.solver.demand import Demand, add
-from nova_hpc.placement.solver.domains import ALONE, TIDY, Item, Key, Rank, Site, Unit, capacities
-from nova_hpc.placement.solver.spanning import Stage
+from nova_hpc.placement.solver.demand import Demand, add_capacities
+from nova_hpc.placement.solver.domains import (
+    ALONE,
+    TIDY,
+    IommuUnit,
+    Item,
+    Key,
+    Rank,
+    Site,
+    capacities_by_kind,
+)
+from nova_hpc.placement.solver.spanning import SearchStage
 
 #: (sum of the ranks of the groups, devices left over in the domains that were
 #: touched, crowding of adapters that give several functions)
@@ -28,12 +37,12 @@ Cost = tuple[int, int, int]
 ZERO: Final[Cost] = (0, 0, 0)
 
 
-def plus(one: Cost, other: Cost) -> Cost:
+def add_costs(first: Cost, second: Cost) -> Cost:
     """Sum of two costs."""
-    return (one[0] + other[0], one[1] + other[1], one[2] + other[2])
+    return (first[0] + second[0], first[1] + second[1], first[2] + second[2])
 
 
-def _left(
+def _left_over_cost(
     demand: Demand, counted: Iterable[int], caps: Mapping[int, int], groups: int, rank: Rank
 ) -> Cost:
     """Devices left over in a domain with these capacities by *groups* in it."""
@@ -42,7 +51,9 @@ def _left(
     return (0, sum(demand.serving(caps, i) - groups * demand.per_group[i] for i in counted), 0)
 
 
-def _crowding(demand: Demand, counted: Iterable[int], items: Iterable[Item], groups: int) -> Cost:
+def _crowding_cost(
+    demand: Demand, counted: Iterable[int], items: Iterable[Item], groups: int
+) -> Cost:
     """Cost of several functions of one adapter in one server.
 
     The sum of the squares of how many functions each adapter gives, if they
@@ -52,19 +63,19 @@ def _crowding(demand: Demand, counted: Iterable[int], items: Iterable[Item], gro
     for index in set(range(len(demand.names))) - set(counted):
         adapters = sum(1 for item in items if item.kind >> index & 1)
         if adapters:
-            each, more = divmod(groups * demand.per_group[index], adapters)
-            total += adapters * each * each + more * (2 * each + 1)
+            per_adapter, more = divmod(groups * demand.per_group[index], adapters)
+            total += adapters * per_adapter * per_adapter + more * (2 * per_adapter + 1)
     return (0, 0, total)
 
 
 @attrs.define(eq=False)
-class Domain:
+class CountedDomain:
     """A node of the tree, with its table."""
 
     key: Key
     rank: Rank
     items: tuple[Item, ...]
-    children: tuple[Domain, ...] = ()
+    children: tuple[CountedDomain, ...] = ()
     #: groups -> cost
     table: dict[int, Cost] = attrs.field(factory=dict)
     #: groups -> groups of each child; empty in a leaf
@@ -74,7 +85,7 @@ class Domain:
     #: in a leaf: wide units that are used up whatever the number of groups
     forced: tuple[str, ...] = ()
 
-    def leaves(self, groups: int) -> Iterator[tuple[Domain, int]]:
+    def leaves(self, groups: int) -> Iterator[tuple[CountedDomain, int]]:
         """The leaves of the cheapest way to hold *groups*, with their share."""
         if not self.children:
             if groups:
@@ -84,14 +95,14 @@ class Domain:
             yield from child.leaves(share)
 
 
-def regions(
+def build_regions(
     demand: Demand,
     site: Site,
-    stage: Stage,
+    stage: SearchStage,
     counted: Sequence[int],
-    chosen: Sequence[Unit] = (),
+    chosen: Sequence[IommuUnit] = (),
     closed: frozenset[str] = frozenset(),
-) -> dict[Key, Domain]:
+) -> dict[Key, CountedDomain]:
     """The tree of every region, with tables, for one choice of wide units.
 
     :param chosen: wide units that have to be used up
@@ -105,29 +116,31 @@ def regions(
             parts.setdefault(where, []).append(item)
     units = {unit.name: unit for unit in site.units if unit.name not in forced | closed}
     return {
-        key: _grow(demand, tuple(items), key, stage.region, stage.rank, counted, units, forced)
+        key: _grow_domain(
+            demand, tuple(items), key, stage.region, stage.rank, counted, units, forced
+        )
         for key, items in parts.items()
     }
 
 
-def _grow(
+def _grow_domain(
     demand: Demand,
     items: tuple[Item, ...],
     key: Key,
     rank: Rank,
     bottom: Rank,
     counted: Sequence[int],
-    units: Mapping[str, Unit],
+    units: Mapping[str, IommuUnit],
     forced: frozenset[str],
-) -> Domain:
-    domain = Domain(key, rank, items)
-    caps = capacities(items)
+) -> CountedDomain:
+    domain = CountedDomain(key, rank, items)
+    caps = capacities_by_kind(items)
     if rank <= bottom:
         _fill_leaf(demand, domain, units, forced)
-        tighter = _tighter(demand, items, bottom)
+        tighter = _list_tighter_limits(demand, items, bottom)
         domain.table = {
-            groups: plus(
-                _crowding(demand, counted, items, groups),
+            groups: add_costs(
+                _crowding_cost(demand, counted, items, groups),
                 (sum(max(0, groups - most) for most in tighter), 0, 0),
             )
             for groups in domain.table
@@ -137,7 +150,7 @@ def _grow(
         for item in items:
             parts.setdefault(item.keys[rank - 1], []).append(item)
         domain.children = tuple(
-            _grow(demand, tuple(part), name, Rank(rank - 1), bottom, counted, units, forced)
+            _grow_domain(demand, tuple(part), name, Rank(rank - 1), bottom, counted, units, forced)
             for name, part in sorted(
                 # What is equally good is taken where most functions are free,
                 # so that servers share an adapter as late as possible.
@@ -145,15 +158,15 @@ def _grow(
                 key=lambda pair: (-max(item.free for item in pair[1]), pair[1][0].order),
             )
         )
-        _merge(demand.groups, domain)
+        _merge_children(demand.groups, domain)
     domain.table = {
-        groups: plus(cost, _left(demand, counted, caps, groups, rank))
+        groups: add_costs(cost, _left_over_cost(demand, counted, caps, groups, rank))
         for groups, cost in domain.table.items()
     }
     return domain
 
 
-def _tighter(demand: Demand, items: Sequence[Item], rank: Rank) -> list[int]:
+def _list_tighter_limits(demand: Demand, items: Sequence[Item], rank: Rank) -> list[int]:
     """For each rank below *rank*: how many groups could be that tight."""
     result = []
     for step in list(Rank)[:rank]:
@@ -167,7 +180,7 @@ def _tighter(demand: Demand, items: Sequence[Item], rank: Rank) -> list[int]:
     return result
 
 
-def _merge(limit: int, domain: Domain) -> None:
+def _merge_children(limit: int, domain: CountedDomain) -> None:
     """Min-plus convolution of the children's tables."""
     table: dict[int, Cost] = {0: ZERO}
     split: dict[int, tuple[int, ...]] = {0: ()}
@@ -180,7 +193,7 @@ def _merge(limit: int, domain: Domain) -> None:
                 total = before + groups
                 if total > limit:
                     continue
-                both = plus(cost, own)
+                both = add_costs(cost, own)
                 share = (*split[before], groups)
                 if (
                     total not in merged
@@ -194,13 +207,13 @@ def _merge(limit: int, domain: Domain) -> None:
 
 def _fill_leaf(
     demand: Demand,
-    domain: Domain,
-    units: Mapping[str, Unit],
+    domain: CountedDomain,
+    units: Mapping[str, IommuUnit],
     forced: frozenset[str],
 ) -> None:
     free: dict[int, int] = {}
     must: dict[int, int] = {}
-    local: dict[str, Unit] = {}
+    local: dict[str, IommuUnit] = {}
     for item in domain.items:
         if item.unit is None:
             free[item.kind] = free.get(item.kind, 0) + item.free
@@ -220,8 +233,8 @@ def _fill_leaf(
         domain.table = dict.fromkeys(range(most + 1), ZERO)
         domain.units = dict.fromkeys(range(most + 1), ())
         return
-    for names, sums in _sums(demand, must, sorted(local.items())):
-        most = demand.most(add(free, sums))
+    for names, sums in _sums_of_units(demand, must, sorted(local.items())):
+        most = demand.most(add_capacities(free, sums))
         for groups in range(most, -1, -1):
             if not demand.absorbs(sums, groups):
                 break
@@ -231,17 +244,19 @@ def _fill_leaf(
             domain.units.setdefault(groups, names)
 
 
-def _sums(
-    demand: Demand, must: Mapping[int, int], local: Sequence[tuple[str, Unit]]
+def _sums_of_units(
+    demand: Demand, must: Mapping[int, int], local: Sequence[tuple[str, IommuUnit]]
 ) -> list[tuple[tuple[str, ...], dict[int, int]]]:
     """Every sum of whole units that one server could use up, each once."""
-    found: dict[tuple[tuple[int, int], ...], tuple[str, ...]] = {tuple(sorted(must.items())): ()}
+    names_by_sum: dict[tuple[tuple[int, int], ...], tuple[str, ...]] = {
+        tuple(sorted(must.items())): ()
+    }
     for name, unit in local:
-        for sums, names in list(found.items()):
-            more = add(dict(sums), unit.caps)
+        for sums, names in list(names_by_sum.items()):
+            more = add_capacities(dict(sums), unit.caps)
             if demand.absorbs(more, demand.groups):
-                found.setdefault(tuple(sorted(more.items())), (*names, name))
+                names_by_sum.setdefault(tuple(sorted(more.items())), (*names, name))
     return sorted(
-        ((names, dict(sums)) for sums, names in found.items()),
+        ((names, dict(sums)) for sums, names in names_by_sum.items()),
         key=lambda pair: (-sum(pair[1].values()), pair[0]),
     )

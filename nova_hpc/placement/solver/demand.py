@@ -118,15 +118,15 @@ class Demand:
         return sum(count for kind, count in caps.items() if kind >> index & 1)
 
 
-def add(one: Mapping[int, int], other: Mapping[int, int]) -> dict[int, int]:
+def add_capacities(first: Mapping[int, int], second: Mapping[int, int]) -> dict[int, int]:
     """Sum of two capacities."""
-    total = dict(one)
-    for kind, count in other.items():
+    total = dict(first)
+    for kind, count in second.items():
         total[kind] = total.get(kind, 0) + count
     return total
 
 
-def label(
+def assign_devices_to_names(
     demand: Demand, free: Mapping[int, int], must: Mapping[int, int], groups: int
 ) -> dict[tuple[int, int], int]:
     """Decide how many devices of each kind serve each name.
@@ -153,10 +153,10 @@ def label(
                 open_need[index] -= done
                 flow[kind, index] = flow.get((kind, index), 0) + done
                 return done
-            for other in sorted(k for k, i in flow if i == index and flow[k, i]):
-                done = push(other, min(amount, flow[other, index]), seen)
+            for other_kind in sorted(k for k, i in flow if i == index and flow[k, i]):
+                done = push(other_kind, min(amount, flow[other_kind, index]), seen)
                 if done:
-                    flow[other, index] -= done
+                    flow[other_kind, index] -= done
                     flow[kind, index] = flow.get((kind, index), 0) + done
                     return done
         return 0

@@ -14,7 +14,7 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.placement.model import Host, HostNode, Pool
+from nova_hpc.placement.model import DevicePool, FreeHost, HostNode
 from nova_hpc.placement.solver.demand import Demand
 from nova_hpc.topology.level import Level, Location
 
@@ -72,10 +72,10 @@ class Item:
     #: What damage counts the devices as: the role, or for pools without one
     #: the name of the want that they serve; None: not counted.
     label: str | None = None
-    #: As :attr:`Pool.rival` where both are in one place; which of the two it is.
+    #: As :attr:`DevicePool.rival` where both are in one place; which of the two it is.
     rival: str | None = None
     whole: bool = False
-    #: As :attr:`Pool.aliases`.
+    #: As :attr:`DevicePool.aliases`.
     aliases: int = 0
 
     @property
@@ -83,11 +83,11 @@ class Item:
         """The fixed order among items that are otherwise alike."""
         return (self.name, self.id)
 
-    def rank_to(self, other: Item) -> Rank:
-        """The tightest rank at which this item and *other* share a domain."""
+    def rank_to(self, peer: Item) -> Rank:
+        """The tightest rank at which this item and *peer* share a domain."""
         for rank in Rank:
             key = self.keys[rank]
-            if key[0] != ALONE and key == other.keys[rank]:
+            if key[0] != ALONE and key == peer.keys[rank]:
                 return rank
         return Rank.HOST
 
@@ -103,7 +103,7 @@ class Item:
 
 
 @attrs.frozen
-class Member:
+class GroupMember:
     """Devices of one pool that serve one name in one group."""
 
     index: int  # of the name in the demand
@@ -111,11 +111,11 @@ class Member:
 
 
 #: The devices of one group.
-Members = tuple[Member, ...]
+Members = tuple[GroupMember, ...]
 
 
 @attrs.frozen(eq=False)
-class Unit:
+class IommuUnit:
     """Devices of one IOMMU unit: all of them go to one guest, or none."""
 
     name: str
@@ -124,7 +124,7 @@ class Unit:
     @property
     def caps(self) -> dict[int, int]:
         """How many devices of each kind the unit brings."""
-        return capacities(self.items)
+        return capacities_by_kind(self.items)
 
 
 @attrs.frozen
@@ -132,7 +132,7 @@ class Site:
     """All that is usable on a host for one demand, in a fixed order."""
 
     items: tuple[Item, ...]  # those without a unit, and those of the units
-    units: tuple[Unit, ...]
+    units: tuple[IommuUnit, ...]
     nodes: tuple[HostNode, ...]
     #: names of devices left out, because another function of their unit
     #: serves nothing that was asked for
@@ -143,7 +143,7 @@ class Site:
     ignored: tuple[str, ...] = ()
 
 
-def capacities(items: Iterable[Item]) -> dict[int, int]:
+def capacities_by_kind(items: Iterable[Item]) -> dict[int, int]:
     """Number of free devices of each kind."""
     caps: dict[int, int] = {}
     for item in items:
@@ -151,14 +151,14 @@ def capacities(items: Iterable[Item]) -> dict[int, int]:
     return caps
 
 
-def survey(demand: Demand, host: Host) -> Site:
+def survey_host(demand: Demand, host: FreeHost) -> Site:
     """Translate *host*: merge duplicates, drop what cannot serve, sort.
 
     :raises ValueError: the host lists one NUMA node twice, with different data.
     """
-    ordered, ignored, broken = _believed(host.pools)
-    nodes, socket_of = _nodes(host.nodes, ordered)
-    places = settle([pool.location for pool in ordered], socket_of)
+    ordered, ignored, broken = _keep_believed_pools(host.pools)
+    nodes, socket_of = _nodes_and_sockets(host.nodes, ordered)
+    places = settle_locations([pool.location for pool in ordered], socket_of)
     kinds = [demand.kind(pool.serves) for pool in ordered]
     broken |= {
         pool.unit
@@ -181,7 +181,7 @@ def survey(demand: Demand, host: Host) -> Site:
             name=pool.name,
             free=pool.free,
             kind=kind if usable else 0,
-            keys=_keys(together.get(pool.rival or "", pool.id), place),
+            keys=_domain_keys_of(together.get(pool.rival or "", pool.id), place),
             location=place,
             unit=pool.unit if usable else None,
             label=label,
@@ -198,33 +198,35 @@ def survey(demand: Demand, host: Host) -> Site:
     units = []
     for name, group in sorted(members.items()):
         if len(group) > 1 or group[0].free > 1:
-            units.append(Unit(name, tuple(group)))
+            units.append(IommuUnit(name, tuple(group)))
         else:  # a unit of one device is no constraint
             items[items.index(group[0])] = attrs.evolve(group[0], unit=None)
     return Site(tuple(items), tuple(units), nodes, tuple(useless), tuple(rest), tuple(ignored))
 
 
-def _rivals_in_one_place(pools: Iterable[Pool], places: Iterable[Location]) -> dict[str, str]:
+def _rivals_in_one_place(pools: Iterable[DevicePool], places: Iterable[Location]) -> dict[str, str]:
     """Adapters that are where their functions are, each with a name for a place of its own."""
-    found: dict[str, set[Location]] = {}
+    places_by_rival: dict[str, set[Location]] = {}
     for pool, place in zip(pools, places, strict=True):
         if pool.rival is not None and pool.free > 0:
-            found.setdefault(pool.rival, set()).add(place)
-    return {rival: f"rivals {rival}" for rival, where in found.items() if len(where) == 1}
+            places_by_rival.setdefault(pool.rival, set()).add(place)
+    return {rival: f"rivals {rival}" for rival, where in places_by_rival.items() if len(where) == 1}
 
 
-def _believed(pools: Iterable[Pool]) -> tuple[list[Pool], list[str], set[str]]:
+def _keep_believed_pools(
+    pools: Iterable[DevicePool],
+) -> tuple[list[DevicePool], list[str], set[str]]:
     """The pools by name, each once, what is wrong with the others, and their units."""
-    by_id: dict[str, Pool] = {}
+    by_id: dict[str, DevicePool] = {}
     twice: dict[str, str] = {}
     ignored = []
     for pool in pools:
-        other = by_id.setdefault(pool.id, pool)
-        if other is pool:
+        kept_pool = by_id.setdefault(pool.id, pool)
+        if kept_pool is pool:
             continue
-        if attrs.evolve(other, free=pool.free) != pool:
-            twice[pool.id] = min(pool.name, other.name)
-        elif pool.free < other.free:
+        if attrs.evolve(kept_pool, free=pool.free) != pool:
+            twice[pool.id] = min(pool.name, kept_pool.name)
+        elif pool.free < kept_pool.free:
             # Of a pool that is listed twice the smaller count is believed.
             by_id[pool.id] = pool
     broken = {pool.unit for pool in pools if pool.id in twice and pool.unit is not None}
@@ -240,14 +242,16 @@ def _believed(pools: Iterable[Pool]) -> tuple[list[Pool], list[str], set[str]]:
     return [pool for pool in ordered if pool.free <= MAX_FREE], ignored, broken
 
 
-def places(host: Host) -> dict[str, Location]:
+def locations_by_pool(host: FreeHost) -> dict[str, Location]:
     """Pool id -> where it is, as far as that can be relied on."""
-    _, socket_of = _nodes(host.nodes, host.pools)
-    settled = settle([pool.location for pool in host.pools], socket_of)
+    _, socket_of = _nodes_and_sockets(host.nodes, host.pools)
+    settled = settle_locations([pool.location for pool in host.pools], socket_of)
     return {pool.id: place for pool, place in zip(host.pools, settled, strict=True)}
 
 
-def settle(places: Sequence[Location], socket_of: Mapping[int, int | None]) -> list[Location]:
+def settle_locations(
+    places: Sequence[Location], socket_of: Mapping[int, int | None]
+) -> list[Location]:
     """Make the domains nest, by distrusting what contradicts itself.
 
     A PCIe root whose devices claim several NUMA nodes is no place that can be
@@ -268,8 +272,8 @@ def settle(places: Sequence[Location], socket_of: Mapping[int, int | None]) -> l
         socket = place.socket if numa is None else socket_of.get(numa)
         root, switches = place.root, place.switches
         if root is not None:
-            known = numas.get(root, set())
-            if len(known) > 1 or (known and numa is None):
+            root_numas = numas.get(root, set())
+            if len(root_numas) > 1 or (root_numas and numa is None):
                 root, switches = None, ()
             elif numa is None and len(sockets.get(root, ())) > 1:
                 socket = None
@@ -279,19 +283,20 @@ def settle(places: Sequence[Location], socket_of: Mapping[int, int | None]) -> l
     return settled
 
 
-def _nodes(
-    nodes: Sequence[HostNode], pools: Sequence[Pool]
+def _nodes_and_sockets(
+    nodes: Sequence[HostNode], pools: Sequence[DevicePool]
 ) -> tuple[tuple[HostNode, ...], dict[int, int | None]]:
     """The NUMA nodes of the host, and the socket of each where it is known."""
     claims: dict[int, set[int]] = {}
     for pool in pools:
         place = pool.location
         if place.numa is not None and place.numa >= 0:
-            known = claims.setdefault(place.numa, set())
+            claimed_sockets = claims.setdefault(place.numa, set())
             if place.socket is not None:
-                known.add(place.socket)
+                claimed_sockets.add(place.socket)
     socket_of: dict[int, int | None] = {
-        numa: next(iter(known)) if len(known) == 1 else None for numa, known in claims.items()
+        numa: next(iter(claimed_sockets)) if len(claimed_sockets) == 1 else None
+        for numa, claimed_sockets in claims.items()
     }
     by_id: dict[int, HostNode] = {}
     for node in nodes:
@@ -318,7 +323,7 @@ def node_region(node: HostNode, rank: Rank) -> Key:
     return ("numa", str(node.id))
 
 
-def _keys(identifier: str, place: Location) -> tuple[Key, ...]:
+def _domain_keys_of(identifier: str, place: Location) -> tuple[Key, ...]:
     key: Key = (ALONE, identifier)
     if place.root is not None and place.switches:
         key = ("pix", place.root, *place.switches)

@@ -13,14 +13,14 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 
-from nova_hpc.placement.solver.classes import Class, Forest, Node
-from nova_hpc.placement.solver.costs import Budget, Charges, Costs, Leaves
+from nova_hpc.placement.solver.classes import DomainClass, DomainNode, Forest
+from nova_hpc.placement.solver.costs import Charges, Costs, Leaves, StepBudget
 from nova_hpc.placement.solver.domains import Rank
-from nova_hpc.placement.solver.problem import Layout, Problem
+from nova_hpc.placement.solver.problem import Layout, SearchProblem
 
 
 @attrs.frozen
-class Step:
+class SearchStep:
     """How a state came about in one pass: from which, closing how many."""
 
     before: int
@@ -32,33 +32,33 @@ class Step:
 
 
 @attrs.frozen(eq=False)
-class Pass:
+class TablePass:
     """One pass over a table."""
 
     name: str  # local, waiting, seat, bind, joined
-    back: dict[int, Step]
+    back: dict[int, SearchStep]
 
 
 @attrs.frozen(eq=False)
-class Table:
+class ClassTable:
     """The table of a class, and how its states came about."""
 
     prefixes: list[Costs]  # after so many children or parts
-    passes: list[Pass]
+    passes: list[TablePass]
     final: Costs
 
 
-class Search:
+class ExactSearch:
     """One tree, all stages."""
 
     def __init__(
         self,
-        problem: Problem,
+        problem: SearchProblem,
         forest: Forest,
-        root: Node,
+        root: DomainNode,
         hits: int,
         nvlink: Sequence[int],
-        budget: Budget,
+        budget: StepBudget,
     ) -> None:
         self.problem = problem
         self.classes = forest.classes
@@ -67,7 +67,7 @@ class Search:
         self.nvlink = frozenset(nvlink)
         self.hits = hits
         self.budget = budget
-        self._tables: dict[tuple[int, int, int], Table] = {}
+        self._tables: dict[tuple[int, int, int], ClassTable] = {}
         self.charges = Charges(problem, self.layout)
         self.leaves = Leaves(problem, self.layout, self.charges, budget, self._merge)
 
@@ -80,17 +80,17 @@ class Search:
         lay = self.layout
         table = self.table(self.root.cls, reach, bind).final
         want = lay.closed * (self.problem.demand.groups - self.hits) + lay.hit * self.hits
-        want += sum(n * one for n, one in zip(lay.totals, lay.names, strict=True))
+        want += sum(n * unit for n, unit in zip(lay.totals, lay.names, strict=True))
         want += sum(
-            len(sort.ids) * one for sort, one in zip(self.problem.sorts, lay.seats, strict=True)
+            len(sort.ids) * unit for sort, unit in zip(self.problem.sorts, lay.seats, strict=True)
         )
         cells = len(self.problem.request.cells)
         want += lay.more * (self.problem.demand.groups % cells if cells else 0)
         fixed = ~(lay.taken_mask & ~lay.name_mask | lay.cap_mask)
-        found = [(cost, state) for state, cost in table.items() if state & fixed == want]
-        return min(found, default=None)
+        solutions = [(cost, state) for state, cost in table.items() if state & fixed == want]
+        return min(solutions, default=None)
 
-    def table(self, cls: Class, reach: Rank, bind: Rank) -> Table:
+    def table(self, cls: DomainClass, reach: Rank, bind: Rank) -> ClassTable:
         """The table of a class for one stage."""
         # Below its reach, a stage is like any other.
         key = (cls.number, reach if reach <= cls.rank else 99, bind)
@@ -99,7 +99,7 @@ class Search:
             table = self._tables[key] = self._make(cls, reach, bind)
         return table
 
-    def _make(self, cls: Class, reach: Rank, bind: Rank) -> Table:
+    def _make(self, cls: DomainClass, reach: Rank, bind: Rank) -> ClassTable:
         if cls.rank is Rank.PIX:
             tables = [self.leaves.either(signature) for signature in cls.parts]
             avails: list[Sequence[int]] = [self.leaves.avail(signature) for signature in cls.parts]
@@ -110,9 +110,9 @@ class Search:
         prefixes: list[Costs] = [{0: 0}]
         have = [0] * len(cls.avail)
         for table, avail in zip(tables, avails, strict=True):
-            have = [one + other for one, other in zip(have, avail, strict=True)]
+            have = [had + added for had, added in zip(have, avail, strict=True)]
             prefixes.append(self._needed(self._merge(prefixes[-1], table), have))
-        passes: list[Pass] = []
+        passes: list[TablePass] = []
         costs = prefixes[-1]
         for name, price in self._passes(cls, reach, bind):
             self.budget.spend(4 * len(costs))
@@ -122,12 +122,12 @@ class Search:
                 costs, back = self._seat(cls, costs, bind)
             else:
                 costs, back = self._close(cls, costs, name, price)
-            passes.append(Pass(name, back))
+            passes.append(TablePass(name, back))
         self.budget.spend(4 * len(costs))
         costs = self._complete(cls, costs, reach, bind)
-        return Table(prefixes, passes, self.charges.add(cls, costs))
+        return ClassTable(prefixes, passes, self.charges.add(cls, costs))
 
-    def _passes(self, cls: Class, reach: Rank, bind: Rank) -> Iterator[tuple[str, int]]:
+    def _passes(self, cls: DomainClass, reach: Rank, bind: Rank) -> Iterator[tuple[str, int]]:
         rank = cls.rank
         near = not cls.alone or self.problem.demand.size == 1
         price = rank * self.charges.spread
@@ -148,18 +148,18 @@ class Search:
             if reach < Rank.SOCKET:
                 yield "bind", price
 
-    def _merge(self, one: Costs, other: Costs) -> Costs:
+    def _merge(self, left: Costs, right: Costs) -> Costs:
         """Min-plus convolution."""
-        self.budget.spend(len(one) * len(other))
-        if len(one) == 1 and 0 in one and not one[0]:
-            return other
-        if len(other) == 1 and 0 in other and not other[0]:
-            return one
+        self.budget.spend(len(left) * len(right))
+        if len(left) == 1 and 0 in left and not left[0]:
+            return right
+        if len(right) == 1 and 0 in right and not right[0]:
+            return left
         offset, guard = self.layout.offset, self.layout.guard
         out: Costs = {}
         get = out.get
-        pairs = list(other.items())
-        for first, cost in one.items():
+        pairs = list(right.items())
+        for first, cost in left.items():
             shifted = first + offset
             for second, more in pairs:
                 if (shifted + second) & guard:
@@ -174,12 +174,12 @@ class Search:
         """Drop states that take too little for all others to make up for it."""
         lay = self.layout
         low = 0
-        for total, all_, here, one in zip(
+        for total, all_, had, unit in zip(
             lay.totals, self.root.cls.avail, have, lay.names, strict=True
         ):
-            missing = total - (all_ - here)
+            missing = total - (all_ - had)
             if missing > 0:
-                low += min(missing, total) * one
+                low += min(missing, total) * unit
         if not low:
             return costs
         mask, borrow = lay.name_mask, lay.borrow
@@ -190,8 +190,8 @@ class Search:
         }
 
     def _close(
-        self, cls: Class, costs: Costs, name: str, price: int
-    ) -> tuple[Costs, dict[int, Step]]:
+        self, cls: DomainClass, costs: Costs, name: str, price: int
+    ) -> tuple[Costs, dict[int, SearchStep]]:
         """Close groups of what is loose, any number of them."""
         lay = self.layout
         most = self.problem.demand.groups - self.hits
@@ -199,7 +199,7 @@ class Search:
         extra = lay.waiting if name == "waiting" else 0
         joined = name == "joined"
         sets = min(cls.sets, self.hits)
-        after, back = dict(costs), dict[int, Step]()
+        after, back = dict(costs), dict[int, SearchStep]()
         get = after.get
         for state, cost in costs.items():
             groups, hits = lay.groups(state), lay.hits(state)
@@ -217,7 +217,7 @@ class Search:
                         old = get(new)
                         if old is None or total < old:
                             after[new] = total
-                            back[new] = Step(state, step, more)
+                            back[new] = SearchStep(state, step, more)
                     step += 1
                     if groups + step > most or step + more > hungry:
                         break
@@ -231,23 +231,25 @@ class Search:
     def _fits(self, state: int) -> bool:
         return not (state + self.layout.offset) & self.layout.guard
 
-    def _bind(self, costs: Costs, price: int) -> tuple[Costs, dict[int, Step]]:
+    def _bind(self, costs: Costs, price: int) -> tuple[Costs, dict[int, SearchStep]]:
         """Give waiting groups to cells that lack some."""
         lay = self.layout
-        after, back = dict(costs), dict[int, Step]()
+        after, back = dict(costs), dict[int, SearchStep]()
         for state, cost in costs.items():
             for count in range(1, min(lay.waits(state), lay.hungry(state)) + 1):
                 new, total = state - count * lay.waiting, cost + count * price
                 if total < after.get(new, total + 1):
                     after[new] = total
-                    back[new] = Step(state, count)
+                    back[new] = SearchStep(state, count)
         return after, back
 
-    def _seat(self, cls: Class, costs: Costs, bind: Rank) -> tuple[Costs, dict[int, Step]]:
+    def _seat(
+        self, cls: DomainClass, costs: Costs, bind: Rank
+    ) -> tuple[Costs, dict[int, SearchStep]]:
         """Put at most one guest cell on the node; its groups have to fit it."""
         lay = self.layout
         extra = self.problem.demand.groups % len(self.problem.request.cells)
-        after, back = dict[int, int](), dict[int, Step]()
+        after, back = dict[int, int](), dict[int, SearchStep]()
         # Where a cell's place makes no other difference, it goes to devices.
         appeal = max(self.charges.most - sum(cls.avail), 0) if bind > Rank.NUMA else 0
         for state, cost in costs.items():
@@ -266,10 +268,10 @@ class Search:
                     total = cost + appeal
                     if total < after.get(new, total + 1):
                         after[new] = total
-                        back[new] = Step(state, sort=sort, more=more)
+                        back[new] = SearchStep(state, sort=sort, more=more)
         return after, back
 
-    def _complete(self, cls: Class, costs: Costs, reach: Rank, bind: Rank) -> Costs:
+    def _complete(self, cls: DomainClass, costs: Costs, reach: Rank, bind: Rank) -> Costs:
         """Drop states in which something is left over that can not close above."""
         lay = self.layout
         if cls.rank >= reach:

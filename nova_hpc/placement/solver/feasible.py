@@ -12,57 +12,62 @@ from collections.abc import Collection, Sequence
 
 import attrs
 
-from nova_hpc.placement.model import Policy, Request
-from nova_hpc.placement.solver.cells import seatings
-from nova_hpc.placement.solver.counts import regions
+from nova_hpc.placement.model import AffinityPolicy, Request
+from nova_hpc.placement.solver.cells import list_seatings
+from nova_hpc.placement.solver.counts import build_regions
 from nova_hpc.placement.solver.demand import Demand
-from nova_hpc.placement.solver.domains import Rank, Site, Unit
-from nova_hpc.placement.solver.spanning import MAX_CHOICES, Stage, choices, wide_units
+from nova_hpc.placement.solver.domains import IommuUnit, Rank, Site
+from nova_hpc.placement.solver.spanning import (
+    MAX_CHOICES,
+    SearchStage,
+    iterate_unit_choices,
+    split_wide_units,
+)
 
 
-def stages(request: Request) -> list[Stage]:
+def list_stages(request: Request) -> list[SearchStage]:
     """The ways to place the groups, tightest first; the request allows all.
 
     A guest cell counts as a member of its groups: they are on one switch,
     root or NUMA node only if that is on the cell's own node.
     """
     if request.cells:
-        ladder = [Stage(rank, Rank.NUMA) for rank in list(Rank)[: Rank.NUMA + 1]]
+        ladder = [SearchStage(rank, Rank.NUMA) for rank in list(Rank)[: Rank.NUMA + 1]]
         if not request.on_cells:
-            ladder += [Stage(Rank.SOCKET, Rank.SOCKET), Stage(Rank.HOST, Rank.HOST)]
+            ladder += [SearchStage(Rank.SOCKET, Rank.SOCKET), SearchStage(Rank.HOST, Rank.HOST)]
     else:
-        ladder = [Stage(rank, Rank.HOST) for rank in Rank]
-    if request.policy is Policy.REQUIRED:
+        ladder = [SearchStage(rank, Rank.HOST) for rank in Rank]
+    if request.policy is AffinityPolicy.REQUIRED:
         ladder = [stage for stage in ladder if stage.rank <= Rank.of(request.level)]
     return ladder
 
 
-def tightest(request: Request, demand: Demand, site: Site) -> Rank | None:
+def tightest_rank_of(request: Request, demand: Demand, site: Site) -> Rank | None:
     """The tightest rank within which all groups fit, with their cells, without NVLink.
 
     :returns: None: they do not fit at all. Never a wider rank than the true one: where
         there are more choices of wide units than are counted, the stage counts as possible.
     """
-    for stage in stages(request):
-        if _fit(request, demand, site, stage):
+    for stage in list_stages(request):
+        if _fits_in_stage(request, demand, site, stage):
             return stage.rank
     return None
 
 
-def _fit(request: Request, demand: Demand, site: Site, stage: Stage) -> bool:
-    wide, never = wide_units(demand, site, stage)
+def _fits_in_stage(request: Request, demand: Demand, site: Site, stage: SearchStage) -> bool:
+    wide, never = split_wide_units(demand, site, stage)
     closed = never | {unit.name for unit in wide}
     looked_at = 0
-    for chosen in choices(demand, wide):
-        trees = regions(demand, site, stage, (), chosen, closed)
+    for chosen in iterate_unit_choices(demand, wide):
+        trees = build_regions(demand, site, stage, (), chosen, closed)
         tables = {key: tree.table for key, tree in trees.items()}
-        if seatings(request.cells, site.nodes, stage.region, tables, demand.groups, 1):
+        if list_seatings(request.cells, site.nodes, stage.region, tables, demand.groups, 1):
             return True
         looked_at += 1
     return looked_at >= MAX_CHOICES
 
 
-def only(site: Site, names: Sequence[int], held: Collection[str]) -> Site:
+def narrow_to_sets(site: Site, names: Sequence[int], held: Collection[str]) -> Site:
     """The host as it is where nothing but the chosen sets serves what NVLink devices serve.
 
     A device outside of them still serves the other names that it can.
@@ -76,7 +81,7 @@ def only(site: Site, names: Sequence[int], held: Collection[str]) -> Site:
         for item in site.items
     }
     units = tuple(
-        Unit(unit.name, tuple(narrowed[item.id] for item in unit.items))
+        IommuUnit(unit.name, tuple(narrowed[item.id] for item in unit.items))
         for unit in site.units
         if all(narrowed[item.id].kind for item in unit.items)
     )

@@ -15,39 +15,44 @@ from collections.abc import Iterator, Sequence
 import attrs
 
 from nova_hpc.placement.model import DeviceSet, HostNode, Nvlink
-from nova_hpc.placement.solver.cells import Seating, seatings
-from nova_hpc.placement.solver.counts import Domain, regions
-from nova_hpc.placement.solver.demand import Demand, label
+from nova_hpc.placement.solver.cells import Seating, list_seatings
+from nova_hpc.placement.solver.counts import CountedDomain, build_regions
+from nova_hpc.placement.solver.demand import Demand, assign_devices_to_names
 from nova_hpc.placement.solver.domains import (
     ALONE,
+    GroupMember,
     Item,
     Key,
-    Member,
     Members,
     Rank,
     Site,
-    capacities,
+    capacities_by_kind,
     node_region,
 )
-from nova_hpc.placement.solver.feasible import only, stages
-from nova_hpc.placement.solver.problem import Problem
-from nova_hpc.placement.solver.realise import Choice
+from nova_hpc.placement.solver.feasible import list_stages, narrow_to_sets
+from nova_hpc.placement.solver.problem import SearchProblem
+from nova_hpc.placement.solver.realise import GroupChoice
 from nova_hpc.placement.solver.solve import Solver
-from nova_hpc.placement.solver.spanning import Stage, choices, selections, wide_units
+from nova_hpc.placement.solver.spanning import (
+    SearchStage,
+    iterate_set_choices,
+    iterate_unit_choices,
+    split_wide_units,
+)
 
 #: Choices of NVLink sets that are tried.
 MAX_TRIES = 32
 
 
 @attrs.frozen
-class _Plan:
+class _GroupPlan:
     """Groups in numbers: where, before devices are named."""
 
-    stage: Stage
+    stage: SearchStage
     seating: Seating
-    trees: dict[Key, Domain]
+    trees: dict[Key, CountedDomain]
 
-    def leaves(self) -> Iterator[tuple[Key, Domain, int]]:
+    def leaves(self) -> Iterator[tuple[Key, CountedDomain, int]]:
         for region, groups in sorted(self.seating.shares.items()):
             if groups:
                 for leaf, share in self.trees[region].leaves(groups):
@@ -55,7 +60,7 @@ class _Plan:
 
 
 @attrs.frozen
-class _Placed:
+class _PlacedGroup:
     """One finished group."""
 
     built: Members
@@ -63,35 +68,39 @@ class _Placed:
     rank: Rank  # of its devices and its cell
 
 
-def solve(solver: Solver, limit: int) -> list[DeviceSet]:
+def solve_greedily(solver: Solver, limit: int) -> list[DeviceSet]:
     """The best sets that are found, best first; [] if none is."""
     problem, links = solver.problem, solver.links
-    found = []
+    device_sets = []
     if problem.request.nvlink is not Nvlink.NONE:
-        sets = itertools.islice(selections(links.sets, problem.demand.groups), MAX_TRIES)
+        sets = itertools.islice(iterate_set_choices(links.sets, problem.demand.groups), MAX_TRIES)
         for chosen in sets:
             held = {item.id for members in chosen for item in members}
-            found += _sets(solver, only(problem.site, links.names, held), limit)
+            device_sets += _realise_plans(
+                solver, narrow_to_sets(problem.site, links.names, held), limit
+            )
         # Devices of several sets may have been mixed in one group.
-        found = [one for one in found if not one.score[1]]
+        device_sets = [devices for devices in device_sets if not devices.score[1]]
     if problem.request.nvlink is not Nvlink.REQUIRED:
-        found += _sets(solver, problem.site, limit)
-    return merge([], found, limit)
+        device_sets += _realise_plans(solver, problem.site, limit)
+    return merge_device_sets([], device_sets, limit)
 
 
-def merge(some: Sequence[DeviceSet], more: Sequence[DeviceSet], limit: int) -> list[DeviceSet]:
+def merge_device_sets(
+    some: Sequence[DeviceSet], more: Sequence[DeviceSet], limit: int
+) -> list[DeviceSet]:
     """The best of both, each once."""
-    unique = {str((one.picks, one.cells)): one for one in (*more, *some)}
-    ranked = sorted(unique.values(), key=lambda one: (one.score, str(one.picks)))
+    unique = {str((devices.picks, devices.cells)): devices for devices in (*more, *some)}
+    ranked = sorted(unique.values(), key=lambda devices: (devices.score, str(devices.picks)))
     return ranked[:limit]
 
 
-def _sets(solver: Solver, site: Site, limit: int) -> list[DeviceSet]:
+def _realise_plans(solver: Solver, site: Site, limit: int) -> list[DeviceSet]:
     problem = solver.problem
-    planner = _Planner(problem, site)
+    planner = _GroupPlanner(problem, site)
     return [
         solver.finish(
-            Choice(
+            GroupChoice(
                 tuple((group.built, group.cell) for group in planner.realise(plan)),
                 dict(plan.seating.nodes),
             )
@@ -100,41 +109,41 @@ def _sets(solver: Solver, site: Site, limit: int) -> list[DeviceSet]:
     ]
 
 
-class _Planner:
+class _GroupPlanner:
     """One request on one host."""
 
-    def __init__(self, problem: Problem, site: Site) -> None:
+    def __init__(self, problem: SearchProblem, site: Site) -> None:
         self.request = problem.request
         self.demand = problem.demand
         self.site = site
         self.counted = sorted(problem.countable)
         self.nodes = {node.id: node for node in site.nodes}
 
-    def plans(self, limit: int) -> list[_Plan]:
+    def plans(self, limit: int) -> list[_GroupPlan]:
         """The cheapest plans of the tightest stage that has any."""
-        for stage in stages(self.request):
+        for stage in list_stages(self.request):
             plans = self._plans(stage, limit)
             if plans:
                 return plans
         return []
 
-    def _plans(self, stage: Stage, limit: int) -> list[_Plan]:
+    def _plans(self, stage: SearchStage, limit: int) -> list[_GroupPlan]:
         """The cheapest *limit* plans of one stage."""
-        wide, never = wide_units(self.demand, self.site, stage)
+        wide, never = split_wide_units(self.demand, self.site, stage)
         closed = never | {unit.name for unit in wide}
-        plans: list[_Plan] = []
-        for chosen in choices(self.demand, wide):
-            trees = regions(self.demand, self.site, stage, self.counted, chosen, closed)
-            for seating in seatings(
+        plans: list[_GroupPlan] = []
+        for chosen in iterate_unit_choices(self.demand, wide):
+            trees = build_regions(self.demand, self.site, stage, self.counted, chosen, closed)
+            for seating in list_seatings(
                 self.request.cells,
                 self.site.nodes,
                 stage.region,
                 {key: tree.table for key, tree in trees.items()},
                 self.demand.groups,
                 limit,
-                self._appeal if stage.region > Rank.NUMA else _indifferent,
+                self._appeal if stage.region > Rank.NUMA else _no_appeal,
             ):
-                plans.append(_Plan(stage, seating, trees))
+                plans.append(_GroupPlan(stage, seating, trees))
         plans.sort(key=lambda plan: plan.seating.cost)
         return plans[:limit]
 
@@ -143,12 +152,12 @@ class _Planner:
         where = node_region(node, Rank.NUMA)
         return -sum(item.free for item in self.site.items if item.region(Rank.NUMA) == where)
 
-    def realise(self, plan: _Plan) -> list[_Placed]:
+    def realise(self, plan: _GroupPlan) -> list[_PlacedGroup]:
         """Name the devices of a plan and give each group its cell."""
         waiting: dict[Key, list[Members]] = {}
         for region, leaf, share in plan.leaves():
             waiting.setdefault(region, []).extend(
-                build(
+                build_group_members(
                     self.demand,
                     self.counted,
                     leaf.items,
@@ -157,7 +166,7 @@ class _Planner:
                     plan.stage.rank,
                 )
             )
-        placed: list[_Placed] = []
+        placed: list[_PlacedGroup] = []
         for region, groups in waiting.items():
             placed.extend(self._seat(plan, region, groups))
         return sorted(
@@ -168,33 +177,33 @@ class _Planner:
             ),
         )
 
-    def _seat(self, plan: _Plan, region: Key, groups: list[Members]) -> list[_Placed]:
+    def _seat(self, plan: _GroupPlan, region: Key, groups: list[Members]) -> list[_PlacedGroup]:
         """Give each group of a region one of the region's cells."""
         if not self.request.cells:
-            return [_Placed(built, None, _rank(built, None)) for built in groups]
+            return [_PlacedGroup(built, None, _rank_of_group(built, None)) for built in groups]
         room = {
             cell: plan.seating.groups[cell]
             for cell, node in plan.seating.nodes.items()
             if node_region(self.nodes[node], plan.stage.region) == region
         }
         pairs = sorted(
-            (_rank(built, self.nodes[plan.seating.nodes[cell]]), index, cell)
+            (_rank_of_group(built, self.nodes[plan.seating.nodes[cell]]), index, cell)
             for index, built in enumerate(groups)
             for cell in room
         )
-        placed: dict[int, _Placed] = {}
+        placed: dict[int, _PlacedGroup] = {}
         for rank, index, cell in pairs:
             if index not in placed and room[cell]:
                 room[cell] -= 1
-                placed[index] = _Placed(groups[index], cell, rank)
+                placed[index] = _PlacedGroup(groups[index], cell, rank)
         return list(placed.values())
 
 
-def _indifferent(node: HostNode) -> int:
+def _no_appeal(node: HostNode) -> int:
     return 0
 
 
-def _rank(built: Members, node: HostNode | None) -> Rank:
+def _rank_of_group(built: Members, node: HostNode | None) -> Rank:
     """The rank that the devices of a group, and its cell, have in common."""
     first = built[0].item
     rank = max((first.rank_to(part.item) for part in built[1:]), default=Rank.PIX)
@@ -224,7 +233,7 @@ class _Stock:
         self.taken[item] = self.taken.get(item, 0) + 1
 
 
-def build(
+def build_group_members(
     demand: Demand,
     counted: Sequence[int],
     items: Sequence[Item],
@@ -240,15 +249,15 @@ def build(
     whole = set(units)
     usable = [item for item in items if item.unit is None or item.unit in whole]
     if whole or any(item.kind & (item.kind - 1) for item in usable):
-        stock = _Stock(_labelled(demand, usable, groups))
+        stock = _Stock(_label_devices(demand, usable, groups))
     else:
         stock = _Stock({(item.kind.bit_length() - 1, item): item.free for item in usable})
     usable.sort(key=lambda item: item.order)
-    domains = _domains(usable, rank)
-    return [_group(demand, counted, stock, domains) for _ in range(groups)]
+    domains = _domains_by_rank(usable, rank)
+    return [_take_group(demand, counted, stock, domains) for _ in range(groups)]
 
 
-def _domains(items: Sequence[Item], rank: Rank) -> list[list[list[Item]]]:
+def _domains_by_rank(items: Sequence[Item], rank: Rank) -> list[list[list[Item]]]:
     """The domains of each rank up to *rank*, tightest rank first."""
     result = []
     for step in list(Rank)[:rank]:
@@ -260,7 +269,9 @@ def _domains(items: Sequence[Item], rank: Rank) -> list[list[list[Item]]]:
     return result
 
 
-def _labelled(demand: Demand, usable: Sequence[Item], groups: int) -> dict[tuple[int, Item], int]:
+def _label_devices(
+    demand: Demand, usable: Sequence[Item], groups: int
+) -> dict[tuple[int, Item], int]:
     """Exactly the devices to use, each with its name.
 
     For domains with units that have to be used up, or with devices that serve
@@ -268,7 +279,9 @@ def _labelled(demand: Demand, usable: Sequence[Item], groups: int) -> dict[tuple
     """
     forced = [item for item in usable if item.unit is not None]
     others = [item for item in usable if item.unit is None]
-    flow = label(demand, capacities(others), capacities(forced), groups)
+    flow = assign_devices_to_names(
+        demand, capacities_by_kind(others), capacities_by_kind(forced), groups
+    )
     # Devices near those that are used anyway come first.
     others.sort(
         key=lambda item: (
@@ -289,7 +302,7 @@ def _labelled(demand: Demand, usable: Sequence[Item], groups: int) -> dict[tuple
     return labelled
 
 
-def _group(
+def _take_group(
     demand: Demand,
     counted: Sequence[int],
     stock: _Stock,
@@ -309,13 +322,15 @@ def _group(
             if best is None or (left, crowd) < best[0]:
                 best = ((left, crowd), items)
         if best is not None:
-            return _take(demand, counted, stock, best[1])
+            return _take_nearest_devices(demand, counted, stock, best[1])
     raise AssertionError("the tables promised devices that are not there")
 
 
-def _take(demand: Demand, counted: Sequence[int], stock: _Stock, items: Sequence[Item]) -> Members:
+def _take_nearest_devices(
+    demand: Demand, counted: Sequence[int], stock: _Stock, items: Sequence[Item]
+) -> Members:
     """Choose the devices of one group among *items*, which suffice."""
-    built: list[Member] = []
+    built: list[GroupMember] = []
     # Devices given one by one are the scarcer ones, so they choose the place.
     order = sorted(
         range(len(demand.names)), key=lambda i: (i not in counted, -demand.per_group[i], i)
@@ -339,7 +354,7 @@ def _take(demand: Demand, counted: Sequence[int], stock: _Stock, items: Sequence
                 ),
             )
             stock.take(index, item)
-            built.append(Member(index, item))
-            for other in away:
-                away[other] += other.rank_to(item)
+            built.append(GroupMember(index, item))
+            for candidate in away:
+                away[candidate] += candidate.rank_to(item)
     return tuple(built)

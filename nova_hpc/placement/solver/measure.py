@@ -15,8 +15,8 @@ import attrs
 from nova_hpc.placement.model import HostNode, Nvlink
 from nova_hpc.placement.profile import Limits
 from nova_hpc.placement.solver.domains import TIDY, Item, Key, Members, Rank, node_region
-from nova_hpc.placement.solver.problem import Problem
-from nova_hpc.placement.solver.spanning import Links
+from nova_hpc.placement.solver.problem import SearchProblem
+from nova_hpc.placement.solver.spanning import LinkedSets
 from nova_hpc.topology.level import Distance, Level
 
 #: The longest path in a domain of each rank.
@@ -34,9 +34,9 @@ class Measured:
     score: tuple[int, ...]
 
 
-def measure(
-    problem: Problem,
-    links: Links,
+def measure_choice(
+    problem: SearchProblem,
+    links: LinkedSets,
     groups: Sequence[tuple[Members, int | None]],
     cells: Mapping[int, int],
 ) -> Measured:
@@ -48,12 +48,12 @@ def measure(
     used: dict[str, int] = {}
     tidy_taken: dict[str, int] = {}
     for built, cell in groups:
-        rank = _common(built)
+        rank = _common_rank(built)
         far = max(far, rank)
         if cell is not None:
             node = nodes[cells[cell]]
             for part in built:
-                rank = max(rank, _apart(part.item, node))
+                rank = max(rank, _rank_added_by_node(part.item, node))
         widest = max(widest, rank)
         spread += rank
         linked = [part.item.id for part in built if part.index in links.names]
@@ -70,8 +70,8 @@ def measure(
         misses,
         int(DISTANCES[far]),
         spread,
-        *_damage(problem, used, cells),
-        _left(problem, tidy_taken),
+        *_measure_damage(problem, used, cells),
+        _count_left_over(problem, tidy_taken),
         crowd,
         spare,
         sum(part.item.aliases for built, _ in groups for part in built),
@@ -79,14 +79,14 @@ def measure(
     return Measured(widest.level, DISTANCES[far], score)
 
 
-def _common(built: Members) -> Rank:
+def _common_rank(built: Members) -> Rank:
     first = built[0].item
     if len(built) == 1:
         return Rank.PIX
     return max(first.rank_to(part.item) for part in built[1:])
 
 
-def _apart(item: Item, node: HostNode) -> Rank:
+def _rank_added_by_node(item: Item, node: HostNode) -> Rank:
     """How much wider a group gets by a cell on this node."""
     if item.region(Rank.NUMA) == node_region(node, Rank.NUMA):
         return Rank.PIX  # the cell is no farther than the other devices
@@ -95,7 +95,9 @@ def _apart(item: Item, node: HostNode) -> Rank:
     return Rank.HOST
 
 
-def _damage(problem: Problem, used: Mapping[str, int], cells: Mapping[int, int]) -> tuple[int, int]:
+def _measure_damage(
+    problem: SearchProblem, used: Mapping[str, int], cells: Mapping[int, int]
+) -> tuple[int, int]:
     """Devices that later servers cannot use any more, and groups of them that are lost."""
     profile = problem.profile
     if not profile.shapes:
@@ -117,11 +119,11 @@ def _damage(problem: Problem, used: Mapping[str, int], cells: Mapping[int, int])
             after[label] += item.free - used.get(item.id, 0)
     nodes = {("numa", str(node.id)): node for node in problem.site.nodes}
     cell_on = {cells[cell.id]: cell for cell in problem.request.cells}
-    now, then = problem.open
+    open_before, open_after = problem.open
     unusable = lost = 0
     for (level, key), have in free.items():
-        unusable += profile.usable(level, have, now)
-        unusable -= profile.usable(level, left[level, key], then)
+        unusable += profile.usable(level, have, open_before)
+        unusable -= profile.usable(level, left[level, key], open_after)
         before: Limits | None = None
         after_: Limits | None = None
         if profile.limited and level is Level.NUMA and key in nodes:
@@ -135,7 +137,7 @@ def _damage(problem: Problem, used: Mapping[str, int], cells: Mapping[int, int])
     return unusable, lost
 
 
-def _left(problem: Problem, taken: Mapping[str, int]) -> int:
+def _count_left_over(problem: SearchProblem, taken: Mapping[str, int]) -> int:
     """Devices left over in the small domains that were touched."""
     mask = sum(1 << i for i in problem.countable)
     left: dict[tuple[Rank, Key], int] = {}

@@ -12,12 +12,17 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.placement.model import Cell, Miss, Nvlink, Policy, Request, Unmet
-from nova_hpc.placement.solver.cells import fits, lacks, seatings
-from nova_hpc.placement.solver.counts import ZERO, Cost, regions
+from nova_hpc.placement.model import AffinityPolicy, DeviceMiss, Nvlink, Request, Unmet, WantedCell
+from nova_hpc.placement.solver.cells import fits_on_node, lack_of_node, list_seatings
+from nova_hpc.placement.solver.counts import ZERO, Cost, build_regions
 from nova_hpc.placement.solver.demand import Demand
-from nova_hpc.placement.solver.domains import ALONE, Key, Rank, Site, capacities
-from nova_hpc.placement.solver.spanning import Links, Stage, choices, wide_units
+from nova_hpc.placement.solver.domains import ALONE, Key, Rank, Site, capacities_by_kind
+from nova_hpc.placement.solver.spanning import (
+    LinkedSets,
+    SearchStage,
+    iterate_unit_choices,
+    split_wide_units,
+)
 from nova_hpc.topology.level import Distance, Level
 
 PLACES: Final = {
@@ -29,53 +34,55 @@ PLACES: Final = {
 }
 
 
-def counts(names: Sequence[str], numbers: Sequence[int], joint: str = " and ") -> str:
+def format_counts(names: Sequence[str], numbers: Sequence[int], joint: str = " and ") -> str:
     """E.g. ``4 gpu and 4 vf``."""
     return joint.join(f"{count} {name}" for name, count in zip(names, numbers, strict=True))
 
 
-def groups(count: int) -> str:
+def format_groups(count: int) -> str:
     """E.g. ``1 group``, ``4 groups``."""
     return f"{count} group" if count == 1 else f"{count} groups"
 
 
-def chosen(
+def explain_chosen_set(
     request: Request,
     demand: Demand,
     site: Site,
-    links: Links,
+    links: LinkedSets,
     level: Level,
     far: Distance,
     misses: int,
 ) -> str:
     """Why a set is what it is."""
-    what = counts(demand.names, demand.per_group)
-    each = "" if demand.groups == 1 else f"{groups(demand.groups)} of "
-    text = f"{each}{what} {PLACES[level]} ({far.name})"
+    what = format_counts(demand.names, demand.per_group)
+    prefix = "" if demand.groups == 1 else f"{format_groups(demand.groups)} of "
+    text = f"{prefix}{what} {PLACES[level]} ({far.name})"
     if level > request.level:
-        text += f"; not {PLACES[request.level]}: {_level_text(demand, site, request)}"
+        text += f"; not {PLACES[request.level]}: {_explain_level(demand, site, request)}"
     if request.nvlink is not Nvlink.NONE:
         if not misses:
-            each = "a whole NVLink set" if demand.groups == 1 else "each a whole NVLink set"
-            text += f"; {each}"
+            prefix = "a whole NVLink set" if demand.groups == 1 else "each a whole NVLink set"
+            text += f"; {prefix}"
         elif not links.known:
             text += "; no NVLink sets are known here"
         else:
-            text += f"; {groups(misses)} not a whole NVLink set"
+            text += f"; {format_groups(misses)} not a whole NVLink set"
     return text
 
 
-def miss(request: Request, demand: Demand, site: Site, links: Links) -> Miss:
+def nearest_miss_of(request: Request, demand: Demand, site: Site, links: LinkedSets) -> DeviceMiss:
     """The nearest that the host comes to *request*, which it does not fit."""
-    found = _miss(request, demand, site, links)
+    nearest = _find_nearest_miss(request, demand, site, links)
     if not site.ignored:
-        return found
-    return attrs.evolve(found, operator=f"{found.operator}; {_some(site.ignored)}")
+        return nearest
+    return attrs.evolve(nearest, operator=f"{nearest.operator}; {_join_first_texts(site.ignored)}")
 
 
-def _miss(request: Request, demand: Demand, site: Site, links: Links) -> Miss:
-    plain = Stage(Rank.HOST, Rank.HOST)
-    caps = capacities(site.items)
+def _find_nearest_miss(
+    request: Request, demand: Demand, site: Site, links: LinkedSets
+) -> DeviceMiss:
+    plain = SearchStage(Rank.HOST, Rank.HOST)
+    caps = capacities_by_kind(site.items)
     have = [demand.serving(caps, i) for i in range(len(demand.names))]
     need = [demand.groups * count for count in demand.per_group]
     short = [i for i in range(len(need)) if have[i] < need[i]]
@@ -88,121 +95,125 @@ def _miss(request: Request, demand: Demand, site: Site, links: Links) -> Miss:
                 "the same IOMMU group were not asked for"
             )
         lacks = tuple((demand.names[i], have[i], need[i]) for i in short)
-        return Miss(operator=text + extra, user=text, unmet=Unmet.DEVICES, short=lacks)
+        return DeviceMiss(operator=text + extra, user=text, unmet=Unmet.DEVICES, short=lacks)
     if demand.most(caps) < demand.groups:
         text = (
-            f"{counts(demand.names, have)} free, but some devices serve several of these and "
-            f"are counted twice (needs {counts(demand.names, need)})"
+            f"{format_counts(demand.names, have)} free, but some devices serve several "
+            f"of these and "
+            f"are counted twice (needs {format_counts(demand.names, need)})"
         )
-        return Miss(operator=text, user=text, unmet=Unmet.DEVICES)
-    if most_groups(demand, site, plain) < demand.groups:
+        return DeviceMiss(operator=text, user=text, unmet=Unmet.DEVICES)
+    if count_most_groups(demand, site, plain) < demand.groups:
         text = (
-            f"{counts(demand.names, have)} free, but not in whole IOMMU groups "
-            f"(needs {counts(demand.names, need)})"
+            f"{format_counts(demand.names, have)} free, but not in whole IOMMU groups "
+            f"(needs {format_counts(demand.names, need)})"
         )
         units = ", ".join(unit.name for unit in site.units[:4])
         operator = f"{text}; groups that are given whole: {units}"
-        return Miss(operator=operator, user=text, unmet=Unmet.DEVICES)
-    widest = Rank.of(request.level) if request.policy is Policy.REQUIRED else Rank.HOST
+        return DeviceMiss(operator=operator, user=text, unmet=Unmet.DEVICES)
+    widest = Rank.of(request.level) if request.policy is AffinityPolicy.REQUIRED else Rank.HOST
     if request.on_cells:
         widest = min(widest, Rank.NUMA)
     unknown = _unknown_miss(request, demand, site, widest)
     if unknown is not None:
         return unknown
-    if most_groups(demand, site, Stage(widest, Rank.HOST)) < demand.groups:
-        text = _level_text(demand, site, request, widest.level)
-        return Miss(operator=text, user=text, unmet=Unmet.TOGETHER)
+    if count_most_groups(demand, site, SearchStage(widest, Rank.HOST)) < demand.groups:
+        text = _explain_level(demand, site, request, widest.level)
+        return DeviceMiss(operator=text, user=text, unmet=Unmet.TOGETHER)
     if request.nvlink is Nvlink.REQUIRED:
         return _nvlink_miss(request, demand, links)
     if not request.cells:
-        text = f"{counts(demand.names, have)} free, but in no combination that was found"
-        return Miss(operator=text, user=text, unmet=Unmet.TOGETHER)
+        text = f"{format_counts(demand.names, have)} free, but in no combination that was found"
+        return DeviceMiss(operator=text, user=text, unmet=Unmet.TOGETHER)
     return _cells_miss(request, demand, site, widest)
 
 
-def _unknown_miss(request: Request, demand: Demand, site: Site, widest: Rank) -> Miss | None:
+def _unknown_miss(request: Request, demand: Demand, site: Site, widest: Rank) -> DeviceMiss | None:
     """Too few of the devices say on which NUMA node they are; None: it is not that."""
     if widest is Rank.HOST or (not request.cells and widest < Rank.NUMA):
         return None
     rank = max(widest, Rank.NUMA)
-    known = capacities(each for each in site.items if each.region(rank) is not None)
-    have = [demand.serving(known, i) for i in range(len(demand.names))]
+    known_caps = capacities_by_kind(item for item in site.items if item.region(rank) is not None)
+    have = [demand.serving(known_caps, i) for i in range(len(demand.names))]
     need = [demand.groups * count for count in demand.per_group]
     if all(number >= least for number, least in zip(have, need, strict=True)):
         return None
-    caps = capacities(site.items)
+    caps = capacities_by_kind(site.items)
     free = [demand.serving(caps, i) for i in range(len(demand.names))]
     text = (
-        f"{counts(demand.names, free)} free, but only of {counts(demand.names, have)} is it known "
-        f"on which NUMA node they are (needs {counts(demand.names, need)})"
+        f"{format_counts(demand.names, free)} free, but only of "
+        f"{format_counts(demand.names, have)} is it known "
+        f"on which NUMA node they are (needs {format_counts(demand.names, need)})"
     )
     where = f"{text}; nova-hpc doctor on the node says what helps"
-    return Miss(operator=where, user=text, unmet=Unmet.KNOWN)
+    return DeviceMiss(operator=where, user=text, unmet=Unmet.KNOWN)
 
 
-def _nvlink_miss(request: Request, demand: Demand, links: Links) -> Miss:
+def _nvlink_miss(request: Request, demand: Demand, links: LinkedSets) -> DeviceMiss:
     """The devices are there, but not as whole NVLink sets in the right place."""
     if not links.known:
         text = "no NVLink sets are known or wholly free here"
-        return Miss(operator=text, user=text, unmet=Unmet.NVLINK)
+        return DeviceMiss(operator=text, user=text, unmet=Unmet.NVLINK)
     if not links.names:
         text = "none of the devices asked for is in an NVLink set"
-        return Miss(operator=text, user=text, unmet=Unmet.NVLINK)
+        return DeviceMiss(operator=text, user=text, unmet=Unmet.NVLINK)
     size = sum(demand.per_group[i] for i in links.names)
-    what = counts(
+    what = format_counts(
         [demand.names[i] for i in links.names], [demand.per_group[i] for i in links.names]
     )
     text = f"{len(links.sets)} whole NVLink sets of {what} free (needs {demand.groups} apart"
     if not links.sets:
-        text = f"no whole NVLink set of {size} free (needs {groups(demand.groups)} of {what})"
-        return Miss(operator=text, user=text, unmet=Unmet.NVLINK)
-    text += f", {PLACES[request.level]}" if request.policy is Policy.REQUIRED else ""
+        text = (
+            f"no whole NVLink set of {size} free (needs {format_groups(demand.groups)} of {what})"
+        )
+        return DeviceMiss(operator=text, user=text, unmet=Unmet.NVLINK)
+    text += f", {PLACES[request.level]}" if request.policy is AffinityPolicy.REQUIRED else ""
     text += ", next to CPUs and memory of the guest)" if request.cells else ")"
-    return Miss(operator=text, user=text, unmet=Unmet.NVLINK)
+    return DeviceMiss(operator=text, user=text, unmet=Unmet.NVLINK)
 
 
-def most_groups(demand: Demand, site: Site, stage: Stage) -> int:
+def count_most_groups(demand: Demand, site: Site, stage: SearchStage) -> int:
     """How many groups fit in domains of the stage's rank, without cells."""
-    wide, never = wide_units(demand, site, stage)
+    wide, never = split_wide_units(demand, site, stage)
     closed = never | {unit.name for unit in wide}
     best = 0
-    for taken in choices(demand, wide):
-        for tree in regions(demand, site, stage, (), taken, closed).values():
+    for taken in iterate_unit_choices(demand, wide):
+        for tree in build_regions(demand, site, stage, (), taken, closed).values():
             best = max(best, max(tree.table, default=0))
         if best >= demand.groups:
             break
     return best
 
 
-def _level_text(demand: Demand, site: Site, request: Request, level: Level | None = None) -> str:
+def _explain_level(demand: Demand, site: Site, request: Request, level: Level | None = None) -> str:
     """Why a level can not be reached, without a look at the cells."""
     level = request.level if level is None else level
-    caps = capacities(site.items)
+    caps = capacities_by_kind(site.items)
     have = [demand.serving(caps, i) for i in range(len(demand.names))]
     place = PLACES[level]
     if demand.groups > 1:
-        fit = most_groups(demand, site, Stage(Rank.of(level), Rank.HOST))
+        fit = count_most_groups(demand, site, SearchStage(Rank.of(level), Rank.HOST))
         if fit < demand.groups:
             verb = "fits" if fit == 1 else "fit"
             return (
-                f"{counts(demand.names, have)} free, but only {groups(fit)} of "
-                f"{counts(demand.names, demand.per_group)} {verb} {place} each "
-                f"(needs {groups(demand.groups)})"
+                f"{format_counts(demand.names, have)} free, but only {format_groups(fit)} of "
+                f"{format_counts(demand.names, demand.per_group)} {verb} {place} each "
+                f"(needs {format_groups(demand.groups)})"
             )
-    elif most_groups(demand, site, Stage(Rank.of(level), Rank.HOST)) < 1:
+    elif count_most_groups(demand, site, SearchStage(Rank.of(level), Rank.HOST)) < 1:
         best = _best_domain(demand, site, Rank.of(level))
         if any(number < need for number, need in zip(best, demand.per_group, strict=True)):
             return (
-                f"{counts(demand.names, have)} free, but at most "
-                f"{counts(demand.names, best, ' with ')} {place} "
-                f"(needs {counts(demand.names, demand.per_group, ' with ')})"
+                f"{format_counts(demand.names, have)} free, but at most "
+                f"{format_counts(demand.names, best, ' with ')} {place} "
+                f"(needs {format_counts(demand.names, demand.per_group, ' with ')})"
                 if len(best) > 1
-                else f"{counts(demand.names, have)} free, but at most {best[0]} {place} "
+                else f"{format_counts(demand.names, have)} free, but at most {best[0]} {place} "
                 f"(needs {demand.per_group[0]})"
             )
         return (
-            f"{counts(demand.names, have)} free, but {place} not in whole IOMMU groups "
-            f"(needs {counts(demand.names, demand.per_group)})"
+            f"{format_counts(demand.names, have)} free, but {place} not in whole IOMMU groups "
+            f"(needs {format_counts(demand.names, demand.per_group)})"
         )
     return "not next to CPUs and memory for every cell of the guest"
 
@@ -214,9 +225,11 @@ def _best_domain(demand: Demand, site: Site, rank: Rank) -> list[int]:
         caps = parts.setdefault(item.keys[rank], {})
         alone = item.keys[rank][0] == ALONE
         caps[item.kind] = caps.get(item.kind, 0) + (1 if alone else item.free)
-    found = [[demand.serving(caps, i) for i in range(len(demand.names))] for caps in parts.values()]
+    amounts = [
+        [demand.serving(caps, i) for i in range(len(demand.names))] for caps in parts.values()
+    ]
     return max(
-        found,
+        amounts,
         key=lambda have: (
             sum(min(h, n) for h, n in zip(have, demand.per_group, strict=True)),
             have,
@@ -225,72 +238,84 @@ def _best_domain(demand: Demand, site: Site, rank: Rank) -> list[int]:
     )
 
 
-def _cells_miss(request: Request, demand: Demand, site: Site, widest: Rank) -> Miss:
+def _cells_miss(request: Request, demand: Demand, site: Site, widest: Rank) -> DeviceMiss:
     """The devices fit, the guest's cells do not."""
     cells, nodes = sorted(request.cells, key=lambda cell: cell.id), site.nodes
     need = f"{len(cells)} guest NUMA cell" + ("s" if len(cells) != 1 else "")
     if len(cells) > len(nodes):
         text = f"{need}, but the host has {len(nodes)} NUMA nodes"
-        return Miss(text, f"{need}, but too few NUMA nodes", Unmet.BESIDE)
+        return DeviceMiss(text, f"{need}, but too few NUMA nodes", Unmet.BESIDE)
     anywhere: dict[Key, dict[int, Cost]] = {("host",): {demand.groups: ZERO}}
-    if not seatings(cells, nodes, Rank.HOST, anywhere, demand.groups, 1):
-        where = _lacking(cells, site)
-        return Miss(
-            operator=f"no free NUMA node for every guest cell: {_some(where)}"
+    if not list_seatings(cells, nodes, Rank.HOST, anywhere, demand.groups, 1):
+        where = _list_lacking_nodes(cells, site)
+        return DeviceMiss(
+            operator=f"no free NUMA node for every guest cell: {_join_first_texts(where)}"
             if where
             else "the guest's cells do not fit on distinct NUMA nodes",
-            user=_need_of_cells(cells),
+            user=_describe_need_of_cells(cells),
             unmet=Unmet.BESIDE,
         )
-    stage = Stage(widest, Rank.NUMA if widest <= Rank.NUMA else widest)
+    stage = SearchStage(widest, Rank.NUMA if widest <= Rank.NUMA else widest)
     parts = []
     for node in nodes:
-        fit = most_groups_on(demand, site, stage, str(node.id)) if widest <= Rank.NUMA else 0
-        short = next((lacks(cell, node) for cell in cells if not fits(cell, node)), "")
+        fit = (
+            count_most_groups_on_node(demand, site, stage, str(node.id))
+            if widest <= Rank.NUMA
+            else 0
+        )
+        short = next(
+            (lack_of_node(cell, node) for cell in cells if not fits_on_node(cell, node)), ""
+        )
         parts.append(
-            f"NUMA node {node.id} has devices for {groups(fit)}"
+            f"NUMA node {node.id} has devices for {format_groups(fit)}"
             + (f" but {short}" if short else "")
         )
     most = -(-demand.groups // len(cells))
-    wish = f"needs {groups(demand.groups)} of {counts(demand.names, demand.per_group)}"
+    wish = (
+        f"needs {format_groups(demand.groups)} of {format_counts(demand.names, demand.per_group)}"
+    )
     if len(cells) > 1:
         wish += f", spread evenly over {need}, at most {most} each"
     user = (
         f"the devices fit {PLACES[widest.level]}, but not next to free CPUs and memory for "
         f"{need} ({wish})"
     )
-    return Miss(operator=f"{_some(parts)} ({wish})", user=user, unmet=Unmet.BESIDE)
+    return DeviceMiss(
+        operator=f"{_join_first_texts(parts)} ({wish})", user=user, unmet=Unmet.BESIDE
+    )
 
 
-def most_groups_on(demand: Demand, site: Site, stage: Stage, node: str) -> int:
+def count_most_groups_on_node(demand: Demand, site: Site, stage: SearchStage, node: str) -> int:
     """How many groups fit on one NUMA node."""
-    wide, never = wide_units(demand, site, stage)
+    wide, never = split_wide_units(demand, site, stage)
     closed = never | {unit.name for unit in wide}
     best = 0
-    for taken in choices(demand, wide):
-        trees = regions(demand, site, stage, (), taken, closed)
+    for taken in iterate_unit_choices(demand, wide):
+        trees = build_regions(demand, site, stage, (), taken, closed)
         tree = trees.get(("numa", node))
         if tree is not None:
             best = max(best, max(tree.table, default=0))
     return best
 
 
-def _lacking(cells: Sequence[Cell], site: Site) -> list[str]:
+def _list_lacking_nodes(cells: Sequence[WantedCell], site: Site) -> list[str]:
     texts = []
     for node in site.nodes:
-        short = next((lacks(cell, node) for cell in cells if not fits(cell, node)), "")
+        short = next(
+            (lack_of_node(cell, node) for cell in cells if not fits_on_node(cell, node)), ""
+        )
         if short:
             texts.append(f"NUMA node {node.id} has {short}")
     return texts
 
 
-def _some(texts: Sequence[str], limit: int = 4) -> str:
+def _join_first_texts(texts: Sequence[str], limit: int = 4) -> str:
     """The texts in one line; of many only the first."""
     rest = len(texts) - limit
     return "; ".join(texts[:limit]) + (f"; and {rest} more" if rest > 0 else "")
 
 
-def _need_of_cells(cells: Sequence[Cell]) -> str:
+def _describe_need_of_cells(cells: Sequence[WantedCell]) -> str:
     texts = []
     for cell in cells:
         text = f"{cell.dedicated_cpus} dedicated CPUs"

@@ -11,30 +11,30 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-from nova_hpc.placement.model import Cell, HostNode, Request
+from nova_hpc.placement.model import HostNode, Request, WantedCell
 from nova_hpc.placement.profile import HostProfile, Limits, Open, Profile
-from nova_hpc.placement.solver.cells import fits
+from nova_hpc.placement.solver.cells import fits_on_node
 from nova_hpc.placement.solver.demand import Demand
 from nova_hpc.placement.solver.domains import Site
 
 
 @attrs.frozen(eq=False)
-class Sort:
+class CellSort:
     """Guest cells that are alike."""
 
-    cell: Cell
+    cell: WantedCell
     ids: tuple[int, ...]
 
 
 @attrs.frozen(eq=False)
-class Problem:
+class SearchProblem:
     """A request on a host, in numbers."""
 
     request: Request
     demand: Demand
     site: Site
     profile: HostProfile
-    sorts: tuple[Sort, ...]
+    sorts: tuple[CellSort, ...]
     #: indices of the names that are served by devices given one by one
     countable: frozenset[int]
     #: label index of each item by its id, -1 where it does not count
@@ -52,7 +52,7 @@ class Problem:
     open: tuple[Open, Open]
 
     @classmethod
-    def of(cls, request: Request, demand: Demand, site: Site, profile: Profile) -> Problem:
+    def of(cls, request: Request, demand: Demand, site: Site, profile: Profile) -> SearchProblem:
         """Prepare the search; ValueError for a profile that makes no sense."""
         # A name that shares a device with a plentiful one is plentiful, too: so
         # the devices that count do not depend on which name they serve.
@@ -77,9 +77,11 @@ class Problem:
             for i in range(len(demand.names)):
                 if item.kind >> i & 1:
                     seen[i].add(label[item.id])
-        label_of = tuple((next(iter(one)) if one else -1) if len(one) < 2 else None for one in seen)
-        tracked = {one for labels in seen if len(labels) > 1 for one in labels if one >= 0}
-        sorts: dict[tuple[object, ...], list[Cell]] = {}
+        label_of = tuple(
+            (next(iter(labels)) if labels else -1) if len(labels) < 2 else None for labels in seen
+        )
+        tracked = {number for labels in seen if len(labels) > 1 for number in labels if number >= 0}
+        sorts: dict[tuple[object, ...], list[WantedCell]] = {}
         for cell in sorted(request.cells, key=lambda cell: cell.id):
             alike = (
                 cell.dedicated_cpus,
@@ -104,15 +106,15 @@ class Problem:
             if label[item.id] >= 0:
                 free[label[item.id]] += item.free
         left = list(free)
-        for i, one in enumerate(label_of):
-            if one is not None and one >= 0:
-                left[one] -= demand.per_group[i] * demand.groups
+        for i, only_label in enumerate(label_of):
+            if only_label is not None and only_label >= 0:
+                left[only_label] -= demand.per_group[i] * demand.groups
         return cls(
             request,
             demand,
             site,
             host_profile,
-            tuple(Sort(cells[0], tuple(cell.id for cell in cells)) for cells in sorts.values()),
+            tuple(CellSort(cells[0], tuple(cell.id for cell in cells)) for cells in sorts.values()),
             countable,
             label,
             label_of,
@@ -124,7 +126,7 @@ class Problem:
 
     def suits(self, node: HostNode) -> tuple[bool, ...]:
         """Which sorts of guest cells the node has room for."""
-        return tuple(fits(sort.cell, node) for sort in self.sorts)
+        return tuple(fits_on_node(sort.cell, node) for sort in self.sorts)
 
     def limits(self, node: HostNode | None, sort: int | None) -> Limits | None:
         """What limits the shapes on a NUMA node with a cell of this sort on it."""
@@ -143,7 +145,7 @@ class Layout:
     for each cap.
     """
 
-    def __init__(self, problem: Problem, hits: int, nvlink: Sequence[int]) -> None:
+    def __init__(self, problem: SearchProblem, hits: int, nvlink: Sequence[int]) -> None:
         demand = problem.demand
         groups = demand.groups
         cells = sum(len(sort.ids) for sort in problem.sorts)
@@ -164,14 +166,14 @@ class Layout:
         )
         first = self._shift
         pairs = [self._field(total) for total in self.totals]
-        self.names = [one for one, _ in pairs]
+        self.names = [unit for unit, _ in pairs]
         self.names_at = [at for _, at in pairs]
         self.name_mask = (1 << self._shift) - (1 << first)
         # Top bits of the names' fields: what is there before a subtraction
         # is still there after it exactly if nothing was borrowed.
         self.borrow = self.guard & self.name_mask
         pairs = [self._field(demand.size * groups) for _ in problem.tracked]
-        self.tracked = [one for one, _ in pairs]
+        self.tracked = [unit for unit, _ in pairs]
         self.tracked_at = [at for _, at in pairs]
         self.taken_mask = (1 << self._shift) - (1 << first)
         first = self._shift
@@ -185,10 +187,12 @@ class Layout:
             for cap in problem.request.caps
         ]
         self.cap_mask = (1 << self._shift) - (1 << first)
-        self.need = sum(need * one for need, one in zip(demand.per_group, self.names, strict=True))
+        self.need = sum(
+            need * unit for need, unit in zip(demand.per_group, self.names, strict=True)
+        )
         self.rest = sum(
-            need * one
-            for i, (need, one) in enumerate(zip(demand.per_group, self.names, strict=True))
+            need * unit
+            for i, (need, unit) in enumerate(zip(demand.per_group, self.names, strict=True))
             if i not in nvlink
         )
         self.width = [total.bit_length() + 1 for total in self.totals]
@@ -197,7 +201,7 @@ class Layout:
         self.hit_mask = (1 << hits.bit_length() + 1) - 1
         self.waiting_mask = (1 << (groups if cells else 0).bit_length() + 1) - 1
         self.more_mask = (1 << (groups % cells if cells else 0).bit_length() + 1) - 1
-        self.seats_at = [one.bit_length() - 1 for one in self.seats]
+        self.seats_at = [unit.bit_length() - 1 for unit in self.seats]
         self.seats_masks = [(1 << len(sort.ids).bit_length() + 1) - 1 for sort in problem.sorts]
         self.base = groups // cells if cells else 0
 

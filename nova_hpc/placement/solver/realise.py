@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 import attrs
 
-from nova_hpc.placement.solver.classes import Alike, Node
+from nova_hpc.placement.solver.classes import Alike, DomainNode
 from nova_hpc.placement.solver.costs import Costs
-from nova_hpc.placement.solver.domains import Item, Member, Members, Rank
-from nova_hpc.placement.solver.exact import Search
-from nova_hpc.placement.solver.spanning import name_set
+from nova_hpc.placement.solver.domains import GroupMember, Item, Members, Rank
+from nova_hpc.placement.solver.exact import ExactSearch
+from nova_hpc.placement.solver.spanning import assign_names_in_set
 
 
 @attrs.define(eq=False)
-class Seat:
+class OpenSeat:
     """A guest cell of some sort on a host node."""
 
     sort: int
@@ -24,7 +24,7 @@ class Seat:
 
 
 @attrs.frozen(eq=False)
-class Choice:
+class GroupChoice:
     """Groups with their devices and cells, and the cells' nodes."""
 
     groups: tuple[tuple[Members, int | None], ...]  # devices, cell id
@@ -39,24 +39,24 @@ class _Bag:
     open: list[int] = attrs.field(factory=list)  # NVLink sets without their other devices
     waiting: list[Members] = attrs.field(factory=list)
     local: list[Members] = attrs.field(factory=list)
-    done: list[tuple[Members, Seat | None]] = attrs.field(factory=list)
-    seats: list[Seat] = attrs.field(factory=list)
+    done: list[tuple[Members, OpenSeat | None]] = attrs.field(factory=list)
+    seats: list[OpenSeat] = attrs.field(factory=list)
 
-    def add(self, other: _Bag) -> None:
-        for mine, more in zip(self.loose, other.loose, strict=True):
-            mine.extend(more)
-        self.open += other.open
-        self.waiting += other.waiting
-        self.local += other.local
-        self.done += other.done
-        self.seats += other.seats
+    def add(self, below: _Bag) -> None:
+        for own_items, more in zip(self.loose, below.loose, strict=True):
+            own_items.extend(more)
+        self.open += below.open
+        self.waiting += below.waiting
+        self.local += below.local
+        self.done += below.done
+        self.seats += below.seats
 
 
 class Realiser:
     """Names the devices of one solution."""
 
     def __init__(
-        self, search: Search, sets: Sequence[Sequence[Item]], reach: Rank, bind: Rank
+        self, search: ExactSearch, sets: Sequence[Sequence[Item]], reach: Rank, bind: Rank
     ) -> None:
         self.search = search
         self.demand = search.problem.demand
@@ -64,7 +64,7 @@ class Realiser:
         self.reach = reach
         self.bind = bind
 
-    def realise(self, state: int) -> Choice:
+    def realise(self, state: int) -> GroupChoice:
         """The devices of a final state of the root."""
         bag = self._domain(self.search.root, state)
         ids = [list(sort.ids) for sort in self.search.problem.sorts]
@@ -75,16 +75,16 @@ class Realiser:
             cell_of[id(seat)] = cell
             cells[cell] = seat.node
         groups = [(built, None if seat is None else cell_of[id(seat)]) for built, seat in bag.done]
-        return Choice(tuple(groups), cells)
+        return GroupChoice(tuple(groups), cells)
 
-    def _domain(self, node: Node, state: int) -> _Bag:
+    def _domain(self, node: DomainNode, state: int) -> _Bag:
         if not state and not node.cls.sets:
             return _Bag([[] for _ in self.demand.names])
         table = self.search.table(node.cls, self.reach, self.bind)
         steps = []
-        for one in reversed(table.passes):
-            step = one.back.get(state)
-            steps.append((one.name, step))
+        for table_pass in reversed(table.passes):
+            step = table_pass.back.get(state)
+            steps.append((table_pass.name, step))
             if step is not None:
                 state = step.before
         bag = _Bag([[] for _ in self.demand.names])
@@ -103,7 +103,7 @@ class Realiser:
                 self._close(name, step.groups, step.hits, bag)
         return bag
 
-    def _shares(self, node: Node, prefixes: Sequence[Costs], state: int) -> list[int]:
+    def _shares(self, node: DomainNode, prefixes: Sequence[Costs], state: int) -> list[int]:
         """What each child or part contributes; of equals the first gives most."""
         if node.parts:
             tables = [self.search.leaves.either(part.signature) for part in node.parts]
@@ -113,7 +113,9 @@ class Realiser:
             ]
         shares = []
         for number in range(len(tables) - 1, -1, -1):
-            share = _share(prefixes[number], tables[number], state, prefixes[number + 1][state])
+            share = _least_share_of(
+                prefixes[number], tables[number], state, prefixes[number + 1][state]
+            )
             shares.append(share)
             state -= share
         return shares[::-1]
@@ -132,21 +134,21 @@ class Realiser:
             own = self.search.leaves.alike(many)
             # The table of a whole unit has the empty state added, so the
             # costs of the last prefix are looked up without it.
-            share = _share(prefixes[number], own, state, prefixes[number + 1][state])
+            share = _least_share_of(prefixes[number], own, state, prefixes[number + 1][state])
             state -= share
             counts = self.search.layout.taken(share)
-            each, more = divmod(sum(counts), len(items))
+            per_item, more = divmod(sum(counts), len(items))
             devices = [
-                item for place, item in enumerate(items) for _ in range(each + (place < more))
+                item for place, item in enumerate(items) for _ in range(per_item + (place < more))
             ]
             for index, count in enumerate(counts):
                 bag.loose[index].extend(devices[:count])
                 del devices[:count]
 
-    def _sit(self, node: Node, sort: int, more: int, bag: _Bag) -> None:
+    def _sit(self, node: DomainNode, sort: int, more: int, bag: _Bag) -> None:
         assert node.node is not None
         quota = self.search.layout.base + more
-        seat = Seat(sort, node.node.id, quota - len(bag.local))
+        seat = OpenSeat(sort, node.node.id, quota - len(bag.local))
         bag.seats.append(seat)
         bag.done += [(built, seat) for built in bag.local]
         bag.local = []
@@ -173,18 +175,18 @@ class Realiser:
         built = []
         for index in indices:
             need = self.demand.per_group[index]
-            built += [Member(index, item) for item in bag.loose[index][:need]]
+            built += [GroupMember(index, item) for item in bag.loose[index][:need]]
             del bag.loose[index][:need]
         return tuple(built)
 
     def _around(self, number: int, bag: _Bag) -> Members:
         others = [i for i in range(len(self.demand.names)) if i not in self.search.nvlink]
-        named = name_set(self.demand, sorted(self.search.nvlink), self.sets[number])
+        named = assign_names_in_set(self.demand, sorted(self.search.nvlink), self.sets[number])
         assert named is not None
         return named + self._group(bag, others)
 
 
-def _share(before: Costs, own: Costs, state: int, cost: int) -> int:
+def _least_share_of(before: Costs, own: Costs, state: int, cost: int) -> int:
     """The least that the last part can contribute to a state of this cost."""
     if len(own) == 1:
         return next(iter(own))

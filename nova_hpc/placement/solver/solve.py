@@ -8,22 +8,29 @@ from typing import Final, TypeVar
 
 import attrs
 
-from nova_hpc.placement.model import DeviceSet, Nvlink, Pick, Policy
-from nova_hpc.placement.solver import operator_reasons as reasons
-from nova_hpc.placement.solver.classes import CLOSED, FORCED, HIT, Forest, Node, home
-from nova_hpc.placement.solver.costs import Budget
-from nova_hpc.placement.solver.domains import ALONE, Item, Key, Members, Rank, Unit
-from nova_hpc.placement.solver.exact import Search
-from nova_hpc.placement.solver.feasible import only, tightest
-from nova_hpc.placement.solver.measure import DISTANCES, Measured, measure
-from nova_hpc.placement.solver.problem import Problem
-from nova_hpc.placement.solver.realise import Choice, Realiser
+from nova_hpc.placement.model import AffinityPolicy, DeviceSet, Nvlink, Pick
+from nova_hpc.placement.solver import operator_reasons
+from nova_hpc.placement.solver.classes import (
+    CLOSED,
+    FORCED,
+    HIT,
+    DomainNode,
+    Forest,
+    smallest_domain_of,
+)
+from nova_hpc.placement.solver.costs import StepBudget
+from nova_hpc.placement.solver.domains import ALONE, IommuUnit, Item, Key, Members, Rank
+from nova_hpc.placement.solver.exact import ExactSearch
+from nova_hpc.placement.solver.feasible import narrow_to_sets, tightest_rank_of
+from nova_hpc.placement.solver.measure import DISTANCES, Measured, measure_choice
+from nova_hpc.placement.solver.problem import SearchProblem
+from nova_hpc.placement.solver.realise import GroupChoice, Realiser
 from nova_hpc.placement.solver.spanning import (
     MAX_CHOICES,
     MAX_SELECTIONS,
-    Links,
-    choices,
-    selections,
+    LinkedSets,
+    iterate_set_choices,
+    iterate_unit_choices,
 )
 from nova_hpc.topology.level import Level
 
@@ -49,12 +56,12 @@ NOTHING: Final = Bans()
 
 
 @attrs.frozen(eq=False)
-class _Found:
+class _SearchSolution:
     """A solution: the search that has it, and where."""
 
     cost: int
     state: int
-    search: Search
+    search: ExactSearch
     sets: tuple[Sequence[Item], ...]
     stage: Reach
 
@@ -65,14 +72,14 @@ class Solver:
     :param most: steps that its searches may take; None: MAX_WORK.
     """
 
-    def __init__(self, problem: Problem, links: Links, most: int | None = None) -> None:
+    def __init__(self, problem: SearchProblem, links: LinkedSets, most: int | None = None) -> None:
         self.problem = problem
         self.links = links
-        self.budget = Budget(most)
+        self.budget = StepBudget(most)
         self.forest = Forest(problem)
-        self.local, self.wide = _units(problem)
-        self._searches: dict[object, Search] = {}
-        self._plain: Node | None = None
+        self.local, self.wide = _split_units(problem)
+        self._searches: dict[object, ExactSearch] = {}
+        self._plain: DomainNode | None = None
         #: Whether some outer choices were not looked at, because there are too
         #: many: the answer is right, but there may be a better one.
         self.truncated = False
@@ -95,9 +102,9 @@ class Solver:
         for level in self.levels():
             if level < floor:
                 continue
-            found = self._at(level, bans)
-            if found is not None:
-                return self._name(level, found)
+            solution = self._at(level, bans)
+            if solution is not None:
+                return self._name(level, solution)
         return None
 
     def _floor(self) -> Level | None:
@@ -112,12 +119,12 @@ class Solver:
             problem, site = self.problem, self.problem.site
             if problem.request.nvlink is Nvlink.REQUIRED:
                 held = {item.id for members in self.links.sets for item in members}
-                site = only(site, self.links.names, held)
-            rank = tightest(problem.request, problem.demand, site)
+                site = narrow_to_sets(site, self.links.names, held)
+            rank = tightest_rank_of(problem.request, problem.demand, site)
             self._floors.append(None if rank is None else rank.level)
         return self._floors[0]
 
-    def plain(self) -> Node:
+    def plain(self) -> DomainNode:
         """The tree of the host without any decision."""
         if self._plain is None:
             self._plain = self.forest.grow({}, (), self.local)
@@ -126,7 +133,7 @@ class Solver:
     def levels(self) -> list[Level]:
         """The levels that the request allows, tightest first."""
         request = self.problem.request
-        last = request.level if request.policy is Policy.REQUIRED else Level.HOST
+        last = request.level if request.policy is AffinityPolicy.REQUIRED else Level.HOST
         if request.cells and request.on_cells:
             last = min(last, Level.NUMA)
         return [level for level in Level if level <= last]
@@ -144,7 +151,7 @@ class Solver:
         # What is tighter has been tried in vain.
         return [(rank, bind)]
 
-    def _at(self, level: Level, bans: Bans) -> _Found | None:
+    def _at(self, level: Level, bans: Bans) -> _SearchSolution | None:
         """The best at exactly the tightest level that there is."""
         groups = self.problem.demand.groups
         stages = [stage for stage in self.stages(level) if self._room(stage[0]) >= groups]
@@ -156,24 +163,24 @@ class Solver:
         for hits in range(most, least - 1, -1):
             searches = list(self._variants(hits, bans, stages[-1][0]))
             for stage in stages:
-                found = []
+                solutions = []
                 for number, (search, sets) in enumerate(searches):
                     got = search.solve(*stage)
                     if got is not None:
                         # What is taken from outside: the trees of all choices are alike.
-                        cost = got[0] + _aliases(sets) * search.charges.aliases
-                        found.append((cost, number, _Found(*got, search, sets, stage)))
-                if found:
-                    return min(found, key=lambda one: one[:2])[2]
+                        cost = got[0] + _sum_of_aliases(sets) * search.charges.aliases
+                        solutions.append((cost, number, _SearchSolution(*got, search, sets, stage)))
+                if solutions:
+                    return min(solutions, key=lambda entry: entry[:2])[2]
         return None
 
     def _variants(
         self, hits: int, bans: Bans, reach: Rank
-    ) -> Iterator[tuple[Search, tuple[Sequence[Item], ...]]]:
+    ) -> Iterator[tuple[ExactSearch, tuple[Sequence[Item], ...]]]:
         """The searches for so many NVLink sets: one for each outer choice."""
         seen = set()
         sketches = set()
-        for sets in self._first(selections(self._sets(bans, reach), hits), MAX_SELECTIONS):
+        for sets in self._first(iterate_set_choices(self._sets(bans, reach), hits), MAX_SELECTIONS):
             held = {item.id for members in sets for item in members}
             touched = {item.unit for members in sets for item in members if item.unit}
             if sets and bans == NOTHING and not touched and not self.wide:
@@ -182,23 +189,30 @@ class Solver:
                 if sketch in sketches:
                     continue
                 sketches.add(sketch)
-            for units in self._first(choices(self.problem.demand, self.wide), MAX_CHOICES - 1):
+            for units in self._first(
+                iterate_unit_choices(self.problem.demand, self.wide), MAX_CHOICES - 1
+            ):
                 names = {unit.name for unit in units}
                 if any(unit.name in touched and unit.name not in names for unit in self.wide):
                     continue
                 marks = self._marks(held, names | touched, bans)
                 if marks is None:
                     continue
-                key = (hits, tuple(sorted(marks.items())), bans.nodes, tuple(map(_ids, sets)))
+                key = (
+                    hits,
+                    tuple(sorted(marks.items())),
+                    bans.nodes,
+                    tuple(map(_ids_of_items, sets)),
+                )
                 search = self._searches.get(key)
                 if search is None:
                     self.budget.spend(GROW * len(self.problem.site.items))
                     root = self.forest.grow(marks, sets, self.local, bans.nodes)
-                    search = Search(
+                    search = ExactSearch(
                         self.problem, self.forest, root, hits, self._nvlink(hits), self.budget
                     )
                     self._searches[key] = search
-                same = (search.root.cls.number, search.hits, _aliases(sets))
+                same = (search.root.cls.number, search.hits, _sum_of_aliases(sets))
                 if same not in seen:
                     seen.add(same)
                     yield search, sets
@@ -214,7 +228,7 @@ class Solver:
         below: dict[Key, list[tuple[object, ...]]] = {}
         above: dict[Key, Item] = {}
         for members in sets:
-            at = home(members)
+            at = smallest_domain_of(members)
             homes[at] = homes.get(at, 0) + 1
             for item in members:
                 mark = (item.kind, item.free, self.problem.label[item.id], item.aliases)
@@ -297,29 +311,31 @@ class Solver:
                 marks[item.id] = CLOSED
         return marks
 
-    def _name(self, level: Level, found: _Found) -> DeviceSet:
+    def _name(self, level: Level, solution: _SearchSolution) -> DeviceSet:
         """The devices of a solution, with the score that the search found."""
-        choice = Realiser(found.search, found.sets, *found.stage).realise(found.state)
+        choice = Realiser(solution.search, solution.sets, *solution.stage).realise(solution.state)
         demand = self.problem.demand
-        far = DISTANCES[found.stage[0]]
+        far = DISTANCES[solution.stage[0]]
         wanted = self.problem.request.nvlink is not Nvlink.NONE
-        *costs, crowd, aliases = found.search.charges.unpack(found.cost)
+        *costs, crowd, aliases = solution.search.charges.unpack(solution.cost)
         spare = sum(item.free for item in self.problem.site.items) - demand.size * demand.groups
         score = (
             int(level),
-            demand.groups - found.search.hits if wanted else 0,
+            demand.groups - solution.search.hits if wanted else 0,
             int(far),
             *costs,
-            crowd + sum(len(members) for members in found.sets),
+            crowd + sum(len(members) for members in solution.sets),
             spare,
-            aliases + _aliases(found.sets),
+            aliases + _sum_of_aliases(solution.sets),
         )
-        return self._device_set(_ordered(choice), choice.cells, Measured(level, far, score))
+        return self._device_set(
+            _order_choice_groups(choice), choice.cells, Measured(level, far, score)
+        )
 
-    def finish(self, choice: Choice) -> DeviceSet:
+    def finish(self, choice: GroupChoice) -> DeviceSet:
         """Name the picks of a choice and measure it."""
-        groups = _ordered(choice)
-        measured = measure(self.problem, self.links, groups, choice.cells)
+        groups = _order_choice_groups(choice)
+        measured = measure_choice(self.problem, self.links, groups, choice.cells)
         return self._device_set(groups, choice.cells, measured)
 
     def _device_set(
@@ -346,7 +362,7 @@ class Solver:
             distance=measured.distance,
             cells=dict(sorted(cells.items())),
             score=measured.score,
-            reason=reasons.chosen(
+            reason=operator_reasons.explain_chosen_set(
                 request,
                 demand,
                 problem.site,
@@ -359,7 +375,7 @@ class Solver:
         )
 
 
-def _ordered(choice: Choice) -> list[tuple[Members, int | None]]:
+def _order_choice_groups(choice: GroupChoice) -> list[tuple[Members, int | None]]:
     return sorted(
         choice.groups,
         key=lambda pair: (
@@ -369,15 +385,15 @@ def _ordered(choice: Choice) -> list[tuple[Members, int | None]]:
     )
 
 
-def _aliases(sets: Sequence[Sequence[Item]]) -> int:
+def _sum_of_aliases(sets: Sequence[Sequence[Item]]) -> int:
     return sum(item.aliases for members in sets for item in members)
 
 
-def _ids(items: Sequence[Item]) -> tuple[str, ...]:
+def _ids_of_items(items: Sequence[Item]) -> tuple[str, ...]:
     return tuple(item.id for item in items)
 
 
-def _units(problem: Problem) -> tuple[frozenset[str], tuple[Unit, ...]]:
+def _split_units(problem: SearchProblem) -> tuple[frozenset[str], tuple[IommuUnit, ...]]:
     """Names of the units inside one leaf, and the units that are wider."""
     local, wide = set(), []
     for unit in problem.site.units:

@@ -11,9 +11,18 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 
-from nova_hpc.placement.model import Host, Nvlink, Request
-from nova_hpc.placement.solver.demand import Demand, add
-from nova_hpc.placement.solver.domains import ALONE, Item, Key, Member, Members, Rank, Site, Unit
+from nova_hpc.placement.model import FreeHost, Nvlink, Request
+from nova_hpc.placement.solver.demand import Demand, add_capacities
+from nova_hpc.placement.solver.domains import (
+    ALONE,
+    GroupMember,
+    IommuUnit,
+    Item,
+    Key,
+    Members,
+    Rank,
+    Site,
+)
 
 #: Ways to choose among the sets that are looked at for one number of groups.
 MAX_SELECTIONS = 512
@@ -25,7 +34,7 @@ MAX_CHOICES = 512
 
 
 @attrs.frozen(eq=False)
-class Stage:
+class SearchStage:
     """One way to look at the host: groups in domains of *rank*, each group on
     the region (NUMA node, socket or the whole host) of its guest cell.
     """
@@ -35,7 +44,7 @@ class Stage:
 
 
 @attrs.frozen(eq=False)
-class Links:
+class LinkedSets:
     """The NVLink sets of a host, for one request."""
 
     #: indices of the names that NVLink devices serve
@@ -46,12 +55,12 @@ class Links:
     known: bool
 
 
-def links(request: Request, demand: Demand, site: Site, host: Host) -> Links:
+def read_linked_sets(request: Request, demand: Demand, site: Site, host: FreeHost) -> LinkedSets:
     """Read the host's NVLink sets; those with devices that are not free are none."""
     if request.nvlink is Nvlink.NONE:
-        return Links((), (), bool(host.nvlink))
+        return LinkedSets((), (), bool(host.nvlink))
     present = {item.id: item for item in (*site.items, *site.rest)}
-    linked = {one for members in host.nvlink for one in members}
+    linked = {pool_id for members in host.nvlink for pool_id in members}
     kinds = 0
     for pool in host.pools:
         if pool.id in linked:
@@ -59,21 +68,23 @@ def links(request: Request, demand: Demand, site: Site, host: Host) -> Links:
     names = tuple(i for i in range(len(demand.names)) if kinds >> i & 1)
     sets = []
     for members in set(host.nvlink):
-        items = [present[one] for one in members if one in present]
+        items = [present[pool_id] for pool_id in members if pool_id in present]
         items.sort(key=lambda item: item.order)
         if (
             names
             and items
             and len(items) == len(members)
             and all(item.free == 1 and item.kind for item in items)
-            and name_set(demand, names, items) is not None
+            and assign_names_in_set(demand, names, items) is not None
         ):
             sets.append(tuple(items))
     sets.sort(key=lambda items: [item.order for item in items])
-    return Links(names, tuple(sets), bool(host.nvlink))
+    return LinkedSets(names, tuple(sets), bool(host.nvlink))
 
 
-def selections(sets: Sequence[Sequence[Item]], count: int) -> Iterator[tuple[Sequence[Item], ...]]:
+def iterate_set_choices(
+    sets: Sequence[Sequence[Item]], count: int
+) -> Iterator[tuple[Sequence[Item], ...]]:
     """Ways to choose *count* sets that share no device."""
 
     def extend(
@@ -90,7 +101,9 @@ def selections(sets: Sequence[Sequence[Item]], count: int) -> Iterator[tuple[Seq
     return extend(0, (), frozenset())
 
 
-def name_set(demand: Demand, nvlink: Sequence[int], items: Sequence[Item]) -> Members | None:
+def assign_names_in_set(
+    demand: Demand, nvlink: Sequence[int], items: Sequence[Item]
+) -> Members | None:
     """Which device of an NVLink set serves which name; None: they do not."""
     slots = [i for i in nvlink for _ in range(demand.per_group[i])]
     if len(slots) != len(items):
@@ -108,10 +121,12 @@ def name_set(demand: Demand, nvlink: Sequence[int], items: Sequence[Item]) -> Me
 
     if not all(place(number, set()) for number in range(len(items))):
         return None
-    return tuple(Member(slots[slot], items[number]) for slot, number in sorted(owner.items()))
+    return tuple(GroupMember(slots[slot], items[number]) for slot, number in sorted(owner.items()))
 
 
-def wide_units(demand: Demand, site: Site, stage: Stage) -> tuple[tuple[Unit, ...], frozenset[str]]:
+def split_wide_units(
+    demand: Demand, site: Site, stage: SearchStage
+) -> tuple[tuple[IommuUnit, ...], frozenset[str]]:
     """Units that reach over several domains, and those that can not be used."""
     if not site.units:
         return (), frozenset()
@@ -135,7 +150,9 @@ def wide_units(demand: Demand, site: Site, stage: Stage) -> tuple[tuple[Unit, ..
     return tuple(wide), frozenset(never)
 
 
-def choices(demand: Demand, wide: Sequence[Unit]) -> Iterator[tuple[Unit, ...]]:
+def iterate_unit_choices(
+    demand: Demand, wide: Sequence[IommuUnit]
+) -> Iterator[tuple[IommuUnit, ...]]:
     """Sets of wide units that one server could use up, the smallest first."""
     level: list[tuple[tuple[int, ...], dict[int, int]]] = [((), {})]
     count = 0
@@ -147,7 +164,7 @@ def choices(demand: Demand, wide: Sequence[Unit]) -> Iterator[tuple[Unit, ...]]:
             if count >= MAX_CHOICES:
                 return
             for i in range(chosen[-1] + 1 if chosen else 0, len(wide)):
-                more = add(must, wide[i].caps)
+                more = add_capacities(must, wide[i].caps)
                 if demand.absorbs(more, demand.groups):
                     larger.append(((*chosen, i), more))
         level = larger

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import attrs
 
 from nova_hpc.tenancy.adapters import settings
-from nova_hpc.tenancy.adapters.settings import AdapterError, Setting, VirtualFunction
+from nova_hpc.tenancy.adapters.settings import AdapterError, AdapterFunction, AdapterSetting
 
 
 class UnsupportedError(AdapterError):
@@ -24,38 +24,40 @@ class NoBackendError(AdapterError):
     """Nothing here can set functions of this adapter; the text says why."""
 
 
-class Backend(Protocol):
+class AdapterBackend(Protocol):
     """How one kind of adapter is set."""
 
-    def write(self, function: VirtualFunction, setting: Setting) -> None:
+    def write(self, function: AdapterFunction, setting: AdapterSetting) -> None:
         """Make one setting.
 
         :raises UnsupportedError: the driver does not know it.
         :raises AdapterError: it has failed.
         """
 
-    def read(self, function: VirtualFunction) -> Mapping[str, Any]:
-        """The settings that the driver shows, as :func:`nova_hpc.tenancy.adapters.settings.values`.
+    def read(self, function: AdapterFunction) -> Mapping[str, Any]:
+        """The settings that the driver shows, as :func:`~.settings.setting_values_of` has them.
 
         :raises NoBackendError: it shows none.
         :raises AdapterError: they cannot be read.
         """
 
 
-Choose = Callable[[VirtualFunction], Backend]
+Choose = Callable[[AdapterFunction], AdapterBackend]
 
 
 @attrs.frozen
-class Change:
+class FunctionChange:
     """What is done to one function."""
 
-    function: VirtualFunction
+    function: AdapterFunction
     #: What it goes back to.
     before: Mapping[str, Any] = attrs.field(hash=False)
     made: Mapping[str, Any] = attrs.field(hash=False)
 
 
-def make(choose: Choose, changes: Sequence[Change], strict: bool = True) -> dict[str, list[str]]:
+def make_function_changes(
+    choose: Choose, changes: Sequence[FunctionChange], strict: bool = True
+) -> dict[str, list[str]]:
     """Make all settings and read them back; all or none.
 
     :param strict: False: a setting that a driver does not know is left out.
@@ -63,17 +65,17 @@ def make(choose: Choose, changes: Sequence[Change], strict: bool = True) -> dict
     :raises AdapterError: one of them could not be made. Those that were made
         are taken back; the text also names what could not be.
     """
-    touched: list[Change] = []
+    touched: list[FunctionChange] = []
     left_out = {}
     try:
         for change in changes:
             backend = choose(change.function)
             touched.append(change)
-            unknown = _write(backend, change, strict)
+            unknown = _write_settings(backend, change, strict)
             if unknown:
                 left_out[change.function.address] = unknown
     except AdapterError as error:
-        left = restore(choose, touched)
+        left = restore_functions(choose, touched)
         if not left:
             raise
         rest = "; ".join(left.values())
@@ -81,7 +83,7 @@ def make(choose: Choose, changes: Sequence[Change], strict: bool = True) -> dict
     return left_out
 
 
-def restore(choose: Choose, changes: Sequence[Change]) -> dict[str, str]:
+def restore_functions(choose: Choose, changes: Sequence[FunctionChange]) -> dict[str, str]:
     """Take from each function what it was given, and read back that it is gone.
 
     What somebody else has changed since is left alone. Nothing raises: each is
@@ -93,17 +95,17 @@ def restore(choose: Choose, changes: Sequence[Change]) -> dict[str, str]:
     failed = {}
     for change in changes:
         try:
-            _restore(choose(change.function), change)
+            _restore_function(choose(change.function), change)
         except AdapterError as error:
             failed[change.function.address] = str(error)
     return failed
 
 
-def _write(backend: Backend, change: Change, strict: bool) -> list[str]:
+def _write_settings(backend: AdapterBackend, change: FunctionChange, strict: bool) -> list[str]:
     function, unknown = change.function, []
     seen = backend.read(function)
     wrote = False
-    for setting in settings.in_order(change.made):
+    for setting in settings.order_settings(change.made):
         # Some drivers refuse even what is so already, while the link is down.
         if seen.get(setting.name) == setting.value:
             continue
@@ -120,15 +122,15 @@ def _write(backend: Backend, change: Change, strict: bool) -> list[str]:
         return []
     seen = backend.read(function)
     # A right that shows, and that the driver does not take away, is no trifle.
-    excused = {each for each in unknown if each not in _RIGHTS or each not in seen}
-    _compare(function, change.made, seen, excused)
+    excused = {name for name in unknown if name not in _RIGHTS or name not in seen}
+    _expect_read_back(function, change.made, seen, excused)
     return unknown
 
 
 _RIGHTS = ("spoof_check", "trust")
 
 
-def _restore(backend: Backend, change: Change) -> None:
+def _restore_function(backend: AdapterBackend, change: FunctionChange) -> None:
     function = change.function
     seen = backend.read(function)
     wanted = {
@@ -140,7 +142,7 @@ def _restore(backend: Backend, change: Change) -> None:
     for name in settings.IDENTITY:
         if name in change.made and name not in seen:
             raise AdapterError(f"{function.address}: its {name} cannot be read")
-    for setting in settings.in_order(wanted, clearing=True):
+    for setting in settings.order_settings(wanted, clearing=True):
         try:
             backend.write(function, setting)
         except UnsupportedError:
@@ -150,15 +152,19 @@ def _restore(backend: Backend, change: Change) -> None:
     if failed:
         raise AdapterError("; ".join(failed))
     if wanted:
-        _compare(function, wanted, backend.read(function), unknown - set(settings.IDENTITY))
+        _expect_read_back(
+            function, wanted, backend.read(function), unknown - set(settings.IDENTITY)
+        )
 
 
-def _compare(
-    function: VirtualFunction,
+def _expect_read_back(
+    function: AdapterFunction,
     wanted: Mapping[str, Any],
     seen: Mapping[str, Any],
     excused: Collection[str],
 ) -> None:
-    wrong = [name for name in settings.differences(wanted, seen) if name not in excused]
+    wrong = [
+        name for name in settings.find_setting_differences(wanted, seen) if name not in excused
+    ]
     if wrong:
         raise AdapterError(f"{function.address}: read back otherwise: {', '.join(wrong)}")

@@ -10,33 +10,33 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Protocol
 
-from nova_hpc.tenancy.adapters.apply import Backend, NoBackendError
-from nova_hpc.tenancy.adapters.mlx5 import Mlx5
-from nova_hpc.tenancy.adapters.netlink import Netlink
+from nova_hpc.tenancy.adapters.apply import AdapterBackend, NoBackendError
+from nova_hpc.tenancy.adapters.mlx5 import Mlx5Backend
+from nova_hpc.tenancy.adapters.netlink import NetlinkBackend
 from nova_hpc.tenancy.adapters.settings import (
     AdapterError,
-    Layer,
-    Setting,
-    VirtualFunction,
+    AdapterFunction,
+    AdapterSetting,
+    PortLayer,
     layer_of,
 )
 from nova_hpc.topology import classes, device
 from nova_hpc.topology.device import DEVICES
-from nova_hpc.topology.files import FileError, Tree
-from nova_hpc.topology.function_places import place
-from nova_hpc.topology.model import AddressError, Function, Node, normalise_address
+from nova_hpc.topology.files import FileError, FileTree
+from nova_hpc.topology.function_places import place_functions
+from nova_hpc.topology.model import AddressError, Node, PciFunction, normalise_address
 
 _LINK: Final = re.compile(r"virtfn(\d{1,5})", re.ASCII)
 
 
-class Write(Protocol):
+class SettingWriter(Protocol):
     """Makes one setting where this process may not."""
 
-    def __call__(self, root: Path, function: VirtualFunction, setting: Setting) -> None:
-        """See :meth:`nova_hpc.tenancy.adapters.apply.Backend.write`."""
+    def __call__(self, root: Path, function: AdapterFunction, setting: AdapterSetting) -> None:
+        """See :meth:`nova_hpc.tenancy.adapters.apply.AdapterBackend.write`."""
 
 
-def parent_of(node: Node, address: str) -> Function | None:
+def parent_of(node: Node, address: str) -> PciFunction | None:
     """The adapter of the virtual function at *address*; None: it is none of a network adapter."""
     function = node.function(address)
     if function is None or function.physical_function is None:
@@ -45,7 +45,7 @@ def parent_of(node: Node, address: str) -> Function | None:
     return parent if parent and classes.is_adapter(parent.class_code) else None
 
 
-def index_of(tree: Tree, parent: str, address: str) -> int:
+def index_of(tree: FileTree, parent: str, address: str) -> int:
     """The number of the virtual function at *address* at its adapter *parent*.
 
     :raises AdapterError: the adapter does not have it.
@@ -62,7 +62,7 @@ def index_of(tree: Tree, parent: str, address: str) -> int:
     raise AdapterError(f"{address} is no virtual function of {parent} any more")
 
 
-def find(tree: Tree, node: Node, address: str) -> VirtualFunction:
+def find_virtual_function(tree: FileTree, node: Node, address: str) -> AdapterFunction:
     """The virtual function at *address*, with what its adapter says.
 
     :param tree: where the node was read; its number is not in the inventory.
@@ -81,19 +81,19 @@ def find(tree: Tree, node: Node, address: str) -> VirtualFunction:
             f"{parent.address}, the adapter of {address}, does not say whether its port is "
             "Ethernet or InfiniBand"
         )
-    found = VirtualFunction(
+    function = AdapterFunction(
         address=address,
         index=index_of(tree, parent.address, address),
         layer=layer,
         driver=parent.driver,
-        net=next((each[4:] for each in parent.os_devices if each.startswith("net ")), None),
-        rdma=next((each.name for each in parent.rdma), None),
+        net=next((name[4:] for name in parent.os_devices if name.startswith("net ")), None),
+        rdma=next((rdma_device.name for rdma_device in parent.rdma), None),
     )
-    _expect_backend(tree, found)
-    return found
+    _expect_backend(tree, function)
+    return function
 
 
-def look(tree: Tree, address: str) -> VirtualFunction:
+def look_at_virtual_function(tree: FileTree, address: str) -> AdapterFunction:
     """The same from the two functions alone that it is about, which are read now.
 
     :raises AddressError: *address* is none.
@@ -107,14 +107,14 @@ def look(tree: Tree, address: str) -> VirtualFunction:
         raise AdapterError(f"{address}: {error}") from error
     if not parent:
         raise AdapterError(f"{address} is no virtual function of a network adapter of this node")
-    raws = [device.read(tree, each) for each in (parent, address)]
-    functions, _ = place(raws, (), {})
-    return find(tree, Node(source="", functions=tuple(functions)), address)
+    raws = [device.read_pci_function(tree, place_address) for place_address in (parent, address)]
+    functions, _ = place_functions(raws, (), {})
+    return find_virtual_function(tree, Node(source="", functions=tuple(functions)), address)
 
 
-def _expect_backend(tree: Tree, function: VirtualFunction) -> None:
-    if function.layer is Layer.INFINIBAND:
-        if function.net is None and not Mlx5.has(tree, function):
+def _expect_backend(tree: FileTree, function: AdapterFunction) -> None:
+    if function.layer is PortLayer.INFINIBAND:
+        if function.net is None and not Mlx5Backend.has(tree, function):
             raise NoBackendError(
                 f"{function.address}: its adapter has no network device; GUIDs of virtual "
                 "functions need the module ib_ipoib, or NVIDIA's own driver (DOCA-OFED)"
@@ -133,20 +133,20 @@ def _expect_backend(tree: Tree, function: VirtualFunction) -> None:
         )
 
 
-class Backends:
+class AdapterBackends:
     """The backends of one operation; a context manager, for one thread."""
 
-    def __init__(self, root: Path, write: Write | None = None) -> None:
+    def __init__(self, root: Path, write: SettingWriter | None = None) -> None:
         """Nothing is opened yet.
 
         :param write: makes settings in place of the backends themselves.
         """
         self._root = root
         self._write = write
-        self._netlink: Netlink | None = None
+        self._netlink: NetlinkBackend | None = None
         self._stack = contextlib.ExitStack()
 
-    def __enter__(self) -> Backends:
+    def __enter__(self) -> AdapterBackends:
         """See the class."""
         self._stack.__enter__()
         return self
@@ -160,30 +160,35 @@ class Backends:
         """Close what was opened."""
         self._stack.close()
 
-    def of(self, function: VirtualFunction) -> Backend:
+    def of(self, function: AdapterFunction) -> AdapterBackend:
         """The backend of a function that was found.
 
         :raises AdapterError: it cannot be opened.
         """
-        if function.layer is Layer.INFINIBAND and Mlx5.has(Tree(self._root), function):
-            backend: Backend = Mlx5(self._root)
+        if function.layer is PortLayer.INFINIBAND and Mlx5Backend.has(
+            FileTree(self._root), function
+        ):
+            backend: AdapterBackend = Mlx5Backend(self._root)
         else:
             if self._netlink is None:
-                self._netlink = self._stack.enter_context(Netlink.session())
+                self._netlink = self._stack.enter_context(NetlinkBackend.session())
             backend = self._netlink
-        return backend if self._write is None else _Elsewhere(self._root, backend, self._write)
+        return backend if self._write is None else _HelperBackend(self._root, backend, self._write)
 
 
-class _Elsewhere:
+class _HelperBackend:
     """Reads by itself, and has settings made by somebody with more rights."""
 
     def __init__(
-        self, root: Path, backend: Backend, write: Callable[[Path, VirtualFunction, Setting], None]
+        self,
+        root: Path,
+        backend: AdapterBackend,
+        write: Callable[[Path, AdapterFunction, AdapterSetting], None],
     ) -> None:
         self._root = root
         self._write = write
         self.read = backend.read
 
-    def write(self, function: VirtualFunction, setting: Setting) -> None:
+    def write(self, function: AdapterFunction, setting: AdapterSetting) -> None:
         """Make one setting."""
         self._write(self._root, function, setting)

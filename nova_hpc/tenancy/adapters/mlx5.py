@@ -20,9 +20,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from nova_hpc.tenancy.adapters.apply import NoBackendError
-from nova_hpc.tenancy.adapters.settings import AdapterError, LinkState, Setting, VirtualFunction
+from nova_hpc.tenancy.adapters.settings import (
+    AdapterError,
+    AdapterFunction,
+    AdapterSetting,
+    LinkState,
+)
 from nova_hpc.topology import handles
-from nova_hpc.topology.files import FileError, Tree
+from nova_hpc.topology.files import FileError, FileTree
 
 _POLICY: Final = {LinkState.AUTO: "Follow", LinkState.UP: "Up", LinkState.DOWN: "Down"}
 _STATES: Final = {word: state for state, word in _POLICY.items()}
@@ -30,19 +35,19 @@ _FILES: Final = {"node_guid": "node", "port_guid": "port", "link_state": "policy
 _GUID: Final = re.compile(r"[0-9a-f]{2}(?::[0-9a-f]{2}){7}", re.ASCII)
 
 
-class Mlx5:
+class Mlx5Backend:
     """The backend; needs the right to write to sysfs."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def write(self, function: VirtualFunction, setting: Setting) -> None:
+    def write(self, function: AdapterFunction, setting: AdapterSetting) -> None:
         """Make one setting."""
         if setting.name == "link_state":
             text = _POLICY[setting.value]
         else:
             text = ":".join(f"{byte:02x}" for byte in int(setting.value).to_bytes(8, "big"))
-        tree = Tree(self._root)
+        tree = FileTree(self._root)
         path = f"{self.folder(tree, function)}/{_FILES[setting.name]}"
         try:
             with handles.kernel_file(self._root, path) as file:
@@ -50,7 +55,7 @@ class Mlx5:
                 if file is None:
                     raise AdapterError(f"{function.address}: there is no {path}")
                 flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_TRUNC
-                handle = os.open(handles.again(file), flags)
+                handle = os.open(handles.path_of_handle(file), flags)
                 try:
                     os.write(handle, f"{text}\n".encode())
                 finally:
@@ -58,41 +63,41 @@ class Mlx5:
         except (FileError, OSError) as error:
             raise AdapterError(f"{function.address}: {setting.name}: {error}") from error
 
-    def read(self, function: VirtualFunction) -> Mapping[str, Any]:
+    def read(self, function: AdapterFunction) -> Mapping[str, Any]:
         """The three settings."""
-        tree = Tree(self._root)
+        tree = FileTree(self._root)
         folder = self.folder(tree, function)
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         try:
             for name, file in _FILES.items():
                 text = tree.text(f"{folder}/{file}") or ""
                 if name == "link_state":
                     if text in _STATES:
-                        found[name] = _STATES[text]
+                        values[name] = _STATES[text]
                 elif _GUID.fullmatch(text.lower()):
-                    found[name] = int(text.replace(":", ""), 16)
+                    values[name] = int(text.replace(":", ""), 16)
         except FileError as error:
             raise AdapterError(f"{function.address}: {error}") from error
-        return found
+        return values
 
     @staticmethod
-    def has(tree: Tree, function: VirtualFunction) -> bool:
+    def has(tree: FileTree, function: AdapterFunction) -> bool:
         """Whether the driver of the function's adapter has these files."""
-        return function.rdma is not None and tree.exists(_folder(function))
+        return function.rdma is not None and tree.exists(_sriov_folder_of(function))
 
     @staticmethod
-    def folder(tree: Tree, function: VirtualFunction) -> str:
+    def folder(tree: FileTree, function: AdapterFunction) -> str:
         """The directory of the function.
 
         :raises NoBackendError: its adapter's driver has none.
         """
-        if not Mlx5.has(tree, function):
+        if not Mlx5Backend.has(tree, function):
             raise NoBackendError(
                 f"{function.address}: the driver of its adapter has no directory "
-                f"{_folder(function)}"
+                f"{_sriov_folder_of(function)}"
             )
-        return f"{_folder(function)}/{function.index}"
+        return f"{_sriov_folder_of(function)}/{function.index}"
 
 
-def _folder(function: VirtualFunction) -> str:
+def _sriov_folder_of(function: AdapterFunction) -> str:
     return f"/sys/class/infiniband/{function.rdma}/device/sriov"

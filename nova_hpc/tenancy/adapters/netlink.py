@@ -19,10 +19,10 @@ from typing import Any, Final
 from nova_hpc.tenancy.adapters.apply import NoBackendError, UnsupportedError
 from nova_hpc.tenancy.adapters.settings import (
     AdapterError,
-    Layer,
+    AdapterFunction,
+    AdapterSetting,
     LinkState,
-    Setting,
-    VirtualFunction,
+    PortLayer,
 )
 
 #: IFLA_VF_LINK_STATE_*
@@ -42,13 +42,13 @@ _WITH_FUNCTIONS: Final = 1 | 1 << 3
 _ONE: Final = threading.Lock()
 
 
-def _open() -> Any:
+def _open_netlink() -> Any:
     from pyroute2 import IPRoute
 
     return IPRoute()
 
 
-class Netlink:
+class NetlinkBackend:
     """The backend; needs CAP_NET_ADMIN in the namespace of the adapter."""
 
     def __init__(self, link: Any) -> None:
@@ -58,7 +58,7 @@ class Netlink:
 
     @classmethod
     @contextlib.contextmanager
-    def session(cls) -> Iterator[Netlink]:
+    def session(cls) -> Iterator[NetlinkBackend]:
         """Connect to the kernel; one session of a process at a time.
 
         :raises AdapterError: there is no connection.
@@ -66,23 +66,23 @@ class Netlink:
         with contextlib.ExitStack() as stack:
             stack.enter_context(_ONE)
             try:
-                link = stack.enter_context(_open())
+                link = stack.enter_context(_open_netlink())
             except Exception as error:
                 # Whatever the library raises, it is no reason for the service to end.
                 raise AdapterError(f"rtnetlink cannot be used: {error!r}") from error
             yield cls(link)
 
-    def write(self, function: VirtualFunction, setting: Setting) -> None:
+    def write(self, function: AdapterFunction, setting: AdapterSetting) -> None:
         """Make one setting."""
         self._do(
             function,
             setting.name,
             lambda link, index: link.link(
-                "set", index=index, vf={"vf": function.index, **_request(setting)}
+                "set", index=index, vf={"vf": function.index, **_netlink_request_of(setting)}
             ),
         )
 
-    def read(self, function: VirtualFunction) -> Mapping[str, Any]:
+    def read(self, function: AdapterFunction) -> Mapping[str, Any]:
         """What the kernel tells about the function."""
         messages = self._do(
             function,
@@ -95,23 +95,23 @@ class Netlink:
                 mac = info.get("IFLA_VF_MAC")
                 if mac is None or mac["vf"] != function.index:
                     continue
-                if function.layer is not Layer.INFINIBAND:
-                    return _seen(info)
+                if function.layer is not PortLayer.INFINIBAND:
+                    return _ethernet_settings_of(info)
                 try:
-                    return _seen_guids(function, info)
+                    return _infiniband_settings_of(function, info)
                 except ValueError as error:
                     raise AdapterError(f"{function.address}: {function.net}: {error}") from error
         raise NoBackendError(f"{function.address}: {function.net} tells nothing about it")
 
-    def _do(self, function: VirtualFunction, name: str, work: Callable[[Any, int], Any]) -> Any:
+    def _do(self, function: AdapterFunction, name: str, work: Callable[[Any, int], Any]) -> Any:
         if function.net is None:
             raise NoBackendError(f"{function.address}: its adapter has no network device")
         try:
             if function.net not in self._indexes:
-                found = self._link.link_lookup(ifname=function.net)
-                if not found:
+                indexes = self._link.link_lookup(ifname=function.net)
+                if not indexes:
                     raise AdapterError(f"{function.address}: no network device {function.net}")
-                self._indexes[function.net] = found[0]
+                self._indexes[function.net] = indexes[0]
             return list(work(self._link, self._indexes[function.net]))
         except AdapterError:
             raise
@@ -119,11 +119,11 @@ class Netlink:
             # NetlinkError has the kernel's number, as OSError has; others are the library's.
             code = getattr(error, "code", None) or getattr(error, "errno", None)
             kind = UnsupportedError if code == errno.EOPNOTSUPP else AdapterError
-            why = " ".join(str(error).split()) or type(error).__name__
-            raise kind(f"{function.address}: {name} of {function.net}: {why}") from error
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise kind(f"{function.address}: {name} of {function.net}: {reason}") from error
 
 
-def _request(setting: Setting) -> dict[str, Any]:
+def _netlink_request_of(setting: AdapterSetting) -> dict[str, Any]:
     if setting.name in _GUIDS:
         octets = int(setting.value).to_bytes(8, "big")
         return {_GUIDS[setting.name]: octets.hex(":")}
@@ -142,12 +142,12 @@ def _request(setting: Setting) -> dict[str, Any]:
     return {"link_state": _STATES[setting.value]}
 
 
-def _seen(info: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {"mac": info.get("IFLA_VF_MAC")["mac"][:17].lower()}
+def _ethernet_settings_of(info: Any) -> dict[str, Any]:
+    values: dict[str, Any] = {"mac": info.get("IFLA_VF_MAC")["mac"][:17].lower()}
     if (vlan := info.get("IFLA_VF_VLAN")) is not None:
-        found["vlan"] = (vlan["vlan"], vlan["qos"])
+        values["vlan"] = (vlan["vlan"], vlan["qos"])
     if (rate := info.get("IFLA_VF_RATE")) is not None:
-        found["rate"] = (rate["min_tx_rate"], rate["max_tx_rate"])
+        values["rate"] = (rate["min_tx_rate"], rate["max_tx_rate"])
     for name, attribute, key in (
         ("spoof_check", "IFLA_VF_SPOOFCHK", "spoofchk"),
         ("trust", "IFLA_VF_TRUST", "trust"),
@@ -155,12 +155,12 @@ def _seen(info: Any) -> dict[str, Any]:
         value = info.get(attribute)
         # All ones: the driver does not say.
         if value is not None and value[key] in (0, 1):
-            found[name] = bool(value[key])
-    return found | _link_state(info)
+            values[name] = bool(value[key])
+    return values | _link_state(info)
 
 
-def _seen_guids(function: VirtualFunction, info: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _infiniband_settings_of(function: AdapterFunction, info: Any) -> dict[str, Any]:
+    values: dict[str, Any] = {}
     for name, key in _GUIDS.items():
         value = info.get(f"IFLA_VF_{key.upper()}")
         if value is None:
@@ -168,11 +168,11 @@ def _seen_guids(function: VirtualFunction, info: Any) -> dict[str, Any]:
                 f"{function.address}: {function.net} does not show its GUIDs; that needs Linux "
                 "5.5 or newer and mlx5_core, or NVIDIA's own driver (DOCA-OFED)"
             )
-        found[name] = _guid(value)
-    return found | _link_state(info)
+        values[name] = _parse_guid_attribute(value)
+    return values | _link_state(info)
 
 
-def _guid(value: Any) -> int:
+def _parse_guid_attribute(value: Any) -> int:
     """The GUID in an attribute.
 
     pyroute2 takes the structure for longer than it is: at the end of a message it
@@ -191,6 +191,6 @@ def _guid(value: Any) -> int:
 
 def _link_state(info: Any) -> dict[str, Any]:
     state = info.get("IFLA_VF_LINK_STATE") or {}
-    known: dict[object, LinkState] = {number: each for each, number in _STATES.items()}
-    found = known.get(state.get("link_state"))
-    return {} if found is None else {"link_state": found}
+    states: dict[object, LinkState] = {number: state_name for state_name, number in _STATES.items()}
+    link_state = states.get(state.get("link_state"))
+    return {} if link_state is None else {"link_state": link_state}

@@ -26,10 +26,10 @@ from typing import Any, Final
 import attrs
 
 from nova_hpc.tenancy.adapters import apply, find, settings
-from nova_hpc.tenancy.adapters.apply import Change, NoBackendError
-from nova_hpc.tenancy.adapters.find import Backends
-from nova_hpc.tenancy.adapters.settings import AdapterError, Layer, LinkState, VirtualFunction
-from nova_hpc.topology.files import Tree
+from nova_hpc.tenancy.adapters.apply import FunctionChange, NoBackendError
+from nova_hpc.tenancy.adapters.find import AdapterBackends
+from nova_hpc.tenancy.adapters.settings import AdapterError, AdapterFunction, LinkState, PortLayer
+from nova_hpc.topology.files import FileTree
 from nova_hpc.topology.model import Node
 from nova_hpc.wire.ledger import Ledger
 
@@ -45,13 +45,13 @@ class PrefixError(ValueError):
 
 
 @attrs.frozen
-class Prefix:
+class AddressPrefix:
     """The first octets of every address of a cloud."""
 
     octets: bytes
 
     @classmethod
-    def parse(cls, text: str) -> Prefix:
+    def parse(cls, text: str) -> AddressPrefix:
         """Read one to three octets, e.g. ``0e`` or ``0e:5a``.
 
         :raises PrefixError: it is none, or not one of local addresses.
@@ -74,7 +74,9 @@ class Prefix:
         return bytes.fromhex(address.replace(":", "")).startswith(self.octets)
 
 
-def guid(prefix: Prefix, server: str, index: int, use: str, taken: Collection[int]) -> int:
+def draw_guid(
+    prefix: AddressPrefix, server: str, index: int, use: str, taken: Collection[int]
+) -> int:
     """A GUID that is not in use on this node.
 
     :param server: UUID of the server.
@@ -82,25 +84,25 @@ def guid(prefix: Prefix, server: str, index: int, use: str, taken: Collection[in
     :param use: ``node`` or ``port``.
     :param taken: GUIDs that others have here.
     """
-    return _draw(prefix, _GUID_OCTETS, f"{server}/{index}/{use}", taken)
+    return _draw_number(prefix, _GUID_OCTETS, f"{server}/{index}/{use}", taken)
 
 
-def mac(prefix: Prefix, server: str, index: int, taken: Collection[str]) -> str:
-    """A MAC address that is not in use on this node; see :func:`guid`."""
-    numbers = {int(each.replace(":", ""), 16) for each in taken}
-    number = _draw(prefix, _MAC_OCTETS, f"{server}/{index}/mac", numbers)
+def draw_mac(prefix: AddressPrefix, server: str, index: int, taken: Collection[str]) -> str:
+    """A MAC address that is not in use on this node; see :func:`draw_guid`."""
+    numbers = {int(address.replace(":", ""), 16) for address in taken}
+    number = _draw_number(prefix, _MAC_OCTETS, f"{server}/{index}/mac", numbers)
     return ":".join(f"{octet:02x}" for octet in number.to_bytes(_MAC_OCTETS, "big"))
 
 
-def _draw(prefix: Prefix, octets: int, name: str, taken: Collection[int]) -> int:
+def _draw_number(prefix: AddressPrefix, octets: int, name: str, taken: Collection[int]) -> int:
     attempt = 0
     while True:
         size = octets - len(prefix.octets)
         text = f"{name}/{attempt}".encode()
         rest = hashlib.blake2b(text, digest_size=size, person=b"nova-hpc").digest()
-        found = int.from_bytes(prefix.octets + rest, "big")
-        if found not in taken:
-            return found
+        number = int.from_bytes(prefix.octets + rest, "big")
+        if number not in taken:
+            return number
         attempt += 1
 
 
@@ -113,8 +115,8 @@ _BOOLS: Final = ("spoof_check", "trust")
 
 
 @attrs.frozen
-class Record:
-    """One virtual function; settings as :func:`nova_hpc.tenancy.adapters.settings.values`."""
+class AdapterRecord:
+    """One virtual function; settings as :func:`~.settings.setting_values_of` has them."""
 
     #: UUID of the server that it was set for.
     server: str
@@ -136,62 +138,62 @@ class Record:
         body: dict[str, Any] = {
             "server": self.server[:_LONGEST],
             "index": self.index,
-            "before": _dump(self.before),
-            "made": _dump(self.made),
+            "before": _dump_setting_values(self.before),
+            "made": _dump_setting_values(self.made),
         }
         if self.resting:
             body["resting"] = True
         return body
 
 
-Records = Mapping[str, Record]
+Records = Mapping[str, AdapterRecord]
 
 
-def records_of(ledger: Ledger) -> dict[str, Record]:
+def adapter_records_of(ledger: Ledger) -> dict[str, AdapterRecord]:
     """Every record of the ledger, by address.
 
     :raises ValueError: one of them is damaged: nobody knows what was set.
     """
-    found = {}
-    for each, device in ledger.devices.items():
+    records = {}
+    for address, device in ledger.devices.items():
         if device.adapter is not None:
             try:
-                found[each] = _record(device.adapter)
+                records[address] = _parse_adapter_record(device.adapter)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
-                raise ValueError(f"what {each} was set to is damaged ({error!r})") from error
-    return found
+                raise ValueError(f"what {address} was set to is damaged ({error!r})") from error
+    return records
 
 
-def _dump(values: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _dump_setting_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    dumped: dict[str, Any] = {}
     for name, value in values.items():
         if name in _GUIDS:
-            found[name] = f"{value:016x}"
+            dumped[name] = f"{value:016x}"
         elif name in _PAIRS:
-            found[name] = list(value)
+            dumped[name] = list(value)
         else:
-            found[name] = value.value if isinstance(value, LinkState) else value
-    return found
+            dumped[name] = value.value if isinstance(value, LinkState) else value
+    return dumped
 
 
-def _record(body: Mapping[str, Any]) -> Record:
+def _parse_adapter_record(body: Mapping[str, Any]) -> AdapterRecord:
     server, index = body["server"], body["index"]
     if not isinstance(server, str) or type(index) is not int:
         raise TypeError("server or index")
-    return Record(
+    return AdapterRecord(
         server=server,
         index=index,
-        before=_settings(body["before"]),
-        made=_settings(body["made"]),
+        before=_parse_setting_values(body["before"]),
+        made=_parse_setting_values(body["made"]),
         resting=body.get("resting") is True,
     )
 
 
-def _settings(body: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _setting(name, value) for name, value in body.items()}
+def _parse_setting_values(body: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _parse_setting_value(name, value) for name, value in body.items()}
 
 
-def _setting(name: str, value: Any) -> Any:
+def _parse_setting_value(name: str, value: Any) -> Any:
     if name in _GUIDS:
         return int(value, 16)
     if name in _PAIRS:
@@ -212,88 +214,94 @@ def _setting(name: str, value: Any) -> Any:
 
 
 @attrs.define
-class Work:
+class AdapterWork:
     """One operation."""
 
-    tree: Tree
+    tree: FileTree
     node: Node
-    backends: Backends
-    functions: dict[str, VirtualFunction] = attrs.field(factory=dict)
+    backends: AdapterBackends
+    functions: dict[str, AdapterFunction] = attrs.field(factory=dict)
     left_out: dict[str, str] = attrs.field(factory=dict)
 
-    def look(self, each: str) -> tuple[VirtualFunction, dict[str, Any]]:
+    def look(self, address: str) -> tuple[AdapterFunction, dict[str, Any]]:
         """A function and what it shows.
 
         :raises AdapterError: it cannot be found or read.
         """
-        function = find.find(self.tree, self.node, each)
+        function = find.find_virtual_function(self.tree, self.node, address)
         seen = dict(self.backends.of(function).read(function))
-        if function.layer is Layer.INFINIBAND:
+        if function.layer is PortLayer.INFINIBAND:
             # A driver that shows none yet has given none.
             seen = {"node_guid": 0, "port_guid": 0} | seen
         return function, seen
 
 
 @attrs.define
-class Planner:
+class AdapterPlanner:
     """What a server's functions are to be set to."""
 
-    prefix: Prefix
+    prefix: AddressPrefix
     #: A function that cannot be set is refused, and its own addresses are replaced.
     strict: bool
-    work: Work
+    work: AdapterWork
     server: str
-    known: Mapping[str, Record]
-    records: dict[str, Record] = attrs.field(factory=dict)
+    known: Mapping[str, AdapterRecord]
+    records: dict[str, AdapterRecord] = attrs.field(factory=dict)
     refused: dict[str, str] = attrs.field(factory=dict)
     notes: dict[str, str] = attrs.field(factory=dict)
 
-    def add(self, each: str, index: int) -> None:
+    def add(self, address: str, index: int) -> None:
         """A function without a port."""
-        found = self._look(each)
-        if found is None:
+        function_and_values = self._look(address)
+        if function_and_values is None:
             return
-        function, before = found
-        old = self.known.get(each)
+        function, before = function_and_values
+        old = self.known.get(address)
         if old is not None and old.server == self.server and old.index == index:
             own = {name: old.made[name] for name in settings.IDENTITY if name in old.made}
         else:
-            theirs = None if self.strict else settings.addresses_of(function.layer, before)
-            own = theirs or self._draw(function.layer, each, index)
-        self._put(each, index, function, before, settings.plan(function.layer, before, own))
+            theirs = None if self.strict else settings.own_addresses_of(function.layer, before)
+            own = theirs or self._draw(function.layer, address, index)
+        self._put(
+            address,
+            index,
+            function,
+            before,
+            settings.plan_free_function(function.layer, before, own),
+        )
 
-    def add_port(self, each: str) -> None:
+    def add_port(self, address: str) -> None:
         """A function whose addresses libvirt or Nova sets."""
-        old = self.known.get(each)
+        old = self.known.get(address)
         if not self.strict and (old is None or old.server == self.server):
             return
-        found = self._look(each)
-        if found is None:
+        function_and_values = self._look(address)
+        if function_and_values is None:
             return
-        function, before = found
-        floor = self.strict and function.layer is Layer.ETHERNET
-        self._put(each, -1, function, before, dict(settings.FLOOR) if floor else {})
+        function, before = function_and_values
+        floor = self.strict and function.layer is PortLayer.ETHERNET
+        self._put(address, -1, function, before, dict(settings.FLOOR) if floor else {})
 
-    def _look(self, each: str) -> tuple[VirtualFunction, dict[str, Any]] | None:
+    def _look(self, address: str) -> tuple[AdapterFunction, dict[str, Any]] | None:
         """A function, after what another server has left on it is taken from it."""
-        old = self.known.get(each)
+        old = self.known.get(address)
         try:
-            function, seen = self.work.look(each)
+            function, seen = self.work.look(address)
             if old is not None and old.server != self.server:
-                change = Change(function, old.before, old.made)
-                left = apply.restore(self.work.backends.of, [change])
+                change = FunctionChange(function, old.before, old.made)
+                left = apply.restore_functions(self.work.backends.of, [change])
                 if left:
-                    raise AdapterError(left[each])
+                    raise AdapterError(left[address])
         except NoBackendError as error:
             if self.strict or old is not None:
-                self.refused[each] = str(error)
+                self.refused[address] = str(error)
             else:
-                self.notes[each] = str(error)
+                self.notes[address] = str(error)
             return None
         except AdapterError as error:
-            self.refused[each] = str(error)
+            self.refused[address] = str(error)
             return None
-        before = seen if old is None else settings.undone(old.before, old.made, seen)
+        before = seen if old is None else settings.undo_settings(old.before, old.made, seen)
         # One of this cloud that nobody has a record of is no operator's, and
         # another server may have it.
         gone = {
@@ -303,29 +311,29 @@ class Planner:
         }
         return function, before | gone
 
-    def _draw(self, layer: Layer, mine: str, index: int) -> dict[str, Any]:
+    def _draw(self, layer: PortLayer, address: str, index: int) -> dict[str, Any]:
         taken = {
             pair
-            for each, record in {**self.known, **self.records}.items()
+            for other_address, record in {**self.known, **self.records}.items()
             # The function that a moving server has left has the same address, put away.
-            if each != mine and not (record.server == self.server and record.resting)
+            if other_address != address and not (record.server == self.server and record.resting)
             for pair in record.addresses
         }
-        if layer is Layer.ETHERNET:
+        if layer is PortLayer.ETHERNET:
             macs = [value for name, value in taken if name == "mac"]
-            return {"mac": mac(self.prefix, self.server, index, macs)}
+            return {"mac": draw_mac(self.prefix, self.server, index, macs)}
         guids = {value for name, value in taken if name != "mac"}
-        draw = functools.partial(guid, self.prefix, self.server, index)
+        draw = functools.partial(draw_guid, self.prefix, self.server, index)
         node = draw("node", guids)
         return {"node_guid": node, "port_guid": draw("port", guids | {node})}
 
     def _put(
         self,
-        each: str,
+        address: str,
         index: int,
-        function: VirtualFunction,
+        function: AdapterFunction,
         before: dict[str, Any],
         made: dict[str, Any],
     ) -> None:
-        self.work.functions[each] = function
-        self.records[each] = Record(self.server, index, before, made)
+        self.work.functions[address] = function
+        self.records[address] = AdapterRecord(self.server, index, before, made)

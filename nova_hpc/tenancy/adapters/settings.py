@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import attrs
 
-from nova_hpc.topology.model import Function
+from nova_hpc.topology.model import PciFunction
 
 _MAC: Final = re.compile(r"[0-9a-f]{2}(?::[0-9a-f]{2}){5}", re.ASCII)
 NO_MAC: Final = "00:00:00:00:00:00"
@@ -27,7 +27,7 @@ class AdapterError(Exception):
     """A virtual function cannot be set; the text names it and says why."""
 
 
-class Layer(enum.Enum):
+class PortLayer(enum.Enum):
     """What the port of an adapter speaks; RoCE is Ethernet."""
 
     ETHERNET = "Ethernet"
@@ -42,18 +42,18 @@ class LinkState(enum.Enum):
     DOWN = "down"
 
 
-def _mac(instance: object, attribute: Any, value: str) -> None:
+def _validate_mac(instance: object, attribute: Any, value: str) -> None:
     if not _MAC.fullmatch(value) or int(value[:2], 16) & 1:
         raise ValueError(f"{value!r} is no MAC address of a single interface, in lower case")
 
 
-def _guid(instance: object, attribute: Any, value: int) -> None:
+def _validate_guid(instance: object, attribute: Any, value: int) -> None:
     # All ones is the broadcast of EUI-64.
     if not 0 <= value < (1 << 64) - 1:
         raise ValueError(f"{value:#x} is no GUID")
 
 
-def _within(low: int, high: int) -> Any:
+def _validate_range(low: int, high: int) -> Any:
     def check(instance: object, attribute: Any, value: int) -> None:
         if not low <= value <= high:
             raise ValueError(f"{attribute.name} is {value}, not within {low} and {high}")
@@ -62,39 +62,39 @@ def _within(low: int, high: int) -> Any:
 
 
 @attrs.frozen
-class Ethernet:
+class EthernetSettings:
     """Settings of a virtual function on Ethernet (also RoCE). Rates in Mb/s; 0: none."""
 
-    mac: str = attrs.field(validator=_mac)
-    vlan: int = attrs.field(default=0, validator=_within(0, 4094))
-    qos: int = attrs.field(default=0, validator=_within(0, 7))
+    mac: str = attrs.field(validator=_validate_mac)
+    vlan: int = attrs.field(default=0, validator=_validate_range(0, 4094))
+    qos: int = attrs.field(default=0, validator=_validate_range(0, 7))
     spoof_check: bool = True
     trust: bool = False
-    min_rate: int = attrs.field(default=0, validator=_within(0, _MOST_RATE))
-    max_rate: int = attrs.field(default=0, validator=_within(0, _MOST_RATE))
+    min_rate: int = attrs.field(default=0, validator=_validate_range(0, _MOST_RATE))
+    max_rate: int = attrs.field(default=0, validator=_validate_range(0, _MOST_RATE))
     link_state: LinkState = LinkState.AUTO
 
 
 @attrs.frozen
-class Infiniband:
+class InfinibandSettings:
     """Settings of a virtual function on InfiniBand."""
 
-    node_guid: int = attrs.field(validator=_guid)
-    port_guid: int = attrs.field(validator=_guid)
+    node_guid: int = attrs.field(validator=_validate_guid)
+    port_guid: int = attrs.field(validator=_validate_guid)
     link_state: LinkState = LinkState.AUTO
 
 
-Settings = Ethernet | Infiniband
+Settings = EthernetSettings | InfinibandSettings
 
 
 @attrs.frozen
-class VirtualFunction:
+class AdapterFunction:
     """A virtual function as its adapter knows it."""
 
     address: str
     #: Its number at the adapter, from 0.
     index: int
-    layer: Layer
+    layer: PortLayer
     #: Driver of the physical function, e.g. ``mlx5_core``.
     driver: str
     #: Network device and RDMA device of the physical function.
@@ -102,13 +102,13 @@ class VirtualFunction:
     rdma: str | None = None
 
 
-def layer_of(parent: Function) -> Layer | None:
+def layer_of(parent: PciFunction) -> PortLayer | None:
     """What the port of an adapter says itself: one model does both. None: it does not say."""
     layers = {port.link_layer for device in parent.rdma for port in device.ports}
     if not parent.rdma and (parent.class_code or "").startswith("0200"):
-        return Layer.ETHERNET  # an adapter without RDMA
+        return PortLayer.ETHERNET  # an adapter without RDMA
     if len(layers) == 1:
-        for layer in Layer:
+        for layer in PortLayer:
             if layers == {layer.value}:
                 return layer
     return None
@@ -127,7 +127,7 @@ IDENTITY: Final = ("mac", "node_guid", "port_guid")
 
 
 @attrs.frozen
-class Setting:
+class AdapterSetting:
     """One setting: its name and its value."""
 
     name: str
@@ -140,14 +140,14 @@ _LAST_PRIORITY: Final = 7
 _LAST_RATE: Final = (1 << 32) - 1
 
 
-def checked(name: str, value: Any) -> Setting:
+def check_setting(name: str, value: Any) -> AdapterSetting:
     """A setting that somebody else asks for, looked at before it is made.
 
     :raises AdapterError: it is none, or its value is none that it can have.
     """
     if name not in _GOOD or not _GOOD[name](value):
         raise AdapterError(f"{str(value)[:40]!r} is no value of the setting {name[:40]!r}")
-    return Setting(name, value)
+    return AdapterSetting(name, value)
 
 
 def _is_whole(value: Any, last: int) -> bool:
@@ -182,9 +182,9 @@ _GOOD: Final[Mapping[str, Callable[[Any], bool]]] = {
 }
 
 
-def values(settings: Settings) -> dict[str, Any]:
+def setting_values_of(settings: Settings) -> dict[str, Any]:
     """The settings by their names."""
-    if isinstance(settings, Infiniband):
+    if isinstance(settings, InfinibandSettings):
         return {
             "node_guid": settings.node_guid,
             "port_guid": settings.port_guid,
@@ -200,10 +200,10 @@ def values(settings: Settings) -> dict[str, Any]:
     }
 
 
-def in_order(wanted: Mapping[str, Any], clearing: bool = False) -> tuple[Setting, ...]:
-    """The settings that make *wanted*, as :func:`values` has it, in order."""
-    found = tuple(Setting(name, wanted[name]) for name in _ORDER if name in wanted)
-    return found[::-1] if clearing else found
+def order_settings(wanted: Mapping[str, Any], clearing: bool = False) -> tuple[AdapterSetting, ...]:
+    """The settings that make *wanted*, as :func:`setting_values_of` has it, in order."""
+    ordered = tuple(AdapterSetting(name, wanted[name]) for name in _ORDER if name in wanted)
+    return ordered[::-1] if clearing else ordered
 
 
 #: What a driver that does not know the setting does anyway.
@@ -215,39 +215,43 @@ _NATURAL: Final[Mapping[str, tuple[Any, ...]]] = {
 }
 
 
-def may_be_missing(setting: Setting) -> bool:
+def may_be_missing(setting: AdapterSetting) -> bool:
     """Whether a driver that does not know the setting has it all the same."""
     return setting.value in _NATURAL.get(setting.name, ())
 
 
-def differences(wanted: Mapping[str, Any], seen: Mapping[str, Any]) -> tuple[str, ...]:
+def find_setting_differences(wanted: Mapping[str, Any], seen: Mapping[str, Any]) -> tuple[str, ...]:
     """Names of the settings that read back otherwise than they were made.
 
-    :param wanted: as :func:`values`, or a part of it.
+    :param wanted: as :func:`setting_values_of`, or a part of it.
     :param seen: likewise; one that the driver does not show is left out.
     """
     return tuple(
         setting.name
-        for setting in in_order(wanted)
+        for setting in order_settings(wanted)
         if (setting.name not in seen and not may_be_missing(setting))
         or (setting.name in seen and seen[setting.name] != setting.value)
     )
 
 
-def plan(layer: Layer, before: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+def plan_free_function(
+    layer: PortLayer, before: Mapping[str, Any], own: Mapping[str, Any]
+) -> dict[str, Any]:
     """What a function without a port is set to.
 
     VLAN and rate stay what they are: nobody here may give others, and an
     operator who keeps functions apart by VLAN must find them apart.
 
     :param before: what it was found with.
-    :param own: its addresses, as :func:`values` names them.
+    :param own: its addresses, as :func:`setting_values_of` names them.
     """
-    if layer is Layer.INFINIBAND:
-        return values(Infiniband(own["node_guid"], own["port_guid"]))
+    if layer is PortLayer.INFINIBAND:
+        return setting_values_of(InfinibandSettings(own["node_guid"], own["port_guid"]))
     vlan, qos = before.get("vlan", (0, 0))
     least, most = before.get("rate", (0, 0))
-    return values(Ethernet(own["mac"], vlan=vlan, qos=qos, min_rate=least, max_rate=most))
+    return setting_values_of(
+        EthernetSettings(own["mac"], vlan=vlan, qos=qos, min_rate=least, max_rate=most)
+    )
 
 
 #: What the function of a port starts with where its owners say nothing else;
@@ -259,17 +263,17 @@ FLOOR: Final[Mapping[str, Any]] = {
 }
 
 
-def addresses_of(layer: Layer, before: Mapping[str, Any]) -> dict[str, Any] | None:
+def own_addresses_of(layer: PortLayer, before: Mapping[str, Any]) -> dict[str, Any] | None:
     """The addresses that a function was found with; None: it has none of its own."""
-    if layer is Layer.INFINIBAND:
-        found = {name: before.get(name, 0) for name in ("node_guid", "port_guid")}
-        return found if all(0 < each < (1 << 64) - 1 for each in found.values()) else None
+    if layer is PortLayer.INFINIBAND:
+        guids = {name: before.get(name, 0) for name in ("node_guid", "port_guid")}
+        return guids if all(0 < guid < (1 << 64) - 1 for guid in guids.values()) else None
     mac = before.get("mac", NO_MAC)
     usable = mac != NO_MAC and _MAC.fullmatch(mac) and not int(mac[:2], 16) & 1
     return {"mac": mac} if usable else None
 
 
-def undone(
+def undo_settings(
     before: Mapping[str, Any], made: Mapping[str, Any], seen: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What to go back to: what was there before, but for what somebody has changed since.

@@ -22,15 +22,22 @@ from typing import ClassVar, Final
 import attrs
 
 from nova_hpc.tenancy.adapters import apply, find, settings
-from nova_hpc.tenancy.adapters.apply import Change
-from nova_hpc.tenancy.adapters.find import Backends, Write
-from nova_hpc.tenancy.adapters.plan import Planner, Prefix, Record, Records, Work, records_of
+from nova_hpc.tenancy.adapters.apply import FunctionChange
+from nova_hpc.tenancy.adapters.find import AdapterBackends, SettingWriter
+from nova_hpc.tenancy.adapters.plan import (
+    AdapterPlanner,
+    AdapterRecord,
+    AdapterWork,
+    AddressPrefix,
+    Records,
+    adapter_records_of,
+)
 from nova_hpc.tenancy.adapters.settings import AdapterError
 from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
-from nova_hpc.tenancy.owners import Owners
-from nova_hpc.tenancy.sign import Sign, Symptom
-from nova_hpc.tenancy.step import RefusedError, Step, Tenant, View, Withheld
-from nova_hpc.topology.files import Tree
+from nova_hpc.tenancy.owners import DeviceOwners
+from nova_hpc.tenancy.sign import HealthSign, Symptom
+from nova_hpc.tenancy.step import DeviceTenant, NodeView, RefusedError, TenancyStep, WithheldDevices
+from nova_hpc.topology.files import FileTree
 from nova_hpc.topology.model import Node, address_key
 from nova_hpc.wire.ledger import Ledger
 
@@ -41,7 +48,7 @@ OWN: Final = "own"
 
 
 @attrs.frozen
-class Outcome:
+class AdapterOutcome:
     """What became of the functions of a server, in words for operators."""
 
     #: Address -> why the server must not have it; then none was set.
@@ -51,17 +58,17 @@ class Outcome:
 
 
 @attrs.frozen
-class Adapters(Step):
+class AdapterStep(TenancyStep):
     """Sets the virtual functions of one node."""
 
     name: ClassVar[str] = "adapters"
 
     root: Path
     ledger: LedgerFile
-    prefix: Prefix
+    prefix: AddressPrefix
     mode: str = KEEP
     #: Makes settings where this process may not.
-    write: Write | None = None
+    write: SettingWriter | None = None
 
     @property
     def strict(self) -> bool:
@@ -70,21 +77,21 @@ class Adapters(Step):
 
     # -- the protocol -------------------------------------------------------------
 
-    def before_start(self, tenant: Tenant, view: View) -> tuple[str, ...]:
+    def before_start(self, tenant: DeviceTenant, view: NodeView) -> tuple[str, ...]:
         """Set functions before a server gets them; all or none."""
-        mine = sorted(functions(view, tenant.devices), key=address_key)
-        wanted = [each for each in mine if each not in tenant.ports]
-        ports = [each for each in mine if each in tenant.ports]
-        return self._judge(mine, lambda: self.give(tenant.server, view.node, wanted, ports))
+        addresses = sorted(adapter_functions_of(view, tenant.devices), key=address_key)
+        wanted = [address for address in addresses if address not in tenant.ports]
+        ports = [address for address in addresses if address in tenant.ports]
+        return self._judge(addresses, lambda: self.give(tenant.server, view.node, wanted, ports))
 
-    def before_restart(self, tenant: Tenant, view: View) -> tuple[str, ...]:
+    def before_restart(self, tenant: DeviceTenant, view: NodeView) -> tuple[str, ...]:
         """Set functions of a server again that starts again, where they have lost it."""
-        mine = functions(view, tenant.devices)
-        return self._judge(mine, lambda: self.keep(tenant.server, view.node, tenant.devices))
+        addresses = adapter_functions_of(view, tenant.devices)
+        return self._judge(addresses, lambda: self.keep(tenant.server, view.node, tenant.devices))
 
     @staticmethod
-    def _judge(mine: Iterable[str], work: Callable[[], Outcome]) -> tuple[str, ...]:
-        total = len(list(mine))
+    def _judge(addresses: Iterable[str], work: Callable[[], AdapterOutcome]) -> tuple[str, ...]:
+        total = len(list(addresses))
         if not total:
             return ()
         try:
@@ -99,20 +106,24 @@ class Adapters(Step):
                 f"The addresses and rights of the {total} virtual functions that were claimed for "
                 "the server could not be set.",
                 [
-                    f"The virtual function {each} could not be set for the server: {why}"
-                    for each, why in outcome.refused.items()
+                    f"The virtual function {address} could not be set for the server: {reason}"
+                    for address, reason in outcome.refused.items()
                 ],
             )
         return tuple(
-            f"The virtual function {each} is left as it is: {why}"
-            for each, why in outcome.notes.items()
+            f"The virtual function {address} is left as it is: {reason}"
+            for address, reason in outcome.notes.items()
         )
 
-    def after_end(self, server: str, look: Callable[[], View], owners: Owners) -> tuple[str, ...]:
+    def after_end(
+        self, server: str, look: Callable[[], NodeView], owners: DeviceOwners
+    ) -> tuple[str, ...]:
         """Put back what a server had."""
         return self._end(self.take_back, server, look)
 
-    def after_move(self, server: str, look: Callable[[], View], owners: Owners) -> tuple[str, ...]:
+    def after_move(
+        self, server: str, look: Callable[[], NodeView], owners: DeviceOwners
+    ) -> tuple[str, ...]:
         """Put back what a server has that does not run here now.
 
         Elsewhere it has the same addresses, which must not be in a fabric twice.
@@ -123,35 +134,41 @@ class Adapters(Step):
         self,
         work: Callable[[str, Callable[[], Node]], Mapping[str, str]],
         server: str,
-        look: Callable[[], View],
+        look: Callable[[], NodeView],
     ) -> tuple[str, ...]:
         try:
             return self._quarantine(work(server, lambda: look().node))
         except LedgerError as error:
             return (f"Adapters are not put back yet: {error}",)
 
-    def withhold(self, view: View, owners: Owners) -> Withheld:
+    def withhold(self, view: NodeView, owners: DeviceOwners) -> WithheldDevices:
         """Put back what no server has any more."""
         notes: tuple[str, ...] = ()
         try:
             # A guest that runs keeps its addresses, whoever has forgotten its server.
             failed = self.sweep(view.node, lambda: owners.busy(self._records()))
         except LedgerError as error:
-            failed = dict.fromkeys(functions(view, view.roles), str(error))
+            failed = dict.fromkeys(adapter_functions_of(view, view.roles), str(error))
             notes = (f"Virtual functions are not offered: {error}",)
         else:
             notes = self._quarantine(failed)
-        return Withheld({each: Symptom(Sign.UNREADY, why) for each, why in failed.items()}, notes)
+        return WithheldDevices(
+            {address: Symptom(HealthSign.UNREADY, reason) for address, reason in failed.items()},
+            notes,
+        )
 
     def _quarantine(self, failed: Mapping[str, str]) -> tuple[str, ...]:
         """Quarantine what could not be put back; one that is there keeps its reason."""
-        known = self.ledger.read().quarantined
+        quarantined = self.ledger.read().quarantined
         reasons = {
-            each: f"its addresses could not be taken from it: {why}"
-            for each, why in failed.items()
-            if each not in known
+            address: f"its addresses could not be taken from it: {reason}"
+            for address, reason in failed.items()
+            if address not in quarantined
         }
-        notes = [f"PCI device {each} goes into quarantine: {why}" for each, why in reasons.items()]
+        notes = [
+            f"PCI device {address} goes into quarantine: {reason}"
+            for address, reason in reasons.items()
+        ]
         try:
             self.ledger.quarantine(reasons)
         except LedgerError as error:
@@ -162,7 +179,7 @@ class Adapters(Step):
 
     def give(
         self, server: str, node: Node, wanted: Sequence[str], ports: Sequence[str] = ()
-    ) -> Outcome:
+    ) -> AdapterOutcome:
         """Set functions for a server that gets them; all or none.
 
         :param server: its UUID.
@@ -173,64 +190,65 @@ class Adapters(Step):
         if self.mode == OFF:
             # Nothing is set any more, but nobody gets what another server had.
             left = {
-                each
-                for each, record in self._records().items()
-                if each in {*wanted, *ports} and record.server != server
+                address
+                for address, record in self._records().items()
+                if address in {*wanted, *ports} and record.server != server
             }
-            return Outcome(self._put_back(node, left)) if left else Outcome()
+            return AdapterOutcome(self._put_back(node, left)) if left else AdapterOutcome()
         with self._work(node) as work:
-            planner = Planner(self.prefix, self.strict, work, server, self._records())
-            for index, each in enumerate(wanted):
-                planner.add(each, index)
-            for each in ports:
-                planner.add_port(each)
+            planner = AdapterPlanner(self.prefix, self.strict, work, server, self._records())
+            for index, address in enumerate(wanted):
+                planner.add(address, index)
+            for address in ports:
+                planner.add_port(address)
             if planner.refused:
-                return Outcome(planner.refused, planner.notes)
+                return AdapterOutcome(planner.refused, planner.notes)
             refused = self._make(work, planner.records)
             notes = {**planner.notes, **work.left_out}
-            return Outcome(dict.fromkeys(planner.records, refused) if refused else {}, notes)
+            return AdapterOutcome(dict.fromkeys(planner.records, refused) if refused else {}, notes)
 
-    def keep(self, server: str, node: Node, addresses: Iterable[str]) -> Outcome:
+    def keep(self, server: str, node: Node, addresses: Iterable[str]) -> AdapterOutcome:
         """Set functions again that a server has already, as they were.
 
         :raises LedgerError: nobody knows how they were.
         """
-        mine = self._of(server) & set(addresses)
-        if not mine:
-            return Outcome()
+        own_addresses = self._of(server) & set(addresses)
+        if not own_addresses:
+            return AdapterOutcome()
         with self._work(node) as work:
             records, refused = {}, {}
-            for each, record in self._records().items():
-                if each not in mine or record.server != server:
+            for address, record in self._records().items():
+                if address not in own_addresses or record.server != server:
                     continue
                 try:
-                    function, seen = work.look(each)
+                    function, seen = work.look(address)
                 except AdapterError as error:
-                    refused[each] = str(error)
+                    refused[address] = str(error)
                     continue
-                before = settings.undone(record.before, record.made, seen)
-                work.functions[each] = function
-                records[each] = attrs.evolve(record, before=before, resting=False)
-            if not refused and (why := self._make(work, records)):
-                refused = dict.fromkeys(records, why)
-            return Outcome(refused, work.left_out)
+                before = settings.undo_settings(record.before, record.made, seen)
+                work.functions[address] = function
+                records[address] = attrs.evolve(record, before=before, resting=False)
+            if not refused and (failure := self._make(work, records)):
+                refused = dict.fromkeys(records, failure)
+            return AdapterOutcome(refused, work.left_out)
 
-    def _make(self, work: Work, records: Mapping[str, Record]) -> str | None:
+    def _make(self, work: AdapterWork, records: Mapping[str, AdapterRecord]) -> str | None:
         """Write the records, then set the functions; why it has failed, then none is set."""
         if not records:
             return None
-        self._change(lambda now: {**now, **records})
+        self._change(lambda recorded: {**recorded, **records})
         changes = [
-            Change(work.functions[each], record.before, record.made)
-            for each, record in records.items()
+            FunctionChange(work.functions[address], record.before, record.made)
+            for address, record in records.items()
         ]
         try:
-            unknown = apply.make(work.backends.of, changes, self.strict)
+            unknown = apply.make_function_changes(work.backends.of, changes, self.strict)
         except AdapterError as error:
             # They were put back; what could not be, the next sweep finds.
             return str(error)
         work.left_out |= {
-            each: f"its driver does not know: {', '.join(names)}" for each, names in unknown.items()
+            address: f"its driver does not know: {', '.join(names)}"
+            for address, names in unknown.items()
         }
         return None
 
@@ -243,13 +261,13 @@ class Adapters(Step):
         :returns: address -> why it could not be put back.
         :raises LedgerError: nobody knows what was set.
         """
-        mine = self._of(server)
-        return self._put_back(read(), mine, server) if mine else {}
+        addresses = self._of(server)
+        return self._put_back(read(), addresses, server) if addresses else {}
 
     def rest(self, server: str, read: Callable[[], Node]) -> dict[str, str]:
         """The same for a server that still has them here and runs elsewhere, or not at all."""
-        mine = self._of(server)
-        return self._put_back(read(), mine, server, rest=True) if mine else {}
+        addresses = self._of(server)
+        return self._put_back(read(), addresses, server, rest=True) if addresses else {}
 
     def sweep(self, node: Node, taken: Callable[[], frozenset[str]]) -> dict[str, str]:
         """Put everything back that no server has any more.
@@ -273,30 +291,30 @@ class Adapters(Step):
         rest: bool = False,
         taken: Callable[[], frozenset[str]] | None = None,
     ) -> dict[str, str]:
-        mine, failed, done = set(addresses), {}, set()
+        wanted, failed, done = set(addresses), {}, set()
         with self._work(node) as work:
-            mine -= taken() if taken is not None else frozenset()
-            for each, record in self._records().items():
-                if each not in mine or server not in (None, record.server):
+            wanted -= taken() if taken is not None else frozenset()
+            for address, record in self._records().items():
+                if address not in wanted or server not in (None, record.server):
                     continue
-                if node.function(each) is None:
+                if node.function(address) is None:
                     continue  # when it is there again, there is something to put back
                 try:
-                    function = find.find(work.tree, node, each)
+                    function = find.find_virtual_function(work.tree, node, address)
                 except AdapterError as error:
-                    failed[each] = str(error)
+                    failed[address] = str(error)
                     continue
-                change = Change(function, record.before, record.made)
-                failed |= apply.restore(work.backends.of, [change])
-                if each not in failed:
-                    done.add(each)
+                change = FunctionChange(function, record.before, record.made)
+                failed |= apply.restore_functions(work.backends.of, [change])
+                if address not in failed:
+                    done.add(address)
             self._change(
-                lambda now: {
-                    each: attrs.evolve(record, resting=rest or record.resting)
-                    if each in done
+                lambda recorded: {
+                    address: attrs.evolve(record, resting=rest or record.resting)
+                    if address in done
                     else record
-                    for each, record in now.items()
-                    if rest or each not in done
+                    for address, record in recorded.items()
+                    if rest or address not in done
                 }
             )
         return failed
@@ -305,14 +323,14 @@ class Adapters(Step):
 
     def _of(self, server: str) -> set[str]:
         records = self._records()
-        return {each for each, record in records.items() if record.server == server}
+        return {address for address, record in records.items() if record.server == server}
 
-    def _records(self) -> dict[str, Record]:
+    def _records(self) -> dict[str, AdapterRecord]:
         return self._read(self.ledger.known())
 
-    def _read(self, ledger: Ledger) -> dict[str, Record]:
+    def _read(self, ledger: Ledger) -> dict[str, AdapterRecord]:
         try:
-            return records_of(ledger)
+            return adapter_records_of(ledger)
         except ValueError as error:
             text = f"the ledger {self.ledger.path}: {error}; repair or remove it"
             raise LedgerError(text) from error
@@ -321,33 +339,33 @@ class Adapters(Step):
         """Change the records; *edit* returns all that are to be kept."""
 
         def change(ledger: Ledger) -> Ledger:
-            now = self._read(ledger)
-            then = edit(now)
+            before = self._read(ledger)
+            after = edit(before)
             return ledger.put(
                 {
-                    each: attrs.evolve(
-                        ledger.device(each),
-                        adapter=then[each].dumps() if each in then else None,
+                    address: attrs.evolve(
+                        ledger.device(address),
+                        adapter=after[address].dumps() if address in after else None,
                     )
-                    for each in {*now, *then}
+                    for address in {*before, *after}
                 }
             )
 
         self.ledger.change(change)
 
     @contextlib.contextmanager
-    def _work(self, node: Node) -> Iterator[Work]:
+    def _work(self, node: Node) -> Iterator[AdapterWork]:
         with (
             self.ledger.locked(self.name),
-            Backends(self.root, self.write) as backends,
+            AdapterBackends(self.root, self.write) as backends,
         ):
-            yield Work(Tree(self.root), node, backends)
+            yield AdapterWork(FileTree(self.root), node, backends)
 
 
-def functions(view: View, addresses: Iterable[str]) -> frozenset[str]:
+def adapter_functions_of(view: NodeView, addresses: Iterable[str]) -> frozenset[str]:
     """Those of *addresses* that are virtual functions of adapters, offered with a role."""
     return frozenset(
-        each
-        for each in addresses
-        if view.roles.get(each) and find.parent_of(view.node, each) is not None
+        address
+        for address in addresses
+        if view.roles.get(address) and find.parent_of(view.node, address) is not None
     )

@@ -16,13 +16,12 @@ from typing import Any, Final
 
 import attrs
 
-from nova_hpc.tenancy.sign import Sign, Symptom
+from nova_hpc.tenancy.sign import HealthSign, Symptom
 from nova_hpc.topology import confspace
 from nova_hpc.topology.device import DEVICES
-from nova_hpc.topology.files import FileError, Tree
-from nova_hpc.topology.model import Function
-from nova_hpc.wire import announcements as announced
-from nova_hpc.wire import capture
+from nova_hpc.topology.files import FileError, FileTree
+from nova_hpc.topology.model import PciFunction
+from nova_hpc.wire import announcements, capture
 
 _HEADER: Final = 64
 _STANDARD: Final = 256
@@ -36,7 +35,7 @@ _MOST_VPD: Final = 4096
 
 
 @attrs.frozen
-class Snapshot:
+class DeviceSnapshot:
     """One device at one moment; None: could not be read, and is not compared."""
 
     #: Kernel's name of a value -> the value, as hex digits without prefix.
@@ -78,52 +77,52 @@ _RECORDED: Final = frozenset(
 )
 
 
-def loads(body: object) -> Snapshot | None:
+def load_snapshot(body: object) -> DeviceSnapshot | None:
     """A recorded snapshot; None when it is none, or has been damaged."""
     if not isinstance(body, dict) or not body.keys() <= _RECORDED:
         return None
     try:
-        return Snapshot(
-            identity=_texts(body.get("identity", {})),
-            answers=_texts(body["answers"]) if "answers" in body else None,
-            bars=_list(body.get("bars", [])),
-            capabilities=_list(body["capabilities"]) if "capabilities" in body else None,
-            vfs=_number(body.get("vfs")),
+        return DeviceSnapshot(
+            identity=_parse_text_map(body.get("identity", {})),
+            answers=_parse_text_map(body["answers"]) if "answers" in body else None,
+            bars=_parse_text_list(body.get("bars", [])),
+            capabilities=_parse_text_list(body["capabilities"]) if "capabilities" in body else None,
+            vfs=_parse_whole_number(body.get("vfs")),
             speed=None if body.get("speed") is None else float(body["speed"]),
-            width=_number(body.get("width")),
-            fatal=_number(body.get("fatal")),
-            nonfatal=_number(body.get("nonfatal")),
+            width=_parse_whole_number(body.get("width")),
+            fatal=_parse_whole_number(body.get("fatal")),
+            nonfatal=_parse_whole_number(body.get("nonfatal")),
             boot=None if body.get("boot") is None else str(body["boot"]),
         )
     except (TypeError, ValueError, OverflowError):
         return None
 
 
-def _texts(value: object) -> dict[str, str]:
+def _parse_text_map(value: object) -> dict[str, str]:
     if not isinstance(value, dict):
         raise TypeError
-    return {str(key): str(each) for key, each in value.items()}
+    return {str(key): str(text) for key, text in value.items()}
 
 
-def _list(value: object) -> tuple[str, ...]:
+def _parse_text_list(value: object) -> tuple[str, ...]:
     if not isinstance(value, (list, tuple)):
         raise TypeError
-    return tuple(str(each) for each in value)
+    return tuple(str(text) for text in value)
 
 
-def _number(value: object) -> int | None:
+def _parse_whole_number(value: object) -> int | None:
     if value is not None and type(value) is not int:
         raise TypeError
     return value
 
 
-def take(
-    tree: Tree,
-    function: Function,
+def take_snapshot(
+    tree: FileTree,
+    function: PciFunction,
     boot: str | None,
     vfs: int | None = None,
     config: bytes | None = None,
-) -> Snapshot:
+) -> DeviceSnapshot:
     """Look at a device.
 
     :param tree: the system that *function* was just read from.
@@ -133,8 +132,8 @@ def take(
         it than this process.
     """
     if config is None:
-        config = _attempt(tree, "config", function, confspace.SIZE)
-    space = confspace.parse(config)
+        config = _read_or_empty(tree, "config", function, confspace.SIZE)
+    space = confspace.parse_config_space(config)
     virtual = function.physical_function is not None
     read = len(config) >= _HEADER and not space.silent
     names = ("vendor_id", "product_id", "class_code", "revision")
@@ -147,12 +146,12 @@ def take(
         if (value := getattr(function, name)) is not None
     }
     link = function.link
-    capabilities = _capabilities(config) if read else None
-    serial = _serial(config, capabilities or ())
+    capabilities = _capabilities_of_config(config) if read else None
+    serial = _serial_of_config(config, capabilities or ())
     counted = serial is not None and (
-        capture.stands_in(serial) or capture.SERIALS in (capture.replaced(tree) or ())
+        capture.stands_in(serial) or capture.SERIALS in (capture.replaced_kinds_of(tree) or ())
     )
-    return Snapshot(
+    return DeviceSnapshot(
         identity=identity,
         answers=answers if read and not virtual else None,
         bars=tuple(
@@ -164,18 +163,18 @@ def take(
         vfs=vfs,
         speed=link.speed if link else None,
         width=link.width if link else None,
-        fatal=_errors(tree, function, "aer_dev_fatal"),
-        nonfatal=_errors(tree, function, "aer_dev_nonfatal"),
+        fatal=_read_error_count(tree, function, "aer_dev_fatal"),
+        nonfatal=_read_error_count(tree, function, "aer_dev_nonfatal"),
         boot=boot,
         master=bool(config[4] & _BUS_MASTER) if read else None,
         serial=None if counted else serial,
         stands_in=counted,
         silent=space.silent,
-        unset=tuple(_unset(config, function)) if read and not virtual else (),
+        unset=tuple(_unset_bars_of(config, function)) if read and not virtual else (),
     )
 
 
-def boot_of(tree: Tree) -> str | None:
+def boot_of(tree: FileTree) -> str | None:
     """Which boot of the machine this is."""
     try:
         return (tree.text(_BOOT) or "")[:_LONGEST] or None
@@ -183,29 +182,29 @@ def boot_of(tree: Tree) -> str | None:
         return None
 
 
-def _attempt(tree: Tree, name: str, function: Function, limit: int) -> bytes:
+def _read_or_empty(tree: FileTree, name: str, function: PciFunction, limit: int) -> bytes:
     try:
         return tree.read(f"{DEVICES}/{function.address}/{name}", limit) or b""
     except FileError:
         return b""
 
 
-def _errors(tree: Tree, function: Function, name: str) -> int | None:
-    data = _attempt(tree, name, function, 4096)
+def _read_error_count(tree: FileTree, function: PciFunction, name: str) -> int | None:
+    data = _read_or_empty(tree, name, function, 4096)
     match = _TOTAL.search(data.decode("ascii", "replace"))
     return int(match[1]) if match else None
 
 
-def _capabilities(config: bytes) -> tuple[str, ...] | None:
+def _capabilities_of_config(config: bytes) -> tuple[str, ...] | None:
     if len(config) < _STANDARD:
         return None  # only root sees them
-    found = []
+    names = []
     if config[6] & 0x10:
         offset = config[0x34] & ~3
         seen: set[int] = set()
         while _HEADER <= offset < _STANDARD - 1 and offset not in seen:
             seen.add(offset)
-            found.append(f"{config[offset]:02x}@{offset:02x}")
+            names.append(f"{config[offset]:02x}@{offset:02x}")
             offset = config[offset + 1] & ~3
     seen = set()
     offset = _STANDARD
@@ -214,44 +213,44 @@ def _capabilities(config: bytes) -> tuple[str, ...] | None:
         header = int.from_bytes(config[offset : offset + 4], "little")
         if header in (0, 0xFFFFFFFF):
             break
-        found.append(f"{header & 0xFFFF:04x}.{header >> 16 & 0xF:x}@{offset:03x}")
+        names.append(f"{header & 0xFFFF:04x}.{header >> 16 & 0xF:x}@{offset:03x}")
         offset = header >> 20 & ~3
         if offset < _STANDARD:
             break
-    return tuple(found)
+    return tuple(names)
 
 
-def _serial(config: bytes, capabilities: tuple[str, ...]) -> str | None:
+def _serial_of_config(config: bytes, capabilities: tuple[str, ...]) -> str | None:
     """The Device Serial Number of the extended capability 3, as lspci writes it, without dashes."""
-    for each in capabilities:
-        if each.startswith("0003."):
-            offset = int(each.rpartition("@")[2], 16) + 4
+    for capability in capabilities:
+        if capability.startswith("0003."):
+            offset = int(capability.rpartition("@")[2], 16) + 4
             number = int.from_bytes(config[offset : offset + 8], "little")
             if number not in (0, (1 << 64) - 1):
                 return f"{number:016x}"
     return None
 
 
-def hardware(tree: Tree, function: Function, look: Snapshot) -> str:
-    """Which piece of hardware a device is; see :class:`nova_hpc.wire.ledger.Device`.
+def hardware_name_of(tree: FileTree, function: PciFunction, look: DeviceSnapshot) -> str:
+    """Which piece of hardware a device is; see :class:`nova_hpc.wire.ledger.LedgerDevice`.
 
     A virtual function has no serial number of its own.
     """
-    said = serial_of(function, look)
-    if said is not None:
-        return said
+    serial = serial_of(function, look)
+    if serial is not None:
+        return serial
     vpd = None
     if function.physical_function is None:
-        vpd = _vpd_serial(_attempt(tree, "vpd", function, _MOST_VPD))
-    return f"slot:{function.address}" if vpd is None else f"vpd:{vpd}{_port(function)}"
+        vpd = _vpd_serial(_read_or_empty(tree, "vpd", function, _MOST_VPD))
+    return f"slot:{function.address}" if vpd is None else f"vpd:{vpd}{_port_suffix_of(function)}"
 
 
-def serial_of(function: Function, look: Snapshot) -> str | None:
+def serial_of(function: PciFunction, look: DeviceSnapshot) -> str | None:
     """The hardware, by the serial number in its configuration space; None: it has none there."""
-    return None if look.serial is None else f"serial:{look.serial}{_port(function)}"
+    return None if look.serial is None else f"serial:{look.serial}{_port_suffix_of(function)}"
 
 
-def _port(function: Function) -> str:
+def _port_suffix_of(function: PciFunction) -> str:
     """The ports of an adapter are functions of one board, which has one serial number."""
     number = function.address.rpartition(".")[2]
     return "" if number == "0" else f"/fn{number}"
@@ -274,7 +273,7 @@ def _vpd_serial(data: bytes) -> str | None:
     return None
 
 
-def _unset(config: bytes, function: Function) -> Iterator[int]:
+def _unset_bars_of(config: bytes, function: PciFunction) -> Iterator[int]:
     """BARs that have lost their address, as after a reset that was not restored."""
     for bar in function.bars:
         if bar.io or bar.index > 5:
@@ -285,39 +284,41 @@ def _unset(config: bytes, function: Function) -> Iterator[int]:
             yield bar.index
 
 
-def compare(recorded: Snapshot, now: Snapshot) -> list[Symptom]:
+def compare_snapshots(recorded: DeviceSnapshot, current: DeviceSnapshot) -> list[Symptom]:
     """How a device differs from its record, the worst first; errors are not looked at.
 
     The speed of the link is not compared: an idle device lowers it to save power, and
     one without its driver cannot be asked to work.
     """
-    return [*_changed(recorded, now), *_passing(recorded, now)]
+    return [*_changed_symptoms(recorded, current), *_passing_symptoms(recorded, current)]
 
 
-def wrong(now: Snapshot, idle: bool = True) -> list[Symptom]:
+def find_inherent_faults(current: DeviceSnapshot, idle: bool = True) -> list[Symptom]:
     """What no device that nobody has may look like, whatever was recorded.
 
     :param idle: it is bound to no driver of the host, which may use it itself.
     """
-    if now.silent:
+    if current.silent:
         text = "it does not answer: its configuration space is all ones"
-        return [Symptom(Sign.SILENT, text)]
-    found = [
-        Symptom(Sign.LOST, f"BAR {index} has lost its address, as after a reset that went wrong")
-        for index in now.unset
+        return [Symptom(HealthSign.SILENT, text)]
+    symptoms = [
+        Symptom(
+            HealthSign.LOST, f"BAR {index} has lost its address, as after a reset that went wrong"
+        )
+        for index in current.unset
     ]
-    if now.master and idle:
-        found.append(Symptom(Sign.MASTER, "bus mastering is on although nobody has it"))
-    return found
+    if current.master and idle:
+        symptoms.append(Symptom(HealthSign.MASTER, "bus mastering is on although nobody has it"))
+    return symptoms
 
 
-def errors_since(recorded: Snapshot, now: Snapshot) -> dict[str, int]:
+def count_errors_since(recorded: DeviceSnapshot, current: DeviceSnapshot) -> dict[str, int]:
     """Kind -> new uncorrected errors since the record was made, in the same boot."""
-    if recorded.boot != now.boot:
+    if recorded.boot != current.boot:
         return {}
     pairs = {
-        "fatal": (recorded.fatal, now.fatal),
-        "nonfatal": (recorded.nonfatal, now.nonfatal),
+        "fatal": (recorded.fatal, current.fatal),
+        "nonfatal": (recorded.nonfatal, current.nonfatal),
     }
     return {
         kind: new - old
@@ -326,47 +327,57 @@ def errors_since(recorded: Snapshot, now: Snapshot) -> dict[str, int]:
     }
 
 
-def _changed(recorded: Snapshot, now: Snapshot) -> Iterator[Symptom]:
-    if now.silent:
+def _changed_symptoms(recorded: DeviceSnapshot, current: DeviceSnapshot) -> Iterator[Symptom]:
+    if current.silent:
         return  # it says nothing of itself
     for what, before, after in (
-        ("by the kernel", recorded.identity, now.identity),
-        ("by its own answer", recorded.answers, now.answers),
+        ("by the kernel", recorded.identity, current.identity),
+        ("by its own answer", recorded.answers, current.answers),
     ):
         for name in sorted((before or {}).keys() & (after or {}).keys()):
             if before and after and before[name] != after[name]:
-                yield _change(announced.field(name, what, before[name], after[name]))
-    if recorded.bars and recorded.bars != now.bars:
-        yield _change(announced.bars(recorded.bars, now.bars))
-    if recorded.capabilities is not None and now.capabilities is not None:
-        gone = [each for each in recorded.capabilities if each not in now.capabilities]
-        more = [each for each in now.capabilities if each not in recorded.capabilities]
+                yield _changed_symptom(
+                    announcements.describe_field_change(name, what, before[name], after[name])
+                )
+    if recorded.bars and recorded.bars != current.bars:
+        yield _changed_symptom(announcements.describe_bar_change(recorded.bars, current.bars))
+    if recorded.capabilities is not None and current.capabilities is not None:
+        gone = [
+            capability
+            for capability in recorded.capabilities
+            if capability not in current.capabilities
+        ]
+        more = [
+            capability
+            for capability in current.capabilities
+            if capability not in recorded.capabilities
+        ]
         if gone or more:
-            yield _change(announced.capabilities(gone, more))
+            yield _changed_symptom(announcements.describe_capability_change(gone, more))
 
 
-def _passing(recorded: Snapshot, now: Snapshot) -> Iterator[Symptom]:
-    if recorded.width and now.width and now.width < recorded.width:
-        yield Symptom(Sign.LINK, f"its link is x{now.width}, and was x{recorded.width}")
-    if recorded.vfs is not None and now.vfs is not None and recorded.vfs != now.vfs:
-        text = f"{now.vfs} virtual functions are on, and there were {recorded.vfs}"
-        yield Symptom(Sign.FUNCTIONS, text)
+def _passing_symptoms(recorded: DeviceSnapshot, current: DeviceSnapshot) -> Iterator[Symptom]:
+    if recorded.width and current.width and current.width < recorded.width:
+        yield Symptom(HealthSign.LINK, f"its link is x{current.width}, and was x{recorded.width}")
+    if recorded.vfs is not None and current.vfs is not None and recorded.vfs != current.vfs:
+        text = f"{current.vfs} virtual functions are on, and there were {recorded.vfs}"
+        yield Symptom(HealthSign.FUNCTIONS, text)
 
 
-def _change(change: str) -> Symptom:
+def _changed_symptom(change: str) -> Symptom:
     """People read what the ledger has; what an operator accepts goes by the latter alone."""
-    return Symptom(Sign.CHANGED, change, change)
+    return Symptom(HealthSign.CHANGED, change, change)
 
 
-def counters_of(recorded: Snapshot, now: Snapshot) -> Snapshot:
+def renew_error_counters(recorded: DeviceSnapshot, current: DeviceSnapshot) -> DeviceSnapshot:
     """The record with the counters of errors of another boot."""
-    return attrs.evolve(recorded, fatal=now.fatal, nonfatal=now.nonfatal, boot=now.boot)
+    return attrs.evolve(recorded, fatal=current.fatal, nonfatal=current.nonfatal, boot=current.boot)
 
 
-def model_of(recorded: Snapshot) -> str | None:
+def snapshot_model_of(recorded: DeviceSnapshot) -> str | None:
     """``vendor:product``, and the subsystem's where there is one; None: not known."""
     names = ("vendor_id", "product_id", "subsystem_vendor_id", "subsystem_id")
     words = [recorded.identity.get(name) for name in names]
     if None in words[:2]:
         return None
-    return ":".join(each for each in words if each is not None)
+    return ":".join(word for word in words if word is not None)

@@ -27,23 +27,25 @@ def check(device: Path, pins: Mapping[str, Any]) -> Any:
     """See :data:`nova_hpc.tenancy.hygiene.clean_check.Check`."""
     if not (device / "driver").exists() or (device / "driver").resolve().name != "amdgpu":
         raise UnableError("it is not bound to amdgpu")
-    facts: dict[str, Any] = {name: _text(device / file) for name, file in PINS.items()}
+    facts: dict[str, Any] = {
+        name: _read_stripped_text(device / file) for name, file in PINS.items()
+    }
     errors = {}
     for path in sorted(device.glob("ras/*_err_count")):
-        match = _UNCORRECTED.search(_text(path) or "")
+        match = _UNCORRECTED.search(_read_stripped_text(path) or "")
         if match is None:
             raise UnableError(f"{path.name} cannot be read")
         errors[path.name.removesuffix("_err_count")] = int(match[1])
-    found = [f"{count} uncorrected errors ({block})" for block, count in errors.items() if count]
+    faults = [f"{count} uncorrected errors ({block})" for block, count in errors.items() if count]
     for name in PINS.keys() & pins.keys():
         if facts[name] != pins[name]:
-            found.append(f"{name} is {facts[name]}, pinned is {pins[name]}")
-    if found:
-        raise UncleanError("; ".join(found))
+            faults.append(f"{name} is {facts[name]}, pinned is {pins[name]}")
+    if faults:
+        raise UncleanError("; ".join(faults))
     return {**facts, "uncorrected": errors}
 
 
-def _text(path: Path) -> str | None:
+def _read_stripped_text(path: Path) -> str | None:
     try:
         return path.read_text().strip()
     except OSError:

@@ -36,39 +36,39 @@ OWN: Final[Mapping[str, tuple[str, str]]] = {
 }
 
 
-def own(name: str) -> Check | None:
+def own_check_of(name: str) -> Check | None:
     """This project's check of a name; None: there is none."""
     if name not in OWN:
         return None
     module, function = OWN[name]
-    found: Check = getattr(importlib.import_module(module), function)
-    return found
+    check: Check = getattr(importlib.import_module(module), function)
+    return check
 
 
-def find(name: str) -> Check:
+def find_stage_check(name: str) -> Check:
     """The check of a name, on the host.
 
     :raises UnableError: there is none, or it cannot be loaded.
     """
     from importlib.metadata import entry_points
 
-    known = own(name)
-    if known is not None:
-        return known
+    own_check = own_check_of(name)
+    if own_check is not None:
+        return own_check
     try:
         (point,) = entry_points(group=NAMESPACE, name=name)
-        found: Check = point.load()
+        check: Check = point.load()
     except Exception as error:
         raise UnableError(f"check {name} cannot be loaded: {error}") from error
-    return found
+    return check
 
 
-def result(device: Path, names: list[str], pins: Mapping[str, Any]) -> dict[str, Any]:
+def run_device_checks(device: Path, names: list[str], pins: Mapping[str, Any]) -> dict[str, Any]:
     """Put one device through its checks, until one fails. Never raises."""
-    found: dict[str, Any] = {}
+    answers: dict[str, Any] = {}
     for name in names:
         try:
-            found[name] = find(name)(device, pins)
+            answers[name] = find_stage_check(name)(device, pins)
         except UncleanError as error:
             return {"ok": False, "reason": str(error)}
         except UnableError as error:
@@ -76,10 +76,10 @@ def result(device: Path, names: list[str], pins: Mapping[str, Any]) -> dict[str,
         except Exception as error:
             text = f"check {name} failed: {type(error).__name__}: {error}"
             return {"ok": False, "unable": True, "reason": text}
-    return {"ok": True, **found}
+    return {"ok": True, **answers}
 
 
-def _watch_parent() -> None:
+def _exit_with_parent() -> None:
     while os.read(0, 1):
         pass
     os._exit(3)
@@ -88,9 +88,11 @@ def _watch_parent() -> None:
 def main() -> None:
     """Make the checks of one device."""
     folder, text = sys.argv[1:]
-    threading.Thread(target=_watch_parent, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     asked = json.loads(text)
-    os.write(1, json.dumps(result(Path(folder), asked["checks"], asked["pins"])).encode())
+    os.write(
+        1, json.dumps(run_device_checks(Path(folder), asked["checks"], asked["pins"])).encode()
+    )
     os._exit(0)
 
 

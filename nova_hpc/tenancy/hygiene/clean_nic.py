@@ -22,10 +22,10 @@ PINS: Final = {"firmware": "fw_ver", "board": "board_id"}
 def check(device: Path, pins: Mapping[str, Any]) -> Any:
     """See :data:`nova_hpc.tenancy.hygiene.clean_check.Check`."""
     place = device / "physfn" if (device / "physfn").exists() else device
-    found = sorted(place.glob("infiniband/*"))
-    if not found:
+    rdma_devices = sorted(place.glob("infiniband/*"))
+    if not rdma_devices:
         raise UnableError("no driver shows its firmware: it has no RDMA device on this host")
-    facts = {name: _text(found[0] / file) for name, file in PINS.items()}
+    facts = {name: _read_text_or_none(rdma_devices[0] / file) for name, file in PINS.items()}
     wrong = [
         f"{name} is {facts[name]}, pinned is {pins[name]}"
         for name in PINS
@@ -36,7 +36,7 @@ def check(device: Path, pins: Mapping[str, Any]) -> Any:
     return facts
 
 
-def _text(path: Path) -> str | None:
+def _read_text_or_none(path: Path) -> str | None:
     try:
         return path.read_text().strip()
     except OSError:

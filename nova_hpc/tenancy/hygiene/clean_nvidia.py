@@ -27,7 +27,7 @@ _XID: Final = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
 _LOG: Final = "/dev/kmsg"
 
 
-def read(nvml: Any, address: str) -> dict[str, Any]:
+def read_gpu_facts(nvml: Any, address: str) -> dict[str, Any]:
     """What the library says of a GPU; None in place of what the GPU does not know.
 
     :param nvml: the module ``pynvml``.
@@ -49,15 +49,15 @@ def read(nvml: Any, address: str) -> dict[str, Any]:
         mig, ecc = ask("nvmlDeviceGetMigMode"), ask("nvmlDeviceGetEccMode")
         rows = ask("nvmlDeviceGetRemappedRows")
         return {
-            "mig": None if mig is None else [bool(each) for each in mig],
-            "ecc": None if ecc is None else [bool(each) for each in ecc],
+            "mig": None if mig is None else [bool(state) for state in mig],
+            "ecc": None if ecc is None else [bool(state) for state in ecc],
             "remap_pending": None if rows is None else bool(rows[2]),
             "remap_failed": None if rows is None else bool(rows[3]),
             "uncorrected": ask("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
             "processes": len(ask("nvmlDeviceGetComputeRunningProcesses") or ()),
-            "vbios": _text(ask("nvmlDeviceGetVbiosVersion")),
-            "inforom": _text(ask("nvmlDeviceGetInforomImageVersion")),
-            "driver": _text(nvml.nvmlSystemGetDriverVersion()),
+            "vbios": _decode_nvml_text(ask("nvmlDeviceGetVbiosVersion")),
+            "inforom": _decode_nvml_text(ask("nvmlDeviceGetInforomImageVersion")),
+            "driver": _decode_nvml_text(nvml.nvmlSystemGetDriverVersion()),
         }
     except nvml.NVMLError as error:
         raise UnableError(f"NVML does not say what the GPU is like: {error}") from error
@@ -65,47 +65,51 @@ def read(nvml: Any, address: str) -> dict[str, Any]:
         nvml.nvmlShutdown()
 
 
-def _text(value: Any) -> str | None:
+def _decode_nvml_text(value: Any) -> str | None:
     return value.decode("ascii", "replace") if isinstance(value, bytes) else value
 
 
-def xids(log: str, address: str) -> list[int]:
+def xid_errors_of(log: str, address: str) -> list[int]:
     """Numbers of the errors (Xid) of a GPU in the kernel's log."""
-    mine = address.rpartition(".")[0].lower()
-    return [int(number) for place, number in _XID.findall(log) if mine.endswith(place.lower())]
+    gpu_slot = address.rpartition(".")[0].lower()
+    return [int(number) for place, number in _XID.findall(log) if gpu_slot.endswith(place.lower())]
 
 
-def problems(facts: Mapping[str, Any], errors: list[int], pins: Mapping[str, Any]) -> list[str]:
+def gpu_problems_of(
+    facts: Mapping[str, Any], errors: list[int], pins: Mapping[str, Any]
+) -> list[str]:
     """What is wrong with a GPU, in words.
 
-    :param facts: as :func:`read` has found them.
-    :param errors: as :func:`xids`.
+    :param facts: as :func:`read_gpu_facts` has found them.
+    :param errors: as :func:`xid_errors_of`.
     :param pins: what an operator wants; ``ecc`` is true and ``mig`` false by default.
     """
-    found = []
+    texts = []
     for name, default in (("mig", False), ("ecc", True)):
         wanted = pins.get(name, default)
-        now = facts[name]
-        if now is None:
+        modes = facts[name]
+        if modes is None:
             if name in pins and wanted:
-                found.append(f"{name.upper()} has to be on, and the GPU does not know it")
-        elif now != [wanted, wanted]:
-            pending = " (changes with its next reset)" if now[0] != now[1] else ""
-            found.append(f"{name.upper()} is {'on' if now[0] else 'off'}{pending}")
+                texts.append(f"{name.upper()} has to be on, and the GPU does not know it")
+        elif modes != [wanted, wanted]:
+            pending = " (changes with its next reset)" if modes[0] != modes[1] else ""
+            texts.append(f"{name.upper()} is {'on' if modes[0] else 'off'}{pending}")
     if facts["remap_pending"]:
-        found.append("a memory row waits to be remapped: it needs a reset")
+        texts.append("a memory row waits to be remapped: it needs a reset")
     if facts["remap_failed"]:
-        found.append("a memory row could not be remapped")
+        texts.append("a memory row could not be remapped")
     if facts["uncorrected"]:
-        found.append(f"{facts['uncorrected']} uncorrected errors in its memory")
+        texts.append(f"{facts['uncorrected']} uncorrected errors in its memory")
     if facts["processes"]:
-        found.append(f"{facts['processes']} processes use it although nobody has it")
+        texts.append(f"{facts['processes']} processes use it although nobody has it")
     if errors:
-        found.append(f"the driver has reported Xid {', '.join(str(each) for each in errors[:8])}")
+        texts.append(
+            f"the driver has reported Xid {', '.join(str(number) for number in errors[:8])}"
+        )
     for name in ("vbios", "inforom", "driver"):
         if name in pins and facts[name] != pins[name]:
-            found.append(f"{name} is {facts[name]}, pinned is {pins[name]}")
-    return found
+            texts.append(f"{name} is {facts[name]}, pinned is {pins[name]}")
+    return texts
 
 
 def check(device: Path, pins: Mapping[str, Any], load: Callable[[], Any] | None = None) -> Any:
@@ -117,10 +121,10 @@ def check(device: Path, pins: Mapping[str, Any], load: Callable[[], Any] | None 
         nvml = (load or (lambda: importlib.import_module("pynvml")))()
     except ImportError as error:
         raise UnableError("nvidia-ml-py is not there (module pynvml)") from error
-    facts = read(nvml, device.name)
-    found = problems(facts, xids(_kernel_log(), device.name), pins)
-    if found:
-        raise UncleanError("; ".join(found))
+    facts = read_gpu_facts(nvml, device.name)
+    faults = gpu_problems_of(facts, xid_errors_of(_kernel_log(), device.name), pins)
+    if faults:
+        raise UncleanError("; ".join(faults))
     return facts
 
 

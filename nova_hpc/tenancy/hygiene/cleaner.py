@@ -21,7 +21,7 @@ import attrs
 from nova_hpc.conf import plugin
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
 from nova_hpc.tenancy.hygiene.reset import ResetError
-from nova_hpc.topology.model import Function
+from nova_hpc.topology.model import PciFunction
 from nova_hpc.topology.vfio import Vfio
 
 NAMESPACE: Final = "nova_hpc.cleaners"
@@ -43,7 +43,7 @@ class CleanerError(Exception):
 
 
 @attrs.frozen
-class Tools:
+class CleanerTools:
     """What a cleaner works with."""
 
     #: Where ``sys`` of the node is.
@@ -62,11 +62,11 @@ class Cleaner(abc.ABC):
     One object serves all devices and threads of a service: it keeps no state.
     """
 
-    def __init__(self, tools: Tools) -> None:
+    def __init__(self, tools: CleanerTools) -> None:
         self.tools = tools
 
     @abc.abstractmethod
-    def clean(self, function: Function) -> None:
+    def clean(self, function: PciFunction) -> None:
         """Clean a device that nobody has.
 
         :param function: as it was just read.
@@ -78,7 +78,7 @@ class Cleaner(abc.ABC):
 class Generic(Cleaner):
     """A PCI function: the kernel resets it (FLR, power management, bus, ...)."""
 
-    def clean(self, function: Function) -> None:
+    def clean(self, function: PciFunction) -> None:
         """Reset the function, unless a driver of the host has it back."""
         if function.driver is not None and (not function.on_vfio or function.vfio is Vfio.VENDOR):
             # libvirt gave it back (managed: yes) after vfio had reset it, or its vendor's own
@@ -93,12 +93,12 @@ class Generic(Cleaner):
 class VirtualFunction(Generic):
     """A virtual function: as any other, and its names are taken away."""
 
-    def clean(self, function: Function) -> None:
+    def clean(self, function: PciFunction) -> None:
         """Reset the function, then forget the identity that a server gave it."""
         super().clean(function)
         self.clear_identity(function)
 
-    def clear_identity(self, function: Function) -> None:
+    def clear_identity(self, function: PciFunction) -> None:
         """Take away what only the cleaner of an adapter knows of.
 
         Nothing here: GUIDs and MAC were put back before, by who has set them.
@@ -114,7 +114,7 @@ class NvidiaGpu(Generic):
     been tried on real hardware.
     """
 
-    def clean(self, function: Function) -> None:
+    def clean(self, function: PciFunction) -> None:
         """Reset the GPU; with its driver, also look at its memory."""
         if function.driver != _DRIVER or function.vfio is Vfio.VENDOR:
             super().clean(function)
@@ -123,18 +123,18 @@ class NvidiaGpu(Generic):
             raise CleanError(f"it is bound to the driver {_DRIVER}, and there is no {_TOOL}")
         self._ask(function, "--gpu-reset")
         output = self._ask(function, f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits")
-        check_memory(output)
+        check_gpu_memory(output)
 
-    def _ask(self, function: Function, *words: str) -> str:
+    def _ask(self, function: PciFunction, *words: str) -> str:
         argv = [_TOOL, "-i", function.address, *words]
-        status, output = hygiene_reset.run(argv, self.tools.timeout)
+        status, output = hygiene_reset.run_with_deadline(argv, self.tools.timeout)
         if status:
             text = " ".join(output.split())[:200]
             raise CleanError(f"{_TOOL} {words[0].partition('=')[0]} failed: {text or status}")
         return output
 
 
-def check_memory(output: str) -> None:
+def check_gpu_memory(output: str) -> None:
     """Judge what nvidia-smi says of one GPU: MiB used, uncorrected errors.
 
     :raises CleanError: memory is in use, has errors, or it cannot be told.
@@ -151,7 +151,7 @@ def check_memory(output: str) -> None:
 
 
 @attrs.frozen
-class Cleaners:
+class RoleCleaners:
     """The cleaner of each role."""
 
     of_role: Mapping[str, Cleaner] = attrs.field(hash=False)
@@ -162,15 +162,15 @@ class Cleaners:
         return self.of_role.get(role or "", self.default)
 
 
-def load(names: Mapping[str, str], tools: Tools) -> Cleaners:
+def load_cleaners(names: Mapping[str, str], tools: CleanerTools) -> RoleCleaners:
     """Find the cleaners that ``[hpc]cleaners`` names.
 
     :param names: role -> name of an entry point of :data:`NAMESPACE`.
     :raises CleanerError: there is none of that name, or it cannot be loaded.
     """
-    return Cleaners(
-        of_role={role: _find(name, tools) for role, name in names.items()},
-        default=_find(GENERIC, tools),
+    return RoleCleaners(
+        of_role={role: _load_cleaner(name, tools) for role, name in names.items()},
+        default=_load_cleaner(GENERIC, tools),
     )
 
 
@@ -181,28 +181,28 @@ _OWN: Final[Mapping[str, type[Cleaner]]] = {
 }
 
 
-def _find(name: str, tools: Tools) -> Cleaner:
+def _load_cleaner(name: str, tools: CleanerTools) -> Cleaner:
     # Its own are there however the project was installed.
     own = _OWN.get(name)
     if own is not None:
         return own(tools)
     try:
-        found: Cleaner = plugin.load("cleaners", NAMESPACE, name, Cleaner, tools)
+        loaded: Cleaner = plugin.load_plugin("cleaners", NAMESPACE, name, Cleaner, tools)
     except plugin.PluginError as error:
         raise CleanerError(str(error)) from error
-    return found
+    return loaded
 
 
 __all__ = [
     "CleanError",
     "Cleaner",
     "CleanerError",
-    "Cleaners",
+    "CleanerTools",
     "Generic",
     "NvidiaGpu",
     "ResetError",
-    "Tools",
+    "RoleCleaners",
     "VirtualFunction",
-    "check_memory",
-    "load",
+    "check_gpu_memory",
+    "load_cleaners",
 ]

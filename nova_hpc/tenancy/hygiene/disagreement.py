@@ -9,9 +9,9 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.tenancy.hygiene.records import Records
+from nova_hpc.tenancy.hygiene.records import HygieneRecords
 from nova_hpc.tenancy.ledger import LedgerError
-from nova_hpc.tenancy.owners import Held, Owners
+from nova_hpc.tenancy.owners import DeviceOwners, HeldDevice
 from nova_hpc.topology.model import address_key
 from nova_hpc.wire.ledger import Ledger
 
@@ -20,27 +20,27 @@ _MOST_AT_ONCE: Final = 128
 
 
 @attrs.frozen
-class Disagreement:
+class OwnerDisagreement:
     """What a look from time to time has found."""
 
     #: Address -> who has a device, or why nobody can tell.
-    held: dict[str, Held] = attrs.field(factory=dict)
+    held: dict[str, HeldDevice] = attrs.field(factory=dict)
     #: Address -> why it was not asked who has a device.
     waiting: dict[str, str] = attrs.field(factory=dict)
 
     @property
     def reasons(self) -> dict[str, str]:
         """Address -> why a device must be left as it is, and not be offered."""
-        return self.waiting | {each: one.text for each, one in self.held.items()}
+        return self.waiting | {address: holding.text for address, holding in self.held.items()}
 
 
-def find(
-    records: Records,
+def find_disagreements(
+    records: HygieneRecords,
     before: Ledger,
     offered: Collection[str],
     used: frozenset[str],
-    owners: Owners,
-) -> Disagreement:
+    owners: DeviceOwners,
+) -> OwnerDisagreement:
     """Find the devices of which Nova's records are not the whole truth, and mark them.
 
     A device whose user is known gets that mark, or keeps the one that it has: it goes
@@ -52,39 +52,47 @@ def find(
     :raises LedgerError: nothing can be remembered.
     """
     pending = sorted((frozenset(offered) | before.marked.keys()) - used, key=address_key)
-    found = Disagreement()
+    disagreements = OwnerDisagreement()
     if not pending:
-        return found
+        return disagreements
     # Libvirt is asked once for all.
     asked = owners.with_domains(owners.domains())
     for start in range(0, len(pending), _MOST_AT_ONCE):
         with contextlib.ExitStack() as stack:
-            mine = []
-            for each in pending[start : start + _MOST_AT_ONCE]:
+            locked = []
+            for address in pending[start : start + _MOST_AT_ONCE]:
                 try:
-                    stack.enter_context(records.ledger.locked(each, 0))
-                    mine.append(each)
+                    stack.enter_context(records.ledger.locked(address, 0))
+                    locked.append(address)
                 except LedgerError:
-                    found.waiting[each] = "it is being checked"
+                    disagreements.waiting[address] = "it is being checked"
             # A device that was given meanwhile has another mark: its guest may be
             # starting, and nothing may get into its way.
-            now = records.known()
-            mine = [each for each in mine if now.device(each).server == before.device(each).server]
-            found.held.update(asked.held(mine))
-    if found.held:
+            ledger = records.known()
+            locked = [
+                address
+                for address in locked
+                if ledger.device(address).server == before.device(address).server
+            ]
+            disagreements.held.update(asked.held(locked))
+    if disagreements.held:
         # What was given, or has ended, while libvirt was asked is no disagreement.
-        for each in owners.records() & found.held.keys():
-            del found.held[each]
-        _mark(records, found)
-    return found
+        for address in owners.records() & disagreements.held.keys():
+            del disagreements.held[address]
+        _mark_held_devices(records, disagreements)
+    return disagreements
 
 
-def _mark(records: Records, found: Disagreement) -> None:
-    marks = {each: one.server for each, one in found.held.items() if one.server is not None}
+def _mark_held_devices(records: HygieneRecords, disagreements: OwnerDisagreement) -> None:
+    marks = {
+        address: holding.server
+        for address, holding in disagreements.held.items()
+        if holding.server is not None
+    }
     records.change(
-        lambda now: {
-            each: attrs.evolve(now.device(each).doubted(), server=server)
-            for each, server in marks.items()
-            if now.device(each).server is None
+        lambda ledger: {
+            address: attrs.evolve(ledger.device(address).doubted(), server=server)
+            for address, server in marks.items()
+            if ledger.device(address).server is None
         }
     )

@@ -11,16 +11,21 @@ from pathlib import Path
 import attrs
 
 from nova_hpc.tenancy import comparison, identity
-from nova_hpc.tenancy.comparison import Comparison
-from nova_hpc.tenancy.health_states import CAPPED, Moment, Rules, shown
+from nova_hpc.tenancy.comparison import LedgerComparison
+from nova_hpc.tenancy.health_states import CAPPED, HealthRules, Moment, shorten_address_list
 from nova_hpc.tenancy.hygiene import baseline
-from nova_hpc.tenancy.hygiene.baseline import Snapshot
-from nova_hpc.tenancy.hygiene.snapshots import Looker, differences_of, errors_of, whole
+from nova_hpc.tenancy.hygiene.baseline import DeviceSnapshot
+from nova_hpc.tenancy.hygiene.snapshots import (
+    SnapshotReader,
+    baseline_differences_of,
+    distrust_damaged_baselines,
+    excess_errors_of,
+)
 from nova_hpc.tenancy.ledger import LedgerFile
-from nova_hpc.tenancy.owners import Owners
-from nova_hpc.tenancy.step import Candidate
-from nova_hpc.topology.files import Tree
-from nova_hpc.wire.ledger import Device, Ledger
+from nova_hpc.tenancy.owners import DeviceOwners
+from nova_hpc.tenancy.step import DeviceCandidate
+from nova_hpc.topology.files import FileTree
+from nova_hpc.wire.ledger import Ledger, LedgerDevice
 
 
 def clock() -> tuple[float, float]:
@@ -28,9 +33,9 @@ def clock() -> tuple[float, float]:
     return time.time(), time.monotonic()
 
 
-def _notes(path: Path, found: Comparison, new: bool) -> tuple[str, ...]:
+def _notes_of_comparison(path: Path, outcome: LedgerComparison, new: bool) -> tuple[str, ...]:
     """What operators are told of a ledger that was compared."""
-    if found.foreign:
+    if outcome.foreign:
         return (
             f"the ledger {path} is that of another node and was put by: every device of this "
             "node is cleaned before anybody gets it",
@@ -40,74 +45,76 @@ def _notes(path: Path, found: Comparison, new: bool) -> tuple[str, ...]:
             f"the ledger {path} is new: nobody knows who has had the devices of this node, and "
             "each is cleaned before anybody gets it",
         )
-    if found.doubted:
+    if outcome.doubted:
         return (
             f"since the ledger {path} was written, servers may have had "
-            f"{shown(found.doubted)}: cleaned before anybody gets them",
+            f"{shorten_address_list(outcome.doubted)}: cleaned before anybody gets them",
         )
     return ()
 
 
 @attrs.frozen
-class Records:
+class HygieneRecords:
     """The ledger of one node, and how its devices are read."""
 
     root: Path
     ledger: LedgerFile
     #: Reads configuration spaces where this process may not read all of them.
     read_config: Callable[[Sequence[str]], Mapping[str, bytes]] | None = None
-    rules: Rules = attrs.field(factory=Rules)
+    rules: HealthRules = attrs.field(factory=HealthRules)
     #: Seconds of the clock of the day, and of one that counts from the boot.
     clock: Callable[[], tuple[float, float]] = clock
 
     @property
-    def looker(self) -> Looker:
+    def looker(self) -> SnapshotReader:
         """What reads the devices."""
-        return Looker(self.root, self.read_config)
+        return SnapshotReader(self.root, self.read_config)
 
     def moment(self) -> Moment:
         """Now."""
         wall, up = self.clock()
-        return Moment(wall, up, baseline.boot_of(Tree(self.root)))
+        return Moment(wall, up, baseline.boot_of(FileTree(self.root)))
 
     def known(self) -> Ledger:
         """What the ledger says.
 
         :raises nova_hpc.tenancy.ledger.LedgerError: the file is lost.
         """
-        return whole(self.ledger.known())
+        return distrust_damaged_baselines(self.ledger.known())
 
-    def change(self, edit: Callable[[Ledger], Mapping[str, Device]]) -> Ledger:
+    def change(self, edit: Callable[[Ledger], Mapping[str, LedgerDevice]]) -> Ledger:
         """Change entries of devices; *edit* returns those that are different."""
 
-        def change(now: Ledger) -> Ledger:
-            now = whole(now)
-            return now.put(edit(now))
+        def change(ledger: Ledger) -> Ledger:
+            ledger = distrust_damaged_baselines(ledger)
+            return ledger.put(edit(ledger))
 
         return self.ledger.change(change)
 
-    def compared(self, owners: Owners) -> tuple[Ledger, tuple[str, ...]]:
+    def compared(self, owners: DeviceOwners) -> tuple[Ledger, tuple[str, ...]]:
         """What the ledger says, once Nova's records bear it out.
 
         :returns: the ledger, and notes where that was not so before.
         :raises nova_hpc.tenancy.ledger.LedgerError: the file is lost, or what comes of the
             comparison cannot be written; nothing may be given then.
         """
-        now = self.known()
-        if now.compared:
-            return now, ()
+        ledger = self.known()
+        if ledger.compared:
+            return ledger, ()
         rows = owners.rows()
-        found: list[Comparison] = []
+        outcomes: list[LedgerComparison] = []
         new = not self.ledger.path.exists()
-        if comparison.compare(now, rows).foreign:
+        if comparison.confirm_ledger_by_rows(ledger, rows).foreign:
             self.ledger.put_by("another-node")
 
-        def edit(now: Ledger) -> Ledger:
-            found[:] = [comparison.compare(whole(now), rows)]
-            return found[0].ledger
+        def edit(ledger: Ledger) -> Ledger:
+            outcomes[:] = [
+                comparison.confirm_ledger_by_rows(distrust_damaged_baselines(ledger), rows)
+            ]
+            return outcomes[0].ledger
 
-        now = self.ledger.change(edit)
-        return now, _notes(self.ledger.path, found[0], new)
+        ledger = self.ledger.change(edit)
+        return ledger, _notes_of_comparison(self.ledger.path, outcomes[0], new)
 
     @contextlib.contextmanager
     def locks(self, addresses: Iterable[str], patience: float) -> Iterator[None]:
@@ -118,49 +125,54 @@ class Records:
         """
         with contextlib.ExitStack() as stack:
             # In one order, so that nobody waits for each other.
-            for each in sorted(addresses):
-                stack.enter_context(self.ledger.locked(each, patience))
+            for address in sorted(addresses):
+                stack.enter_context(self.ledger.locked(address, patience))
             yield
 
     def identify(
         self,
         addresses: Iterable[str],
-        offered: Mapping[str, Candidate],
-        looks: Mapping[str, Snapshot],
+        offered: Mapping[str, DeviceCandidate],
+        looks: Mapping[str, DeviceSnapshot],
     ) -> dict[str, str]:
         """What devices say they are."""
-        return self.looker.identify((offered[each] for each in addresses), looks)
+        return self.looker.identify((offered[address] for address in addresses), looks)
 
     def new_hardware(
-        self, now: Ledger, looks: Mapping[str, Snapshot], candidates: Mapping[str, Candidate]
+        self,
+        ledger: Ledger,
+        looks: Mapping[str, DeviceSnapshot],
+        candidates: Mapping[str, DeviceCandidate],
     ) -> dict[str, str]:
         """Which hardware they are, of devices of which that is not recorded."""
-        new = [each for each in looks if now.device(each).hardware is None]
-        known = {found.hardware for found in now.devices.values()}
-        ids = identity.unique(self.identify(new, candidates, looks))
+        new = [address for address in looks if ledger.device(address).hardware is None]
+        recorded = {device.hardware for device in ledger.devices.values()}
+        ids = identity.unique_hardware_of(self.identify(new, candidates, looks))
         # Another has said the same before: it tells nothing.
         return {
-            each: ids[each] if each in ids and ids[each] not in known else f"slot:{each}"
-            for each in new
+            address: ids[address]
+            if address in ids and ids[address] not in recorded
+            else f"slot:{address}"
+            for address in new
         }
 
     def wrong(
         self,
-        now: Ledger,
-        looks: Mapping[str, Snapshot],
-        candidates: Mapping[str, Candidate],
+        ledger: Ledger,
+        looks: Mapping[str, DeviceSnapshot],
+        candidates: Mapping[str, DeviceCandidate],
     ) -> dict[str, str]:
         """Why devices must not be given at this moment; the next update settles their states."""
         moment = self.moment()
         reasons: dict[str, str] = {}
-        for each, look in looks.items():
-            device = now.device(each)
-            found = [
-                *differences_of(device, look, candidates[each].function),
-                *errors_of(device, look, moment, self.rules),
+        for address, look in looks.items():
+            device = ledger.device(address)
+            symptoms = [
+                *baseline_differences_of(device, look, candidates[address].function),
+                *excess_errors_of(device, look, moment, self.rules),
             ]
             if device.trial is not None and device.trial.spared:
-                found = [one for one in found if one.sign not in CAPPED]
-            if found:
-                reasons[each] = found[0].reason
+                symptoms = [symptom for symptom in symptoms if symptom.sign not in CAPPED]
+            if symptoms:
+                reasons[address] = symptoms[0].reason
         return reasons

@@ -28,7 +28,7 @@ from typing import Final
 from nova_hpc.tenancy import holders
 from nova_hpc.topology import handles
 from nova_hpc.topology.device import DEVICES
-from nova_hpc.topology.files import FileError, Tree
+from nova_hpc.topology.files import FileError, FileTree
 from nova_hpc.topology.model import normalise_address
 
 _NO_ANSWER: Final = "it did not answer within {:g} seconds"
@@ -92,7 +92,9 @@ class HeldError(ResetError):
     """A device was not touched, since somebody has it, or nobody knows that nobody has."""
 
 
-def run(argv: Sequence[str], timeout: float, passed: Collection[int] = ()) -> tuple[int, str]:
+def run_with_deadline(
+    argv: Sequence[str], timeout: float, passed: Collection[int] = ()
+) -> tuple[int, str]:
     """Run a program that may never end.
 
     :param timeout: seconds; afterwards the program is killed and, where the
@@ -101,7 +103,7 @@ def run(argv: Sequence[str], timeout: float, passed: Collection[int] = ()) -> tu
     :returns: exit status and output.
     :raises ResetError: it did not end in time, or cannot be started.
     """
-    _reap()
+    _reap_abandoned()
     # No pipe, and no waiting by the standard library: eventlet's own version of
     # it raises other exceptions than it says.
     with os.fdopen(os.memfd_create("output"), "w+b") as output:
@@ -117,10 +119,10 @@ def run(argv: Sequence[str], timeout: float, passed: Collection[int] = ()) -> tu
             )
         except OSError as error:
             raise ResetError(f"cannot start {argv[0]}: {error}") from error
-        if not _ended(process, timeout):
+        if not _has_ended_in_time(process, timeout):
             process.kill()
             # A process in the kernel dies only when the kernel returns.
-            if not _ended(process, _GRACE):
+            if not _has_ended_in_time(process, _GRACE):
                 with _lock:
                     _abandoned.append(process)
             raise ResetError(_NO_ANSWER.format(timeout))
@@ -128,7 +130,7 @@ def run(argv: Sequence[str], timeout: float, passed: Collection[int] = ()) -> tu
         return process.returncode, output.read(_LONGEST).decode("utf-8", "replace")
 
 
-def _ended(process: subprocess.Popen[bytes], patience: float) -> bool:
+def _has_ended_in_time(process: subprocess.Popen[bytes], patience: float) -> bool:
     deadline = time.monotonic() + patience
     pause = 0.001
     while process.poll() is None:
@@ -139,22 +141,22 @@ def _ended(process: subprocess.Popen[bytes], patience: float) -> bool:
     return True
 
 
-def _reap() -> None:
+def _reap_abandoned() -> None:
     """Collect what was left behind and has ended since."""
     with _lock:
         _abandoned[:] = [process for process in _abandoned if process.poll() is None]
 
 
-def busy(*folders: Path) -> frozenset[str]:
+def list_busy_resets(*folders: Path) -> frozenset[str]:
     """Addresses of the devices whose reset has not ended.
 
-    :param folders: where :func:`reset` keeps its locks.
+    :param folders: where :func:`reset_device` keeps its locks.
     """
-    found: list[Path] = []
+    lock_paths: list[Path] = []
     for folder in folders:
         with contextlib.suppress(OSError):
-            found += folder.glob(f"*{_SUFFIX}")
-    return frozenset(each.name.removesuffix(_SUFFIX) for each in found if _is_locked(each))
+            lock_paths += folder.glob(f"*{_SUFFIX}")
+    return frozenset(path.name.removesuffix(_SUFFIX) for path in lock_paths if _is_locked(path))
 
 
 def _is_locked(path: Path) -> bool:
@@ -171,7 +173,7 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
-def reset(root: Path, address: str, timeout: float, folder: Path) -> None:
+def reset_device(root: Path, address: str, timeout: float, folder: Path) -> None:
     """Let the kernel reset the device at *address*.
 
     :param root: where ``sys`` is.
@@ -181,7 +183,7 @@ def reset(root: Path, address: str, timeout: float, folder: Path) -> None:
     :raises ResetError: there is no way, it failed, or took too long.
     """
     address = normalise_address(address)
-    tree = Tree(root)
+    tree = FileTree(root)
     with contextlib.ExitStack() as stack:
         try:
             file = stack.enter_context(handles.kernel_file(root, f"{DEVICES}/{address}/reset"))
@@ -190,18 +192,21 @@ def reset(root: Path, address: str, timeout: float, folder: Path) -> None:
         if file is None:
             raise ResetError("the kernel knows no way to reset it")
         try:
-            there = holders.door(tree, root, address)
+            there = holders.find_vfio_door(tree, root, address)
         except FileError as error:
             raise HeldError(str(error)) from error
-        if there is None and (user := holders.holders(root, [address]).get(address)) is not None:
+        if (
+            there is None
+            and (user := holders.find_kernel_holders(root, [address]).get(address)) is not None
+        ):
             raise HeldError(user.text)
         try:
-            locks = stack.enter_context(handles.folder(folder, make=True))
+            locks = stack.enter_context(handles.hold_folder(folder, make=True))
         except OSError as error:
             raise ResetError(f"cannot make the directory of locks {folder}: {error}") from error
         nodes = ["", ""] if there is None else [there.path, there.iommu or ""]
-        argv = [handles.again(file), str(locks), f"{address}{_SUFFIX}", *nodes]
-        status, output = run(
+        argv = [handles.path_of_handle(file), str(locks), f"{address}{_SUFFIX}", *nodes]
+        status, output = run_with_deadline(
             [sys.executable, "-I", "-S", "-c", _WRITER, *argv], timeout, (file, locks)
         )
     if status == 0:
@@ -209,8 +214,8 @@ def reset(root: Path, address: str, timeout: float, folder: Path) -> None:
     what, _, text = output.partition(" ")
     number = int(text) if text.isascii() and text.isdigit() else 0
     if what == "group" and there is not None:
-        raise HeldError(holders.held(there, number).text)
+        raise HeldError(holders.explain_closed_door(there, number).text)
     if what == "lock" and number == errno.EAGAIN:
         raise ResetError("its last reset has not ended")
-    why = os.strerror(number).lower() if number else f"status {status}"
-    raise ResetError(f"its reset failed: {why}")
+    reason = os.strerror(number).lower() if number else f"status {status}"
+    raise ResetError(f"its reset failed: {reason}")

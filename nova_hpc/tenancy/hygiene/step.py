@@ -23,57 +23,69 @@ from typing import ClassVar
 
 import attrs
 
-from nova_hpc.tenancy.health_states import Rules
-from nova_hpc.tenancy.hygiene import baseline
-from nova_hpc.tenancy.hygiene import symptoms as judgement
-from nova_hpc.tenancy.hygiene.cleaner import Cleaners
-from nova_hpc.tenancy.hygiene.cleaning import Cleaning
-from nova_hpc.tenancy.hygiene.records import Records, clock
-from nova_hpc.tenancy.hygiene.snapshots import differences_of, errors_of, idle, seen, whole
-from nova_hpc.tenancy.hygiene.update import Swept, Update
+from nova_hpc.tenancy.health_states import HealthRules
+from nova_hpc.tenancy.hygiene import baseline, symptoms
+from nova_hpc.tenancy.hygiene.cleaner import RoleCleaners
+from nova_hpc.tenancy.hygiene.cleaning import DeviceCleaning
+from nova_hpc.tenancy.hygiene.records import HygieneRecords, clock
+from nova_hpc.tenancy.hygiene.snapshots import (
+    add_first_baseline,
+    baseline_differences_of,
+    distrust_damaged_baselines,
+    excess_errors_of,
+    is_unused_by_host,
+)
+from nova_hpc.tenancy.hygiene.update import HygieneSweep, HygieneUpdate
 from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
-from nova_hpc.tenancy.owners import Owners
+from nova_hpc.tenancy.owners import DeviceOwners
 from nova_hpc.tenancy.service_vm import stage
-from nova_hpc.tenancy.sign import Sign, Symptom
-from nova_hpc.tenancy.step import Candidate, RefusedError, Step, Tenant, View, Withheld
+from nova_hpc.tenancy.sign import HealthSign, Symptom
+from nova_hpc.tenancy.step import (
+    DeviceCandidate,
+    DeviceTenant,
+    NodeView,
+    RefusedError,
+    TenancyStep,
+    WithheldDevices,
+)
 from nova_hpc.wire.announcements import Accepted
-from nova_hpc.wire.ledger import SOMEBODY, Ledger, State
+from nova_hpc.wire.ledger import SOMEBODY, DeviceState, Ledger
 
 
 @attrs.frozen
-class Hygiene(Step):
+class HygieneStep(TenancyStep):
     """Keeps the devices of one node clean."""
 
     name: ClassVar[str] = "hygiene"
 
     root: Path
     ledger: LedgerFile
-    cleaners: Cleaners
+    cleaners: RoleCleaners
     #: Seconds after which a reset is given up.
     timeout: float
     #: Reads configuration spaces where this process may not read all of them.
     read_config: Callable[[Sequence[str]], Mapping[str, bytes]] | None = None
-    rules: Rules = attrs.field(factory=Rules)
+    rules: HealthRules = attrs.field(factory=HealthRules)
     #: Seconds of the clock of the day, and of one that counts from the boot.
     clock: Callable[[], tuple[float, float]] = clock
 
     @property
-    def records(self) -> Records:
+    def records(self) -> HygieneRecords:
         """What is known of the devices."""
-        return Records(self.root, self.ledger, self.read_config, self.rules, self.clock)
+        return HygieneRecords(self.root, self.ledger, self.read_config, self.rules, self.clock)
 
     @property
-    def cleaning(self) -> Cleaning:
+    def cleaning(self) -> DeviceCleaning:
         """Cleans devices that nobody has."""
-        return Cleaning(self.records, self.cleaners)
+        return DeviceCleaning(self.records, self.cleaners)
 
     @property
-    def _update(self) -> Update:
-        return Update(self.records, self.cleaning)
+    def _update(self) -> HygieneUpdate:
+        return HygieneUpdate(self.records, self.cleaning)
 
     # -- the protocol -----------------------------------------------------------
 
-    def before_start(self, tenant: Tenant, view: View) -> tuple[str, ...]:
+    def before_start(self, tenant: DeviceTenant, view: NodeView) -> tuple[str, ...]:
         """Check devices before a server gets them, and remember that it has."""
         wanted = view.candidates(tenant.devices)
         try:
@@ -88,13 +100,13 @@ class Hygiene(Step):
                 f"Of the {len(wanted)} PCI devices that were claimed for the server, "
                 f"{len(refused)} did not pass the check before it starts.",
                 [
-                    f"PCI device {each} must not be given to the server: {why}"
-                    for each, why in refused.items()
+                    f"PCI device {address} must not be given to the server: {reason}"
+                    for address, reason in refused.items()
                 ],
             )
         return ()
 
-    def before_restart(self, tenant: Tenant, view: View) -> tuple[str, ...]:
+    def before_restart(self, tenant: DeviceTenant, view: NodeView) -> tuple[str, ...]:
         """Remember the devices of a server that was made before this was in use."""
         try:
             self.keep(tenant.server, tenant.devices)
@@ -103,139 +115,153 @@ class Hygiene(Step):
             return (f"It is not recorded who has PCI devices: {error}",)
         return ()
 
-    def after_end(self, server: str, look: Callable[[], View], owners: Owners) -> tuple[str, ...]:
+    def after_end(
+        self, server: str, look: Callable[[], NodeView], owners: DeviceOwners
+    ) -> tuple[str, ...]:
         """Clean what a server had."""
         try:
-            mine = owners.rows().of(server)
+            recorded = owners.rows().of(server)
         except Exception as error:  # Nova does not answer
             self.ledger.distrust()
             text = f"Nova does not say which PCI devices the server had: {error}"
             return (text, *self._after_end(server, look, owners, frozenset()))
-        return self._after_end(server, look, owners, mine)
+        return self._after_end(server, look, owners, recorded)
 
     def _after_end(
-        self, server: str, look: Callable[[], View], owners: Owners, mine: frozenset[str]
+        self,
+        server: str,
+        look: Callable[[], NodeView],
+        owners: DeviceOwners,
+        recorded: frozenset[str],
     ) -> tuple[str, ...]:
         try:
-            if not mine and not self.has_given(server):
+            if not recorded and not self.has_given(server):
                 return ()
-            dirty = self.take_back(server, look().roles, owners, mine)
-            known = self.ledger.read().quarantined
+            dirty = self.take_back(server, look().roles, owners, recorded)
+            quarantined = self.ledger.read().quarantined
         except LedgerError as error:
             # Nova frees them now: its records have to tell that they had a server.
             self.ledger.distrust()
             return (f"PCI devices are not clean yet: {error}",)
         return tuple(
-            f"PCI device {each} is {'in quarantine' if each in known else 'not clean yet'}: {why}"
-            for each, why in dirty.items()
+            f"PCI device {address} is "
+            f"{'in quarantine' if address in quarantined else 'not clean yet'}: {reason}"
+            for address, reason in dirty.items()
         )
 
-    def withhold(self, view: View, owners: Owners) -> Withheld:
+    def withhold(self, view: NodeView, owners: DeviceOwners) -> WithheldDevices:
         """Clean and check free devices."""
         try:
-            known = self.records.known()
+            ledger = self.records.known()
             # What is no longer there is in no list of what is offered.
             gone = {
-                each: Symptom(Sign.ABSENT, "the device is not there")
-                for each, found in known.devices.items()
-                if found.baseline is not None and view.node.function(each) is None
+                address: Symptom(HealthSign.ABSENT, "the device is not there")
+                for address, device in ledger.devices.items()
+                if device.baseline is not None and view.node.function(address) is None
             }
             offered, ill = view.candidates(view.roles), {**gone, **view.ill}
             swept = self._update.look(offered, owners, ill, view.roles)
         except LedgerError as error:
             note = f"PCI devices are not offered: {error}"
-            swept = Swept(dict.fromkeys(view.roles, str(error)), (note,), (note,))
-        findings = {each: Symptom(Sign.UNREADY, why) for each, why in swept.reasons.items()}
-        return Withheld(findings, swept.notes, swept.alarms)
+            swept = HygieneSweep(dict.fromkeys(view.roles, str(error)), (note,), (note,))
+        findings = {
+            address: Symptom(HealthSign.UNREADY, reason)
+            for address, reason in swept.reasons.items()
+        }
+        return WithheldDevices(findings, swept.notes, swept.alarms)
 
     def unreported(self) -> frozenset[str]:
-        """See :meth:`Step.unreported`."""
+        """See :meth:`TenancyStep.unreported`."""
         devices = self.ledger.known().devices
-        return frozenset(each for each, found in devices.items() if found.unreported)
+        return frozenset(address for address, device in devices.items() if device.unreported)
 
     def report(self, addresses: Collection[str]) -> None:
-        """See :meth:`Step.report`."""
-        mine = frozenset(addresses)
-        if mine:
+        """See :meth:`TenancyStep.report`."""
+        reported = frozenset(addresses)
+        if reported:
             self.records.change(
-                lambda now: {
-                    each: attrs.evolve(now.device(each), unreported=False)
-                    for each in mine & now.devices.keys()
+                lambda ledger: {
+                    address: attrs.evolve(ledger.device(address), unreported=False)
+                    for address in reported & ledger.devices.keys()
                 }
             )
 
-    def check(self, device: Candidate) -> list[str]:
+    def check(self, device: DeviceCandidate) -> list[str]:
         """How a device differs from its baseline; nothing of one that a server has."""
-        now = whole(self.ledger.read())
-        if now.lost:
-            return [now.problems[0]]
+        ledger = distrust_damaged_baselines(self.ledger.read())
+        if ledger.lost:
+            return [ledger.problems[0]]
         address = device.function.address
-        if now.device(address).server is not None:
+        if ledger.device(address).server is not None:
             return []  # a server may do with it what it likes
         look = self.records.looker.look([device])[address]
-        entry = now.device(address)
-        found = differences_of(entry, look, device.function)
-        found += errors_of(entry, look, self.records.moment(), self.rules)
-        return [each.reason for each in found]
+        entry = ledger.device(address)
+        faults = baseline_differences_of(entry, look, device.function)
+        faults += excess_errors_of(entry, look, self.records.moment(), self.rules)
+        return [symptom.reason for symptom in faults]
 
-    def changes(self, devices: Iterable[Candidate]) -> dict[str, str]:
+    def changes(self, devices: Iterable[DeviceCandidate]) -> dict[str, str]:
         """How devices differ from their baselines in what an operator can accept.
 
         :returns: address -> the differences; of a device that a server may have only
             where it was found changed when it was cleaned.
         """
-        now = whole(self.ledger.read())
+        ledger = distrust_damaged_baselines(self.ledger.read())
         wanted = {
-            each.function.address: each
-            for each in devices
-            if (found := now.device(each.function.address)).server is None
-            or found.state is not State.OFFERED
+            candidate.function.address: candidate
+            for candidate in devices
+            if (device := ledger.device(candidate.function.address)).server is None
+            or device.state is not DeviceState.OFFERED
         }
         looks = self.records.looker.look(wanted.values())
         differences = {
-            each: differences_of(now.device(each), look, wanted[each].function)
-            for each, look in looks.items()
+            address: baseline_differences_of(ledger.device(address), look, wanted[address].function)
+            for address, look in looks.items()
         }
         return {
-            each: "; ".join(one.reason for one in found if one.sign in judgement.EXPECTED)
-            for each, found in differences.items()
-            if any(one.sign in judgement.EXPECTED for one in found)
+            address: "; ".join(
+                symptom.reason for symptom in device_symptoms if symptom.sign in symptoms.EXPECTED
+            )
+            for address, device_symptoms in differences.items()
+            if any(symptom.sign in symptoms.EXPECTED for symptom in device_symptoms)
         }
 
-    def accept(self, device: Candidate, owners: Owners, reason: str = "") -> str:
+    def accept(self, device: DeviceCandidate, owners: DeviceOwners, reason: str = "") -> str:
         """Record a device as it is now; the same change at others of its model is right, too."""
         address = device.function.address
         with self.records.locks([address], 1.0):
             entry = self.records.known().device(address)
-            found_changed = judgement.is_change(entry)
+            found_changed = symptoms.is_change(entry)
             self._expect_nobodys(address, owners, found_changed)
             look = self.records.looker.look([device])[address]
-            change = judgement.change_of(tuple(differences_of(entry, look, device.function)))
-            model = judgement.model_of(entry)
+            change = symptoms.lasting_change_of(
+                tuple(baseline_differences_of(entry, look, device.function))
+            )
+            model = symptoms.recorded_model_of(entry)
             accepted = None
             if change and model is not None and reason:
                 accepted = Accepted(model, change, reason)
-            for wrong in baseline.wrong(look, idle(device.function)):
-                if not (found_changed and wrong.sign is Sign.MASTER):
+            for wrong in baseline.find_inherent_faults(look, is_unused_by_host(device.function)):
+                if not (found_changed and wrong.sign is HealthSign.MASTER):
                     raise LedgerError(f"{address}: {wrong.reason}")
             ids = self.records.looker.identify([device], {address: look})
             hardware = ids.get(address, f"slot:{address}")
             moment = self.records.moment()
 
-            def edit(now: Ledger) -> Ledger:
-                now = whole(now)
-                entry = judgement.accepted(now.device(address), look, moment)
-                now = now.put({address: attrs.evolve(entry, hardware=hardware)})
-                if accepted is None or accepted in now.accepted:
-                    return now
-                return attrs.evolve(now, accepted=(*now.accepted, accepted))
+            def edit(ledger: Ledger) -> Ledger:
+                ledger = distrust_damaged_baselines(ledger)
+                entry = symptoms.accept_changed_device(ledger.device(address), look, moment)
+                ledger = ledger.put({address: attrs.evolve(entry, hardware=hardware)})
+                if accepted is None or accepted in ledger.accepted:
+                    return ledger
+                return attrs.evolve(ledger, accepted=(*ledger.accepted, accepted))
 
             entry = self.ledger.change(edit).device(address)
         if entry.server is not None:
             return "recorded as it is now; it is cleaned and offered at the next update"
         return "recorded as it is now"
 
-    def release(self, device: Candidate, owners: Owners) -> str | None:
+    def release(self, device: DeviceCandidate, owners: DeviceOwners) -> str | None:
         """Clean and check a device, and end its quarantine if it is well."""
         address = device.function.address
         with self.records.locks([address], self.timeout + 10):
@@ -248,17 +274,17 @@ class Hygiene(Step):
 
     def describe(self, address: str) -> Mapping[str, str]:
         """Who has had a device, its baseline, and how far its stage is."""
-        found = whole(self.ledger.read()).device(address)
-        known = json.dumps(found.baseline, sort_keys=True) if found.baseline else ""
+        device = distrust_damaged_baselines(self.ledger.read()).device(address)
+        baseline_text = json.dumps(device.baseline, sort_keys=True) if device.baseline else ""
         return {
-            "Server": found.server or "",
-            "Last server": found.last_server or "",
-            "Hardware": found.hardware or "",
-            "Baseline": known,
-            "Stage": stage.describe(stage.loads(found.stage)),
+            "Server": device.server or "",
+            "Last server": device.last_server or "",
+            "Hardware": device.hardware or "",
+            "Baseline": baseline_text,
+            "Stage": stage.describe_stage(stage.load_stage(device.stage)),
         }
 
-    def _expect_nobodys(self, address: str, owners: Owners, marked: bool = False) -> None:
+    def _expect_nobodys(self, address: str, owners: DeviceOwners, marked: bool = False) -> None:
         """Only what Nova, libvirt and the kernel know nobody to have is touched.
 
         :param marked: it may have the mark of a server that is gone.
@@ -277,7 +303,9 @@ class Hygiene(Step):
 
     # -- a server starts --------------------------------------------------------
 
-    def give(self, server: str, wanted: Mapping[str, Candidate], owners: Owners) -> dict[str, str]:
+    def give(
+        self, server: str, wanted: Mapping[str, DeviceCandidate], owners: DeviceOwners
+    ) -> dict[str, str]:
         """Check devices, and mark them with the server that gets them.
 
         A device that still has the mark of another server is cleaned first, and so is one of
@@ -290,40 +318,42 @@ class Hygiene(Step):
         :raises LedgerError: nothing can be remembered, so nothing may be given.
         """
         with self.records.locks(wanted, self.timeout + 10):
-            now, _ = self.records.compared(owners)
+            ledger, _ = self.records.compared(owners)
             refused = {
-                each: f"in quarantine: {why}"
-                for each, found in wanted.items()
-                if (why := now.why(each, found.function.physical_function)) is not None
+                address: f"in quarantine: {reason}"
+                for address, candidate in wanted.items()
+                if (reason := ledger.why(address, candidate.function.physical_function)) is not None
             }
-            for each in wanted.keys() - refused.keys():
-                if now.device(each).state is State.SUSPECT:
-                    refused[each] = f"suspect: {now.device(each).reason}"
+            for address in wanted.keys() - refused.keys():
+                if ledger.device(address).state is DeviceState.SUSPECT:
+                    refused[address] = f"suspect: {ledger.device(address).reason}"
             held = owners.held(wanted.keys() - refused.keys(), server)
-            refused |= {each: one.text for each, one in held.items()}
+            refused |= {address: holding.text for address, holding in held.items()}
             left = {
-                each
-                for each in wanted
-                if each not in refused
-                and now.device(each).server != server
-                and now.device(each).owes
+                address
+                for address in wanted
+                if address not in refused
+                and ledger.device(address).server != server
+                and ledger.device(address).owes
             }
-            now, dirty = self.cleaning.clean({each: wanted[each].role for each in left})
+            ledger, dirty = self.cleaning.clean({address: wanted[address].role for address in left})
             refused |= dirty
             looks = self.records.looker.look(
-                wanted[each] for each in wanted if each not in left | set(refused)
+                wanted[address] for address in wanted if address not in left | set(refused)
             )
-            refused |= self.records.wrong(now, looks, wanted)
+            refused |= self.records.wrong(ledger, looks, wanted)
             if not refused:
-                hardware = self.records.new_hardware(now, looks, wanted)
+                hardware = self.records.new_hardware(ledger, looks, wanted)
                 self.records.change(
-                    lambda now: {
-                        each: attrs.evolve(
-                            seen(now.device(each), looks.get(each), hardware.get(each)),
+                    lambda ledger: {
+                        address: attrs.evolve(
+                            add_first_baseline(
+                                ledger.device(address), looks.get(address), hardware.get(address)
+                            ),
                             server=server,
                             unreported=False,
                         )
-                        for each in wanted
+                        for address in wanted
                     }
                 )
             return refused
@@ -333,12 +363,12 @@ class Hygiene(Step):
 
         :raises LedgerError: nothing can be remembered.
         """
-        mine = frozenset(addresses)
+        kept = frozenset(addresses)
         self.records.change(
-            lambda now: {
-                each: attrs.evolve(now.device(each), server=server)
-                for each in mine
-                if now.device(each).server in (None, SOMEBODY)
+            lambda ledger: {
+                address: attrs.evolve(ledger.device(address), server=server)
+                for address in kept
+                if ledger.device(address).server in (None, SOMEBODY)
             }
         )
 
@@ -355,7 +385,7 @@ class Hygiene(Step):
         self,
         server: str,
         roles: Mapping[str, str | None],
-        owners: Owners,
+        owners: DeviceOwners,
         recorded: Collection[str] = (),
     ) -> dict[str, str]:
         """Clean every device that has the mark of a server, all at once.
@@ -370,20 +400,22 @@ class Hygiene(Step):
         """
         if recorded:
             self.keep(server, recorded)
-        mine = [each for each, who in self.records.known().marked.items() if who == server]
-        with self.records.locks(mine, self.timeout + 10):
-            now = self.records.known().marked
-            still = [each for each in mine if now.get(each) == server]
+        marked = [address for address, who in self.records.known().marked.items() if who == server]
+        with self.records.locks(marked, self.timeout + 10):
+            current_marks = self.records.known().marked
+            still = [address for address in marked if current_marks.get(address) == server]
             held = owners.held(still)
-            free = {each: roles.get(each) for each in still if each not in held}
-            return {each: one.text for each, one in held.items()} | self.cleaning.clean(free)[1]
+            free = {address: roles.get(address) for address in still if address not in held}
+            return {
+                address: holding.text for address, holding in held.items()
+            } | self.cleaning.clean(free)[1]
 
     # -- from time to time --------------------------------------------------------
 
     def sweep(
         self,
-        offered: Mapping[str, Candidate],
-        owners: Owners,
+        offered: Mapping[str, DeviceCandidate],
+        owners: DeviceOwners,
         ill: Mapping[str, Symptom] | None = None,
         roles: Mapping[str, str | None] | None = None,
     ) -> dict[str, str]:

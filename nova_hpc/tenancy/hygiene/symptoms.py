@@ -13,27 +13,32 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.tenancy import health_states as policy
-from nova_hpc.tenancy.health_states import Moment, Rules
+from nova_hpc.tenancy import health_states
+from nova_hpc.tenancy.health_states import HealthRules, Moment
 from nova_hpc.tenancy.hygiene import baseline
-from nova_hpc.tenancy.hygiene.baseline import Snapshot
-from nova_hpc.tenancy.hygiene.snapshots import baseline_of, counted, differences_of, errors_of
-from nova_hpc.tenancy.sign import Sign, Symptom
-from nova_hpc.tenancy.step import Candidate
-from nova_hpc.wire.ledger import SOMEBODY, Device, Ledger, State
+from nova_hpc.tenancy.hygiene.baseline import DeviceSnapshot
+from nova_hpc.tenancy.hygiene.snapshots import (
+    baseline_differences_of,
+    baseline_of,
+    excess_errors_of,
+    restart_error_count,
+)
+from nova_hpc.tenancy.sign import HealthSign, Symptom
+from nova_hpc.tenancy.step import DeviceCandidate
+from nova_hpc.wire.ledger import SOMEBODY, DeviceState, Ledger, LedgerDevice
 
 #: What an operator can expect to change.
-EXPECTED: Final = frozenset({Sign.CHANGED, Sign.FUNCTIONS})
+EXPECTED: Final = frozenset({HealthSign.CHANGED, HealthSign.FUNCTIONS})
 #: Seconds after which errors that are tolerated are forgotten.
 _WINDOW: Final = 3600.0
 
 
 @attrs.frozen
-class Judgement:
+class DeviceJudgement:
     """What a look comes to."""
 
     #: Address -> entry, of the devices whose entries are different now.
-    entries: Mapping[str, Device] = attrs.field(factory=dict, hash=False)
+    entries: Mapping[str, LedgerDevice] = attrs.field(factory=dict, hash=False)
     #: Address -> why it must not be offered.
     reasons: Mapping[str, str] = attrs.field(factory=dict, hash=False)
     #: One sentence each, for the log.
@@ -41,26 +46,26 @@ class Judgement:
     alarms: tuple[str, ...] = ()
 
 
-def model_of(device: Device) -> str | None:
+def recorded_model_of(device: LedgerDevice) -> str | None:
     """The model of a device, as it was recorded; see baseline.model_of."""
-    known = baseline_of(device)
-    return None if known is None else baseline.model_of(known)
+    recorded = baseline_of(device)
+    return None if recorded is None else baseline.snapshot_model_of(recorded)
 
 
-def change_of(symptoms: tuple[Symptom, ...]) -> str:
+def lasting_change_of(symptoms: tuple[Symptom, ...]) -> str:
     """How a device differs in what cannot come right by itself; "": it does not."""
-    return "; ".join(each.change for each in symptoms if each.sign is Sign.CHANGED)
+    return "; ".join(symptom.change for symptom in symptoms if symptom.sign is HealthSign.CHANGED)
 
 
-def judge(
+def judge_free_devices(
     ledger: Ledger,
-    looks: Mapping[str, Snapshot],
-    candidates: Mapping[str, Candidate],
+    looks: Mapping[str, DeviceSnapshot],
+    candidates: Mapping[str, DeviceCandidate],
     ill: Mapping[str, Symptom],
     roles: Mapping[str, str | None],
-    now: Moment,
-    rules: Rules,
-) -> Judgement:
+    moment: Moment,
+    rules: HealthRules,
+) -> DeviceJudgement:
     """Judge free devices.
 
     :param looks: at devices that nobody has, clean ones and suspect ones.
@@ -68,98 +73,115 @@ def judge(
     :param ill: those that cannot be given as the node looks now.
     :param roles: of everything that the node offers.
     """
-    devices: dict[str, Device] = dict(ledger.devices)
-    found: dict[str, tuple[Symptom, ...]] = {}
+    devices: dict[str, LedgerDevice] = dict(ledger.devices)
+    symptoms_found: dict[str, tuple[Symptom, ...]] = {}
     notes: list[str] = []
-    for each, look in looks.items():
+    for address, look in looks.items():
         symptoms = (
-            *differences_of(ledger.device(each), look, candidates[each].function),
-            *errors_of(ledger.device(each), look, now, rules),
+            *baseline_differences_of(ledger.device(address), look, candidates[address].function),
+            *excess_errors_of(ledger.device(address), look, moment, rules),
         )
-        why = expected(ledger, each, symptoms, now)
-        if why is not None and not look.silent:
-            devices[each] = renewed(ledger.device(each), look, now)
-            symptoms = tuple(one for one in symptoms if one.sign not in EXPECTED)
-            notes.append(f"PCI device {each} has changed and is recorded as it is now: {why}")
-        found[each] = symptoms
-    found |= {each: (symptom,) for each, symptom in ill.items()}
-    happened = policy.events(
-        {each: change for each, one in found.items() if (change := change_of(one))},
-        {each: model_of(ledger.device(each)) for each in looks},
+        reason = explain_expected_change(ledger, address, symptoms, moment)
+        if reason is not None and not look.silent:
+            devices[address] = renew_baseline(ledger.device(address), look, moment)
+            symptoms = tuple(symptom for symptom in symptoms if symptom.sign not in EXPECTED)
+            notes.append(f"PCI device {address} has changed and is recorded as it is now: {reason}")
+        symptoms_found[address] = symptoms
+    symptoms_found |= {address: (symptom,) for address, symptom in ill.items()}
+    happened = health_states.find_model_events(
+        {
+            address: change
+            for address, device_symptoms in symptoms_found.items()
+            if (change := lasting_change_of(device_symptoms))
+        },
+        {address: recorded_model_of(ledger.device(address)) for address in looks},
         rules,
     )
-    found = policy.as_event(found, happened)
-    settled = policy.settle(devices, found, roles, now, rules)
+    symptoms_found = health_states.replace_by_model_events(symptoms_found, happened)
+    settled = health_states.settle_device_states(devices, symptoms_found, roles, moment, rules)
     devices |= settled.entries
-    for each, look in looks.items():
-        devices[each] = _recount(devices.get(each, Device()), look, found[each], now)
-    return Judgement(
-        entries={each: one for each, one in devices.items() if one != ledger.device(each)},
+    for address, look in looks.items():
+        devices[address] = _recount_errors(
+            devices.get(address, LedgerDevice()), look, symptoms_found[address], moment
+        )
+    return DeviceJudgement(
+        entries={
+            address: device
+            for address, device in devices.items()
+            if device != ledger.device(address)
+        },
         reasons={
-            each: devices[each].reason
-            for each in found
-            if each in devices and devices[each].state is not State.OFFERED
+            address: devices[address].reason
+            for address in symptoms_found
+            if address in devices and devices[address].state is not DeviceState.OFFERED
         },
         notes=tuple(notes),
         alarms=(*settled.alarms, *(event.text for event in happened)),
     )
 
 
-def expected(
-    ledger: Ledger, address: str, symptoms: tuple[Symptom, ...], now: Moment
+def explain_expected_change(
+    ledger: Ledger, address: str, symptoms: tuple[Symptom, ...], moment: Moment
 ) -> str | None:
     """Why a change is right; None: nobody said so, or there is none."""
-    if not any(each.sign in EXPECTED for each in symptoms):
+    if not any(symptom.sign in EXPECTED for symptom in symptoms):
         return None
-    model = model_of(ledger.device(address))
+    model = recorded_model_of(ledger.device(address))
     announced = ledger.maintenance
-    if announced is not None and announced.covers(now.wall, model):
+    if announced is not None and announced.covers(moment.wall, model):
         return f"maintenance: {announced.reason}"
-    change = change_of(symptoms)
-    for each in ledger.accepted:
-        if change and (each.model, each.change) == (model, change):
-            return f"accepted for its model: {each.reason}"
+    change = lasting_change_of(symptoms)
+    for acceptance in ledger.accepted:
+        if change and (acceptance.model, acceptance.change) == (model, change):
+            return f"accepted for its model: {acceptance.reason}"
     return None
 
 
-def is_change(device: Device) -> bool:
+def is_change(device: LedgerDevice) -> bool:
     """Whether a device is withheld because it has changed."""
     sign = "" if device.trial is None else device.trial.sign
-    return device.state is not State.OFFERED and sign in (Sign.CHANGED.value, Sign.MODEL.value)
+    return device.state is not DeviceState.OFFERED and sign in (
+        HealthSign.CHANGED.value,
+        HealthSign.MODEL.value,
+    )
 
 
-def accepted(device: Device, look: Snapshot, now: Moment) -> Device:
+def accept_changed_device(
+    device: LedgerDevice, look: DeviceSnapshot, moment: Moment
+) -> LedgerDevice:
     """The entry of a device whose change an operator accepts.
 
     One that is withheld for the change has to be cleaned, and is tried at once.
     """
-    found = attrs.evolve(renewed(device, look, now), unreported=False)
+    entry = attrs.evolve(renew_baseline(device, look, moment), unreported=False)
     if not is_change(device):
         sign = "" if device.trial is None else device.trial.sign
-        if device.state is State.SUSPECT and sign == Sign.FUNCTIONS.value:
-            return attrs.evolve(found, state=State.OFFERED, reason="", trial=None)
-        return found
+        if device.state is DeviceState.SUSPECT and sign == HealthSign.FUNCTIONS.value:
+            return attrs.evolve(entry, state=DeviceState.OFFERED, reason="", trial=None)
+        return entry
     server = device.server
-    if device.state is State.QUARANTINED:
+    if device.state is DeviceState.QUARANTINED:
         server = server or device.last_server or SOMEBODY
-        return attrs.evolve(found, state=State.SUSPECT, trial=None, server=server)
+        return attrs.evolve(entry, state=DeviceState.SUSPECT, trial=None, server=server)
     if server is None:
-        return attrs.evolve(found, state=State.OFFERED, reason="", trial=None)
-    return attrs.evolve(found, trial=None)
+        return attrs.evolve(entry, state=DeviceState.OFFERED, reason="", trial=None)
+    return attrs.evolve(entry, trial=None)
 
 
-def renewed(device: Device, look: Snapshot, now: Moment) -> Device:
+def renew_baseline(device: LedgerDevice, look: DeviceSnapshot, moment: Moment) -> LedgerDevice:
     """An entry with what a device looks like now for its baseline."""
-    return attrs.evolve(device, baseline=look.dumps(), counted=now.up)
+    return attrs.evolve(device, baseline=look.dumps(), counted=moment.up)
 
 
-def _recount(device: Device, look: Snapshot, symptoms: tuple[Symptom, ...], now: Moment) -> Device:
+def _recount_errors(
+    device: LedgerDevice, look: DeviceSnapshot, symptoms: tuple[Symptom, ...], moment: Moment
+) -> LedgerDevice:
     """When errors are counted anew: they were judged, or an hour had less than is judged."""
-    many = any(each.sign is Sign.ERRORS for each in symptoms)
+    many = any(symptom.sign is HealthSign.ERRORS for symptom in symptoms)
     if many:
-        tried = device.trial is not None and device.trial.tried == now.up
-        withheld = device.state is not State.OFFERED
-        return counted(device, look, now) if tried and withheld else device
-    if device.counted is None or not 0 <= now.up - device.counted < _WINDOW:
-        return counted(device, look, now)
+        tried = device.trial is not None and device.trial.tried == moment.up
+        withheld = device.state is not DeviceState.OFFERED
+        return restart_error_count(device, look, moment) if tried and withheld else device
+    if device.counted is None or not 0 <= moment.up - device.counted < _WINDOW:
+        return restart_error_count(device, look, moment)
     return device

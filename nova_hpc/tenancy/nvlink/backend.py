@@ -14,7 +14,7 @@ from typing import Final
 import attrs
 
 from nova_hpc.conf import plugin
-from nova_hpc.tenancy.nvlink.partitions import FabricError, Partition
+from nova_hpc.tenancy.nvlink.partitions import NvlinkFabricError, NvlinkPartition
 
 NAMESPACE: Final = "nova_hpc.nvlink_backends"
 #: The value of the option where nothing has to be made active: no NVLinks, or
@@ -26,19 +26,19 @@ class BackendError(Exception):
     """``[hpc]nvlink_*`` cannot be used; the text says which option and the cure."""
 
 
-class WaitsError(FabricError):
+class WaitsError(NvlinkFabricError):
     """The manager is there and refuses everything but the list of active partitions.
 
     So it does after a restart, and while it is starting.
     """
 
 
-class NotSharedError(FabricError):
+class NotSharedError(NvlinkFabricError):
     """The manager is there, but is not set to share the fabric between servers."""
 
 
 @attrs.frozen
-class Settings:
+class NvlinkSettings:
     """``[hpc]nvlink_*``."""
 
     #: ``host:port``, or the path of a Unix socket.
@@ -52,18 +52,18 @@ class Settings:
 
 
 #: Runs a program with a limit in seconds and returns exit status and output;
-#: raises :class:`~nova_hpc.tenancy.nvlink.partitions.FabricError` when it does not end.
+#: raises :class:`~nova_hpc.tenancy.nvlink.partitions.NvlinkFabricError` when it does not end.
 Run = Callable[[Sequence[str], float], tuple[int, str]]
 
 
-class Backend(abc.ABC):
+class NvlinkBackend(abc.ABC):
     """A manager of an NVLink fabric.
 
     One object serves all threads of a service, one call after the other: it
     keeps no state. Every call ends within the time of the settings.
     """
 
-    def __init__(self, settings: Settings, run: Run) -> None:
+    def __init__(self, settings: NvlinkSettings, run: Run) -> None:
         """Keep the settings; nothing is called yet.
 
         :raises BackendError: they cannot be used.
@@ -72,37 +72,37 @@ class Backend(abc.ABC):
         self.run = run
 
     @abc.abstractmethod
-    def partitions(self) -> tuple[Partition, ...]:
+    def partitions(self) -> tuple[NvlinkPartition, ...]:
         """The table, by id.
 
         :raises WaitsError: it has to be told first which are active.
         :raises NotSharedError: it has no such table.
-        :raises FabricError: it cannot be had.
+        :raises NvlinkFabricError: it cannot be had.
         """
 
     @abc.abstractmethod
     def activate(self, partition: int) -> None:
         """Link the GPUs of a partition.
 
-        :raises FabricError: they are not linked, or nobody knows.
+        :raises NvlinkFabricError: they are not linked, or nobody knows.
         """
 
     @abc.abstractmethod
     def deactivate(self, partition: int) -> None:
         """Cut the links of a partition; one that has none is no error.
 
-        :raises FabricError: they are still there, or nobody knows.
+        :raises NvlinkFabricError: they are still there, or nobody knows.
         """
 
     @abc.abstractmethod
     def set_active(self, partitions: Sequence[int]) -> None:
         """Tell a manager that was restarted which partitions servers have.
 
-        :raises FabricError: it did not take the list.
+        :raises NvlinkFabricError: it did not take the list.
         """
 
 
-def load(name: str, settings: Settings, run: Run) -> Backend | None:
+def load_nvlink_backend(name: str, settings: NvlinkSettings, run: Run) -> NvlinkBackend | None:
     """The backend of that name; None for :data:`NONE`.
 
     :raises BackendError: there is none that can be loaded, or it cannot use
@@ -111,7 +111,9 @@ def load(name: str, settings: Settings, run: Run) -> Backend | None:
     if name == NONE:
         return None
     try:
-        found: Backend = plugin.load("nvlink_backend", NAMESPACE, name, Backend, settings, run)
+        backend: NvlinkBackend = plugin.load_plugin(
+            "nvlink_backend", NAMESPACE, name, NvlinkBackend, settings, run
+        )
     except plugin.PluginError as error:
         raise BackendError(str(error)) from error
-    return found
+    return backend

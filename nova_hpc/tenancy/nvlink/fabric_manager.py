@@ -19,14 +19,14 @@ from typing import Any, Final
 
 from nova_hpc.tenancy.nvlink import fabric_manager_call
 from nova_hpc.tenancy.nvlink.backend import (
-    Backend,
     BackendError,
     NotSharedError,
+    NvlinkBackend,
+    NvlinkSettings,
     Run,
-    Settings,
     WaitsError,
 )
-from nova_hpc.tenancy.nvlink.partitions import FabricError, Partition
+from nova_hpc.tenancy.nvlink.partitions import NvlinkFabricError, NvlinkPartition
 from nova_hpc.topology.model import AddressError, normalise_address
 
 _CALL: Final = str(Path(fabric_manager_call.__file__))
@@ -57,11 +57,11 @@ _LONGEST: Final = 255
 _MARGIN: Final = 2.0
 
 
-class FabricManager(Backend):
+class FabricManager(NvlinkBackend):
     """NVIDIA Fabric Manager."""
 
-    def __init__(self, settings: Settings, run: Run) -> None:
-        """See :class:`~nova_hpc.tenancy.nvlink.backend.Backend`.
+    def __init__(self, settings: NvlinkSettings, run: Run) -> None:
+        """See :class:`~nova_hpc.tenancy.nvlink.backend.NvlinkBackend`.
 
         :raises BackendError: the settings cannot be used.
         """
@@ -73,22 +73,22 @@ class FabricManager(Backend):
                 "[hpc]nvlink_gpus"
             )
 
-    def partitions(self) -> tuple[Partition, ...]:
-        """See :meth:`Backend.partitions`."""
-        found = [self._partition(each) for each in self._call("list")]
-        return tuple(sorted(found, key=lambda one: one.id))
+    def partitions(self) -> tuple[NvlinkPartition, ...]:
+        """See :meth:`NvlinkBackend.partitions`."""
+        partitions = [self._partition(row) for row in self._call("list")]
+        return tuple(sorted(partitions, key=lambda partition: partition.id))
 
     def activate(self, partition: int) -> None:
-        """See :meth:`Backend.activate`."""
+        """See :meth:`NvlinkBackend.activate`."""
         self._call("activate", [partition])
 
     def deactivate(self, partition: int) -> None:
-        """See :meth:`Backend.deactivate`."""
+        """See :meth:`NvlinkBackend.deactivate`."""
         # By this code it says that the partition is not active.
         self._call("deactivate", [partition], fine=("fmDeactivateFabricPartition", _UNINITIALIZED))
 
     def set_active(self, partitions: Sequence[int]) -> None:
-        """See :meth:`Backend.set_active`."""
+        """See :meth:`NvlinkBackend.set_active`."""
         self._call("set", sorted(partitions))
 
     def _call(
@@ -103,12 +103,12 @@ class FabricManager(Backend):
         }
         argv = [sys.executable, "-I", "-S", _CALL, json.dumps(order)]
         status, output = self.run(argv, self.settings.timeout + _MARGIN)
-        answer = _answer(output)
+        answer = _parse_call_answer(output)
         if answer is None:
             tail = " ".join(output.split())[-200:]
-            raise FabricError(f"Fabric Manager's library ended with status {status}: {tail}")
+            raise NvlinkFabricError(f"Fabric Manager's library ended with status {status}: {tail}")
         if "problem" in answer:
-            raise FabricError(
+            raise NvlinkFabricError(
                 f"Fabric Manager's library {self.settings.library} cannot be used: "
                 f"{answer['problem']}; install nvidia-fabricmanager-devel of the manager's version"
             )
@@ -120,7 +120,7 @@ class FabricManager(Backend):
             return []
         raise self._error(function, code, ids)
 
-    def _error(self, function: str, code: int, ids: Sequence[int]) -> FabricError:
+    def _error(self, function: str, code: int, ids: Sequence[int]) -> NvlinkFabricError:
         which = f"({', '.join(map(str, ids))})" if ids else ""
         text = (
             f"Fabric Manager at {self.settings.address}: {function}{which} failed: "
@@ -131,18 +131,18 @@ class FabricManager(Backend):
                 f"{text}; it is not in the shared NVSwitch mode: set FABRIC_MODE=1 in its "
                 "fabricmanager.cfg and restart it"
             )
-        return WaitsError(text) if code in _WAITING else FabricError(text)
+        return WaitsError(text) if code in _WAITING else NvlinkFabricError(text)
 
-    def _partition(self, found: Mapping[str, Any]) -> Partition:
-        addresses = [self._address_of(gpu) for gpu in found["gpus"]]
+    def _partition(self, row: Mapping[str, Any]) -> NvlinkPartition:
+        addresses = [self._address_of(gpu) for gpu in row["gpus"]]
         gpus = frozenset(addresses)
         if len(gpus) != len(addresses):
-            raise FabricError(f"NVLink partition {found['id']} has one GPU twice")
-        return Partition(
-            id=found["id"],
+            raise NvlinkFabricError(f"NVLink partition {row['id']} has one GPU twice")
+        return NvlinkPartition(
+            id=row["id"],
             gpus=gpus,
-            active=found["active"],
-            links=min((gpu["links"] for gpu in found["gpus"]), default=0),
+            active=row["active"],
+            links=min((gpu["links"] for gpu in row["gpus"]), default=0),
         )
 
     def _address_of(self, gpu: Mapping[str, Any]) -> str:
@@ -151,7 +151,7 @@ class FabricManager(Backend):
             # Whoever writes them down knows: a manager in a machine of its own
             # shows that machine's addresses.
             if number not in self.settings.gpus:
-                raise FabricError(
+                raise NvlinkFabricError(
                     f"Fabric Manager knows a GPU with the physical id {number}, which "
                     "[hpc]nvlink_gpus does not name"
                 )
@@ -161,7 +161,7 @@ class FabricManager(Backend):
         except AddressError:
             address = _NOWHERE
         if address == _NOWHERE:
-            raise FabricError(
+            raise NvlinkFabricError(
                 f"Fabric Manager does not say the PCI address of the GPU with the physical id "
                 f"{number}; name all of them in [hpc]nvlink_gpus"
             )
@@ -172,7 +172,7 @@ class FabricManager(Backend):
 _NOWHERE: Final = "0000:00:00.0"
 
 
-def _answer(output: str) -> dict[str, Any] | None:
+def _parse_call_answer(output: str) -> dict[str, Any] | None:
     for line in reversed(output.splitlines()):
         if line.startswith(fabric_manager_call.MARK):
             try:

@@ -46,7 +46,7 @@ class ConnectV2(ctypes.Structure):
     _fields_: ClassVar[list[Any]] = [*ConnectV1._fields_, ("kind", ctypes.c_int)]
 
 
-class Gpu(ctypes.Structure):
+class PartitionGpuStruct(ctypes.Structure):
     """``fmFabricPartitionGpuInfo_t``."""
 
     _fields_: ClassVar[list[Any]] = [
@@ -59,29 +59,29 @@ class Gpu(ctypes.Structure):
     ]
 
 
-class Partition(ctypes.Structure):
+class PartitionStruct(ctypes.Structure):
     """``fmFabricPartitionInfo_t``."""
 
     _fields_: ClassVar[list[Any]] = [
         ("id", ctypes.c_uint),
         ("is_active", ctypes.c_uint),
         ("number", ctypes.c_uint),
-        ("gpus", Gpu * _MOST_GPUS),
+        ("gpus", PartitionGpuStruct * _MOST_GPUS),
     ]
 
 
-class Partitions(ctypes.Structure):
+class PartitionListStruct(ctypes.Structure):
     """``fmFabricPartitionList_v2``, whose version number is 1."""
 
     _fields_: ClassVar[list[Any]] = [
         ("version", ctypes.c_uint),
         ("number", ctypes.c_uint),
         ("most", ctypes.c_uint),
-        ("partitions", Partition * _MOST_PARTITIONS),
+        ("partitions", PartitionStruct * _MOST_PARTITIONS),
     ]
 
 
-class Active(ctypes.Structure):
+class ActivePartitionsStruct(ctypes.Structure):
     """``fmActivatedFabricPartitionList_v1``."""
 
     _fields_: ClassVar[list[Any]] = [
@@ -105,12 +105,12 @@ class CallError(Exception):
         self.code = code
 
 
-def _check(function: str, code: int) -> None:
+def _check_return_code(function: str, code: int) -> None:
     if code != SUCCESS:
         raise CallError(function, code)
 
 
-def _connect(library: Any, address: str, timeout_ms: int) -> ctypes.c_void_p:
+def _connect_manager(library: Any, address: str, timeout_ms: int) -> ctypes.c_void_p:
     handle = ctypes.c_void_p()
     is_unix = address.startswith("/")
     code = VERSION_MISMATCH
@@ -125,46 +125,46 @@ def _connect(library: Any, address: str, timeout_ms: int) -> ctypes.c_void_p:
         code = library.fmConnect(ctypes.byref(wanted), ctypes.byref(handle))
         if code != VERSION_MISMATCH:
             break
-    _check("fmConnect", code)
+    _check_return_code("fmConnect", code)
     return handle
 
 
-def _list(library: Any, handle: ctypes.c_void_p) -> list[dict[str, Any]]:
-    table: Any = Partitions()
-    table.version = version_of(Partitions, 1)
-    _check(
+def _list_partition_rows(library: Any, handle: ctypes.c_void_p) -> list[dict[str, Any]]:
+    table: Any = PartitionListStruct()
+    table.version = version_of(PartitionListStruct, 1)
+    _check_return_code(
         "fmGetSupportedFabricPartitions",
         library.fmGetSupportedFabricPartitions(handle, ctypes.byref(table)),
     )
     return [
         {
-            "id": one.id,
-            "active": bool(one.is_active),
+            "id": partition.id,
+            "active": bool(partition.is_active),
             "gpus": [
                 {
                     "physical_id": gpu.physical_id,
                     "bus_id": gpu.bus_id.decode("ascii", "replace"),
                     "links": gpu.links_available,
                 }
-                for gpu in one.gpus[: min(one.number, _MOST_GPUS)]
+                for gpu in partition.gpus[: min(partition.number, _MOST_GPUS)]
             ],
         }
-        for one in table.partitions[: min(table.number, _MOST_PARTITIONS)]
+        for partition in table.partitions[: min(table.number, _MOST_PARTITIONS)]
     ]
 
 
 def _set_active(library: Any, handle: ctypes.c_void_p, ids: list[int]) -> None:
-    table: Any = Active()
-    table.version = version_of(Active, 1)
+    table: Any = ActivePartitionsStruct()
+    table.version = version_of(ActivePartitionsStruct, 1)
     table.number = len(ids)
     table.ids[: len(ids)] = ids
-    _check(
+    _check_return_code(
         "fmSetActivatedFabricPartitions",
         library.fmSetActivatedFabricPartitions(handle, ctypes.byref(table)),
     )
 
 
-def call(order: dict[str, Any]) -> list[dict[str, Any]]:
+def carry_out_order(order: dict[str, Any]) -> list[dict[str, Any]]:
     """Carry out one order.
 
     :raises CallError: a function has failed.
@@ -174,27 +174,29 @@ def call(order: dict[str, Any]) -> list[dict[str, Any]]:
     library: Any = ctypes.CDLL(order["library"])
     for name in ("fmActivateFabricPartition", "fmDeactivateFabricPartition"):
         getattr(library, name).argtypes = [ctypes.c_void_p, ctypes.c_uint]
-    _check("fmLibInit", library.fmLibInit())
+    _check_return_code("fmLibInit", library.fmLibInit())
     try:
-        handle = _connect(library, order["address"], order["timeout_ms"])
+        handle = _connect_manager(library, order["address"], order["timeout_ms"])
         try:
-            return _do(library, handle, order)
+            return _do_connected_order(library, handle, order)
         finally:
             library.fmDisconnect(handle)
     finally:
         library.fmLibShutdown()
 
 
-def _do(library: Any, handle: ctypes.c_void_p, order: dict[str, Any]) -> list[dict[str, Any]]:
+def _do_connected_order(
+    library: Any, handle: ctypes.c_void_p, order: dict[str, Any]
+) -> list[dict[str, Any]]:
     what, ids = order["do"], order["ids"]
     if what == "list":
-        return _list(library, handle)
+        return _list_partition_rows(library, handle)
     if what == "set":
         _set_active(library, handle, ids)
         return []
     names = {"activate": "fmActivateFabricPartition", "deactivate": "fmDeactivateFabricPartition"}
-    for each in ids:
-        _check(names[what], getattr(library, names[what])(handle, each))
+    for partition_id in ids:
+        _check_return_code(names[what], getattr(library, names[what])(handle, partition_id))
     return []
 
 
@@ -202,7 +204,7 @@ def main() -> None:
     """Read the order from the command line and print the answer on one line."""
     answer: dict[str, Any] = {}
     try:
-        answer["partitions"] = call(json.loads(sys.argv[1]))
+        answer["partitions"] = carry_out_order(json.loads(sys.argv[1]))
     except CallError as error:
         answer.update(function=error.function, code=error.code)
     except (OSError, AttributeError) as error:

@@ -40,25 +40,28 @@ class NvlinkSet:
     devices: frozenset[str]  # normalised addresses
 
 
-def strict(entries: Sequence[str]) -> tuple[NvlinkSet, ...]:
+def parse_nvlink_sets(entries: Sequence[str]) -> tuple[NvlinkSet, ...]:
     """Read all entries of ``[hpc]nvlink_set``.
 
     :raises NvlinkError: one of them is bad, or they contradict each other.
     """
-    sets = tuple(_parse(number, text) for number, text in enumerate(entries, 1))
+    sets = tuple(_parse_nvlink_set(number, text) for number, text in enumerate(entries, 1))
     names: set[str] = set()
     members: dict[frozenset[str], str] = {}
-    for one in sets:
-        if one.name in names:
-            raise NvlinkError(f"[hpc]nvlink_set: the name {one.name!r} is given twice; rename one")
-        names.add(one.name)
-        if one.devices in members:
+    for nvlink_set in sets:
+        if nvlink_set.name in names:
             raise NvlinkError(
-                f"[hpc]nvlink_set: {members[one.devices]!r} and {one.name!r} have the same "
+                f"[hpc]nvlink_set: the name {nvlink_set.name!r} is given twice; rename one"
+            )
+        names.add(nvlink_set.name)
+        if nvlink_set.devices in members:
+            raise NvlinkError(
+                f"[hpc]nvlink_set: {members[nvlink_set.devices]!r} and "
+                f"{nvlink_set.name!r} have the same "
                 "devices; remove one"
             )
-        members[one.devices] = one.name
-    for address, text in sorted(tags(sets).items()):
+        members[nvlink_set.devices] = nvlink_set.name
+    for address, text in sorted(nvlink_tags_of(sets).items()):
         if len(text) > _LONGEST_TAG:
             raise NvlinkError(
                 f"[hpc]nvlink_set: {address} is in so many sets that its tag would have more than "
@@ -67,10 +70,10 @@ def strict(entries: Sequence[str]) -> tuple[NvlinkSet, ...]:
     return sets
 
 
-def _parse(number: int, text: str) -> NvlinkSet:
-    def bad(why: str) -> NvlinkError:
+def _parse_nvlink_set(number: int, text: str) -> NvlinkSet:
+    def bad(reason: str) -> NvlinkError:
         quoted = text if len(text) <= _LONGEST_QUOTE else text[:_LONGEST_QUOTE] + "..."
-        return NvlinkError(f"[hpc]nvlink_set, entry {number}, {quoted!r}: {why}.")
+        return NvlinkError(f"[hpc]nvlink_set, entry {number}, {quoted!r}: {reason}.")
 
     try:
         entry = json.loads(text)
@@ -84,14 +87,14 @@ def _parse(number: int, text: str) -> NvlinkSet:
             "'name' must be up to 32 letters, digits, '.', '_' and '-' that begin with a letter "
             "or a digit"
         )
-    if not isinstance(devices, list) or not all(isinstance(each, str) for each in devices):
+    if not isinstance(devices, list) or not all(isinstance(device, str) for device in devices):
         raise bad("'devices' must be a list of PCI addresses")
     if not 2 <= len(devices) <= nvlink.MOST_MEMBERS:
         raise bad(f"'devices' must name 2 to {nvlink.MOST_MEMBERS} devices, not {len(devices)}")
     addresses = set()
-    for each in devices:
+    for device in devices:
         try:
-            address = normalise_address(each)
+            address = normalise_address(device)
         except AddressError as error:
             raise bad(str(error)) from None
         if address in addresses:
@@ -100,40 +103,41 @@ def _parse(number: int, text: str) -> NvlinkSet:
     return NvlinkSet(name, frozenset(addresses))
 
 
-def check(sets: Iterable[NvlinkSet], node: Node, roles: Roles) -> None:
+def check_nvlink_sets(sets: Iterable[NvlinkSet], node: Node, roles: Roles) -> None:
     """See whether the node has the devices of every set, alike and linkable.
 
     :raises NvlinkError: it has not.
     """
-    for one in sets:
+    for nvlink_set in sets:
         kinds = set()
-        for address in sorted(one.devices):
+        for address in sorted(nvlink_set.devices):
             function = node.function(address)
             if function is None:
                 raise NvlinkError(
-                    f"[hpc]nvlink_set {one.name!r}: this node has no device {address}"
+                    f"[hpc]nvlink_set {nvlink_set.name!r}: this node has no device {address}"
                 )
             role = roles.role_of(function, node)
             if role is None or role == SWITCH_ROLE:
                 raise NvlinkError(
-                    f"[hpc]nvlink_set {one.name!r}: {address} has "
+                    f"[hpc]nvlink_set {nvlink_set.name!r}: {address} has "
                     f"{'no role' if role is None else f'the role {role}'}; name the GPUs, and give "
                     "them a role by [hpc]device_role"
                 )
             if function.physical_function is not None:
                 raise NvlinkError(
-                    f"[hpc]nvlink_set {one.name!r}: {address} is a virtual function; NVLink sets "
+                    f"[hpc]nvlink_set {nvlink_set.name!r}: {address} is a virtual "
+                    f"function; NVLink sets "
                     "are of whole devices"
                 )
             kinds.add(role)
         if len(kinds) > 1:
             raise NvlinkError(
-                f"[hpc]nvlink_set {one.name!r}: its devices have different roles "
+                f"[hpc]nvlink_set {nvlink_set.name!r}: its devices have different roles "
                 f"({', '.join(sorted(kinds))}); all members must have the same"
             )
 
 
-def default(node: Node, roles: Roles) -> tuple[NvlinkSet, ...]:
+def default_nvlink_sets(node: Node, roles: Roles) -> tuple[NvlinkSet, ...]:
     """What the inventory can tell: NVSwitches connect the GPUs of their board; hives.
 
     GPUs below NVSwitches are of their vendor and of one product, which a card in a slot
@@ -143,30 +147,32 @@ def default(node: Node, roles: Roles) -> tuple[NvlinkSet, ...]:
     members is not whole. Of NVLink bridges between cards nothing tells.
     """
     vendors = {
-        each.vendor_id for each in node.functions if roles.role_of(each, node) == SWITCH_ROLE
+        function.vendor_id
+        for function in node.functions
+        if roles.role_of(function, node) == SWITCH_ROLE
     }
     sets = []
     for vendor in sorted(vendor for vendor in vendors if vendor is not None):
         products: dict[str | None, set[str]] = {}
-        for each in node.functions:
-            whole = each.physical_function is None
-            if each.vendor_id == vendor and whole and roles.role_of(each, node) == GPU_ROLE:
-                products.setdefault(each.product_id, set()).add(each.address)
+        for function in node.functions:
+            whole = function.physical_function is None
+            if function.vendor_id == vendor and whole and roles.role_of(function, node) == GPU_ROLE:
+                products.setdefault(function.product_id, set()).add(function.address)
         most = sorted(products.values(), key=len)[-2:]
         if not most or (len(most) == 2 and len(most[0]) == len(most[1])):
             continue
         members = frozenset(most[-1])
         if 2 <= len(members) <= nvlink.MOST_MEMBERS:
             sets.append(NvlinkSet(f"all-{vendor}" if len(vendors) > 1 else "all", members))
-    return (*sets, *_hives(node, roles))
+    return (*sets, *_sets_of_hives(node, roles))
 
 
-def _hives(node: Node, roles: Roles) -> Iterator[NvlinkSet]:
+def _sets_of_hives(node: Node, roles: Roles) -> Iterator[NvlinkSet]:
     """One set for each hive, named after the lowest address in it."""
     hives: dict[str, set[str]] = {}
-    for each in node.functions:
-        if each.hive is not None and each.physical_function is None:
-            hives.setdefault(each.hive, set()).add(each.address)
+    for function in node.functions:
+        if function.hive is not None and function.physical_function is None:
+            hives.setdefault(function.hive, set()).add(function.address)
     for first, members in sorted(hives.items()):
         played = {
             roles.role_of(function, node)
@@ -178,11 +184,11 @@ def _hives(node: Node, roles: Roles) -> Iterator[NvlinkSet]:
             yield NvlinkSet(f"hive-{first.replace(':', '.')}", frozenset(members))
 
 
-def tags(sets: Iterable[NvlinkSet]) -> Mapping[str, str]:
+def nvlink_tags_of(sets: Iterable[NvlinkSet]) -> Mapping[str, str]:
     """Address -> value of the tag ``hpc_nvlink``."""
     memberships: dict[str, dict[str, int]] = {}
-    for one in sets:
-        for address in one.devices:
-            memberships.setdefault(address, {})[one.name] = len(one.devices)
-    texts = {address: nvlink.write(found) for address, found in memberships.items()}
+    for nvlink_set in sets:
+        for address in nvlink_set.devices:
+            memberships.setdefault(address, {})[nvlink_set.name] = len(nvlink_set.devices)
+    texts = {address: nvlink.format_nvlink_tag(sizes) for address, sizes in memberships.items()}
     return {address: text for address, text in texts.items() if text is not None}

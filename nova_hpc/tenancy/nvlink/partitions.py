@@ -15,14 +15,14 @@ from typing import Final
 import attrs
 
 from nova_hpc.topology.model import address_key
-from nova_hpc.wire.ledger import SOMEBODY, Tenancy
+from nova_hpc.wire.ledger import SOMEBODY, PartitionTenancy
 
 
-class FabricError(Exception):
+class NvlinkFabricError(Exception):
     """The fabric cannot be set, or nobody knows how it is; the text is for operators."""
 
 
-class NoPartitionError(FabricError):
+class NoPartitionError(NvlinkFabricError):
     """No partition has exactly these GPUs: other GPUs are needed, the fabric is well."""
 
     def __init__(self, text: str, user: str) -> None:
@@ -32,7 +32,7 @@ class NoPartitionError(FabricError):
 
 
 @attrs.frozen
-class Partition:
+class NvlinkPartition:
     """One entry of the manager's table."""
 
     id: int
@@ -44,19 +44,19 @@ class Partition:
 
 
 @attrs.frozen
-class Plan:
+class PartitionPlan:
     """What is to be done before a server starts, in this order."""
 
     #: Partitions that are active, in the way, and nobody's.
     deactivate: tuple[int, ...]
     activate: tuple[int, ...]
     #: What the server then has, by id.
-    chosen: tuple[Partition, ...]
+    chosen: tuple[NvlinkPartition, ...]
 
 
-def cover(
-    partitions: Iterable[Partition], gpus: Collection[str], linked: bool
-) -> tuple[Partition, ...]:
+def cover_gpus(
+    partitions: Iterable[NvlinkPartition], gpus: Collection[str], linked: bool
+) -> tuple[NvlinkPartition, ...]:
     """The fewest partitions that have exactly *gpus*, each GPU once.
 
     That is one partition wherever the manager has one for them. A server with
@@ -69,75 +69,82 @@ def cover(
     wanted = frozenset(gpus)
     least = 2 if linked and len(wanted) > 1 else 1
     # Of two with the same GPUs the active one, then the first.
-    table: dict[frozenset[str], Partition] = {}
-    for one in sorted(partitions, key=lambda one: (not one.active, one.id)):
-        if one.gpus <= wanted and len(one.gpus) >= least:
-            table.setdefault(one.gpus, one)
-    usable = sorted(table.values(), key=lambda one: (-len(one.gpus), one.id))
-    found = _cover(usable, wanted, ())
-    if found is None:
+    table: dict[frozenset[str], NvlinkPartition] = {}
+    for partition in sorted(partitions, key=lambda entry: (not entry.active, entry.id)):
+        if partition.gpus <= wanted and len(partition.gpus) >= least:
+            table.setdefault(partition.gpus, partition)
+    usable = sorted(table.values(), key=lambda partition: (-len(partition.gpus), partition.id))
+    covering = _cover_remaining_gpus(usable, wanted, ())
+    if covering is None:
         kind = "linked by NVLink" if least > 1 else "alone"
         raise NoPartitionError(
-            f"no NVLink partition has exactly {_listed(wanted)}, nor have several together",
+            f"no NVLink partition has exactly {_list_gpu_addresses(wanted)}, nor have "
+            f"several together",
             f"No NVLink partition has exactly the {len(wanted)} GPUs that were claimed, {kind}.",
         )
-    return tuple(sorted(found, key=lambda one: one.id))
+    return tuple(sorted(covering, key=lambda partition: partition.id))
 
 
-def _cover(
-    usable: Sequence[Partition], rest: frozenset[str], taken: tuple[Partition, ...]
-) -> tuple[Partition, ...] | None:
+def _cover_remaining_gpus(
+    usable: Sequence[NvlinkPartition], rest: frozenset[str], taken: tuple[NvlinkPartition, ...]
+) -> tuple[NvlinkPartition, ...] | None:
     """Branch on the first GPU without a partition; of equals the first found stays."""
     if not rest:
         return taken
     first = min(rest, key=address_key)
-    best: tuple[Partition, ...] | None = None
-    for one in usable:
-        if first in one.gpus and one.gpus <= rest:
-            found = _cover(usable, rest - one.gpus, (*taken, one))
-            if found is not None and (best is None or len(found) < len(best)):
-                best = found
+    best: tuple[NvlinkPartition, ...] | None = None
+    for partition in usable:
+        if first in partition.gpus and partition.gpus <= rest:
+            covering = _cover_remaining_gpus(usable, rest - partition.gpus, (*taken, partition))
+            if covering is not None and (best is None or len(covering) < len(best)):
+                best = covering
     return best
 
 
-def plan(
-    partitions: Sequence[Partition],
+def plan_partitions(
+    partitions: Sequence[NvlinkPartition],
     gpus: Collection[str],
     others: Collection[str],
     linked: bool,
     fresh: bool,
-) -> Plan:
+) -> PartitionPlan:
     """What makes exactly the partitions of *gpus* active.
 
     :param partitions: the manager's table, as it is now.
     :param others: GPUs that other servers have.
-    :param linked: see :func:`cover`.
+    :param linked: see :func:`cover_gpus`.
     :param fresh: the GPUs come from another server, or from nobody: a
         partition of theirs that is active is made anew.
     :raises NoPartitionError: no partition has exactly these GPUs.
-    :raises FabricError: an active partition joins them with another server's.
+    :raises NvlinkFabricError: an active partition joins them with another server's.
     """
     wanted = frozenset(gpus)
     if wanted & frozenset(others):
-        raise FabricError(
-            f"{_listed(wanted & frozenset(others))}: another server has them at the same time"
+        raise NvlinkFabricError(
+            f"{_list_gpu_addresses(wanted & frozenset(others))}: another server has them "
+            f"at the same time"
         )
-    chosen = cover(partitions, wanted, linked)
-    mine = {one.id for one in chosen}
+    chosen = cover_gpus(partitions, wanted, linked)
+    chosen_ids = {partition.id for partition in chosen}
     first = []
-    for one in sorted(partitions, key=lambda one: one.id):
-        if not one.active or not one.gpus & wanted or (one.id in mine and not fresh):
+    for partition in sorted(partitions, key=lambda entry: entry.id):
+        if (
+            not partition.active
+            or not partition.gpus & wanted
+            or (partition.id in chosen_ids and not fresh)
+        ):
             continue
-        foreign = one.gpus & frozenset(others)
+        foreign = partition.gpus & frozenset(others)
         if foreign:
-            raise FabricError(
-                f"NVLink partition {one.id} is active and joins {_listed(one.gpus & wanted)} with "
-                f"{_listed(foreign)} of another server; it cannot be deactivated now"
+            raise NvlinkFabricError(
+                f"NVLink partition {partition.id} is active and joins "
+                f"{_list_gpu_addresses(partition.gpus & wanted)} with "
+                f"{_list_gpu_addresses(foreign)} of another server; it cannot be deactivated now"
             )
-        first.append(one.id)
-    return Plan(
+        first.append(partition.id)
+    return PartitionPlan(
         deactivate=tuple(first),
-        activate=tuple(one.id for one in chosen if fresh or not one.active),
+        activate=tuple(partition.id for partition in chosen if fresh or not partition.active),
         chosen=chosen,
     )
 
@@ -145,36 +152,38 @@ def plan(
 #: In place of a server where there is none any more: the partition has to be deactivated.
 NOBODY: Final = ""
 
-Tenancies = Mapping[int, Tenancy]
+Tenancies = Mapping[int, PartitionTenancy]
 
 
-def held(tenancies: Tenancies) -> tuple[int, ...]:
+def list_held_partitions(tenancies: Tenancies) -> tuple[int, ...]:
     """Partitions that belong to a server, as far as the records tell."""
-    return tuple(sorted(key for key, one in tenancies.items() if one.server != NOBODY))
+    return tuple(sorted(key for key, tenancy in tenancies.items() if tenancy.server != NOBODY))
 
 
-def in_use(tenancies: Tenancies, used: Collection[str]) -> tuple[int, ...]:
+def list_needed_partitions(tenancies: Tenancies, used: Collection[str]) -> tuple[int, ...]:
     """Those with a GPU that a server has now: they must be active."""
-    return tuple(key for key in held(tenancies) if tenancies[key].gpus & frozenset(used))
+    return tuple(
+        key for key in list_held_partitions(tenancies) if tenancies[key].gpus & frozenset(used)
+    )
 
 
-def adopt(
-    partitions: Iterable[Partition], tenancies: Tenancies, used: Collection[str]
-) -> dict[int, Tenancy]:
+def adopt_active_partitions(
+    partitions: Iterable[NvlinkPartition], tenancies: Tenancies, used: Collection[str]
+) -> dict[int, PartitionTenancy]:
     """*tenancies*, and active partitions of which servers have every GPU.
 
     Those were made active before anybody kept a record, or the record is lost.
     """
-    found = dict(tenancies)
-    kept = {gpu for one in tenancies.values() for gpu in one.gpus}
-    for one in partitions:
-        if one.active and one.gpus <= frozenset(used) and not one.gpus & kept:
-            found[one.id] = Tenancy(SOMEBODY, one.gpus)
-    return found
+    adopted = dict(tenancies)
+    kept = {gpu for tenancy in tenancies.values() for gpu in tenancy.gpus}
+    for partition in partitions:
+        if partition.active and partition.gpus <= frozenset(used) and not partition.gpus & kept:
+            adopted[partition.id] = PartitionTenancy(SOMEBODY, partition.gpus)
+    return adopted
 
 
-def differences(
-    partitions: Iterable[Partition], sets: Iterable[frozenset[str]]
+def compare_with_nvlink_sets(
+    partitions: Iterable[NvlinkPartition], sets: Iterable[frozenset[str]]
 ) -> tuple[tuple[frozenset[str], ...], tuple[frozenset[str], ...]]:
     """The node's NVLink sets beside the manager's partitions of several GPUs.
 
@@ -182,14 +191,14 @@ def differences(
     :returns: partitions that are no set, and sets that are no partition:
         servers would be refused on these.
     """
-    offered = {one.gpus for one in partitions if len(one.gpus) > 1}
-    known = set(sets)
-    return _ordered(offered - known), _ordered(known - offered)
+    offered = {partition.gpus for partition in partitions if len(partition.gpus) > 1}
+    node_sets = set(sets)
+    return _order_gpu_sets(offered - node_sets), _order_gpu_sets(node_sets - offered)
 
 
-def _ordered(sets: Iterable[frozenset[str]]) -> tuple[frozenset[str], ...]:
-    return tuple(sorted(sets, key=lambda one: (len(one), sorted(map(address_key, one)))))
+def _order_gpu_sets(sets: Iterable[frozenset[str]]) -> tuple[frozenset[str], ...]:
+    return tuple(sorted(sets, key=lambda gpus: (len(gpus), sorted(map(address_key, gpus)))))
 
 
-def _listed(gpus: Iterable[str]) -> str:
+def _list_gpu_addresses(gpus: Iterable[str]) -> str:
     return ", ".join(sorted(gpus, key=address_key))

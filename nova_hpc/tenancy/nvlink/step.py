@@ -23,32 +23,45 @@ import attrs
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
 from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
 from nova_hpc.tenancy.nvlink import partitions as nvlink
-from nova_hpc.tenancy.nvlink.backend import Backend, BackendError, Settings, WaitsError, load
+from nova_hpc.tenancy.nvlink.backend import (
+    BackendError,
+    NvlinkBackend,
+    NvlinkSettings,
+    WaitsError,
+    load_nvlink_backend,
+)
 from nova_hpc.tenancy.nvlink.partitions import (
-    FabricError,
     NoPartitionError,
-    Partition,
+    NvlinkFabricError,
+    NvlinkPartition,
     Tenancies,
 )
-from nova_hpc.tenancy.owners import Owners
-from nova_hpc.tenancy.sign import Sign, Symptom
-from nova_hpc.tenancy.step import RefusedError, Step, StepError, Tenant, View, Withheld
+from nova_hpc.tenancy.owners import DeviceOwners
+from nova_hpc.tenancy.sign import HealthSign, Symptom
+from nova_hpc.tenancy.step import (
+    DeviceTenant,
+    NodeView,
+    RefusedError,
+    StepError,
+    TenancyStep,
+    WithheldDevices,
+)
 from nova_hpc.topology import nvlink as sets
 from nova_hpc.topology.model import AddressError, address_key, normalise_address
-from nova_hpc.wire.ledger import Ledger, Tenancy
+from nova_hpc.wire.ledger import Ledger, PartitionTenancy
 
 _OUT_OF_ORDER: Final = "The NVLinks of the node cannot be set now."
 
 
-def run(argv: Sequence[str], timeout: float) -> tuple[int, str]:
+def run_fabric_call(argv: Sequence[str], timeout: float) -> tuple[int, str]:
     """Run a program that may never end; see :data:`nova_hpc.tenancy.nvlink.backend.Run`."""
     try:
-        return hygiene_reset.run(argv, timeout)
+        return hygiene_reset.run_with_deadline(argv, timeout)
     except hygiene_reset.ResetError as error:
-        raise FabricError(f"the manager of the NVLink fabric: {error}") from error
+        raise NvlinkFabricError(f"the manager of the NVLink fabric: {error}") from error
 
 
-def settings(options: Any) -> Settings:
+def nvlink_settings_of(options: Any) -> NvlinkSettings:
     """``[hpc]nvlink_*`` of these *options*.
 
     :raises BackendError: they make no sense.
@@ -67,7 +80,7 @@ def settings(options: Any) -> Settings:
         if address in gpus.values():
             raise BackendError(f"[hpc]nvlink_gpus names {address} twice")
         gpus[int(number)] = address
-    return Settings(
+    return NvlinkSettings(
         address=options.nvlink_address,
         timeout=float(options.nvlink_timeout),
         library=options.nvlink_library,
@@ -76,7 +89,7 @@ def settings(options: Any) -> Settings:
 
 
 @attrs.frozen
-class Swept:
+class NvlinkSweep:
     """What a look from time to time has found."""
 
     #: GPU -> why it must not be given.
@@ -86,7 +99,7 @@ class Swept:
 
 
 @attrs.frozen
-class State:
+class NvlinkState:
     """What the ledger says of the fabric."""
 
     tenancies: Tenancies = attrs.field(factory=dict, hash=False)
@@ -97,12 +110,12 @@ class State:
 
 
 @attrs.frozen
-class Links(Step):
+class NvlinkStep(TenancyStep):
     """Keeps the partitions of one node's NVLink fabric as its servers need them."""
 
     name: ClassVar[str] = "nvlink"
 
-    backend: Backend
+    backend: NvlinkBackend
     ledger: LedgerFile
     #: The role of NVSwitches in the node's offers.
     switch_role: str | None = None
@@ -110,56 +123,62 @@ class Links(Step):
     @classmethod
     def from_options(
         cls, options: Any, ledger: LedgerFile, switch_role: str | None = None
-    ) -> Links | None:
+    ) -> NvlinkStep | None:
         """As group ``[hpc]`` of the configuration says; None where it is switched off.
 
         :raises BackendError: it cannot be used.
         """
-        backend = load(options.nvlink_backend, settings(options), run)
+        backend = load_nvlink_backend(
+            options.nvlink_backend, nvlink_settings_of(options), run_fabric_call
+        )
         if backend is None:
             return None
         return cls(backend, ledger, switch_role)
 
     # -- the protocol ---------------------------------------------------------------
 
-    def begin(self, view: View) -> tuple[str, ...]:
+    def begin(self, view: NodeView) -> tuple[str, ...]:
         """Refuse to start where servers with GPUs could not be started."""
         try:
-            partitions = self.reach([each.address for each in view.node.functions])
-        except (FabricError, LedgerError) as error:
+            partitions = self.reach([function.address for function in view.node.functions])
+        except (NvlinkFabricError, LedgerError) as error:
             raise StepError(f"[hpc]nvlink_backend: {error}") from error
         notes = []
         switches = sorted(
-            each for each, role in view.roles.items() if role and role == self.switch_role
+            address for address, role in view.roles.items() if role and role == self.switch_role
         )
         if switches:
             notes.append(
                 "[pci]device_spec offers NVSwitches to servers, and who has them links the GPUs of "
                 f"all: {', '.join(switches)}; only the machine that manages them may get them"
             )
-        missing, wrong = nvlink.differences(partitions, sets.rebuild(view.sets).sets)
-        for one in missing:
-            notes.append(f"An NVLink partition is no NVLink set of this node: {_listed(one)}")
-        for one in wrong:
+        missing, wrong = nvlink.compare_with_nvlink_sets(
+            partitions, sets.rebuild_nvlink_sets(view.sets).sets
+        )
+        for gpus in missing:
+            notes.append(
+                f"An NVLink partition is no NVLink set of this node: {_join_sorted_gpus(gpus)}"
+            )
+        for gpus in wrong:
             notes.append(
                 "An NVLink set of this node is no NVLink partition, so servers that get it are "
-                f"refused: {_listed(one)}; see nova-hpc nvlink check"
+                f"refused: {_join_sorted_gpus(gpus)}; see nova-hpc nvlink check"
             )
         return tuple(notes)
 
-    def before_start(self, tenant: Tenant, view: View) -> tuple[str, ...]:
+    def before_start(self, tenant: DeviceTenant, view: NodeView) -> tuple[str, ...]:
         """Activate the partition of exactly the GPUs that a server gets."""
         return self._before(self.give, tenant, view)
 
-    def before_restart(self, tenant: Tenant, view: View) -> tuple[str, ...]:
+    def before_restart(self, tenant: DeviceTenant, view: NodeView) -> tuple[str, ...]:
         """Activate it again where it is active no longer."""
         return self._before(self.keep, tenant, view)
 
     def _before(
         self,
         make: Callable[[str, Collection[str], Collection[str], bool], None],
-        tenant: Tenant,
-        view: View,
+        tenant: DeviceTenant,
+        view: NodeView,
     ) -> tuple[str, ...]:
         gpus = self.members(view.sets) & frozenset(tenant.devices)
         if not gpus:
@@ -170,38 +189,41 @@ class Links(Step):
         except NoPartitionError as error:
             reason = f"The claimed GPUs are refused: {error}"
             raise RefusedError(error.user, [reason], claim=True) from error
-        except (FabricError, LedgerError) as error:
+        except (NvlinkFabricError, LedgerError) as error:
             reason = f"The claimed GPUs must not be given: {error}"
             raise RefusedError(_OUT_OF_ORDER, [reason]) from error
         return ()
 
-    def after_end(self, server: str, look: Callable[[], View], owners: Owners) -> tuple[str, ...]:
+    def after_end(
+        self, server: str, look: Callable[[], NodeView], owners: DeviceOwners
+    ) -> tuple[str, ...]:
         """Deactivate what a server had; what has failed the next look tries again."""
         try:
             failed = self.take_back(server)
-        except (FabricError, LedgerError) as error:
+        except (NvlinkFabricError, LedgerError) as error:
             return (f"NVLink partitions are still active: {error}",)
         return tuple(
-            f"NVLink partition {each} is still active: {why}" for each, why in failed.items()
+            f"NVLink partition {partition_id} is still active: {reason}"
+            for partition_id, reason in failed.items()
         )
 
-    def withhold(self, view: View, owners: Owners) -> Withheld:
+    def withhold(self, view: NodeView, owners: DeviceOwners) -> WithheldDevices:
         """Deactivate what has outlived its server."""
         try:
             # The links of a guest that runs are not cut, whoever has forgotten its server.
-            found = self.sweep(lambda: owners.busy(self.members(view.sets)), view.sets)
+            swept = self.sweep(lambda: owners.busy(self.members(view.sets)), view.sets)
         except LedgerError as error:
-            found = Swept(dict.fromkeys(self.members(view.sets), str(error)))
+            swept = NvlinkSweep(dict.fromkeys(self.members(view.sets), str(error)))
         findings = {
-            each: Symptom(Sign.NVLINK, why)
-            for each, why in found.reasons.items()
-            if each in view.roles
+            address: Symptom(HealthSign.NVLINK, reason)
+            for address, reason in swept.reasons.items()
+            if address in view.roles
         }
-        return Withheld(findings, found.notes)
+        return WithheldDevices(findings, swept.notes)
 
     # -- what is remembered -----------------------------------------------------------
 
-    def state(self) -> State:
+    def state(self) -> NvlinkState:
         """What is remembered."""
         ledger = self.ledger.read()
         lost = None
@@ -209,7 +231,7 @@ class Links(Step):
             lost = f"{ledger.problems[0]}; repair or remove it first"
         elif ledger.partitions is None:
             lost = f"the ledger {self.ledger.path} does not say who has NVLink partitions"
-        return State(ledger.partitions or {}, ledger.gpus, lost)
+        return NvlinkState(ledger.partitions or {}, ledger.gpus, lost)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -226,21 +248,22 @@ class Links(Step):
 
     # -- the service starts -----------------------------------------------------
 
-    def reach(self, functions: Collection[str]) -> tuple[Partition, ...]:
+    def reach(self, functions: Collection[str]) -> tuple[NvlinkPartition, ...]:
         """Reach the manager and see whether its GPUs are those of this node.
 
         :param functions: addresses of the node's PCI functions.
-        :raises FabricError: it cannot be reached or used.
+        :raises NvlinkFabricError: it cannot be reached or used.
         :raises LedgerError: nothing can be remembered.
         """
         with self._locked():
             state = self.state()
-            partitions = self._list(state, nvlink.held(state.tenancies))
-            for one in partitions:
-                strange = sorted(one.gpus - set(functions), key=address_key)
+            partitions = self._list(state, nvlink.list_held_partitions(state.tenancies))
+            for partition in partitions:
+                strange = sorted(partition.gpus - set(functions), key=address_key)
                 if strange:
-                    raise FabricError(
-                        f"NVLink partition {one.id} has a GPU at {strange[0]}, where this node "
+                    raise NvlinkFabricError(
+                        f"NVLink partition {partition.id} has a GPU at {strange[0]}, "
+                        f"where this node "
                         "has no device; write the addresses of this node into [hpc]nvlink_gpus"
                     )
             if not state.lost:
@@ -259,7 +282,7 @@ class Links(Step):
         :param others: devices that other servers have.
         :param linked: its flavor requires NVLinks.
         :raises NoPartitionError: there is none with exactly these.
-        :raises FabricError: they are not active, or nobody knows.
+        :raises NvlinkFabricError: they are not active, or nobody knows.
         :raises LedgerError: nothing can be remembered.
         """
         self._make(server, frozenset(gpus), others, linked, fresh=True)
@@ -284,26 +307,37 @@ class Links(Step):
         with self._locked():
             state = self.state()
             if state.lost:
-                raise FabricError(state.lost)
+                raise NvlinkFabricError(state.lost)
             used = frozenset(others) if fresh else gpus | frozenset(others)
-            needed = nvlink.in_use(state.tenancies, used)
+            needed = nvlink.list_needed_partitions(state.tenancies, used)
             partitions = self._list(state, needed)
-            plan = nvlink.plan(partitions, gpus, others, linked, fresh)
+            plan = nvlink.plan_partitions(partitions, gpus, others, linked, fresh)
             # What was another's, or nobody's, stays in the file until it is gone.
-            left = {key: one.gpus for key, one in state.tenancies.items() if one.gpus & gpus}
-            left |= {one.id: one.gpus for one in partitions if one.id in plan.deactivate}
-            mine = {one.id: Tenancy(server, one.gpus) for one in plan.chosen}
-            rest = {key: one for key, one in state.tenancies.items() if key not in left}
-            ending = {key: Tenancy(nvlink.NOBODY, each) for key, each in left.items()}
-            state = self._keep(state, partitions, rest | ending | mine)
-            for each in plan.deactivate:
-                self.backend.deactivate(each)
-            for each in plan.activate:
-                self.backend.activate(each)
+            left = {
+                key: tenancy.gpus for key, tenancy in state.tenancies.items() if tenancy.gpus & gpus
+            }
+            left |= {
+                partition.id: partition.gpus
+                for partition in partitions
+                if partition.id in plan.deactivate
+            }
+            own_tenancies = {
+                partition.id: PartitionTenancy(server, partition.gpus) for partition in plan.chosen
+            }
+            rest = {key: tenancy for key, tenancy in state.tenancies.items() if key not in left}
+            ending = {
+                key: PartitionTenancy(nvlink.NOBODY, former_gpus)
+                for key, former_gpus in left.items()
+            }
+            state = self._keep(state, partitions, rest | ending | own_tenancies)
+            for partition_id in plan.deactivate:
+                self.backend.deactivate(partition_id)
+            for partition_id in plan.activate:
+                self.backend.activate(partition_id)
             if plan.deactivate or plan.activate:
                 partitions = self.backend.partitions()
                 _read_back(partitions, plan.chosen, gpus)
-            self._keep(state, partitions, rest | mine)
+            self._keep(state, partitions, rest | own_tenancies)
 
     # -- a server is gone -----------------------------------------------------------
 
@@ -311,37 +345,43 @@ class Links(Step):
         """Deactivate what a server had.
 
         :returns: partition -> why it is still active, as far as is known.
-        :raises FabricError: the manager cannot be asked.
+        :raises NvlinkFabricError: the manager cannot be asked.
         :raises LedgerError: nothing can be remembered.
         """
-        if not _of(self.state().tenancies, server):
+        if not _partitions_of_server(self.state().tenancies, server):
             return {}
         with self._locked():
             state = self.state()
-            mine = _of(state.tenancies, server)
-            partitions = self._list(state, set(nvlink.held(state.tenancies)) - mine)
-            failed = self._deactivate(mine, partitions)
-            gone = mine - failed.keys()
+            own_ids = _partitions_of_server(state.tenancies, server)
+            partitions = self._list(
+                state, set(nvlink.list_held_partitions(state.tenancies)) - own_ids
+            )
+            failed = self._deactivate(own_ids, partitions)
+            gone = own_ids - failed.keys()
             self._keep(
                 state,
                 partitions,
-                {key: one for key, one in state.tenancies.items() if key not in gone},
+                {key: tenancy for key, tenancy in state.tenancies.items() if key not in gone},
             )
             return failed
 
-    def _deactivate(self, ids: Iterable[int], partitions: Iterable[Partition]) -> dict[int, str]:
-        active = {one.id for one in partitions if one.active}
+    def _deactivate(
+        self, ids: Iterable[int], partitions: Iterable[NvlinkPartition]
+    ) -> dict[int, str]:
+        active = {partition.id for partition in partitions if partition.active}
         failed = {}
-        for each in sorted(active & set(ids)):
+        for partition_id in sorted(active & set(ids)):
             try:
-                self.backend.deactivate(each)
-            except FabricError as error:
-                failed[each] = str(error)
+                self.backend.deactivate(partition_id)
+            except NvlinkFabricError as error:
+                failed[partition_id] = str(error)
         return failed
 
     # -- from time to time --------------------------------------------------------------
 
-    def sweep(self, taken: Callable[[], frozenset[str]], tagged: Collection[str] = ()) -> Swept:
+    def sweep(
+        self, taken: Callable[[], frozenset[str]], tagged: Collection[str] = ()
+    ) -> NvlinkSweep:
         """Deactivate what has outlived its server; tell a restarted manager the rest.
 
         :param taken: asks for the devices that servers have now.
@@ -355,85 +395,92 @@ class Links(Step):
             used = taken()
             notes = [] if state.lost is None else [state.lost]
             try:
-                partitions = self._list(state, nvlink.in_use(state.tenancies, used))
-            except FabricError as error:
-                return Swept(dict.fromkeys(self.members(tagged), str(error)), tuple(notes))
-            tenancies = nvlink.adopt(partitions, state.tenancies, used)
-            needed = set(nvlink.in_use(tenancies, used))
-            active = {one.id for one in partitions if one.active}
-            for each in sorted(needed - active):
+                partitions = self._list(state, nvlink.list_needed_partitions(state.tenancies, used))
+            except NvlinkFabricError as error:
+                return NvlinkSweep(dict.fromkeys(self.members(tagged), str(error)), tuple(notes))
+            tenancies = nvlink.adopt_active_partitions(partitions, state.tenancies, used)
+            needed = set(nvlink.list_needed_partitions(tenancies, used))
+            active = {partition.id for partition in partitions if partition.active}
+            for partition_id in sorted(needed - active):
                 notes.append(
-                    f"NVLink partition {each} of server {tenancies[each].server} is not active; "
+                    f"NVLink partition {partition_id} of server "
+                    f"{tenancies[partition_id].server} is not active; "
                     "the server has NVLinks again when it is stopped and started"
                 )
             failed = self._deactivate(tenancies.keys() - needed, partitions)
-            left = {key: one for key, one in tenancies.items() if key in needed | failed.keys()}
+            left = {
+                key: tenancy for key, tenancy in tenancies.items() if key in needed | failed.keys()
+            }
             self._keep(state, partitions, left)
-            reasons = {gpu: why for key, why in failed.items() for gpu in tenancies[key].gpus}
-            return Swept(reasons, tuple(notes))
+            reasons = {gpu: reason for key, reason in failed.items() for gpu in tenancies[key].gpus}
+            return NvlinkSweep(reasons, tuple(notes))
 
     def restore(self) -> tuple[int, ...]:
         """Tell a manager that was restarted which partitions servers have.
 
         :returns: their ids.
-        :raises FabricError: it did not take them, or nobody knows which.
+        :raises NvlinkFabricError: it did not take them, or nobody knows which.
         :raises LedgerError: another process is at work.
         """
         with self._locked():
             state = self.state()
-            known = nvlink.held(state.tenancies)
-            self._tell(state, known)
-            return known
+            held_ids = nvlink.list_held_partitions(state.tenancies)
+            self._tell(state, held_ids)
+            return held_ids
 
     # -- the manager ------------------------------------------------------------------
 
-    def _list(self, state: State, needed: Iterable[int]) -> tuple[Partition, ...]:
+    def _list(self, state: NvlinkState, needed: Iterable[int]) -> tuple[NvlinkPartition, ...]:
         """The table; a manager that waits for the list of what is *needed* gets it."""
         try:
             return self.backend.partitions()
         except WaitsError as waits:
             try:
                 self._tell(state, needed)
-            except FabricError as error:
-                raise FabricError(f"{waits}; {error}") from error
+            except NvlinkFabricError as error:
+                raise NvlinkFabricError(f"{waits}; {error}") from error
             return self.backend.partitions()
 
-    def _tell(self, state: State, needed: Iterable[int]) -> None:
+    def _tell(self, state: NvlinkState, needed: Iterable[int]) -> None:
         if state.lost:
             # An empty list would cut the links of running servers.
-            raise FabricError(
+            raise NvlinkFabricError(
                 f"{state.lost}, so nobody can tell which NVLink partitions servers have; "
                 "stop the servers with GPUs and start the manager of the fabric afresh"
             )
         self.backend.set_active(sorted(needed))
 
-    def _keep(self, state: State, partitions: Iterable[Partition], tenancies: Tenancies) -> State:
+    def _keep(
+        self, state: NvlinkState, partitions: Iterable[NvlinkPartition], tenancies: Tenancies
+    ) -> NvlinkState:
         """Write down what has changed."""
-        known = state.known.union(*(one.gpus for one in partitions))
-        new = State(dict(tenancies), known)
+        gpus = state.known.union(*(partition.gpus for partition in partitions))
+        new = NvlinkState(dict(tenancies), gpus)
         if new != state:
 
-            def edit(now: Ledger) -> Ledger:
-                return attrs.evolve(now, partitions=new.tenancies, gpus=new.known)
+            def edit(ledger: Ledger) -> Ledger:
+                return attrs.evolve(ledger, partitions=new.tenancies, gpus=new.known)
 
             self.ledger.change(edit)
         return new
 
 
-def _of(tenancies: Tenancies, server: str) -> set[int]:
-    return {key for key, one in tenancies.items() if one.server == server}
+def _partitions_of_server(tenancies: Tenancies, server: str) -> set[int]:
+    return {key for key, tenancy in tenancies.items() if tenancy.server == server}
 
 
 def _read_back(
-    partitions: Iterable[Partition], chosen: Iterable[Partition], gpus: frozenset[str]
+    partitions: Iterable[NvlinkPartition], chosen: Iterable[NvlinkPartition], gpus: frozenset[str]
 ) -> None:
-    wanted = {one.id for one in chosen}
-    active = {one.id for one in partitions if one.active and one.gpus & gpus}
+    wanted = {partition.id for partition in chosen}
+    active = {
+        partition.id for partition in partitions if partition.active and partition.gpus & gpus
+    }
     if active != wanted:
-        raise FabricError(
+        raise NvlinkFabricError(
             f"the NVLink partitions {sorted(active)} are active, and {sorted(wanted)} should be"
         )
 
 
-def _listed(gpus: Collection[str]) -> str:
+def _join_sorted_gpus(gpus: Collection[str]) -> str:
     return ", ".join(sorted(gpus))

@@ -15,59 +15,61 @@ from typing import ClassVar
 
 import attrs
 
-from nova_hpc.tenancy.owners import Owners
-from nova_hpc.tenancy.peer.write import Outcome
-from nova_hpc.tenancy.peer.write import apply as apply_here
-from nova_hpc.tenancy.step import Step, Tenant, View, Withheld
+from nova_hpc.tenancy.owners import DeviceOwners
+from nova_hpc.tenancy.peer.write import PeerOutcome
+from nova_hpc.tenancy.peer.write import apply_peer_wish as apply_here
+from nova_hpc.tenancy.step import DeviceTenant, NodeView, TenancyStep, WithheldDevices
 from nova_hpc.topology import peer, peer_wish
-from nova_hpc.topology.peer_wish import Wish
+from nova_hpc.topology.peer_wish import PeerWish
 
 
 @attrs.frozen
-class PeerToPeer(Step):
+class PeerToPeerStep(TenancyStep):
     """Sets the ports of one node."""
 
     name: ClassVar[str] = "peer-to-peer"
 
     root: Path
-    wish: Wish
+    wish: PeerWish
     #: Sets them where this process may not. Raises whatever it wants.
-    apply: Callable[[Path, Wish], Outcome] = apply_here
+    apply: Callable[[Path, PeerWish], PeerOutcome] = apply_here
 
-    def begin(self, view: View) -> tuple[str, ...]:
+    def begin(self, view: NodeView) -> tuple[str, ...]:
         """Set what is not as wished, and say what cannot be."""
         # Who is not root sees no registers: then the one who sets them looks.
-        return self._make() if any(peer.pairs(view.node)) else ()
+        return self._make() if any(peer.find_peer_pairs(view.node)) else ()
 
-    def before_start(self, tenant: Tenant, view: View) -> tuple[str, ...]:
+    def before_start(self, tenant: DeviceTenant, view: NodeView) -> tuple[str, ...]:
         """Nothing: it belongs to the node."""
         return ()
 
-    def before_restart(self, tenant: Tenant, view: View) -> tuple[str, ...]:
+    def before_restart(self, tenant: DeviceTenant, view: NodeView) -> tuple[str, ...]:
         """Nothing: it belongs to the node."""
         return ()
 
-    def after_end(self, server: str, look: Callable[[], View], owners: Owners) -> tuple[str, ...]:
+    def after_end(
+        self, server: str, look: Callable[[], NodeView], owners: DeviceOwners
+    ) -> tuple[str, ...]:
         """Nothing: it belongs to the node."""
         return ()
 
-    def withhold(self, view: View, owners: Owners) -> Withheld:
+    def withhold(self, view: NodeView, owners: DeviceOwners) -> WithheldDevices:
         """Set again what is not as wished any more; nothing is withheld."""
-        unread = any(each.path is peer.Peer.UNKNOWN for each in peer.pairs(view.node))
-        if not unread and not peer_wish.plan(view.node, self.wish).changes:
-            return Withheld()
-        return Withheld(notes=self._make())
+        unread = any(pair.path is peer.PeerPath.UNKNOWN for pair in peer.find_peer_pairs(view.node))
+        if not unread and not peer_wish.plan_peer_changes(view.node, self.wish).changes:
+            return WithheldDevices()
+        return WithheldDevices(notes=self._make())
 
     def _make(self) -> tuple[str, ...]:
         try:
-            found = self.apply(self.root, self.wish)
+            outcome = self.apply(self.root, self.wish)
         except Exception as error:  # the privileged helper has ended, or does not start
             return (
                 f"[hpc]peer_to_peer = {self.wish.value} is not made: {type(error).__name__}: "
                 f"{error}",
             )
         return (
-            *(f"ACS of {each} is set as [hpc]peer_to_peer wishes" for each in found.made),
-            *(f"[hpc]peer_to_peer: {why}" for why in found.failed.values()),
-            *(f"[hpc]peer_to_peer: {each}" for each in found.lacks),
+            *(f"ACS of {port} is set as [hpc]peer_to_peer wishes" for port in outcome.made),
+            *(f"[hpc]peer_to_peer: {reason}" for reason in outcome.failed.values()),
+            *(f"[hpc]peer_to_peer: {lack}" for lack in outcome.lacks),
         )

@@ -17,7 +17,7 @@ import attrs
 from nova_hpc.topology import confspace, handles, peer_wish, sysfs
 from nova_hpc.topology.device import DEVICES
 from nova_hpc.topology.files import FileError
-from nova_hpc.topology.peer_wish import Change, Wish
+from nova_hpc.topology.peer_wish import AcsChange, PeerWish
 
 _FLAGS: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK
 _SIZE: Final = 2
@@ -28,7 +28,7 @@ class PeerError(Exception):
 
 
 @attrs.frozen
-class Outcome:
+class PeerOutcome:
     """What became of a wish, in words for operators."""
 
     #: Ports that are set now and were not before.
@@ -39,28 +39,28 @@ class Outcome:
     lacks: tuple[str, ...] = ()
 
 
-def apply(root: Path, wish: Wish) -> Outcome:
+def apply_peer_wish(root: Path, wish: PeerWish) -> PeerOutcome:
     """Make what is wished true on a node, as far as it can be. Never raises.
 
     :param root: the directory that has ``sys`` and ``proc``.
     """
-    plan = peer_wish.plan(sysfs.read(root), wish)
+    plan = peer_wish.plan_peer_changes(sysfs.read_sysfs_node(root), wish)
     made: list[str] = []
     failed: dict[str, str] = {}
     for change in plan.changes:
         try:
-            write(root, change)
+            write_acs_control(root, change)
         except PeerError as error:
             failed[change.port] = str(error)
         else:
             made.append(change.port)
-    after = peer_wish.plan(sysfs.read(root), wish) if made else plan
+    after = peer_wish.plan_peer_changes(sysfs.read_sysfs_node(root), wish) if made else plan
     for change in after.changes:
         failed.setdefault(change.port, f"{change.port}: reads back as {change.before:#06x}")
-    return Outcome(tuple(made), failed, after.texts)
+    return PeerOutcome(tuple(made), failed, after.texts)
 
 
-def write(root: Path, change: Change) -> None:
+def write_acs_control(root: Path, change: AcsChange) -> None:
     """Write one register and read it back.
 
     :raises PeerError: it is not as it should be now.
@@ -71,28 +71,29 @@ def write(root: Path, change: Change) -> None:
         with handles.kernel_file(root, f"{DEVICES}/{change.port}/config") as file:
             if file is None:
                 raise PeerError(f"{change.port}: it is gone")
-            handle = os.open(handles.again(file), _FLAGS)
+            handle = os.open(handles.path_of_handle(file), _FLAGS)
             try:
-                _write(handle, change)
+                _write_acs_checked(handle, change)
             finally:
                 os.close(handle)
     except (FileError, OSError) as error:
         raise PeerError(f"{change.port}: its ACS control cannot be written: {error}") from error
 
 
-def _write(handle: int, change: Change) -> None:
-    at = confspace.acs_control_at(confspace.skim(handle))
+def _write_acs_checked(handle: int, change: AcsChange) -> None:
+    at = confspace.acs_control_at(confspace.skim_config(handle))
     if at is None:
         raise PeerError(f"{change.port}: it has no ACS any more")
-    if _read(handle, at) != change.before:
+    if _read_acs_control(handle, at) != change.before:
         raise PeerError(f"{change.port}: its ACS control has changed in the meantime")
     os.pwrite(handle, change.after.to_bytes(_SIZE, "little"), at)
-    now = _read(handle, at)
-    if now != change.after:
+    read_back = _read_acs_control(handle, at)
+    if read_back != change.after:
         raise PeerError(
-            f"{change.port}: its ACS control reads back as {now:#06x}, not {change.after:#06x}"
+            f"{change.port}: its ACS control reads back as {read_back:#06x}, not "
+            f"{change.after:#06x}"
         )
 
 
-def _read(handle: int, at: int) -> int:
+def _read_acs_control(handle: int, at: int) -> int:
     return int.from_bytes(os.pread(handle, _SIZE, at), "little")

@@ -21,7 +21,7 @@ class ArchiveError(Exception):
 
 
 @attrs.define
-class Archive:
+class CpioArchive:
     """A cpio archive in the "newc" format, as the kernel unpacks it."""
 
     _entries: dict[str, tuple[int, bytes, int]] = attrs.field(factory=dict, init=False)
@@ -52,8 +52,8 @@ class Archive:
         """The archive, compressed; the same content gives the same bytes."""
         parts = []
         for number, (name, (mode, data, device)) in enumerate(self._entries.items(), start=1):
-            parts.append(_member(name, number, mode, data, device))
-        parts.append(_member(_TRAILER, 0, 0, b"", 0))
+            parts.append(_cpio_member_of(name, number, mode, data, device))
+        parts.append(_cpio_member_of(_TRAILER, 0, 0, b"", 0))
         return gzip.compress(b"".join(parts), compresslevel=6, mtime=0)
 
     def _parents(self, path: str) -> None:
@@ -62,14 +62,14 @@ class Archive:
             self.folder(parent)
 
 
-def _member(name: str, inode: int, mode: int, data: bytes, device: int) -> bytes:
+def _cpio_member_of(name: str, inode: int, mode: int, data: bytes, device: int) -> bytes:
     encoded = name.encode() + b"\0"
     fields = (inode, mode, 0, 0, 1, 0, len(data), 0, 0, device >> 8, device & 255, len(encoded), 0)
     head = _MAGIC + b"".join(b"%08X" % field for field in fields) + encoded
-    return _padded(head) + _padded(data)
+    return _pad_to_word(head) + _pad_to_word(data)
 
 
-def _padded(data: bytes) -> bytes:
+def _pad_to_word(data: bytes) -> bytes:
     return data + b"\0" * (-len(data) % 4)
 
 
@@ -86,13 +86,15 @@ def module_files(modules: Path, names: Iterable[str]) -> list[Path]:
     for line in (modules / "modules.dep").read_text().splitlines():
         path, _, wanted = line.partition(":")
         needs[path] = wanted.split()
-        paths[_name(path)] = path
-    built_in = {_name(line) for line in (modules / "modules.builtin").read_text().splitlines()}
+        paths[_module_name_of(path)] = path
+    built_in = {
+        _module_name_of(line) for line in (modules / "modules.builtin").read_text().splitlines()
+    }
     ordered: dict[str, None] = {}
     for name in names:
-        path = paths.get(_name(name), "")
+        path = paths.get(_module_name_of(name), "")
         if not path:
-            if _name(name) in built_in:
+            if _module_name_of(name) in built_in:
                 continue
             raise ArchiveError(f"the kernel in {modules} has no module {name}")
         # modules.dep lists what a module needs with the deepest need last.
@@ -117,7 +119,7 @@ def plain_module(path: Path) -> tuple[str, bytes]:
     return path.name, content
 
 
-def add_modules(archive: Archive, modules: Path, names: Sequence[str]) -> None:
+def add_modules(archive: CpioArchive, modules: Path, names: Sequence[str]) -> None:
     """Put modules below ``modules/`` of the archive, and the order into ``modules/order``."""
     order = []
     for path in module_files(modules, names):
@@ -127,23 +129,23 @@ def add_modules(archive: Archive, modules: Path, names: Sequence[str]) -> None:
     archive.file("modules/order", "".join(f"{name}\n" for name in order).encode())
 
 
-def add_tree(archive: Archive, folder: Path) -> None:
+def add_tree(archive: CpioArchive, folder: Path) -> None:
     """Put the files below *folder* into the archive; all may be executed."""
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             archive.file(str(path.relative_to(folder)), path.read_bytes(), 0o755)
 
 
-def _name(path: str) -> str:
+def _module_name_of(path: str) -> str:
     name = PurePosixPath(path).name
     for suffix in (".xz", ".gz", ".zst", ".ko"):
         name = name.removesuffix(suffix)
     return name.replace("-", "_")
 
 
-def base_archive(busybox: Path) -> Archive:
+def base_archive(busybox: Path) -> CpioArchive:
     """An archive with busybox under all the names that our scripts use."""
-    archive = Archive()
+    archive = CpioArchive()
     for folder in ("proc", "sys", "dev", "tmp", "run", "root"):
         archive.folder(folder)
     archive.file("bin/busybox", busybox.read_bytes(), 0o755)

@@ -28,7 +28,7 @@ _PAUSE: Final = 0.1
 _LAST_WORDS: Final = 160
 
 
-class Console:
+class ServiceVmConsole:
     """What a service VM says, as far as it is kept."""
 
     def __init__(self) -> None:
@@ -54,10 +54,12 @@ class Console:
     def last_words(self) -> str:
         """The end of what it has said, for people."""
         words = " ".join(self.text().split())[-_LAST_WORDS:]
-        return "".join(each if each.isprintable() else " " for each in words).strip()
+        return "".join(character if character.isprintable() else " " for character in words).strip()
 
 
-def run(libvirt: Any, uri: str, xml: str, nonce: str, seconds: float) -> dict[str, Any]:
+def attend_service_vm(
+    libvirt: Any, uri: str, xml: str, nonce: str, seconds: float
+) -> dict[str, Any]:
     """Start the VM, wait for its document, and end it.
 
     :param libvirt: the module.
@@ -68,30 +70,32 @@ def run(libvirt: Any, uri: str, xml: str, nonce: str, seconds: float) -> dict[st
     connection = libvirt.open(uri)
     flags = libvirt.VIR_DOMAIN_START_AUTODESTROY | libvirt.VIR_DOMAIN_START_PAUSED
     domain = connection.createXML(xml, flags)
-    console = Console()
+    console = ServiceVmConsole()
     try:
         # Paused, so that nothing is said before somebody listens.
         stream = connection.newStream(0)
         domain.openConsole(None, stream, 0)
         threading.Thread(target=console.listen, args=(stream,), daemon=True).start()
         domain.resume()
-        return _wait(console, nonce, began + seconds, seconds)
+        return _wait_for_report(console, nonce, began + seconds, seconds)
     finally:
         with contextlib.suppress(libvirt.libvirtError):
             domain.destroy()
 
 
-def _wait(console: Console, nonce: str, end: float, seconds: float) -> dict[str, Any]:
+def _wait_for_report(
+    console: ServiceVmConsole, nonce: str, end: float, seconds: float
+) -> dict[str, Any]:
     while True:
         closed = console.closed
         try:
-            results = report.find(console.text(), nonce)
+            results = report.find_stage_report(console.text(), nonce)
         except report.ReportError as error:
             return {"problem": f"the answer of the service VM is no answer: {error}"}
         if results is not None:
             return {"results": results}
-        said = console.last_words()
-        last = f'; it last said: "{said}"' if said else "; it has said nothing"
+        last_words = console.last_words()
+        last = f'; it last said: "{last_words}"' if last_words else "; it has said nothing"
         if closed:
             return {"problem": f"the service VM has ended without an answer{last}"}
         if time.monotonic() >= end:
@@ -99,7 +103,7 @@ def _wait(console: Console, nonce: str, end: float, seconds: float) -> dict[str,
         time.sleep(_PAUSE)
 
 
-def end(libvirt: Any, uri: str, vm: str) -> dict[str, Any]:
+def end_service_vm(libvirt: Any, uri: str, vm: str) -> dict[str, Any]:
     """End a service VM that another process has left, and nothing else.
 
     :returns: ``{"ended": True}`` also where there is none, or ``{"problem": why}``.
@@ -113,7 +117,7 @@ def end(libvirt: Any, uri: str, vm: str) -> dict[str, Any]:
         if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
             return {"ended": True}
         raise
-    if not service_domain.is_ours(domain.XMLDesc(0), vm):
+    if not service_domain.is_service_vm(domain.XMLDesc(0), vm):
         return {"problem": f"domain {vm} is no service VM of nova-hpc: it is left alone"}
     try:
         domain.destroy()
@@ -126,7 +130,7 @@ def end(libvirt: Any, uri: str, vm: str) -> dict[str, Any]:
     return {"ended": True}
 
 
-def _watch_parent() -> None:
+def _watch_vm_parent() -> None:
     """Go when the parent goes; libvirt then ends the VM."""
     with contextlib.suppress(OSError):
         while os.read(0, 1):
@@ -137,13 +141,15 @@ def _watch_parent() -> None:
 def main() -> int:
     """Do what the arguments say; the answer is one JSON object."""
     what, text = sys.argv[1:]
-    threading.Thread(target=_watch_parent, daemon=True).start()
+    threading.Thread(target=_watch_vm_parent, daemon=True).start()
     try:
         import libvirt
 
         # Its own message would go beside the answer.
         libvirt.registerErrorHandler(lambda *_: None, None)
-        answer = (run if what == "run" else end)(libvirt, **json.loads(text))
+        answer = (attend_service_vm if what == "run" else end_service_vm)(
+            libvirt, **json.loads(text)
+        )
     except ImportError as error:
         answer = {"problem": f"libvirt-python cannot be used here: {error}"}
     except Exception as error:

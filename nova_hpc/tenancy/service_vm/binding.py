@@ -20,7 +20,7 @@ from nova_hpc.tenancy.hygiene.reset import ResetError
 from nova_hpc.topology import device as topology_device
 from nova_hpc.topology import handles
 from nova_hpc.topology.device import DEVICES
-from nova_hpc.topology.files import FileError, Tree
+from nova_hpc.topology.files import FileError, FileTree
 from nova_hpc.topology.model import normalise_address
 from nova_hpc.topology.vfio import GENERIC
 
@@ -74,18 +74,20 @@ def driver_for_guests(root: Path, address: str) -> str:
 
     What it has now is kept where that speaks VFIO.
     """
-    return topology_device.read(Tree(root), normalise_address(address)).function.guest_driver
+    return topology_device.read_pci_function(
+        FileTree(root), normalise_address(address)
+    ).function.guest_driver
 
 
-def drivers_for_guests(tree: Tree, address: str) -> frozenset[str]:
+def drivers_for_guests(tree: FileTree, address: str) -> frozenset[str]:
     """The VFIO drivers that may have the function at a normalised *address*."""
-    function = topology_device.read(tree, address).function
-    found = {GENERIC, function.guest_driver, function.vfio_variant or GENERIC}
+    function = topology_device.read_pci_function(tree, address).function
+    drivers = {GENERIC, function.guest_driver, function.vfio_variant or GENERIC}
     # A module's name has no hyphens; the name of its driver may have them.
-    return frozenset(found | {each.replace("_", "-") for each in found})
+    return frozenset(drivers | {driver.replace("_", "-") for driver in drivers})
 
 
-def bind(root: Path, address: str, driver: str, timeout: float) -> None:
+def bind_device(root: Path, address: str, driver: str, timeout: float) -> None:
     """Give a device that nobody has to a driver; nothing is done where it is there already.
 
     :param root: where ``sys`` is.
@@ -95,34 +97,34 @@ def bind(root: Path, address: str, driver: str, timeout: float) -> None:
     if _NAME.fullmatch(driver) is None:
         raise BindError(f"{driver[:40]!r} is no name of a driver")
     address = normalise_address(address)
-    tree = Tree(root)
+    tree = FileTree(root)
     base = f"{DEVICES}/{address}"
     try:
         with contextlib.ExitStack() as stack:
             before = driver_of(tree, address)
             if before == driver:
                 return
-            if address not in _lent or holders.door(tree, root, address) is not None:
-                if (user := holders.holders(root, [address]).get(address)) is not None:
+            if address not in _lent or holders.find_vfio_door(tree, root, address) is not None:
+                if (user := holders.find_kernel_holders(root, [address]).get(address)) is not None:
                     raise BindError(f"it cannot be bound to {driver}: {user.text}")
                 _lent.add(address)
             device = stack.enter_context(handles.kernel_folder(root, base))
             places = (f"{base}/driver_override", f"{base}/driver/unbind", _PROBE)
-            files = [stack.enter_context(handles.kernel_file(root, each)) for each in places]
-            for each, file in zip(places, files, strict=True):
-                if file is None and (before is not None or not each.endswith("/unbind")):
-                    raise BindError(f"it cannot be bound to {driver}: there is no {each}")
-            paths = ["" if file is None else handles.again(file) for file in files]
+            files = [stack.enter_context(handles.kernel_file(root, place)) for place in places]
+            for place, file in zip(places, files, strict=True):
+                if file is None and (before is not None or not place.endswith("/unbind")):
+                    raise BindError(f"it cannot be bound to {driver}: there is no {place}")
+            paths = ["" if file is None else handles.path_of_handle(file) for file in files]
             argv = [sys.executable, "-I", "-S", "-c", _WRITER, str(device), *paths]
-            passed = [each for each in (device, *files) if each is not None]
-            status, output = reset.run([*argv, driver, address], timeout, passed)
+            passed = [handle for handle in (device, *files) if handle is not None]
+            status, output = reset.run_with_deadline([*argv, driver, address], timeout, passed)
     except (FileError, ResetError) as error:
         raise BindError(f"it cannot be bound to {driver}: {error}") from error
     if status:
         raise BindError(f"it cannot be bound to {driver}: {output[:200] or status}")
 
 
-def driver_of(tree: Tree, address: str) -> str | None:
+def driver_of(tree: FileTree, address: str) -> str | None:
     """The driver that a device is bound to; None: to none.
 
     :raises FileError: it cannot be told.

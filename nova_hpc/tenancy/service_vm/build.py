@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from nova_hpc.tenancy.service_vm import archive
-from nova_hpc.tenancy.service_vm.archive import Archive, ArchiveError
+from nova_hpc.tenancy.service_vm.archive import ArchiveError, CpioArchive
 
 _HERE: Final = Path(__file__).parent
 _PACKAGE: Final = _HERE.parents[1]
@@ -53,7 +53,7 @@ print(json.dumps(files))
 """
 
 
-def build(
+def build_stage_initrd(
     busybox: Path,
     python: Path,
     modules: Path | None = None,
@@ -80,7 +80,7 @@ def build(
         _add_python(target, python)
         for place in _OURS:
             target.file(f"{_LIBRARY}/nova_hpc/{place}", (_PACKAGE / place).read_bytes())
-        folders = {str(each) for place in _OURS for each in Path(place).parents}
+        folders = {str(folder) for place in _OURS for folder in Path(place).parents}
         for folder in folders:
             # Without what the packages of a compute node import.
             target.file(f"{_LIBRARY}/nova_hpc/{folder}/__init__.py".replace("/./", "/"), b"")
@@ -94,32 +94,32 @@ def build(
     return target.pack()
 
 
-def _add_python(target: Archive, python: Path) -> None:
-    modules = [f"nova_hpc.{each.removesuffix('.py').replace('/', '.')}" for each in _OURS]
+def _add_python(target: CpioArchive, python: Path) -> None:
+    modules = [f"nova_hpc.{place.removesuffix('.py').replace('/', '.')}" for place in _OURS]
     # Without what is installed: in the service VM there is the standard library alone.
     argv = [str(python), "-I", "-S", "-B", "-c", _TRACE, str(_PACKAGE.parent), *modules]
-    traced = _output(*argv)
+    traced = _output_of_program(*argv)
     files: dict[str, str] = json.loads(traced)
     real = python.resolve()
     files[str(real)] = str(real)
-    for program in [str(real), *(each for each in files if ".so" in Path(each).suffixes)]:
-        for library in _libraries(program):
+    for program in [str(real), *(path for path in files if ".so" in Path(path).suffixes)]:
+        for library in _linked_libraries_of(program):
             files[library] = str(Path(library).resolve())
     for place, source in sorted(files.items()):
         target.file(place.lstrip("/"), Path(source).read_bytes(), 0o755)
     target.file(f"{_LIBRARY}/python", str(real).encode())
 
 
-def _libraries(program: str) -> list[str]:
+def _linked_libraries_of(program: str) -> list[str]:
     """Those that a program is linked with, and what loads them."""
-    found = []
-    for line in _output("ldd", program).splitlines():
-        words = [each for each in line.split() if each.startswith("/")]
-        found += words[-1:]
-    return found
+    libraries = []
+    for line in _output_of_program("ldd", program).splitlines():
+        words = [word for word in line.split() if word.startswith("/")]
+        libraries += words[-1:]
+    return libraries
 
 
-def _output(*argv: str) -> str:
+def _output_of_program(*argv: str) -> str:
     try:
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
     except OSError as error:
@@ -130,7 +130,7 @@ def _output(*argv: str) -> str:
     return done.stdout
 
 
-def _pair(text: str) -> tuple[str, Path]:
+def _parse_name_and_file(text: str) -> tuple[str, Path]:
     name, mark, path = text.partition("=")
     if not mark or not name or not path:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=FILE")
@@ -149,29 +149,39 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--modules", type=Path, metavar="FOLDER", help="/lib/modules/VERSION")
     parser.add_argument("--module", action="append", default=[], metavar="NAME")
     parser.add_argument(
-        "--check", action="append", default=[], type=_pair, metavar="NAME=FILE", help="a program"
+        "--check",
+        action="append",
+        default=[],
+        type=_parse_name_and_file,
+        metavar="NAME=FILE",
+        help="a program",
     )
     parser.add_argument(
-        "--add", action="append", default=[], type=_pair, metavar="PATH=FILE", help="any file"
+        "--add",
+        action="append",
+        default=[],
+        type=_parse_name_and_file,
+        metavar="PATH=FILE",
+        help="any file",
     )
-    known = parser.parse_args(arguments)
-    if known.module and known.modules is None:
+    options = parser.parse_args(arguments)
+    if options.module and options.modules is None:
         parser.error("--module needs --modules")
     try:
-        made = build(
-            known.busybox,
-            known.python,
-            known.modules,
-            tuple(known.module),
-            dict(known.check),
-            dict(known.add),
+        made = build_stage_initrd(
+            options.busybox,
+            options.python,
+            options.modules,
+            tuple(options.module),
+            dict(options.check),
+            dict(options.add),
         )
-        known.file.write_bytes(made)
+        options.file.write_bytes(made)
     except ArchiveError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"{parser.prog}: {known.file}: {error.strerror}", file=sys.stderr)
+        print(f"{parser.prog}: {options.file}: {error.strerror}", file=sys.stderr)
         return 2
     return 0
 

@@ -38,7 +38,7 @@ _LINE: Final = "console=ttyS0 panic=-1 quiet loglevel=3"
 
 
 @attrs.frozen
-class Machine:
+class ServiceVmMachine:
     """What a service VM is made of; see the options ``[hpc]clean_vm_*``."""
 
     kernel: str
@@ -56,12 +56,12 @@ def new_uuid() -> str:
     return str(uuid.uuid4())
 
 
-def name_of(vm: str) -> str:
+def service_vm_name_of(vm: str) -> str:
     """Its name: for people who see it in ``virsh list``."""
     return f"{PREFIX}{vm[:8]}"
 
 
-def is_ours(xml: str, vm: str) -> bool:
+def is_service_vm(xml: str, vm: str) -> bool:
     """Whether a domain is a service VM of this project's, and that one."""
     try:
         parser = etree.XMLParser(resolve_entities=False, no_network=True)
@@ -72,9 +72,9 @@ def is_ours(xml: str, vm: str) -> bool:
     return same and root.find(f"metadata/{{{NAMESPACE}}}service-vm") is not None
 
 
-def build(
+def build_service_domain(
     vm: str,
-    machine: Machine,
+    machine: ServiceVmMachine,
     devices: Sequence[str],
     cpus: Collection[int],
     nonce: str,
@@ -97,60 +97,64 @@ def build(
     if any((pins or {}).values()):
         packed = base64.urlsafe_b64encode(json.dumps(pins).encode()).decode()
         words.append(f"{PINS}={packed}")
-    line = " ".join(each for each in words if each)
+    line = " ".join(word for word in words if word)
     if len(line) > _MOST_WORDS:
         raise ValueError(f"the kernel's arguments of a service VM are longer than {_MOST_WORDS}")
     root = etree.Element("domain", type=machine.domain_type)
-    _text(root, "uuid", vm)
-    _text(root, "name", name_of(vm))
-    _text(root, "title", "nova-hpc cleans PCI devices between two servers")
+    _add_text_element(root, "uuid", vm)
+    _add_text_element(root, "name", service_vm_name_of(vm))
+    _add_text_element(root, "title", "nova-hpc cleans PCI devices between two servers")
     etree.SubElement(
         etree.SubElement(root, "metadata"),
         f"{{{NAMESPACE}}}service-vm",
         nsmap={"nova-hpc": NAMESPACE},
     ).text = " ".join(devices)
-    _text(root, "memory", str(machine.memory_mib), unit="MiB")
-    _text(root, "vcpu", str(machine.vcpus), placement="static", cpuset=format_list(cpus))
+    _add_text_element(root, "memory", str(machine.memory_mib), unit="MiB")
+    _add_text_element(
+        root, "vcpu", str(machine.vcpus), placement="static", cpuset=format_list(cpus)
+    )
     # QEMU's own threads stay off the CPUs of servers, too.
-    _sub(etree.SubElement(root, "cputune"), "emulatorpin", cpuset=format_list(cpus))
+    _add_sub_element(etree.SubElement(root, "cputune"), "emulatorpin", cpuset=format_list(cpus))
     os_ = etree.SubElement(root, "os")
-    _text(os_, "type", "hvm", machine=machine.machine)
-    _text(os_, "kernel", machine.kernel)
-    _text(os_, "initrd", machine.initrd)
-    _text(os_, "cmdline", line)
+    _add_text_element(os_, "type", "hvm", machine=machine.machine)
+    _add_text_element(os_, "kernel", machine.kernel)
+    _add_text_element(os_, "initrd", machine.initrd)
+    _add_text_element(os_, "cmdline", line)
     features = etree.SubElement(root, "features")
-    for each in ("acpi", "apic"):
-        _sub(features, each)
-    _sub(features, "pvspinlock", state="off")
+    for feature in ("acpi", "apic"):
+        _add_sub_element(features, feature)
+    _add_sub_element(features, "pvspinlock", state="off")
     if machine.domain_type == "kvm":
-        _sub(root, "cpu", mode="host-passthrough")
+        _add_sub_element(root, "cpu", mode="host-passthrough")
     for event in ("on_poweroff", "on_reboot", "on_crash"):
-        _text(root, event, "destroy")
+        _add_text_element(root, event, "destroy")
     inside = etree.SubElement(root, "devices")
     if machine.emulator:
-        _text(inside, "emulator", machine.emulator)
-    _sub(inside, "controller", type="usb", model="none")
-    _sub(inside, "controller", type="pci", index="0", model="pcie-root")
+        _add_text_element(inside, "emulator", machine.emulator)
+    _add_sub_element(inside, "controller", type="usb", model="none")
+    _add_sub_element(inside, "controller", type="pci", index="0", model="pcie-root")
     for number, address in enumerate(devices):
-        _device(inside, number, address)
-    _sub(etree.SubElement(inside, "serial", type="pty"), "target", port="0")
-    _sub(etree.SubElement(inside, "console", type="pty"), "target", type="serial", port="0")
-    _sub(inside, "memballoon", model="none")
+        _add_host_device(inside, number, address)
+    _add_sub_element(etree.SubElement(inside, "serial", type="pty"), "target", port="0")
+    _add_sub_element(
+        etree.SubElement(inside, "console", type="pty"), "target", type="serial", port="0"
+    )
+    _add_sub_element(inside, "memballoon", model="none")
     return etree.tostring(root, pretty_print=True, encoding="unicode")
 
 
-def _device(inside: etree._Element, number: int, address: str) -> None:
+def _add_host_device(inside: etree._Element, number: int, address: str) -> None:
     bus = number + 1
     port = etree.SubElement(
         inside, "controller", type="pci", index=str(bus), model="pcie-root-port"
     )
-    _sub(port, "target", chassis=str(bus), port=hex(bus))
+    _add_sub_element(port, "target", chassis=str(bus), port=hex(bus))
     slot = hex(FIRST_SLOT + number)
-    _sub(port, "address", type="pci", domain="0", bus="0", slot=slot, function="0")
+    _add_sub_element(port, "address", type="pci", domain="0", bus="0", slot=slot, function="0")
     # It is with vfio-pci already, and stays there.
     device = etree.SubElement(inside, "hostdev", mode="subsystem", type="pci", managed="no")
     domain, host_bus, host_slot, function = address_key(address)
-    _sub(
+    _add_sub_element(
         etree.SubElement(device, "source"),
         "address",
         domain=hex(domain),
@@ -159,13 +163,15 @@ def _device(inside: etree._Element, number: int, address: str) -> None:
         function=hex(function),
     )
     # No option ROM of a tenant's runs here.
-    _sub(device, "rom", bar="off")
-    _sub(device, "address", type="pci", domain="0", bus=hex(bus), slot="0", function="0")
+    _add_sub_element(device, "rom", bar="off")
+    _add_sub_element(
+        device, "address", type="pci", domain="0", bus=hex(bus), slot="0", function="0"
+    )
 
 
-def _text(parent: etree._Element, tag: str, text: str, **attributes: str) -> None:
+def _add_text_element(parent: etree._Element, tag: str, text: str, **attributes: str) -> None:
     etree.SubElement(parent, tag, attributes).text = text
 
 
-def _sub(parent: etree._Element, tag: str, **attributes: str) -> None:
+def _add_sub_element(parent: etree._Element, tag: str, **attributes: str) -> None:
     etree.SubElement(parent, tag, attributes)

@@ -14,8 +14,13 @@ import attrs
 from nova_hpc.tenancy.service_vm import binding, process, report
 from nova_hpc.tenancy.service_vm.binding import BindError
 from nova_hpc.tenancy.service_vm.process import LateError
-from nova_hpc.tenancy.service_vm.runner import Outcome, Run, Runner, unable
-from nova_hpc.tenancy.service_vm.stage import Mode
+from nova_hpc.tenancy.service_vm.runner import (
+    ProgramRun,
+    StageOutcome,
+    StageRunner,
+    problem_of_check,
+)
+from nova_hpc.tenancy.service_vm.stage import StageMode
 from nova_hpc.topology.device import DEVICES
 
 _CHECK: Final = "nova_hpc.tenancy.hygiene.clean_check"
@@ -27,7 +32,7 @@ Bind = Callable[[Path, str, str, float], None]
 
 
 @attrs.frozen
-class OnHost(Runner):
+class HostRunner(StageRunner):
     """The devices stay on the node."""
 
     root: Path
@@ -37,16 +42,16 @@ class OnHost(Runner):
     checks: Callable[[str | None], Sequence[str]]
     pins: Callable[[str | None], Mapping[str, Any]]
     timeout: float
-    bind: Bind = binding.bind
-    execute: Run = process.run
+    bind: Bind = binding.bind_device
+    execute: ProgramRun = process.run_stage_program
 
     def holder(self) -> str:
         """The word of the mode."""
-        return Mode.HOST.value
+        return StageMode.HOST.value
 
-    def run(self, holder: str, devices: Mapping[str, str | None]) -> Outcome:
-        """See :meth:`Runner.run`."""
-        found: dict[str, str] = {}
+    def run(self, holder: str, devices: Mapping[str, str | None]) -> StageOutcome:
+        """See :meth:`StageRunner.run`."""
+        verdicts: dict[str, str] = {}
         for address, role in devices.items():
             driver = self.drivers.get(role or "")
             before = binding.driver_for_guests(self.root, address)
@@ -56,28 +61,28 @@ class OnHost(Runner):
                 result = self._look(address, role)
             except (BindError, LateError, ValueError) as error:
                 text = str(error) or type(error).__name__
-                return Outcome(problem=f"its check on the host came to no answer: {text}")
-            if (why := unable(result)) is not None:
-                return Outcome(problem=why)
-            found[address] = "" if result.get("ok") is True else report.reason(result)
+                return StageOutcome(problem=f"its check on the host came to no answer: {text}")
+            if (problem := problem_of_check(result)) is not None:
+                return StageOutcome(problem=problem)
+            verdicts[address] = "" if result.get("ok") is True else report.failure_reason_of(result)
             if driver is not None:
                 try:
                     self.bind(self.root, address, before, _BIND)
                 except BindError as error:
-                    return Outcome(problem=str(error))
-        return Outcome(found)
+                    return StageOutcome(problem=str(error))
+        return StageOutcome(verdicts)
 
     def _look(self, address: str, role: str | None) -> dict[str, Any]:
         asked = {"checks": list(self.checks(role)), "pins": dict(self.pins(role))}
         folder = f"{str(self.root).rstrip('/')}{DEVICES}/{address}"
         argv = [sys.executable, "-s", "-m", _CHECK, folder, json.dumps(asked)]
-        found = json.loads(self.execute(argv, self.timeout))
-        if not isinstance(found, dict):
+        result = json.loads(self.execute(argv, self.timeout))
+        if not isinstance(result, dict):
             raise ValueError("its answer is no object")
-        return found
+        return result
 
     def end(self, holder: str, devices: Sequence[str]) -> str | None:
-        """See :meth:`Runner.end`: the process ended with its parent; the driver may have it."""
+        """See :meth:`StageRunner.end`: it ended with its parent; the driver may have it."""
         for address in devices:
             try:
                 back = binding.driver_for_guests(self.root, address)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run a program that may never end, and that ends with this process.
 
-As :func:`nova_hpc.tenancy.hygiene.reset.run`, and the program's standard input is a pipe
-whose other end only this process has: it closes however this process ends, SIGKILL among
-them, and the program sees that.
+As :func:`nova_hpc.tenancy.hygiene.reset.run_with_deadline`, and the program's standard
+input is a pipe whose other end only this process has: it closes however this process ends,
+SIGKILL among them, and the program sees that.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ class LateError(Exception):
     """A program did not end in time, or could not be started."""
 
 
-def run(argv: Sequence[str], timeout: float, more: Mapping[str, str] | None = None) -> str:
+def run_stage_program(
+    argv: Sequence[str], timeout: float, more: Mapping[str, str] | None = None
+) -> str:
     """Run a program with this interpreter's module path.
 
     :param timeout: seconds; then it is killed and, where the kernel does not let go of
@@ -39,12 +41,12 @@ def run(argv: Sequence[str], timeout: float, more: Mapping[str, str] | None = No
     :raises LateError: it did not end in time, ended badly, or cannot be started.
     """
     with _lock:
-        _abandoned[:] = [each for each in _abandoned if each.poll() is None]
+        _abandoned[:] = [former for former in _abandoned if former.poll() is None]
     reading, writing = os.pipe()
     environ = {
         "PATH": os.environ.get("PATH", os.defpath),
         "LC_ALL": "C",
-        "PYTHONPATH": os.pathsep.join(each for each in sys.path if each),
+        "PYTHONPATH": os.pathsep.join(folder for folder in sys.path if folder),
         **(more or {}),
     }
     try:
@@ -62,9 +64,9 @@ def run(argv: Sequence[str], timeout: float, more: Mapping[str, str] | None = No
                 raise LateError(f"cannot start {argv[0]}: {error.strerror}") from error
             finally:
                 os.close(reading)
-            if not _ended(process, timeout):
+            if not _is_over_in_time(process, timeout):
                 process.kill()
-                if not _ended(process, _GRACE):
+                if not _is_over_in_time(process, _GRACE):
                     with _lock:
                         _abandoned.append(process)
                 raise LateError(f"it did not end within {timeout:g} seconds and was killed")
@@ -78,7 +80,7 @@ def run(argv: Sequence[str], timeout: float, more: Mapping[str, str] | None = No
         os.close(writing)
 
 
-def _ended(process: subprocess.Popen[bytes], patience: float) -> bool:
+def _is_over_in_time(process: subprocess.Popen[bytes], patience: float) -> bool:
     deadline = time.monotonic() + patience
     pause = 0.001
     while process.poll() is None:

@@ -29,7 +29,7 @@ class ReportError(Exception):
     """What a checker said is no answer; the text says why."""
 
 
-def line(nonce: str, results: dict[str, dict[str, Any]]) -> str:
+def format_report_line(nonce: str, results: dict[str, dict[str, Any]]) -> str:
     """The line that says what was found.
 
     :param results: number of the device -> ``{"ok": bool, "reason": str, ...}``.
@@ -38,35 +38,39 @@ def line(nonce: str, results: dict[str, dict[str, Any]]) -> str:
     return f"{MARK} {nonce} {zlib.crc32(body.encode()):08x} {body}"
 
 
-def find(text: str, nonce: str) -> dict[str, dict[str, Any]] | None:
+def find_stage_report(text: str, nonce: str) -> dict[str, dict[str, Any]] | None:
     """The document of this run in the text of a console; None: it is not there (yet).
 
     :raises ReportError: it is there, whole, and is none.
     """
     for number, check, body in reversed(_LINE.findall(text.replace("\r", ""))):
         if number == nonce and f"{zlib.crc32(body.encode()):08x}" == check:
-            return _parse(body)
+            return _parse_report_body(body)
     return None
 
 
-def _parse(body: str) -> dict[str, dict[str, Any]]:
+def _parse_report_body(body: str) -> dict[str, dict[str, Any]]:
     try:
-        found = json.loads(body)
-        if found["v"] != VERSION:
-            raise ReportError(f"it is of version {found['v']!r}, and {VERSION} is known")
-        results = found["results"]
-        return {str(key): {**value, "ok": _bool(value["ok"])} for key, value in results.items()}
+        document = json.loads(body)
+        if document["v"] != VERSION:
+            raise ReportError(f"it is of version {document['v']!r}, and {VERSION} is known")
+        results = document["results"]
+        return {
+            str(key): {**value, "ok": _expect_bool(value["ok"])} for key, value in results.items()
+        }
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ReportError(f"it cannot be read ({type(error).__name__})") from error
 
 
-def _bool(value: Any) -> bool:
+def _expect_bool(value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError
     return value
 
 
-def reason(result: dict[str, Any]) -> str:
+def failure_reason_of(result: dict[str, Any]) -> str:
     """Why a device did not pass, in printable words."""
     text = str(result.get("reason") or "no reason given")
-    return "".join(each if each.isprintable() else " " for each in text)[:_LONGEST_REASON]
+    return "".join(character if character.isprintable() else " " for character in text)[
+        :_LONGEST_REASON
+    ]

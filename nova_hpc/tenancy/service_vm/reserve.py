@@ -16,7 +16,7 @@ class ShortError(Exception):
     """The host cannot spare a service VM now; the text says what it lacks, and the cure."""
 
 
-def check_memory(meminfo: str, memory_mib: int) -> None:
+def check_spare_memory(meminfo: str, memory_mib: int) -> None:
     """Whether the host has the memory of one more service VM.
 
     Hugepages are not part of what Linux calls available, so those of servers do not count.
@@ -24,10 +24,10 @@ def check_memory(meminfo: str, memory_mib: int) -> None:
     :param meminfo: the text of ``/proc/meminfo``.
     :raises ShortError: it has not, or does not say.
     """
-    found = _AVAILABLE.search(meminfo)
-    if found is None:
+    match = _AVAILABLE.search(meminfo)
+    if match is None:
         raise ShortError("/proc/meminfo of this node does not say how much memory is available")
-    available = int(found[1]) // 1024
+    available = int(match[1]) // 1024
     if available < memory_mib + _SPARE:
         raise ShortError(
             f"the node has {available} MiB of memory left for itself, and the service VM that "
@@ -36,7 +36,7 @@ def check_memory(meminfo: str, memory_mib: int) -> None:
         )
 
 
-def cpus(
+def spare_cpus_of(
     online: Collection[int], dedicated: Collection[int], shared: Collection[int]
 ) -> frozenset[int]:
     """The host's CPUs for service VMs.

@@ -14,12 +14,12 @@ from typing import Any, Final, Protocol
 import attrs
 
 from nova_hpc.tenancy.service_vm import domain, process, report, reserve
-from nova_hpc.tenancy.service_vm.domain import Machine
+from nova_hpc.tenancy.service_vm.domain import ServiceVmMachine
 from nova_hpc.tenancy.service_vm.process import LateError
 from nova_hpc.tenancy.service_vm.reserve import ShortError
-from nova_hpc.tenancy.sign import Sign, Symptom
+from nova_hpc.tenancy.sign import HealthSign, Symptom
 from nova_hpc.topology.cpuset import parse_list
-from nova_hpc.topology.files import FileError, Tree
+from nova_hpc.topology.files import FileError, FileTree
 
 #: Seconds beyond those of the check itself: for libvirt to end the VM.
 _GRACE: Final = 20.0
@@ -28,8 +28,8 @@ _END: Final = 60.0
 _ATTEND: Final = "nova_hpc.tenancy.service_vm.attend"
 
 
-class Run(Protocol):
-    """Runs a program; see :func:`nova_hpc.tenancy.service_vm.process.run`."""
+class ProgramRun(Protocol):
+    """Runs a program; see :func:`nova_hpc.tenancy.service_vm.process.run_stage_program`."""
 
     def __call__(
         self, argv: Sequence[str], timeout: float, more: Mapping[str, str] | None = None
@@ -38,7 +38,7 @@ class Run(Protocol):
 
 
 @attrs.frozen
-class Outcome:
+class StageOutcome:
     """What came of a stage."""
 
     #: Address -> why the device did not pass; "": it passed. Every device has one, or
@@ -52,15 +52,17 @@ class Outcome:
     def symptom(self, address: str) -> Symptom | None:
         """What is wrong with a device after its stage; None: it has passed."""
         if self.problem:
-            sign = Sign.UNFIT if self.host else Sign.UNCHECKED
+            sign = HealthSign.UNFIT if self.host else HealthSign.UNCHECKED
             return Symptom(sign, f"it was not cleaned from within: {self.problem}")
         verdict = self.verdicts.get(address)
         if verdict is None:
-            return Symptom(Sign.UNCHECKED, "its stage says nothing of it")
-        return Symptom(Sign.FAILED, f"it did not pass its stage: {verdict}") if verdict else None
+            return Symptom(HealthSign.UNCHECKED, "its stage says nothing of it")
+        return (
+            Symptom(HealthSign.FAILED, f"it did not pass its stage: {verdict}") if verdict else None
+        )
 
 
-class Runner(abc.ABC):
+class StageRunner(abc.ABC):
     """Looks at devices that nobody has, somewhere."""
 
     @abc.abstractmethod
@@ -68,7 +70,7 @@ class Runner(abc.ABC):
         """The name of what will have the devices, for the ledger."""
 
     @abc.abstractmethod
-    def run(self, holder: str, devices: Mapping[str, str | None]) -> Outcome:
+    def run(self, holder: str, devices: Mapping[str, str | None]) -> StageOutcome:
         """Look at devices. Never raises.
 
         :param holder: as :meth:`holder` said.
@@ -83,19 +85,19 @@ class Runner(abc.ABC):
         """
 
 
-def unable(result: Mapping[str, Any]) -> str | None:
+def problem_of_check(result: Mapping[str, Any]) -> str | None:
     """Why a check could not be made; None: it was."""
     if result.get("ok") is True or result.get("unable") is not True:
         return None
-    return f"a check could not be made: {report.reason(dict(result))}"
+    return f"a check could not be made: {report.failure_reason_of(dict(result))}"
 
 
 @attrs.frozen
-class ServiceVm(Runner):
+class ServiceVmRunner(StageRunner):
     """A throw-away guest domain."""
 
     uri: str
-    machine: Machine
+    machine: ServiceVmMachine
     #: Seconds from the start of the VM to its answer.
     timeout: float
     #: Role -> names of its checks.
@@ -105,43 +107,48 @@ class ServiceVm(Runner):
     root: Path = Path("/")
     dedicated: frozenset[int] = frozenset()
     shared: frozenset[int] = frozenset()
-    execute: Run = process.run
+    execute: ProgramRun = process.run_stage_program
 
     def holder(self) -> str:
         """A UUID that Nova does not know."""
         return domain.new_uuid()
 
-    def run(self, holder: str, devices: Mapping[str, str | None]) -> Outcome:
-        """See :meth:`Runner.run`."""
+    def run(self, holder: str, devices: Mapping[str, str | None]) -> StageOutcome:
+        """See :meth:`StageRunner.run`."""
         nonce = secrets.token_hex(16)
         addresses = sorted(devices)
         checks = list(
-            dict.fromkeys(one for each in addresses for one in self.checks(devices[each]))
+            dict.fromkeys(check for address in addresses for check in self.checks(devices[address]))
         )
-        pins = {str(number): dict(self.pins(devices[one])) for number, one in enumerate(addresses)}
+        pins = {
+            str(number): dict(self.pins(devices[address]))
+            for number, address in enumerate(addresses)
+        }
         try:
             self._expect_files()
             cpus = self._reserve()
-            xml = domain.build(holder, self.machine, addresses, cpus, nonce, checks, pins)
+            xml = domain.build_service_domain(
+                holder, self.machine, addresses, cpus, nonce, checks, pins
+            )
         except (ShortError, FileError, ValueError) as error:
-            return Outcome(problem=str(error), host=True)
+            return StageOutcome(problem=str(error), host=True)
         asked = {"uri": self.uri, "xml": xml, "nonce": nonce, "seconds": self.timeout}
         answer = self._ask("run", asked, self.timeout + _GRACE)
         results = answer.get("results")
         if not isinstance(results, dict):
-            return Outcome(problem=str(answer.get("problem", "the service VM gave no answer")))
-        found = {}
+            return StageOutcome(problem=str(answer.get("problem", "the service VM gave no answer")))
+        verdicts = {}
         for number, address in enumerate(addresses):
             result = results.get(str(number))
             if not isinstance(result, dict):
-                return Outcome(problem=f"the service VM says nothing of {address}")
-            if (why := unable(result)) is not None:
-                return Outcome(problem=why)
-            found[address] = "" if result.get("ok") is True else report.reason(result)
-        return Outcome(found)
+                return StageOutcome(problem=f"the service VM says nothing of {address}")
+            if (problem := problem_of_check(result)) is not None:
+                return StageOutcome(problem=problem)
+            verdicts[address] = "" if result.get("ok") is True else report.failure_reason_of(result)
+        return StageOutcome(verdicts)
 
     def end(self, holder: str, devices: Sequence[str]) -> str | None:
-        """See :meth:`Runner.end`."""
+        """See :meth:`StageRunner.end`."""
         answer = self._ask("end", {"uri": self.uri, "vm": holder}, _END)
         if answer.get("ended") is True:
             return None
@@ -158,10 +165,10 @@ class ServiceVm(Runner):
                 raise ShortError(f"[hpc]{option}: there is no file {path} on this node")
 
     def _reserve(self) -> frozenset[int]:
-        tree = Tree(self.root)
-        reserve.check_memory(tree.text("/proc/meminfo") or "", self.machine.memory_mib)
+        tree = FileTree(self.root)
+        reserve.check_spare_memory(tree.text("/proc/meminfo") or "", self.machine.memory_mib)
         online = parse_list(tree.text("/sys/devices/system/cpu/online") or "")
-        return reserve.cpus(online, self.dedicated, self.shared)
+        return reserve.spare_cpus_of(online, self.dedicated, self.shared)
 
     def _ask(self, what: str, asked: Mapping[str, Any], timeout: float) -> dict[str, Any]:
         argv = [sys.executable, "-s", "-m", _ATTEND, what, json.dumps(asked)]

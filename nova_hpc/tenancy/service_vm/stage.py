@@ -25,13 +25,13 @@ from typing import Any, Final
 
 import attrs
 
-from nova_hpc.wire.values import exactly, real
+from nova_hpc.wire.values import require_finite, require_type
 
 #: A damaged entry: something may have the device, and nobody knows what.
 _UNREAD: Final = "unread"
 
 
-class Phase(enum.Enum):
+class StagePhase(enum.Enum):
     """How far the stage of a device is."""
 
     DUE = "due"
@@ -39,7 +39,7 @@ class Phase(enum.Enum):
     CLEAN = "clean"
 
 
-class Mode(enum.Enum):
+class StageMode(enum.Enum):
     """Where devices of a role are looked at; the value is the word of ``[hpc]clean_stage``."""
 
     NONE = "none"
@@ -48,10 +48,10 @@ class Mode(enum.Enum):
 
 
 @attrs.frozen
-class Stage:
+class DeviceStage:
     """The entry of one device."""
 
-    phase: Phase
+    phase: StagePhase
     #: Who made it necessary: the UUID of the server that has or had the device.
     server: str = ""
     #: UUID of the service VM that has the device, or the word of its mode; "": nothing has.
@@ -64,7 +64,7 @@ class Stage:
     @property
     def pending(self) -> bool:
         """Whether the device must not be given to another server."""
-        return self.phase is not Phase.CLEAN
+        return self.phase is not StagePhase.CLEAN
 
     def dumps(self) -> dict[str, Any]:
         """As JSON can hold it."""
@@ -72,89 +72,95 @@ class Stage:
         return {key: value for key, value in body.items() if value not in ("", None)}
 
 
-def loads(body: Mapping[str, Any] | None) -> Stage | None:
+def load_stage(body: Mapping[str, Any] | None) -> DeviceStage | None:
     """The entry; None: there is none. A damaged one is due, whoever made it so."""
     if body is None:
         return None
     try:
         seconds = body.get("seconds")
-        found = Stage(
-            phase=Phase(body["phase"]),
-            server=exactly(body.get("server", ""), str),
-            holder=exactly(body.get("holder", ""), str),
-            since=real(body.get("since", 0.0)),
-            seconds=None if seconds is None else real(seconds),
+        stage = DeviceStage(
+            phase=StagePhase(body["phase"]),
+            server=require_type(body.get("server", ""), str),
+            holder=require_type(body.get("holder", ""), str),
+            since=require_finite(body.get("since", 0.0)),
+            seconds=None if seconds is None else require_finite(seconds),
         )
     except (KeyError, TypeError, ValueError):
-        return Stage(Phase.DUE, server=_UNREAD)
-    return found
+        return DeviceStage(StagePhase.DUE, server=_UNREAD)
+    return stage
 
 
 # -- the ways between the phases ---------------------------------------------------------
 
 
-def owed(known: Stage | None, server: str, now: float) -> Stage:
+def make_stage_due(stage: DeviceStage | None, server: str, wall_time: float) -> DeviceStage:
     """The entry of a device that a server gets: from now on its stage is due."""
-    seconds = None if known is None else known.seconds
-    return Stage(Phase.DUE, server=server, since=now, seconds=seconds)
+    seconds = None if stage is None else stage.seconds
+    return DeviceStage(StagePhase.DUE, server=server, since=wall_time, seconds=seconds)
 
 
-def begun(known: Stage | None, holder: str, now: float) -> Stage:
+def begin_stage(stage: DeviceStage | None, holder: str, wall_time: float) -> DeviceStage:
     """Something is going to have the device."""
-    return attrs.evolve(known or Stage(Phase.DUE), phase=Phase.BEGUN, holder=holder, since=now)
+    return attrs.evolve(
+        stage or DeviceStage(StagePhase.DUE), phase=StagePhase.BEGUN, holder=holder, since=wall_time
+    )
 
 
-def again(known: Stage | None, now: float) -> Stage:
+def make_due_again(stage: DeviceStage | None, wall_time: float) -> DeviceStage:
     """Nothing has the device any more, and it did not pass."""
-    return attrs.evolve(known or Stage(Phase.DUE), phase=Phase.DUE, holder="", since=now)
+    return attrs.evolve(
+        stage or DeviceStage(StagePhase.DUE), phase=StagePhase.DUE, holder="", since=wall_time
+    )
 
 
-def passed(known: Stage | None, seconds: float, now: float) -> Stage:
+def pass_stage(stage: DeviceStage | None, seconds: float, wall_time: float) -> DeviceStage:
     """The device is clean."""
-    server = "" if known is None else known.server
-    return Stage(Phase.CLEAN, server=server, since=now, seconds=round(seconds, 1))
+    server = "" if stage is None else stage.server
+    return DeviceStage(StagePhase.CLEAN, server=server, since=wall_time, seconds=round(seconds, 1))
 
 
-def refusal(known: Stage | None, server: str) -> str | None:
+def refusal_of_stage(stage: DeviceStage | None, server: str) -> str | None:
     """Why a server must not start with a device that has a stage; None: as to that it may.
 
     A device whose stage this very server made due is one that it got before: its start
     failed, and it is tried again.
     """
-    if known is None:
+    if stage is None:
         return "nobody knows who has had it: it waits to be cleaned from within"
-    if not known.pending:
+    if not stage.pending:
         return None
-    if known.phase is Phase.DUE and known.server == server:
+    if stage.phase is StagePhase.DUE and stage.server == server:
         return None
-    return waiting(known)
+    return word_waiting_stage(stage)
 
 
-def waiting(known: Stage) -> str:
+def word_waiting_stage(stage: DeviceStage) -> str:
     """Why a free device is not offered, for operators."""
-    if known.phase is Phase.BEGUN:
+    if stage.phase is StagePhase.BEGUN:
         where = (
-            "on the host" if known.holder == Mode.HOST.value else f"in service VM {known.holder}"
+            "on the host"
+            if stage.holder == StageMode.HOST.value
+            else f"in service VM {stage.holder}"
         )
         return f"it is being cleaned {where}"
     return "it waits to be cleaned between two servers"
 
 
-def describe(known: Stage | None) -> str:
+def describe_stage(stage: DeviceStage | None) -> str:
     """How far it is and what it takes, for people; "": it has none."""
-    if known is None:
+    if stage is None:
         return ""
-    took = "" if known.seconds is None else f"{known.seconds:g} s"
-    if known.phase is Phase.CLEAN:
+    took = "" if stage.seconds is None else f"{stage.seconds:g} s"
+    if stage.phase is StagePhase.CLEAN:
         return f"passed in {took}" if took else "passed"
-    text = "due" if known.phase is Phase.DUE else f"begun by {known.holder}"
+    text = "due" if stage.phase is StagePhase.DUE else f"begun by {stage.holder}"
     return f"{text}, took {took} the last time" if took else text
 
 
 # -- what to do --------------------------------------------------------------------------
 
 
-class Action(enum.Enum):
+class StageAction(enum.Enum):
     """What is done to a device next."""
 
     #: Nothing: a server has it, it is clean, or its time has not come.
@@ -168,11 +174,11 @@ class Action(enum.Enum):
 
 
 @attrs.frozen
-class Seen:
+class StageFacts:
     """What is known of a device when it is decided."""
 
-    stage: Stage | None
-    mode: Mode
+    stage: DeviceStage | None
+    mode: StageMode
     #: A server has it by Nova's records.
     taken: bool = False
     #: This process is at work on it.
@@ -183,15 +189,15 @@ class Seen:
     early: bool = False
 
 
-def decide(seen: Seen) -> Action:
+def decide_stage_action(seen: StageFacts) -> StageAction:
     """What is to be done with a device."""
-    found = seen.stage
-    if found is None or not found.pending or seen.mine:
-        return Action.WAIT
-    if found.phase is Phase.BEGUN:
-        return Action.END
+    stage = seen.stage
+    if stage is None or not stage.pending or seen.mine:
+        return StageAction.WAIT
+    if stage.phase is StagePhase.BEGUN:
+        return StageAction.END
     if seen.taken or seen.quarantined:
-        return Action.WAIT
-    if seen.mode is Mode.NONE:
-        return Action.FORGET
-    return Action.WAIT if seen.early else Action.BEGIN
+        return StageAction.WAIT
+    if seen.mode is StageMode.NONE:
+        return StageAction.FORGET
+    return StageAction.WAIT if seen.early else StageAction.BEGIN

@@ -27,19 +27,19 @@ from typing import ClassVar, Final
 
 import attrs
 
-from nova_hpc.tenancy import health_states as policy
+from nova_hpc.tenancy import health_states
 from nova_hpc.tenancy.health_states import Moment
-from nova_hpc.tenancy.hygiene.cleaning import Cleaning
-from nova_hpc.tenancy.hygiene.records import Records
+from nova_hpc.tenancy.hygiene.cleaning import DeviceCleaning
+from nova_hpc.tenancy.hygiene.records import HygieneRecords
 from nova_hpc.tenancy.ledger import LedgerError
-from nova_hpc.tenancy.owners import Owners
+from nova_hpc.tenancy.owners import DeviceOwners
 from nova_hpc.tenancy.service_vm import domain, stage
-from nova_hpc.tenancy.service_vm.runner import Outcome, Runner
-from nova_hpc.tenancy.service_vm.stage import Action, Mode, Phase, Seen
-from nova_hpc.tenancy.sign import Sign, Symptom
-from nova_hpc.tenancy.step import RefusedError, Step, Tenant, View, Withheld
+from nova_hpc.tenancy.service_vm.runner import StageOutcome, StageRunner
+from nova_hpc.tenancy.service_vm.stage import StageAction, StageFacts, StageMode, StagePhase
+from nova_hpc.tenancy.sign import HealthSign, Symptom
+from nova_hpc.tenancy.step import DeviceTenant, NodeView, RefusedError, TenancyStep, WithheldDevices
 from nova_hpc.topology.model import address_key
-from nova_hpc.wire.ledger import SOMEBODY, Device, Ledger, State
+from nova_hpc.wire.ledger import SOMEBODY, DeviceState, Ledger, LedgerDevice
 
 #: Seconds between looks whether Nova has freed the devices of a server that has ended.
 _POLL: Final = 2.0
@@ -48,7 +48,7 @@ _SOON: Final = 60.0
 
 
 @attrs.define
-class _Work:
+class _StageWork:
     """What this process does, beside the ledger."""
 
     lock: threading.Lock = attrs.field(factory=threading.Lock)
@@ -62,39 +62,39 @@ class _Work:
     asked: bool = False
     #: Devices that this process is at work on.
     mine: set[str] = attrs.field(factory=set)
-    view: View | None = None
-    owners: Owners | None = None
+    view: NodeView | None = None
+    owners: DeviceOwners | None = None
     #: One sentence for each thing that has failed since it was asked last.
     notes: list[str] = attrs.field(factory=list)
 
 
-def _spawn(attend: Callable[[], None]) -> None:
+def _spawn_stage_thread(attend: Callable[[], None]) -> None:
     threading.Thread(target=attend, name="hpc-stage", daemon=True).start()
 
 
 @attrs.frozen
-class Cleansing(Step):
+class StageStep(TenancyStep):
     """Has the devices of some roles cleaned from within."""
 
     name: ClassVar[str] = "stage"
 
-    records: Records
-    cleaning: Cleaning
+    records: HygieneRecords
+    cleaning: DeviceCleaning
     #: Role -> where its devices are cleaned.
-    modes: Mapping[str, Mode] = attrs.field(hash=False)
-    runners: Mapping[Mode, Runner] = attrs.field(hash=False)
+    modes: Mapping[str, StageMode] = attrs.field(hash=False)
+    runners: Mapping[StageMode, StageRunner] = attrs.field(hash=False)
     at_once: int = 1
     #: Starts what attends to the devices.
-    spawn: Callable[[Callable[[], None]], None] = _spawn
-    _work: _Work = attrs.field(factory=_Work, init=False, eq=False, repr=False)
+    spawn: Callable[[Callable[[], None]], None] = _spawn_stage_thread
+    _work: _StageWork = attrs.field(factory=_StageWork, init=False, eq=False, repr=False)
 
-    def mode(self, role: str | None) -> Mode:
+    def mode(self, role: str | None) -> StageMode:
         """Where the devices of a role are cleaned."""
-        return self.modes.get(role or "", Mode.NONE)
+        return self.modes.get(role or "", StageMode.NONE)
 
     # -- the protocol -----------------------------------------------------------
 
-    def before_start(self, tenant: Tenant, view: View) -> tuple[str, ...]:
+    def before_start(self, tenant: DeviceTenant, view: NodeView) -> tuple[str, ...]:
         """Refuse what is not clean, and write down what is due from now on."""
         try:
             self._owe(tenant, view)
@@ -105,51 +105,58 @@ class Cleansing(Step):
             ) from error
         return ()
 
-    def _owe(self, tenant: Tenant, view: View) -> None:
+    def _owe(self, tenant: DeviceTenant, view: NodeView) -> None:
         refused: dict[str, str] = {}
         wall = self.records.moment().wall
-        roles = {each: view.roles.get(each) for each in tenant.devices}
+        roles = {address: view.roles.get(address) for address in tenant.devices}
         if not self._concerns(roles):
             return
         self.records.compared(tenant.owners)
 
-        def edit(now: Mapping[str, Device]) -> dict[str, Device]:
+        def edit(devices: Mapping[str, LedgerDevice]) -> dict[str, LedgerDevice]:
             refused.clear()
-            then = {}
-            for each, role in roles.items():
-                known = stage.loads(now[each].stage)
-                staged = self.mode(role) is not Mode.NONE
-                why = stage.refusal(known, tenant.server)
-                if why is not None and (staged or (known and known.phase is Phase.BEGUN)):
-                    refused[each] = why
+            changed = {}
+            for address, role in roles.items():
+                entry = stage.load_stage(devices[address].stage)
+                staged = self.mode(role) is not StageMode.NONE
+                refusal = stage.refusal_of_stage(entry, tenant.server)
+                if refusal is not None and (staged or (entry and entry.phase is StagePhase.BEGUN)):
+                    refused[address] = refusal
                 elif staged:
-                    then[each] = attrs.evolve(
-                        now[each], stage=stage.owed(known, tenant.server, wall).dumps()
+                    changed[address] = attrs.evolve(
+                        devices[address],
+                        stage=stage.make_stage_due(entry, tenant.server, wall).dumps(),
                     )
-            return {} if refused else then
+            return {} if refused else changed
 
-        self.records.change(lambda now: edit({each: now.device(each) for each in roles}))
+        self.records.change(
+            lambda ledger: edit({address: ledger.device(address) for address in roles})
+        )
         if refused:
             raise RefusedError(
                 f"Of the {len(roles)} PCI devices that were claimed for the server, "
                 f"{len(refused)} are being cleaned after another server.",
                 [
-                    f"PCI device {each} must not be given to the server: {why}"
-                    for each, why in refused.items()
+                    f"PCI device {address} must not be given to the server: {reason}"
+                    for address, reason in refused.items()
                 ],
             )
 
     def _concerns(self, roles: Mapping[str, str | None]) -> bool:
         """Whether any of some devices has a stage, or ever had; the ledger is read only then."""
-        staged = any(self.mode(role) is not Mode.NONE for role in roles.values())
+        staged = any(self.mode(role) is not StageMode.NONE for role in roles.values())
         return staged or not self.records.known().staged.isdisjoint(roles)
 
-    def before_restart(self, tenant: Tenant, view: View) -> tuple[str, ...]:
+    def before_restart(self, tenant: DeviceTenant, view: NodeView) -> tuple[str, ...]:
         """Write down what is due of a server that was there before the option was set."""
         wall = self.records.moment().wall
-        mine = [each for each in tenant.devices if self.mode(view.roles.get(each)) is not Mode.NONE]
+        addresses = [
+            address
+            for address in tenant.devices
+            if self.mode(view.roles.get(address)) is not StageMode.NONE
+        ]
         try:
-            self._mark(mine, tenant.server, wall)
+            self._mark(addresses, tenant.server, wall)
         except LedgerError as error:
             return (f"It is not recorded that PCI devices have to be cleaned: {error}",)
         return ()
@@ -159,24 +166,29 @@ class Cleansing(Step):
         if not addresses:
             return
         self.records.change(
-            lambda now: {
-                each: attrs.evolve(now.device(each), stage=stage.owed(known, server, wall).dumps())
-                for each in addresses
-                if (known := stage.loads(now.device(each).stage)) is None or not known.pending
+            lambda ledger: {
+                address: attrs.evolve(
+                    ledger.device(address), stage=stage.make_stage_due(entry, server, wall).dumps()
+                )
+                for address in addresses
+                if (entry := stage.load_stage(ledger.device(address).stage)) is None
+                or not entry.pending
             }
         )
 
-    def after_end(self, server: str, look: Callable[[], View], owners: Owners) -> tuple[str, ...]:
+    def after_end(
+        self, server: str, look: Callable[[], NodeView], owners: DeviceOwners
+    ) -> tuple[str, ...]:
         """Nothing that a delete waits for: what is due was written down before its start."""
         with contextlib.suppress(LedgerError):
-            known = self.records.known()
-            found = (stage.loads(known.device(each).stage) for each in known.staged)
-            if any(one is not None and one.server == server for one in found):
+            ledger = self.records.known()
+            entries = (stage.load_stage(ledger.device(address).stage) for address in ledger.staged)
+            if any(entry is not None and entry.server == server for entry in entries):
                 self._work.soon = time.monotonic() + _SOON
                 self._wake()
         return ()
 
-    def withhold(self, view: View, owners: Owners) -> Withheld:
+    def withhold(self, view: NodeView, owners: DeviceOwners) -> WithheldDevices:
         """Look at the ledger; what is due is attended to elsewhere."""
         work = self._work
         work.view, work.owners = view, owners
@@ -187,60 +199,66 @@ class Cleansing(Step):
                 # Servers that were there before the option was set. Later a device that is
                 # used and not due is one that is being given: its own start makes it due.
                 self._mark(
-                    [each for each in used if self.mode(roles.get(each)) is not Mode.NONE],
+                    [
+                        address
+                        for address in used
+                        if self.mode(roles.get(address)) is not StageMode.NONE
+                    ],
                     SOMEBODY,
                     self.records.moment().wall,
                 )
                 work.asked = True
-            now = self._make_due(view, used)
+            ledger = self._make_due(view, used)
         except LedgerError as error:
             note = f"PCI devices with a stage are not offered: {error}"
             lost = {
-                each: Symptom(Sign.UNREADY, str(error))
-                for each, role in view.roles.items()
-                if self.mode(role) is not Mode.NONE
+                address: Symptom(HealthSign.UNREADY, str(error))
+                for address, role in view.roles.items()
+                if self.mode(role) is not StageMode.NONE
             }
-            return Withheld(lost, (note,))
+            return WithheldDevices(lost, (note,))
         findings = {}
-        for each in now.staged - used:
-            device = now.device(each)
-            known = stage.loads(device.stage)
-            if known is None or (roles.get(each, "") is not None and self._off(each, roles)):
+        for address in ledger.staged - used:
+            device = ledger.device(address)
+            entry = stage.load_stage(device.stage)
+            if entry is None or (roles.get(address, "") is not None and self._off(address, roles)):
                 continue
-            reason = stage.waiting(known)
-            if device.state is not State.OFFERED:
+            reason = stage.word_waiting_stage(entry)
+            if device.state is not DeviceState.OFFERED:
                 reason = f"{reason}: {device.reason}"
-            findings[each] = Symptom(Sign.UNREADY, reason)
-        if now.staged or not work.swept:
+            findings[address] = Symptom(HealthSign.UNREADY, reason)
+        if ledger.staged or not work.swept:
             self._wake()
         with work.lock:
             notes, work.notes = tuple(dict.fromkeys(work.notes)), []
-        return Withheld(findings, notes)
+        return WithheldDevices(findings, notes)
 
-    def _make_due(self, view: View, used: frozenset[str]) -> Ledger:
+    def _make_due(self, view: NodeView, used: frozenset[str]) -> Ledger:
         """Make due what is free and has no entry: nobody knows who has had it.
 
         It is new here, or the ledger is; or its role has had no stage until now.
         """
         wall = self.records.moment().wall
         free = [
-            each
-            for each, role in view.roles.items()
-            if self.mode(role) is not Mode.NONE
-            and each not in used
-            and (each not in view.ill or view.ill[each].sign in policy.CAPPED)
+            address
+            for address, role in view.roles.items()
+            if self.mode(role) is not StageMode.NONE
+            and address not in used
+            and (address not in view.ill or view.ill[address].sign in health_states.CAPPED)
         ]
         return self.records.change(
-            lambda now: {
-                each: attrs.evolve(now.device(each), stage=stage.owed(None, SOMEBODY, wall).dumps())
-                for each in free
-                if now.device(each).stage is None
+            lambda ledger: {
+                address: attrs.evolve(
+                    ledger.device(address), stage=stage.make_stage_due(None, SOMEBODY, wall).dumps()
+                )
+                for address in free
+                if ledger.device(address).stage is None
             }
         )
 
     def _off(self, address: str, roles: Mapping[str, str | None]) -> bool:
         """Whether the role of an offered device has no stage (any more)."""
-        return address in roles and self.mode(roles[address]) is Mode.NONE
+        return address in roles and self.mode(roles[address]) is StageMode.NONE
 
     # -- the thread that attends to what is due ---------------------------------------
 
@@ -289,83 +307,86 @@ class Cleansing(Step):
         if view is None or owners is None:
             return False
         self._sweep(owners)
-        now, used, moment = self.records.known(), owners.records(), self.records.moment()
-        actions: dict[Action, list[str]] = defaultdict(list)
+        ledger, used, moment = self.records.known(), owners.records(), self.records.moment()
+        actions: dict[StageAction, list[str]] = defaultdict(list)
         waiting = False
-        for each in sorted(now.staged, key=address_key):
-            device = now.device(each)
-            known = stage.loads(device.stage)
+        for address in sorted(ledger.staged, key=address_key):
+            device = ledger.device(address)
+            entry = stage.load_stage(device.stage)
             # What is not offered keeps its entry: it may be offered again.
-            gone = each not in view.roles
-            early = device.state is State.SUSPECT and not policy.due(
+            gone = address not in view.roles
+            early = device.state is DeviceState.SUSPECT and not health_states.is_trial_due(
                 device.trial, moment, self.records.rules
             )
-            seen = Seen(
-                known,
-                self.mode(view.roles.get(each)),
-                taken=each in used,
-                mine=each in self._work.mine,
-                quarantined=device.state is State.QUARANTINED,
+            seen = StageFacts(
+                entry,
+                self.mode(view.roles.get(address)),
+                taken=address in used,
+                mine=address in self._work.mine,
+                quarantined=device.state is DeviceState.QUARANTINED,
                 early=early,
             )
-            action = stage.decide(seen)
+            action = stage.decide_stage_action(seen)
             waiting = waiting or seen.taken
-            if not gone or action is Action.END:
-                actions[action].append(each)
-        self._forget(actions[Action.FORGET])
-        for holder, devices in self._by_holder(actions[Action.END]).items():
+            if not gone or action is StageAction.END:
+                actions[action].append(address)
+        self._forget(actions[StageAction.FORGET])
+        for holder, devices in self._by_holder(actions[StageAction.END]).items():
             self._end(holder, devices, owners)
-        batches = self._batches(actions[Action.BEGIN], now.staged, view)
+        batches = self._batches(actions[StageAction.BEGIN], ledger.staged, view)
         if batches:
             with ThreadPoolExecutor(min(self.at_once, len(batches))) as pool:
-                list(pool.map(lambda each: self._safely(each, view, owners), batches))
+                list(pool.map(lambda batch: self._safely(batch, view, owners), batches))
         return waiting
 
-    def _sweep(self, owners: Owners) -> None:
+    def _sweep(self, owners: DeviceOwners) -> None:
         """End service VMs of which the ledger knows nothing: it was lost."""
         if self._work.swept:
             return
         domains = owners.domains()
         if domains.problem is not None:
             return
-        known = self.records.known()
-        found = (stage.loads(known.device(each).stage) for each in known.staged)
-        holders = {one.holder for one in found if one is not None}
-        runner = self.runners[Mode.SERVICE_VM]
+        ledger = self.records.known()
+        entries = (stage.load_stage(ledger.device(address).stage) for address in ledger.staged)
+        holders = {entry.holder for entry in entries if entry is not None}
+        runner = self.runners[StageMode.SERVICE_VM]
         left = [
-            each.uuid
-            for each in domains.domains
-            if each.name.startswith(domain.PREFIX) and each.uuid not in holders
+            vm_domain.uuid
+            for vm_domain in domains.domains
+            if vm_domain.name.startswith(domain.PREFIX) and vm_domain.uuid not in holders
         ]
-        notes = [why for each in left if (why := runner.end(each, ())) is not None]
-        for why in notes:
-            self._note(why)
+        notes = [problem for vm in left if (problem := runner.end(vm, ())) is not None]
+        for problem in notes:
+            self._note(problem)
         self._work.swept = not notes
 
     def _forget(self, addresses: Collection[str]) -> None:
         if addresses:
             self.records.change(
-                lambda now: {each: attrs.evolve(now.device(each), stage=None) for each in addresses}
+                lambda ledger: {
+                    address: attrs.evolve(ledger.device(address), stage=None)
+                    for address in addresses
+                }
             )
 
     def _by_holder(self, addresses: Iterable[str]) -> dict[str, list[str]]:
-        now = self.records.known()
-        found: dict[str, list[str]] = defaultdict(list)
-        for each in addresses:
-            known = stage.loads(now.device(each).stage)
-            if known is not None:
-                found[known.holder].append(each)
-        return found
+        ledger = self.records.known()
+        addresses_by_holder: dict[str, list[str]] = defaultdict(list)
+        for address in addresses:
+            entry = stage.load_stage(ledger.device(address).stage)
+            if entry is not None:
+                addresses_by_holder[entry.holder].append(address)
+        return addresses_by_holder
 
     def _batches(
-        self, addresses: Collection[str], staged: frozenset[str], view: View
+        self, addresses: Collection[str], staged: frozenset[str], view: NodeView
     ) -> list[list[str]]:
         """Devices that can only be given together; none while one of them is not ready."""
         groups: dict[str, list[str]] = defaultdict(list)
-        for each in addresses:
-            function = view.node.function(each)
+        for address in addresses:
+            function = view.node.function(address)
             group = None if function is None else function.iommu_group
-            groups[each if group is None else f"group {group}"].append(each)
+            groups[address if group is None else f"group {group}"].append(address)
         ready = []
         for mates in groups.values():
             function = view.node.function(mates[0])
@@ -374,24 +395,28 @@ class Cleansing(Step):
                 ready.append(mates)
         return ready
 
-    def _end(self, holder: str, devices: list[str], owners: Owners) -> None:
+    def _end(self, holder: str, devices: list[str], owners: DeviceOwners) -> None:
         """End what a killed process has left; then the devices are due again."""
-        runner = self.runners[Mode.HOST if holder == Mode.HOST.value else Mode.SERVICE_VM]
+        runner = self.runners[
+            StageMode.HOST if holder == StageMode.HOST.value else StageMode.SERVICE_VM
+        ]
         try:
             with self.records.locks(devices, 0.0):
                 if holder:
-                    why = runner.end(holder, devices)
-                    if why is not None:
-                        self._note(f"PCI devices {', '.join(devices)}: {why}")
+                    problem = runner.end(holder, devices)
+                    if problem is not None:
+                        self._note(f"PCI devices {', '.join(devices)}: {problem}")
                         return
                 wall = self.records.moment().wall
                 self.records.change(
-                    lambda now: {
-                        each: attrs.evolve(
-                            now.device(each),
-                            stage=stage.again(stage.loads(now.device(each).stage), wall).dumps(),
+                    lambda ledger: {
+                        address: attrs.evolve(
+                            ledger.device(address),
+                            stage=stage.make_due_again(
+                                stage.load_stage(ledger.device(address).stage), wall
+                            ).dumps(),
                         )
-                        for each in devices
+                        for address in devices
                     }
                 )
                 self._work.again = True
@@ -400,26 +425,26 @@ class Cleansing(Step):
 
     # -- one stage ----------------------------------------------------------------------
 
-    def _safely(self, batch: list[str], view: View, owners: Owners) -> None:
+    def _safely(self, batch: list[str], view: NodeView, owners: DeviceOwners) -> None:
         with self._work.lock:
             self._work.mine.update(batch)
         try:
             with self.records.locks(batch, 1.0):
-                self._one({each: view.roles.get(each) for each in batch}, owners)
+                self._one({address: view.roles.get(address) for address in batch}, owners)
         except LedgerError as error:
             self._note(f"PCI devices {', '.join(batch)} are not cleaned from within: {error}")
         finally:
             with self._work.lock:
                 self._work.mine.difference_update(batch)
 
-    def _one(self, roles: Mapping[str, str | None], owners: Owners) -> None:
+    def _one(self, roles: Mapping[str, str | None], owners: DeviceOwners) -> None:
         """The stage of some devices, from its begin to what comes of it; below their locks."""
-        now = self.records.known()
-        if not now.staged.issuperset(roles) or owners.records() & roles.keys():
+        ledger = self.records.known()
+        if not ledger.staged.issuperset(roles) or owners.records() & roles.keys():
             return  # another process was faster, or it is given
         if owners.held(roles.keys()):
             return  # who has it is said by hygiene
-        dirty = {each: roles[each] for each in roles if now.device(each).owes}
+        dirty = {address: roles[address] for address in roles if ledger.device(address).owes}
         if self.cleaning.clean(dirty)[1]:
             return  # likewise
         began = time.monotonic()
@@ -429,14 +454,14 @@ class Cleansing(Step):
         self._begin(holder, roles)
         outcome = runner.run(holder, roles)
         if outcome.problem:
-            why = runner.end(holder, list(roles))
-            if why is not None:
-                self._note(f"PCI devices {', '.join(roles)}: {why}")
+            problem = runner.end(holder, list(roles))
+            if problem is not None:
+                self._note(f"PCI devices {', '.join(roles)}: {problem}")
                 return  # it stays begun: the next look ends it
         held = owners.held(roles.keys())
         if held:
-            for each, one in held.items():
-                self._note(f"PCI device {each} after its stage: {one.text}")
+            for address, holding in held.items():
+                self._note(f"PCI device {address} after its stage: {holding.text}")
             return
         unclean = self.cleaning.clean(dict(roles))[1]
         self._settle(roles, outcome, unclean, time.monotonic() - began)
@@ -444,57 +469,63 @@ class Cleansing(Step):
     def _begin(self, holder: str, roles: Mapping[str, str | None]) -> None:
         wall = self.records.moment().wall
         self.records.change(
-            lambda now: {
-                each: attrs.evolve(
-                    now.device(each),
-                    stage=stage.begun(stage.loads(now.device(each).stage), holder, wall).dumps(),
+            lambda ledger: {
+                address: attrs.evolve(
+                    ledger.device(address),
+                    stage=stage.begin_stage(
+                        stage.load_stage(ledger.device(address).stage), holder, wall
+                    ).dumps(),
                     server=holder,
                 )
-                for each in roles
+                for address in roles
             }
         )
 
     def _settle(
         self,
         roles: Mapping[str, str | None],
-        outcome: Outcome,
+        outcome: StageOutcome,
         unclean: Mapping[str, str],
         seconds: float,
     ) -> None:
         moment = self.records.moment()
         self.records.change(
-            lambda now: {
-                each: self._settled(
-                    now.device(each),
-                    None if each in unclean else outcome.symptom(each),
-                    each not in unclean,
+            lambda ledger: {
+                address: self._settled(
+                    ledger.device(address),
+                    None if address in unclean else outcome.symptom(address),
+                    address not in unclean,
                     seconds,
                     moment,
                 )
-                for each in roles
+                for address in roles
             }
         )
-        for each in roles:
-            found = outcome.symptom(each)
-            if found is not None:
-                self._note(f"PCI device {each} has not passed its stage: {found.reason}")
+        for address in roles:
+            symptom = outcome.symptom(address)
+            if symptom is not None:
+                self._note(f"PCI device {address} has not passed its stage: {symptom.reason}")
 
     def _settled(
         self,
-        device: Device,
+        device: LedgerDevice,
         symptom: Symptom | None,
         clean: bool,
         seconds: float,
         moment: Moment,
-    ) -> Device:
-        known = stage.loads(device.stage)
-        last = known.server if known is not None and known.server else device.last_server
+    ) -> LedgerDevice:
+        entry = stage.load_stage(device.stage)
+        last = entry.server if entry is not None and entry.server else device.last_server
         if clean and symptom is None:
-            then = stage.passed(known, seconds, moment.wall)
-            found = policy.step(device, (), moment, self.records.rules)
-            return attrs.evolve(found, stage=then.dumps(), last_server=last, unreported=True)
-        then = stage.again(known, moment.wall)
+            entry_after = stage.pass_stage(entry, seconds, moment.wall)
+            advanced = health_states.advance_device_state(device, (), moment, self.records.rules)
+            return attrs.evolve(
+                advanced, stage=entry_after.dumps(), last_server=last, unreported=True
+            )
+        entry_after = stage.make_due_again(entry, moment.wall)
         if symptom is not None:
-            device = policy.step(device, (symptom,), moment, self.records.rules)
+            device = health_states.advance_device_state(
+                device, (symptom,), moment, self.records.rules
+            )
             device = attrs.evolve(device, failed=device.failed + 1)
-        return attrs.evolve(device, stage=then.dumps(), last_server=last, unreported=False)
+        return attrs.evolve(device, stage=entry_after.dumps(), last_server=last, unreported=False)

@@ -19,37 +19,44 @@ from nova_hpc.placement.grouping import FlavorError
 from nova_hpc.placement.model import Request
 from nova_hpc_tools import snapshot
 from nova_hpc_tools.cloud.explain import remedies as explain_remedies
-from nova_hpc_tools.cloud.explain.model import Choice, Placed, Question, Remedy, Report, Verdict
+from nova_hpc_tools.cloud.explain.model import (
+    FlavorQuestion,
+    FlavorReport,
+    NodeChoice,
+    NodeVerdict,
+    PlacedServer,
+    Remedy,
+)
 from nova_hpc_tools.cloud.explain.remedies import Chooser
-from nova_hpc_tools.snapshot import Flavor, Node, Snapshot, SnapshotError
-from nova_hpc_tools.snapshot.unplaced_requests import Asked
+from nova_hpc_tools.snapshot import Flavor, Snapshot, SnapshotError, SnapshotNode
+from nova_hpc_tools.snapshot.unplaced_requests import UnplacedRequest
 
 #: Withheld and unusable devices that one line of a host names.
 _SHOWN = 4
 
 
-def explain(cloud: Snapshot, question: Question) -> Report:
+def explain_flavor(cloud: Snapshot, question: FlavorQuestion) -> FlavorReport:
     """Answer *question* about *cloud*.
 
     :raises SnapshotError: the question cannot be answered: a flavor, image or
         host that is not there, or a flavor that nobody can create servers of.
     """
     flavor = find_flavor(cloud, question.flavor, question.image)
-    flavor = snapshot.with_ports(cloud, flavor, question.ports)
+    flavor = snapshot.flavor_with_ports(cloud, flavor, question.ports)
     nodes = find_nodes(cloud, question.host)
     try:
-        request = snapshot.request(flavor, cloud.hosts)
+        request = snapshot.request_of_flavor(flavor, cloud.hosts)
     except FlavorError as error:
         raise SnapshotError(f"flavor {flavor.name}: {error}") from error
     chooser = Chooser(cloud.profile)
-    verdicts = {node.name: verdict(node, flavor, request, chooser) for node in nodes}
-    placed = place(nodes, verdicts, flavor, request, question.count, chooser)
+    verdicts = {node.name: judge_node(node, flavor, request, chooser) for node in nodes}
+    placed = place_servers(nodes, verdicts, flavor, request, question.count, chooser)
     remedies: tuple[Remedy, ...] = ()
     if len(placed) < question.count:
         # What is missing is the server after the last one that fits.
-        left = _after(nodes, placed)
-        remedies = explain_remedies.find(cloud, left, flavor, request, chooser)
-    return Report(
+        left = _nodes_after_placing(nodes, placed)
+        remedies = explain_remedies.find_remedies(cloud, left, flavor, request, chooser)
+    return FlavorReport(
         question=question,
         flavor=flavor,
         request=request,
@@ -61,18 +68,18 @@ def explain(cloud: Snapshot, question: Question) -> Report:
     )
 
 
-def explain_asked(cloud: Snapshot, asked: Asked) -> Report:
+def explain_asked(cloud: Snapshot, asked: UnplacedRequest) -> FlavorReport:
     """Whether servers that found no host would find one now.
 
     :param asked: its flavor counts, whatever the cloud's flavor of that name is now.
-    :raises SnapshotError: as :func:`explain`.
+    :raises SnapshotError: as :func:`explain_flavor`.
     """
-    now = attrs.evolve(cloud, flavors=(asked.flavor,))
+    current_cloud = attrs.evolve(cloud, flavors=(asked.flavor,))
     # A port is of one server; Nova makes several only where each gets ports of its own.
-    question = Question(
+    question = FlavorQuestion(
         asked.flavor.name, asked.flavor.image, count=len(asked.servers), ports=asked.ports
     )
-    return attrs.evolve(explain(now, question), asked=asked)
+    return attrs.evolve(explain_flavor(current_cloud, question), asked=asked)
 
 
 def find_flavor(cloud: Snapshot, name: str, image: str | None = None) -> Flavor:
@@ -80,19 +87,20 @@ def find_flavor(cloud: Snapshot, name: str, image: str | None = None) -> Flavor:
 
     :raises SnapshotError: there is none, or it has nothing to explain.
     """
-    found = [each for each in cloud.flavors if name in (each.name, each.id)]
-    if not found:
+    matches = [flavor for flavor in cloud.flavors if name in (flavor.name, flavor.id)]
+    if not matches:
         raise SnapshotError(
-            f"there is no flavor {name!r}{_like(name, [each.name for each in cloud.flavors])}"
+            f"there is no flavor "
+            f"{name!r}{_suggest_names(name, [flavor.name for flavor in cloud.flavors])}"
         )
-    mine = [each for each in found if each.image == image]
-    if not mine:
-        known = ", ".join(sorted(each.image for each in found if each.image)) or "none"
+    flavors = [flavor for flavor in matches if flavor.image == image]
+    if not flavors:
+        images = ", ".join(sorted(flavor.image for flavor in matches if flavor.image)) or "none"
         raise SnapshotError(
-            f"flavor {name!r} was not read with image {image!r} (images that were: {known}); "
+            f"flavor {name!r} was not read with image {image!r} (images that were: {images}); "
             "take the snapshot with that --image, or ask the cloud itself"
         )
-    flavor = mine[0]
+    flavor = flavors[0]
     if flavor.problem is not None:
         raise SnapshotError(f"flavor {flavor.name}: Nova refuses it: {flavor.problem}")
     if not has_hpc_keys(flavor.extra_specs) and has_fabric_keys(flavor.extra_specs):
@@ -109,7 +117,7 @@ def find_flavor(cloud: Snapshot, name: str, image: str | None = None) -> Flavor:
     return flavor
 
 
-def find_nodes(cloud: Snapshot, host: str | None) -> tuple[Node, ...]:
+def find_nodes(cloud: Snapshot, host: str | None) -> tuple[SnapshotNode, ...]:
     """All nodes, or those of one host (or the one node) with this name.
 
     :raises SnapshotError: there is none.
@@ -117,87 +125,96 @@ def find_nodes(cloud: Snapshot, host: str | None) -> tuple[Node, ...]:
     if not cloud.hosts:
         raise SnapshotError("there are no hosts; add them with: nova-manage cell_v2 discover_hosts")
     if host is None:
-        return tuple(sorted(cloud.hosts, key=lambda each: (each.host, each.node)))
-    found = tuple(each for each in cloud.hosts if host in (each.host, each.node))
-    if not found:
-        names = [each.host for each in cloud.hosts]
-        raise SnapshotError(f"there is no host {host!r}{_like(host, names)}")
-    return found
+        return tuple(sorted(cloud.hosts, key=lambda node: (node.host, node.node)))
+    matches = tuple(node for node in cloud.hosts if host in (node.host, node.node))
+    if not matches:
+        names = [node.host for node in cloud.hosts]
+        raise SnapshotError(f"there is no host {host!r}{_suggest_names(host, names)}")
+    return matches
 
 
-def verdict(node: Node, flavor: Flavor, request: Request, chooser: Chooser) -> Verdict:
+def judge_node(
+    node: SnapshotNode, flavor: Flavor, request: Request, chooser: Chooser
+) -> NodeVerdict:
     """What the scheduler would choose on one node, or why nothing."""
     if node.out is not None:
-        return Verdict(node=node, reason=node.out)
+        return NodeVerdict(node=node, reason=node.out)
     answer = chooser.choose(request, flavor, node)
-    notes = _notes(node)
+    notes = _notes_on_devices(node)
     if not answer.sets:
         wanted = {want.name for want in request.wants}
-        mine = {name: count for name, count in node.withheld_of.items() if name in wanted}
-        miss = withheld.counted(answer.miss, mine) if answer.miss else None
+        wanted_counts = {name: count for name, count in node.withheld_of.items() if name in wanted}
+        miss = withheld.count_withheld_in_miss(answer.miss, wanted_counts) if answer.miss else None
         reason = miss.operator if miss else "no suitable set of devices is free"
-        return Verdict(node=node, reason=reason, notes=notes)
+        return NodeVerdict(node=node, reason=reason, notes=notes)
     best = answer.sets[0]
-    return Verdict(node=node, choice=Choice(best), reason=best.reason, notes=notes)
+    return NodeVerdict(node=node, choice=NodeChoice(best), reason=best.reason, notes=notes)
 
 
-def place(
-    nodes: Iterable[Node],
-    verdicts: dict[str, Verdict],
+def place_servers(
+    nodes: Iterable[SnapshotNode],
+    verdicts: dict[str, NodeVerdict],
     flavor: Flavor,
     request: Request,
     count: int,
     chooser: Chooser,
-) -> tuple[Placed, ...]:
+) -> tuple[PlacedServer, ...]:
     """Place *count* servers one after the other; fewer where no more fit.
 
     Each goes to the best host, as HpcPackingWeigher ranks them;
     of equal hosts to the first by name, where Nova takes any.
     """
     state = {node.name: node for node in nodes}
-    now = dict(verdicts)
-    placed: list[Placed] = []
+    current_verdicts = dict(verdicts)
+    placed: list[PlacedServer] = []
     while len(placed) < count:
-        fits = [(each.choice, name) for name, each in now.items() if each.choice is not None]
+        fits = [
+            (verdict.choice, name)
+            for name, verdict in current_verdicts.items()
+            if verdict.choice is not None
+        ]
         if not fits:
             break
         ranked = (
             (chooser.rank(request, choice.devices, state[name]), name, choice)
             for choice, name in fits
         )
-        _, name, choice = min(ranked, key=lambda each: each[:2])
-        after = snapshot.take(
+        _, name, choice = min(ranked, key=lambda candidate: candidate[:2])
+        after = snapshot.take_from_node(
             state[name], choice.devices, request.cells, f"new server {len(placed) + 1}"
         )
-        placed.append(Placed(before=state[name], choice=choice, after=after))
+        placed.append(PlacedServer(before=state[name], choice=choice, after=after))
         state[name] = after
-        now[name] = verdict(after, flavor, request, chooser)
+        current_verdicts[name] = judge_node(after, flavor, request, chooser)
     return tuple(placed)
 
 
-def _after(nodes: Iterable[Node], placed: Sequence[Placed]) -> tuple[Node, ...]:
+def _nodes_after_placing(
+    nodes: Iterable[SnapshotNode], placed: Sequence[PlacedServer]
+) -> tuple[SnapshotNode, ...]:
     state = {node.name: node for node in nodes}
-    state |= {each.after.name: each.after for each in placed}
+    state |= {placement.after.name: placement.after for placement in placed}
     return tuple(state.values())
 
 
-def _notes(node: Node) -> tuple[str, ...]:
+def _notes_on_devices(node: SnapshotNode) -> tuple[str, ...]:
     """What is wrong with devices of the node, which may be why it misses."""
     notes = [f"{text}" for text in node.unusable[:_SHOWN]]
     if len(node.unusable) > _SHOWN:
         notes.append(f"{len(node.unusable) - _SHOWN} more devices are not usable")
     notes += [
-        f"{address} is withheld: {why}" for address, why in list(node.withheld.items())[:_SHOWN]
+        f"{address} is withheld: {reason}"
+        for address, reason in list(node.withheld.items())[:_SHOWN]
     ]
     if len(node.withheld) > _SHOWN:
         notes.append(f"{len(node.withheld) - _SHOWN} more devices are withheld")
     return tuple(notes)
 
 
-def _like(name: str, names: Iterable[str]) -> str:
+def _suggest_names(name: str, names: Iterable[str]) -> str:
     """Names that somebody may have meant."""
-    known = sorted(set(names))
-    close = difflib.get_close_matches(name, known, n=3) or known[:5]
+    candidates = sorted(set(names))
+    close = difflib.get_close_matches(name, candidates, n=3) or candidates[:5]
     if not close:
         return "; there are none at all"
-    return f"; there is: {', '.join(close)}" + (" ..." if len(known) > len(close) else "")
+    return f"; there is: {', '.join(close)}" + (" ..." if len(candidates) > len(close) else "")

@@ -11,25 +11,37 @@ import json
 from typing import Any, Final
 
 from nova_hpc.placement.model import Request
-from nova_hpc_tools.cloud.explain.model import Choice, Past, Placed, Report, Verdict
-from nova_hpc_tools.cloud.explain.server_report import peers
-from nova_hpc_tools.snapshot import Node
-from nova_hpc_tools.snapshot.unplaced_requests import Asked
+from nova_hpc_tools.cloud.explain.model import (
+    FlavorReport,
+    NodeChoice,
+    NodeVerdict,
+    PlacedServer,
+    ServerReport,
+)
+from nova_hpc_tools.cloud.explain.server_report import list_peer_paths
+from nova_hpc_tools.snapshot import SnapshotNode
+from nova_hpc_tools.snapshot.unplaced_requests import UnplacedRequest
 
 SCHEMA: Final = "nova-hpc/explain"
 VERSION: Final = 1
 
 
-def dumps(answer: Report | Past, together: dict[str, Any] | None = None) -> str:
+def dump_explain_document(
+    answer: FlavorReport | ServerReport, together: dict[str, Any] | None = None
+) -> str:
     """The document as text: ASCII, indented, ends with a newline.
 
     :param together: whether members of a server group come together; None: nobody asked.
     """
-    body = report(answer) | {"together": together} if isinstance(answer, Report) else past(answer)
+    body = (
+        describe_flavor_report(answer) | {"together": together}
+        if isinstance(answer, FlavorReport)
+        else describe_server_report(answer)
+    )
     return json.dumps({"schema": SCHEMA, "version": VERSION, **body}, indent=2) + "\n"
 
 
-def report(answer: Report) -> dict[str, Any]:
+def describe_flavor_report(answer: FlavorReport) -> dict[str, Any]:
     """The answer about a flavor as plain objects."""
     question, request = answer.question, answer.request
     return {
@@ -44,23 +56,27 @@ def report(answer: Report) -> dict[str, Any]:
             "devices": {want.alias: want.count for want in answer.flavor.wants},
             "ports": [
                 {
-                    "network": each.network,
-                    "count": each.count,
+                    "network": direct_ports.network,
+                    "count": direct_ports.count,
                     "role": ports.name,
-                    "whole": each.whole,
-                    "trusted": each.trusted,
-                    "remote_managed": each.remote,
+                    "whole": direct_ports.whole,
+                    "trusted": direct_ports.trusted,
+                    "remote_managed": direct_ports.remote,
                 }
-                for each, ports in zip(answer.flavor.ports, answer.request.ports, strict=True)
+                for direct_ports, ports in zip(
+                    answer.flavor.ports, answer.request.ports, strict=True
+                )
             ],
             "groups": len(request.groups),
             "cells": len(request.cells),
         },
-        "asked": _asked(answer.asked),
+        "asked": _describe_unplaced_request(answer.asked),
         "fits": answer.fits,
         "problems": list(answer.problems),
-        "hosts": [_verdict(request, each) for each in answer.verdicts],
-        "placed": [_placed(request, each) for each in answer.placed],
+        "hosts": [_describe_verdict(request, verdict) for verdict in answer.verdicts],
+        "placed": [
+            _describe_placed_server(request, placed_server) for placed_server in answer.placed
+        ],
         "remedies": [
             {
                 "kind": remedy.kind,
@@ -73,7 +89,7 @@ def report(answer: Report) -> dict[str, Any]:
     }
 
 
-def _asked(asked: Asked | None) -> dict[str, Any] | None:
+def _describe_unplaced_request(asked: UnplacedRequest | None) -> dict[str, Any] | None:
     if asked is None:
         return None
     return {
@@ -87,7 +103,7 @@ def _asked(asked: Asked | None) -> dict[str, Any] | None:
     }
 
 
-def past(answer: Past) -> dict[str, Any]:
+def describe_server_report(answer: ServerReport) -> dict[str, Any]:
     """The answer about a server as plain objects."""
     decision = answer.decision
     return {
@@ -104,23 +120,23 @@ def past(answer: Past) -> dict[str, Any]:
             "reached": decision.reached.word,
             "redirected": None if decision.redirected is None else list(decision.redirected),
             "peers": [
-                {"gpu": gpu, "adapter": adapter, "why": why, "as_wished": as_wished}
-                for gpu, adapter, why, as_wished in peers(decision, answer.given)
+                {"gpu": gpu, "adapter": adapter, "why": reason, "as_wished": as_wished}
+                for gpu, adapter, reason, as_wished in list_peer_paths(decision, answer.given)
             ],
             "peer_wish": decision.wish.value,
         },
         "level": None if answer.level is None else answer.level.word,
         "distance": None if answer.distance is None else answer.distance.name,
         "devices": [
-            {"address": address, "provider": each.device.provider, "role": each.device.role}
-            for each in answer.given
-            for address in each.addresses
+            {"address": address, "provider": given.device.provider, "role": given.device.role}
+            for given in answer.given
+            for address in given.addresses
         ],
         "notes": list(answer.notes),
     }
 
 
-def _verdict(request: Request, verdict: Verdict) -> dict[str, Any]:
+def _describe_verdict(request: Request, verdict: NodeVerdict) -> dict[str, Any]:
     return {
         "host": verdict.node.host,
         "node": verdict.node.node,
@@ -128,19 +144,21 @@ def _verdict(request: Request, verdict: Verdict) -> dict[str, Any]:
         "fits": verdict.choice is not None,
         "reason": verdict.reason,
         "notes": list(verdict.notes),
-        **_choice(request, verdict.node, verdict.choice),
+        **_describe_choice(request, verdict.node, verdict.choice),
     }
 
 
-def _placed(request: Request, placed: Placed) -> dict[str, Any]:
+def _describe_placed_server(request: Request, placed: PlacedServer) -> dict[str, Any]:
     return {
         "host": placed.before.host,
         "node": placed.before.node,
-        **_choice(request, placed.before, placed.choice),
+        **_describe_choice(request, placed.before, placed.choice),
     }
 
 
-def _choice(request: Request, node: Node, choice: Choice | None) -> dict[str, Any]:
+def _describe_choice(
+    request: Request, node: SnapshotNode, choice: NodeChoice | None
+) -> dict[str, Any]:
     if choice is None:
         return {"level": None, "distance": None, "score": None, "devices": [], "cells": {}}
     names = {want.key: want.name for want in request.wants}

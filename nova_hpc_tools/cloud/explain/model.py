@@ -10,13 +10,13 @@ import attrs
 from nova_hpc.placement.model import DeviceSet, Request
 from nova_hpc.topology.level import Distance, Level
 from nova_hpc.wire.decision import Decision
-from nova_hpc_tools.snapshot import Device, Flavor, Node, Server
+from nova_hpc_tools.snapshot import Flavor, Server, SnapshotDevice, SnapshotNode
 from nova_hpc_tools.snapshot.direct_ports import DirectPorts
-from nova_hpc_tools.snapshot.unplaced_requests import Asked
+from nova_hpc_tools.snapshot.unplaced_requests import UnplacedRequest
 
 
 @attrs.frozen
-class Question:
+class FlavorQuestion:
     """What somebody wants to have explained."""
 
     flavor: str
@@ -30,38 +30,38 @@ class Question:
 
 
 @attrs.frozen
-class Choice:
+class NodeChoice:
     """What the scheduler would choose on one node."""
 
     devices: DeviceSet
 
     def providers(self) -> Mapping[str, int]:
         """Provider -> how many of its devices."""
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for pick in self.devices.picks:
-            found[pick.pool] = found.get(pick.pool, 0) + 1
-        return found
+            counts[pick.pool] = counts.get(pick.pool, 0) + 1
+        return counts
 
 
 @attrs.frozen
-class Verdict:
+class NodeVerdict:
     """Whether one node fits."""
 
-    node: Node
+    node: SnapshotNode
     #: A sentence: why these devices, or the nearest miss.
     reason: str
-    choice: Choice | None = None
+    choice: NodeChoice | None = None
     #: What is wrong with devices of the node.
     notes: tuple[str, ...] = ()
 
 
 @attrs.frozen
-class Placed:
+class PlacedServer:
     """One of several servers."""
 
-    before: Node
-    choice: Choice
-    after: Node
+    before: SnapshotNode
+    choice: NodeChoice
+    after: SnapshotNode
 
 
 @attrs.frozen
@@ -78,20 +78,20 @@ class Remedy:
 
 
 @attrs.frozen
-class Report:
+class FlavorReport:
     """The answer to a question about a flavor."""
 
-    question: Question
+    question: FlavorQuestion
     flavor: Flavor
     request: Request
-    verdicts: tuple[Verdict, ...]
-    placed: tuple[Placed, ...]
+    verdicts: tuple[NodeVerdict, ...]
+    placed: tuple[PlacedServer, ...]
     remedies: tuple[Remedy, ...] = ()
     problems: tuple[str, ...] = ()
     #: Names of the servers, by UUID.
     names: Mapping[str, str] = attrs.field(factory=dict, hash=False)
     #: The request that was refused before, where the question is about it.
-    asked: Asked | None = None
+    asked: UnplacedRequest | None = None
 
     @property
     def fits(self) -> bool:
@@ -100,24 +100,24 @@ class Report:
 
 
 @attrs.frozen
-class Given:
+class AssignedDevices:
     """Devices of one provider that a server has."""
 
-    device: Device
+    device: SnapshotDevice
     #: Addresses of the functions, by Nova's PCI records.
     addresses: tuple[str, ...]
 
 
 @attrs.frozen
-class Past:
+class ServerReport:
     """The answer to a question about a server."""
 
     server: Server
-    node: Node
-    given: tuple[Given, ...]
+    node: SnapshotNode
+    given: tuple[AssignedDevices, ...]
     decision: Decision | None
     #: The devices in the groups of the flavor; None where that has changed.
-    choice: Choice | None = None
+    choice: NodeChoice | None = None
     #: The level and the longest path by where the devices sit: inside groups
     #: where these are known, else of all; None where a place is not known.
     level: Level | None = None

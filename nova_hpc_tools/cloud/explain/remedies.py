@@ -15,15 +15,22 @@ from typing import Final
 import attrs
 
 from nova_hpc.placement import between_hosts
-from nova_hpc.placement.choose import choose
+from nova_hpc.placement.choose import choose_device_sets
 from nova_hpc.placement.flavor import AFFINITY, GROUP, NUMA_POLICY
-from nova_hpc.placement.grouping import FlavorError, Words
-from nova_hpc.placement.model import Answer, DeviceSet, Host, Policy, Pool, Request
+from nova_hpc.placement.grouping import FlavorError, GroupWords
+from nova_hpc.placement.model import (
+    AffinityPolicy,
+    ChoiceAnswer,
+    DevicePool,
+    DeviceSet,
+    FreeHost,
+    Request,
+)
 from nova_hpc.placement.profile import Profile
 from nova_hpc.topology.level import Level
 from nova_hpc_tools import snapshot
 from nova_hpc_tools.cloud.explain.model import Remedy
-from nova_hpc_tools.snapshot import Flavor, FlavorWant, Node, Server, Snapshot
+from nova_hpc_tools.snapshot import Flavor, FlavorWant, Server, Snapshot, SnapshotNode
 
 #: Servers that are named at most, and tried at most: a large cloud has many.
 _NAMED: Final = 5
@@ -40,73 +47,77 @@ class Chooser:
 
     def __init__(self, profile: Profile) -> None:
         self._profile = profile
-        self._known: dict[tuple[Request, Host], Answer] = {}
+        self._known: dict[tuple[Request, FreeHost], ChoiceAnswer] = {}
 
-    def rank(self, request: Request, devices: DeviceSet, node: Node) -> tuple[int, ...]:
+    def rank(self, request: Request, devices: DeviceSet, node: SnapshotNode) -> tuple[int, ...]:
         """The place of *node*, which gives *devices*, as HpcPackingWeigher ranks it."""
-        coarse = between_hosts.grain(self._profile)
-        free = between_hosts.room(node.numa)
-        return between_hosts.rank(devices.score, request.level, coarse, free=free)
+        coarse = between_hosts.damage_grain_of(self._profile)
+        free = between_hosts.free_room_of(node.numa)
+        return between_hosts.rank_device_set(devices.score, request.level, coarse, free=free)
 
-    def choose(self, request: Request, flavor: Flavor, node: Node) -> Answer:
+    def choose(self, request: Request, flavor: Flavor, node: SnapshotNode) -> ChoiceAnswer:
         """The best devices of *node* for *request*, by their providers."""
         host = snapshot.engine_host(node, flavor.server.wants, request.roles, flavor.ports)
         ids = {pool.id: pool.name for pool in host.pools}
         if len(set(ids.values())) < len(ids):
-            return choose(request, host, profile=self._profile)
+            return choose_device_sets(request, host, profile=self._profile)
         plain = attrs.evolve(
             host,
             name="",
-            pools=tuple(_named(pool) for pool in host.pools),
-            nvlink=tuple(frozenset(ids[each] for each in one) for one in host.nvlink),
+            pools=tuple(_anonymise_pool(pool) for pool in host.pools),
+            nvlink=tuple(
+                frozenset(ids[provider] for provider in nvlink_set) for nvlink_set in host.nvlink
+            ),
         )
         key = (request, plain)
         if key not in self._known:
-            self._known[key] = choose(request, plain, profile=self._profile)
+            self._known[key] = choose_device_sets(request, plain, profile=self._profile)
         answer = self._known[key]
         back = {name: provider for provider, name in ids.items()}
         return attrs.evolve(
             answer,
             sets=tuple(
                 attrs.evolve(
-                    one,
-                    picks=tuple(attrs.evolve(pick, pool=back[pick.pool]) for pick in one.picks),
+                    device_set,
+                    picks=tuple(
+                        attrs.evolve(pick, pool=back[pick.pool]) for pick in device_set.picks
+                    ),
                 )
-                for one in answer.sets
+                for device_set in answer.sets
             ),
         )
 
 
-def _named(pool: Pool) -> Pool:
+def _anonymise_pool(pool: DevicePool) -> DevicePool:
     return attrs.evolve(pool, id=pool.name)
 
 
-def find(
+def find_remedies(
     cloud: Snapshot,
-    nodes: Sequence[Node],
+    nodes: Sequence[SnapshotNode],
     flavor: Flavor,
     request: Request,
     chooser: Chooser,
 ) -> tuple[Remedy, ...]:
     """The remedies for a flavor that fits none of *nodes*, the smallest first."""
     usable = [node for node in nodes if node.out is None]
-    found = []
+    remedies = []
     for kind, candidates in (
-        ("affinity", _wider(flavor, request)),
+        ("affinity", _wider_levels(flavor, request)),
         ("group", _smaller_groups(flavor, request)),
         ("size", _fewer_devices(flavor, request)),
     ):
         for text, changed in candidates:
-            remedy = _try(cloud, usable, kind, text, changed, chooser)
+            remedy = _try_change(cloud, usable, kind, text, changed, chooser)
             if remedy is not None:
-                found.append(remedy)
+                remedies.append(remedy)
                 break
-    return (*found, *_without_servers(cloud, usable, flavor, request, chooser))
+    return (*remedies, *_without_servers(cloud, usable, flavor, request, chooser))
 
 
-def _try(
+def _try_change(
     cloud: Snapshot,
-    nodes: Sequence[Node],
+    nodes: Sequence[SnapshotNode],
     kind: str,
     text: str,
     changed: Flavor,
@@ -114,12 +125,12 @@ def _try(
 ) -> Remedy | None:
     """The remedy if *changed* fits; the best node for it."""
     try:
-        request = snapshot.request(changed, cloud.hosts)
+        request = snapshot.request_of_flavor(changed, cloud.hosts)
     except FlavorError:
         return None
     best: tuple[tuple[int, ...], str, DeviceSet] | None = None
     for node in nodes:
-        chosen = _best(chooser, node, changed, request)
+        chosen = _best_devices_on(chooser, node, changed, request)
         if chosen is None:
             continue
         rank = chooser.rank(request, chosen, node)
@@ -128,14 +139,16 @@ def _try(
     return None if best is None else Remedy(kind, text, best[1], best[2].level)
 
 
-def _best(chooser: Chooser, node: Node, flavor: Flavor, request: Request) -> DeviceSet | None:
+def _best_devices_on(
+    chooser: Chooser, node: SnapshotNode, flavor: Flavor, request: Request
+) -> DeviceSet | None:
     answer = chooser.choose(request, flavor, node)
     return answer.sets[0] if answer.sets else None
 
 
-def _wider(flavor: Flavor, request: Request) -> Iterator[tuple[str, Flavor]]:
+def _wider_levels(flavor: Flavor, request: Request) -> Iterator[tuple[str, Flavor]]:
     """One step wider after the other; Nova's own policy has to allow it."""
-    if request.policy is Policy.PREFERRED:
+    if request.policy is AffinityPolicy.PREFERRED:
         return
     for level in Level:
         if level <= request.level:
@@ -156,15 +169,15 @@ def _wider(flavor: Flavor, request: Request) -> Iterator[tuple[str, Flavor]]:
 
 def _smaller_groups(flavor: Flavor, request: Request) -> Iterator[tuple[str, Flavor]]:
     """The same devices in groups of a half, a third and so on."""
-    each = _group(request)
-    words = Words.of(
+    per_group = _group_counts_of(request)
+    words = GroupWords.of(
         flavor.extra_specs.get(GROUP), request.wants, request.roles, flavor.server.port_roles
     )
     ports = [f"{name}:{count}" for name, count in words.ports.items()]
-    whole = math.gcd(*each.values())
+    whole = math.gcd(*per_group.values())
     for parts in range(2, whole + 1):
         if whole % parts == 0:
-            counts = [f"{name}:{count // parts}" for name, count in each.items()]
+            counts = [f"{name}:{count // parts}" for name, count in per_group.items()]
             value = ",".join([*counts, *ports])
             yield (
                 f"in smaller groups, with {GROUP}={value}",
@@ -175,7 +188,7 @@ def _smaller_groups(flavor: Flavor, request: Request) -> Iterator[tuple[str, Fla
 def _fewer_devices(flavor: Flavor, request: Request) -> Iterator[tuple[str, Flavor]]:
     """Fewer devices in the same proportion, the most first."""
     whole = math.gcd(*(want.count for want in flavor.wants))
-    each = _group(request)
+    per_group = _group_counts_of(request)
     for parts in range(whole - 1, 0, -1):
         wants = tuple(FlavorWant(want.alias, want.count * parts // whole) for want in flavor.wants)
         what = " and ".join(f"{want.count} {want.alias}" for want in wants)
@@ -183,7 +196,7 @@ def _fewer_devices(flavor: Flavor, request: Request) -> Iterator[tuple[str, Flav
         totals: dict[str, int] = {}
         for want in wants:
             totals[want.alias] = totals.get(want.alias, 0) + want.count
-        if any(totals[name] % count for name, count in each.items()):
+        if any(totals[name] % count for name, count in per_group.items()):
             # The groups of the flavor do not go into it.
             specs.pop(GROUP, None)
         yield (
@@ -192,18 +205,18 @@ def _fewer_devices(flavor: Flavor, request: Request) -> Iterator[tuple[str, Flav
         )
 
 
-def _group(request: Request) -> dict[str, int]:
+def _group_counts_of(request: Request) -> dict[str, int]:
     """Alias -> its devices in one group."""
     names = {want.key: want.name for want in request.wants}
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for key, count in request.groups[0].counts.items():
-        found[names[key]] = found.get(names[key], 0) + count
-    return found
+        counts[names[key]] = counts.get(names[key], 0) + count
+    return counts
 
 
 def _without_servers(
     cloud: Snapshot,
-    nodes: Sequence[Node],
+    nodes: Sequence[SnapshotNode],
     flavor: Flavor,
     request: Request,
     chooser: Chooser,
@@ -212,14 +225,16 @@ def _without_servers(
     servers = {server.uuid: server for server in cloud.servers}
     tried = named = 0
     for node in nodes:
-        for uuid in _on(node):
+        for uuid in _servers_on_node(node):
             if uuid not in servers:
                 continue
             tried += 1
             if tried > _TRIED or named == _NAMED:
                 return
             server = servers[uuid]
-            chosen = _best(chooser, snapshot.release(node, server), flavor, request)
+            chosen = _best_devices_on(
+                chooser, snapshot.release_from_node(node, server), flavor, request
+            )
             if chosen is not None:
                 named += 1
                 text = f"after server {server.name} ({server.uuid}) leaves {node.name}"
@@ -227,21 +242,21 @@ def _without_servers(
     if named:
         return
     for node in nodes:
-        empty = _emptied(node, servers)
-        chosen = None if empty is node else _best(chooser, empty, flavor, request)
+        empty = _release_listed_servers(node, servers)
+        chosen = None if empty is node else _best_devices_on(chooser, empty, flavor, request)
         if chosen is not None:
-            text = f"after all {len(_on(node))} servers with devices leave {node.name}"
+            text = f"after all {len(_servers_on_node(node))} servers with devices leave {node.name}"
             yield Remedy("server", text, node.name, chosen.level)
             return
 
 
-def _on(node: Node) -> list[str]:
+def _servers_on_node(node: SnapshotNode) -> list[str]:
     """The servers that have devices of *node*."""
     return list(dict.fromkeys(use.server for device in node.devices for use in device.used))
 
 
-def _emptied(node: Node, servers: Mapping[str, Server]) -> Node:
-    for uuid in _on(node):
+def _release_listed_servers(node: SnapshotNode, servers: Mapping[str, Server]) -> SnapshotNode:
+    for uuid in _servers_on_node(node):
         if uuid in servers:
-            node = snapshot.release(node, servers[uuid])
+            node = snapshot.release_from_node(node, servers[uuid])
     return node

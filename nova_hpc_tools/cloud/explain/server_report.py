@@ -8,40 +8,40 @@ from collections.abc import Iterable, Iterator
 
 import attrs
 
-from nova_hpc.placement.choose import choose
+from nova_hpc.placement.choose import choose_device_sets
 from nova_hpc.placement.flavor import has_hpc_keys
-from nova_hpc.placement.model import Policy
+from nova_hpc.placement.model import AffinityPolicy
 from nova_hpc.topology import peer, peer_wish
-from nova_hpc.topology.level import Distance, Location, common_level, distance
+from nova_hpc.topology.level import Distance, Location, common_level, distance_between
 from nova_hpc.topology.model import address_key
 from nova_hpc.wire.decision import Decision
 from nova_hpc_tools import snapshot
-from nova_hpc_tools.cloud.explain.model import Choice, Given, Past
-from nova_hpc_tools.snapshot import Device, Node, Server, Snapshot, SnapshotError
+from nova_hpc_tools.cloud.explain.model import AssignedDevices, NodeChoice, ServerReport
+from nova_hpc_tools.snapshot import Server, Snapshot, SnapshotDevice, SnapshotError, SnapshotNode
 
 
 class NoServerError(SnapshotError):
     """No server with devices has this name."""
 
 
-def explain_server(cloud: Snapshot, name: str) -> Past:
+def explain_server(cloud: Snapshot, name: str) -> ServerReport:
     """Explain the placement of the server with this UUID or name.
 
     :raises NoServerError: there is no such server with devices.
     :raises SnapshotError: there are several.
     """
-    found = [each for each in cloud.servers if name in (each.uuid, each.name)]
-    if not found:
+    matches = [server for server in cloud.servers if name in (server.uuid, server.name)]
+    if not matches:
         raise NoServerError(
             f"no host has a server {name!r} with PCI devices; one that never got a host has no "
             "devices and no decision: ask about its flavor with --flavor"
         )
-    if len(found) > 1:
-        which = ", ".join(each.uuid for each in found[:5])
-        raise SnapshotError(f"{len(found)} servers are called {name!r}; give one's UUID: {which}")
-    server = found[0]
+    if len(matches) > 1:
+        which = ", ".join(server.uuid for server in matches[:5])
+        raise SnapshotError(f"{len(matches)} servers are called {name!r}; give one's UUID: {which}")
+    server = matches[0]
     node = next(
-        (each for each in cloud.hosts if (each.host, each.node) == (server.host, server.node)),
+        (node for node in cloud.hosts if (node.host, node.node) == (server.host, server.node)),
         None,
     )
     if node is None:
@@ -49,19 +49,19 @@ def explain_server(cloud: Snapshot, name: str) -> Past:
             f"server {server.name} is on {server.host}, which is not among the hosts"
         )
     given = tuple(
-        Given(device, addresses)
+        AssignedDevices(device, addresses)
         for device in node.devices
-        if (addresses := _addresses(device, server))
+        if (addresses := _addresses_held_by(device, server))
     )
     places = [item.device.location for item in given for _ in item.addresses]
-    known = bool(places) and all(place.root is not None for place in places)
-    choice = _arranged(cloud, server, node, given) if known else None
+    places_known = bool(places) and all(place.root is not None for place in places)
+    choice = _arrange_own_devices(cloud, server, node, given) if places_known else None
     level, far = None, None
-    if known:
-        level, far = common_level(places), _longest(places)
+    if places_known:
+        level, far = common_level(places), _longest_distance(places)
     if choice is not None:
         level, far = choice.devices.level, choice.devices.distance
-    return Past(
+    return ServerReport(
         server=server,
         node=node,
         given=given,
@@ -69,20 +69,23 @@ def explain_server(cloud: Snapshot, name: str) -> Past:
         choice=choice,
         level=level,
         distance=far,
-        notes=(*_notes(server, node, known, bool(places)), *_said(server.decided, given)),
-        names={each.uuid: each.name for each in cloud.servers},
+        notes=(
+            *_notes_on_decision(server, node, places_known, bool(places)),
+            *_peer_notes_of(server.decided, given),
+        ),
+        names={server.uuid: server.name for server in cloud.servers},
     )
 
 
-def _arranged(
-    cloud: Snapshot, server: Server, node: Node, given: tuple[Given, ...]
-) -> Choice | None:
+def _arrange_own_devices(
+    cloud: Snapshot, server: Server, node: SnapshotNode, given: tuple[AssignedDevices, ...]
+) -> NodeChoice | None:
     """The server's own devices in the groups of its flavor, if that is still there."""
     flavor = next(
         (
-            each
-            for each in cloud.flavors
-            if each.name == server.flavor and each.extra_specs == server.extra_specs
+            flavor
+            for flavor in cloud.flavors
+            if flavor.name == server.flavor and flavor.extra_specs == server.extra_specs
         ),
         None,
     )
@@ -90,38 +93,39 @@ def _arranged(
         return None
     only = attrs.evolve(
         node,
-        devices=tuple(attrs.evolve(each.device, free=len(each.addresses)) for each in given),
+        devices=tuple(attrs.evolve(held.device, free=len(held.addresses)) for held in given),
         numa=(),
     )
     try:
-        request = snapshot.request(flavor, cloud.hosts)
-        request = attrs.evolve(request, policy=Policy.PREFERRED, cells=(), on_cells=False)
-        answer = choose(request, snapshot.engine_host(only, flavor.server.wants))
+        request = snapshot.request_of_flavor(flavor, cloud.hosts)
+        request = attrs.evolve(request, policy=AffinityPolicy.PREFERRED, cells=(), on_cells=False)
+        answer = choose_device_sets(request, snapshot.engine_host(only, flavor.server.wants))
     except ValueError:
         return None
-    return Choice(answer.sets[0]) if answer.sets else None
+    return NodeChoice(answer.sets[0]) if answer.sets else None
 
 
-def _addresses(device: Device, server: Server) -> tuple[str, ...]:
+def _addresses_held_by(device: SnapshotDevice, server: Server) -> tuple[str, ...]:
     return tuple(use.address for use in device.used if use.server == server.uuid)
 
 
-def _longest(places: list[Location]) -> Distance:
+def _longest_distance(places: list[Location]) -> Distance:
     return max(
-        (distance(*pair) for pair in itertools.combinations(places, 2)), default=Distance.PIX
+        (distance_between(*pair) for pair in itertools.combinations(places, 2)),
+        default=Distance.PIX,
     )
 
 
-def _said(decision: Decision | None, given: Iterable[Given]) -> Iterator[str]:
+def _peer_notes_of(decision: Decision | None, given: Iterable[AssignedDevices]) -> Iterator[str]:
     if decision is None:
         return
-    for gpu, adapter, why, as_wished in peers(decision, given):
+    for gpu, adapter, reason, as_wished in list_peer_paths(decision, given):
         wished = f", not as wished ({decision.wish.value})" if as_wished is False else ""
-        yield f"peer-to-peer of {gpu} with {adapter} when it was placed: {why}{wished}"
+        yield f"peer-to-peer of {gpu} with {adapter} when it was placed: {reason}{wished}"
 
 
-def peers(
-    decision: Decision, given: Iterable[Given]
+def list_peer_paths(
+    decision: Decision, given: Iterable[AssignedDevices]
 ) -> Iterator[tuple[str, str, str, bool | None]]:
     """Each GPU and adapter below one switch, and what decided about their path at the start.
 
@@ -129,14 +133,18 @@ def peers(
 
     Nothing where the server has other devices now than those that were counted.
     """
-    addresses = sorted((each for item in given for each in item.addresses), key=address_key)
-    for gpu, adapter, why in decision.peers:
+    addresses = sorted((address for item in given for address in item.addresses), key=address_key)
+    for gpu, adapter, cause in decision.peers:
         if max(gpu, adapter) < len(addresses):
-            wished = peer_wish.as_wished(peer.path_of(why), why, decision.wish)
-            yield addresses[gpu], addresses[adapter], why.value, wished
+            wished = peer_wish.is_path_as_wished(
+                peer.peer_path_by_reason(cause), cause, decision.wish
+            )
+            yield addresses[gpu], addresses[adapter], cause.value, wished
 
 
-def _notes(server: Server, node: Node, known: bool, devices: bool) -> list[str]:
+def _notes_on_decision(
+    server: Server, node: SnapshotNode, places_known: bool, devices: bool
+) -> list[str]:
     notes = []
     decision = server.decided
     if server.decision is None:
@@ -146,7 +154,7 @@ def _notes(server: Server, node: Node, known: bool, devices: bool) -> list[str]:
         )
     elif decision is None:
         notes.append(f"the stored decision is not one that this release reads: {server.decision}")
-    elif decision.reached > decision.asked and decision.policy is Policy.PREFERRED:
+    elif decision.reached > decision.asked and decision.policy is AffinityPolicy.PREFERRED:
         notes.append(
             f"{decision.asked.word} was preferred, but could not be had when it was placed"
         )
@@ -156,14 +164,14 @@ def _notes(server: Server, node: Node, known: bool, devices: bool) -> list[str]:
             f"peer-to-peer of {some} of the {total} pairs of a GPU and an adapter below one switch "
             "goes through the root complex (ACS redirect), as it was found when it was placed"
         )
-    if devices and not known:
+    if devices and not places_known:
         notes.append(
             "where some of its devices sit is not known: Nova's records say it of devices that "
             "were free once since this project's driver runs on the node"
         )
     for device in node.devices:
         for use in device.used:
-            why = node.ailing.get(use.address)
-            if use.server == server.uuid and why is not None:
-                notes.append(f"{use.address} stays with the server, but: {why}")
+            reason = node.ailing.get(use.address)
+            if use.server == server.uuid and reason is not None:
+                notes.append(f"{use.address} stays with the server, but: {reason}")
     return notes

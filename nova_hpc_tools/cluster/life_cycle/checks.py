@@ -11,38 +11,38 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from nova_hpc.outside.text import printable
+from nova_hpc.outside.text import printable_text
 from nova_hpc_tools.cluster.life_cycle.decide import Done, Move, Stuck, Wait
-from nova_hpc_tools.cluster.members.model import Member
+from nova_hpc_tools.cluster.members.model import ClusterMember
 
 #: Lines of ``nova-hpc-guest check``; a console may put a time or a name before them.
 _GOOD: Final = re.compile(r"\bAs promised: \d+ devices")
 _WRONG: Final = re.compile(r"\bWRONG [a-z]+: (.{1,200})")
 
 
-def verdict(console: str) -> bool | str | None:
+def read_console_verdict(console: str) -> bool | str | None:
     """True: all is as promised; a text: what is not; None: no word yet.
 
     The last word counts, since a guest may have booted twice.
     """
-    found: bool | str | None = None
+    last_word: bool | str | None = None
     for line in console.splitlines():
         wrong = _WRONG.search(line)
         if wrong:
             # Whoever is in the guest writes its console.
-            found = printable(wrong[1].strip())
+            last_word = printable_text(wrong[1].strip())
         elif _GOOD.search(line):
-            found = True
-    return found
+            last_word = True
+    return last_word
 
 
-class Checks:
+class ConsoleChecks:
     """Asks each member until it has said that all is well; then never again."""
 
     def __init__(self) -> None:
         self._passed: set[str] = set()
 
-    def judge(self, members: Iterable[Member], console: Callable[[str], str]) -> Move:
+    def judge(self, members: Iterable[ClusterMember], console: Callable[[str], str]) -> Move:
         """Whether all members have passed.
 
         :param console: gives the last lines of a server's console.
@@ -51,11 +51,11 @@ class Checks:
         for member in members:
             if member.id in self._passed or member.going:
                 continue
-            said = verdict(console(member.id))
-            if said is True:
+            answer = read_console_verdict(console(member.id))
+            if answer is True:
                 self._passed.add(member.id)
-            elif said is None:
+            elif answer is None:
                 waiting += 1
             else:
-                return Stuck(f"{member.shown} is not as promised: {said}")
+                return Stuck(f"{member.shown} is not as promised: {answer}")
         return Wait(f"{waiting} members have not said that they are well") if waiting else Done()

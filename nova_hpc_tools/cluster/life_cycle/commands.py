@@ -13,14 +13,20 @@ from typing import Final, Protocol
 
 import attrs
 
-from nova_hpc.outside.text import printable, shell_command
-from nova_hpc.wire.cluster_wish import Wish
+from nova_hpc.outside.text import printable_text, shell_command
+from nova_hpc.wire.cluster_wish import ClusterWish
 from nova_hpc_tools.cluster import wish as wishes
 from nova_hpc_tools.cluster.life_cycle import decide
 from nova_hpc_tools.cluster.life_cycle import run as life_cycle_run
 from nova_hpc_tools.cluster.life_cycle.decide import Terms
-from nova_hpc_tools.cluster.life_cycle.run import Cloud, CloudError, ClusterError, LostError, Pace
-from nova_hpc_tools.cluster.members.model import Cluster, State, number
+from nova_hpc_tools.cluster.life_cycle.run import (
+    ClusterCloud,
+    ClusterCloudError,
+    ClusterError,
+    LostError,
+    Pace,
+)
+from nova_hpc_tools.cluster.members.model import Cluster, ClusterState, number_members
 from nova_hpc_tools.cluster.wish import Secrets, WishError
 
 #: Times that a server group is asked for when answers are lost.
@@ -28,10 +34,12 @@ _TRIES: Final = 4
 _PAUSE: Final = 1.0
 
 
-class Founder(Cloud, Protocol):
+class Founder(ClusterCloud, Protocol):
     """A cloud in which a cluster can begin."""
 
-    def make_group(self, wish: Wish, attempt: str, policy: str, max_per_host: int | None) -> str:
+    def make_group(
+        self, wish: ClusterWish, attempt: str, policy: str, max_per_host: int | None
+    ) -> str:
         """Create the server group; its id."""
 
     def groups_of(self, attempt: str) -> Sequence[str]:
@@ -49,9 +57,9 @@ class Nearness:
     max_per_host: int | None = None
 
 
-def create(
+def create_cluster(
     cloud: Founder,
-    wish: Wish,
+    wish: ClusterWish,
     secrets: Secrets,
     nearness: Nearness,
     attempt: str,
@@ -65,64 +73,74 @@ def create(
     """
     group = ""
     try:
-        group = _found(cloud, wish, nearness, attempt, pace)
-        return life_cycle_run.fulfil(cloud, group, wish, secrets, pace, until_active=until_active)
+        group = _create_server_group(cloud, wish, nearness, attempt, pace)
+        return life_cycle_run.fulfil_wish(
+            cloud, group, wish, secrets, pace, until_active=until_active
+        )
     except ClusterError as error:
         try:
-            for each in {group, *cloud.groups_of(attempt)} - {""}:
-                life_cycle_run.end(cloud, each, attrs.evolve(pace, limit=0.0))
-        except (ClusterError, CloudError) as second:
+            for group_id in {group, *cloud.groups_of(attempt)} - {""}:
+                life_cycle_run.end_cluster(cloud, group_id, attrs.evolve(pace, limit=0.0))
+        except (ClusterError, ClusterCloudError) as second:
             raise ClusterError(
                 f"{error}\nundoing it failed as well: {second}\n"
-                f"{_command('delete', group or wish.name)} ends what is left"
+                f"{_format_cluster_command('delete', group or wish.name)} ends what is left"
             ) from error
         raise ClusterError(f"{error}\nnothing is left of the cluster") from error
 
 
-def _found(cloud: Founder, wish: Wish, nearness: Nearness, attempt: str, pace: Pace) -> str:
+def _create_server_group(
+    cloud: Founder, wish: ClusterWish, nearness: Nearness, attempt: str, pace: Pace
+) -> str:
     for _ in range(_TRIES):
         try:
             return cloud.make_group(wish, attempt, nearness.policy, nearness.max_per_host)
         except LostError as error:
             failure = error
-        except CloudError as error:
+        except ClusterCloudError as error:
             raise ClusterError(str(error)) from error
         pace.sleep(_PAUSE)
         with contextlib.suppress(LostError):
-            found = sorted(cloud.groups_of(attempt))
-            for each in found[1:]:
-                cloud.delete_group(each)
-            if found:
-                return found[0]
+            group_ids = sorted(cloud.groups_of(attempt))
+            for extra_id in group_ids[1:]:
+                cloud.delete_group(extra_id)
+            if group_ids:
+                return group_ids[0]
     raise ClusterError(f"the cloud does not answer: {failure}")
 
 
-def resume(
-    cloud: Cloud, cluster: Cluster, said: Wish | None, secrets: Secrets, pace: Pace
+def resume_cluster(
+    cloud: ClusterCloud,
+    cluster: Cluster,
+    given_wish: ClusterWish | None,
+    secrets: Secrets,
+    pace: Pace,
 ) -> Cluster:
     """Finish what a client left.
 
     Servers that failed before they ever ran are made anew. Where it fails, what is there
     stays: the cluster may have worked before.
 
-    :param said: the options that were given again; None: none.
+    :param given_wish: the options that were given again; None: none.
     :raises ClusterError: it cannot be finished, and why.
     """
-    wish = _known_wish(cluster, said)
+    wish = _known_wish(cluster, given_wish)
     try:
-        wishes.same(wish, secrets)
+        wishes.check_wish_secrets(wish, secrets)
     except WishError as error:
         # Nothing but a member that is missing needs them.
-        if wish.members - number(cluster).by_number.keys() or decide.remakable(cluster):
+        if wish.members - number_members(cluster).by_number.keys() or decide.remakable_members_of(
+            cluster
+        ):
             raise ClusterError(str(error)) from error
-    terms = Terms(remake=decide.remakable(cluster))
-    return life_cycle_run.fulfil(cloud, cluster.id, wish, secrets, pace, terms)
+    terms = Terms(remake=decide.remakable_members_of(cluster))
+    return life_cycle_run.fulfil_wish(cloud, cluster.id, wish, secrets, pace, terms)
 
 
-def _known_wish(cluster: Cluster, said: Wish | None) -> Wish:
-    _readable(cluster)
+def _known_wish(cluster: Cluster, given_wish: ClusterWish | None) -> ClusterWish:
+    _refuse_unreadable(cluster)
     if cluster.wish is not None:
-        if said is not None and said.digest != cluster.wish.digest:
+        if given_wish is not None and given_wish.digest != cluster.wish.digest:
             raise ClusterError(
                 f"cluster {cluster.name} was created with other options; "
                 "give none but those that no record gives back (--user-data, --volume)"
@@ -131,12 +149,12 @@ def _known_wish(cluster: Cluster, said: Wish | None) -> Wish:
     label = cluster.group.label if cluster.group else None
     if label is None:
         raise ClusterError(f"no record says what cluster {cluster.name} was to be: delete it")
-    if said is None:
+    if given_wish is None:
         raise ClusterError(
             f"cluster {cluster.name} has no member yet, and its description is too long for the "
             "name of its server group: give the options of create again, or delete it"
         )
-    wish = attrs.evolve(said, members=label.members)
+    wish = attrs.evolve(given_wish, members=label.members)
     if wish.digest != label.digest:
         raise ClusterError(
             f"these are not the options with which cluster {cluster.name} was created"
@@ -144,8 +162,8 @@ def _known_wish(cluster: Cluster, said: Wish | None) -> Wish:
     return wish
 
 
-def scale(
-    cloud: Cloud,
+def scale_cluster(
+    cloud: ClusterCloud,
     cluster: Cluster,
     members: Collection[int],
     secrets: Secrets,
@@ -157,7 +175,7 @@ def scale(
     :raises ClusterError: nothing has changed, or the text says what is left.
     """
     before = refuse_half(cluster)
-    wish = decide.changed(before, members)
+    wish = decide.change_wish_members(before, members)
     more = wish.members - before.members
     if more and before.members - wish.members:
         raise ClusterError("a cluster grows or shrinks, not both at once")
@@ -169,16 +187,16 @@ def scale(
             "its size is that of their list"
         )
     if more:
-        _same(before, secrets)
+        _check_same_secrets(before, secrets)
     terms = Terms(bear=frozenset(member.id for member in cluster.members if member.failed))
     try:
-        return life_cycle_run.fulfil(cloud, cluster.id, wish, secrets, pace, terms)
+        return life_cycle_run.fulfil_wish(cloud, cluster.id, wish, secrets, pace, terms)
     except ClusterError as error:
         if not more:
             raise
         back = attrs.evolve(before, generation=wish.generation + 1)
         try:
-            life_cycle_run.fulfil(
+            life_cycle_run.fulfil_wish(
                 cloud, cluster.id, back, secrets, attrs.evolve(pace, limit=0.0), terms
             )
         except ClusterError as second:
@@ -188,8 +206,8 @@ def scale(
         ) from error
 
 
-def replace(
-    cloud: Cloud, cluster: Cluster, which: Sequence[int], secrets: Secrets, pace: Pace
+def replace_members(
+    cloud: ClusterCloud, cluster: Cluster, which: Sequence[int], secrets: Secrets, pace: Pace
 ) -> Cluster:
     """Delete members and create them again, with their names and ports.
 
@@ -200,68 +218,70 @@ def replace(
         later (``create --resume``).
     """
     wish = _known_wish(cluster, None)
-    _same(wish, secrets)
-    numbered = number(cluster)
+    _check_same_secrets(wish, secrets)
+    numbered = number_members(cluster)
     unknown = set(which) - numbered.by_number.keys()
     if unknown:
-        names = ", ".join(wishes.member_name(wish, each) for each in sorted(unknown))
+        names = ", ".join(
+            wishes.member_name(wish, member_number) for member_number in sorted(unknown)
+        )
         raise ClusterError(f"cluster {cluster.name} has no member {names}")
-    old = [numbered.by_number[each] for each in which]
+    old = [numbered.by_number[member_number] for member_number in which]
     label = cluster.group.label if cluster.group else None
     if len(old) == len(cluster.members) and (label is None or label.wish != wish):
         raise ClusterError(
             "these are all members, and only they know what the cluster is to be: "
             "replace some of them first"
         )
-    life_cycle_run.remove(cloud, cluster.id, old, pace)
+    life_cycle_run.remove_members(cloud, cluster.id, old, pace)
     bear = frozenset(member.id for member in cluster.members if member.failed)
     try:
-        return life_cycle_run.fulfil(cloud, cluster.id, wish, secrets, pace, Terms(bear=bear))
+        return life_cycle_run.fulfil_wish(cloud, cluster.id, wish, secrets, pace, Terms(bear=bear))
     except ClusterError as error:
         raise ClusterError(
-            f"{error}\n{_command('create', '--resume', cluster.id)} tries it again"
+            f"{error}\n{_format_cluster_command('create', '--resume', cluster.id)} tries it again"
         ) from error
 
 
-def delete(cloud: Cloud, cluster: Cluster, pace: Pace) -> None:
+def delete_cluster(cloud: ClusterCloud, cluster: Cluster, pace: Pace) -> None:
     """Delete a cluster: servers, ports, server group.
 
     :raises ClusterError: something is not ours to delete, or cannot be deleted.
     """
     if cluster.strangers:
-        names = ", ".join(map(printable, cluster.strangers))
+        names = ", ".join(map(printable_text, cluster.strangers))
         raise ClusterError(
             f"servers are in the group of cluster {cluster.name} that are not the cluster's: "
             f"{names}; delete them first"
         )
-    life_cycle_run.end(cloud, cluster.id, pace)
+    life_cycle_run.end_cluster(cloud, cluster.id, pace)
 
 
-def _command(*words: str) -> str:
+def _format_cluster_command(*words: str) -> str:
     return shell_command("openstack", "hpc", "cluster", *words)
 
 
-def _readable(cluster: Cluster) -> None:
-    if cluster.state in (State.UNKNOWN, State.NO_GROUP):
+def _refuse_unreadable(cluster: Cluster) -> None:
+    if cluster.state in (ClusterState.UNKNOWN, ClusterState.NO_GROUP):
         raise ClusterError(f"cluster {cluster.name}: {cluster.reason}; it can only be deleted")
 
 
-def refuse_half(cluster: Cluster) -> Wish:
+def refuse_half(cluster: Cluster) -> ClusterWish:
     """The wish of a cluster of which nobody has left half.
 
     :raises ClusterError: somebody has; the text names the command that finishes it.
     """
-    _readable(cluster)
-    if cluster.wish is None or cluster.state in (State.INCOMPLETE, State.BUILDING):
+    _refuse_unreadable(cluster)
+    if cluster.wish is None or cluster.state in (ClusterState.INCOMPLETE, ClusterState.BUILDING):
         raise ClusterError(
             f"cluster {cluster.name} is {cluster.state.value}: {cluster.reason}; first "
-            f"{decide.finishes(cluster)}"
+            f"{decide.format_finish_commands(cluster)}"
         )
     return cluster.wish
 
 
-def _same(wish: Wish, secrets: Secrets) -> None:
+def _check_same_secrets(wish: ClusterWish, secrets: Secrets) -> None:
     try:
-        wishes.same(wish, secrets)
+        wishes.check_wish_secrets(wish, secrets)
     except WishError as error:
         raise ClusterError(str(error)) from error

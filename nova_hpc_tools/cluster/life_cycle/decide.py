@@ -16,10 +16,17 @@ from collections.abc import Collection
 
 import attrs
 
-from nova_hpc.outside.text import printable, shell_command
-from nova_hpc.wire.cluster_wish import Wish
+from nova_hpc.outside.text import printable_text, shell_command
+from nova_hpc.wire.cluster_wish import ClusterWish
 from nova_hpc_tools.cluster import wish as wishes
-from nova_hpc_tools.cluster.members.model import Cluster, Member, Numbered, Port, State, number
+from nova_hpc_tools.cluster.members.model import (
+    Cluster,
+    ClusterMember,
+    ClusterState,
+    MemberPort,
+    Numbered,
+    number_members,
+)
 
 
 @attrs.frozen
@@ -113,7 +120,7 @@ class Terms:
     bear: frozenset[str] = frozenset()
 
 
-def towards(wish: Wish, cluster: Cluster, terms: Terms | None = None) -> Move:
+def plan_fulfilment(wish: ClusterWish, cluster: Cluster, terms: Terms | None = None) -> Move:
     """The next steps on the way to exactly the members of *wish*, all of them active.
 
     :param cluster: what there is now; its server group exists.
@@ -121,10 +128,10 @@ def towards(wish: Wish, cluster: Cluster, terms: Terms | None = None) -> Move:
     terms = terms or Terms()
     if cluster.group is None:
         return Stuck("its server group was deleted; what is left can only be deleted")
-    now = cluster.wish
-    if now is not None and now.order > wish.order:
+    current_wish = cluster.wish
+    if current_wish is not None and current_wish.order > wish.order:
         return Stuck("another client has changed this cluster meanwhile")
-    numbered = number(cluster, wish.members)
+    numbered = number_members(cluster, wish.members)
     stale = tuple(
         SetWish(member.id, member.name)
         for member in numbered.by_number.values()
@@ -143,11 +150,15 @@ def towards(wish: Wish, cluster: Cluster, terms: Terms | None = None) -> Move:
         if member.failed and member.id not in terms.bear
     ]
     if failed:
-        return Stuck(_why(failed))
+        return Stuck(_explain_failure(failed))
     if numbered.going:
         return Wait(f"{len(numbered.going)} servers are being deleted")
-    missing = [each for each in sorted(wish.members) if each not in numbered.by_number]
-    move = _ports(wish, cluster, numbered, missing)
+    missing = [
+        member_number
+        for member_number in sorted(wish.members)
+        if member_number not in numbered.by_number
+    ]
+    move = _plan_ports(wish, cluster, numbered, missing)
     if move is not None:
         return move
     if missing:
@@ -160,14 +171,14 @@ def towards(wish: Wish, cluster: Cluster, terms: Terms | None = None) -> Move:
             # Nova's policy of a server group knows of no member that has no host yet: two that
             # are asked for at the same moment would share a host, or be torn apart.
             return Wait(f"{', '.join(sorted(homeless))} on the way to a host")
-        return Act(_servers(wish, cluster, numbered, missing))
+        return Act(_plan_servers(wish, cluster, numbered, missing))
     building = [member for member in numbered.by_number.values() if member.building]
     if building:
         return Wait(f"{len(building)} of {len(wish.members)} members are building")
     return Done()
 
 
-def away(cluster: Cluster, keep_group: bool = False) -> Move:
+def plan_deletion(cluster: Cluster, keep_group: bool = False) -> Move:
     """The next steps on the way to nothing that is left of the cluster.
 
     :param keep_group: the server group belongs to somebody else.
@@ -184,94 +195,104 @@ def away(cluster: Cluster, keep_group: bool = False) -> Move:
     return Done()
 
 
-def remakable(cluster: Cluster) -> frozenset[str]:
+def remakable_members_of(cluster: Cluster) -> frozenset[str]:
     """Servers that failed before they ever ran: nobody has anything on them."""
     return frozenset(
         member.id for member in cluster.members if member.failed and not member.launched
     )
 
 
-def changed(wish: Wish, members: Collection[int]) -> Wish:
+def change_wish_members(wish: ClusterWish, members: Collection[int]) -> ClusterWish:
     """The wish for other members, which counts from now on."""
     return attrs.evolve(wish, members=frozenset(members), generation=wish.generation + 1)
 
 
-def grown(wish: Wish, size: int) -> frozenset[int]:
+def grow_member_numbers(wish: ClusterWish, size: int) -> frozenset[int]:
     """Numbers for *size* members: those there are, and the lowest that are free."""
-    found = set(wish.members)
+    numbers = set(wish.members)
     candidate = 1
-    while len(found) < size:
-        found.add(candidate)
+    while len(numbers) < size:
+        numbers.add(candidate)
         candidate += 1
-    return frozenset(found)
+    return frozenset(numbers)
 
 
-def finishes(cluster: Cluster) -> str:
+def format_finish_commands(cluster: Cluster) -> str:
     """The commands that finish or undo what somebody left; empty where nothing is to do."""
     named = cluster.name if cluster.name != "?" else cluster.id
     undo = shell_command("openstack", "hpc", "cluster", "delete", named)
-    if cluster.state is State.ACTIVE:
+    if cluster.state is ClusterState.ACTIVE:
         return ""
-    if cluster.state in (State.NO_GROUP, State.UNKNOWN):
+    if cluster.state in (ClusterState.NO_GROUP, ClusterState.UNKNOWN):
         return undo
     ran = [member for member in cluster.members if member.failed and member.launched]
     if ran:
-        member = _in_command(cluster, ran[0])
+        member = _member_in_command(cluster, ran[0])
         return shell_command("openstack", "hpc", "cluster", "replace", named, member)
-    if cluster.state is State.DEGRADED:
-        other = next(member for member in cluster.members if member.status != "ACTIVE")
-        verb = "start" if other.status == "SHUTOFF" else "show"
-        return shell_command("openstack", "server", verb, _server(cluster, other))
+    if cluster.state is ClusterState.DEGRADED:
+        inactive = next(member for member in cluster.members if member.status != "ACTIVE")
+        verb = "start" if inactive.status == "SHUTOFF" else "show"
+        return shell_command("openstack", "server", verb, _server_in_command(cluster, inactive))
     resume = shell_command("openstack", "hpc", "cluster", "create", "--resume", named)
     return f"{resume}, or {undo}"
 
 
-def _server(cluster: Cluster, member: Member) -> str:
+def _server_in_command(cluster: Cluster, member: ClusterMember) -> str:
     """What a command calls a server: its id where its name is not the one it was made with."""
-    return member.id if wishes.number_of(cluster.name, member.name) is None else member.name
+    return member.id if wishes.member_number_of(cluster.name, member.name) is None else member.name
 
 
-def _in_command(cluster: Cluster, member: Member) -> str:
+def _member_in_command(cluster: Cluster, member: ClusterMember) -> str:
     """What a command of the cluster calls a member: its number where its name says none."""
-    if wishes.number_of(cluster.name, member.name) is not None:
+    if wishes.member_number_of(cluster.name, member.name) is not None:
         return member.name
-    numbers = (each for each, found in number(cluster).by_number.items() if found is member)
-    return next((str(each) for each in numbers), member.id)
+    numbers = (
+        member_number
+        for member_number, candidate in number_members(cluster).by_number.items()
+        if candidate is member
+    )
+    return next((str(member_number) for member_number in numbers), member.id)
 
 
-def _why(failed: Collection[Member]) -> str:
+def _explain_failure(failed: Collection[ClusterMember]) -> str:
     first = min(failed, key=lambda member: member.name)
     more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-    why = printable(first.fault) or "Nova says no more than ERROR"
-    return f"{first.shown} failed{more}: {why}"
+    fault = printable_text(first.fault) or "Nova says no more than ERROR"
+    return f"{first.shown} failed{more}: {fault}"
 
 
-def _ports(
-    wish: Wish, cluster: Cluster, numbered: Numbered, missing: Collection[int]
+def _plan_ports(
+    wish: ClusterWish, cluster: Cluster, numbered: Numbered, missing: Collection[int]
 ) -> Move | None:
     """Steps for ports: of members that are missing, and those too many; None: all is well."""
-    wanted = {(each, place) for each in missing for place, _ in wishes.nics_with_ports(wish)}
-    free, surplus = _free(wish, cluster, numbered, wanted)
+    wanted = {
+        (member_number, place)
+        for member_number in missing
+        for place, _ in wishes.nics_with_ports(wish)
+    }
+    free, surplus = _find_free_ports(wish, cluster, numbered, wanted)
     steps: list[Step] = [DeletePort(port.id) for port in surplus]
     steps += [MakePort(*at) for at in sorted(wanted - free.keys())]
     return Act(tuple(steps)) if steps else None
 
 
-def _free(
-    wish: Wish, cluster: Cluster, numbered: Numbered, wanted: Collection[tuple[int, int]]
-) -> tuple[dict[tuple[int, int], Port], list[Port]]:
+def _find_free_ports(
+    wish: ClusterWish, cluster: Cluster, numbered: Numbered, wanted: Collection[tuple[int, int]]
+) -> tuple[dict[tuple[int, int], MemberPort], list[MemberPort]]:
     """Ports for members that are missing, and ports that are nobody's.
 
     A node takes a port for its server while it builds it: until then the port looks free.
     One that a user has detached stays the user's.
     """
     living = {member.id for member in cluster.members}
-    building = {each for each, member in numbered.by_number.items() if member.building}
-    taken = {wishes.place_of(wish.name, port.name) for port in cluster.ports if port.server}
-    free: dict[tuple[int, int], Port] = {}
+    building = {
+        member_number for member_number, member in numbered.by_number.items() if member.building
+    }
+    taken = {wishes.port_place_of(wish.name, port.name) for port in cluster.ports if port.server}
+    free: dict[tuple[int, int], MemberPort] = {}
     surplus = []
     for port in sorted(cluster.ports, key=lambda port: port.id):
-        at = wishes.place_of(wish.name, port.name)
+        at = wishes.port_place_of(wish.name, port.name)
         if port.server in living or (building and (at is None or at[0] in building)):
             continue
         if port.server or at is None:
@@ -283,14 +304,14 @@ def _free(
     return free, surplus
 
 
-def _servers(
-    wish: Wish, cluster: Cluster, numbered: Numbered, missing: list[int]
+def _plan_servers(
+    wish: ClusterWish, cluster: Cluster, numbered: Numbered, missing: list[int]
 ) -> tuple[Step, ...]:
     whole = not cluster.members and missing == list(range(1, len(wish.members) + 1))
     if whole and len(missing) > 1 and not wishes.is_single(wish):
         return (MakeServers(tuple(missing)),)
     places = [place for place, _ in wishes.nics_with_ports(wish)]
-    wanted = {(each, place) for each in missing for place in places}
-    free, _ = _free(wish, cluster, numbered, wanted)
+    wanted = {(member_number, place) for member_number in missing for place in places}
+    free, _ = _find_free_ports(wish, cluster, numbered, wanted)
     first = missing[0]
     return (MakeServers((first,), tuple((place, free[first, place].id) for place in places)),)

@@ -35,7 +35,7 @@ class Quota:
 
 
 @attrs.frozen
-class Need:
+class QuotaNeed:
     """What a command will add.
 
     :ivar members: servers that are to be created.
@@ -76,9 +76,9 @@ class Short:
     least: int
 
 
-def short(need: Need, quotas: Mapping[str, Quota]) -> list[Short]:
+def find_short_quotas(need: QuotaNeed, quotas: Mapping[str, Quota]) -> list[Short]:
     """The quotas that are too low. Those that nobody told us are Nova's to refuse."""
-    found = []
+    short_quotas = []
     for name, needed in need.by_name().items():
         quota = quotas.get(name)
         if quota is None or quota.limit == UNLIMITED or not needed:
@@ -86,27 +86,27 @@ def short(need: Need, quotas: Mapping[str, Quota]) -> list[Short]:
         # Members are counted in each group for itself, and *in_group* is all of them.
         used = 0 if name == "server_group_members" else quota.used
         if used + needed > quota.limit:
-            found.append(Short(name, needed, quota, used + needed))
-    return found
+            short_quotas.append(Short(name, needed, quota, used + needed))
+    return short_quotas
 
 
-def say(found: Sequence[Short], project: str) -> str:
+def format_short_quotas(short_quotas: Sequence[Short], project: str) -> str:
     """What is too low, and the one line with which an operator changes it."""
     lines = []
-    for each in found:
-        text = f"quota {each.name}: {each.needed} more needed"
-        if each.name == "server_group_members":
-            text = f"quota {each.name}: {each.needed} in one server group needed"
+    for quota in short_quotas:
+        text = f"quota {quota.name}: {quota.needed} more needed"
+        if quota.name == "server_group_members":
+            text = f"quota {quota.name}: {quota.needed} in one server group needed"
         else:
-            text += f", {each.quota.used} used"
-        lines.append(f"{text}, the limit is {each.quota.limit}")
-    options = [word for each in found for word in (_OPTIONS[each.name], str(each.least))]
+            text += f", {quota.quota.used} used"
+        lines.append(f"{text}, the limit is {quota.quota.limit}")
+    options = [word for quota in short_quotas for word in (_OPTIONS[quota.name], str(quota.least))]
     command = shell_command("openstack", "quota", "set", *options, project)
     lines.append(f"an operator can change it: {command}")
     return "\n".join(lines)
 
 
-def of_limits(absolute: Mapping[str, int]) -> dict[str, Quota]:
+def quotas_from_limits(absolute: Mapping[str, int]) -> dict[str, Quota]:
     """Nova's quotas, of its ``GET /limits``."""
     pairs = {
         "instances": ("maxTotalInstances", "totalInstancesUsed"),

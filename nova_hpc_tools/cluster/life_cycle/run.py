@@ -14,11 +14,11 @@ from typing import Final, Protocol
 
 import attrs
 
-from nova_hpc.wire.cluster_wish import Wish
+from nova_hpc.wire.cluster_wish import ClusterWish
 from nova_hpc_tools.cluster.life_cycle import checks as life_cycle_checks
 from nova_hpc_tools.cluster.life_cycle import decide
 from nova_hpc_tools.cluster.life_cycle.decide import Act, Done, Move, Step, Stuck, Terms, Wait
-from nova_hpc_tools.cluster.members.model import Cluster, Member
+from nova_hpc_tools.cluster.members.model import Cluster, ClusterMember
 from nova_hpc_tools.cluster.wish import Secrets
 
 #: Requests at the same time.
@@ -29,11 +29,11 @@ _LOST_ROUNDS: Final = 6
 _SOON, _LATE, _SLOWER = 0.5, 5.0, 1.3
 
 
-class CloudError(Exception):
+class ClusterCloudError(Exception):
     """The cloud refused; the text is its own reason."""
 
 
-class LostError(CloudError):
+class LostError(ClusterCloudError):
     """No answer, or an error of the service's own: whether it took effect is unknown."""
 
 
@@ -41,18 +41,18 @@ class ClusterError(Exception):
     """A command failed; the text says why, one line each."""
 
 
-class Cloud(Protocol):
+class ClusterCloud(Protocol):
     """What a client can do, for one cluster whose server group has the id *group*."""
 
     def look(self, group: str) -> Cluster:
         """All that there is of the cluster."""
 
-    def make_port(self, wish: Wish, group: str, number: int, place: int) -> None:
+    def make_port(self, wish: ClusterWish, group: str, number: int, place: int) -> None:
         """Make a port."""
 
     def make_servers(
         self,
-        wish: Wish,
+        wish: ClusterWish,
         group: str,
         several: Sequence[int],
         ports: Sequence[tuple[int, str]],
@@ -60,7 +60,7 @@ class Cloud(Protocol):
     ) -> None:
         """Ask for servers; they need not be active yet."""
 
-    def set_wish(self, wish: Wish, group: str, server: str) -> None:
+    def set_wish(self, wish: ClusterWish, group: str, server: str) -> None:
         """Write a member's metadata; a server that is gone is no error."""
 
     def delete_server(self, server: str) -> None:
@@ -90,10 +90,10 @@ class Pace:
     said: Callable[[Cluster, str], None] = lambda cluster, text: None
 
 
-def fulfil(
-    cloud: Cloud,
+def fulfil_wish(
+    cloud: ClusterCloud,
     group: str,
-    wish: Wish,
+    wish: ClusterWish,
     secrets: Secrets,
     pace: Pace,
     terms: Terms | None = None,
@@ -104,33 +104,35 @@ def fulfil(
     :param until_active: False: it is enough that every member was accepted.
     :raises ClusterError: with the reason; what there is then stays as it is.
     """
-    checks = life_cycle_checks.Checks()
+    checks = life_cycle_checks.ConsoleChecks()
 
     def plan(cluster: Cluster) -> Move:
-        move = decide.towards(wish, cluster, terms)
-        if isinstance(move, Wait) and not until_active and _accepted(wish, cluster):
+        move = decide.plan_fulfilment(wish, cluster, terms)
+        if isinstance(move, Wait) and not until_active and _has_all_members(wish, cluster):
             return Done()
         if isinstance(move, Done) and wish.check and until_active:
             return checks.judge(cluster.members, cloud.console)
         return move
 
-    return _loop(cloud, group, wish, secrets, pace, plan)
+    return _run_until_done(cloud, group, wish, secrets, pace, plan)
 
 
-def end(cloud: Cloud, group: str, pace: Pace, keep_group: bool = False) -> None:
+def end_cluster(cloud: ClusterCloud, group: str, pace: Pace, keep_group: bool = False) -> None:
     """Delete everything of a cluster.
 
     It looks once more when nothing is left: an answer that was lost may take effect late.
 
     :raises ClusterError: something cannot be deleted; the text says what and why.
     """
-    wish = Wish("unused", frozenset({1}), "")
-    plan = lambda cluster: decide.away(cluster, keep_group)  # noqa: E731
+    wish = ClusterWish("unused", frozenset({1}), "")
+    plan = lambda cluster: decide.plan_deletion(cluster, keep_group)  # noqa: E731
     for _ in range(2):
-        _loop(cloud, group, wish, Secrets(), pace, plan)
+        _run_until_done(cloud, group, wish, Secrets(), pace, plan)
 
 
-def remove(cloud: Cloud, group: str, members: Sequence[Member], pace: Pace) -> None:
+def remove_members(
+    cloud: ClusterCloud, group: str, members: Sequence[ClusterMember], pace: Pace
+) -> None:
     """Delete these members and wait until they are gone.
 
     :raises ClusterError: one cannot be deleted.
@@ -141,21 +143,21 @@ def remove(cloud: Cloud, group: str, members: Sequence[Member], pace: Pace) -> N
         left = [member for member in cluster.members if member.id in ids]
         living = [member for member in left if not member.going]
         if living:
-            return Act(tuple(decide.DeleteServer(each.id, each.name) for each in living))
+            return Act(tuple(decide.DeleteServer(member.id, member.name) for member in living))
         return Wait(f"{len(left)} servers are being deleted") if left else Done()
 
-    _loop(cloud, group, Wish("unused", frozenset({1}), ""), Secrets(), pace, plan)
+    _run_until_done(cloud, group, ClusterWish("unused", frozenset({1}), ""), Secrets(), pace, plan)
 
 
-def _accepted(wish: Wish, cluster: Cluster) -> bool:
+def _has_all_members(wish: ClusterWish, cluster: Cluster) -> bool:
     members = [member for member in cluster.members if not member.going]
     return len(members) == len(cluster.members) == len(wish.members)
 
 
-def _loop(
-    cloud: Cloud,
+def _run_until_done(
+    cloud: ClusterCloud,
     group: str,
-    wish: Wish,
+    wish: ClusterWish,
     secrets: Secrets,
     pace: Pace,
     plan: Callable[[Cluster], Move],
@@ -173,7 +175,7 @@ def _loop(
                 raise ClusterError(f"the cloud does not answer: {failure}") from error
             pace.sleep(interval)
             continue
-        except CloudError as error:
+        except ClusterCloudError as error:
             raise ClusterError(str(error)) from error
         if isinstance(move, Done):
             pace.said(cluster, "")
@@ -181,13 +183,13 @@ def _loop(
         if isinstance(move, Stuck):
             raise ClusterError(move.reason)
         if isinstance(move, Act):
-            pace.said(cluster, _doing(move.steps))
-            missed = _act(cloud, group, wish, secrets, move.steps)
+            pace.said(cluster, _describe_steps(move.steps))
+            missed = _send_steps(cloud, group, wish, secrets, move.steps)
             lost = lost + 1 if missed else 0
             if missed and lost > _LOST_ROUNDS:
                 raise ClusterError(f"the cloud does not answer: {missed}")
             interval = _SOON
-            if missed or any(isinstance(each, decide.DeleteServer) for each in move.steps):
+            if missed or any(isinstance(step, decide.DeleteServer) for step in move.steps):
                 pace.sleep(interval)
             continue
         pace.said(cluster, move.what)
@@ -197,7 +199,7 @@ def _loop(
         interval = min(_LATE, interval * _SLOWER)
 
 
-def _doing(steps: Sequence[Step]) -> str:
+def _describe_steps(steps: Sequence[Step]) -> str:
     words = {
         decide.MakePort: "making ports",
         decide.MakeServers: "creating members",
@@ -209,8 +211,8 @@ def _doing(steps: Sequence[Step]) -> str:
     return words[type(steps[0])]
 
 
-def _act(
-    cloud: Cloud, group: str, wish: Wish, secrets: Secrets, steps: Sequence[Step]
+def _send_steps(
+    cloud: ClusterCloud, group: str, wish: ClusterWish, secrets: Secrets, steps: Sequence[Step]
 ) -> LostError | None:
     """Do the steps, several at a time; the first lost answer, if there is one.
 
@@ -221,13 +223,13 @@ def _act(
     lost: LostError | None = None
     pool = futures.ThreadPoolExecutor(min(IN_FLIGHT, len(steps)))
     try:
-        running = [pool.submit(_do, cloud, group, wish, secrets, each) for each in steps]
-        for each in futures.as_completed(running):
+        running = [pool.submit(_send_step, cloud, group, wish, secrets, step) for step in steps]
+        for future in futures.as_completed(running):
             try:
-                each.result()
+                future.result()
             except LostError as error:
                 lost = lost or error
-            except CloudError as error:
+            except ClusterCloudError as error:
                 raise ClusterError(str(error)) from error
     finally:
         # What is under way has its answer before anybody plans again.
@@ -235,7 +237,9 @@ def _act(
     return lost
 
 
-def _do(cloud: Cloud, group: str, wish: Wish, secrets: Secrets, step: Step) -> None:
+def _send_step(
+    cloud: ClusterCloud, group: str, wish: ClusterWish, secrets: Secrets, step: Step
+) -> None:
     if isinstance(step, decide.MakePort):
         cloud.make_port(wish, group, step.number, step.place)
     elif isinstance(step, decide.MakeServers):

@@ -27,7 +27,7 @@ UNKNOWN: Final = ""
 
 
 @attrs.frozen
-class Place:
+class MemberPlace:
     """Where a member is.
 
     :ivar path: names of its domains, the widest first, its host last; empty where unknown.
@@ -37,7 +37,7 @@ class Place:
     failed: bool = False
 
 
-def choose(places: Mapping[int, Place], keep: int) -> frozenset[int]:
+def choose_leavers(places: Mapping[int, MemberPlace], keep: int) -> frozenset[int]:
     """The numbers of the members that go.
 
     :param places: of each member, by its number; all paths have one length.
@@ -47,22 +47,22 @@ def choose(places: Mapping[int, Place], keep: int) -> frozenset[int]:
     if not 1 <= keep <= len(places):
         raise ValueError(f"{keep} of {len(places)} members cannot stay")
     levels = len(next(iter(places.values())).path)
-    table = _best(places, sorted(places), 0, levels, keep)
-    return frozenset(places) - set(_flat(table[keep][1]))
+    table = _find_best_kept(places, sorted(places), 0, levels, keep)
+    return frozenset(places) - set(_flatten_kept(table[keep][1]))
 
 
-def _flat(kept: _Kept) -> Iterator[int]:
+def _flatten_kept(kept: _Kept) -> Iterator[int]:
     left = [kept]
     while left:
-        for each in left.pop():
-            if isinstance(each, int):
-                yield each
+        for part in left.pop():
+            if isinstance(part, int):
+                yield part
             else:
-                left.append(each)
+                left.append(part)
 
 
-def _best(
-    places: Mapping[int, Place], numbers: Sequence[int], level: int, levels: int, keep: int
+def _find_best_kept(
+    places: Mapping[int, MemberPlace], numbers: Sequence[int], level: int, levels: int, keep: int
 ) -> _Table:
     """For each count up to *keep*, the best members of *numbers* to keep.
 
@@ -71,43 +71,43 @@ def _best(
     size = 2 + levels
     nothing: _Table = [((0,) * size, ())]
     if level == levels:
-        order = sorted(numbers, key=lambda each: (places[each].failed, each))
+        order = sorted(numbers, key=lambda number: (places[number].failed, number))
         table = nothing
         cost = [0] * size
-        for count, each in enumerate(order[:keep], 1):
-            cost[0] += places[each].failed
-            cost[-1] += each
+        for count, number in enumerate(order[:keep], 1):
+            cost[0] += places[number].failed
+            cost[-1] += number
             table.append((tuple(cost), tuple(order[:count])))
         return table
     total = nothing
-    for some in _split(places, numbers, level):
-        below = _best(places, some, level + 1, levels, keep)
+    for some in _split_by_domain(places, numbers, level):
+        below = _find_best_kept(places, some, level + 1, levels, keep)
         # Whoever keeps any member of this domain pays for the domain.
         paid: _Table = [below[0]]
         for cost_of, kept in below[1:]:
             more = cost_of[1 + level] + 1
             paid.append(((*cost_of[: 1 + level], more, *cost_of[2 + level :]), kept))
-        total = _joined(total, paid, keep)
+        total = _join_tables(total, paid, keep)
     return total
 
 
-def _split(
-    places: Mapping[int, Place], numbers: Sequence[int], level: int
+def _split_by_domain(
+    places: Mapping[int, MemberPlace], numbers: Sequence[int], level: int
 ) -> Sequence[Sequence[int]]:
-    found: dict[str, list[int]] = {}
-    for each in numbers:
-        found.setdefault(places[each].path[level], []).append(each)
-    return list(found.values())
+    groups: dict[str, list[int]] = {}
+    for number in numbers:
+        groups.setdefault(places[number].path[level], []).append(number)
+    return list(groups.values())
 
 
-def _joined(one: _Table, other: _Table, keep: int) -> _Table:
+def _join_tables(first: _Table, second: _Table, keep: int) -> _Table:
     """The best of both together, for each count."""
-    most = min(keep, len(one) + len(other) - 2)
+    most = min(keep, len(first) + len(second) - 2)
     table: list[tuple[_Cost, _Kept] | None] = [None] * (most + 1)
-    for here, (cost_here, kept_here) in enumerate(one):
-        for there, (cost_there, kept_there) in enumerate(other[: most + 1 - here]):
+    for first_count, (cost_here, kept_here) in enumerate(first):
+        for second_count, (cost_there, kept_there) in enumerate(second[: most + 1 - first_count]):
             cost = tuple(map(operator.add, cost_here, cost_there))
-            known = table[here + there]
-            if known is None or cost < known[0]:
-                table[here + there] = (cost, (kept_here, kept_there))
+            best = table[first_count + second_count]
+            if best is None or cost < best[0]:
+                table[first_count + second_count] = (cost, (kept_here, kept_there))
     return [entry for entry in table if entry is not None]

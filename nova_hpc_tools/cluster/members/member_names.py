@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from nova_hpc.outside.host_names import OutsideError, host_name, quoted
+from nova_hpc.outside.host_names import OutsideError, quote_bad_name, require_host_name
 from nova_hpc.outside.text import shell_command
 from nova_hpc.wire import position
 
@@ -22,13 +22,15 @@ def check_names(servers: Iterable[tuple[str, str]], words: Collection[str] = ())
     """
     taken: dict[str, str] = {}
     for server, name in servers:
-        host_name(name, _renamed(server))
+        require_host_name(name, _format_rename_cure(server))
         # Names of hosts differ in more than case (RFC 1035, 2.3.3).
-        other = taken.setdefault(name.lower(), server)
-        if other != server:
-            raise OutsideError(f"server {other} is called {name}, too; {_renamed(server)}")
+        holder = taken.setdefault(name.lower(), server)
+        if holder != server:
+            raise OutsideError(
+                f"server {holder} is called {name}, too; {_format_rename_cure(server)}"
+            )
         if name.lower() in words:
-            raise OutsideError(f"{name} has another meaning there; {_renamed(server)}")
+            raise OutsideError(f"{name} has another meaning there; {_format_rename_cure(server)}")
 
 
 def check_domains(server: str, domains: Mapping[str, str]) -> None:
@@ -38,11 +40,13 @@ def check_domains(server: str, domains: Mapping[str, str]) -> None:
     :raises OutsideError: naming the server, with the cure.
     """
     for level, name in domains.items():
-        if not position.is_name(name):
+        if not position.is_position_name(name):
             cure = shell_command("openstack", "server", "unset", "--property", position.KEY, server)
-            raise OutsideError(f"{quoted(name)} is no name of a {level}; server {server}: {cure}")
+            raise OutsideError(
+                f"{quote_bad_name(name)} is no name of a {level}; server {server}: {cure}"
+            )
 
 
-def _renamed(server: str) -> str:
+def _format_rename_cure(server: str) -> str:
     command = shell_command("openstack", "server", "set", "--name", "NAME", server)
     return f"server {server} needs another one: {command}"

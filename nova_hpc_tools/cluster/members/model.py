@@ -10,9 +10,9 @@ from typing import Any, Final
 import attrs
 
 from nova_hpc.outside.host_names import is_uuid
-from nova_hpc.outside.text import printable
+from nova_hpc.outside.text import printable_text
 from nova_hpc.wire import cluster_wish, position
-from nova_hpc.wire.cluster_wish import Label, Wish
+from nova_hpc.wire.cluster_wish import ClusterWish, Label
 from nova_hpc.wire.position import Position
 from nova_hpc.wire.version import LaterError, WireError
 from nova_hpc_tools.cluster import wish as wishes
@@ -21,7 +21,7 @@ from nova_hpc_tools.cluster import wish as wishes
 _GOING: Final = ("deleting", "soft-deleting")
 
 
-class State(enum.Enum):
+class ClusterState(enum.Enum):
     """What a cluster is, in one word."""
 
     ACTIVE = "ACTIVE"
@@ -40,7 +40,7 @@ class State(enum.Enum):
 
 
 @attrs.frozen
-class Member:
+class ClusterMember:
     """A server of the cluster.
 
     :ivar launched: it has run once.
@@ -61,13 +61,13 @@ class Member:
     ram_mb: int = 0
     addresses: Mapping[str, tuple[str, ...]] = attrs.Factory(dict)
     position: Position = attrs.Factory(Position)
-    wish: Wish | None = None
+    wish: ClusterWish | None = None
     problem: str = ""
 
     @property
     def shown(self) -> str:
         """Its name in a sentence: Nova takes any text."""
-        return printable(self.name)
+        return printable_text(self.name)
 
     @property
     def failed(self) -> bool:
@@ -81,7 +81,7 @@ class Member:
 
 
 @attrs.frozen
-class Port:
+class MemberPort:
     """A port that was made for a member.
 
     :ivar server: id of the server that has it; empty: none has.
@@ -93,7 +93,7 @@ class Port:
 
 
 @attrs.frozen
-class Group:
+class ClusterGroup:
     """A server group.
 
     :ivar label: None: it is no cluster's, or its name cannot be read.
@@ -117,17 +117,17 @@ class Cluster:
     """
 
     id: str
-    group: Group | None = None
-    members: tuple[Member, ...] = ()
-    ports: tuple[Port, ...] = ()
+    group: ClusterGroup | None = None
+    members: tuple[ClusterMember, ...] = ()
+    ports: tuple[MemberPort, ...] = ()
     strangers: tuple[str, ...] = ()
 
     @property
-    def wish(self) -> Wish | None:
+    def wish(self) -> ClusterWish | None:
         """The newest wish of a member, or else the server group's."""
-        found = [member.wish for member in self.members if member.wish is not None]
-        if found:
-            return max(found, key=lambda wish: wish.order)
+        member_wishes = [member.wish for member in self.members if member.wish is not None]
+        if member_wishes:
+            return max(member_wishes, key=lambda wish: wish.order)
         return self.group.label.wish if self.group and self.group.label else None
 
     @property
@@ -138,8 +138,8 @@ class Cluster:
         if self.group is not None:
             if self.group.label is not None:
                 return self.group.label.name
-            said = self.group.name.removeprefix(cluster_wish.PREFIX).partition(" ")[0]
-            return said if cluster_wish.NAME.fullmatch(said) else "?"
+            group_word = self.group.name.removeprefix(cluster_wish.PREFIX).partition(" ")[0]
+            return group_word if cluster_wish.NAME.fullmatch(group_word) else "?"
         return "?"
 
     @property
@@ -150,7 +150,7 @@ class Cluster:
         return self.group.label.members if self.group and self.group.label else frozenset()
 
     @property
-    def state(self) -> State:
+    def state(self) -> ClusterState:
         """What the cluster is, in one word."""
         return self._judged[0]
 
@@ -160,32 +160,38 @@ class Cluster:
         return self._judged[1]
 
     @property
-    def _judged(self) -> tuple[State, str]:
+    def _judged(self) -> tuple[ClusterState, str]:
         if self.group is None:
-            return State.NO_GROUP, "its server group was deleted"
+            return ClusterState.NO_GROUP, "its server group was deleted"
         if self.group.problem:
-            return State.UNKNOWN, self.group.problem
+            return ClusterState.UNKNOWN, self.group.problem
         later = next((member.problem for member in self.members if member.problem), "")
         if later:
-            return State.UNKNOWN, later
+            return ClusterState.UNKNOWN, later
         if not self.wanted:
-            return State.UNKNOWN, "no record says how many members there are to be"
+            return ClusterState.UNKNOWN, "no record says how many members there are to be"
         failed = [member for member in self.members if member.failed]
         if failed:
-            return State.ERROR, f"{failed[0].shown}: {printable(failed[0].fault) or 'in error'}"
-        numbered = number(self)
+            return (
+                ClusterState.ERROR,
+                f"{failed[0].shown}: {printable_text(failed[0].fault) or 'in error'}",
+            )
+        numbered = number_members(self)
         missing = self.wanted - numbered.by_number.keys()
         if missing:
-            return State.INCOMPLETE, f"{len(missing)} of {len(self.wanted)} members are missing"
+            return (
+                ClusterState.INCOMPLETE,
+                f"{len(missing)} of {len(self.wanted)} members are missing",
+            )
         if numbered.surplus:
-            return State.INCOMPLETE, f"{len(numbered.surplus)} servers too many"
+            return ClusterState.INCOMPLETE, f"{len(numbered.surplus)} servers too many"
         building = sum(member.building for member in self.members)
         if building:
-            return State.BUILDING, f"{building} of {len(self.wanted)} members are building"
-        other = [member for member in self.members if member.status != "ACTIVE"]
-        if other:
-            return State.DEGRADED, f"{other[0].shown} is {other[0].status}"
-        return State.ACTIVE, ""
+            return ClusterState.BUILDING, f"{building} of {len(self.wanted)} members are building"
+        inactive = [member for member in self.members if member.status != "ACTIVE"]
+        if inactive:
+            return ClusterState.DEGRADED, f"{inactive[0].shown} is {inactive[0].status}"
+        return ClusterState.ACTIVE, ""
 
 
 @attrs.frozen
@@ -196,12 +202,12 @@ class Numbered:
     :ivar going: servers that are being deleted; the number of each where its name says it.
     """
 
-    by_number: Mapping[int, Member]
-    surplus: tuple[Member, ...]
-    going: tuple[Member, ...]
+    by_number: Mapping[int, ClusterMember]
+    surplus: tuple[ClusterMember, ...]
+    going: tuple[ClusterMember, ...]
 
 
-def number(cluster: Cluster, wanted: Collection[int] | None = None) -> Numbered:
+def number_members(cluster: Cluster, wanted: Collection[int] | None = None) -> Numbered:
     """Say which server is which member, the same for every client.
 
     :param wanted: numbers of the members that there are to be; None: what the wish says.
@@ -213,29 +219,29 @@ def number(cluster: Cluster, wanted: Collection[int] | None = None) -> Numbered:
     wanted = cluster.wanted if wanted is None else wanted
     left = [member for member in cluster.members if not member.going]
     left.sort(key=lambda member: (member.failed, member.created, member.id))
-    found: dict[int, Member] = {}
-    surplus: list[Member] = []
-    renamed: list[Member] = []
+    by_number: dict[int, ClusterMember] = {}
+    surplus: list[ClusterMember] = []
+    renamed: list[ClusterMember] = []
     for member in left:
-        said = wishes.number_of(cluster.name, member.name)
-        if said is None:
+        own_number = wishes.member_number_of(cluster.name, member.name)
+        if own_number is None:
             renamed.append(member)
-        elif said in found or said not in wanted:
+        elif own_number in by_number or own_number not in wanted:
             surplus.append(member)
         else:
-            found[said] = member
-    free = iter(sorted(set(wanted) - found.keys()))
+            by_number[own_number] = member
+    free = iter(sorted(set(wanted) - by_number.keys()))
     for member in renamed:
         place = next(free, None)
         if place is None:
             surplus.append(member)
         else:
-            found[place] = member
+            by_number[place] = member
     going = tuple(member for member in cluster.members if member.going)
-    return Numbered(dict(sorted(found.items())), tuple(surplus), going)
+    return Numbered(dict(sorted(by_number.items())), tuple(surplus), going)
 
 
-def clusters(
+def gather_clusters(
     groups: Sequence[Mapping[str, Any]],
     servers: Iterable[Mapping[str, Any]],
     ports: Iterable[Mapping[str, Any]],
@@ -246,63 +252,65 @@ def clusters(
     :param servers: of ``GET /servers/detail``.
     :param ports: of Neutron's ``GET /ports``.
     """
-    known = {group.id: group for group in map(read_group, groups)}
-    known = {id: group for id, group in known.items() if group.label or group.problem}
-    group_of = {server: group.id for group in known.values() for server in group.members}
-    members: dict[str, list[Member]] = {}
+    cluster_groups = {group.id: group for group in map(read_group, groups)}
+    cluster_groups = {
+        id: group for id, group in cluster_groups.items() if group.label or group.problem
+    }
+    group_of = {server: group.id for group in cluster_groups.values() for server in group.members}
+    members: dict[str, list[ClusterMember]] = {}
     strangers: dict[str, list[str]] = {}
     for server in servers:
-        mine = of_group(server)
-        if mine is not None:
-            members.setdefault(mine, []).append(read_member(server))
+        group_id = cluster_group_of(server)
+        if group_id is not None:
+            members.setdefault(group_id, []).append(read_member(server))
         elif server["id"] in group_of:
             strangers.setdefault(group_of[server["id"]], []).append(str(server["name"]))
-    made: dict[str, list[Port]] = {}
+    made: dict[str, list[MemberPort]] = {}
     for port in ports:
         description = str(port.get("description") or "")
-        mine = _group_id(description.removeprefix(wishes.MARK))
-        if description.startswith(wishes.MARK) and mine is not None:
-            made.setdefault(mine, []).append(read_port(port))
-    ids = {*known, *members, *made}
-    found = [
+        group_id = _group_id(description.removeprefix(wishes.MARK))
+        if description.startswith(wishes.MARK) and group_id is not None:
+            made.setdefault(group_id, []).append(read_port(port))
+    ids = {*cluster_groups, *members, *made}
+    gathered = [
         Cluster(
             id=id,
-            group=known.get(id),
+            group=cluster_groups.get(id),
             members=tuple(members.get(id, ())),
             ports=tuple(made.get(id, ())),
             strangers=tuple(strangers.get(id, ())),
         )
         for id in ids
     ]
-    return sorted(found, key=lambda cluster: (cluster.name, cluster.id))
+    return sorted(gathered, key=lambda cluster: (cluster.name, cluster.id))
 
 
-def of_group(server: Mapping[str, Any]) -> str | None:
+def cluster_group_of(server: Mapping[str, Any]) -> str | None:
     """The server group of whose cluster this server is a member.
 
     Its tag says so, or its metadata: users take tags away, and Nova stores a server
     before its tags. Users write both: what is no id of a server group says nothing, since
     requests are made and commands are shown with it.
     """
-    for each in server.get("tags") or ():
-        mine = _group_id(each.removeprefix(wishes.MARK))
-        if each.startswith(wishes.MARK) and mine is not None:
-            return mine
+    for tag in server.get("tags") or ():
+        group_id = _group_id(tag.removeprefix(wishes.MARK))
+        if tag.startswith(wishes.MARK) and group_id is not None:
+            return group_id
     return _group_id((server.get("metadata") or {}).get(cluster_wish.GROUP_KEY))
 
 
-def _group_id(said: object) -> str | None:
-    return str(said) if is_uuid(said) else None
+def _group_id(value: object) -> str | None:
+    return str(value) if is_uuid(value) else None
 
 
-def read_group(group: Mapping[str, Any]) -> Group:
+def read_group(group: Mapping[str, Any]) -> ClusterGroup:
     """A server group of Nova's API."""
     label, problem = None, ""
     try:
         label = cluster_wish.from_group_name(str(group["name"]))
     except WireError as error:
         problem = str(error)
-    return Group(
+    return ClusterGroup(
         id=str(group["id"]),
         name=str(group["name"]),
         policy=str(group.get("policy") or ""),
@@ -313,7 +321,7 @@ def read_group(group: Mapping[str, Any]) -> Group:
     )
 
 
-def read_member(server: Mapping[str, Any]) -> Member:
+def read_member(server: Mapping[str, Any]) -> ClusterMember:
     """A server of Nova's API."""
     metadata = server.get("metadata") or {}
     wish, problem = None, ""
@@ -325,7 +333,7 @@ def read_member(server: Mapping[str, Any]) -> Member:
         pass  # A user has changed it: another member's says the same.
     flavor = server.get("flavor") or {}
     fault = (server.get("fault") or {}).get("message")
-    return Member(
+    return ClusterMember(
         id=str(server["id"]),
         name=str(server.get("name") or ""),
         status=str(server.get("status") or "UNKNOWN"),
@@ -337,15 +345,17 @@ def read_member(server: Mapping[str, Any]) -> Member:
         vcpus=int(flavor.get("vcpus") or 0),
         ram_mb=int(flavor.get("ram") or 0),
         addresses={
-            network: tuple(str(each["addr"]) for each in found)
-            for network, found in (server.get("addresses") or {}).items()
+            network: tuple(str(address["addr"]) for address in addresses)
+            for network, addresses in (server.get("addresses") or {}).items()
         },
-        position=position.of(metadata),
+        position=position.position_of_metadata(metadata),
         wish=wish,
         problem=problem,
     )
 
 
-def read_port(port: Mapping[str, Any]) -> Port:
+def read_port(port: Mapping[str, Any]) -> MemberPort:
     """A port of Neutron's API."""
-    return Port(str(port["id"]), str(port.get("name") or ""), str(port.get("device_id") or ""))
+    return MemberPort(
+        str(port["id"]), str(port.get("name") or ""), str(port.get("device_id") or "")
+    )

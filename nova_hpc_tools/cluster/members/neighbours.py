@@ -12,13 +12,13 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.outside import host_names as names
-from nova_hpc.outside.text import printable
+from nova_hpc.outside import host_names
+from nova_hpc.outside.text import printable_text
 from nova_hpc.wire.position import LEVELS
-from nova_hpc_tools.cluster.members import member_names as named
-from nova_hpc_tools.cluster.members.leave import UNKNOWN, Place
-from nova_hpc_tools.cluster.members.model import Cluster, Member, number
-from nova_hpc_tools.fabric.hostlist import compress
+from nova_hpc_tools.cluster.members import member_names
+from nova_hpc_tools.cluster.members.leave import UNKNOWN, MemberPlace
+from nova_hpc_tools.cluster.members.model import Cluster, ClusterMember, number_members
+from nova_hpc_tools.fabric.hostlist import compress_hostlist
 
 #: Kinds of domains, the widest first.
 PATH: Final = (*LEVELS, "host")
@@ -46,91 +46,102 @@ SELF: Final = "X"
 
 
 @attrs.frozen
-class Seat:
+class MemberSeat:
     """One member and its domains.
 
     :ivar path: names of its domains in the order of :data:`PATH`; empty where unknown.
     """
 
     number: int
-    member: Member
+    member: ClusterMember
     path: tuple[str, ...]
 
 
 @attrs.frozen
-class Domain:
+class ClusterDomain:
     """A domain and what of the cluster is in it."""
 
     level: str
     name: str
-    domains: tuple[Domain, ...]
-    seats: tuple[Seat, ...]
+    domains: tuple[ClusterDomain, ...]
+    seats: tuple[MemberSeat, ...]
 
     @property
     def size(self) -> int:
         """How many members are in it."""
-        return len(self.seats) + sum(each.size for each in self.domains)
+        return len(self.seats) + sum(domain.size for domain in self.domains)
 
 
-def seats(cluster: Cluster) -> list[Seat]:
+def order_seats_by_nearness(cluster: Cluster) -> list[MemberSeat]:
     """The members, those that are near each other one after the other.
 
     The largest domain comes first; ranks given in this order talk to their neighbours
     over the shortest ways.
     """
-    found = [
-        Seat(each, member, _path(member)) for each, member in number(cluster).by_number.items()
+    unordered = [
+        MemberSeat(member_number, member, _domain_path_of(member))
+        for member_number, member in number_members(cluster).by_number.items()
     ]
-    return _flat(_domains(found, 0))
+    return _flatten_seats(_group_seats_by_domain(unordered, 0))
 
 
-def _path(member: Member) -> tuple[str, ...]:
+def _domain_path_of(member: ClusterMember) -> tuple[str, ...]:
     named = [member.position.domains.get(level, UNKNOWN) for level in LEVELS]
     return (*named, member.host[:12])
 
 
-def places(cluster: Cluster) -> dict[int, Place]:
+def member_places_of(cluster: Cluster) -> dict[int, MemberPlace]:
     """Where each member is, for the choice of those that go."""
-    return {seat.number: Place(seat.path, seat.member.failed) for seat in seats(cluster)}
+    return {
+        seat.number: MemberPlace(seat.path, seat.member.failed)
+        for seat in order_seats_by_nearness(cluster)
+    }
 
 
-def tree(cluster: Cluster) -> tuple[Domain, ...]:
+def build_domain_tree(cluster: Cluster) -> tuple[ClusterDomain, ...]:
     """The domains of the cluster, the largest first; unknown levels are left out."""
-    return _named(_domains(seats(cluster), 0))
+    return _drop_unknown_domains(_group_seats_by_domain(order_seats_by_nearness(cluster), 0))
 
 
-def shared(one: Seat, other: Seat) -> str:
+def narrowest_shared_level(first: MemberSeat, second: MemberSeat) -> str:
     """The narrowest level that two members are known to share; empty: none."""
-    for level, here, there in reversed(list(zip(PATH, one.path, other.path, strict=True))):
-        if here != UNKNOWN and here == there:
+    for level, first_name, second_name in reversed(
+        list(zip(PATH, first.path, second.path, strict=True))
+    ):
+        if first_name != UNKNOWN and first_name == second_name:
             return level
     return ""
 
 
-def spans(cluster: Cluster) -> dict[str, int]:
+def count_spanned_domains(cluster: Cluster) -> dict[str, int]:
     """How many domains of each level the cluster is in; levels that nobody knows are missing."""
-    found = {}
+    counts = {}
     for at, level in enumerate(PATH):
-        names = {seat.path[at] for seat in seats(cluster)}
+        names = {seat.path[at] for seat in order_seats_by_nearness(cluster)}
         if names and UNKNOWN not in names:
-            found[level] = len(names)
-    return found
+            counts[level] = len(names)
+    return counts
 
 
-def as_tree(cluster: Cluster) -> str:
+def format_cluster_tree(cluster: Cluster) -> str:
     """Lines for people."""
-    lines = [f"{cluster.name}: {_spans(spans(cluster))}"]
-    _branches(tree(cluster), "", lines)
+    lines = [f"{cluster.name}: {_format_spans(count_spanned_domains(cluster))}"]
+    _append_branches(build_domain_tree(cluster), "", lines)
     return "\n".join(lines) + "\n"
 
 
-def as_matrix(cluster: Cluster) -> str:
+def format_nearness_matrix(cluster: Cluster) -> str:
     """What each two members share, in the manner of ``nvidia-smi topo``."""
-    order = seats(cluster)
+    order = order_seats_by_nearness(cluster)
     rows = [["", *(seat.member.shown for seat in order)]]
-    for one in order:
-        row = [SELF if one is other else SHORT.get(shared(one, other), APART) for other in order]
-        rows.append([one.member.shown, *row])
+    for row_seat in order:
+        row = [
+            SELF
+            if row_seat is column_seat
+            else SHORT.get(narrowest_shared_level(row_seat, column_seat), APART)
+            for column_seat in order
+        ]
+        rows.append([row_seat.member.shown, *row])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True))
@@ -141,78 +152,78 @@ def as_matrix(cluster: Cluster) -> str:
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
-def _spans(found: Mapping[str, int]) -> str:
-    if not found:
+def _format_spans(counts: Mapping[str, int]) -> str:
+    if not counts:
         return "nothing is known of where its members are"
-    return ", ".join(f"{count} {_MANY[level][count != 1]}" for level, count in found.items())
+    return ", ".join(f"{count} {_MANY[level][count != 1]}" for level, count in counts.items())
 
 
-def _domains(some: Sequence[Seat], level: int) -> tuple[Domain, ...]:
-    groups: dict[str, list[Seat]] = {}
+def _group_seats_by_domain(some: Sequence[MemberSeat], level: int) -> tuple[ClusterDomain, ...]:
+    groups: dict[str, list[MemberSeat]] = {}
     for seat in sorted(some, key=lambda seat: seat.number):
         groups.setdefault(seat.path[level], []).append(seat)
     last = level + 1 == len(PATH)
-    found = [
-        Domain(
+    domains = [
+        ClusterDomain(
             level=PATH[level],
             name=name,
-            domains=() if last else _domains(inside, level + 1),
+            domains=() if last else _group_seats_by_domain(inside, level + 1),
             seats=tuple(inside) if last else (),
         )
         for name, inside in groups.items()
     ]
-    return tuple(sorted(found, key=lambda domain: (-domain.size, _first(domain))))
+    return tuple(sorted(domains, key=lambda domain: (-domain.size, _lowest_number_of(domain))))
 
 
-def _first(domain: Domain) -> int:
+def _lowest_number_of(domain: ClusterDomain) -> int:
     """The lowest number of a member: names say nothing, so they order nothing."""
     inside = [seat.number for seat in domain.seats]
-    return min([*inside, *map(_first, domain.domains)])
+    return min([*inside, *map(_lowest_number_of, domain.domains)])
 
 
-def _flat(domains: Sequence[Domain]) -> list[Seat]:
-    found: list[Seat] = []
+def _flatten_seats(domains: Sequence[ClusterDomain]) -> list[MemberSeat]:
+    flat_seats: list[MemberSeat] = []
     for domain in domains:
-        found += [*domain.seats, *_flat(domain.domains)]
-    return found
+        flat_seats += [*domain.seats, *_flatten_seats(domain.domains)]
+    return flat_seats
 
 
-def _named(domains: Sequence[Domain]) -> tuple[Domain, ...]:
+def _drop_unknown_domains(domains: Sequence[ClusterDomain]) -> tuple[ClusterDomain, ...]:
     """The same without domains that nobody knows: what is in them moves up."""
-    found: list[Domain] = []
+    kept: list[ClusterDomain] = []
     for domain in domains:
-        inside = _named(domain.domains)
+        inside = _drop_unknown_domains(domain.domains)
         if domain.name == UNKNOWN and not domain.seats:
-            found += inside
+            kept += inside
         else:
-            found.append(attrs.evolve(domain, domains=inside))
-    return tuple(found)
+            kept.append(attrs.evolve(domain, domains=inside))
+    return tuple(kept)
 
 
-def _branches(domains: Sequence[Domain], indent: str, lines: list[str]) -> None:
+def _append_branches(domains: Sequence[ClusterDomain], indent: str, lines: list[str]) -> None:
     for at, domain in enumerate(domains):
         last = at + 1 == len(domains)
-        title = f"{_MANY[domain.level][0]} {printable(domain.name) or '(unknown)'}"
+        title = f"{_MANY[domain.level][0]} {printable_text(domain.name) or '(unknown)'}"
         lines.append(f"{indent}{'└─ ' if last else '├─ '}{title}")
         below = indent + ("   " if last else "│  ")
-        _branches(domain.domains, below, lines)
+        _append_branches(domain.domains, below, lines)
         for place, seat in enumerate(domain.seats):
             mark = "└─ " if place + 1 == len(domain.seats) else "├─ "
             lines.append(f"{below}{mark}{seat.member.shown}")
 
 
-def check(cluster: Cluster) -> None:
+def check_cluster_names(cluster: Cluster) -> None:
     """See that members and domains can be named to another program.
 
     :raises nova_hpc.outside.host_names.OutsideError: naming the server, with the cure.
     """
-    found = seats(cluster)
-    named.check_names((seat.member.id, seat.member.name) for seat in found)
-    for seat in found:
-        named.check_domains(seat.member.id, seat.member.position.domains)
+    ordered_seats = order_seats_by_nearness(cluster)
+    member_names.check_names((seat.member.id, seat.member.name) for seat in ordered_seats)
+    for seat in ordered_seats:
+        member_names.check_domains(seat.member.id, seat.member.position.domains)
 
 
-def as_slurm(cluster: Cluster, nodes: Collection[str] = ()) -> str:
+def format_slurm_switches(cluster: Cluster, nodes: Collection[str] = ()) -> str:
     """The tree for Slurm's ``topology.conf``: leaves, and above them what is known.
 
     Members of which no leaf is known are below one switch of their own.
@@ -223,15 +234,17 @@ def as_slurm(cluster: Cluster, nodes: Collection[str] = ()) -> str:
     :raises nova_hpc.outside.host_names.OutsideError: a name is none of a node or a switch.
     """
     lines: list[str] = []
-    check(cluster)
+    check_cluster_names(cluster)
     for node in nodes:
-        names.host_name(node, "it is one of the nodes that were named")
-    members = [seat for seat in seats(cluster) if not nodes or seat.member.name in nodes]
-    tops = _switches(cluster, 0, members, lines)
+        host_names.require_host_name(node, "it is one of the nodes that were named")
+    members = [
+        seat for seat in order_seats_by_nearness(cluster) if not nodes or seat.member.name in nodes
+    ]
+    tops = _append_switches(cluster, 0, members, lines)
     missing = set(nodes) - {seat.member.name for seat in members}
     if missing:
         tops.append(f"{cluster.name}-none")
-        lines.append(f"SwitchName={tops[-1]} Nodes={compress(missing)}")
+        lines.append(f"SwitchName={tops[-1]} Nodes={compress_hostlist(missing)}")
     if len(tops) > 1 or nodes:
         lines.append(f"SwitchName={cluster.name}-all Switches={','.join(tops)}")
     return "\n".join(lines) + "\n"
@@ -241,16 +254,18 @@ def as_slurm(cluster: Cluster, nodes: Collection[str] = ()) -> str:
 _SWITCHES: Final = tuple(PATH.index(level) for level in ("spine", "block", "leaf"))
 
 
-def _switches(cluster: Cluster, depth: int, some: Sequence[Seat], lines: list[str]) -> list[str]:
+def _append_switches(
+    cluster: Cluster, depth: int, some: Sequence[MemberSeat], lines: list[str]
+) -> list[str]:
     """Write the switches over *some*; the names of the uppermost."""
     at = _SWITCHES[depth]
     last = depth + 1 == len(_SWITCHES)
-    groups: dict[str, list[Seat]] = {}
+    groups: dict[str, list[MemberSeat]] = {}
     for seat in some:
         groups.setdefault(seat.path[at], []).append(seat)
     tops: list[str] = []
     for domain, inside in groups.items():
-        below = [] if last else _switches(cluster, depth + 1, inside, lines)
+        below = [] if last else _append_switches(cluster, depth + 1, inside, lines)
         # A level that nobody knows is no switch, but a node has to be below one.
         if domain == UNKNOWN and not last:
             tops += below

@@ -9,9 +9,9 @@ from xml.sax import saxutils
 
 import attrs
 
-from nova_hpc.outside.text import printable
+from nova_hpc.outside.text import printable_text
 from nova_hpc_tools.cluster.members.model import Cluster
-from nova_hpc_tools.cluster.members.neighbours import Domain, tree
+from nova_hpc_tools.cluster.members.neighbours import ClusterDomain, build_domain_tree
 
 _SEAT_WIDE, _SEAT_HIGH, _GAP, _TITLE = 96, 22, 8, 18
 #: Width at which a row of domains goes on in the next line.
@@ -28,15 +28,15 @@ _FILLS: Final = {
 
 
 @attrs.frozen
-class _Box:
+class _ClusterBox:
     width: int
     height: int
     parts: tuple[str, ...]
 
 
-def draw(cluster: Cluster) -> str:
+def draw_cluster_picture(cluster: Cluster) -> str:
     """The picture as text."""
-    body = _rows([_domain(each) for each in tree(cluster)])
+    body = _arrange_rows([_draw_domain_box(domain) for domain in build_domain_tree(cluster)])
     width, height = body.width + 2 * _GAP, body.height + 2 * _GAP + _TITLE
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
@@ -52,8 +52,8 @@ def draw(cluster: Cluster) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _domain(domain: Domain) -> _Box:
-    inside = _rows([_domain(each) for each in domain.domains])
+def _draw_domain_box(domain: ClusterDomain) -> _ClusterBox:
+    inside = _arrange_rows([_draw_domain_box(inner) for inner in domain.domains])
     parts = [f'<g transform="translate({_GAP},{_TITLE})">', *inside.parts, "</g>"]
     bottom = _TITLE + inside.height
     for at, seat in enumerate(domain.seats):
@@ -63,21 +63,21 @@ def _domain(domain: Domain) -> _Box:
             f'<rect x="{_GAP}" y="{top}" width="{_SEAT_WIDE}" height="{_SEAT_HIGH}" rx="3" '
             f'fill="#ffffff" stroke="{colour}"/>',
             f'<text x="{_GAP + 6}" y="{top + 15}" fill="{colour}">'
-            f"{saxutils.escape(_cut(seat.member.shown))}</text>",
+            f"{saxutils.escape(_shorten_label(seat.member.shown))}</text>",
         ]
     bottom += len(domain.seats) * (_SEAT_HIGH + 2)
     width = max(inside.width, _SEAT_WIDE) + 2 * _GAP
     height = bottom + _GAP
-    title = f"{domain.level.replace('_', ' ')} {_cut(printable(domain.name) or '?')}"
+    title = f"{domain.level.replace('_', ' ')} {_shorten_label(printable_text(domain.name) or '?')}"
     frame = [
         f'<rect width="{width}" height="{height}" rx="4" fill="{_FILLS[domain.level]}" '
         'stroke="#7f8c8d"/>',
         f'<text x="{_GAP}" y="{_TITLE - 5}" fill="#555555">{saxutils.escape(title)}</text>',
     ]
-    return _Box(width, height, (*frame, *parts))
+    return _ClusterBox(width, height, (*frame, *parts))
 
 
-def _rows(boxes: Sequence[_Box]) -> _Box:
+def _arrange_rows(boxes: Sequence[_ClusterBox]) -> _ClusterBox:
     """Boxes side by side, in as many rows as they need."""
     parts: list[str] = []
     left = top = high = wide = 0
@@ -87,8 +87,8 @@ def _rows(boxes: Sequence[_Box]) -> _Box:
         parts += [f'<g transform="translate({left},{top})">', *box.parts, "</g>"]
         left += box.width + _GAP
         high, wide = max(high, box.height), max(wide, left - _GAP)
-    return _Box(wide, top + high, tuple(parts))
+    return _ClusterBox(wide, top + high, tuple(parts))
 
 
-def _cut(text: str) -> str:
+def _shorten_label(text: str) -> str:
     return text if len(text) <= 15 else f"{text[:6]}…{text[-8:]}"

@@ -35,47 +35,51 @@ class OneServer:
     @property
     def groups(self) -> tuple[str, ...]:
         """Its groups of devices, alike ones together: ``4 x gpu:1,vf:1``."""
-        found = self.devices.groups if self.devices else ()
-        return tuple(f"{count} x {_roles(each)}" for count, each in found)
+        groups = self.devices.groups if self.devices else ()
+        return tuple(f"{count} x {_format_roles(group)}" for count, group in groups)
 
 
-def _roles(group: Mapping[str, int]) -> str:
+def _format_roles(group: Mapping[str, int]) -> str:
     return ",".join(f"{role}:{count}" for role, count in group.items())
 
 
-def read(server: Mapping[str, Any], siblings: Iterable[Mapping[str, Any]] = ()) -> OneServer:
+def read_own_server(
+    server: Mapping[str, Any], siblings: Iterable[Mapping[str, Any]] = ()
+) -> OneServer:
     """A server of Nova's API.
 
     :param siblings: the servers of its server groups; itself among them or not.
     """
     metadata = server.get("metadata") or {}
-    here = position.of(metadata)
+    own_position = position.position_of_metadata(metadata)
     beside: dict[str, list[str]] = {}
-    for each in siblings:
-        if each["id"] == server["id"]:
+    for sibling in siblings:
+        if sibling["id"] == server["id"]:
             continue
-        level = narrowest(here, position.of(each.get("metadata") or {}))
+        level = narrowest_common_level(
+            own_position, position.position_of_metadata(sibling.get("metadata") or {})
+        )
         if level:
-            beside.setdefault(level, []).append(str(each.get("name") or each["id"]))
+            beside.setdefault(level, []).append(str(sibling.get("name") or sibling["id"]))
     return OneServer(
         id=str(server["id"]),
         name=str(server.get("name") or ""),
         status=str(server.get("status") or "UNKNOWN"),
-        devices=server_devices.of(metadata),
-        position=here,
+        devices=server_devices.server_devices_of_metadata(metadata),
+        position=own_position,
         beside={
             level: tuple(sorted(beside[level])) for level in reversed(LEVELS) if level in beside
         },
     )
 
 
-def narrowest(one: Position, other: Position) -> str:
+def narrowest_common_level(first: Position, second: Position) -> str:
     """The narrowest level that two servers are known to share; "": none.
 
     An NVLink domain counts as narrower than a leaf, although it may cross one.
     """
     for level in reversed(LEVELS):
-        name = one.domains.get(level)
-        if name is not None and name == other.domains.get(level):
+        name = first.domains.get(level)
+        if name is not None and name == second.domains.get(level):
             return level
     return ""

@@ -23,8 +23,8 @@ import attrs
 
 from nova_hpc.fabric.model import wrong_name
 from nova_hpc_tools.fabric.exclusions import NOTHING, Exclusions
-from nova_hpc_tools.fabric.graph import Cables, Graph, Port, build, speed
-from nova_hpc_tools.fabric.problems import FabricError, Found, Reading
+from nova_hpc_tools.fabric.graph import Cables, Graph, HostPort, build_map_from_graph, speed_of_rate
+from nova_hpc_tools.fabric.problems import FabricMapError, FabricReading, ProblemCollector
 
 _HEAD: Final = re.compile(r'(Switch|Ca|Rt)\s+(\d+)\s+"([SHR]-[0-9a-f]+)"\s*#\s*"([^"]*)"')
 _LINE: Final = re.compile(
@@ -73,22 +73,24 @@ class _Section:
     ends: dict[int, _End | None] = attrs.Factory(dict)
 
 
-def read(text: str, name: str, source: str, exclusions: Exclusions = NOTHING) -> Reading:
+def read_ibnetdiscover(
+    text: str, name: str, source: str, exclusions: Exclusions = NOTHING
+) -> FabricReading:
     """Read the output of ibnetdiscover.
-    :raises FabricError: there is no switch in it.
+    :raises FabricMapError: there is no switch in it.
     """
-    found = Found()
-    sections = _sections(text, found)
+    collector = ProblemCollector()
+    sections = _split_into_sections(text, collector)
     if not any(section.kind == "Switch" for section in sections.values()):
-        raise FabricError("there is no switch in it: this is no output of ibnetdiscover")
-    _compare_ends(sections, found)
+        raise FabricMapError("there is no switch in it: this is no output of ibnetdiscover")
+    _compare_ends(sections, collector)
     names = _switch_names(sections, exclusions)
-    hosts = _hosts(sections, exclusions, found)
-    graph = _graph(sections, names, hosts, exclusions, found)
-    return build(graph, found, name, source, exclusions)
+    hosts = _hosts_of_adapters(sections, exclusions, collector)
+    graph = _graph_of_sections(sections, names, hosts, exclusions, collector)
+    return build_map_from_graph(graph, collector, name, source, exclusions)
 
 
-def _sections(text: str, found: Found) -> dict[str, _Section]:
+def _split_into_sections(text: str, collector: ProblemCollector) -> dict[str, _Section]:
     sections: dict[str, _Section] = {}
     current: _Section | None = None
     for number, line in enumerate(text.splitlines(), 1):
@@ -96,18 +98,18 @@ def _sections(text: str, found: Found) -> dict[str, _Section]:
             current = None
         elif line.startswith("["):
             if current is not None:
-                _port(line, number, current, found)
+                _read_port_line(line, number, current, collector)
             else:
-                found.wrong("a port that belongs to no switch and no adapter", number)
+                collector.wrong("a port that belongs to no switch and no adapter", number)
         elif _GROUPING.match(line):
             current = None
         elif not line.startswith("#") and _KEY.match(line) is None:
             head = _HEAD.match(line)
             current = None
             if head is None:
-                found.wrong(f"this makes no sense: {line[:60]!r}", number)
+                collector.wrong(f"this makes no sense: {line[:60]!r}", number)
             elif head[3] in sections:
-                found.wrong(
+                collector.wrong(
                     f"{head[3]} is there twice, first in line {sections[head[3]].line}", number
                 )
                 # Its ports are read as the first one's, so that they can contradict it.
@@ -118,62 +120,65 @@ def _sections(text: str, found: Found) -> dict[str, _Section]:
     return sections
 
 
-def _port(line: str, number: int, section: _Section, found: Found) -> None:
+def _read_port_line(line: str, number: int, section: _Section, collector: ProblemCollector) -> None:
     match = _LINE.match(line)
     if match is None:
-        found.wrong(f"this is no line of a port: {line[:60]!r}", number)
+        collector.wrong(f"this is no line of a port: {line[:60]!r}", number)
         return
-    said, _, rest = match[6].rpartition('"')
+    description, _, rest = match[6].rpartition('"')
     rate = _RATE.search(rest)
     if rate is None:
-        found.note("the port says no rate", number)
+        collector.note("the port says no rate", number)
     speed_said = None if rate is None else rate[1]
     if rate is not None and rate[2]:
         speed_said = rate[1].replace("QDR", rate[2])
     own = int(match[1])
-    end = _End(match[3], int(match[4]), speed_said, number, said.rpartition('"')[2])
+    end = _End(match[3], int(match[4]), speed_said, number, description.rpartition('"')[2])
     if own not in section.ends:
         section.ends[own] = end
         return
     before = section.ends[own]
     if before is not None and (before.guid, before.port) == (end.guid, end.port):
-        found.wrong(
+        collector.wrong(
             f"port {own} of {section.guid} is there twice, first in line {before.line}", number
         )
     else:
-        other = "" if before is None else f" and to {before.guid} in line {before.line}"
-        found.wrong(
-            f"port {own} of {section.guid} goes to {end.guid}{other}: neither is believed", number
+        previous_end = "" if before is None else f" and to {before.guid} in line {before.line}"
+        collector.wrong(
+            f"port {own} of {section.guid} goes to {end.guid}{previous_end}: neither is believed",
+            number,
         )
         section.ends[own] = None
 
 
-def _compare_ends(sections: dict[str, _Section], found: Found) -> None:
+def _compare_ends(sections: dict[str, _Section], collector: ProblemCollector) -> None:
     """Look at each cable from both ends; what one end alone knows is believed, and told."""
     adapters = any(section.kind == "Ca" for section in sections.values())
     for section in sections.values():
         for own, end in list(section.ends.items()):
             if end is None:
                 continue
-            other = sections.get(end.guid)
-            if other is None:
+            neighbour = sections.get(end.guid)
+            if neighbour is None:
                 if adapters or end.guid.startswith("S"):
-                    found.wrong(
+                    collector.wrong(
                         f"{end.guid}, at the other end of this port, has no section", end.line
                     )
                 continue
-            if end.port not in other.ends:
-                found.wrong(f"{end.guid} does not know of this cable at port {end.port}", end.line)
+            if end.port not in neighbour.ends:
+                collector.wrong(
+                    f"{end.guid} does not know of this cable at port {end.port}", end.line
+                )
                 continue
-            back = other.ends[end.port]
+            back = neighbour.ends[end.port]
             if back is not None and (back.guid, back.port) != (section.guid, own):
-                found.wrong(
+                collector.wrong(
                     f"{end.guid} says in line {back.line} that its port {end.port} goes to "
                     f"{back.guid}, port {back.port}: neither is believed",
                     end.line,
                 )
                 section.ends[own] = None
-                other.ends[end.port] = None
+                neighbour.ends[end.port] = None
             elif back is not None and end.rate is None:
                 section.ends[own] = attrs.evolve(end, rate=back.rate)
 
@@ -191,24 +196,24 @@ def _switch_names(sections: dict[str, _Section], exclusions: Exclusions) -> dict
             long[guid] = match[1].strip() + (match[2] or "")
         elif not _NAMELESS.match(section.said):
             short[guid] = long[guid] = section.said.strip()
-    short = {guid: one for guid, one in short.items() if not exclusions.is_placeholder(one)}
+    short = {guid: name for guid, name in short.items() if not exclusions.is_placeholder(name)}
     names = {}
     shorts, longs = Counter(short.values()), Counter(long.values())
     for guid, section in sections.items():
         if section.kind != "Switch":
             continue
-        one, other = short.get(guid, ""), long.get(guid, "")
-        if shorts[one] == 1 and not wrong_name(one):
-            names[guid] = one
-        elif longs[other] == 1 and not wrong_name(other):
-            names[guid] = other
+        short_name, long_name = short.get(guid, ""), long.get(guid, "")
+        if shorts[short_name] == 1 and not wrong_name(short_name):
+            names[guid] = short_name
+        elif longs[long_name] == 1 and not wrong_name(long_name):
+            names[guid] = long_name
         else:
             names[guid] = guid
     return names
 
 
-def _hosts(
-    sections: dict[str, _Section], exclusions: Exclusions, found: Found
+def _hosts_of_adapters(
+    sections: dict[str, _Section], exclusions: Exclusions, collector: ProblemCollector
 ) -> dict[str, tuple[str, str | None]]:
     """GUID of an adapter -> host and rail; None: the description has the host alone."""
     adapters: dict[str, tuple[str, int]] = {}
@@ -224,12 +229,12 @@ def _hosts(
     first: dict[tuple[str, str], int] = {}
     twice: set[str] = set()
     named = nameless = 0
-    for guid, (said, line) in adapters.items():
-        if _AGGREGATION.match(said):
+    for guid, (description, line) in adapters.items():
+        if _AGGREGATION.match(description):
             continue
-        match = _ADAPTER.fullmatch(said.strip())
-        if match is None or _is_nameless(said, match[1], match[2], exclusions):
-            found.note(f"adapter {guid} says no host: {said[:60]!r}", line)
+        match = _ADAPTER.fullmatch(description.strip())
+        if match is None or _is_nameless(description, match[1], match[2], exclusions):
+            collector.note(f"adapter {guid} says no host: {description[:60]!r}", line)
             nameless += 1
             continue
         host, rail = match.groups()
@@ -241,7 +246,7 @@ def _hosts(
             continue
         before = first.setdefault((host, rail), line)
         if before != line:
-            found.wrong(
+            collector.wrong(
                 f"{rail} of host {host!r} is there twice, first in line {before}: two hosts may "
                 "have one name, and where it is, is unknown",
                 line,
@@ -249,58 +254,58 @@ def _hosts(
             twice.add(host)
         hosts[guid] = (host, rail)
     if nameless and nameless >= named:
-        found.wrong(
+        collector.wrong(
             f"{nameless} of {named + nameless} adapters say no host, so where most ports are is "
             "not known: rdma-ndd sets the description of a host's adapters (has it failed?)"
         )
     return {guid: where for guid, where in hosts.items() if where[0] not in twice}
 
 
-def _is_nameless(said: str, host: str, rail: str | None, exclusions: Exclusions) -> bool:
+def _is_nameless(description: str, host: str, rail: str | None, exclusions: Exclusions) -> bool:
     """Whether a node description names no host."""
     return (
-        _NAMELESS.match(said.strip()) is not None
+        _NAMELESS.match(description.strip()) is not None
         or wrong_name(host) is not None
         or (rail is not None and wrong_name(rail) is not None)
         or exclusions.is_placeholder(host)
     )
 
 
-def _ports(
+def _ports_of_adapters(
     sections: dict[str, _Section],
     names: dict[str, str],
     hosts: dict[str, tuple[str, str | None]],
-) -> list[Port]:
+) -> list[HostPort]:
     """The adapters' cables, from their own lines and from those of the switches."""
-    found: dict[tuple[str, int], tuple[str, _End]] = {}
+    port_ends: dict[tuple[str, int], tuple[str, _End]] = {}
     for guid in hosts:
         section = sections.get(guid)
         for own, end in ({} if section is None else section.ends).items():
             if end is not None and end.guid in names:
-                found[guid, own] = (end.guid, end)
+                port_ends[guid, own] = (end.guid, end)
     for guid in names:
         for end in sections[guid].ends.values():
             if end is not None and end.guid in hosts:
                 own_section = sections.get(end.guid)
                 if own_section is None or end.port not in own_section.ends:
-                    found.setdefault((end.guid, end.port), (guid, end))
-    several = Counter(guid for guid, _ in found)
+                    port_ends.setdefault((end.guid, end.port), (guid, end))
+    several = Counter(guid for guid, _ in port_ends)
     ports = []
-    for (guid, own), (switch, end) in found.items():
+    for (guid, own), (switch, end) in port_ends.items():
         host, rail = hosts[guid]
         called = rail if rail is None or several[guid] == 1 else f"{rail}/{own}"
-        ports.append(Port(host, names[switch], called, end.rate, end.line))
+        ports.append(HostPort(host, names[switch], called, end.rate, end.line))
     return ports
 
 
-def _graph(
+def _graph_of_sections(
     sections: dict[str, _Section],
     names: dict[str, str],
     hosts: dict[str, tuple[str, str | None]],
     exclusions: Exclusions,
-    found: Found,
+    collector: ProblemCollector,
 ) -> Graph:
-    ports = _ports(sections, names, hosts)
+    ports = _ports_of_adapters(sections, names, hosts)
     # What is left out does not decide which switches are leaves, either.
     attached = Counter(
         port.switch
@@ -319,17 +324,25 @@ def _graph(
             pair = (names[guid], names[end.guid])
             cables.setdefault((min(pair), max(pair)), []).append((end.rate, end.line))
     counted = [pair for pair in cables if not any(map(exclusions.leaves_out_switch, pair))]
-    heights = _heights(attached, counted, found)
+    heights = _heights_of_switches(attached, counted, collector)
     merged = []
     beside = []
-    for (one, other), each in cables.items():
-        if heights.get(one) == heights.get(other):
-            beside.append((one, other))
+    for (first, second), cable_ends in cables.items():
+        if heights.get(first) == heights.get(second):
+            beside.append((first, second))
             continue
-        lower, upper = sorted((one, other), key=lambda switch: heights.get(switch, 99))
-        rates = sorted({rate for rate, _ in each if rate}, key=lambda rate: speed(rate) or 0)
+        lower, upper = sorted((first, second), key=lambda switch: heights.get(switch, 99))
+        rates = sorted(
+            {rate for rate, _ in cable_ends if rate}, key=lambda rate: speed_of_rate(rate) or 0
+        )
         merged.append(
-            Cables(lower, upper, len(each), rates[0] if rates else None, min(at for _, at in each))
+            Cables(
+                lower,
+                upper,
+                len(cable_ends),
+                rates[0] if rates else None,
+                min(at for _, at in cable_ends),
+            )
         )
     return Graph(
         ports=tuple(ports),
@@ -342,21 +355,23 @@ def _graph(
     )
 
 
-def _heights(
-    attached: Counter[str], pairs: Iterable[tuple[str, str]], found: Found
+def _heights_of_switches(
+    attached: Counter[str], pairs: Iterable[tuple[str, str]], collector: ProblemCollector
 ) -> dict[str, int]:
     """Switch -> how far it is above the hosts."""
     beside: dict[str, set[str]] = {}
-    for one, other in pairs:
-        beside.setdefault(one, set()).add(other)
-        beside.setdefault(other, set()).add(one)
+    for first, neighbour in pairs:
+        beside.setdefault(first, set()).add(neighbour)
+        beside.setdefault(neighbour, set()).add(first)
     leaves = set(attached)
     for switch in sorted(attached):
-        others = [attached[each] for each in beside.get(switch, ()) if each in attached]
+        others = [
+            attached[neighbour] for neighbour in beside.get(switch, ()) if neighbour in attached
+        ]
         if others and attached[switch] < _FEW * statistics.median(others):
             leaves.discard(switch)
             count = attached[switch]
-            found.note(
+            collector.note(
                 f"switch {switch} has {count} host{'s' if count > 1 else ''} and is above switches "
                 "with many: it is taken for no leaf (if they are no compute nodes: --ignore)"
             )
@@ -365,9 +380,9 @@ def _heights(
     while border:
         following = []
         for switch in border:
-            for other in sorted(beside.get(switch, ())):
-                if other not in heights:
-                    heights[other] = heights[switch] + 1
-                    following.append(other)
+            for neighbour in sorted(beside.get(switch, ())):
+                if neighbour not in heights:
+                    heights[neighbour] = heights[switch] + 1
+                    following.append(neighbour)
         border = following
     return heights

@@ -10,10 +10,10 @@ from typing import Final
 import attrs
 
 from nova_hpc.fabric.model import FabricLevel
-from nova_hpc_tools.fabric import reader_text as marked
+from nova_hpc_tools.fabric import reader_text
 from nova_hpc_tools.fabric.exclusions import NOTHING, Exclusions
-from nova_hpc_tools.fabric.problems import FabricError, Found, Reading
-from nova_hpc_tools.fabric.reader_text import Value
+from nova_hpc_tools.fabric.problems import FabricMapError, FabricReading, ProblemCollector
+from nova_hpc_tools.fabric.reader_text import LineValue
 from nova_hpc_tools.fabric.readers import ibnetdiscover, plain, slurm, topograph
 
 #: The forms that are read, as the command calls them.
@@ -26,7 +26,7 @@ _IB: Final = re.compile(r'^(?:Switch|Ca)\s+\d+\s+"[SH]-[0-9a-f]+"', re.M)
 
 
 @attrs.frozen
-class Options:
+class ReaderOptions:
     """What a text does not say itself."""
 
     #: Name of the map; None: what the text says, or "fabric".
@@ -40,41 +40,41 @@ class Options:
     exclusions: Exclusions = NOTHING
 
 
-def read(text: str, source: str, options: Options) -> Reading:
+def read_fabric_text(text: str, source: str, options: ReaderOptions) -> FabricReading:
     """Read *text*, whatever of the known forms it has.
 
-    :raises FabricError: it is none of them; one line.
+    :raises FabricMapError: it is none of them; one line.
     """
     if len(text) > _LONGEST:
-        raise FabricError(f"it is longer than {_LONGEST} characters")
+        raise FabricMapError(f"it is longer than {_LONGEST} characters")
     if "\0" in text:
-        raise FabricError("it is no text")
+        raise FabricMapError("it is no text")
     name = options.name or "fabric"
     form = options.form
     if form == "ibnetdiscover" or (form is None and _IB.search(text)):
-        return ibnetdiscover.read(text, name, source, options.exclusions)
+        return ibnetdiscover.read_ibnetdiscover(text, name, source, options.exclusions)
     if form in (None, "slurm") and _SLURM.search(text):
         return slurm.read_conf(text, name, source, options.block_level, options.exclusions)
     if form == "slurm" and not text.lstrip().startswith("-"):
-        raise FabricError("it names neither a switch nor a block")
-    found = Found()
-    document = marked.load(text, found)
-    reader = _structured(document, found, source, options)
+        raise FabricMapError("it names neither a switch nor a block")
+    collector = ProblemCollector()
+    document = reader_text.load_with_lines(text, collector)
+    reader = _choose_structured_reader(document, collector, source, options)
     if reader is None or (form is not None and reader[0] != form):
         asked = f"not of the form {form}" if form else "of no known form"
-        raise FabricError(f"it is {asked}; these are read: {', '.join(FORMS)}, and our own JSON")
+        raise FabricMapError(f"it is {asked}; these are read: {', '.join(FORMS)}, and our own JSON")
     return reader[1]()
 
 
-def _structured(
-    document: Value, found: Found, source: str, options: Options
-) -> tuple[str, Callable[[], Reading]] | None:
+def _choose_structured_reader(
+    document: LineValue, collector: ProblemCollector, source: str, options: ReaderOptions
+) -> tuple[str, Callable[[], FabricReading]] | None:
     name, exclusions = options.name or "fabric", options.exclusions
     if isinstance(document.value, list):
-        if any(each.get("topology") for each in document.each()):
+        if any(entry.get("topology") for entry in document.each()):
             return "slurm", lambda: slurm.read_yaml(
                 document,
-                found,
+                collector,
                 name,
                 source,
                 options.topology,
@@ -83,9 +83,15 @@ def _structured(
             )
         return None
     if document.get(plain.KEY) is not None:
-        return "plain", lambda: plain.read(document, found, options.name, source, exclusions)
+        return "plain", lambda: plain.read_plain_map(
+            document, collector, options.name, source, exclusions
+        )
     if document.get("instances") is not None:
-        return "topograph", lambda: topograph.read_graph(document, found, name, source, exclusions)
+        return "topograph", lambda: topograph.read_graph(
+            document, collector, name, source, exclusions
+        )
     if any(document.get(key) is not None for key in ("switches", "blocks", "capacity_blocks")):
-        return "topograph", lambda: topograph.read_model(document, found, name, source, exclusions)
+        return "topograph", lambda: topograph.read_model(
+            document, collector, name, source, exclusions
+        )
     return None

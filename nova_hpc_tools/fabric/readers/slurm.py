@@ -11,10 +11,10 @@ import attrs
 
 from nova_hpc.fabric.model import FabricLevel
 from nova_hpc_tools.fabric.exclusions import NOTHING, Exclusions
-from nova_hpc_tools.fabric.graph import Cables, Graph, Port, build, good_name
-from nova_hpc_tools.fabric.hostlist import HostListError, expand
-from nova_hpc_tools.fabric.problems import FabricError, Found, Reading
-from nova_hpc_tools.fabric.reader_text import Value, text_of
+from nova_hpc_tools.fabric.graph import Cables, Graph, HostPort, build_map_from_graph, good_name
+from nova_hpc_tools.fabric.hostlist import HostListError, expand_hostlist
+from nova_hpc_tools.fabric.problems import FabricMapError, FabricReading, ProblemCollector
+from nova_hpc_tools.fabric.reader_text import LineValue, text_of
 from nova_hpc_tools.fabric.readers.stated_domains import Spoken
 
 _WORD: Final = re.compile(r'([A-Za-z]+)\s*=\s*(?:"([^"]*)"|(\S+))')
@@ -27,7 +27,7 @@ _SHOWN_KEYS: Final = frozenset({"level", "blockindex", "blocksize", "aggregatedb
 
 
 @attrs.frozen
-class _Entry:
+class _TopologyEntry:
     """A switch or a block."""
 
     name: str
@@ -37,9 +37,9 @@ class _Entry:
 
 
 @attrs.define
-class _Said:
-    switches: list[_Entry] = attrs.Factory(list)
-    blocks: list[_Entry] = attrs.Factory(list)
+class _SlurmTopology:
+    switches: list[_TopologyEntry] = attrs.Factory(list)
+    blocks: list[_TopologyEntry] = attrs.Factory(list)
 
 
 def read_conf(
@@ -48,80 +48,87 @@ def read_conf(
     source: str,
     block_level: FabricLevel = FabricLevel.BLOCK,
     exclusions: Exclusions = NOTHING,
-) -> Reading:
+) -> FabricReading:
     """Read ``topology.conf``, or what ``scontrol show topology`` prints.
 
     :param block_level: what a block of Slurm is here; on machines like NVL72 it is an
         NVLink domain.
-    :raises FabricError: it names neither a switch nor a block.
+    :raises FabricMapError: it names neither a switch nor a block.
     """
-    found = Found()
-    said = _Said()
-    for number, line in _lines(text):
-        words = {key.lower(): one or other for key, one, other in _WORD.findall(line)}
+    collector = ProblemCollector()
+    parsed = _SlurmTopology()
+    for number, line in _logical_lines(text):
+        words = {key.lower(): quoted or bare for key, quoted, bare in _WORD.findall(line)}
         rest = _WORD.sub("", line).strip()
         unknown = sorted(words.keys() - _KEYS - _SHOWN_KEYS)
         if rest or unknown:
-            found.wrong(f"this makes no sense: {(rest or unknown[0])[:60]!r}", number)
+            collector.wrong(f"this makes no sense: {(rest or unknown[0])[:60]!r}", number)
         if "switchname" in words:
             # scontrol names all nodes below a switch, at whatever level.
             nodes = None if "level" in words and "switches" in words else words.get("nodes")
-            said.switches.append(_Entry(words["switchname"], number, nodes, words.get("switches")))
+            parsed.switches.append(
+                _TopologyEntry(words["switchname"], number, nodes, words.get("switches"))
+            )
         elif "blockname" in words:
-            said.blocks.append(_Entry(words["blockname"], number, words.get("nodes")))
+            parsed.blocks.append(_TopologyEntry(words["blockname"], number, words.get("nodes")))
         elif not words.keys() & {"blocksizes", "aggregatedblock"} and not rest and not unknown:
-            found.wrong("the line names neither a switch nor a block", number)
-    return _read(said, found, name, source, block_level, exclusions)
+            collector.wrong("the line names neither a switch nor a block", number)
+    return _build_reading(parsed, collector, name, source, block_level, exclusions)
 
 
 def read_yaml(
-    document: Value,
-    found: Found,
+    document: LineValue,
+    collector: ProblemCollector,
     name: str,
     source: str,
     topology: str | None = None,
     block_level: FabricLevel = FabricLevel.BLOCK,
     exclusions: Exclusions = NOTHING,
-) -> Reading:
+) -> FabricReading:
     """Read ``topology.yaml``.
 
     :param topology: name of the one of its topologies to read; None: the cluster's default.
-    :raises FabricError: there is no such topology, or it is neither tree nor block.
+    :raises FabricMapError: there is no such topology, or it is neither tree nor block.
     """
-    entries = {text_of(each.get("topology")): each for each in document.each()}
+    entries = {text_of(entry.get("topology")): entry for entry in document.each()}
     defaults = [
-        each
-        for each in document.each()
-        if (text_of(each.get("cluster_default")) or "").lower() in ("true", "yes", "on")
+        entry
+        for entry in document.each()
+        if (text_of(entry.get("cluster_default")) or "").lower() in ("true", "yes", "on")
     ]
     if topology is not None:
         if topology not in entries:
-            there = ", ".join(sorted(each for each in entries if each)) or "none"
-            raise FabricError(f"it has no topology {topology!r}; it has: {there}")
+            there = (
+                ", ".join(sorted(topology_name for topology_name in entries if topology_name))
+                or "none"
+            )
+            raise FabricMapError(f"it has no topology {topology!r}; it has: {there}")
         chosen = entries[topology]
     elif defaults:
         chosen = defaults[0]
         if len(defaults) > 1:
-            found.wrong(
+            collector.wrong(
                 "more than one topology is the default; the first one is read", defaults[1].line
             )
     else:
         chosen = next(document.each())
         if len(entries) > 1:
-            found.note("no topology is the cluster's default; the first one is read", chosen.line)
+            collector.note(
+                "no topology is the cluster's default; the first one is read", chosen.line
+            )
     tree, block = chosen.get("tree"), chosen.get("block")
-    said = _Said()
+    parsed = _SlurmTopology()
     if tree is not None:
-        said.switches += _entries(tree.get("switches"), "switch", found)
+        parsed.switches += _topology_entries(tree.get("switches"), "switch", collector)
     if block is not None:
-        said.blocks += _entries(block.get("blocks"), "block", found)
+        parsed.blocks += _topology_entries(block.get("blocks"), "block", collector)
     if tree is None and block is None and chosen.get("flat") is not None:
         others = sorted(
             name
-            for name, each in entries.items()
-            if name and (each.get("tree") is not None or each.get("block") is not None)
+            for name, entry in entries.items()
+            if name and (entry.get("tree") is not None or entry.get("block") is not None)
         )
-        raise FabricError(
+        raise FabricMapError(
             f"line {chosen.line}: the topology {text_of(chosen.get('topology'))!r}, the cluster's "
             "default, is flat and says nothing of switches; "
             + (
@@ -131,11 +138,11 @@ def read_yaml(
             )
         )
     if tree is None and block is None:
-        raise FabricError(f"line {chosen.line}: the topology is neither a tree nor of blocks")
-    return _read(said, found, name, source, block_level, exclusions)
+        raise FabricMapError(f"line {chosen.line}: the topology is neither a tree nor of blocks")
+    return _build_reading(parsed, collector, name, source, block_level, exclusions)
 
 
-def _lines(text: str) -> Iterator[tuple[int, str]]:
+def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
     """Number and text of each line that says something; a backslash joins two."""
     start, held = 0, ""
     for number, line in enumerate(text.splitlines(), 1):
@@ -151,61 +158,67 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
         yield start, held.strip()
 
 
-def _entries(values: Value | None, key: str, found: Found) -> Iterator[_Entry]:
-    for each in values.each() if values is not None else ():
-        name = text_of(each.get(key))
+def _topology_entries(
+    values: LineValue | None, key: str, collector: ProblemCollector
+) -> Iterator[_TopologyEntry]:
+    for entry in values.each() if values is not None else ():
+        name = text_of(entry.get(key))
         if name is None:
-            found.wrong(f"an entry has no {key!r}", each.line)
+            collector.wrong(f"an entry has no {key!r}", entry.line)
             continue
-        yield _Entry(name, each.line, text_of(each.get("nodes")), text_of(each.get("children")))
+        yield _TopologyEntry(
+            name, entry.line, text_of(entry.get("nodes")), text_of(entry.get("children"))
+        )
 
 
-def _read(
-    said: _Said,
-    found: Found,
+def _build_reading(
+    parsed: _SlurmTopology,
+    collector: ProblemCollector,
     name: str,
     source: str,
     block_level: FabricLevel,
     exclusions: Exclusions,
-) -> Reading:
-    if not said.switches and not said.blocks:
-        raise FabricError("it names neither a switch nor a block")
-    said.switches = list(_first(said.switches, "switch", found))
-    said.blocks = list(_first(said.blocks, "block", found))
-    if said.switches and said.blocks:
-        found.wrong("it has switches and blocks; the switches are read", said.blocks[0].line)
-    if not said.switches:
-        spoken = Spoken(found, exclusions)
-        for block in said.blocks:
-            for host in _names(block.nodes, "a node", block.line, found):
+) -> FabricReading:
+    if not parsed.switches and not parsed.blocks:
+        raise FabricMapError("it names neither a switch nor a block")
+    parsed.switches = list(_drop_repeated_entries(parsed.switches, "switch", collector))
+    parsed.blocks = list(_drop_repeated_entries(parsed.blocks, "block", collector))
+    if parsed.switches and parsed.blocks:
+        collector.wrong("it has switches and blocks; the switches are read", parsed.blocks[0].line)
+    if not parsed.switches:
+        spoken = Spoken(collector, exclusions)
+        for block in parsed.blocks:
+            for host in _expand_names(block.nodes, "a node", block.line, collector):
                 spoken.put(host, block_level, block.name, block.line)
         return spoken.reading(name, source)
-    defined = {entry.name for entry in said.switches}
-    ports: dict[tuple[str, str], Port] = {}
+    defined = {entry.name for entry in parsed.switches}
+    ports: dict[tuple[str, str], HostPort] = {}
     cables: list[Cables] = []
-    for entry in said.switches:
-        for host in _names(entry.nodes, "a node", entry.line, found):
+    for entry in parsed.switches:
+        for host in _expand_names(entry.nodes, "a node", entry.line, collector):
             if (host, entry.name) in ports:
-                found.note(f"node {host!r} is named twice", entry.line)
-            ports[host, entry.name] = Port(host, entry.name, line=entry.line)
-        for lower in _names(entry.below, "a switch", entry.line, found):
+                collector.note(f"node {host!r} is named twice", entry.line)
+            ports[host, entry.name] = HostPort(host, entry.name, line=entry.line)
+        for lower in _expand_names(entry.below, "a switch", entry.line, collector):
             if lower not in defined:
-                found.wrong(f"switch {lower!r} is defined nowhere", entry.line)
+                collector.wrong(f"switch {lower!r} is defined nowhere", entry.line)
             else:
                 cables.append(Cables(lower, entry.name, line=entry.line))
     switches: dict[str, str | None] = dict.fromkeys(sorted(defined))
     graph = Graph(tuple(ports.values()), tuple(cables), switches)
-    return build(graph, found, name, source, exclusions)
+    return build_map_from_graph(graph, collector, name, source, exclusions)
 
 
-def _first(entries: list[_Entry], kind: str, found: Found) -> Iterator[_Entry]:
+def _drop_repeated_entries(
+    entries: list[_TopologyEntry], kind: str, collector: ProblemCollector
+) -> Iterator[_TopologyEntry]:
     """Each name once; one that is there twice contradicts itself, and the first counts."""
     seen: dict[str, int] = {}
     for entry in entries:
-        if not good_name(entry.name, f"a {kind}", found, entry.line):
+        if not good_name(entry.name, f"a {kind}", collector, entry.line):
             continue
         if entry.name in seen:
-            found.wrong(
+            collector.wrong(
                 f"{kind} {entry.name!r} is there twice, first in line {seen[entry.name]}, which "
                 "counts",
                 entry.line,
@@ -215,16 +228,18 @@ def _first(entries: list[_Entry], kind: str, found: Found) -> Iterator[_Entry]:
         yield entry
 
 
-def _names(text: str | None, what: str, line: int, found: Found) -> Iterator[str]:
+def _expand_names(
+    text: str | None, what: str, line: int, collector: ProblemCollector
+) -> Iterator[str]:
     if not text:
         return
     try:
-        names = expand(text)
+        names = expand_hostlist(text)
     except HostListError as error:
-        found.wrong(str(error), line)
+        collector.wrong(str(error), line)
         return
     if "ALL" in names:
-        found.wrong(f"{what} ALL stands for what only Slurm knows: write the names", line)
+        collector.wrong(f"{what} ALL stands for what only Slurm knows: write the names", line)
     for name in names:
-        if name != "ALL" and good_name(name, what, found, line):
+        if name != "ALL" and good_name(name, what, collector, line):
             yield name

@@ -7,16 +7,23 @@ from collections.abc import Iterable
 
 import attrs
 
-from nova_hpc.fabric.model import FabricLevel, FabricMap, Link, Place, Rail, Switch
+from nova_hpc.fabric.model import (
+    FabricLevel,
+    FabricLink,
+    FabricMap,
+    FabricPlace,
+    FabricSwitch,
+    Rail,
+)
 from nova_hpc_tools.fabric.exclusions import NOTHING, Exclusions, note_placeholders
-from nova_hpc_tools.fabric.problems import Found, Reading
+from nova_hpc_tools.fabric.problems import FabricReading, ProblemCollector
 
 
 @attrs.define
 class Spoken:
     """Collects what is said of each host; what is said in two ways is unknown."""
 
-    found: Found
+    found: ProblemCollector
     exclusions: Exclusions = NOTHING
     #: Host -> level -> domain and line; None: it was said in two ways.
     _said: dict[str, dict[FabricLevel, tuple[str | None, int]]] = attrs.Factory(dict)
@@ -30,14 +37,14 @@ class Spoken:
 
     def put(self, host: str, level: FabricLevel, domain: str, line: int) -> None:
         """*host* is in *domain*."""
-        said = self._said.setdefault(host, {})
+        by_level = self._said.setdefault(host, {})
         if self.exclusions.leaves_out_switch(domain):
             if self.exclusions.is_placeholder(domain):
                 self._nowhere.setdefault(domain, set()).add(host)
             return
-        before = said.get(level)
+        before = by_level.get(level)
         if before is None:
-            said[level] = (domain, line)
+            by_level[level] = (domain, line)
         elif before[0] != domain:
             self.found.wrong(
                 f"host {host!r} is in {level.word} {domain!r} here and in {before[0]!r} in line "
@@ -46,7 +53,7 @@ class Spoken:
                 else f"host {host!r} is in {level.word} {domain!r} here, and in others elsewhere",
                 line,
             )
-            said[level] = (None, before[1])
+            by_level[level] = (None, before[1])
         else:
             self.found.note(
                 f"host {host!r} is in {level.word} {domain!r}, as line {before[1]} says, too", line
@@ -61,18 +68,18 @@ class Spoken:
         self,
         name: str,
         source: str,
-        switches: Iterable[Switch] = (),
-        links: Iterable[Link] = (),
-    ) -> Reading:
+        switches: Iterable[FabricSwitch] = (),
+        links: Iterable[FabricLink] = (),
+    ) -> FabricReading:
         """All of it as a map."""
         note_placeholders(self._nowhere, self.exclusions, self.found)
         places = [
-            Place(
+            FabricPlace(
                 host,
                 rails=tuple(Rail(rail) for rail in sorted(self._rails.get(host, ()))),
-                **{level.word: domain for level, (domain, _) in said.items()},
+                **{level.word: domain for level, (domain, _) in by_level.items()},
             )
-            for host, said in self._said.items()
+            for host, by_level in self._said.items()
             if not self.exclusions.leaves_out_host(host)
         ]
         fabric = FabricMap(places, switches, links, name, source)

@@ -15,10 +15,10 @@ from typing import Final
 
 from nova_hpc.fabric.model import FabricLevel
 from nova_hpc_tools.fabric.exclusions import NOTHING, Exclusions
-from nova_hpc_tools.fabric.graph import Cables, Graph, Port, build, good_name
-from nova_hpc_tools.fabric.hostlist import HostListError, expand
-from nova_hpc_tools.fabric.problems import FabricError, Found, Reading
-from nova_hpc_tools.fabric.reader_text import Value, text_of
+from nova_hpc_tools.fabric.graph import Cables, Graph, HostPort, build_map_from_graph, good_name
+from nova_hpc_tools.fabric.hostlist import HostListError, expand_hostlist
+from nova_hpc_tools.fabric.problems import FabricMapError, FabricReading, ProblemCollector
+from nova_hpc_tools.fabric.reader_text import LineValue, text_of
 
 #: Keys of the label, attribute or annotation that is the NVLink domain.
 _DOMAINS: Final = (
@@ -32,38 +32,42 @@ _SUB_DOMAINS: Final = ("accelerator.topograph.run/sub-domain",)
 
 
 def read_graph(
-    document: Value, found: Found, name: str, source: str, exclusions: Exclusions = NOTHING
-) -> Reading:
+    document: LineValue,
+    collector: ProblemCollector,
+    name: str,
+    source: str,
+    exclusions: Exclusions = NOTHING,
+) -> FabricReading:
     """Read the JSON of the engine ``graph``.
 
-    :raises FabricError: it has no list of instances.
+    :raises FabricMapError: it has no list of instances.
     """
     instances = document.get("instances")
     if instances is None or not isinstance(instances.value, list):
-        raise FabricError("it has no list 'instances'")
+        raise FabricMapError("it has no list 'instances'")
     first: dict[str, tuple[int, tuple[str, ...], str | None, str | None]] = {}
     apart: set[str] = set()
     for instance in instances.each():
         host = text_of(instance.get("id"))
         if host is None:
-            found.wrong("an instance has no id", instance.line)
+            collector.wrong("an instance has no id", instance.line)
             continue
-        if not good_name(host, "the id of an instance", found, instance.line):
+        if not good_name(host, "the id of an instance", collector, instance.line):
             continue
-        domain = _domain(instance, _DOMAINS, "a domain", found)
-        part = _domain(instance, _SUB_DOMAINS, "a sub-domain", found)
-        said = (instance.line, tuple(_layers(instance, host, found)), domain, part)
-        before = first.setdefault(host, said)
-        if before != said:
-            same = before[1:] == said[1:]
-            found.wrong(
+        domain = _read_domain_label(instance, _DOMAINS, "a domain", collector)
+        part = _read_domain_label(instance, _SUB_DOMAINS, "a sub-domain", collector)
+        entry = (instance.line, tuple(_read_layers(instance, host, collector)), domain, part)
+        before = first.setdefault(host, entry)
+        if before != entry:
+            same = before[1:] == entry[1:]
+            collector.wrong(
                 f"instance {host!r} is there twice, first in line {before[0]}"
                 + ("" if same else ": where it is, is unknown"),
                 instance.line,
             )
             if not same:
                 apart.add(host)
-    ports: list[Port] = []
+    ports: list[HostPort] = []
     cables: dict[tuple[str, str], Cables] = {}
     nvlink: dict[str, str] = {}
     sub_domains: dict[str, str] = {}
@@ -71,7 +75,7 @@ def read_graph(
         if host in apart:
             continue
         if layers:
-            ports.append(Port(host, layers[0], line=line))
+            ports.append(HostPort(host, layers[0], line=line))
         for lower, upper in itertools.pairwise(layers):
             cables.setdefault((lower, upper), Cables(lower, upper, line=line))
         if domain is not None:
@@ -79,7 +83,7 @@ def read_graph(
             if part is not None:
                 sub_domains[host] = part
         elif part is not None:
-            found.wrong(f"instance {host!r} has a sub-domain and no domain", line)
+            collector.wrong(f"instance {host!r} has a sub-domain and no domain", line)
     graph = Graph(
         tuple(ports),
         tuple(cables.values()),
@@ -87,15 +91,19 @@ def read_graph(
         sub_domains=sub_domains,
         hosts=tuple(first),
     )
-    return build(graph, found, name, source, exclusions)
+    return build_map_from_graph(graph, collector, name, source, exclusions)
 
 
 def read_model(
-    document: Value, found: Found, name: str, source: str, exclusions: Exclusions = NOTHING
-) -> Reading:
+    document: LineValue,
+    collector: ProblemCollector,
+    name: str,
+    source: str,
+    exclusions: Exclusions = NOTHING,
+) -> FabricReading:
     """Read a model.
 
-    :raises FabricError: it has neither switches nor blocks.
+    :raises FabricMapError: it has neither switches nor blocks.
     """
     switches, blocks = document.get("switches"), document.get("blocks")
     if blocks is None:
@@ -103,119 +111,128 @@ def read_model(
     if (switches is None or not isinstance(switches.value, dict)) and (
         blocks is None or not isinstance(blocks.value, list)
     ):
-        raise FabricError("it has neither 'switches' nor 'blocks'")
+        raise FabricMapError("it has neither 'switches' nor 'blocks'")
     cables: list[Cables] = []
     for upper, entry in switches.items() if switches else ():
-        if not good_name(upper, "a switch", found, entry.line):
+        if not good_name(upper, "a switch", collector, entry.line):
             continue
         below = entry.get("switches")
         if below is not None and not isinstance(below.value, list):
-            found.wrong(f"'switches' of {upper!r} is {below.kind}, not a list", below.line)
+            collector.wrong(f"'switches' of {upper!r} is {below.kind}, not a list", below.line)
             continue
         for child in below.each() if below else ():
             lower = text_of(child)
-            if good_name(lower, f"a switch below {upper!r}", found, child.line):
+            if good_name(lower, f"a switch below {upper!r}", collector, child.line):
                 cables.append(Cables(str(lower), upper, line=child.line))
-    known = {each.lower for each in cables} | {each.upper for each in cables}
-    ports: list[Port] = []
+    cabled_switches = {cable.lower for cable in cables} | {cable.upper for cable in cables}
+    ports: list[HostPort] = []
     nvlink: dict[str, dict[str, int]] = {}
     sub_domains: dict[str, dict[str, int]] = {}
     hosts: list[str] = []
     for block in blocks.each() if blocks else ():
         switch = text_of(block.get("switch"))
-        domain = _domain(block, _DOMAINS, "an NVLink domain", found)
-        part = _domain(block, _SUB_DOMAINS, "a sub-domain", found)
-        if switch is not None and not good_name(switch, "the switch of a block", found, block.line):
+        domain = _read_domain_label(block, _DOMAINS, "an NVLink domain", collector)
+        part = _read_domain_label(block, _SUB_DOMAINS, "a sub-domain", collector)
+        if switch is not None and not good_name(
+            switch, "the switch of a block", collector, block.line
+        ):
             switch = None
         if (
             switch is not None
             and switches is not None
-            and switch not in known | set(switches.value)
+            and switch not in cabled_switches | set(switches.value)
         ):
-            found.wrong(f"no switch {switch!r} is defined", block.line)
-        for host, line in _nodes(block, found):
+            collector.wrong(f"no switch {switch!r} is defined", block.line)
+        for host, line in _read_nodes(block, collector):
             hosts.append(host)
             if switch is not None:
-                ports.append(Port(host, switch, line=line))
+                ports.append(HostPort(host, switch, line=line))
             if domain is not None:
                 nvlink.setdefault(host, {}).setdefault(domain, line)
             if part is not None:
                 sub_domains.setdefault(host, {}).setdefault(part, line)
     graph = Graph(
-        _once(ports),
+        _drop_repeated_ports(ports),
         tuple(cables),
-        nvlink=_one_each(nvlink, FabricLevel.NVLINK_DOMAIN, found),
-        sub_domains=_one_each(sub_domains, FabricLevel.SUB_DOMAIN, found),
+        nvlink=_one_each(nvlink, FabricLevel.NVLINK_DOMAIN, collector),
+        sub_domains=_one_each(sub_domains, FabricLevel.SUB_DOMAIN, collector),
         hosts=tuple(hosts),
     )
-    return build(graph, found, name, source, exclusions)
+    return build_map_from_graph(graph, collector, name, source, exclusions)
 
 
-def _layers(instance: Value, host: str, found: Found) -> Iterator[str]:
+def _read_layers(instance: LineValue, host: str, collector: ProblemCollector) -> Iterator[str]:
     layers = instance.get("network_layers")
     if layers is None:
         return
     if not isinstance(layers.value, list):
-        found.wrong(f"'network_layers' of {host!r} is {layers.kind}, not a list", layers.line)
+        collector.wrong(f"'network_layers' of {host!r} is {layers.kind}, not a list", layers.line)
     seen: set[str] = set()
     for layer in layers.each():
         switch = text_of(layer)
         if not switch:
-            found.wrong(f"instance {host!r} has a layer without a name", layer.line)
+            collector.wrong(f"instance {host!r} has a layer without a name", layer.line)
             return  # what is above it hangs on nothing
-        if not good_name(switch, f"a layer of {host!r}", found, layer.line):
+        if not good_name(switch, f"a layer of {host!r}", collector, layer.line):
             return
         if switch in seen:
-            found.wrong(f"instance {host!r} has the layer {switch!r} twice", layer.line)
+            collector.wrong(f"instance {host!r} has the layer {switch!r} twice", layer.line)
             return
         seen.add(switch)
         yield switch
 
 
-def _nodes(block: Value, found: Found) -> Iterator[tuple[str, int]]:
+def _read_nodes(block: LineValue, collector: ProblemCollector) -> Iterator[tuple[str, int]]:
     nodes = block.get("nodes")
     if nodes is None:
-        found.note("a block has no nodes", block.line)
+        collector.note("a block has no nodes", block.line)
         return
     if not isinstance(nodes.value, list):
-        found.wrong(f"'nodes' is {nodes.kind}, not a list", nodes.line)
-    for each in nodes.each():
-        text = text_of(each)
+        collector.wrong(f"'nodes' is {nodes.kind}, not a list", nodes.line)
+    for item in nodes.each():
+        text = text_of(item)
         try:
-            names = expand(text or "")
+            names = expand_hostlist(text or "")
         except HostListError as error:
-            found.wrong(str(error), each.line)
+            collector.wrong(str(error), item.line)
             continue
         for host in names:
-            if good_name(host, "a node", found, each.line):
-                yield host, each.line
+            if good_name(host, "a node", collector, item.line):
+                yield host, item.line
 
 
-def _domain(entry: Value, keys: Iterable[str], what: str, found: Found) -> str | None:
+def _read_domain_label(
+    entry: LineValue, keys: Iterable[str], what: str, collector: ProblemCollector
+) -> str | None:
     """The first of the labels *keys* that an entry has; None: it has none, or no good name."""
     groups = [entry.get(name) for name in ("labels", "annotations", "attributes")]
-    said = [text_of(values.get(key)) for values in groups if values for key in keys]
+    labels = [text_of(values.get(key)) for values in groups if values for key in keys]
     # Old models have it beside the labels.
-    said += [text_of(entry.get(key)) for key in keys if key == _DOMAINS[-1]]
-    domain = next(filter(None, said), None)
-    if domain is not None and not good_name(domain, what, found, entry.line):
+    labels += [text_of(entry.get(key)) for key in keys if key == _DOMAINS[-1]]
+    domain = next(filter(None, labels), None)
+    if domain is not None and not good_name(domain, what, collector, entry.line):
         return None
     return domain
 
 
 def _one_each(
-    domains: dict[str, dict[str, int]], level: FabricLevel, found: Found
+    domains: dict[str, dict[str, int]], level: FabricLevel, collector: ProblemCollector
 ) -> dict[str, str]:
     """Host -> its domain; of whom two are said, it is unknown."""
-    for host, said in domains.items():
-        if len(said) > 1:
-            names = ", ".join(sorted(said))
-            found.wrong(
-                f"host {host!r} is in more than one {level.noun(1)}: {names}", max(said.values())
+    for host, domain_lines in domains.items():
+        if len(domain_lines) > 1:
+            names = ", ".join(sorted(domain_lines))
+            collector.wrong(
+                f"host {host!r} is in more than one {level.noun(1)}: {names}",
+                max(domain_lines.values()),
             )
-    return {host: next(iter(said)) for host, said in domains.items() if len(said) == 1}
+    return {
+        host: next(iter(domain_lines))
+        for host, domain_lines in domains.items()
+        if len(domain_lines) == 1
+    }
 
 
-def _once(ports: list[Port]) -> tuple[Port, ...]:
+def _drop_repeated_ports(ports: list[HostPort]) -> tuple[HostPort, ...]:
     """Each host is said to be on each switch once; a second time says nothing more."""
     return tuple({(port.host, port.switch): port for port in reversed(ports)}.values())

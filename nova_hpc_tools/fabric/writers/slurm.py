@@ -19,10 +19,10 @@ import attrs
 import yaml
 
 from nova_hpc.fabric.model import TREE, FabricLevel, FabricMap
-from nova_hpc.outside.host_names import wrong_host
-from nova_hpc.outside.text import printable
-from nova_hpc_tools.fabric.hostlist import compress
-from nova_hpc_tools.fabric.problems import FabricError
+from nova_hpc.outside.host_names import explain_wrong_host
+from nova_hpc.outside.text import printable_text
+from nova_hpc_tools.fabric.hostlist import compress_hostlist
+from nova_hpc_tools.fabric.problems import FabricMapError
 
 #: (year, month) of a release.
 Release = tuple[int, int]
@@ -40,7 +40,7 @@ _FORBIDDEN: Final = re.compile(r"[^A-Za-z0-9_.-]")
 
 
 @attrs.frozen
-class Entry:
+class TreeSwitch:
     """A switch of the tree."""
 
     name: str
@@ -59,75 +59,84 @@ def parse_release(text: str) -> Release:
     return int(match[1]), int(match[2])
 
 
-def tree(fabric: FabricMap) -> str:
+def format_slurm_tree(fabric: FabricMap) -> str:
     """``topology.conf`` for ``TopologyPlugin=topology/tree``, of any release.
 
-    :raises FabricError: a host has a name that no node of Slurm can have.
+    :raises FabricMapError: a host has a name that no node of Slurm can have.
     """
-    lines = [_head(fabric)]
-    for entry in entries(fabric):
+    lines = [_head_comment(fabric)]
+    for entry in tree_switches_of(fabric):
         words = [f"SwitchName={entry.name}"]
         if entry.hosts:
-            words.append(f"Nodes={compress(entry.hosts)}")
+            words.append(f"Nodes={compress_hostlist(entry.hosts)}")
         if entry.below:
-            words.append(f"Switches={compress(entry.below)}")
+            words.append(f"Switches={compress_hostlist(entry.below)}")
         lines.append(" ".join(words))
     return "".join(f"{line}\n" for line in lines)
 
 
-def blocks(fabric: FabricMap, release: Release, level: FabricLevel | None = None) -> str:
+def format_slurm_blocks(
+    fabric: FabricMap, release: Release, level: FabricLevel | None = None
+) -> str:
     """``topology.conf`` for ``TopologyPlugin=topology/block``.
 
     :param level: what a block is; None: :func:`block_level`.
-    :raises FabricError: *release* has no blocks, or the map has none.
+    :raises FabricMapError: *release* has no blocks, or the map has none.
     """
     if release < FIRST_BLOCKS:
-        raise FabricError(
-            f"Slurm {shown(release)} has no blocks (they came with {shown(FIRST_BLOCKS)}): "
+        raise FabricMapError(
+            f"Slurm {format_release(release)} has no blocks (they came with "
+            f"{format_release(FIRST_BLOCKS)}): "
             "write slurm-tree"
         )
-    found = _blocks(fabric, level)
-    lines = [_head(fabric)]
-    lines += [f"BlockName={name} Nodes={compress(hosts)}" for name, hosts in found]
-    lines.append(f"BlockSizes={','.join(map(str, _sizes(found, release)))}")
+    named_blocks = _named_blocks_of(fabric, level)
+    lines = [_head_comment(fabric)]
+    lines += [f"BlockName={name} Nodes={compress_hostlist(hosts)}" for name, hosts in named_blocks]
+    lines.append(f"BlockSizes={','.join(map(str, _block_sizes_of(named_blocks, release)))}")
     return "".join(f"{line}\n" for line in lines)
 
 
-def document(fabric: FabricMap, release: Release, level: FabricLevel | None = None) -> str:
+def format_topology_yaml(
+    fabric: FabricMap, release: Release, level: FabricLevel | None = None
+) -> str:
     """``topology.yaml`` with a topology ``tree``, the default, and where there are any ``block``.
 
-    :raises FabricError: *release* does not read it.
+    :raises FabricMapError: *release* does not read it.
     """
     if release < FIRST_YAML:
-        raise FabricError(
-            f"Slurm {shown(release)} does not read topology.yaml: write slurm-tree or slurm-block, "
-            f"or name --slurm-version {shown(FIRST_YAML)} or later"
+        raise FabricMapError(
+            f"Slurm {format_release(release)} does not read topology.yaml: write "
+            f"slurm-tree or slurm-block, "
+            f"or name --slurm-version {format_release(FIRST_YAML)} or later"
         )
     switches: list[dict[str, str]] = []
-    for entry in entries(fabric):
-        said = {"switch": entry.name}
+    for entry in tree_switches_of(fabric):
+        switch = {"switch": entry.name}
         if entry.hosts:
-            said["nodes"] = compress(entry.hosts)
+            switch["nodes"] = compress_hostlist(entry.hosts)
         if entry.below:
-            said["children"] = compress(entry.below)
-        switches.append(said)
+            switch["children"] = compress_hostlist(entry.below)
+        switches.append(switch)
     topologies: list[dict[str, object]] = [
         {"topology": "tree", "cluster_default": True, "tree": {"switches": switches}}
     ]
     if level is not None or block_level(fabric) is not None:
-        found = _blocks(fabric, level)
+        named_blocks = _named_blocks_of(fabric, level)
         topologies.append(
             {
                 "topology": "block",
                 "cluster_default": False,
                 "block": {
-                    "block_sizes": _sizes(found, release),
-                    "blocks": [{"block": name, "nodes": compress(hosts)} for name, hosts in found],
+                    "block_sizes": _block_sizes_of(named_blocks, release),
+                    "blocks": [
+                        {"block": name, "nodes": compress_hostlist(hosts)}
+                        for name, hosts in named_blocks
+                    ],
                 },
             }
         )
     text = yaml.safe_dump(topologies, sort_keys=False, explicit_start=True, width=1_000_000)
-    return f"{_head(fabric)}\n{text}"
+    return f"{_head_comment(fabric)}\n{text}"
 
 
 def block_level(fabric: FabricMap) -> FabricLevel | None:
@@ -138,7 +147,7 @@ def block_level(fabric: FabricMap) -> FabricLevel | None:
     return None
 
 
-def entries(fabric: FabricMap) -> list[Entry]:
+def tree_switches_of(fabric: FabricMap) -> list[TreeSwitch]:
     """The switches of the tree, those with hosts first, each after all that is below it.
 
     Hosts whose leaf nobody knows hang on a switch of their own below the next domain that is
@@ -148,56 +157,58 @@ def entries(fabric: FabricMap) -> list[Entry]:
     hosts: dict[tuple[FabricLevel, str], list[str]] = {}
     below: dict[tuple[FabricLevel, str], set[tuple[FabricLevel, str]]] = {}
     for host, outline in fabric.outline().items():
-        _check(host)
+        _check_slurm_host(host)
         path = outline[::-1]
         if not path:
             continue
         hosts.setdefault(path[0], []).append(host)
         for lower, upper in itertools.pairwise(path):
             below.setdefault(upper, set()).add(lower)
-    names = _names([*hosts, *below])
-    found: list[Entry] = []
+    names = _slurm_names_of([*hosts, *below])
+    tree_switches: list[TreeSwitch] = []
     extra: dict[tuple[FabricLevel, str], str] = {}
     for key in sorted(hosts, key=lambda key: (key[0], key[1])):
         if key in below:
-            extra[key] = _fit(f"{names[key]}.hosts")
-            found.append(Entry(extra[key], FabricLevel.LEAF, tuple(hosts[key])))
+            extra[key] = _shorten_to_slurm(f"{names[key]}.hosts")
+            tree_switches.append(TreeSwitch(extra[key], FabricLevel.LEAF, tuple(hosts[key])))
         else:
-            found.append(Entry(names[key], key[0], tuple(hosts[key])))
+            tree_switches.append(TreeSwitch(names[key], key[0], tuple(hosts[key])))
     for level in TREE:
-        for key in sorted(each for each in below if each[0] is level):
+        for key in sorted(domain for domain in below if domain[0] is level):
             children = [names[child] for child in below[key]]
             children += [extra[key]] if key in extra else []
-            found.append(Entry(names[key], level, (), tuple(sorted(children))))
-    return found
+            tree_switches.append(TreeSwitch(names[key], level, (), tuple(sorted(children))))
+    return tree_switches
 
 
-def shown(release: Release) -> str:
+def format_release(release: Release) -> str:
     """A release as Slurm writes it."""
     return f"{release[0]:02d}.{release[1]:02d}"
 
 
-def _blocks(fabric: FabricMap, level: FabricLevel | None) -> list[tuple[str, tuple[str, ...]]]:
+def _named_blocks_of(
+    fabric: FabricMap, level: FabricLevel | None
+) -> list[tuple[str, tuple[str, ...]]]:
     level = block_level(fabric) if level is None else level
     domains = {} if level is None else fabric.domains(level)
     if level is None or not domains:
-        raise FabricError(
+        raise FabricMapError(
             f"the map has no {'blocks' if level is None else f'domain of level {level.word}'}: "
             "name another one with --block-level, or write slurm-tree"
         )
     for hosts in domains.values():
         for host in hosts:
-            _check(host)
-    names = _names([(level, name) for name in domains])
+            _check_slurm_host(host)
+    names = _slurm_names_of([(level, name) for name in domains])
     return [(names[level, name], hosts) for name, hosts in domains.items()]
 
 
-def _sizes(blocks: Iterable[tuple[str, tuple[str, ...]]], release: Release) -> list[int]:
+def _block_sizes_of(blocks: Iterable[tuple[str, tuple[str, ...]]], release: Release) -> list[int]:
     """The base size and its doublings, as far as there are so many blocks."""
     counts = [len(hosts) for _, hosts in blocks]
     # A release that refuses smaller blocks has the smallest for its base; one that takes
     # them has the usual one, so that a broken host does not change the sizes.
-    usual = max(Counter(counts).items(), key=lambda each: (each[1], each[0]))[0]
+    usual = max(Counter(counts).items(), key=lambda pair: (pair[1], pair[0]))[0]
     base = usual if release >= _SMALL_BLOCKS else min(counts)
     sizes = [base]
     while 2 * sizes[-1] <= base * len(counts):
@@ -205,21 +216,21 @@ def _sizes(blocks: Iterable[tuple[str, tuple[str, ...]]], release: Release) -> l
     return sizes
 
 
-def _names(keys: Iterable[tuple[FabricLevel, str]]) -> dict[tuple[FabricLevel, str], str]:
+def _slurm_names_of(keys: Iterable[tuple[FabricLevel, str]]) -> dict[tuple[FabricLevel, str], str]:
     """Each domain's name as Slurm takes it, and no two alike."""
-    found: dict[tuple[FabricLevel, str], str] = {}
+    names: dict[tuple[FabricLevel, str], str] = {}
     taken: set[str] = set()
     for key in sorted(set(keys)):
         level, name = key
-        for candidate in map(_fit, _candidates(_FORBIDDEN.sub("_", name), level)):
+        for candidate in map(_shorten_to_slurm, _candidate_names(_FORBIDDEN.sub("_", name), level)):
             if candidate not in taken:
-                found[key] = candidate
+                names[key] = candidate
                 taken.add(candidate)
                 break
-    return found
+    return names
 
 
-def _candidates(name: str, level: FabricLevel) -> Iterator[str]:
+def _candidate_names(name: str, level: FabricLevel) -> Iterator[str]:
     if name[0].isalnum() and name.lower() not in _WORDS:
         yield name
     else:
@@ -232,7 +243,7 @@ def _candidates(name: str, level: FabricLevel) -> Iterator[str]:
         number += 1
 
 
-def _fit(name: str) -> str:
+def _shorten_to_slurm(name: str) -> str:
     """A name that Slurm takes as a whole; of a longer one, its beginning and a mark of its own."""
     if len(name) <= _LONGEST:
         return name
@@ -240,18 +251,18 @@ def _fit(name: str) -> str:
     return f"{name[: _LONGEST - len(mark) - 1]}.{mark}"
 
 
-def _check(host: str) -> None:
+def _check_slurm_host(host: str) -> None:
     # Operators have such hosts (underscores, numbers), and no program reads more into it.
     plain = host.replace("_", "n")
-    wrong = None if plain.isascii() and plain.isdecimal() else wrong_host(plain)
+    wrong = None if plain.isascii() and plain.isdecimal() else explain_wrong_host(plain)
     if wrong is None and host.lower() in _WORDS:
         wrong = "it is a word of Slurm's own"
     if wrong is None and len(host) > _LONGEST:
         wrong = f"it has {len(host)} characters; Slurm takes {_LONGEST}"
     if wrong is not None:
-        raise FabricError(f"host {host!r}: no node of Slurm can have this name: {wrong}")
+        raise FabricMapError(f"host {host!r}: no node of Slurm can have this name: {wrong}")
 
 
-def _head(fabric: FabricMap) -> str:
-    source = f", from {printable(fabric.source)}" if fabric.source else ""
+def _head_comment(fabric: FabricMap) -> str:
+    source = f", from {printable_text(fabric.source)}" if fabric.source else ""
     return f"# The fabric map {fabric.name!r}{source}; written by nova-hpc fabric export."

@@ -5,18 +5,21 @@ from __future__ import annotations
 
 import json
 
-from nova_hpc.fabric.model import FabricMap, Place
+from nova_hpc.fabric.model import FabricMap, FabricPlace
 
 _DOMAIN = "accelerator.topograph.run/domain"
 _SUB_DOMAIN = "accelerator.topograph.run/sub-domain"
 
 
-def graph(fabric: FabricMap) -> str:
+def format_topograph_json(fabric: FabricMap) -> str:
     """The JSON text. A host whose leaf nobody knows has no layers."""
-    return json.dumps({"instances": [_instance(place) for place in fabric.places]}, indent=1) + "\n"
+    return (
+        json.dumps({"instances": [_describe_instance(place) for place in fabric.places]}, indent=1)
+        + "\n"
+    )
 
 
-def _instance(place: Place) -> dict[str, object]:
+def _describe_instance(place: FabricPlace) -> dict[str, object]:
     layers = [] if place.leaf is None else [name for _, name in reversed(place.path)]
     labels = {} if place.nvlink_domain is None else {_DOMAIN: place.nvlink_domain}
     if place.sub_domain is not None and labels:

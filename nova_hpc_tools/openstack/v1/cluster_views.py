@@ -20,35 +20,34 @@ from nova_hpc.wire import numbers
 from nova_hpc_tools.cluster import hostfiles
 from nova_hpc_tools.cluster.hostfiles import HostError
 from nova_hpc_tools.cluster.life_cycle import decide
-from nova_hpc_tools.cluster.life_cycle.run import CloudError, ClusterError
-from nova_hpc_tools.cluster.members import neighbours as near
-from nova_hpc_tools.cluster.members import picture
-from nova_hpc_tools.cluster.members.model import Cluster, number
+from nova_hpc_tools.cluster.life_cycle.run import ClusterCloudError, ClusterError
+from nova_hpc_tools.cluster.members import neighbours, picture
+from nova_hpc_tools.cluster.members.model import Cluster, number_members
 from nova_hpc_tools.fabric import hostlist
 from nova_hpc_tools.openstack.cloud import SdkCloud
-from nova_hpc_tools.openstack.rest import Rest
+from nova_hpc_tools.openstack.rest import RestClient
 from nova_hpc_tools.outlet import HeardOutput
 from nova_hpc_tools.printing import InertOutput
 
 
-def cloud_of(app: Any) -> SdkCloud:
+def sdk_cloud_of(app: Any) -> SdkCloud:
     """Nova and Neutron with the user's rights."""
-    return SdkCloud(Rest(app.client_manager.hpc))
+    return SdkCloud(RestClient(app.client_manager.hpc))
 
 
 @contextlib.contextmanager
-def told() -> Iterator[None]:
+def translate_errors() -> Iterator[None]:
     """Errors in the manner of the OpenStack client."""
     try:
         yield
-    except (ClusterError, CloudError, HostError, OutsideError) as error:
+    except (ClusterError, ClusterCloudError, HostError, OutsideError) as error:
         raise exceptions.CommandError(printable_lines(str(error))) from error
 
 
-def record(cluster: Cluster) -> tuple[Sequence[str], Sequence[Any]]:
+def cluster_record_of(cluster: Cluster) -> tuple[Sequence[str], Sequence[Any]]:
     """What is known of one cluster, as columns and values."""
     wish = cluster.wish
-    found = number(cluster)
+    numbered_members = number_members(cluster)
     networks: list[str] = []
     if wish is not None:
         networks = [nic.network for nic in wish.nics] or [wish.networks]
@@ -57,10 +56,12 @@ def record(cluster: Cluster) -> tuple[Sequence[str], Sequence[Any]]:
         "id": cluster.id,
         "state": cluster.state.value,
         "reason": cluster.reason,
-        "next": decide.finishes(cluster),
-        "wanted": numbers.write(cluster.wanted),
-        "members": format_columns.ListColumn([member.name for member in found.by_number.values()]),
-        "surplus": format_columns.ListColumn([member.name for member in found.surplus]),
+        "next": decide.format_finish_commands(cluster),
+        "wanted": numbers.format_number_ranges(cluster.wanted),
+        "members": format_columns.ListColumn(
+            [member.name for member in numbered_members.by_number.values()]
+        ),
+        "surplus": format_columns.ListColumn([member.name for member in numbered_members.surplus]),
         "others": format_columns.ListColumn(list(cluster.strangers)),
         "ports": len(cluster.ports),
         "policy": cluster.group.policy if cluster.group else "",
@@ -69,7 +70,7 @@ def record(cluster: Cluster) -> tuple[Sequence[str], Sequence[Any]]:
         "image": wish.image if wish else "",
         "networks": format_columns.ListColumn(networks),
         "availability_zone": wish.zone if wish else "",
-        "spans": format_columns.DictColumn(near.spans(cluster)),
+        "spans": format_columns.DictColumn(neighbours.count_spanned_domains(cluster)),
     }
     return tuple(values), tuple(values.values())
 
@@ -87,15 +88,15 @@ class ListCluster(HeardOutput, InertOutput, command.Lister):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """One row a cluster."""
-        with told():
-            found = cloud_of(self.app).clusters()
+        with translate_errors():
+            clusters = sdk_cloud_of(self.app).clusters()
         columns = ["Name", "ID", "State", "Members", "Ports"]
         if parsed_args.long:
             columns += ["Policy", "Reason", "Next"]
-        return columns, [_row(each, parsed_args.long) for each in found]
+        return columns, [_format_cluster_row(cluster, parsed_args.long) for cluster in clusters]
 
 
-def _row(cluster: Cluster, long: bool) -> Sequence[Any]:
+def _format_cluster_row(cluster: Cluster, long: bool) -> Sequence[Any]:
     living = sum(not member.going for member in cluster.members)
     row: list[Any] = [
         cluster.name,
@@ -106,7 +107,7 @@ def _row(cluster: Cluster, long: bool) -> Sequence[Any]:
     ]
     if long:
         policy = cluster.group.policy if cluster.group else ""
-        row += [policy, cluster.reason, decide.finishes(cluster)]
+        row += [policy, cluster.reason, decide.format_finish_commands(cluster)]
     return row
 
 
@@ -121,11 +122,11 @@ class ShowCluster(HeardOutput, InertOutput, command.ShowOne):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Everything that is known of it."""
-        with told():
-            return record(cloud_of(self.app).find(parsed_args.cluster))
+        with translate_errors():
+            return cluster_record_of(sdk_cloud_of(self.app).find(parsed_args.cluster))
 
 
-class _Text(formatters.ListFormatter):
+class _TextFormatter(formatters.ListFormatter):
     """A format that is no table: the command writes it."""
 
     def __init__(self, write: Callable[[], str]) -> None:
@@ -142,7 +143,7 @@ class _Text(formatters.ListFormatter):
         parsed_args: argparse.Namespace,
     ) -> None:
         """Write it."""
-        with told():
+        with translate_errors():
             text = self._write()
         stdout.write(text)
 
@@ -151,7 +152,7 @@ class _Text(formatters.ListFormatter):
 _FOR_SCRIPTS: Final = ("csv", "value")
 
 
-class _WithTexts(HeardOutput, InertOutput, command.Lister):
+class _ListWithTexts(HeardOutput, InertOutput, command.Lister):
     """A list with further formats, which ``--format`` takes like any other."""
 
     def texts(self) -> Mapping[str, Callable[[], str]]:
@@ -159,15 +160,15 @@ class _WithTexts(HeardOutput, InertOutput, command.Lister):
         raise NotImplementedError
 
     def _load_formatter_plugins(self) -> stevedore.ExtensionManager:
-        found = super()._load_formatter_plugins()
+        plugins = super()._load_formatter_plugins()
         ours = []
         for name, write in self.texts().items():
-            formatter = _Text(write)
-            ours.append(stevedore.extension.Extension(name, None, _Text, formatter))
-        return stevedore.ExtensionManager.make_test_instance([*found, *ours])
+            formatter = _TextFormatter(write)
+            ours.append(stevedore.extension.Extension(name, None, _TextFormatter, formatter))
+        return stevedore.ExtensionManager.make_test_instance([*plugins, *ours])
 
 
-class ListHosts(_WithTexts):
+class ListHosts(_ListWithTexts):
     """List the members of a virtual cluster, those that are near each other together
 
     Further formats: openmpi (a host file), slurm (lines of slurm.conf), pdsh (one host a
@@ -200,16 +201,18 @@ class ListHosts(_WithTexts):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """One row a member."""
-        with told():
-            cluster = cloud_of(self.app).find(parsed_args.cluster)
+        with translate_errors():
+            cluster = sdk_cloud_of(self.app).find(parsed_args.cluster)
             self._name = cluster.name
-            self._hosts = hostfiles.hosts(cluster, parsed_args.network, parsed_args.names)
+            self._hosts = hostfiles.list_cluster_hosts(
+                cluster, parsed_args.network, parsed_args.names
+            )
             if parsed_args.formatter in _FOR_SCRIPTS:
-                hostfiles.checked(self._hosts)
-        return hostfiles.COLUMNS, [hostfiles.row(host) for host in self._hosts]
+                hostfiles.check_member_hosts(self._hosts)
+        return hostfiles.COLUMNS, [hostfiles.host_columns_of(host) for host in self._hosts]
 
 
-class ShowTopology(_WithTexts):
+class ShowTopology(_ListWithTexts):
     """Show which members of a virtual cluster are beside each other
 
     Formats beside the usual ones: tree (the default), matrix, svg, slurm (topology.conf).
@@ -224,10 +227,10 @@ class ShowTopology(_WithTexts):
     def texts(self) -> Mapping[str, Callable[[], str]]:
         """Pictures."""
         return {
-            "tree": lambda: near.as_tree(self._cluster),
-            "matrix": lambda: near.as_matrix(self._cluster),
-            "slurm": lambda: near.as_slurm(self._cluster, self._nodes),
-            "svg": lambda: picture.draw(self._cluster),
+            "tree": lambda: neighbours.format_cluster_tree(self._cluster),
+            "matrix": lambda: neighbours.format_nearness_matrix(self._cluster),
+            "slurm": lambda: neighbours.format_slurm_switches(self._cluster, self._nodes),
+            "svg": lambda: picture.draw_cluster_picture(self._cluster),
         }
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -236,7 +239,7 @@ class ShowTopology(_WithTexts):
         parser.add_argument("cluster", metavar="<cluster>", help="name or ID")
         parser.add_argument(
             "--nodes",
-            type=_node_list,
+            type=_parse_node_list,
             default=(),
             metavar="<nodes>",
             help="with -f slurm: all nodes that Slurm has of the cluster, e.g. train-[1-64]; those "
@@ -247,18 +250,21 @@ class ShowTopology(_WithTexts):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """One row a member."""
-        with told():
+        with translate_errors():
             self._nodes = parsed_args.nodes
-            self._cluster = cloud_of(self.app).find(parsed_args.cluster)
+            self._cluster = sdk_cloud_of(self.app).find(parsed_args.cluster)
             if parsed_args.formatter in _FOR_SCRIPTS:
-                near.check(self._cluster)
-        columns = ("Name", *(_TITLES[level] for level in near.PATH))
-        return columns, [(seat.member.name, *seat.path) for seat in near.seats(self._cluster)]
+                neighbours.check_cluster_names(self._cluster)
+        columns = ("Name", *(_TITLES[level] for level in neighbours.PATH))
+        return columns, [
+            (seat.member.name, *seat.path)
+            for seat in neighbours.order_seats_by_nearness(self._cluster)
+        ]
 
 
-def _node_list(text: str) -> tuple[str, ...]:
+def _parse_node_list(text: str) -> tuple[str, ...]:
     try:
-        return tuple(hostlist.expand(text))
+        return tuple(hostlist.expand_hostlist(text))
     except hostlist.HostListError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 

@@ -13,7 +13,7 @@ from osc_lib.command import command
 from nova_hpc.wire.position import LEVELS
 from nova_hpc.wire.server_devices import ServerDevices
 from nova_hpc_tools.cluster.members.server import OneServer
-from nova_hpc_tools.openstack.v1.cluster_views import cloud_of, told
+from nova_hpc_tools.openstack.v1.cluster_views import sdk_cloud_of, translate_errors
 from nova_hpc_tools.outlet import HeardOutput
 from nova_hpc_tools.printing import InertOutput
 
@@ -36,11 +36,11 @@ class ShowServer(HeardOutput, InertOutput, command.ShowOne):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Read the server's metadata and those of its siblings."""
-        with told():
-            return record(cloud_of(self.app).server(parsed_args.server))
+        with translate_errors():
+            return server_record_of(sdk_cloud_of(self.app).server(parsed_args.server))
 
 
-def record(server: OneServer) -> tuple[Sequence[str], Sequence[Any]]:
+def server_record_of(server: OneServer) -> tuple[Sequence[str], Sequence[Any]]:
     """What is known of one server, as columns and values; empty where nobody has told."""
     devices, where = server.devices or ServerDevices(), server.position
     values: dict[str, Any] = {

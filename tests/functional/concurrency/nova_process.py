@@ -30,7 +30,7 @@ def begin(
 
     from nova_hpc import conf as hpc_conf
 
-    hpc_conf.register(CONF)
+    hpc_conf.register_all_options(CONF)
     files = [f"--config-file={each}" for each in (nova_conf, *more)]
     config.parse_args(["nova", *files])
     for (group, name), value in options.items():

@@ -18,7 +18,7 @@ from tests.functional.concurrency.model import BROKEN, PLACED, REFUSED, Create, 
 
 def options(variant: Variant) -> dict[tuple[str, str], object]:
     """Options of ``[filter_scheduler]`` (and others) that make the variant."""
-    names = plugin.filters(plugin.NOVA_FILTERS)
+    names = plugin.place_own_filters(plugin.NOVA_FILTERS)
     available = ["nova.scheduler.filters.all_filters"]
     weighers = ["nova.scheduler.weights.all_weighers"]
     if variant.ours:

@@ -119,7 +119,7 @@ class Cloud:
                 "api": {"max_limit": 10000},
             },
         )
-        names = plugin.filters(plugin.NOVA_FILTERS)
+        names = plugin.place_own_filters(plugin.NOVA_FILTERS)
         stock = [each for each in names if each not in (plugin.FILTER, plugin.FABRIC_FILTER)]
         for variant, enabled in (("ours", names), ("stock", stock)):
             ours = variant == "ours"

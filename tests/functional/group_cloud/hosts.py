@@ -20,7 +20,7 @@ from typing import Any
 import attrs
 
 from nova_hpc.fabric import aggregates
-from nova_hpc.fabric.model import FabricMap, Place
+from nova_hpc.fabric.model import FabricMap, FabricPlace
 from tests.functional.concurrency import computes, nova_process
 from tests.functional.group_cloud import elsewhere
 
@@ -144,7 +144,7 @@ class Hosts:
         """What ``nova-hpc fabric sync`` writes."""
         from nova import objects
 
-        places = (Place(host, leaf=leaf, spine="spine") for host, leaf in self.shape.names())
+        places = (FabricPlace(host, leaf=leaf, spine="spine") for host, leaf in self.shape.names())
         for each in aggregates.aggregates_of(FabricMap(name="race", places=tuple(places))):
             made = objects.Aggregate(self.context, name=each.name)
             made.create()

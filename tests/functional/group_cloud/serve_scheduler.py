@@ -62,13 +62,15 @@ def install(folder: Path) -> None:
     """Look into the folder before and after each step."""
     from nova.scheduler import utils
 
-    from nova_hpc.cluster.group_domain.records import Answer
+    from nova_hpc.cluster.group_domain.records import ProviderAnswer
     from nova_hpc.from_nova import fabric_records
 
     plain_claim = utils.claim_resources
-    placement = fabric_records.Placement
+    placement = fabric_records.NovaPlacementClient
 
-    def around(method: str, path: str, body: Any, send: Callable[[], Answer]) -> Answer:
+    def around(
+        method: str, path: str, body: Any, send: Callable[[], ProviderAnswer]
+    ) -> ProviderAnswer:
         step = step_of(method, path, body)
         if step is None:
             return send()
@@ -77,17 +79,17 @@ def install(folder: Path) -> None:
         if fault[:1] == ["slow"]:
             time.sleep(float(fault[1]))
         elif fault[:1] == ["status"]:
-            return Answer(int(fault[1]))
+            return ProviderAnswer(int(fault[1]))
         answer = send()
         _reach(folder, f"after-{step}")
-        return Answer(0) if fault[:1] == ["lost"] else answer
+        return ProviderAnswer(0) if fault[:1] == ["lost"] else answer
 
     plain = {name: getattr(placement, name) for name in ("get", "post", "delete")}
 
-    def get(self: Any, path: str) -> Answer:
+    def get(self: Any, path: str) -> ProviderAnswer:
         return around("GET", path, None, lambda: plain["get"](self, path))
 
-    def post(self: Any, path: str, body: Any) -> Answer:
+    def post(self: Any, path: str, body: Any) -> ProviderAnswer:
         return around("POST", path, body, lambda: plain["post"](self, path, body))
 
     # The filters look at the signature of what they wrap.

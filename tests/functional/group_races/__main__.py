@@ -20,9 +20,9 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 
-from nova_hpc.cluster.group_domain.model import ROOM_PREFIX, Domain, Size, room_name
-from nova_hpc.cluster.group_domain.records import Records
-from nova_hpc_tools.snapshot.group_fleet import Fleet, reap
+from nova_hpc.cluster.group_domain.model import ROOM_PREFIX, GroupDomain, Size, room_name
+from nova_hpc.cluster.group_domain.records import ProviderRecords
+from nova_hpc_tools.snapshot.group_fleet import DomainFleet, reap_all_domains
 from tests.functional.concurrency.stage import Stage, _free_port, _works, stage
 from tests.functional.group_races.actors import Client, Cloud, Servers, Where, reaper, scheduler
 
@@ -141,7 +141,7 @@ def race(
             leaves.setdefault(group, set()).add(leaf)
     split = sum(len(each) > 1 for each in leaves.values())
     twice = _host_twice(made)
-    fleet = Fleet.of(Records(Client(where)).providers())
+    fleet = DomainFleet.of(ProviderRecords(Client(where)).providers())
     over = sum(
         sum(room.members for room in tree.rooms if room.record) > cloud.hosts
         for tree in fleet.trees
@@ -151,10 +151,10 @@ def race(
         Client(where).delete(f"/allocations/{server}")
     with contextlib.closing(made.connect("nova")) as connection, connection.cursor() as cursor:
         cursor.execute("DELETE FROM race_servers")
-    reap(lambda: Records(Client(where)), Servers(where))
+    reap_all_domains(lambda: ProviderRecords(Client(where)), Servers(where))
     left = [
         each.name
-        for each in Records(Client(where)).providers()
+        for each in ProviderRecords(Client(where)).providers()
         if each.name.startswith((ROOM_PREFIX, "hpc-"))
     ]
     missing = len(wanted) - len(seen)
@@ -198,8 +198,8 @@ def _kill(made: Stage, running: list[subprocess.Popen], ports: list[int], stop: 
 def measure_rooms(where: Where, cloud: Cloud) -> None:
     """What a room of n places costs: one that is checked, and one of unit slots."""
     client = Client(where)
-    records = Records(client)
-    domain = Domain("leaf", "race/measured")
+    records = ProviderRecords(client)
+    domain = GroupDomain("leaf", "race/measured")
     records.make_domain(domain)
     for members in (4, 16, 64, 256):
         begin, sent = time.monotonic(), client.sent

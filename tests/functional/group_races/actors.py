@@ -20,12 +20,17 @@ from typing import Any
 import attrs
 import pymysql
 
-from nova_hpc.cluster.group_domain.domain_choice import Ground, Seat
-from nova_hpc.cluster.group_domain.membership import Ask, Groups, Joined, Offer
-from nova_hpc.cluster.group_domain.model import Domain, Size
-from nova_hpc.cluster.group_domain.records import Answer, NoAnswerError, Records, State
-from nova_hpc.fabric.model import FabricLevel, Place
-from nova_hpc_tools.snapshot.group_fleet import reap
+from nova_hpc.cluster.group_domain.domain_choice import FabricSeat, Ground
+from nova_hpc.cluster.group_domain.membership import Ask, GroupDomains, Joined, JoinOffer
+from nova_hpc.cluster.group_domain.model import GroupDomain, Size
+from nova_hpc.cluster.group_domain.records import (
+    PlacementSilentError,
+    ProviderAnswer,
+    ProviderRecords,
+    ServerPresence,
+)
+from nova_hpc.fabric.model import FabricLevel, FabricPlace
+from nova_hpc_tools.snapshot.group_fleet import reap_all_domains
 
 PROJECT = "7c4d6a52-0000-4000-8000-000000000001"
 
@@ -37,8 +42,8 @@ class Cloud:
     leaves: int
     hosts: int
 
-    def leaf(self, number: int) -> Domain:
-        return Domain("leaf", f"race/leaf{number}")
+    def leaf(self, number: int) -> GroupDomain:
+        return GroupDomain("leaf", f"race/leaf{number}")
 
     def host(self, leaf: int, number: int) -> str:
         return f"host-{leaf}-{number}"
@@ -61,16 +66,16 @@ class Client:
         self._connection: http.client.HTTPConnection | None = None
         self.sent = 0
 
-    def get(self, path: str) -> Answer:
+    def get(self, path: str) -> ProviderAnswer:
         return self.send("GET", path)
 
-    def post(self, path: str, body: Mapping[str, Any]) -> Answer:
+    def post(self, path: str, body: Mapping[str, Any]) -> ProviderAnswer:
         return self.send("POST", path, body)
 
-    def delete(self, path: str) -> Answer:
+    def delete(self, path: str) -> ProviderAnswer:
         return self.send("DELETE", path)
 
-    def send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Answer:
+    def send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> ProviderAnswer:
         self.sent += 1
         headers = {
             "X-Auth-Token": "admin",
@@ -89,11 +94,11 @@ class Client:
         except (OSError, http.client.HTTPException):
             self._connection = None
             self._number += 1
-            return Answer(0)
+            return ProviderAnswer(0)
         try:
-            return Answer(answer.status, json.loads(text) if text else {})
+            return ProviderAnswer(answer.status, json.loads(text) if text else {})
         except ValueError:
-            return Answer(answer.status)
+            return ProviderAnswer(answer.status)
 
 
 class Servers:
@@ -104,13 +109,13 @@ class Servers:
             unix_socket=where.socket, user="root", database="nova", autocommit=True
         )
 
-    def states(self, uuids: Collection[str]) -> Mapping[str, State]:
-        found = dict.fromkeys(uuids, State.GONE)
+    def states(self, uuids: Collection[str]) -> Mapping[str, ServerPresence]:
+        found = dict.fromkeys(uuids, ServerPresence.GONE)
         if found:
             marks = ",".join(["%s"] * len(found))
             with self._connection.cursor() as cursor:
                 cursor.execute(f"SELECT uuid FROM race_servers WHERE uuid IN ({marks})", [*found])
-                found |= {uuid: State.THERE for (uuid,) in cursor.fetchall()}
+                found |= {uuid: ServerPresence.THERE for (uuid,) in cursor.fetchall()}
         return found
 
 
@@ -124,7 +129,7 @@ def place(
     if dies is not None:
         client.sent, plain = 0, client.send
 
-        def send(method: str, path: str, body: Mapping[str, Any] | None = None) -> Answer:
+        def send(method: str, path: str, body: Mapping[str, Any] | None = None) -> ProviderAnswer:
             if client.sent >= dies:
                 os.kill(os.getpid(), 9)
             return plain(method, path, body)
@@ -141,19 +146,19 @@ def place(
             leaf = int(each["name"].split("-")[1])
             by.setdefault(leaf, []).append((each["name"], each["uuid"]))
         seats = [
-            Seat(Place(name, leaf=f"leaf{leaf}"), "race", 1)
+            FabricSeat(FabricPlace(name, leaf=f"leaf{leaf}"), "race", 1)
             for leaf, hosts in by.items()
             for name, _ in hosts
         ]
-        offer = Offer(
+        offer = JoinOffer(
             Ground(tuple(seats)),
             FabricLevel.LEAF,
             size=Size("aa", 1),
             seen={uuid: frozenset() for hosts in by.values() for _, uuid in hosts},
         )
         try:
-            found = Groups(Records(client, limit=120.0), servers).join(ask, offer)
-        except NoAnswerError as error:
+            found = GroupDomains(ProviderRecords(client, limit=120.0), servers).join(ask, offer)
+        except PlacementSilentError as error:
             return "unsettled", str(error)
         if not isinstance(found, Joined):
             return "refused", repr(found)
@@ -196,4 +201,4 @@ def reaper(where: Where, stop: Any) -> None:
     """Main function of a reaper without mercy."""
     client, servers = Client(where), Servers(where)
     while not stop.is_set():
-        reap(lambda: Records(client), servers)
+        reap_all_domains(lambda: ProviderRecords(client), servers)

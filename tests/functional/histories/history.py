@@ -22,7 +22,7 @@ from typing import Any, Final
 from nova.tests.functional.api import client
 
 from nova_hpc.tenancy.ledger import copy_of
-from nova_hpc.tenancy.step import View
+from nova_hpc.tenancy.step import NodeView
 from tests.functional.histories.judge import Judge
 from tests.functional.histories.truth import KilledError
 from tests.functional.histories.world import FLAVORS, HOSTS, HistoryError, HistoryTest
@@ -442,7 +442,7 @@ class History:
                 self.log.append(f"released: {name} {address}: {why}")
                 node = world.computes[name].driver.hpc_node
                 role = "gpu" if address.endswith(".0") else "vf"
-                candidate = View(node.source.read().node, {address: role}).candidate(address)
+                candidate = NodeView(node.source.read().node, {address: role}).candidate(address)
                 refused = node.tenancy.step("hygiene").release(candidate, node.owners(name))
                 if refused:
                     raise HistoryError(f"{name} {address} cannot be released: {refused}")

@@ -151,7 +151,7 @@ class Mortal(fixtures.Fixture):
         for target, name in {**agent.DURABLE, **_MORE}.items():
             if "reset:" not in target:
                 self._wrap(target, self._stepping(name))
-        self._wrap("nova_hpc.tenancy.hygiene.reset:reset", self._resetting)
+        self._wrap("nova_hpc.tenancy.hygiene.reset:reset_device", self._resetting)
         for name in _ROOTS:
             self._wrap(f"nova.compute.manager:ComputeManager.{name}", self._rooted)
         self._patch(rpc_dispatcher.RPCDispatcher, "_do_dispatch", self._dispatching)
@@ -322,7 +322,7 @@ class Truth(fixtures.Fixture):
             with truth._lock:
                 truth.traces.pop(place, None)
 
-        plain = hygiene_reset.reset
+        plain = hygiene_reset.reset_device
         for name, new in (("_mark_running", started), ("_mark_not_running", stopped)):
             path = f"nova.tests.fixtures.libvirt.Connection.{name}"
             self.useFixture(fixtures.MonkeyPatch(path, new))

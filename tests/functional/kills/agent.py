@@ -36,8 +36,8 @@ _MANAGER: Final = "nova.compute.manager:ComputeManager"
 _TRACKER: Final = "nova.compute.resource_tracker:ResourceTracker"
 _LIBVIRT: Final = "nova.virt.libvirt.driver:LibvirtDriver"
 _DRIVER: Final = "virt_driver_patches.driver.hpc_libvirt:HpcLibvirtDriver"
-_HYGIENE: Final = "nova_hpc.tenancy.hygiene.step:Hygiene"
-_STAGE: Final = "nova_hpc.tenancy.service_vm.step:Cleansing"
+_HYGIENE: Final = "nova_hpc.tenancy.hygiene.step:HygieneStep"
+_STAGE: Final = "nova_hpc.tenancy.service_vm.step:StageStep"
 
 #: Where the threads that are killed begin.
 ROOTS: Final = (
@@ -70,14 +70,14 @@ TRACED: Final = (
     f"{_DRIVER}.spawn",
     "virt_driver_patches.driver.admission:Admission.start",
     f"{_DRIVER}.destroy",
-    "virt_driver_patches.driver.tenancy:Tenancy.give",
-    "virt_driver_patches.driver.tenancy:Tenancy.take_back",
+    "virt_driver_patches.driver.tenancy:TenancySteps.give",
+    "virt_driver_patches.driver.tenancy:TenancySteps.take_back",
     f"{_HYGIENE}.give",
     f"{_HYGIENE}.take_back",
     f"{_STAGE}.before_start",
     f"{_STAGE}._settle",
-    "nova_hpc.tenancy.hygiene.cleaning:Cleaning.clean",
-    "virt_driver_patches.driver.reserve:Reserver.complete",
+    "nova_hpc.tenancy.hygiene.cleaning:DeviceCleaning.clean",
+    "virt_driver_patches.driver.reserve:ProviderReserver.complete",
     f"{_LIBVIRT}._create_guest_with_network",
     f"{_LIBVIRT}._destroy",
     f"{_LIBVIRT}.cleanup",
@@ -89,10 +89,10 @@ DURABLE: Final = {
     "nova.tests.fixtures.libvirt:Domain.createWithFlags": "libvirt: start the domain",
     "nova.tests.fixtures.libvirt:Domain.destroy": "libvirt: destroy the domain",
     "nova.tests.fixtures.libvirt:Connection._undefine": "libvirt: undefine the domain",
-    "nova_hpc.tenancy.ledger:_replace": "file {0}",
+    "nova_hpc.tenancy.ledger:_replace_file": "file {0}",
     # The write itself is another process's: it may outlive this one.
-    "nova_hpc.tenancy.hygiene.reset:reset": "reset a device",
-    "nova_hpc.tenancy.hygiene.reset:_ended": "a device is being reset",
+    "nova_hpc.tenancy.hygiene.reset:reset_device": "reset a device",
+    "nova_hpc.tenancy.hygiene.reset:_has_ended_in_time": "a device is being reset",
     f"{_LIBVIRT}.delete_instance_files": "files of the instance",
     "nova.scheduler.client.report:SchedulerReportClient.put": "Placement: PUT {1}",
     "nova.scheduler.client.report:SchedulerReportClient.post": "Placement: POST {1}",

@@ -22,10 +22,10 @@ from typing import Any, Final
 from nova import exception
 
 from nova_hpc.tenancy.service_vm import process
-from nova_hpc.tenancy.service_vm.runner import ServiceVm
-from nova_hpc.tenancy.service_vm.step import Cleansing
+from nova_hpc.tenancy.service_vm.runner import ServiceVmRunner
+from nova_hpc.tenancy.service_vm.step import StageStep
 from tests.functional.kills.agent import AGENT
-from virt_driver_patches.driver import stage as cleaning
+from virt_driver_patches.driver import stage
 
 _LIBVIRT: Final = Path(__file__).parent / "service_libvirt"
 #: Seconds for a service VM to begin.
@@ -119,15 +119,17 @@ class ServiceVms:
         (self.folder / "go").unlink(missing_ok=True)
         AGENT.step(f"process: {argv[4]} a service VM")
         paths = os.pathsep.join([str(_LIBVIRT), *(each for each in sys.path if each)])
-        return process.run(argv, timeout, {**(more or {}), "PYTHONPATH": paths})
+        return process.run_stage_program(argv, timeout, {**(more or {}), "PYTHONPATH": paths})
 
     def install(self) -> None:
         """Let the stage of this process have its service VMs here, and attend when it is told."""
 
-        def service(**options: Any) -> ServiceVm:
-            return ServiceVm(**{**options, "uri": f"fake://{self.folder}", "execute": self.execute})
+        def service(**options: Any) -> ServiceVmRunner:
+            return ServiceVmRunner(
+                **{**options, "uri": f"fake://{self.folder}", "execute": self.execute}
+            )
 
-        plain = process._ended
+        plain = process._is_over_in_time
 
         def ended(child: subprocess.Popen[bytes], patience: float) -> bool:
             if not (self.folder / "go").exists():
@@ -138,10 +140,10 @@ class ServiceVms:
                 (self.folder / "go").touch()
             return plain(child, patience)
 
-        process._ended = ended
-        cleaning.ServiceVm = service  # type: ignore[assignment,misc]
-        cleaning.Cleansing = functools.partial(  # type: ignore[assignment,misc]
-            Cleansing, spawn=lambda attend: None
+        process._is_over_in_time = ended
+        stage.ServiceVmRunner = service  # type: ignore[assignment,misc]
+        stage.StageStep = functools.partial(  # type: ignore[assignment,misc]
+            StageStep, spawn=lambda attend: None
         )
 
 
@@ -184,7 +186,7 @@ class Stages:
     def do_clean(self) -> None:
         """What is due is attended to, and the periodic update offers what has passed."""
         step = self.computes[self.host_name].driver.hpc_node.tenancy.step("stage")
-        assert isinstance(step, Cleansing)
+        assert isinstance(step, StageStep)
         step.attend()
         manager = self.computes[self.host_name].manager
         plain = manager._update_available_resource_for_node

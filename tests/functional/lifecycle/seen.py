@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import attrs
 
-from nova_hpc.topology.level import Distance, Level, Location, common_level, distance
+from nova_hpc.topology.level import Distance, Level, Location, common_level, distance_between
 
 #: Host, PCI address on it.
 Device = tuple[str, str]
@@ -90,9 +90,9 @@ class Seen:
         """Pairs of devices that are not as far apart in the guest as on the host."""
         wrong = []
         for one, other in itertools.combinations(sorted(self.tree), 2):
-            here = distance(self.places[one], self.places[other])
+            here = distance_between(self.places[one], self.places[other])
             first, second = self.tree[one], self.tree[other]
-            there = distance(first, second) if first and second else None
+            there = distance_between(first, second) if first and second else None
             if here is not there:
                 wrong.append((one, other, here, there))
         return wrong

@@ -58,7 +58,7 @@ def _switch_on() -> None:
     nova.virt.__path__.append(str(shim))
     from nova.virt import hpc
 
-    hpc_conf.register(host_manager.CONF)
+    hpc_conf.register_all_options(host_manager.CONF)
     _counted(HpcTopologyFilter, "filter_all")
     _counted(HpcFabricFilter, "filter_all")
     _counted(HpcPackingWeigher, "weigh_objects")

@@ -11,7 +11,7 @@ import attrs
 
 from nova_hpc.topology.level import Level, Location
 from nova_hpc_tools.simulate import scenario
-from nova_hpc_tools.simulate.model import Machine, Shape, Task
+from nova_hpc_tools.simulate.model import SimulatedMachine, SimulatedTask, TaskShape
 from tests.functional.concurrency.computes import layout
 from tests.functional.concurrency.model import Cloud
 
@@ -114,23 +114,23 @@ def predicted(found: Day, cloud: Cloud, ours: bool) -> tuple[int, int]:
     """
     places = tuple(layout(cloud).values())
     machines = tuple(
-        Machine(f"node{number:03}", "host", 256_000, 2**20, len(places), places)
+        SimulatedMachine(f"node{number:03}", "host", 256_000, 2**20, len(places), places)
         for number in range(cloud.hosts)
     )
     tasks = tuple(
-        Task(name, _shape(each, ours), float(each.at), float(each.leaves))
+        SimulatedTask(name, _shape(each, ours), float(each.at), float(each.leaves))
         for each in found.requests
         for name in each.servers
     )
     policy = "nova-hpc" if ours else "nova-spread"
-    played = scenario.play(scenario.Scenario(machines, tasks, None), policy, 0)
+    played = scenario.play_scenario(scenario.Scenario(machines, tasks, None), policy, 0)
     used = round(played.samples[-1].allocated * cloud.devices / scenario.PERCENT)
     return played.arrived - played.refused, used
 
 
-def _shape(request: Request, ours: bool) -> Shape:
+def _shape(request: Request, ours: bool) -> TaskShape:
     level = LEVELS[request.gpus] if ours and request.gpus > 1 else Level.HOST
-    return Shape(2000, 1024, request.gpus, level=level)
+    return TaskShape(2000, 1024, request.gpus, level=level)
 
 
 def room(free: Iterable[tuple[str, Location]], gpus: int, together: Level) -> bool:

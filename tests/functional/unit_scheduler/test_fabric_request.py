@@ -10,10 +10,9 @@ from nova import objects
 
 from nova_hpc.cluster.group_domain.model import Size
 from nova_hpc.fabric.model import FabricLevel
-from nova_hpc.from_nova import fabric, fabric_records, placement_answer
-from nova_hpc.from_nova import fabric_nearness as fabric_near
+from nova_hpc.from_nova import fabric, fabric_nearness, fabric_records, placement_answer
 from nova_hpc.placement.flavor import Fabric
-from nova_hpc.placement.model import Policy
+from nova_hpc.placement.model import AffinityPolicy
 
 LEAF = {
     "hpc_fabric:version": "1",
@@ -49,21 +48,21 @@ def host(name: str, *metadata: object, free: int = 2, used: int = 0) -> SimpleNa
     )
 
 
-def seen(request: objects.RequestSpec, *hosts: SimpleNamespace) -> fabric.View:
-    placement_answer.keep(
+def seen(request: objects.RequestSpec, *hosts: SimpleNamespace) -> fabric.FabricView:
+    placement_answer.keep_answer(
         request, {key: value for each in hosts for key, value in each.summary.items()}
     )
-    return fabric.look(hosts, request)
+    return fabric.locate_hosts(hosts, request)
 
 
 def test_this_nova_is_known() -> None:
-    assert fabric_records.unknown() == []
+    assert fabric_records.list_client_differences() == []
 
 
 @pytest.mark.parametrize(("hint", "expected"), [(None, None), (["4"], 4), ([7], 7)])
 def test_a_number_of_members(hint: object, expected: int | None) -> None:
     """Nova's object holds nothing but lists of strings."""
-    assert fabric.announced(spec(hint)) == expected
+    assert fabric.announced_members_of(spec(hint)) == expected
 
 
 _WRONG = ["-3", "0", "4097", str(10**9), "9" * 5000, "four", "", " 4", "1.5", "1_0", "\u0663", True]
@@ -72,7 +71,7 @@ _WRONG = ["-3", "0", "4097", str(10**9), "9" * 5000, "four", "", " 4", "1.5", "1
 @pytest.mark.parametrize("hint", [*([each] for each in _WRONG), [], ["2", "3"]])
 def test_what_is_no_number_of_members(hint: object) -> None:
     with pytest.raises(fabric.HintError, match="hpc_members must be one number from 1 to 4096"):
-        fabric.announced(spec(hint))
+        fabric.announced_members_of(spec(hint))
 
 
 def test_where_hosts_are_and_what_fits() -> None:
@@ -83,7 +82,7 @@ def test_where_hosts_are_and_what_fits() -> None:
     assert str(domain) == "leaf ib/leaf1"
     assert view.ground.free(FabricLevel.LEAF) == {domain: 5}
     assert [spot.host.host for spot in view.within(domain.uuid)] == ["a", "b"]
-    offer = view.offer(Fabric("leaf", Policy.PREFERRED))
+    offer = view.offer(Fabric("leaf", AffinityPolicy.PREFERRED))
     assert (offer.level, offer.size) == (FabricLevel.LEAF, view.size)
     assert offer.ground.hosts[domain.uuid] == 2
     assert offer.ground.choose(offer.level, 5, "g") == (0, domain)
@@ -116,7 +115,7 @@ def test_aggregates_that_make_no_sense(metadata: object) -> None:
 
 
 def test_without_what_placement_said_one_fits() -> None:
-    view = fabric.look([host("a", LEAF, free=7)], spec())
+    view = fabric.locate_hosts([host("a", LEAF, free=7)], spec())
     assert view.spots[0].fit == 1
 
 
@@ -125,14 +124,14 @@ def test_members_beside_each_other_come_first() -> None:
     hosts = [host("a", LEAF, free=1), host("b", other, free=3)]
     request = spec(uuid="g", policy="soft-affinity", hosts=["a"])
     view = seen(request, *hosts)
-    fabric.remember(view)
+    fabric.remember_seats(view)
     block = view.spots[0].domains[FabricLevel.BLOCK].uuid
-    fabric_near.rank(request, view.spots, block, 2)
-    near, far = fabric_near.scores_of(request, hosts)
+    fabric_nearness.rank_hosts_by_nearness(request, view.spots, block, 2)
+    near, far = fabric_nearness.scores_of(request, hosts)
     assert near > far
     request.instance_group.hosts = []
-    fabric_near.rank(request, view.spots, block, 2)
-    near, far = fabric_near.scores_of(request, hosts)
+    fabric_nearness.rank_hosts_by_nearness(request, view.spots, block, 2)
+    near, far = fabric_nearness.scores_of(request, hosts)
     assert near < far
-    fabric_near.forget(request)
-    assert fabric_near.scores_of(request, hosts) == [0.0, 0.0]
+    fabric_nearness.forget_nearness(request)
+    assert fabric_nearness.scores_of(request, hosts) == [0.0, 0.0]

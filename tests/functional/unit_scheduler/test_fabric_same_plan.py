@@ -19,13 +19,18 @@ from nova import objects
 from oslo_config import cfg
 
 from nova_hpc import conf as hpc_conf
-from nova_hpc.cluster.group_domain.membership import Groups
-from nova_hpc.cluster.group_domain.model import EVERYWHERE, Domain
+from nova_hpc.cluster.group_domain.membership import GroupDomains
+from nova_hpc.cluster.group_domain.model import EVERYWHERE, GroupDomain
 from nova_hpc.fabric import aggregates
-from nova_hpc.fabric.model import FabricLevel, FabricMap, Place
-from nova_hpc.from_nova import contract, fabric, fabric_records, placement_answer
-from nova_hpc.from_nova import fabric_nearness as fabric_near
-from nova_hpc.from_nova import new_servers as newness
+from nova_hpc.fabric.model import FabricLevel, FabricMap, FabricPlace
+from nova_hpc.from_nova import (
+    contract,
+    fabric,
+    fabric_nearness,
+    fabric_records,
+    new_servers,
+    placement_answer,
+)
 from nova_hpc.from_nova.patches import answers
 from scheduler_filters.hpc_fabric_filter import HpcFabricFilter
 from tests.unit.cluster.placement_model import Client, World, records
@@ -38,12 +43,12 @@ CONF = cfg.CONF
 @pytest.fixture(autouse=True)
 def _alone() -> Any:
     """Nova's database and start-up checks are not asked."""
-    hpc_conf.register(CONF)
+    hpc_conf.register_all_options(CONF)
     fabric._ATLAS.clear()
     with (
-        mock.patch.object(newness, "is_new", return_value=True),
-        mock.patch.object(contract, "unknown", return_value=[]),
-        mock.patch.object(answers, "are_installed", return_value=True),
+        mock.patch.object(new_servers, "is_new_server", return_value=True),
+        mock.patch.object(contract, "list_release_differences", return_value=[]),
+        mock.patch.object(answers, "are_answers_installed", return_value=True),
     ):
         yield
 
@@ -88,7 +93,7 @@ def _request(group: str, members: int, specs: dict[str, str], hosts: list[Any]) 
             uuid=group, project_id="p", policy="soft-affinity", hosts=[], members=[]
         ),
     )
-    placement_answer.keep(spec, {each.uuid: each.summary for each in hosts})
+    placement_answer.keep_answer(spec, {each.uuid: each.summary for each in hosts})
     return spec
 
 
@@ -121,7 +126,9 @@ def test_filter_and_command_choose_the_same_domain(
     spec = _request(str(group), gang.members, specs, hosts)
     world.states_[spec.instance_uuid] = "there"
     with mock.patch.object(
-        fabric_records, "groups", return_value=Groups(records(Client(world)), world)
+        fabric_records,
+        "open_group_domains",
+        return_value=GroupDomains(records(Client(world)), world),
     ):
         found = HpcFabricFilter().filter_all(hosts, spec)
     decided = world.domains_of(str(group))
@@ -130,10 +137,10 @@ def test_filter_and_command_choose_the_same_domain(
         assert decided == set()
         return
     around = said.get("around", {})
-    domains = {word: Domain(word, f"fabric/{name}").uuid for word, name in around.items()}
+    domains = {word: GroupDomain(word, f"fabric/{name}").uuid for word, name in around.items()}
     wide = [uuid for word, uuid in domains.items() if FabricLevel.from_word(word) >= gang.level]
     # Where a level is unknown, the next narrower domain that is known stands for it.
-    inside = Place("?", **around).enclosing(gang.level)
+    inside = FabricPlace("?", **around).enclosing(gang.level)
     first = domains[inside[0].word] if inside is not None else next(iter(wide), None)
     if first is not None:
         assert decided == {first}
@@ -142,7 +149,9 @@ def test_filter_and_command_choose_the_same_domain(
         assert set(said["hosts"]) <= names
         scores = dict(
             zip(
-                (each.host for each in found), fabric_near.scores_of(spec, list(found)), strict=True
+                (each.host for each in found),
+                fabric_nearness.scores_of(spec, list(found)),
+                strict=True,
             )
         )
         best = {name for name in scores if scores[name] == max(scores.values())}

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nova_hpc.from_nova.placement_answer import AnsweredAmounts, PlacementAnswer
-from nova_hpc.from_nova.providers import Kind
+from nova_hpc.from_nova.providers import DeviceKind
 
-GPU = Kind("CUSTOM_GPU", frozenset({"CUSTOM_FAST"}))
+GPU = DeviceKind("CUSTOM_GPU", frozenset({"CUSTOM_FAST"}))
 
 PROVIDERS = [f"rp{number}" for number in range(6)]
 ROOTS = ["rp0", "rp1"]

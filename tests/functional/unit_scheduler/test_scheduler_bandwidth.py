@@ -33,7 +33,7 @@ def _can(parts: list[tuple[int, frozenset[str]]], ports: tuple[str, ...]) -> boo
 def test_every_port_alone_is_bounded_and_none_more(count, amounts, wanted) -> None:
     """Of one kind with bandwidth, together with those without, as many as there is room for."""
     serves = frozenset(KEYS)
-    found = bandwidth.parts(count, serves, amounts)
+    found = bandwidth.split_adapter_functions(count, serves, amounts)
     assert sum(number for number, _ in found) <= count
     bounded = [port for port in wanted if port in amounts]
     if len(set(bounded)) < 2:
@@ -52,14 +52,14 @@ def test_the_candidate_takes_the_bandwidth_from_the_chosen_adapter() -> None:
         "mappings": {"": ["host"], "one": ["nic 0"], "two": ["nic 0"]},
     }
     asked = {"one": GIGABIT, "two": GIGABIT}
-    found = bandwidth.moved(candidate, asked, {"one": "nic 0", "two": "nic 1"})
+    found = bandwidth.move_port_bandwidth(candidate, asked, {"one": "nic 0", "two": "nic 1"})
     assert found["allocations"] == {
         "host": {"resources": {"VCPU": 1}},
         "nic 0": {"resources": GIGABIT.times(1)},
         "nic 1": {"resources": GIGABIT.times(1)},
     }
     assert found["mappings"] == {"": ["host"], "one": ["nic 0"], "two": ["nic 1"]}
-    both = bandwidth.moved(candidate, asked, {"one": "nic 1", "two": "nic 1"})
+    both = bandwidth.move_port_bandwidth(candidate, asked, {"one": "nic 1", "two": "nic 1"})
     assert set(both["allocations"]) == {"host", "nic 1"}
     assert candidate["allocations"]["nic 0"]["resources"] == GIGABIT.times(2)
 
@@ -74,11 +74,11 @@ def test_providers_are_known_by_host_and_interface() -> None:
             if amount <= most
         ]
 
-    with mock.patch.object(providers, "ask", ask):
-        found = bandwidth.free(GIGABIT, 2)
+    with mock.patch.object(providers, "ask_providers", ask):
+        found = bandwidth.find_bandwidth_offers(GIGABIT, 2)
         assert found is not None
         assert found.of("alpha's", "ens1") == ("nic 0", 1)
         assert found.of("alpha's", "ens2") == ("nic 1", 2)
         assert found.of("beta's", "ens1") is None
-    with mock.patch.object(providers, "ask", return_value=None):
-        assert bandwidth.free(GIGABIT, 2) is None
+    with mock.patch.object(providers, "ask_providers", return_value=None):
+        assert bandwidth.find_bandwidth_offers(GIGABIT, 2) is None

@@ -15,11 +15,10 @@ from oslo_utils.fixture import uuidsentinel as uuids
 from nova_hpc import conf as hpc_conf
 from nova_hpc.from_nova import hosts, server
 from nova_hpc.from_nova.profile import CloudProfile
-from nova_hpc.placement.model import Group, Miss, Policy, Request
+from nova_hpc.placement.model import AffinityPolicy, DeviceGroup, DeviceMiss, Request
 from nova_hpc.placement.profile import DEFAULT
 from nova_hpc.topology.level import Level
-from scheduler_filters import choice
-from scheduler_filters import filter_log as lines
+from scheduler_filters import choice, filter_log
 from tests.functional import fixtures
 from tests.functional.unit_scheduler.states import HostStates, guest_cell, pool, spec
 
@@ -31,18 +30,18 @@ class PlaceTest(HostStates):
 
     def setUp(self) -> None:
         super().setUp()
-        hpc_conf.register(CONF)
+        hpc_conf.register_all_options(CONF)
         self.flags(spread_equal_sets=False, group="hpc")
 
-    def place(self, host, asked, order: choice.Order | None = None) -> Miss | None:
-        task = server.read_task(asked)
+    def place(self, host, asked, order: choice.ServerOrder | None = None) -> DeviceMiss | None:
+        task = server.read_server_task(asked)
         view = hosts.read_host(host, task, {})
-        return choice.place(host, order or self.order(asked), view)
+        return choice.place_devices_on_host(host, order or self.order(asked), view)
 
-    def order(self, asked, profile: CloudProfile | None = None) -> choice.Order:
-        task = server.read_task(asked)
+    def order(self, asked, profile: CloudProfile | None = None) -> choice.ServerOrder:
+        task = server.read_server_task(asked)
         sold = CloudProfile(DEFAULT) if profile is None else profile
-        return choice.Order.of(asked, task, task.server.request({}), sold)
+        return choice.ServerOrder.of(asked, task, task.server.request({}), sold)
 
     def taken(self, host) -> list[str]:
         (candidate,) = host.allocation_candidates
@@ -141,9 +140,9 @@ class PlaceTest(HostStates):
         self.assertIsNone(self.place(hosts_[2], asked, again))
         self.assertEqual(second.rank, hosts_[2].hpc_choice.rank)
         self.assertEqual(0, again.work.unmeasured)
-        with self.assertLogs(lines.LOG.logger, "WARNING") as said:
-            lines.unmeasured(late.work, asked)
-            lines.unmeasured(again.work, asked)
+        with self.assertLogs(filter_log.LOG.logger, "WARNING") as said:
+            filter_log.log_unmeasured_hosts(late.work, asked)
+            filter_log.log_unmeasured_hosts(again.work, asked)
         (line,) = said.output
         self.assertIn("1 hosts were judged without what they would lose", line)
 
@@ -171,15 +170,15 @@ class SpreadTest(test.NoDBTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        hpc_conf.register(CONF)
+        hpc_conf.register_all_options(CONF)
 
     def turn(self, name: str) -> int | None:
         asked = spec()
         asked.instance_uuid = getattr(uuids, name)
-        task = server.read_task(asked)
-        group = Group({"0": 1})
-        wanted = Request(task.server.wants, (group,), Level.NUMA, Policy.REQUIRED)
-        return choice.Order.of(asked, task, wanted, CloudProfile(DEFAULT)).turn
+        task = server.read_server_task(asked)
+        group = DeviceGroup({"0": 1})
+        wanted = Request(task.server.wants, (group,), Level.NUMA, AffinityPolicy.REQUIRED)
+        return choice.ServerOrder.of(asked, task, wanted, CloudProfile(DEFAULT)).turn
 
     def test_servers_differ(self) -> None:
         turns = [self.turn(f"server{number}") for number in range(32)]

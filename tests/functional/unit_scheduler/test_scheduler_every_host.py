@@ -29,7 +29,7 @@ from oslo_utils.fixture import uuidsentinel as uuids
 
 from nova_hpc import conf as hpc_conf
 from nova_hpc.from_nova import contract, profile, providers
-from nova_hpc.from_nova.patches.serving import serving
+from nova_hpc.from_nova.patches.serving import serve_flavor
 from nova_hpc.from_nova.server import no_image
 from nova_hpc.topology.level import Level
 from scheduler_filters import hpc_topology_filter
@@ -48,7 +48,7 @@ class EveryHostTest(test.NoDBTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        hpc_conf.register(CONF)
+        hpc_conf.register_all_options(CONF)
         self.flags(
             pci_in_placement=True,
             enabled_filters=[contract.FILTER, *contract.AFTER],
@@ -135,7 +135,7 @@ class EveryHostTest(test.NoDBTestCase):
             flavor=spec.flavor,
             numa_topology=hardware.numa_get_constraints(spec.flavor, spec.image),
         )
-        with serving(spec.flavor, spec.image):
+        with serve_flavor(spec.flavor, spec.image):
             claim = claims.Claim(
                 context.get_admin_context(),
                 instance,

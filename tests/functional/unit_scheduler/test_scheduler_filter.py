@@ -13,8 +13,8 @@ from oslo_utils.fixture import uuidsentinel as uuids
 from nova_hpc import conf as hpc_conf
 from nova_hpc.from_nova import contract, providers
 from nova_hpc.from_nova.patches import answers
-from nova_hpc.placement import user_reasons as refusal
-from nova_hpc.placement.model import Group, Policy, Request, Unmet, Want
+from nova_hpc.placement import user_reasons
+from nova_hpc.placement.model import AffinityPolicy, DeviceGroup, Request, Unmet, Want
 from nova_hpc.topology.level import Level
 from scheduler_filters import hpc_topology_filter
 from tests.functional.unit_scheduler.states import HostStates, pool, spec
@@ -27,7 +27,7 @@ class FilterTest(HostStates):
 
     def setUp(self) -> None:
         super().setUp()
-        hpc_conf.register(CONF)
+        hpc_conf.register_all_options(CONF)
         self.flags(
             pci_in_placement=True,
             enabled_filters=[contract.FILTER, *contract.AFTER],
@@ -49,7 +49,7 @@ class FilterTest(HostStates):
         """What the user reads, as Nova's own words take the reason along."""
         asked = asked or spec()
         self.assertEqual([], self.filter.filter_all(hosts, asked))
-        return str(exception.NoValidHost(reason=answers.put_down_for(asked)))
+        return str(exception.NoValidHost(reason=answers.reason_put_down_for(asked)))
 
     def test_others_pass_untouched(self) -> None:
         """Stock flavors and rebuilds get the very object back that came in."""
@@ -130,11 +130,11 @@ class FilterTest(HostStates):
         order = (Unmet.OTHER, Unmet.DEVICES, Unmet.TOGETHER, Unmet.PORTS, Unmet.BESIDE)
         self.assertEqual(sorted(order), list(order))
         want = Want("0", "gpu", 2)
-        request = Request((want,), (Group({"0": 2}),), Level.SWITCH, Policy.REQUIRED)
+        request = Request((want,), (DeviceGroup({"0": 2}),), Level.SWITCH, AffinityPolicy.REQUIRED)
         self.assertEqual(
             "No host has 2 gpu under one switch with an adapter's function for each of its ports; "
             "hpc:affinity numa or hpc:affinity_policy preferred may help",
-            refusal.sentence(request, Unmet.PORTS),
+            user_reasons.refusal_sentence(request, Unmet.PORTS),
         )
 
     def test_a_reason_does_not_outlive_its_filter(self) -> None:
@@ -142,7 +142,7 @@ class FilterTest(HostStates):
         self.refused([self.named("full")], asked)
         good = self.named("good", pool(1))
         self.assertEqual([good], self.filter.filter_all([good], asked))
-        self.assertIsNone(answers.put_down_for(asked))
+        self.assertIsNone(answers.reason_put_down_for(asked))
 
     def test_a_scheduler_that_is_not_set_up(self) -> None:
         self.flags(pci_in_placement=False, group="filter_scheduler")
@@ -151,7 +151,7 @@ class FilterTest(HostStates):
     def on_unknown_nova(self, new: bool) -> None:
         patch = fixtures.MonkeyPatch
         self.useFixture(patch("nova.version.version_string", lambda: "35.0.0"))
-        self.useFixture(patch("nova_hpc.from_nova.new_servers.is_new", lambda spec: new))
+        self.useFixture(patch("nova_hpc.from_nova.new_servers.is_new_server", lambda spec: new))
 
     def test_new_servers_on_an_unknown_nova(self) -> None:
         self.on_unknown_nova(new=True)

@@ -14,8 +14,8 @@ from oslo_utils.fixture import uuidsentinel as uuids
 
 from nova_hpc import conf as hpc_conf
 from nova_hpc.from_nova.patches import scheduler
-from nova_hpc.from_nova.patches.serving import serving
-from scheduler_filters import nova_fit as fit
+from nova_hpc.from_nova.patches.serving import serve_flavor
+from scheduler_filters import nova_fit
 from tests.functional import fixtures
 from tests.functional.unit_scheduler.states import HostStates, guest_cell, pci_request, pool, spec
 
@@ -27,8 +27,8 @@ class NovaDropsDevicesTest(HostStates):
 
     def setUp(self) -> None:
         super().setUp()
-        hpc_conf.register(CONF)
-        scheduler.install()
+        hpc_conf.register_all_options(CONF)
+        scheduler.install_scheduler_patches()
 
     def candidate(self, *providers: str) -> dict:
         return {
@@ -51,22 +51,24 @@ class NovaDropsDevicesTest(HostStates):
 
     def test_a_flavor_without_our_keys_stays_with_stock_nova(self) -> None:
         plain = objects.Flavor(extra_specs={"pci_passthrough:alias": "gpu:2"})
-        with serving(plain, None):
+        with serve_flavor(plain, None):
             self.assertEqual([2, 1], self.left())
 
     def test_all_are_given_to_ours(self) -> None:
-        with serving(spec().flavor, None):
+        with serve_flavor(spec().flavor, None):
             self.assertEqual([1, 1], self.left())
 
     def test_it_fits(self) -> None:
         host = self.host(pool(1, count=2), pool(2, numa=1, count=2))
         asked = spec(2, numa_topology=guest_cell())
         before = asked.numa_topology.obj_to_primitive()
-        self.assertIsNone(fit.check(host, asked, self.candidate(uuids.gpu1, uuids.gpu2)).refusal)
+        self.assertIsNone(
+            nova_fit.check_nova_fit(host, asked, self.candidate(uuids.gpu1, uuids.gpu2)).refusal
+        )
         strict = spec(2, policy="required", numa_topology=guest_cell())
-        fitted = fit.check(host, strict, self.candidate(uuids.gpu1, uuids.gpu2))
+        fitted = nova_fit.check_nova_fit(host, strict, self.candidate(uuids.gpu1, uuids.gpu2))
         self.assertIn("too far from the NUMA nodes", fitted.refusal)
-        together = fit.check(host, asked, self.candidate(uuids.gpu2, uuids.gpu2))
+        together = nova_fit.check_nova_fit(host, asked, self.candidate(uuids.gpu2, uuids.gpu2))
         self.assertIsNone(together.refusal)
         self.assertEqual({0: 1}, together.cells)
         self.assertEqual(before, asked.numa_topology.obj_to_primitive())
@@ -75,12 +77,14 @@ class NovaDropsDevicesTest(HostStates):
     def test_a_candidate_of_too_few_devices(self) -> None:
         """Nova gives what the candidate names, and says nothing of the rest."""
         host = self.host(pool(1, count=2), pool(2, numa=1, count=2))
-        fitted = fit.check(host, spec(2), self.candidate(uuids.gpu1))
+        fitted = nova_fit.check_nova_fit(host, spec(2), self.candidate(uuids.gpu1))
         self.assertEqual("the candidate has 1 of 2 devices", fitted.refusal)
 
     def test_no_numa_topology_of_the_host(self) -> None:
         host = self.host(pool(1), nodes=0)
-        fitted = fit.check(host, spec(numa_topology=guest_cell()), self.candidate(uuids.gpu1))
+        fitted = nova_fit.check_nova_fit(
+            host, spec(numa_topology=guest_cell()), self.candidate(uuids.gpu1)
+        )
         self.assertIn("no NUMA topology", fitted.refusal)
 
 
@@ -91,8 +95,8 @@ class NodesTest(HostStates):
 
     def setUp(self) -> None:
         super().setUp()
-        hpc_conf.register(CONF)
-        scheduler.install()
+        hpc_conf.register_all_options(CONF)
+        scheduler.install_scheduler_patches()
 
     def node(self, specs: dict[str, str], physnet_on: int | None = None) -> int | None:
         """The device is on node 1; node 0 has more devices of which none is wanted."""
@@ -110,8 +114,8 @@ class NodesTest(HostStates):
             network_metadata=objects.NetworkMetadata(physnets={"net"}, tunneled=False),
         )
         guest = guest_cell()
-        with serving(objects.Flavor(extra_specs=specs), None):
-            fitted = fit.hardware.numa_fit_instance_to_host(
+        with serve_flavor(objects.Flavor(extra_specs=specs), None):
+            fitted = nova_fit.hardware.numa_fit_instance_to_host(
                 host.numa_topology,
                 guest,
                 provider_mapping={f"{uuids.request}-0": [uuids.gpu1]},
@@ -144,7 +148,9 @@ class NodesTest(HostStates):
         # Large pages are beside the device, but one CPU alone; elsewhere there are small pages.
         host.numa_topology.cells[1].pinned_cpus = set(range(8, 15))
         del host.numa_topology.cells[0].mempages[1]
-        fitted = fit.check(host, asked, {"mappings": {f"{uuids.request}-0": [uuids.gpu1]}})
+        fitted = nova_fit.check_nova_fit(
+            host, asked, {"mappings": {f"{uuids.request}-0": [uuids.gpu1]}}
+        )
         self.assertEqual({0: 0}, fitted.cells)
 
 
@@ -153,11 +159,13 @@ class RememberedTest(HostStates):
 
     def setUp(self) -> None:
         super().setUp()
-        hpc_conf.register(CONF)
+        hpc_conf.register_all_options(CONF)
 
-    def ask(self, host, asked) -> fit.Fit:
+    def ask(self, host, asked) -> nova_fit.Fit:
         candidate = {"mappings": {f"{uuids.request}-0": [uuids.gpu1]}}
-        return fit.answer(fit.Question.of(asked), host, candidate, "the same pools and device")
+        return nova_fit.recall_nova_fit(
+            nova_fit.FitQuestion.of(asked), host, candidate, "the same pools and device"
+        )
 
     def test_a_host_that_has_filled_up_is_asked_again(self) -> None:
         asked = spec(numa_topology=guest_cell())
@@ -181,9 +189,9 @@ class RememberedTest(HostStates):
 
     def test_networks_of_a_server_are_its_own(self) -> None:
         asked = spec(numa_topology=guest_cell())
-        self.assertIsNotNone(fit.Question.of(asked).key)
+        self.assertIsNotNone(nova_fit.FitQuestion.of(asked).key)
         asked.network_metadata = objects.NetworkMetadata(physnets={"net"}, tunneled=False)
-        self.assertIsNone(fit.Question.of(asked).key)
+        self.assertIsNone(nova_fit.FitQuestion.of(asked).key)
 
 
 class LightTest(HostStates):
@@ -191,7 +199,7 @@ class LightTest(HostStates):
 
     def test_a_copy_is_a_copy(self) -> None:
         host = self.host(pool(1, count=2))
-        fit.lighten(host)
+        nova_fit.lighten_host_state(host)
         copied = copy.deepcopy(host.pci_stats)
         copied.pools[0]["count"] = 0
         self.assertEqual(2, host.pci_stats.pools[0]["count"])
@@ -200,7 +208,7 @@ class LightTest(HostStates):
 
     def test_what_nova_takes_from_it_is_gone(self) -> None:
         host = self.host(pool(1, count=2))
-        fit.lighten(host)
+        nova_fit.lighten_host_state(host)
         mapping = {f"{uuids.request}-0": [uuids.gpu1]}
         host.pci_stats.apply_requests([pci_request()], mapping)
         self.assertEqual([1], [each["count"] for each in host.pci_stats.pools])
@@ -212,7 +220,7 @@ class LightTest(HostStates):
         host = self.host(pool(1))
         host.pci_stats = Theirs(host.numa_topology)
         before = host.pci_stats
-        fit.lighten(host)
+        nova_fit.lighten_host_state(host)
         self.assertIs(before, host.pci_stats)
 
 
@@ -221,8 +229,8 @@ class LightRequestTest(HostStates):
 
     def setUp(self) -> None:
         super().setUp()
-        hpc_conf.register(CONF)
-        scheduler.install()
+        hpc_conf.register_all_options(CONF)
+        scheduler.install_scheduler_patches()
 
     def asked(self, **keywords: object) -> objects.RequestSpec:
         image = objects.ImageMeta.from_dict({})
@@ -246,7 +254,7 @@ class LightRequestTest(HostStates):
     def test_a_clone_is_the_same(self) -> None:
         """But for the guest's topology, which is its own."""
         asked = self.asked()
-        light = scheduler._Light.of(asked)
+        light = scheduler._LightRequestSpec.of(asked)
         clone = light.obj_clone()
         for name in asked.fields:
             self.assertEqual(name in asked, name in clone, name)
@@ -268,6 +276,6 @@ class LightRequestTest(HostStates):
         asked.flavor.extra_specs = {}
         host = self.host(pool(1))
         self.offered(host, uuids.gpu1)
-        with mock.patch.object(scheduler._Light, "of") as light:
+        with mock.patch.object(scheduler._LightRequestSpec, "of") as light:
             self.assertTrue(NUMATopologyFilter().host_passes(host, asked))
         light.assert_not_called()

@@ -24,13 +24,13 @@ class WeigherTest(test.NoDBTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        hpc_conf.register(CONF)
+        hpc_conf.register_all_options(CONF)
 
     def host(self, name: str, score: tuple[int, ...] | None, key: str = uuids.request):
         host = SimpleNamespace(host=name, nodename=name, aggregates=[])
         if score is not None:
             devices = DeviceSet(picks=(), level=Level.SWITCH, distance=Distance.PIX)
-            host.hpc_choice = choice.Choice((key,), devices, rank=score)
+            host.hpc_choice = choice.HostChoice((key,), devices, rank=score)
         return nova_weights.WeighedHost(host, 0.0)
 
     def test_order(self) -> None:

@@ -16,8 +16,8 @@ from oslo_utils.fixture import uuidsentinel as uuids
 
 from nova_hpc.from_nova import patches
 from nova_hpc.from_nova.patches import numa_cells
-from nova_hpc.from_nova.patches.serving import serving
-from scheduler_filters import nova_fit as fit
+from nova_hpc.from_nova.patches.serving import serve_flavor
+from scheduler_filters import nova_fit
 from tests.functional.unit_scheduler.states import HostStates, pci_request, pool, spec
 
 FLAVOR = {"hpc:affinity": "host", "hw:pci_numa_affinity_policy": "preferred"}
@@ -124,12 +124,12 @@ class UnequalCellsTest(HostStates):
         super().setUp()
         plain = hardware.numa_fit_instance_to_host
         self.addCleanup(setattr, hardware, "numa_fit_instance_to_host", plain)
-        patches.install()
+        patches.install_shared_patches()
         self.plain = getattr(plain, "__wrapped__", plain)
         self.flavor = objects.Flavor(flavorid="f", name="f", extra_specs=FLAVOR)
 
     def served(self, *arguments: object, **keywords: object) -> objects.InstanceNUMATopology | None:
-        with serving(self.flavor, None):
+        with serve_flavor(self.flavor, None):
             return hardware.numa_fit_instance_to_host(*arguments, **keywords)
 
     def test_what_stock_nova_answers(self) -> None:
@@ -206,7 +206,10 @@ class UnequalCellsTest(HostStates):
             state = self.host(nodes=0)
             state.numa_topology = host
             asked = spec(numa_topology=a_guest(case.sizes), network_metadata=networks)
-            offered = {frozenset(one) for one, *_ in fit.rooms(fit.Question.of(asked), state)}
+            offered = {
+                frozenset(one)
+                for one, *_ in nova_fit.find_cell_rooms(nova_fit.FitQuestion.of(asked), state)
+            }
             self.assertEqual(set(map(frozenset, case.ways())), offered, case)
 
     def test_cells_that_are_alike_are_asked_about_once(self) -> None:
@@ -228,7 +231,7 @@ class UnequalCellsTest(HostStates):
 
     def test_a_stock_flavor_is_answered_by_nova(self) -> None:
         case = Case((6, 1, 1), (1, 1, 3))
-        with serving(objects.Flavor(flavorid="s", name="s", extra_specs={}), None):
+        with serve_flavor(objects.Flavor(flavorid="s", name="s", extra_specs={}), None):
             fitted = hardware.numa_fit_instance_to_host(
                 a_host(case.free), a_guest(case.sizes), None
             )

@@ -19,7 +19,9 @@ def put(root, path, text):
 
 def declared(at_home):
     """The declaration of the node, as it stands in its file."""
-    return node_declaration.loads((at_home.folder / "node.yaml").read_text(encoding="utf-8"))
+    return node_declaration.read_declaration(
+        (at_home.folder / "node.yaml").read_text(encoding="utf-8")
+    )
 
 
 def snapshot(folder):

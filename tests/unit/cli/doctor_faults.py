@@ -14,7 +14,7 @@ from typing import Final
 import attrs
 
 from nova_hpc.tenancy.peer import write as peer
-from nova_hpc.topology.peer_wish import Wish
+from nova_hpc.topology.peer_wish import PeerWish
 from nova_hpc_tools.adopt import host_files, install_shim, settings
 from nova_hpc_tools.adopt.findings import CHECKS
 from tests.unit.cli.conftest import GPU, PF, VF
@@ -218,7 +218,7 @@ def _quota(count: int) -> Callable[[Place], None]:
     return change
 
 
-FULL: Final = ",".join(settings.filters(["ComputeFilter", "Mine"]))
+FULL: Final = ",".join(settings.place_own_filters(["ComputeFilter", "Mine"]))
 COMMON, CONTROLLER, COMPUTE, PLACEMENT = settings.PARTS
 
 FAULTS: Final = (
@@ -302,7 +302,7 @@ FAULTS: Final = (
     Fault(
         "ports of a switch that a reset has set back", "peer-ports",
         lambda p: (p.leaf("leaf"), p.again(), p.say(_TRANSLATED)),
-        "set as nova-compute does", lambda p: peer.apply(p.root, Wish.TRANSLATED),
+        "set as nova-compute does", lambda p: peer.apply_peer_wish(p.root, PeerWish.TRANSLATED),
     ),
     Fault(
         "an adapter whose firmware does not offer ATS", "peer-lacking",

@@ -64,7 +64,9 @@ class Place:
     def shim(self, text: str | None = None) -> None:
         """Put it in place, or another one."""
         assert self.virt is not None
-        install_shim.write(self.virt / install_shim.NAME, text or install_shim.content())
+        install_shim.write_shim(
+            self.virt / install_shim.NAME, text or install_shim.read_shim_content()
+        )
 
     def healthy(self) -> None:
         """Two NUMA nodes, devices on vfio-pci in groups of their own, hugepages, settings."""

@@ -276,7 +276,7 @@ def wrong_settings(
     sections: dict[str, dict[str, list[str]]] = {}
     cfg.ConfigParser(str(file), sections).parse()
     options = cfg.ConfigOpts()
-    conf.register(options)
+    conf.register_all_options(options)
     groups: dict[str, dict[str, cfg.Opt]] = {}
     for group, opts in (*conf.list_opts(), *known.items()):
         names = groups.setdefault(group, {})

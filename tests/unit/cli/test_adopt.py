@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from nova_hpc_tools.adopt import settings
-from nova_hpc_tools.adopt.spec_entries import addresses_of
+from nova_hpc_tools.adopt.spec_entries import addresses_of_entry
 from tests.nodes.catalogue import NODES
 from tests.nodes.write import write
 from tests.unit.cli import typed
@@ -238,7 +238,7 @@ def offered(options):
     """Addresses that are offered, in order, with whether the entry that counts has tags."""
     found = {}
     for entry in map(json.loads, options["pci", "device_spec"]):
-        for address in addresses_of(entry):
+        for address in addresses_of_entry(entry):
             found.setdefault(address, "hpc_role" in entry)
     return dict(sorted(found.items()))
 
@@ -253,7 +253,7 @@ def only_without(text):
 def ports_stay(options):
     """Another team's entry is as it was, and counts; the one with tags says all of it."""
     entries = [json.loads(each) for each in options["pci", "device_spec"]]
-    theirs, ours = (each for each in entries if POOL in addresses_of(each))
+    theirs, ours = (each for each in entries if POOL in addresses_of_entry(each))
     assert theirs == {"address": POOL, "physical_network": "tenants", "trusted": "true"}
     assert {**ours, **theirs} == ours
     assert ours["hpc_role"]

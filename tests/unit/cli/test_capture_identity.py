@@ -12,10 +12,10 @@ import pytest
 
 from nova_hpc.tenancy.hygiene import baseline
 from nova_hpc.topology import sysfs
-from nova_hpc.topology.files import Tree
+from nova_hpc.topology.files import FileTree
 from nova_hpc.wire import capture, node_declaration
-from nova_hpc_tools.adopt import declaration_file as node_file
-from nova_hpc_tools.inventory import node_archive as save_node
+from nova_hpc_tools.adopt import declaration_file
+from nova_hpc_tools.inventory import node_archive
 from nova_hpc_tools.main import main
 from tests.nodes.catalogue import NODES
 from tests.nodes.describe import Bridge, Endpoint
@@ -114,7 +114,7 @@ def test_a_ruled_out_device_stays_out_after_another_was_swapped(deploy):
     assert deploy.offered() == {FIRST}
     assert f"{OUT}: declared by address" in err
     assert "--keep-serials" in err
-    (device,) = node_declaration.loads(deploy.declaration.read_text()).wishes.left_out
+    (device,) = node_declaration.read_declaration(deploy.declaration.read_text()).wishes.left_out
     assert (device.address, device.hardware) == (OUT, None)
     # A card without a serial number of its own: all numbers after it are others.
     after = deploy.save(machine(**{FIRST: None}), "--keep-names")
@@ -131,7 +131,7 @@ def test_with_serial_numbers_a_device_is_followed(deploy):
     assert "serial numbers are kept" in deploy.said
     assert "serial numbers, MACs" not in deploy.said
     assert (status, "declared by address" in err) == (0, False)
-    (device,) = node_declaration.loads(deploy.declaration.read_text()).wishes.left_out
+    (device,) = node_declaration.read_declaration(deploy.declaration.read_text()).wishes.left_out
     assert device.hardware == SERIAL
     moved = deploy.save(machine(**MOVED), "--keep-names", "--keep-serials")
     status, _, err = deploy.configure(moved, "--replace", FIRST)
@@ -176,7 +176,7 @@ def of_the_release_before(folder):
 
 def test_an_archive_of_an_earlier_release_names_no_device(deploy):
     old = of_the_release_before(deploy.save(machine(), "--keep-names"))
-    found = node_file.identify(old, sysfs.read(old))
+    found = declaration_file.identify_devices(old, sysfs.read_sysfs_node(old))
     assert {each.partition(":")[0] for each in found.hardware.values()} == {"slot"}
     assert found.replaced == {capture.SERIALS, capture.ADDRESSES}
     status, _, err = deploy.configure(old, "--leave-out", OUT)
@@ -196,14 +196,14 @@ def test_a_declaration_of_an_earlier_release_goes_by_address_again(deploy):
     assert status == 0, err
     assert deploy.offered() == {FIRST}
     assert f"{OUT}: the declaration had a number for its serial number" in err
-    (device,) = node_declaration.loads(deploy.declaration.read_text()).wishes.left_out
+    (device,) = node_declaration.read_declaration(deploy.declaration.read_text()).wishes.left_out
     assert (device.address, device.hardware, device.why) == (OUT, None, "old")
     # The device is named again, with its own number.
     status, _, err = deploy.configure(
         deploy.save(machine(), "--keep-names", "--keep-serials"), "--leave-out", OUT
     )
     assert status == 0, err
-    (device,) = node_declaration.loads(deploy.declaration.read_text()).wishes.left_out
+    (device,) = node_declaration.read_declaration(deploy.declaration.read_text()).wishes.left_out
     assert (device.address, device.hardware, device.why) == (OUT, SERIAL, "old")
 
 
@@ -242,13 +242,13 @@ def test_a_manifest_says_what_was_replaced(deploy):
         (("--keep-serials", "--keep-names"), {capture.ADDRESSES}),
     ):
         saved = deploy.save(machine(), *words)
-        assert capture.replaced(Tree(saved)) == expected
+        assert capture.replaced_kinds_of(FileTree(saved)) == expected
     # Saved once more, it has no more of its own than before.
     again = deploy.folder / "again.tar.xz"
     anonymous = deploy.save(machine())
     words = ["--save", str(again), "--keep-names", "--keep-serials"]
     assert main(["inventory", "--root", str(anonymous), *words]) == 0
-    assert capture.replaced(save_node.load(again)) == capture.KINDS
+    assert capture.replaced_kinds_of(node_archive.load_node_archive(again)) == capture.KINDS
 
 
 @pytest.mark.parametrize(
@@ -261,23 +261,26 @@ def test_a_manifest_says_what_was_replaced(deploy):
 )
 def test_a_manifest_that_cannot_be_read_replaces_everything(tmp_path, text):
     (tmp_path / capture.PLACE.lstrip("/")).write_text(text)
-    assert capture.replaced(Tree(tmp_path)) == capture.KINDS
+    assert capture.replaced_kinds_of(FileTree(tmp_path)) == capture.KINDS
 
 
 def test_the_ledger_takes_no_number_for_hardware(deploy):
     """Not with a manifest, and not without one."""
     saved = deploy.save(machine())
-    node = sysfs.read(saved)
+    node = sysfs.read_sysfs_node(saved)
     for _ in range(2):
-        tree = Tree(saved)
+        tree = FileTree(saved)
         for each in node.functions:
-            look = baseline.take(tree, each, None)
+            look = baseline.take_snapshot(tree, each, None)
             assert look.serial is None
-            assert baseline.hardware(tree, each, look) == f"slot:{each.address}"
+            assert baseline.hardware_name_of(tree, each, look) == f"slot:{each.address}"
         (saved / capture.PLACE.lstrip("/")).unlink(missing_ok=True)
     live = write(machine(), deploy.folder / "live")
-    function = sysfs.read(live).function(OUT)
-    assert baseline.serial_of(function, baseline.take(Tree(live), function, None)) == SERIAL
+    function = sysfs.read_sysfs_node(live).function(OUT)
+    assert (
+        baseline.serial_of(function, baseline.take_snapshot(FileTree(live), function, None))
+        == SERIAL
+    )
 
 
 def test_only_serial_numbers_are_kept(deploy):
@@ -290,7 +293,9 @@ def test_only_serial_numbers_are_kept(deploy):
             opened.extractfile(each).read() for each in opened.getmembers() if each.isreg()
         )
     assert bytes.fromhex("48b02dffff000002")[::-1] in data
-    guids = {device.node_guid for each in sysfs.read(root).functions for device in each.rdma}
+    guids = {
+        device.node_guid for each in sysfs.read_sysfs_node(root).functions for device in each.rdma
+    }
     assert guids
     assert not any(each.encode() in data for each in guids)
 

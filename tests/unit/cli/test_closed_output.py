@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from nova_hpc_tools.base import List, Record, _Base
+from nova_hpc_tools.base import ListCommand, RecordCommand, _BaseCommand
 from nova_hpc_tools.outlet import HeardOutput
 from nova_hpc_tools.snapshot import document as snapshot_document
 from tests.unit.cli import test_explain
@@ -217,7 +217,7 @@ def test_an_inventory_is_saved(machine, tmp_path):
 
 SYNC = """
 import sys
-from nova_hpc_tools import fabric_sync
+from nova_hpc_tools.fabric import sync_command
 from nova_hpc_tools.main import main
 
 
@@ -238,7 +238,7 @@ class Cloud:
 
 
 file = sys.argv[1]
-fabric_sync.Sync.cloud = lambda self, args: Cloud()
+sync_command.SyncFabric.cloud = lambda self, args: Cloud()
 sys.exit(main(sys.argv[2:]))
 """
 
@@ -267,7 +267,7 @@ def test_the_fabric_is_synchronised_to_its_end(tmp_path):
 def files(machine, node, tmp_path):
     """What the commands that read are given."""
     cloud = tmp_path / "cloud.json"
-    cloud.write_text(snapshot_document.dumps(test_explain.a_cloud()))
+    cloud.write_text(snapshot_document.dump_cloud_snapshot(test_explain.a_cloud()))
     (tmp_path / "nodes.csv").write_text("name,type,cpus,memory_mib,gpus,count\nn,n,9,9,8,2\n")
     (tmp_path / "requests.csv").write_text("name,cpus,memory_mib,gpus,count\none,1,1,3,9\n")
     (tmp_path / "map.conf").write_text("SwitchName=l1 Nodes=n[1-4]\nSwitchName=l2 Nodes=n[5-8]\n")
@@ -335,8 +335,8 @@ def entry_points(group):
 
 @pytest.mark.parametrize(("name", "command"), list(entry_points("nova_hpc.command")))
 def test_every_command_is_made_of_the_one_that_knows(name, command):
-    assert issubclass(command, (List, Record))
-    assert command.run is _Base.run
+    assert issubclass(command, (ListCommand, RecordCommand))
+    assert command.run is _BaseCommand.run
     dests = {action.dest for action in command(None, None).get_parser(name)._actions}
     assert set(command.acts_with or ()) <= dests
 

@@ -136,23 +136,28 @@ def test_a_file_in_place_of_the_directory(configure, tmp_path):
 
 def test_a_failure_leaves_every_file_as_it_was(tmp_path):
     folder = tmp_path / "conf.d"
-    old = {"a.conf": include_files.owned("1\n"), "b.conf": include_files.owned("1\n")}
-    include_files.write(include_files.compare(folder, old))
+    old = {
+        "a.conf": include_files.mark_as_owned("1\n"),
+        "b.conf": include_files.mark_as_owned("1\n"),
+    }
+    include_files.write_file_changes(include_files.compare_include_files(folder, old))
     # The second file's directory cannot be made: its parent is a file.
     (tmp_path / "stop").touch()
-    changes = include_files.compare(folder, {"a.conf": include_files.owned("2\n")})
-    changes += [include_files.Change(tmp_path / "stop" / "b.conf", None, "2\n")]
+    changes = include_files.compare_include_files(
+        folder, {"a.conf": include_files.mark_as_owned("2\n")}
+    )
+    changes += [include_files.FileChange(tmp_path / "stop" / "b.conf", None, "2\n")]
     with pytest.raises(include_files.IncludeError, match="stop"):
-        include_files.write(changes)
+        include_files.write_file_changes(changes)
     assert contents(folder) == old
 
 
 def test_a_reader_never_sees_a_part(tmp_path):
     """The file under its name is always one of the two whole texts."""
     folder = tmp_path / "conf.d"
-    one = include_files.owned("1\n" * 200_000)
-    two = include_files.owned("2\n" * 200_000)
-    include_files.write(include_files.compare(folder, {"a.conf": one}))
+    one = include_files.mark_as_owned("1\n" * 200_000)
+    two = include_files.mark_as_owned("2\n" * 200_000)
+    include_files.write_file_changes(include_files.compare_include_files(folder, {"a.conf": one}))
     reader = subprocess.Popen(
         [
             sys.executable,
@@ -173,7 +178,9 @@ def test_a_reader_never_sees_a_part(tmp_path):
     with reader:
         assert reader.stdout.readline() == "ready\n"
         for text in (two, one) * 20:
-            include_files.write(include_files.compare(folder, {"a.conf": text}))
+            include_files.write_file_changes(
+                include_files.compare_include_files(folder, {"a.conf": text})
+            )
         (tmp_path / "stop").touch()
         seen = {tuple(each) for each in json.loads(reader.stdout.read())}
     assert seen <= {(len(one), "1\n"), (len(two), "2\n")}

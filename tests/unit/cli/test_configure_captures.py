@@ -55,7 +55,7 @@ def twice(configure, source, words):
 
 def words_of(node):
     """Words that mean something on a node: its first device left out, and more."""
-    table = roles.strict([ROLE, DISK])
+    table = roles.parse_roles([ROLE, DISK])
     first = [each.address for each in node.functions if table.role_of(each, node)][:1]
     return [
         *(word for address in first for word in ("--leave-out", address)),
@@ -69,7 +69,7 @@ def words_of(node):
 @pytest.mark.parametrize("name", NODES)
 def test_synthetic_nodes(configure, synthetic, name, bare):
     root = synthetic(name)
-    words = [] if bare else words_of(sysfs.read(root))
+    words = [] if bare else words_of(sysfs.read_sysfs_node(root))
     twice(configure, ["--root", root], words)
 
 
@@ -84,7 +84,7 @@ def test_captures_of_real_machines(configure, captures, tmp_path, name, bare):
     archive = captures / "hwloc" / f"{name}.tar.bz2"
     subprocess.run(["tar", "-xf", archive, "-C", folder], check=True)
     root = next(top for top in folder.iterdir() if (top / "sys").is_dir())
-    node = sysfs.read(root)
+    node = sysfs.read_sysfs_node(root)
     if not node.functions:
         status, _, err = configure(["--root", root])
         assert status == 2
@@ -98,7 +98,7 @@ def test_captures_of_real_machines(configure, captures, tmp_path, name, bare):
 @pytest.mark.parametrize("name", ["nvidiaDGX2.xml", "16intel64-manyVFs.xml"])
 def test_xml_of_real_machines(configure, captures, name, bare):
     path = captures / "hwloc" / name
-    twice(configure, ["--xml", path], [] if bare else words_of(lstopo.read(path)))
+    twice(configure, ["--xml", path], [] if bare else words_of(lstopo.read_lstopo_file(path)))
 
 
 def test_nodes_of_several_kinds_are_remembered(configure, synthetic):

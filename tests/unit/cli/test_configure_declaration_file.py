@@ -5,7 +5,7 @@ import pytest
 
 from nova_hpc.topology import sysfs
 from nova_hpc.wire import node_declaration
-from nova_hpc_tools.adopt import declaration_file as node_file
+from nova_hpc_tools.adopt import declaration_file
 from nova_hpc_tools.adopt.configure import Configure
 from tests.unit.cli.conftest import GPU, PF, contents, declared, put, refused, snapshot
 
@@ -35,7 +35,7 @@ def write(at_home, body, head="schema: nova-hpc/node\nversion: 1\n"):
 def test_hardware_counts_before_its_address(at_home, machine, synthetic, capsys):
     """A card that was plugged in elsewhere is the same card."""
     node = synthetic("hgx-h100")
-    seen = node_file.identify(node, sysfs.read(node)).hardware
+    seen = declaration_file.identify_devices(node, sysfs.read_sysfs_node(node)).hardware
     serials = {each: said for each, said in seen.items() if said.startswith("serial:")}
     address, serial = sorted(serials.items())[0]
     write(at_home, f"left_out:\n- hardware: {serial}\n  address: 0000:ff:00.0\n  why: moved\n")
@@ -49,8 +49,8 @@ def test_hardware_counts_before_its_address(at_home, machine, synthetic, capsys)
 
 def test_a_flag_writes_down_the_hardware(at_home, synthetic, capsys):
     node = synthetic("two-socket")
-    read = sysfs.read(node)
-    serials = node_file.identify(node, read).hardware
+    read = sysfs.read_sysfs_node(node)
+    serials = declaration_file.identify_devices(node, read).hardware
     gpu = next(each.address for each in read.functions if (each.class_code or "")[:4] == "0302")
     command = Configure(None, None)
     words = ["--root", str(node), "--write", str(at_home.folder), "--leave-out", gpu]
@@ -147,13 +147,13 @@ def test_ids_and_addresses_are_texts_however_they_are_written():
         "left_out: [0000:18:00.0, {address: 0000:19:00.1}]\n"
         "roles: [{role: gpu, product_id: 2330, class: 0302, vendor_id: 12e0}]\n"
     )
-    found = node_declaration.loads(text).wishes
+    found = node_declaration.read_declaration(text).wishes
     assert [each.address for each in found.left_out] == ["0000:18:00.0", "0000:19:00.1"]
     assert found.roles == (
         {"role": "gpu", "product_id": "2330", "class": "0302", "vendor_id": "12e0"},
     )
-    again = node_declaration.dumps(node_declaration.loads(text))
-    assert node_declaration.loads(again).wishes == found
+    again = node_declaration.write_declaration(node_declaration.read_declaration(text))
+    assert node_declaration.read_declaration(again).wishes == found
 
 
 def test_two_declarations_that_disagree(at_home):

@@ -228,8 +228,8 @@ def test_nor_does_what_lstopo_calls_the_node(what):
     """The text of lstopo's XML is taken as it is where it can be printed."""
     node = SimpleNamespace(hostname=hostile.TEXTS[what], source="node.xml")
     if what == "underscore":
-        assert layout_files._hostname(node) == "n_1"
+        assert layout_files._checked_hostname_of(node) == "n_1"
         return
     with pytest.raises(CommandError) as caught:
-        layout_files._hostname(node)
+        layout_files._checked_hostname_of(node)
     assert hostile.obeyed(str(caught.value)) == []

@@ -7,7 +7,7 @@ import stat
 
 import pytest
 
-from nova_hpc_tools.adopt import device_spec_edit as spec_edit
+from nova_hpc_tools.adopt import device_spec_edit
 from nova_hpc_tools.adopt.include_files import IncludeError
 from tests.unit.cli.conftest import GPU, PF, VF, contents, declared, put, refused
 
@@ -258,7 +258,7 @@ def conf(tmp_path):
 
 
 def edited(path, *removed, rewritten=None):
-    (change,) = spec_edit.changes([path], removed, rewritten or {})
+    (change,) = device_spec_edit.edit_device_spec([path], removed, rewritten or {})
     assert change.old == path.read_text()
     assert change.mode == 0o640
     return change.new
@@ -291,7 +291,7 @@ def test_one_entry_is_taken_out_and_all_else_stays(conf, entry, was, now):
 def test_windows_line_ends_and_quotes(conf):
     text = conf.read_text().replace(f"= {FIRST}", f"= '{FIRST}'").replace("\n", "\r\n")
     conf.write_text(text, encoding="utf-8", newline="")
-    (change,) = spec_edit.changes([conf], [FIRST], {})
+    (change,) = device_spec_edit.edit_device_spec([conf], [FIRST], {})
     assert change.new == text.replace(f"device_spec = '{FIRST}'\r\n", "")
 
 
@@ -321,7 +321,7 @@ def test_what_is_not_safe_is_refused(conf, change, why):
     change(conf)
     before = conf.read_bytes()
     with pytest.raises(IncludeError, match=why):
-        spec_edit.changes([conf], [FIRST], {})
+        device_spec_edit.edit_device_spec([conf], [FIRST], {})
     assert conf.read_bytes() == before
 
 

@@ -9,21 +9,21 @@ import pytest
 
 from nova_hpc.tenancy.ledger import LedgerFile, copy_of
 from nova_hpc.tenancy.service_vm import stage
-from nova_hpc.wire.reservation import Provider
-from nova_hpc_tools.device import bulk_commands as fleet
+from nova_hpc.wire.reservation import ReservedProvider
+from nova_hpc_tools.device import bulk_commands
 from nova_hpc_tools.device import command as device
 from nova_hpc_tools.main import NovaHpc
 from tests.unit.tenancy.hygiene_node import GPU, OTHER, make, settled
 
 SERVER = "11111111-1111-1111-1111-111111111111"
 COMMANDS = {
-    "list": device.List,
-    "show": device.Show,
-    "check": device.Check,
-    "quarantine": device.Quarantine,
-    "accept": fleet.Accept,
-    "maintenance": fleet.MaintenanceWindow,
-    "release": fleet.Release,
+    "list": device.ListDevices,
+    "show": device.ShowDevice,
+    "check": device.CheckDevice,
+    "quarantine": device.QuarantineDevice,
+    "accept": bulk_commands.AcceptDevices,
+    "maintenance": bulk_commands.MaintenanceWindow,
+    "release": bulk_commands.ReleaseDevices,
 }
 
 
@@ -64,15 +64,15 @@ def test_how_far_the_stage_of_a_device_is(node, ask):
         row = listed(ask)[GPU]
         return row["State"], row["Reason"], row["Cleaned in s"], json.loads(out)["Stage"]
 
-    due = stage.owed(None, SERVER, 1.0)
+    due = stage.make_stage_due(None, SERVER, 1.0)
     assert put(due) == ("cleaning", "it waits to be cleaned between two servers", "", "due")
-    begun = stage.begun(due, "vm-1", 2.0)
+    begun = stage.begin_stage(due, "vm-1", 2.0)
     state, why, _, text = put(begun)
     assert (state, text) == ("cleaning", "begun by vm-1")
     assert "in service VM vm-1" in why
-    passed = stage.passed(begun, 41.23, 3.0)
+    passed = stage.pass_stage(begun, 41.23, 3.0)
     assert put(passed) == ("free", "", "41.2", "passed in 41.2 s")
-    again = stage.owed(passed, SERVER, 4.0)
+    again = stage.make_stage_due(passed, SERVER, 4.0)
     assert put(again)[2:] == ("41.2", "due, took 41.2 s the last time")
     # A server that has it has it, whatever is due afterwards.
     node.step().give(SERVER, node.candidates(GPU))
@@ -267,7 +267,9 @@ def test_the_libvirt_of_nova_compute_is_asked(node, ask, libvirt):
 
 def test_what_an_operator_has_reserved(node, ask):
     def reserve(ledger, operators):
-        told = Provider("5f0d2f5a-8a58-4f0e-8a51-0c1f7f3f1d11", "CUSTOM_GPU", 1, 0, operators)
+        told = ReservedProvider(
+            "5f0d2f5a-8a58-4f0e-8a51-0c1f7f3f1d11", "CUSTOM_GPU", 1, 0, operators
+        )
         return attrs.evolve(ledger, providers={GPU: told})
 
     node.file.change(lambda ledger: reserve(ledger, 1))

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from nova_hpc_tools.adopt import findings
-from nova_hpc_tools.doctor import facts_service as doctor_service
+from nova_hpc_tools.doctor import facts_service
 from nova_hpc_tools.doctor.command import Doctor
 from nova_hpc_tools.main import main
 from tests.unit.cli import doctor_faults
@@ -16,7 +16,7 @@ from tests.unit.cli.doctor_faults import CLOUD, FAULTS
 from tests.unit.cli.doctor_place import Place
 
 PARTS = ("node", "controller", "placement")
-IS_HERE = doctor_service.is_here
+IS_HERE = facts_service.is_this_machine
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def place(at_home, machine, monkeypatch, tmp_path, libvirt):
     found.healthy()
     # Its files lie below a directory, and its Nova and libvirt answer as this machine's.
     found.installed(monkeypatch, tmp_path / "elsewhere")
-    monkeypatch.setattr(doctor_service, "is_here", lambda root: True)
+    monkeypatch.setattr(facts_service, "is_this_machine", lambda root: True)
     return found
 
 
@@ -196,7 +196,7 @@ def test_a_capture_has_no_libvirt_and_no_shim(doctor, place, monkeypatch):
     (place.virt / "hpc.py").unlink()
     place.libvirt.version = 1_000_000
     assert doctor.checks().keys() == {"shim", "libvirt-old"}
-    monkeypatch.setattr(doctor_service, "is_here", IS_HERE)
+    monkeypatch.setattr(facts_service, "is_this_machine", IS_HERE)
     assert doctor.checks() == {}
 
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from nova_hpc_tools.doctor import other_checkers as doctor_others
+from nova_hpc_tools.doctor import other_checkers
 from nova_hpc_tools.main import main
 
 #: libvirt 9 on a node whose firmware has VT-d off.
@@ -29,13 +29,15 @@ def path(tmp_path, monkeypatch):
 
 
 def validate(path, text, status=1):
-    program = path / doctor_others.HOST
+    program = path / other_checkers.HOST
     program.write_text(f"#!/bin/sh\n[ $1 = qemu ] && cat <<'E'\n{text}E\nexit {status}\n")
     program.chmod(0o755)
 
 
 def found(files=()):
-    return [(each.check, each.seen) for each in doctor_others.look(files, sys.executable)]
+    return [
+        (each.check, each.seen) for each in other_checkers.run_other_checkers(files, sys.executable)
+    ]
 
 
 def test_a_host_that_cannot_give_devices(path):
@@ -63,7 +65,7 @@ def test_options_that_do_not_exist(path, tmp_path):
     good.write_text("[hpc]\nledger_file = /var/lib/nova/hpc\n")
     bad.write_text("[hpc]\nledger_fil = /var/lib/nova/hpc\n[hpd]\nledger_file = x\n")
     assert found([good, tmp_path / "none.conf"]) == []
-    said = list(doctor_others.look([good, bad], sys.executable))
+    said = list(other_checkers.run_other_checkers([good, bad], sys.executable))
     assert [each.seen for each in said] == [
         f"{bad}: there is no option [hpc]ledger_fil.",
         f"{bad}: there is no option [hpd]ledger_file.",
@@ -74,7 +76,7 @@ def test_options_that_do_not_exist(path, tmp_path):
 def test_tools_that_are_not_there(path, tmp_path, monkeypatch):
     """Nothing is well because nobody has looked."""
     monkeypatch.setenv("PATH", str(path))
-    said = list(doctor_others.look([], str(tmp_path / "python")))
+    said = list(other_checkers.run_other_checkers([], str(tmp_path / "python")))
     assert [each.check for each in said] == ["not-looked", "not-looked"]
     assert said[0].cure == "Install libvirt's clients (Debian: libvirt-clients)."
     assert said[1].seen == "oslo-config-validator is not here, or does not answer."
@@ -84,7 +86,7 @@ def test_a_libvirt_whose_version_matters(path, libvirt):
     validate(path, "")
 
     def said():
-        looked = doctor_others.look([], sys.executable, "qemu:///system")
+        looked = other_checkers.run_other_checkers([], sys.executable, "qemu:///system")
         return [each.seen for each in looked]
 
     assert said() == []

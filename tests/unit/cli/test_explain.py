@@ -11,20 +11,20 @@ import sys
 import attrs
 import pytest
 
-from nova_hpc.placement.model import Cell
+from nova_hpc.placement.model import WantedCell
 from nova_hpc_tools.cloud.capacity_command import ShowCapacity
 from nova_hpc_tools.cloud.explain_command import Explain
 from nova_hpc_tools.cloud.flavor_command import CreateFlavors
 from nova_hpc_tools.main import main
 from nova_hpc_tools.snapshot import FlavorWant, cloud_readers
 from nova_hpc_tools.snapshot import document as snapshot_document
-from nova_hpc_tools.snapshot.unplaced_requests import Asked
+from nova_hpc_tools.snapshot.unplaced_requests import UnplacedRequest
 from tests.unit.cloud import clouds
 
 
 def a_cloud():
     """A fit, a near miss, a host with a device withheld, one that is out, one that is full."""
-    cell = Cell(id=0, dedicated_cpus=4)
+    cell = WantedCell(id=0, dedicated_cpus=4)
     whole = clouds.flavor("whole", wants={"gpu": 4, "vf": 4}, group="gpu:1,vf:1")
     fit = clouds.node("fit1", [2, 1])
     both = clouds.node("both", [1, 1, ["s1", "s1"]])
@@ -54,7 +54,7 @@ def a_cloud():
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "cloud.json"
-    path.write_text(snapshot_document.dumps(a_cloud()))
+    path.write_text(snapshot_document.dump_cloud_snapshot(a_cloud()))
     return path
 
 
@@ -192,11 +192,11 @@ def test_groups_and_cells_are_named(tmp_path, capsys):
         wants={"gpu": 2, "vf": 2},
         affinity="numa",
         group="gpu:1,vf:1",
-        cells=[Cell(id=0, dedicated_cpus=4)],
+        cells=[WantedCell(id=0, dedicated_cpus=4)],
         numa_policy="required",
     )
     path = tmp_path / "celled.json"
-    path.write_text(snapshot_document.dumps(clouds.cloud(node, flavors=[celled])))
+    path.write_text(snapshot_document.dump_cloud_snapshot(clouds.cloud(node, flavors=[celled])))
     assert main(["explain", "--snapshot", str(path), "--flavor", "pair"]) == 0
     out = capsys.readouterr().out
     assert "2 groups; 1 guest NUMA cell" in out
@@ -211,7 +211,7 @@ def test_ports_are_said_to_be_missing(tmp_path, capsys):
     rails = clouds.flavor("rails", wants={"gpu": 2}, group="gpu:1, port:1")
     plain = clouds.flavor("plain", wants={"gpu": 2}, group="gpu:1")
     cloud = clouds.cloud(clouds.node("one", [2, 2]), flavors=[rails, plain])
-    path.write_text(snapshot_document.dumps(cloud))
+    path.write_text(snapshot_document.dump_cloud_snapshot(cloud))
     for name, said in (("rails", True), ("plain", False)):
         assert main(["explain", "--snapshot", str(path), "--flavor", name]) == 0
         out = " ".join(capsys.readouterr().out.split())
@@ -252,7 +252,7 @@ def test_the_cloud_is_read_with_the_image(monkeypatch, capsys):
         asked.append((list(config), image))
         return a_cloud()
 
-    monkeypatch.setattr(cloud_readers, "_reader", {"nova": read}.get)
+    monkeypatch.setattr(cloud_readers, "_load_reader", {"nova": read}.get)
     words = ["--flavor", "pair", "--image", "rocky", "--config-file", "nova.conf"]
     # The reader of this cloud knows no image, so the question has no answer.
     assert main(["explain", *words]) == 2
@@ -260,7 +260,7 @@ def test_the_cloud_is_read_with_the_image(monkeypatch, capsys):
     assert asked == [(["--config-file=nova.conf"], "rocky")]
 
 
-ASKED = Asked(
+ASKED = UnplacedRequest(
     servers=("s8", "s9"),
     name="mine",
     # As it was when they were made: the cloud's own asks for two.
@@ -281,7 +281,7 @@ def test_a_server_that_found_no_host(words, monkeypatch, capsys):
         return ASKED
 
     readers = {"nova": lambda config, image: a_cloud(), "nova_asked": read}
-    monkeypatch.setattr(cloud_readers, "_reader", readers.get)
+    monkeypatch.setattr(cloud_readers, "_load_reader", readers.get)
     assert main(["explain", *words]) == 1
     out = capsys.readouterr().out
     assert asked == [("mine", None) if words[0] == "--server" else (None, "req-1")]
@@ -297,7 +297,9 @@ def test_a_server_that_found_no_host(words, monkeypatch, capsys):
 
 
 def test_a_server_with_devices_is_not_asked_for(monkeypatch, capsys):
-    monkeypatch.setattr(cloud_readers, "_reader", {"nova": lambda config, image: a_cloud()}.get)
+    monkeypatch.setattr(
+        cloud_readers, "_load_reader", {"nova": lambda config, image: a_cloud()}.get
+    )
     assert main(["explain", "--server", "s1"]) == 0
     assert "Decided: affinity switch" in capsys.readouterr().out
 
@@ -311,7 +313,7 @@ def test_without_nova_the_cure_is_named(monkeypatch, capsys):
     with pytest.raises(
         cloud_readers.SnapshotError, match="where nova-manage runs, or use --snapshot"
     ):
-        cloud_readers.take(None)
+        cloud_readers.obtain_snapshot(None)
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: [])
     with pytest.raises(cloud_readers.SnapshotError, match="install it again"):
-        cloud_readers.take(None)
+        cloud_readers.obtain_snapshot(None)

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from nova_hpc.cluster.group_domain.records import Swept
+from nova_hpc.cluster.group_domain.records import SweptProviders
 from nova_hpc_tools import main
 from nova_hpc_tools.snapshot import SnapshotError, cloud_readers
 from nova_hpc_tools.snapshot.group_fleet import GroupLine, Reaped
@@ -23,7 +23,9 @@ def run(*arguments: str) -> int:
 
 
 def test_groups(monkeypatch, capsys):
-    monkeypatch.setattr(cloud_readers, "_reader", {"nova_fabric_groups": lambda config: LINES}.get)
+    monkeypatch.setattr(
+        cloud_readers, "_load_reader", {"nova_fabric_groups": lambda config: LINES}.get
+    )
     assert run("groups", "-f", "json") == 0
     rows = json.loads(capsys.readouterr().out)
     assert rows[0] == {
@@ -42,8 +44,10 @@ def test_groups(monkeypatch, capsys):
 
 @pytest.mark.parametrize(("strange", "status"), [((), 0), (("odd (x)",), 1)])
 def test_reap(monkeypatch, capsys, strange, status):
-    found = Reaped(Swept(3, 2, 1), 1, strange)
-    monkeypatch.setattr(cloud_readers, "_reader", {"nova_fabric_reap": lambda config: found}.get)
+    found = Reaped(SweptProviders(3, 2, 1), 1, strange)
+    monkeypatch.setattr(
+        cloud_readers, "_load_reader", {"nova_fabric_reap": lambda config: found}.get
+    )
     assert run("reap", "-f", "json") == status
     assert json.loads(capsys.readouterr().out) == {
         "Tickets": 3,
@@ -58,11 +62,13 @@ def test_reap(monkeypatch, capsys, strange, status):
     ("found", "said"),
     [
         (Reaped(), "There was nothing to take away.\n"),
-        (Reaped(Swept(3, 0, 1), 1), "Taken away: 3 tickets, 1 room, 1 empty domain.\n"),
+        (Reaped(SweptProviders(3, 0, 1), 1), "Taken away: 3 tickets, 1 room, 1 empty domain.\n"),
     ],
 )
 def test_reap_for_people(monkeypatch, capsys, found, said):
-    monkeypatch.setattr(cloud_readers, "_reader", {"nova_fabric_reap": lambda config: found}.get)
+    monkeypatch.setattr(
+        cloud_readers, "_load_reader", {"nova_fabric_reap": lambda config: found}.get
+    )
     assert run("reap") == 0
     assert capsys.readouterr().out == said
 
@@ -72,6 +78,6 @@ def test_no_answer(monkeypatch, capsys, command):
     def fail(config):
         raise SnapshotError("Placement gave no usable answer within 30 seconds")
 
-    monkeypatch.setattr(cloud_readers, "_reader", lambda name: fail)
+    monkeypatch.setattr(cloud_readers, "_load_reader", lambda name: fail)
     assert run(command) == 2
     assert "no usable answer" in capsys.readouterr().err

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from nova_hpc.wire.ledger import State
-from nova_hpc_tools.device import bulk_commands as fleet
+from nova_hpc.wire.ledger import DeviceState
+from nova_hpc_tools.device import bulk_commands
 from nova_hpc_tools.device import command as device
 from nova_hpc_tools.main import NovaHpc
 from nova_hpc_tools.snapshot import SnapshotError, cloud_readers
@@ -20,12 +20,12 @@ GPUS = [f"0000:{bus:02x}:00.0" for bus in range(0x40, 0x48)]
 GPU, OTHER = GPUS[:2]
 SERVER = "11111111-1111-1111-1111-111111111111"
 COMMANDS = {
-    "list": device.List,
-    "show": device.Show,
-    "quarantine": device.Quarantine,
-    "accept": fleet.Accept,
-    "release": fleet.Release,
-    "maintenance": fleet.MaintenanceWindow,
+    "list": device.ListDevices,
+    "show": device.ShowDevice,
+    "quarantine": device.QuarantineDevice,
+    "accept": bulk_commands.AcceptDevices,
+    "release": bulk_commands.ReleaseDevices,
+    "maintenance": bulk_commands.MaintenanceWindow,
 }
 
 
@@ -136,7 +136,7 @@ def test_a_quarantined_change_is_cleaned_before_it_is_offered(node, ask):
     assert "suspect" in node.step().give("two", node.candidates(GPU))[GPU]
     assert sweep(node) == {}
     assert node.resets(GPU)
-    assert node.ledger.device(GPU).state is State.OFFERED
+    assert node.ledger.device(GPU).state is DeviceState.OFFERED
 
 
 def test_release_in_bulk(node, ask):
@@ -268,7 +268,7 @@ def test_all_nodes_without_nova(ask, monkeypatch):
     def none(name):
         raise SnapshotError("Nova cannot be loaded here")
 
-    monkeypatch.setattr(cloud_readers, "_reader", none)
+    monkeypatch.setattr(cloud_readers, "_load_reader", none)
     status, _, err = ask("list", "--all-nodes")
     assert status == 2
     assert "Nova cannot be loaded here" in err

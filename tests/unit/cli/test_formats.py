@@ -50,14 +50,14 @@ def run(request, machine, tmp_path, monkeypatch, capsys):
     """Run one of the commands of COMMANDS."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     cloud = tmp_path / "cloud.json"
-    cloud.write_text(snapshot_document.dumps(test_explain.a_cloud()))
+    cloud.write_text(snapshot_document.dump_cloud_snapshot(test_explain.a_cloud()))
     (tmp_path / "nodes.csv").write_text("name,type,cpus,memory_mib,gpus,count\nn,n,9,9,8,2\n")
     (tmp_path / "requests.csv").write_text("name,cpus,memory_mib,gpus,count\none,1,1,3,9\n")
     nova = tmp_path / "nova" / "nova" / "virt"
     nova.mkdir(parents=True)
     (nova / "__init__.py").touch()
     (nova.parent / "__init__.py").touch()
-    monkeypatch.setattr(cloud_readers, "_reader", lambda _: lambda *_: test_explain.a_cloud())
+    monkeypatch.setattr(cloud_readers, "_load_reader", lambda _: lambda *_: test_explain.a_cloud())
     explain = ["explain", "--snapshot", cloud]
     plain = {
         "inventory": ["inventory", "--root", machine],

@@ -21,18 +21,15 @@ import yaml
 from rich.text import Text
 from rich.tree import Tree
 
-from nova_hpc.cluster.group_domain.records import Swept
+from nova_hpc.cluster.group_domain.records import SweptProviders
 from nova_hpc.wire import fabric_map
 from nova_hpc_tools import main
-from nova_hpc_tools.base import Answer, CommandError, List, Record
-from nova_hpc_tools.cloud import drain_api as drain_cloud
-from nova_hpc_tools.cloud import drain_command as drain
-from nova_hpc_tools.cloud import server_moves as drain_run
+from nova_hpc_tools.base import CommandAnswer, CommandError, ListCommand, RecordCommand
+from nova_hpc_tools.cloud import drain_api, drain_command, server_moves
 from nova_hpc_tools.cloud.drain import Move
-from nova_hpc_tools.fabric import nova_aggregates as fabric_cloud
-from nova_hpc_tools.fabric import sync_command as fabric_sync
-from nova_hpc_tools.fabric.hostlist import expand
-from nova_hpc_tools.fabric.sync import CREATE, METADATA, Step
+from nova_hpc_tools.fabric import nova_aggregates, sync_command
+from nova_hpc_tools.fabric.hostlist import expand_hostlist
+from nova_hpc_tools.fabric.sync import CREATE, METADATA, SyncStep
 from nova_hpc_tools.printing import InertConsole, InertStream, inert_streams
 from nova_hpc_tools.snapshot import cloud_readers
 from nova_hpc_tools.snapshot.group_fleet import Reaped
@@ -117,7 +114,7 @@ _LINE = re.compile(
 def sound(form: str, out: str) -> None:
     """Whether a program reads in an export what is meant."""
     if form == "json":
-        fabric_map.loads(out)
+        fabric_map.read_fabric_map(out)
     elif form == "topograph":
         assert set(json.loads(out)) == {"instances"}
     elif form == "svg":
@@ -135,7 +132,7 @@ def sound(form: str, out: str) -> None:
 
 
 def named(nodes: str) -> None:
-    for node in expand(nodes) if nodes else ():
+    for node in expand_hostlist(nodes) if nodes else ():
         assert node.lower() not in ("all", "default")
         assert not node.startswith("-")
 
@@ -222,7 +219,7 @@ def test_explain(form: str, ask: Ask, monkeypatch: pytest.MonkeyPatch, tmp_path:
     words = ("-f", form) if form else ()
     for text in hostile.texts():
         taken = a_cloud(text)
-        monkeypatch.setattr(cloud_readers, "_reader", lambda _, taken=taken: lambda *_: taken)
+        monkeypatch.setattr(cloud_readers, "_load_reader", lambda _, taken=taken: lambda *_: taken)
         for question in (("--flavor", "pair", "--count", "2"), ("--server", "s1")):
             status, out, err = ask("explain", *question, *words)
             assert hostile.obeyed(out + err) == []
@@ -236,14 +233,16 @@ def test_explain(form: str, ask: Ask, monkeypatch: pytest.MonkeyPatch, tmp_path:
 def test_capacity(form: str, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     for text in hostile.texts():
         taken = a_cloud(text)
-        monkeypatch.setattr(cloud_readers, "_reader", lambda _, taken=taken: lambda *_: taken)
+        monkeypatch.setattr(cloud_readers, "_load_reader", lambda _, taken=taken: lambda *_: taken)
         _, out, err = ask("capacity", "--flavor", "pair", *(("-f", form) if form else ()))
         assert hostile.obeyed(out + err) == []
 
 
 def test_reap_says_what_is_strange(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = Reaped(Swept(0, 0, 0), 0, tuple(hostile.texts()))
-    monkeypatch.setattr(cloud_readers, "_reader", {"nova_fabric_reap": lambda config: found}.get)
+    found = Reaped(SweptProviders(0, 0, 0), 0, tuple(hostile.texts()))
+    monkeypatch.setattr(
+        cloud_readers, "_load_reader", {"nova_fabric_reap": lambda config: found}.get
+    )
     status, out, err = ask("fabric", "reap")
     assert (status, hostile.obeyed(out + err)) == (1, [])
 
@@ -288,8 +287,10 @@ class Compute:
 def test_drain(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     for text in hostile.texts():
         taken = a_cloud("x")
-        monkeypatch.setattr(cloud_readers, "_reader", lambda _, taken=taken: lambda *_: taken)
-        monkeypatch.setattr(fabric_cloud, "compute", lambda _, text=text: Compute(text))
+        monkeypatch.setattr(cloud_readers, "_load_reader", lambda _, taken=taken: lambda *_: taken)
+        monkeypatch.setattr(
+            nova_aggregates, "connect_compute_proxy", lambda _, text=text: Compute(text)
+        )
         status, out, err = ask("drain", "n1")
         assert (status, hostile.obeyed(out + err)) == (2, [])
         # One line that nothing was changed, one for the server, and none of the server's own.
@@ -298,29 +299,35 @@ def test_drain(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("what", hostile.TEXTS)
 def test_moves_are_one_line_each(what: str) -> None:
-    server = drain_cloud._seen({"id": "s1", "name": hostile.TEXTS[what]})
+    server = drain_api._parse_drain_server({"id": "s1", "name": hostile.TEXTS[what]})
     move = Move("s1", server.name, "n2", "switch", "leaf l1")
-    for said in (drain._line(move), drain_run._named(move), *drain_run.unmovable([server])):
+    for said in (
+        drain_command._format_move(move),
+        server_moves._format_moved_server(move),
+        *server_moves.find_unmovable_servers([server]),
+    ):
         assert said.isprintable()
     host = hostile.TEXTS[what]
-    assert drain._stopped(host, 1, 2, "x").count("\n") == host.count("\n") * 2
+    assert drain_command._explain_drain_stop(host, 1, 2, "x").count("\n") == host.count("\n") * 2
 
 
 def test_sync_shows_steps_of_one_line() -> None:
     for text in hostile.texts():
         for step in (
-            Step(CREATE, text),
-            Step("add host", text, "1", text),
-            Step(METADATA, text, "1", metadata={text: text}),
+            SyncStep(CREATE, text),
+            SyncStep("add host", text, "1", text),
+            SyncStep(METADATA, text, "1", metadata={text: text}),
         ):
-            assert fabric_sync._line(step).isprintable()
+            assert sync_command._format_sync_step(step).isprintable()
 
 
 def test_sync(ask: Ask, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     path = tmp_path / "map"
     path.write_text("SwitchName=l1 Nodes=n[1-2]\n")
     for text in hostile.texts():
-        monkeypatch.setattr(fabric_cloud, "compute", lambda _, text=text: Compute(text))
+        monkeypatch.setattr(
+            nova_aggregates, "connect_compute_proxy", lambda _, text=text: Compute(text)
+        )
         for words in ((), ("-f", "csv"), ("--yes",)):
             _, out, err = ask("fabric", "sync", path, *words)
             assert hostile.obeyed(out + err) == []
@@ -331,28 +338,28 @@ def test_sync(ask: Ask, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
 # -- every command -------------------------------------------------------------------------
 
 
-class Rows(List):
+class Rows(ListCommand):
     """Lists all of them."""
 
-    def take_action(self, parsed_args: Any) -> Answer:
+    def take_action(self, parsed_args: Any) -> CommandAnswer:
         """Two columns."""
-        return Answer(("One", "Other"), [(each, each) for each in hostile.texts()])
+        return CommandAnswer(("One", "Other"), [(each, each) for each in hostile.texts()])
 
 
-class One(Record):
+class One(RecordCommand):
     """Shows one of them."""
 
     text = ""
 
-    def take_action(self, parsed_args: Any) -> Answer:
+    def take_action(self, parsed_args: Any) -> CommandAnswer:
         """One column more than a text."""
-        return Answer(("One", "Other"), (self.text, self.text))
+        return CommandAnswer(("One", "Other"), (self.text, self.text))
 
 
-class Says(List):
+class Says(ListCommand):
     """Says them, and fails."""
 
-    def take_action(self, parsed_args: Any) -> Answer:
+    def take_action(self, parsed_args: Any) -> CommandAnswer:
         """On both streams."""
         for each in hostile.texts():
             self.say(each)
@@ -360,12 +367,12 @@ class Says(List):
         raise CommandError("\n".join(hostile.texts()))
 
 
-class Documented(List):
+class Documented(ListCommand):
     """Has a document beside its rows."""
 
-    def take_action(self, parsed_args: Any) -> Answer:
+    def take_action(self, parsed_args: Any) -> CommandAnswer:
         """The texts."""
-        return Answer(("One",), (), document=lambda: json.dumps({"texts": hostile.texts()}))
+        return CommandAnswer(("One",), (), document=lambda: json.dumps({"texts": hostile.texts()}))
 
 
 def run(command: type[Any], *words: str) -> int:
@@ -460,7 +467,7 @@ def test_streams_are_put_back() -> None:
 
 def test_services_do_not_speak_of_servers_by_their_names() -> None:
     """A name in a log could be a line of the log; only what makes snapshots reads names."""
-    top = Path(main.__file__).parents[2]
+    top = Path(main.__file__).parents[1]
     packages = ("nova_hpc", "nova_hpc_tools", "scheduler_filters", "virt_driver_patches")
     found = {
         str(path.relative_to(top))

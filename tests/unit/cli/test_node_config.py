@@ -8,7 +8,7 @@ import pytest
 from oslo_config import cfg
 
 from nova_hpc import conf
-from nova_hpc_tools.adopt import service_settings as node_config
+from nova_hpc_tools.adopt import service_settings
 from nova_hpc_tools.inventory.command import Inventory
 
 
@@ -41,9 +41,9 @@ WORDS = ("--config-file=one.conf", "--config-file=two.conf", "--config-dir=given
 def test_as_oslo_config(home, words):
     words = [word.replace("=", f"={home}/") for word in words]
     service = cfg.ConfigOpts()
-    conf.register(service)
+    conf.register_all_options(service)
     service(words, project="nova", prog="nova-compute")
-    ours = node_config.load(node_config.files(words))
+    ours = service_settings.load_options(service_settings.config_files_of(words))
     assert ours.hpc.nvlink_set == service.hpc.nvlink_set
     assert ours.hpc.sysfs_root == service.hpc.sysfs_root
     assert len(ours.hpc.nvlink_set) >= 2
@@ -51,7 +51,7 @@ def test_as_oslo_config(home, words):
 
 def test_the_words_stay_in_their_order(home):
     parser = argparse.ArgumentParser()
-    node_config.add_options(parser)
+    service_settings.add_config_options(parser)
     given = ["--config-dir", "{a}", "--config-file=b", "--config-dir", "c"]
     assert parser.parse_args(given).config == [
         "--config-dir={a}",
@@ -63,8 +63,8 @@ def test_the_words_stay_in_their_order(home):
 
 @pytest.mark.parametrize("word", ["--config-file=none", "--config-dir=none"])
 def test_what_is_named_has_to_be_there(home, word):
-    with pytest.raises(node_config.ConfigError, match="none"):
-        node_config.load(node_config.files([word]))
+    with pytest.raises(service_settings.ConfigError, match="none"):
+        service_settings.load_options(service_settings.config_files_of([word]))
 
 
 def test_inventory_reads_the_directory_too(home, machine, capsys):

@@ -6,14 +6,18 @@ import json
 import pytest
 
 from nova_hpc.tenancy.ledger import LedgerFile
-from nova_hpc.tenancy.nvlink.backend import Settings, load
-from nova_hpc.tenancy.nvlink.step import Links
-from nova_hpc.tenancy.nvlink.step import run as run_program
-from nova_hpc_tools.device import nvlink_command as nvlink
+from nova_hpc.tenancy.nvlink.backend import NvlinkSettings, load_nvlink_backend
+from nova_hpc.tenancy.nvlink.step import NvlinkStep
+from nova_hpc.tenancy.nvlink.step import run_fabric_call as run_program
+from nova_hpc_tools.device import nvlink_command
 from nova_hpc_tools.main import NovaHpc
 from tests.fabric_manager import FabricManager, library
 
-COMMANDS = {"list": nvlink.List, "check": nvlink.Check, "restore": nvlink.Restore}
+COMMANDS = {
+    "list": nvlink_command.ListPartitions,
+    "check": nvlink_command.CheckPartitions,
+    "restore": nvlink_command.RestorePartitions,
+}
 GPUS = {number: f"0000:4{number}:00.0" for number in range(1, 5)}
 
 
@@ -40,9 +44,9 @@ def ask(manager, tmp_path, capsys):
 
 
 def test_an_operator_sees_whose_partition_it_is(ask, manager, tmp_path):
-    settings = Settings(str(manager.path), 20.0, library())
-    backend = load("fabric-manager", settings, run_program)
-    links = Links(backend, LedgerFile(tmp_path / "hpc-ledger.json"))
+    settings = NvlinkSettings(str(manager.path), 20.0, library())
+    backend = load_nvlink_backend("fabric-manager", settings, run_program)
+    links = NvlinkStep(backend, LedgerFile(tmp_path / "hpc-ledger.json"))
     links.give("server", {GPUS[1], GPUS[3]}, (), True)
     status, out, err = ask("list", "--format", "json")
     assert (status, err) == (0, "")

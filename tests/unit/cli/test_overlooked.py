@@ -14,28 +14,28 @@ from nova_hpc.conf.roles import DEFAULT_ROLES
 from nova_hpc.topology import roles as offer_roles
 from nova_hpc.topology import sysfs
 from nova_hpc_tools.adopt import device_spec, overlooked, readiness
-from nova_hpc_tools.doctor import facts_host as doctor_host
+from nova_hpc_tools.doctor import facts_host
 from nova_hpc_tools.main import main
 from tests.nodes.catalogue import NODES
 from tests.nodes.reported import REPORTED
 from tests.nodes.write import write
 from tests.unit.cli.conftest import put
 
-ROLES = offer_roles.strict(DEFAULT_ROLES)
+ROLES = offer_roles.parse_roles(DEFAULT_ROLES)
 GPUS = ("0000:18:00.0", "0000:3a:00.0", "0000:9a:00.0", "0000:ba:00.0")
 
 
 def looked(node, backend="none", hooks=(), table=ROLES):
-    spec = device_spec.build(node, table)
-    offered = readiness.offered(node, spec)
-    found = [*overlooked.look(node, table, offered, False)]
-    return [*found, *overlooked.switches(node, table, offered, backend, hooks)]
+    spec = device_spec.build_device_spec(node, table)
+    offered = readiness.offered_functions_of(node, spec)
+    found = [*overlooked.find_overlooked_devices(node, table, offered, False)]
+    return [*found, *overlooked.find_idle_nvswitches(node, table, offered, backend, hooks)]
 
 
 @pytest.mark.parametrize("name", sorted(NODES))
 def test_a_good_node_has_nothing(name, synthetic):
     """Disks and network of the host are not for servers, and nobody says they could be."""
-    found = looked(sysfs.read(synthetic(name)), "fabric-manager")
+    found = looked(sysfs.read_sysfs_node(synthetic(name)), "fabric-manager")
     assert found == []
 
 
@@ -131,7 +131,7 @@ def test_a_disk_for_servers_is_missed_and_a_disk_of_the_host_is_not(tmp_path):
         return replace(machine, roots=(*machine.roots[:-1], replace(last, below=ports)))
 
     for driver, expected in (("nvme", 0), ("vfio-pci", 1), (None, 0)):
-        found = looked(sysfs.read(write(disks(driver), tmp_path / str(driver))))
+        found = looked(sysfs.read_sysfs_node(write(disks(driver), tmp_path / str(driver))))
         said = [each for each in found if "144d:a80a" in each.seen]
         assert len(said) == expected
         if said:
@@ -153,7 +153,7 @@ def test_nvswitches_that_nobody_runs(name, node, tmp_path):
 def test_nvswitches_without_gpus(tmp_path):
     machine = REPORTED["h200"]
     alone = replace(machine, roots=tuple(each for each in machine.roots if each.bus == 0x48))
-    node = sysfs.read(write(alone, tmp_path / "node"))
+    node = sysfs.read_sysfs_node(write(alone, tmp_path / "node"))
     for backend in ("none", "fabric-manager"):
         (found,) = looked(node, backend)
         assert "no GPU that they could link" in found.seen
@@ -172,7 +172,7 @@ def test_a_numa_node_that_the_firmware_does_not_name(node, tmp_path):
     machine = REPORTED["no-numa"]
     one = replace(machine, numa=(replace(machine.numa[0], distances=(10,)),))
     (tmp_path / "one").mkdir()
-    found = looked(sysfs.read(write(one, tmp_path / "one")), "fabric-manager")
+    found = looked(sysfs.read_sysfs_node(write(one, tmp_path / "one")), "fabric-manager")
     assert [each.check for each in found] == []
 
 
@@ -191,8 +191,8 @@ def test_a_numa_node_that_the_firmware_does_not_name(node, tmp_path):
 @pytest.mark.parametrize("place", ["qemu", "qemu.d/50-nvlink"])
 def test_hooks_of_libvirt(place, text, expected, tmp_path, synthetic):
     put(tmp_path, f"/etc/libvirt/hooks/{place}", text)
-    node = sysfs.read(synthetic("hgx-h100"))
-    hooks = doctor_host.read(tmp_path, node, (), ()).partition_hooks
+    node = sysfs.read_sysfs_node(synthetic("hgx-h100"))
+    hooks = facts_host.read_host_facts(tmp_path, node, (), ()).partition_hooks
     assert hooks == ((f"/etc/libvirt/hooks/{place}",) if expected else ())
     for backend, words in (
         ("fabric-manager", "and nova-compute does, too"),
@@ -205,4 +205,4 @@ def test_hooks_of_libvirt(place, text, expected, tmp_path, synthetic):
         else:
             assert "nvswitch-hook" not in [each.check for each in found]
     # Where there is nothing to link, a hook may do what it likes.
-    assert looked(sysfs.read(synthetic("two-socket")), "none", hooks) == []
+    assert looked(sysfs.read_sysfs_node(synthetic("two-socket")), "none", hooks) == []

@@ -329,7 +329,7 @@ def test_doctor_knows_when_the_host_has_drifted(prepare, machine, debian, capsys
 def test_no_adapter_of_the_host_loses_its_driver(prepare, synthetic, debian, name):
     """On every synthetic node only what is offered is bound, and a second run does nothing."""
     root = synthetic(name)
-    node = sysfs.read(root)
+    node = sysfs.read_sysfs_node(root)
     status, _, err = prepare("--write", debian, root=root)
     if not node.functions:
         assert status == 2
@@ -363,7 +363,7 @@ def bond(root, *addresses):
 def started(files, root):
     """The host after a start with the files."""
     texts = {name: text for name, (text, _) in files.items()}
-    node = sysfs.read(root)
+    node = sysfs.read_sysfs_node(root)
     return Booting(node, kernel_places(node), texts, early=True).run()
 
 
@@ -436,16 +436,16 @@ def is_bind(terms, name):
 def test_the_start_follows_what_configure_writes(both, prepare, debian, tmp_path, name):
     """Entries of device_spec, as they are written, against the drivers after the start."""
     root = write(NODES[name], tmp_path / "node")
-    found = sysfs.read(root)
+    found = sysfs.read_sysfs_node(root)
     virtual = [each for each in found.functions if each.physical_function][:3]
     bond(root, *(each.address for each in virtual[:1]))
     words = [word for each in virtual[2:] for word in ("--leave-out", each.address)]
     host, _, said = both(root, debian, *words)
-    entries = [spec_entries.read(text) for text in prepare.configure.told("device_spec")]
+    entries = [spec_entries.read_spec_entry(text) for text in prepare.configure.told("device_spec")]
     offered = {
         each.address
         for each in found.functions
-        if any(spec_entries.matches(entry, each) for entry in entries)
+        if any(spec_entries.entry_matches(entry, each) for entry in entries)
     }
     bare = set(re.findall(r"^# (\S+): nobody has said", said, re.MULTILINE))
     # NVIDIA's driver has its vGPUs and gives them itself.

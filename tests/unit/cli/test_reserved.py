@@ -6,8 +6,8 @@ import json
 import pytest
 
 from nova_hpc.wire.ledger import Ledger
-from nova_hpc.wire.reservation import Provider
-from nova_hpc_tools.device.reservations import Reserved
+from nova_hpc.wire.reservation import ReservedProvider
+from nova_hpc_tools.device.reservations import ListReserved
 from nova_hpc_tools.main import NovaHpc
 
 GPU, PF, LAST = "0000:41:00.0", "0000:42:00.0", "0000:43:00.0"
@@ -25,7 +25,7 @@ def ask(tmp_path, capsys):
             text = ledger if isinstance(ledger, str) else ledger.dumps()
             (tmp_path / "ledger").write_text(text)
         app = NovaHpc()
-        app.command_manager.add_command("device reserved", Reserved)
+        app.command_manager.add_command("device reserved", ListReserved)
         where = ("--config-file", str(tmp_path / "nova.conf"))
         status = app.run(["device", "reserved", *where, *words])
         return status, *capsys.readouterr()
@@ -35,10 +35,10 @@ def ask(tmp_path, capsys):
 
 LEDGER = Ledger(
     providers={
-        GPU: Provider(UUIDS[GPU], "CUSTOM_GPU", 1, ours=1),
-        PF: Provider(UUIDS[PF], "CUSTOM_VF", 4, ours=1, operators=2),
+        GPU: ReservedProvider(UUIDS[GPU], "CUSTOM_GPU", 1, ours=1),
+        PF: ReservedProvider(UUIDS[PF], "CUSTOM_VF", 4, ours=1, operators=2),
         # Lifted, and Placement may not have heard of it.
-        LAST: Provider(UUIDS[LAST], "CUSTOM_GPU", 1, earlier=1),
+        LAST: ReservedProvider(UUIDS[LAST], "CUSTOM_GPU", 1, earlier=1),
     }
 )
 

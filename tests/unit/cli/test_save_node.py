@@ -21,11 +21,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nova_hpc.topology import nccl, sysfs
-from nova_hpc.topology.files import Tree
+from nova_hpc.topology.files import FileTree
 from nova_hpc.topology.model import Node
 from nova_hpc.wire import inventory
-from nova_hpc_tools.inventory import node_archive as save_node
-from nova_hpc_tools.inventory.record import Recorder, Replay
+from nova_hpc_tools.inventory import node_archive
+from nova_hpc_tools.inventory.record import RecordingTree, ReplayTree
 from nova_hpc_tools.main import main
 from tests.nodes.catalogue import NODES
 from tests.nodes.describe import Endpoint, Machine, Numa, Processor, Rdma, Root, every
@@ -67,7 +67,7 @@ def same_but_names(live: Node, saved: Node, keep_names: bool = False) -> dict[st
         else:
             assert one == other, where
 
-    found = [inventory.build(node) for node in (live, saved)]
+    found = [inventory.build_inventory(node) for node in (live, saved)]
     for document in found:
         document.pop("source")
     if not keep_names and found[0]["hostname"] is not None:
@@ -85,7 +85,7 @@ def save(root: Path, target: Path, *options: str) -> bytes:
 
 
 def read(archive: Path) -> Node:
-    return sysfs.read_tree(save_node.load(archive), "archive")
+    return sysfs.read_tree(node_archive.load_node_archive(archive), "archive")
 
 
 def notations(raw: bytes) -> set[bytes]:
@@ -125,7 +125,7 @@ def identities_of(machine: Machine) -> set[bytes]:
 def test_a_saved_node_reads_as_the_node(name, synthetic, tmp_path):
     root = synthetic(name)
     data = save(root, tmp_path / "node.tar.xz")
-    live, saved = sysfs.read(root), read(tmp_path / "node.tar.xz")
+    live, saved = sysfs.read_sysfs_node(root), read(tmp_path / "node.tar.xz")
     mapped = same_but_names(live, saved)
     guids = {device.node_guid for function in live.functions for device in function.rdma}
     assert mapped.keys() >= guids
@@ -133,18 +133,20 @@ def test_a_saved_node_reads_as_the_node(name, synthetic, tmp_path):
     identities = identities_of(NODES[name])
     assert identities
     names_none(data, identities, {name} - {"vmd"})  # which is a driver's name as well
-    archive = save_node.load(tmp_path / "node.tar.xz")
-    assert nccl.processor(archive) == nccl.processor(Tree(root)) is not None
+    archive = node_archive.load_node_archive(tmp_path / "node.tar.xz")
+    assert nccl.read_nccl_processor(archive) == nccl.read_nccl_processor(FileTree(root)) is not None
 
 
 def test_a_real_capture(capture_of_ours, tmp_path, capsys):
     data = save(capture_of_ours, tmp_path / "node.tar.xz")
     assert "the host is called 'node'" in capsys.readouterr().out
-    same_but_names(sysfs.read(capture_of_ours), read(tmp_path / "node.tar.xz"))
+    same_but_names(sysfs.read_sysfs_node(capture_of_ours), read(tmp_path / "node.tar.xz"))
     assert b"virtual1" not in data
     kept = save(capture_of_ours, tmp_path / "kept.tar.xz", "--keep-names")
     assert b"virtual1" in kept
-    same_but_names(sysfs.read(capture_of_ours), read(tmp_path / "kept.tar.xz"), keep_names=True)
+    same_but_names(
+        sysfs.read_sysfs_node(capture_of_ours), read(tmp_path / "kept.tar.xz"), keep_names=True
+    )
 
 
 @pytest.fixture(scope="session")
@@ -164,7 +166,7 @@ def test_captures_of_real_machines(captures, tmp_path):
         subprocess.run(["tar", "-xf", archive, "-C", folder], check=True)
         root = next(top for top in folder.iterdir() if (top / "sys").is_dir())
         save(root, tmp_path / "node.tar.xz")
-        same_but_names(sysfs.read(root), read(tmp_path / "node.tar.xz"))
+        same_but_names(sysfs.read_sysfs_node(root), read(tmp_path / "node.tar.xz"))
 
 
 H100 = gpu("10de:2330", "10de:16c1", 1)
@@ -243,7 +245,7 @@ def test_nothing_of_it_can_be_found(drawn):
         saved = read(archive)
     short = machine.name.partition(".")[0]
     names_none(data, identities, {machine.name, short})
-    names_none(inventory.dumps(saved).encode(), identities, {machine.name, short})
+    names_none(inventory.write_inventory(saved).encode(), identities, {machine.name, short})
     assert [function.address for function in saved.functions] == [
         "0000:16:01.0", "0000:16:02.0", "0000:17:00.0",
         *(f"0000:17:00.{number}" for number in range(1, 8)), "0000:17:01.0", "0000:18:00.0",
@@ -274,7 +276,7 @@ def test_the_name_of_the_host_is_in_no_name_that_people_give(host, before, after
         root = write(machine, Path(folder, "root"))
         archive = Path(folder, "node.tar.xz")
         data = save(root, archive)
-        saved, live = read(archive), sysfs.read(root)
+        saved, live = read(archive), sysfs.read_sysfs_node(root)
     assert short.encode() not in data.lower()
     assert b"Xeon of " in data
     ((one,), (other,)) = (node.function("0000:17:00.0").rdma for node in (live, saved))
@@ -290,12 +292,12 @@ def test_nothing_is_written_that_would_tell(synthetic, tmp_path, monkeypatch, ca
     words = ["inventory", "--root", str(synthetic("hgx-h100")), "--save", str(target)]
     with monkeypatch.context() as patched:
         # A notation of which nobody has thought.
-        whole = save_node._file
+        whole = node_archive._anonymise_file
 
         def forgetful(path, data, *more):
             return data if path.endswith("node_guid") else whole(path, data, *more)
 
-        patched.setattr(save_node, "_file", forgetful)
+        patched.setattr(node_archive, "_anonymise_file", forgetful)
         assert main(words) == 2
     err = capsys.readouterr().err
     assert "node_guid would tell what was to be replaced, so nothing was written" in err
@@ -353,17 +355,17 @@ def test_a_broken_node_is_saved_as_it_is(name, seed, synthetic, capture_of_ours,
         done = damage.apply(root, vital, 40, chance) + damage.apply(root, paths, 20, chance)
         save(root, tmp_path / "node.tar.xz")
         try:
-            same_but_names(sysfs.read(root), read(tmp_path / "node.tar.xz"))
+            same_but_names(sysfs.read_sysfs_node(root), read(tmp_path / "node.tar.xz"))
         except AssertionError as error:
             error.add_note("after: " + "; ".join(done))
             raise
 
 
 def test_a_record_is_of_one_reading_and_reads_the_same(synthetic):
-    recorder = Recorder(synthetic("hgx-h100"))
+    recorder = RecordingTree(synthetic("hgx-h100"))
     node = sysfs.read_tree(recorder, "x")
-    assert sysfs.read_tree(Replay(recorder.record()), "x") == node
-    assert node == sysfs.read_tree(Tree(synthetic("hgx-h100")), "x")
+    assert sysfs.read_tree(ReplayTree(recorder.record()), "x") == node
+    assert node == sysfs.read_tree(FileTree(synthetic("hgx-h100")), "x")
 
 
 def test_only_what_is_read_is_saved(synthetic, tmp_path):
@@ -392,7 +394,9 @@ def test_links_stay_links_and_tar_unpacks_it(synthetic, tmp_path):
     folder = tmp_path / "unpacked"
     folder.mkdir()
     subprocess.run(["tar", "-xf", archive, "-C", folder], check=True)
-    assert sysfs.read_tree(Tree(folder), "x") == sysfs.read_tree(save_node.load(archive), "x")
+    assert sysfs.read_tree(FileTree(folder), "x") == sysfs.read_tree(
+        node_archive.load_node_archive(archive), "x"
+    )
     # Saved once more it is the same, byte for byte.
     save(folder, tmp_path / "again.tar.xz")
     assert (tmp_path / "again.tar.xz").read_bytes() == archive.read_bytes()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import signal
 
-from nova_hpc.fabric.model import FabricMap, Place
+from nova_hpc.fabric.model import FabricMap, FabricPlace
 from tests.unit.cluster.plan.command import planned
 
 
@@ -14,7 +14,7 @@ def test_the_callers_handlers_come_back() -> None:
     numbers = (signal.SIGTERM, signal.SIGHUP)
     kept = {number: signal.signal(number, signal.SIG_DFL) for number in numbers}
     try:
-        assert planned(FabricMap(places=(Place("n1", leaf="l1"),)), {"n1": 1}, "--members", 1)
+        assert planned(FabricMap(places=(FabricPlace("n1", leaf="l1"),)), {"n1": 1}, "--members", 1)
         after = [signal.getsignal(number) for number in numbers]
     finally:
         for number, handler in kept.items():

@@ -18,13 +18,13 @@ from oslo_config import cfg
 from nova_hpc.conf.roles import DEFAULT_ROLES
 from nova_hpc.guest import command as guest
 from nova_hpc.topology import roles
-from nova_hpc_tools.adopt import service_settings as node_config
+from nova_hpc_tools.adopt import service_settings
 from nova_hpc_tools.main import NovaHpc, main
 from tests.unit.cli import pages
 
 #: Of Nova and Placement, for what is asked here; tests/functional/test_typed.py has all.
 KNOWN = {
-    "pci": node_config.PCI,
+    "pci": service_settings.PCI,
     "filter_scheduler": [cfg.MultiStrOpt("available_filters")],
 }
 
@@ -114,7 +114,7 @@ def refusal(typed: pages.Typed) -> str | None:
     if typed.inline and any(name[: len(words)] == words for name in names):
         return None  # It only names a command, or several that begin alike.
     if words[0] == "nova-hpc-guest":
-        parse, rest = guest._parse, list(words[1:])
+        parse, rest = guest._parse_arguments, list(words[1:])
         if typed.inline and not rest:
             return None
     else:
@@ -203,7 +203,7 @@ def test_sample_files_of_the_simulation(tmp_path, capsys):
 
 
 def test_resource_classes_are_those_that_configure_writes():
-    classes = {f"CUSTOM_HPC_{name.upper()}" for name in roles.strict(DEFAULT_ROLES).names}
+    classes = {f"CUSTOM_HPC_{name.upper()}" for name in roles.parse_roles(DEFAULT_ROLES).names}
     for page in pages.PAGES:
         for block in pages.blocks(page):
             said = set(re.findall(r"(?:--resource |class:)(CUSTOM_\w+)", block.text))

@@ -102,18 +102,18 @@ def test_the_shim(place, tmp_path, monkeypatch):
     (virt.parent / "__init__.py").touch()
     (virt / "__init__.py").touch()
     top = str(Path(__file__).parents[3])
-    monkeypatch.setattr(install_shim, "interpreter", lambda: sys.executable)
+    monkeypatch.setattr(install_shim, "find_nova_interpreter", lambda: sys.executable)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(virt.parents[1]), top]))
-    code, text = upgrade_check._shim([])
+    code, text = upgrade_check._check_shim([])
     assert (code, text) == (FAILURE, f"{virt / 'hpc.py'} is missing. nova-hpc install-shim.")
     (virt / "hpc.py").write_text('"""nova-hpc: of an earlier release."""\n')
-    assert upgrade_check._shim([])[1].endswith("hpc.py is outdated. nova-hpc install-shim.")
-    install_shim.write(virt / "hpc.py", install_shim.content())
-    assert upgrade_check._shim([]) == (SUCCESS, None)
-    monkeypatch.setattr(install_shim, "interpreter", lambda: "/no/python")
-    assert upgrade_check._shim([])[0] == WARNING
+    assert upgrade_check._check_shim([])[1].endswith("hpc.py is outdated. nova-hpc install-shim.")
+    install_shim.write_shim(virt / "hpc.py", install_shim.read_shim_content())
+    assert upgrade_check._check_shim([]) == (SUCCESS, None)
+    monkeypatch.setattr(install_shim, "find_nova_interpreter", lambda: "/no/python")
+    assert upgrade_check._check_shim([])[0] == WARNING
     place.option(COMPUTE, "compute_driver", "libvirt.LibvirtDriver")
-    assert upgrade_check._shim([]) == (SUCCESS, None)
+    assert upgrade_check._check_shim([]) == (SUCCESS, None)
     assert settings.DRIVER != "libvirt.LibvirtDriver"
 
 
@@ -129,21 +129,21 @@ def test_functions_of_nova(tmp_path, monkeypatch):
     (info / "METADATA").write_text(metadata.format("34.0.0"))
     file.write_text("def fit():\n    return 1\n")
     target = "nova.virt.hardware:fit"
-    table = {target: {34: nova_sources.digest(ast.parse(file.read_text()), target)}}
+    table = {target: {34: nova_sources.digest_function(ast.parse(file.read_text()), target)}}
     monkeypatch.setattr(nova_sources, "DIGESTS", table)
     monkeypatch.setattr(upgrade_check, "DIGESTS", table)
-    monkeypatch.setattr(install_shim, "interpreter", lambda: sys.executable)
+    monkeypatch.setattr(install_shim, "find_nova_interpreter", lambda: sys.executable)
     monkeypatch.setenv("PYTHONPATH", str(home))
-    assert upgrade_check._functions() == (SUCCESS, None)
+    assert upgrade_check._check_nova_functions() == (SUCCESS, None)
     file.write_text("def fit():\n    # A word of the distribution's.\n    return 1\n")
-    assert upgrade_check._functions() == (SUCCESS, None)
+    assert upgrade_check._check_nova_functions() == (SUCCESS, None)
     file.write_text("def fit():\n    return 2\n")
-    code, text = upgrade_check._functions()
+    code, text = upgrade_check._check_nova_functions()
     assert code == WARNING
     assert text.startswith("fit in nova/virt/hardware.py is not that of Nova 34.0.0. It is used")
     (info / "METADATA").write_text(metadata.format("35.0.0"))
-    code, text = upgrade_check._functions()
+    code, text = upgrade_check._check_nova_functions()
     assert code == FAILURE
     assert text.startswith(f"Nova 35.0.0 is in {home / 'nova'}, and this release of nova-hpc")
-    monkeypatch.setattr(install_shim, "interpreter", lambda: "/no/python")
-    assert upgrade_check._functions()[0] == WARNING
+    monkeypatch.setattr(install_shim, "find_nova_interpreter", lambda: "/no/python")
+    assert upgrade_check._check_nova_functions()[0] == WARNING

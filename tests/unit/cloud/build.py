@@ -6,29 +6,31 @@ from __future__ import annotations
 import random
 
 from nova_hpc_tools.simulate import policies
-from nova_hpc_tools.simulate.cluster import Cluster
-from nova_hpc_tools.simulate.model import Machine, Shape, Typical
-from nova_hpc_tools.simulate.policy import Policy
+from nova_hpc_tools.simulate.cluster import SimulatedCluster
+from nova_hpc_tools.simulate.model import SimulatedMachine, TaskShape, Typical
+from nova_hpc_tools.simulate.policy import SimulatedPolicy
 
 
-def machine(name: str, gpus: int, cpus: int = 64, **more: object) -> Machine:
+def machine(name: str, gpus: int, cpus: int = 64, **more: object) -> SimulatedMachine:
     values = {"kind": "node", "cpu_milli": cpus * 1000, "memory_mib": 100_000, **more}
-    return Machine(name=name, gpus=gpus, **values)  # type: ignore[arg-type]
+    return SimulatedMachine(name=name, gpus=gpus, **values)  # type: ignore[arg-type]
 
 
-def shape(gpus: int, cpus: int = 1, **more: object) -> Shape:
+def shape(gpus: int, cpus: int = 1, **more: object) -> TaskShape:
     values = {"memory_mib": 1000, **more}
-    return Shape(cpu_milli=cpus * 1000, gpus=gpus, **values)  # type: ignore[arg-type]
+    return TaskShape(cpu_milli=cpus * 1000, gpus=gpus, **values)  # type: ignore[arg-type]
 
 
 #: Half of the tasks want one GPU, half want four.
 HALVES = (Typical(shape(1, memory_mib=0), 0.5), Typical(shape(4, memory_mib=0), 0.5))
 
 
-def policy(name: str, cluster: Cluster, workload: tuple[Typical, ...] = HALVES) -> Policy:
-    return policies.build(name, cluster, random.Random(0), workload)
+def policy(
+    name: str, cluster: SimulatedCluster, workload: tuple[Typical, ...] = HALVES
+) -> SimulatedPolicy:
+    return policies.build_policy(name, cluster, random.Random(0), workload)
 
 
-def picks(name: str, cluster: Cluster, wanted: Shape, workload=HALVES) -> int:
+def picks(name: str, cluster: SimulatedCluster, wanted: TaskShape, workload=HALVES) -> int:
     """The node that a policy picks."""
     return policy(name, cluster, workload).node(wanted, cluster.fits(wanted))

@@ -5,27 +5,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from nova_hpc.placement.model import Cell, HostNode
-from nova_hpc.placement.profile import Profile, Shape
+from nova_hpc.placement.model import HostNode, WantedCell
+from nova_hpc.placement.profile import FlavorShape, Profile
 from nova_hpc.topology.level import Level, Location
 from nova_hpc_tools.snapshot import (
-    Alias,
-    Device,
     Flavor,
     FlavorWant,
-    Node,
+    FunctionUse,
     Server,
     ServerCell,
     Snapshot,
-    Use,
+    SnapshotAlias,
+    SnapshotDevice,
+    SnapshotNode,
 )
 
 
-def gpu(host: str, number: int, switch: int = 0, server: str | None = None) -> Device:
+def gpu(host: str, number: int, switch: int = 0, server: str | None = None) -> SnapshotDevice:
     """One GPU; two switches a NUMA node."""
     numa = switch // 2
     address = f"0000:{0x40 + switch:02x}:{number:02x}.0"
-    return Device(
+    return SnapshotDevice(
         provider=f"{host}-{switch}-{number}",
         address=address,
         free=0 if server else 1,
@@ -36,14 +36,14 @@ def gpu(host: str, number: int, switch: int = 0, server: str | None = None) -> D
         role="gpu",
         resource_class="CUSTOM_GPU",
         traits=frozenset({"CUSTOM_NVLINK"}),
-        used=(Use(address, server),) if server else (),
+        used=(FunctionUse(address, server),) if server else (),
     )
 
 
-def vfs(host: str, switch: int, free: int = 4) -> Device:
+def vfs(host: str, switch: int, free: int = 4) -> SnapshotDevice:
     """Virtual functions of one adapter."""
     numa = switch // 2
-    return Device(
+    return SnapshotDevice(
         provider=f"{host}-{switch}-vf",
         address=f"0000:{0x40 + switch:02x}:1f.0",
         free=free,
@@ -58,7 +58,7 @@ def vfs(host: str, switch: int, free: int = 4) -> Device:
 
 def node(
     host: str, gpus: Sequence[int | Sequence[str | None]], cpus: int = 16, **more: object
-) -> Node:
+) -> SnapshotNode:
     """A host; *gpus* says, for each switch, how many are free or who has each."""
     devices = []
     for switch, found in enumerate(gpus):
@@ -72,13 +72,13 @@ def node(
             for numa in range(2)
         ),
     } | more
-    return Node(host=host, node=host, **fields)
+    return SnapshotNode(host=host, node=host, **fields)
 
 
 def flavor(
     name: str = "pair",
     wants: Mapping[str, int] | None = None,
-    cells: Sequence[Cell] = (),
+    cells: Sequence[WantedCell] = (),
     numa_policy: str | None = None,
     **specs: str,
 ) -> Flavor:
@@ -109,7 +109,9 @@ def server(uuid: str, host: str, **more: object) -> Server:
     return Server(uuid=uuid, host=host, node=host, **fields)
 
 
-def cloud(*hosts: Node, flavors: Sequence[Flavor] = (), servers: Sequence[Server] = ()) -> Snapshot:
+def cloud(
+    *hosts: SnapshotNode, flavors: Sequence[Flavor] = (), servers: Sequence[Server] = ()
+) -> Snapshot:
     """A snapshot of all of them."""
     return Snapshot(
         taken="2026-01-01T00:00:00+00:00",
@@ -117,10 +119,10 @@ def cloud(*hosts: Node, flavors: Sequence[Flavor] = (), servers: Sequence[Server
         hosts=hosts,
         flavors=tuple(flavors) or (flavor(),),
         aliases=(
-            Alias("gpu", "CUSTOM_GPU", frozenset({"CUSTOM_NVLINK"})),
-            Alias("broken", problem="it has no ids"),
+            SnapshotAlias("gpu", "CUSTOM_GPU", frozenset({"CUSTOM_NVLINK"})),
+            SnapshotAlias("broken", problem="it has no ids"),
         ),
         servers=tuple(servers),
-        profile=Profile((Shape({"gpu": 2}, level=Level.SWITCH, weight=3, page_kib=2048),)),
+        profile=Profile((FlavorShape({"gpu": 2}, level=Level.SWITCH, weight=3, page_kib=2048),)),
         problems=("Placement could not be asked",),
     )

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nova_hpc.topology.level import Level
-from nova_hpc_tools.simulate.cluster import Cluster, together
-from nova_hpc_tools.simulate.model import all_dgx, dgx
+from nova_hpc_tools.simulate.cluster import SimulatedCluster, gpus_together
+from nova_hpc_tools.simulate.model import all_dgx, dgx_layout
 from tests.unit.cloud.build import machine, shape
 
 SHAPES = [
@@ -43,7 +43,7 @@ def possible(cluster, node, wanted):
 @given(st.lists(st.tuples(st.sampled_from(SHAPES), st.randoms(use_true_random=False)), max_size=25))
 def test_random_histories(steps):
     machines = all_dgx([machine("a", 8, 20), machine("b", 4, 20), machine("c", 1, 9)])
-    cluster = Cluster(machines)
+    cluster = SimulatedCluster(machines)
     running = []
     for wanted, rng in steps:
         fits = cluster.fits(wanted)
@@ -56,7 +56,7 @@ def test_random_histories(steps):
             order = list(range(8))
             rng.shuffle(order)
             if wanted.exclusive:
-                chosen = together(cluster, node, wanted, order)
+                chosen = gpus_together(cluster, node, wanted, order)
             else:
                 chosen = (next(n for n in order if cluster.gpu[node][n] >= wanted.gpu_milli),)
             cluster.take(node, wanted, chosen)  # refuses what is not together
@@ -66,14 +66,14 @@ def test_random_histories(steps):
         assert (cluster.most == cluster.gpu.max(axis=1)).all()
     for one in running:
         cluster.give(*one)
-    fresh = Cluster(machines)
+    fresh = SimulatedCluster(machines)
     assert (cluster.gpu == fresh.gpu).all()
     assert (cluster.cpu == fresh.cpu).all()
     assert not any(count.any() for count in cluster.kinds.values())
 
 
 def test_a_policy_cannot_cheat():
-    cluster = Cluster(all_dgx([machine("a", 8)]))
+    cluster = SimulatedCluster(all_dgx([machine("a", 8)]))
     with pytest.raises(ValueError, match="not together"):
         cluster.take(0, shape(2, level=Level.SWITCH), (1, 2))
     cluster.take(0, shape(2, level=Level.SWITCH), (2, 3))
@@ -84,21 +84,21 @@ def test_a_policy_cannot_cheat():
 
 
 def test_the_built_in_host():
-    places = dgx(8)
+    places = dgx_layout(8)
     assert [place.socket for place in places] == [0, 0, 1, 1, 0, 0, 1, 1]
     assert len({place.switches for place in places}) == 4
-    assert [place.socket for place in dgx(4)] == [0, 0, 1, 1]
+    assert [place.socket for place in dgx_layout(4)] == [0, 0, 1, 1]
     with pytest.raises(ValueError, match="at most 8"):
-        dgx(9)
+        dgx_layout(9)
 
 
 def test_busy_gpus_stay_busy():
-    cluster = Cluster([machine("a", 4, busy=(1, 3))])
+    cluster = SimulatedCluster([machine("a", 4, busy=(1, 3))])
     assert cluster.capacity == 2000
     assert cluster.free(0) == (0, 2)
 
 
 def test_an_unknown_place_is_alone():
-    cluster = Cluster([machine("a", 4)])
+    cluster = SimulatedCluster([machine("a", 4)])
     assert cluster.room(Level.NUMA, 2).tolist() == [0]
     assert cluster.room(Level.HOST, 2).tolist() == [2]

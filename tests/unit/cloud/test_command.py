@@ -14,7 +14,7 @@ import xml.etree.ElementTree as ET
 import attrs
 import pytest
 
-from nova_hpc_tools.simulate.command import Simulate
+from nova_hpc_tools.simulate.command import SimulatePolicies
 from nova_hpc_tools.snapshot import document
 from tests.unit.cloud import clouds
 
@@ -31,7 +31,7 @@ def files(tmp_path):
 
 
 def run(folder, *words, nodes="nodes.csv", requests="requests.csv.gz"):
-    command = Simulate(None, None)
+    command = SimulatePolicies(None, None)
     given = ["--nodes", str(folder / nodes), "--requests", str(folder / requests), *words]
     return command.run(command.get_parser("nova-hpc simulate").parse_args(given))
 
@@ -164,8 +164,10 @@ def test_what_of_a_cloud_is_not_simulated_is_said(tmp_path, capsys):
     path = tmp_path / "cloud.json"
 
     def simulate(*servers, form="table"):
-        path.write_text(document.dumps(clouds.cloud(node, flavors=flavors, servers=servers)))
-        command = Simulate(None, None)
+        path.write_text(
+            document.dump_cloud_snapshot(clouds.cloud(node, flavors=flavors, servers=servers))
+        )
+        command = SimulatePolicies(None, None)
         words = ["--snapshot", str(path), "--seeds", "1", "--jobs", "1", "--policy", "fgd"]
         parser = command.get_parser("nova-hpc simulate")
         assert command.run(parser.parse_args([*words, "--format", form])) == 0

@@ -13,14 +13,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nova_hpc.fabric.aggregates import aggregates_of
-from nova_hpc.fabric.model import FabricMap, Place
+from nova_hpc.fabric.model import FabricMap, FabricPlace
 from nova_hpc.topology.level import Location
 from nova_hpc_tools import snapshot
-from nova_hpc_tools.cloud import server_moves as drain_run
-from nova_hpc_tools.cloud.drain import Move, Mover, Plan, plan
-from nova_hpc_tools.cloud.drain_api import Seen
-from nova_hpc_tools.cloud.server_moves import Patience, StopError
-from nova_hpc_tools.snapshot import Device, Flavor, FlavorWant, Node, Server, Snapshot, Use
+from nova_hpc_tools.cloud import server_moves
+from nova_hpc_tools.cloud.drain import DrainedServer, DrainPlan, Move, plan_drain
+from nova_hpc_tools.cloud.drain_api import DrainServer
+from nova_hpc_tools.cloud.server_moves import DrainStopError, MovePatience
+from nova_hpc_tools.snapshot import (
+    Flavor,
+    FlavorWant,
+    FunctionUse,
+    Server,
+    Snapshot,
+    SnapshotDevice,
+    SnapshotNode,
+)
 
 SPECS = {"hpc:affinity": "host", "hw:pci_numa_affinity_policy": "preferred"}
 LEAF = {**SPECS, "hpc:fabric": "leaf"}
@@ -38,17 +46,19 @@ def flavor(devices: int, specs: dict[str, str] = SPECS) -> Flavor:
     )
 
 
-def node(name: str, free: int, leaf: str | None = None, used: dict[str, int] | None = None) -> Node:
+def node(
+    name: str, free: int, leaf: str | None = None, used: dict[str, int] | None = None
+) -> SnapshotNode:
     owners = [server for server, count in (used or {}).items() for _ in range(count)]
     devices = [
-        Device(
+        SnapshotDevice(
             provider=f"{name}-{number}",
             address=f"0000:{number + 16:02x}:00.0",
             free=0 if number < len(owners) else 1,
             location=Location(numa=0, root="pci0000:00"),
             aliases=frozenset({"gpu"}),
             role="gpu",
-            used=(Use(f"0000:{number + 16:02x}:00.0", owners[number]),)
+            used=(FunctionUse(f"0000:{number + 16:02x}:00.0", owners[number]),)
             if number < len(owners)
             else (),
         )
@@ -56,12 +66,14 @@ def node(name: str, free: int, leaf: str | None = None, used: dict[str, int] | N
     ]
     aggregates = {}
     if leaf is not None:
-        (made,) = aggregates_of(FabricMap([Place(name, leaf=leaf)], name="ib"))
+        (made,) = aggregates_of(FabricMap([FabricPlace(name, leaf=leaf)], name="ib"))
         aggregates = {made.name: dict(made.metadata)}
-    return Node(host=name, node=name, aggregates=aggregates, devices=tuple(devices))
+    return SnapshotNode(host=name, node=name, aggregates=aggregates, devices=tuple(devices))
 
 
-def cloud(nodes: list[Node], servers: dict[str, Flavor]) -> tuple[Snapshot, list[Mover]]:
+def cloud(
+    nodes: list[SnapshotNode], servers: dict[str, Flavor]
+) -> tuple[Snapshot, list[DrainedServer]]:
     """Servers, by their names, are on the first node."""
     flavors = {each.name: each for each in servers.values()}
     taken = Snapshot(
@@ -69,30 +81,32 @@ def cloud(nodes: list[Node], servers: dict[str, Flavor]) -> tuple[Snapshot, list
         nova="34",
         hosts=tuple(nodes),
         flavors=tuple(flavors.values()),
-        aliases=(snapshot.Alias("gpu", "CUSTOM_GPU"),),
+        aliases=(snapshot.SnapshotAlias("gpu", "CUSTOM_GPU"),),
         servers=tuple(
             Server(name, name, nodes[0].host, nodes[0].host, each.name, each.extra_specs)
             for name, each in servers.items()
         ),
     )
-    movers = [Mover(name, name, each.name, each.extra_specs) for name, each in servers.items()]
+    movers = [
+        DrainedServer(name, name, each.name, each.extra_specs) for name, each in servers.items()
+    ]
     return taken, movers
 
 
-def targets(found: Plan) -> dict[str, str | None]:
+def targets(found: DrainPlan) -> dict[str, str | None]:
     assert found.refusals == ()
     return {move.server: move.target for move in found.moves}
 
 
 def test_each_goes_where_it_fits() -> None:
     nodes = [node("a", 0, used={"s": 2, "t": 1}), node("b", 1), node("c", 2)]
-    found = plan(*with_host(cloud(nodes, {"s": flavor(2), "t": flavor(1)})))
+    found = plan_drain(*with_host(cloud(nodes, {"s": flavor(2), "t": flavor(1)})))
     assert targets(found) == {"s": "c", "t": "b"}
     assert [move.server for move in found.moves] == ["s", "t"]
     assert {move.level for move in found.moves} <= {"host", "root", "switch", "numa", "socket"}
 
 
-def with_host(made: tuple[Snapshot, list[Mover]]) -> Any:
+def with_host(made: tuple[Snapshot, list[DrainedServer]]) -> Any:
     taken, movers = made
     return taken, "a", movers
 
@@ -106,21 +120,24 @@ def test_a_choice_is_taken_back() -> None:
     ]
     for names in (("m", "z"), ("z", "m")):
         servers = {names[0]: flavor(2), names[1]: flavor(2, LEAF)}
-        assert targets(plan(*with_host(cloud(nodes, servers)))) == {names[0]: "c", names[1]: "b"}
+        assert targets(plan_drain(*with_host(cloud(nodes, servers)))) == {
+            names[0]: "c",
+            names[1]: "b",
+        }
 
 
 def test_who_has_no_place_is_named() -> None:
     nodes = [node("a", 0, "l1", {"m": 2, "z": 1}), node("b", 1, "l1"), node("c", 4, "l2")]
-    found = plan(*with_host(cloud(nodes, {"m": flavor(2, LEAF), "z": flavor(1)})))
+    found = plan_drain(*with_host(cloud(nodes, {"m": flavor(2, LEAF), "z": flavor(1)})))
     (text,) = found.refusals
     assert text.startswith("m (m): no host in leaf l1 has room for it: ")
     assert found.moves == ()
     # Preferred: the next best will do.
-    near = plan(*with_host(cloud(nodes, {"m": flavor(2, NEAR), "z": flavor(1)})))
+    near = plan_drain(*with_host(cloud(nodes, {"m": flavor(2, NEAR), "z": flavor(1)})))
     assert targets(near)["m"] == "c"
     # Room for each, and not for both.
     nodes = [node("a", 0, used={"m": 2, "z": 2}), node("b", 3)]
-    (text,) = plan(*with_host(cloud(nodes, {"m": flavor(2), "z": flavor(2)}))).refusals
+    (text,) = plan_drain(*with_host(cloud(nodes, {"m": flavor(2), "z": flavor(2)}))).refusals
     assert text == "z (z): no host has room for it beside the 1 that go before it"
 
 
@@ -128,22 +145,22 @@ def test_server_groups_bind() -> None:
     nodes = [node("a", 0, used={"m": 1}), node("b", 1), node("c", 1)]
     taken, (mover,) = cloud(nodes, {"m": flavor(1)})
     apart = attrs.evolve(mover, apart=frozenset({"b"}))
-    assert targets(plan(taken, "a", [apart])) == {"m": "c"}
+    assert targets(plan_drain(taken, "a", [apart])) == {"m": "c"}
     tied = attrs.evolve(mover, tied="it stays")
-    assert plan(taken, "a", [tied]).refusals == ("m (m): it stays",)
+    assert plan_drain(taken, "a", [tied]).refusals == ("m (m): it stays",)
 
 
 def test_what_cannot_be_planned_is_said() -> None:
     nodes = [node("a", 0, None, {"m": 1}), node("b", 1)]
     taken, (mover,) = cloud(nodes, {"m": flavor(1, LEAF)})
-    (text,) = plan(taken, "a", [mover]).refusals
+    (text,) = plan_drain(taken, "a", [mover]).refusals
     assert "nobody knows the leaf of a" in text
     changed = attrs.evolve(mover, extra_specs=SPECS)
-    (text,) = plan(taken, "a", [changed]).refusals
+    (text,) = plan_drain(taken, "a", [changed]).refusals
     assert "was changed since it was created" in text
     # Without devices there is nothing to plan: Nova chooses.
-    bare = Mover("n", "n", "any", {"hpc:fabric": "leaf", "hpc:fabric_policy": "preferred"})
-    assert plan(taken, "a", [bare]).moves == (Move("n", "n", None),)
+    bare = DrainedServer("n", "n", "any", {"hpc:fabric": "leaf", "hpc:fabric_policy": "preferred"})
+    assert plan_drain(taken, "a", [bare]).moves == (Move("n", "n", None),)
 
 
 @settings(max_examples=60, deadline=None)
@@ -162,7 +179,7 @@ def test_a_plan_is_found_where_there_is_one(sizes, rooms, data) -> None:
         name: flavor(size, LEAF if leaf else SPECS)
         for name, size, leaf in zip(names, sizes, bound, strict=True)
     }
-    found = plan(*with_host(cloud(nodes, servers)))
+    found = plan_drain(*with_host(cloud(nodes, servers)))
     possible = any(
         all(
             sum(size for size, at in zip(sizes, way, strict=True) if at == n) <= free
@@ -189,9 +206,9 @@ class Script:
     states: list[tuple[str, str, str]]
     calls: list[str] = attrs.Factory(list)
 
-    def server(self, uuid: str) -> Seen | None:
+    def server(self, uuid: str) -> DrainServer | None:
         status, task, host = self.states.pop(0) if len(self.states) > 1 else self.states[0]
-        return None if status == "GONE" else Seen(uuid, "s", status, task, host, "f", {})
+        return None if status == "GONE" else DrainServer(uuid, "s", status, task, host, "f", {})
 
     def migrate(self, uuid: str, target: str | None) -> None:
         self.calls.append(f"migrate {target}")
@@ -222,12 +239,12 @@ MOVED = ("VERIFY_RESIZE", "", "b")
 )
 def test_how_a_move_ends(states: list[tuple[str, str, str]], calls: list[str], end: str) -> None:
     seconds = itertools.count()
-    patience = Patience(9, lambda _: None, lambda: next(seconds))
+    patience = MovePatience(9, lambda _: None, lambda: next(seconds))
     script = Script(list(states))
     move = Move("s", "s", "b")
     if end in ("", "b"):
-        assert drain_run.leave(script, "a", move, patience) == end
+        assert server_moves.move_server_off(script, "a", move, patience) == end
     else:
-        with pytest.raises(StopError, match=re.escape(end)):
-            drain_run.leave(script, "a", move, patience)
+        with pytest.raises(DrainStopError, match=re.escape(end)):
+            server_moves.move_server_off(script, "a", move, patience)
     assert script.calls == calls

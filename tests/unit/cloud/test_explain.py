@@ -8,26 +8,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.placement.choose import choose
-from nova_hpc.placement.model import Cell, Policy
+from nova_hpc.placement.choose import choose_device_sets
+from nova_hpc.placement.model import AffinityPolicy, WantedCell
 from nova_hpc.topology.level import Distance, Level
 from nova_hpc_tools import snapshot
 from nova_hpc_tools.cloud.explain import document as explain_document
-from nova_hpc_tools.cloud.explain import explain
-from nova_hpc_tools.cloud.explain.model import Question, Report
+from nova_hpc_tools.cloud.explain import explain_flavor
+from nova_hpc_tools.cloud.explain.model import FlavorQuestion, FlavorReport
 from nova_hpc_tools.cloud.explain.server_report import explain_server
-from nova_hpc_tools.snapshot import Device, Node, SnapshotError
-from nova_hpc_tools.snapshot.direct_ports import Adapter, DirectPorts
+from nova_hpc_tools.snapshot import SnapshotDevice, SnapshotError, SnapshotNode
+from nova_hpc_tools.snapshot.direct_ports import DirectPorts, PortAdapter
 from tests.unit.cloud import clouds
 
 
-def ask(*hosts: Node, servers=(), flavor=None, **question) -> Report:
+def ask(*hosts: SnapshotNode, servers=(), flavor=None, **question) -> FlavorReport:
     flavor = clouds.flavor() if flavor is None else flavor
     cloud = clouds.cloud(*hosts, flavors=[flavor], servers=servers)
-    return explain(cloud, Question(flavor.name, **question))
+    return explain_flavor(cloud, FlavorQuestion(flavor.name, **question))
 
 
-def kinds(report: Report) -> list[str]:
+def kinds(report: FlavorReport) -> list[str]:
     return [remedy.kind for remedy in report.remedies]
 
 
@@ -38,7 +38,7 @@ def test_a_host_that_fits_gets_what_choose_says():
     host = snapshot.engine_host(node, report.flavor.server.wants)
     assert (
         verdict.choice.devices
-        == choose(report.request, host, profile=clouds.cloud().profile).sets[0]
+        == choose_device_sets(report.request, host, profile=clouds.cloud().profile).sets[0]
     )
     assert report.fits
     assert report.remedies == ()
@@ -78,7 +78,7 @@ def test_one_step_wider_and_a_smaller_group():
 
 
 def test_wider_affinity_names_novas_own_policy_where_that_must_change():
-    cell = Cell(id=0, dedicated_cpus=2)
+    cell = WantedCell(id=0, dedicated_cpus=2)
     flavor = clouds.flavor(affinity="numa", cells=[cell], numa_policy="required")
     report = ask(clouds.node("one", [1, 0, 1, 0]), flavor=flavor)
     (remedy,) = [each for each in report.remedies if each.kind == "affinity"]
@@ -121,7 +121,7 @@ def test_a_device_that_will_be_withheld_is_no_remedy():
 
 def test_cpus_count_when_a_server_leaves():
     """Its devices are not wanted; the CPUs that it gives back are."""
-    cell = Cell(id=0, dedicated_cpus=4)
+    cell = WantedCell(id=0, dedicated_cpus=4)
     flavor = clouds.flavor(affinity="numa", cells=[cell], numa_policy="required")
     node = clouds.node("one", [3, ["s1"]], cpus=2)
     report = ask(node, flavor=flavor, servers=[clouds.server("s1", "one")])
@@ -162,23 +162,23 @@ def test_what_cannot_be_answered():
         ],
     )
     for question, text in (
-        (Question("pear"), "no flavor 'pear'; there is: pair"),
-        (Question("pair", image="linux"), "was not read with image 'linux'"),
-        (Question("plain"), "has no hpc: keys"),
-        (Question("refused"), "Nova refuses it: PCI alias tpu is not defined"),
-        (Question("odd"), "hpc:affinity is 'nonsense'"),
-        (Question("none"), "asks for none"),
-        (Question("pair", host="node7"), "no host 'node7'; there is: node1"),
+        (FlavorQuestion("pear"), "no flavor 'pear'; there is: pair"),
+        (FlavorQuestion("pair", image="linux"), "was not read with image 'linux'"),
+        (FlavorQuestion("plain"), "has no hpc: keys"),
+        (FlavorQuestion("refused"), "Nova refuses it: PCI alias tpu is not defined"),
+        (FlavorQuestion("odd"), "hpc:affinity is 'nonsense'"),
+        (FlavorQuestion("none"), "asks for none"),
+        (FlavorQuestion("pair", host="node7"), "no host 'node7'; there is: node1"),
     ):
         with pytest.raises(SnapshotError) as error:
-            explain(cloud, question)
+            explain_flavor(cloud, question)
         assert text in str(error.value)
     with pytest.raises(SnapshotError, match="discover_hosts"):
-        explain(clouds.cloud(), Question("pair"))
+        explain_flavor(clouds.cloud(), FlavorQuestion("pair"))
 
 
 def test_the_id_of_a_flavor_is_as_good_as_its_name():
-    assert explain(clouds.cloud(clouds.node("one", [2])), Question("id-pair")).fits
+    assert explain_flavor(clouds.cloud(clouds.node("one", [2])), FlavorQuestion("id-pair")).fits
 
 
 def test_a_decision_of_the_past():
@@ -192,7 +192,7 @@ def test_a_decision_of_the_past():
     cloud = clouds.cloud(node, servers=servers)
     past = explain_server(cloud, "name-s1")
     assert (past.decision.asked, past.decision.reached) == (Level.SWITCH, Level.NUMA)
-    assert past.decision.policy is Policy.PREFERRED
+    assert past.decision.policy is AffinityPolicy.PREFERRED
     # By where they sit now they are closer than what the record says.
     assert (past.level, past.distance) == (Level.SWITCH, Distance.PIX)
     assert [each.addresses for each in past.given] == [("0000:40:00.0",), ("0000:40:01.0",)]
@@ -202,19 +202,19 @@ def test_a_decision_of_the_past():
     away = clouds.cloud(node, servers=[clouds.server("s1", "one", decision=record), servers[1]])
     said = explain_server(away, "s1")
     assert "2 of the 3 pairs" in said.notes[0]
-    assert explain_document.past(said)["decision"]["redirected"] == [2, 3]
+    assert explain_document.describe_server_report(said)["decision"]["redirected"] == [2, 3]
     record = record[:-1] + ',"peers":{"no-ats":"0-1","ats":"0-7"}}'
     paired = clouds.cloud(node, servers=[clouds.server("s1", "one", decision=record), servers[1]])
     said = explain_server(paired, "s1")
     # The second pair is of a device that it does not have any more.
-    assert explain_document.past(said)["decision"]["peers"] == [
+    assert explain_document.describe_server_report(said)["decision"]["peers"] == [
         {"gpu": "0000:40:00.0", "adapter": "0000:40:01.0", "why": "no-ats", "as_wished": None}
     ]
     record = record[:-1] + ',"wish":"translated"}'
     paired = clouds.cloud(node, servers=[clouds.server("s1", "one", decision=record), servers[1]])
     wished = explain_server(paired, "s1")
     assert wished.notes[-1] == f"{said.notes[-1]}, not as wished (translated)"
-    decision = explain_document.past(wished)["decision"]
+    decision = explain_document.describe_server_report(wished)["decision"]
     assert (decision["peer_wish"], decision["peers"][0]["as_wished"]) == ("translated", False)
     assert said.notes[-1].startswith("peer-to-peer of 0000:40:00.0 with 0000:40:01.0 when")
     other = explain_server(cloud, "s2")
@@ -252,14 +252,16 @@ def test_documents_are_json():
         clouds.node("two", [["s1"]]),
         servers=[clouds.server("s1", "two")],
     )
-    report = json.loads(explain_document.dumps(explain(cloud, Question("pair"))))
+    report = json.loads(
+        explain_document.dump_explain_document(explain_flavor(cloud, FlavorQuestion("pair")))
+    )
     assert (report["schema"], report["version"], report["fits"]) == ("nova-hpc/explain", 1, True)
     assert [host["fits"] for host in report["hosts"]] == [True, False]
     assert [each["address"] for each in report["placed"][0]["devices"]] == [
         "0000:40:00.0",
         "0000:40:01.0",
     ]
-    past = json.loads(explain_document.dumps(explain_server(cloud, "s1")))
+    past = json.loads(explain_document.dump_explain_document(explain_server(cloud, "s1")))
     assert past["devices"][0]["address"] == "0000:40:00.0"
 
 
@@ -290,11 +292,12 @@ def test_every_remedy_is_true(shapes, affinity, count):
         elif "all" not in remedy.text:
             (gone,) = [each for each in servers if f"({each.uuid})" in remedy.text]
             hosts = [
-                snapshot.release(node, gone) if node.name == remedy.node else node for node in nodes
+                snapshot.release_from_node(node, gone) if node.name == remedy.node else node
+                for node in nodes
             ]
         else:
             hosts = [
-                snapshot.release(snapshot.release(node, servers[0]), servers[1])
+                snapshot.release_from_node(snapshot.release_from_node(node, servers[0]), servers[1])
                 if node.name == remedy.node
                 else node
                 for node in nodes
@@ -307,15 +310,17 @@ def test_every_remedy_is_true(shapes, affinity, count):
 # -- direct ports -----------------------------------------------------------------------
 
 
-def adapter(host: str, switch: int, network: str | None = "physnet4", **more: object) -> Device:
+def adapter(
+    host: str, switch: int, network: str | None = "physnet4", **more: object
+) -> SnapshotDevice:
     free = more.pop("free", 4)
     found = clouds.vfs(host, switch, free)
     return attrs.evolve(
-        found, aliases=frozenset(), resource_class=None, ports=Adapter(network, **more)
+        found, aliases=frozenset(), resource_class=None, ports=PortAdapter(network, **more)
     )
 
 
-def with_adapters(node: Node, *adapters: Device) -> Node:
+def with_adapters(node: SnapshotNode, *adapters: SnapshotDevice) -> SnapshotNode:
     return attrs.evolve(node, devices=(*node.devices, *adapters))
 
 
@@ -327,7 +332,7 @@ def test_ports_are_placed_with_the_devices():
     report = ask(with_adapters(node, adapter("one", 2)), flavor=flavor, ports=ports)
     (verdict,) = report.verdicts
     assert verdict.choice.providers() == {"one-2-0": 1, "one-2-vf": 1}
-    document = json.loads(explain_document.dumps(report))
+    document = json.loads(explain_document.dump_explain_document(report))
     assert document["request"]["ports"][0]["network"] == "PHYSNET4"
     assert {"alias": "port", "group": 0}.items() <= document["hosts"][0]["devices"][1].items()
 
@@ -354,13 +359,13 @@ def test_each_server_takes_the_functions_of_its_ports():
 
 def test_only_adapters_that_nova_would_take():
     ports = DirectPorts("physnet4")
-    assert ports.fits(Adapter("physnet4"))
-    assert ports.fits(Adapter("physnet4", trusted=True))
-    assert not ports.fits(Adapter("physnet4", whole=True))
-    assert not ports.fits(Adapter("physnet4", remote=True))
-    assert not ports.fits(Adapter(None))
-    assert not attrs.evolve(ports, trusted=True).fits(Adapter("physnet4"))
-    assert DirectPorts(None).fits(Adapter(None))
+    assert ports.fits(PortAdapter("physnet4"))
+    assert ports.fits(PortAdapter("physnet4", trusted=True))
+    assert not ports.fits(PortAdapter("physnet4", whole=True))
+    assert not ports.fits(PortAdapter("physnet4", remote=True))
+    assert not ports.fits(PortAdapter(None))
+    assert not attrs.evolve(ports, trusted=True).fits(PortAdapter("physnet4"))
+    assert DirectPorts(None).fits(PortAdapter(None))
 
 
 def test_ports_by_the_role_of_their_network():
@@ -371,12 +376,12 @@ def test_ports_by_the_role_of_their_network():
         port_roles=("rail:ib*",),
     )
     ports = (DirectPorts("ib0"), DirectPorts("ib1"))
-    report = explain(cloud, Question(flavor.name, ports=ports))
+    report = explain_flavor(cloud, FlavorQuestion(flavor.name, ports=ports))
     assert report.fits
     assert {pick.group for pick in report.placed[0].choice.devices.picks} == {0, 1}
-    many = Question(flavor.name, ports=(DirectPorts("ib0", 3),))
+    many = FlavorQuestion(flavor.name, ports=(DirectPorts("ib0", 3),))
     with pytest.raises(SnapshotError, match="at most 1 rail in each of 2 groups"):
-        explain(cloud, many)
+        explain_flavor(cloud, many)
 
 
 def test_a_flavors_devices_are_none_of_ports():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nova_hpc.placement.flavor import check_flavor
 from nova_hpc_tools.cloud import family
 from nova_hpc_tools.cloud.capacity import measure_flavor
-from nova_hpc_tools.fabric import nova_aggregates as fabric_cloud
+from nova_hpc_tools.fabric import nova_aggregates
 from nova_hpc_tools.main import main
 from nova_hpc_tools.snapshot import SnapshotError
 from nova_hpc_tools.snapshot import document as snapshot_document
@@ -28,7 +28,7 @@ def host(gpus=(2, 2, 2, 2), vfs=True, cpus=34, pages=1000, name="node7", **more)
 
 def built(node, beside="vf", **more):
     cloud = clouds.cloud(node, **more)
-    return family.build(cloud, node, "hpc", "gpu", beside)
+    return family.build_flavor_family(cloud, node, "hpc", "gpu", beside)
 
 
 def said(member):
@@ -108,7 +108,7 @@ def test_every_flavor_is_legal_and_nothing_strands(gpus, cpus, pages, vfs):
     node = host(tuple(gpus), vfs, cpus, pages)
     cloud = clouds.cloud(node)
     try:
-        found = family.build(cloud, node, "hpc", "gpu", "vf" if vfs else None)
+        found = family.build_flavor_family(cloud, node, "hpc", "gpu", "vf" if vfs else None)
     except SnapshotError:
         by_numa = [sum(gpus[numa * 2 : numa * 2 + 2]) for numa in range(2)]
         most = max(by_numa)
@@ -170,13 +170,13 @@ class Compute:
 def create(tmp_path, capsys, monkeypatch):
     def run(*words, cloud=None):
         path = tmp_path / "cloud.json"
-        path.write_text(snapshot_document.dumps(cloud or clouds.cloud(host())))
+        path.write_text(snapshot_document.dump_cloud_snapshot(cloud or clouds.cloud(host())))
         status = main(["flavor", "create", "--snapshot", str(path), *words])
         captured = capsys.readouterr()
         return status, captured.out, captured.err
 
     run.compute = Compute()
-    monkeypatch.setattr(fabric_cloud, "compute", lambda args: run.compute)
+    monkeypatch.setattr(nova_aggregates, "connect_compute_proxy", lambda args: run.compute)
     return run
 
 

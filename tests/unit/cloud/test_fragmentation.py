@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from nova_hpc.topology.level import Level
-from nova_hpc_tools.simulate.cluster import Cluster, Measure
+from nova_hpc_tools.simulate.cluster import Measure, SimulatedCluster
 from nova_hpc_tools.simulate.model import Typical, all_dgx
 from tests.unit.cloud.build import machine, shape
 
@@ -43,7 +43,7 @@ def test_the_mean_over_the_tasks():
 
 def test_levels_count_for_a_cluster():
     """Two free GPUs on two switches are lost to a pair that needs one switch."""
-    cluster = Cluster(all_dgx([machine("a", 8)]))
+    cluster = SimulatedCluster(all_dgx([machine("a", 8)]))
     cluster.take(0, shape(6), (1, 2, 4, 5, 6, 7))
     pair = shape(2, level=Level.SWITCH)
     assert Measure([Typical(pair, 1.0)]).cluster(cluster) == 2000

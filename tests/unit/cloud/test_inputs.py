@@ -7,7 +7,7 @@ import pytest
 
 from nova_hpc.topology.level import Level
 from nova_hpc_tools.simulate import inputs
-from nova_hpc_tools.simulate.model import Shape, Task
+from nova_hpc_tools.simulate.model import SimulatedTask, TaskShape
 
 
 def lines(text):
@@ -24,8 +24,8 @@ def test_openb():
     text = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,creation_time,deletion_time"
     found = inputs.read_tasks(lines(text + "|p0,6000,12288,1,460,,5,9|p1,100,1,0,0,,,"), "f")
     assert found == [
-        Task("p0", Shape(6000, 12288, 1, 460), 5.0, 9.0),
-        Task("p1", Shape(100, 1, 0)),
+        SimulatedTask("p0", TaskShape(6000, 12288, 1, 460), 5.0, 9.0),
+        SimulatedTask("p1", TaskShape(100, 1, 0)),
     ]
 
 
@@ -46,8 +46,8 @@ def test_simple():
         "f",
     )
     assert found == [
-        *[Task("x", Shape(1500, 10, 4, 1000, Level.SWITCH, 2))] * 2,
-        Task("y", Shape(2000, 10, 1, 250)),
+        *[SimulatedTask("x", TaskShape(1500, 10, 4, 1000, Level.SWITCH, 2))] * 2,
+        SimulatedTask("y", TaskShape(2000, 10, 1, 250)),
     ]
 
 

@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nova_hpc.placement import between_hosts, model
-from nova_hpc.placement import shape_mix as mix
-from nova_hpc.placement.choose import choose
+from nova_hpc.placement import between_hosts, model, shape_mix
+from nova_hpc.placement.choose import choose_device_sets
+from nova_hpc.placement.profile import FlavorShape as Sold
 from nova_hpc.placement.profile import Profile
-from nova_hpc.placement.profile import Shape as Sold
 from nova_hpc.topology.level import Level, Location
-from nova_hpc_tools.simulate.cluster import Cluster
+from nova_hpc_tools.simulate.cluster import SimulatedCluster
 from nova_hpc_tools.simulate.model import Typical, all_dgx
 from nova_hpc_tools.simulate.ours import PARTS, Ours, Variant, Weights, profile_of
 from nova_hpc_tools.simulate.policy import Multipliers, Nova
@@ -31,7 +30,7 @@ WORKLOAD = (
 
 
 def test_single_gpus_come_from_broken_switches():
-    cluster = Cluster(all_dgx([machine("a", 8)]))
+    cluster = SimulatedCluster(all_dgx([machine("a", 8)]))
     cluster.take(0, shape(1), (5,))
     policy = Ours(cluster, random.Random(0), WORKLOAD)
     assert policy.gpus(0, shape(1)) == (4,)
@@ -40,7 +39,7 @@ def test_single_gpus_come_from_broken_switches():
 
 def test_the_damage_is_that_of_choose():
     """Without a layout: one NUMA node with all GPUs and CPUs, as one may write it down."""
-    cluster = Cluster([machine("a", 8, 40), machine("b", 8, 32), machine("c", 2, 64)])
+    cluster = SimulatedCluster([machine("a", 8, 40), machine("b", 8, 32), machine("c", 2, 64)])
     cluster.take(1, shape(3, cpus=4), (0, 1, 2))
     policy = Ours(cluster, random.Random(0), WORKLOAD)
     wanted = shape(2, cpus=8)
@@ -58,20 +57,22 @@ def test_the_damage_is_that_of_choose():
     damage, ranks = [], []
     for gpus, cpus in ((8, 40), (5, 28), (2, 64)):
         pools = tuple(
-            model.Pool(str(n), str(n), Location(numa=0), 1, frozenset({"g"}), role="gpu")
+            model.DevicePool(str(n), str(n), Location(numa=0), 1, frozenset({"g"}), role="gpu")
             for n in range(gpus)
         )
-        host = model.Host("h", pools, (model.HostNode(0, 0, cpus * 1000),))
+        host = model.FreeHost("h", pools, (model.HostNode(0, 0, cpus * 1000),))
         request = model.Request(
             (model.Want("g", "g", 2),),
-            (model.Group({"g": 2}),),
+            (model.DeviceGroup({"g": 2}),),
             Level.HOST,
-            model.Policy.REQUIRED,
-            (model.Cell(0, 8000),),
+            model.AffinityPolicy.REQUIRED,
+            (model.WantedCell(0, 8000),),
         )
-        score = choose(request, host, 1, profile).sets[0].score
+        score = choose_device_sets(request, host, 1, profile).sets[0].score
         damage.append(score[4])
-        ranks.append(between_hosts.rank(score, Level.HOST, between_hosts.grain(profile)))
+        ranks.append(
+            between_hosts.rank_device_set(score, Level.HOST, between_hosts.damage_grain_of(profile))
+        )
     scores = policy.scores.of(wanted, cluster.fits(wanted))
     assert np.argsort(-scores).tolist() == sorted(range(3), key=ranks.__getitem__)
     assert len(set(damage)) == len(set(scores.tolist())) == 3
@@ -81,7 +82,7 @@ def test_the_damage_is_that_of_choose():
 def test_gpus_of_a_node_without_memory_go_first():
     """Nobody else could use them: FGD, which does not look at memory, takes the first node."""
     sold = (Typical(shape(1, cpus=1, memory_mib=4000), 1.0),)
-    cluster = Cluster([machine("a", 2), machine("b", 2, memory_mib=1500)])
+    cluster = SimulatedCluster([machine("a", 2), machine("b", 2, memory_mib=1500)])
     wanted = shape(1, memory_mib=1000)
     assert Ours(cluster, random.Random(0), sold).node(wanted, cluster.fits(wanted)) == 1
     bare = (Typical(shape(1, cpus=1, memory_mib=0), 1.0),)
@@ -102,7 +103,9 @@ def test_gpus_of_a_node_without_memory_go_first():
     )
 )
 def test_kept_answers_are_those_of_a_fresh_question(steps):
-    cluster = Cluster(all_dgx([machine("a", 8, 48), machine("b", 8, 48), machine("c", 2, 12)]))
+    cluster = SimulatedCluster(
+        all_dgx([machine("a", 8, 48), machine("b", 8, 48), machine("c", 2, 12)])
+    )
     kept = Ours(cluster, random.Random(0), WORKLOAD)
     for wanted, number in steps:
         nodes = np.flatnonzero(cluster.fits(wanted))
@@ -118,7 +121,7 @@ def test_kept_answers_are_those_of_a_fresh_question(steps):
 
 @pytest.mark.parametrize("by_damage", [True, False])
 def test_whole_hosts_stay_whole(by_damage):
-    cluster = Cluster(all_dgx([machine("a", 8, 96), machine("b", 8, 96)]))
+    cluster = SimulatedCluster(all_dgx([machine("a", 8, 96), machine("b", 8, 96)]))
     policy = Ours(cluster, random.Random(0), WORKLOAD, Variant(by_damage=by_damage))
     for _ in range(8):
         wanted = shape(1, cpus=2)
@@ -129,7 +132,7 @@ def test_whole_hosts_stay_whole(by_damage):
 
 def test_hosts_are_ranked_by_damage_and_devices_by_distance():
     """A pair that may be anywhere comes from a broken host, though there it is apart."""
-    cluster = Cluster(all_dgx([machine("whole", 8), machine("broken", 8)]))
+    cluster = SimulatedCluster(all_dgx([machine("whole", 8), machine("broken", 8)]))
     cluster.take(1, shape(6), (1, 3, 4, 5, 6, 7))
     wanted = shape(2)
     fits = cluster.fits(wanted)
@@ -143,7 +146,7 @@ def test_hosts_are_ranked_by_damage_and_devices_by_distance():
 
 def test_of_hosts_that_serve_alike_the_one_with_the_fewest_cpus_is_taken():
     """Nova's weighers would take the emptiest, and use CPUs up on all hosts at once."""
-    cluster = Cluster([machine("a", 8, 96), machine("b", 8, 64), machine("c", 8, 96)])
+    cluster = SimulatedCluster([machine("a", 8, 96), machine("b", 8, 64), machine("c", 8, 96)])
     wanted = shape(1, cpus=2)
     fits = cluster.fits(wanted)
     sold = (Typical(shape(1, cpus=2, memory_mib=0), 1.0),)
@@ -156,7 +159,7 @@ def test_of_hosts_that_serve_alike_the_one_with_the_fewest_cpus_is_taken():
 
 def test_requests_without_gpus_are_novas():
     """The scheduler has no say in flavors without hpc: keys: CPUs, memory and few devices."""
-    cluster = Cluster([machine("a", 8, 96), machine("b", 2, 48), machine("c", 8, 95)])
+    cluster = SimulatedCluster([machine("a", 8, 96), machine("b", 2, 48), machine("c", 8, 95)])
     wanted = shape(0, cpus=4)
     fits = cluster.fits(wanted)
     nova = Nova(cluster, random.Random(0), WORKLOAD, Multipliers())
@@ -164,7 +167,7 @@ def test_requests_without_gpus_are_novas():
 
 
 def test_weights_are_learned_from_what_runs_and_forgotten_with_it():
-    cluster = Cluster(all_dgx([machine("a", 8, 400) for _ in range(60)]))
+    cluster = SimulatedCluster(all_dgx([machine("a", 8, 400) for _ in range(60)]))
     policy = Ours(cluster, random.Random(0), WORKLOAD)
     assert policy.profiles[2] == profile_of(WORKLOAD, 2, Weights.EQUAL)
     pair = WORKLOAD[1].shape
@@ -173,7 +176,7 @@ def test_weights_are_learned_from_what_runs_and_forgotten_with_it():
         node = policy.node(pair, cluster.fits(pair))
         taken.append((node, policy.gpus(node, pair)))
         cluster.take(node, pair, taken[-1][1])
-    expected = mix.learned({one.shape: 100 * (one.shape == pair) for one in WORKLOAD})
+    expected = shape_mix.learn_weights({one.shape: 100 * (one.shape == pair) for one in WORKLOAD})
     assert {each.weight for each in policy.profiles[2].shapes} == set(expected.values())
     assert max(policy.profiles[2].shapes, key=lambda each: each.weight).counts == {"gpu": 2}
     for node, gpus in taken:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.placement.choose import choose
-from nova_hpc.placement.model import Cell, Want
+from nova_hpc.placement.choose import choose_device_sets
+from nova_hpc.placement.model import Want, WantedCell
 from nova_hpc.placement.roles import RoleConflictError
 from nova_hpc_tools import snapshot
 from nova_hpc_tools.snapshot import ServerCell, Snapshot, SnapshotError
@@ -31,7 +31,7 @@ def full() -> Snapshot:
         ailing={"0000:41:00.0": "narrow link"},
     )
     one = attrs.evolve(one, devices=(*one.devices, clouds.vfs("one", 0)))
-    cell = Cell(id=0, dedicated_cpus=4, memory_kib=1 << 20, page_kib=2048)
+    cell = WantedCell(id=0, dedicated_cpus=4, memory_kib=1 << 20, page_kib=2048)
     return clouds.cloud(
         one,
         clouds.node("two", [4], out="its nova-compute is down"),
@@ -46,19 +46,25 @@ def full() -> Snapshot:
 
 def test_there_and_back():
     taken = full()
-    text = snapshot_document.dumps(taken)
-    assert snapshot_document.loads(text) == taken
-    assert snapshot_document.dumps(snapshot_document.loads(text)) == text
+    text = snapshot_document.dump_cloud_snapshot(taken)
+    assert snapshot_document.load_cloud_snapshot(text) == taken
+    assert (
+        snapshot_document.dump_cloud_snapshot(snapshot_document.load_cloud_snapshot(text)) == text
+    )
     # hash=False fields are compared, too.
-    assert snapshot_document.loads(text).hosts[0].withheld == {"0000:60:00.0": "quarantined"}
-    assert snapshot_document.loads(text).hosts[0].numa[0].pages == {2048: 1024}
+    assert snapshot_document.load_cloud_snapshot(text).hosts[0].withheld == {
+        "0000:60:00.0": "quarantined"
+    }
+    assert snapshot_document.load_cloud_snapshot(text).hosts[0].numa[0].pages == {2048: 1024}
 
 
 def test_the_order_of_sets_is_not_written():
     taken = full()
     one = attrs.evolve(taken.hosts[0], nvlink=taken.hosts[0].nvlink[::-1])
     other = attrs.evolve(taken, hosts=(one, *taken.hosts[1:]))
-    assert snapshot_document.dumps(other) == snapshot_document.dumps(taken)
+    assert snapshot_document.dump_cloud_snapshot(other) == snapshot_document.dump_cloud_snapshot(
+        taken
+    )
 
 
 def _set(path: str, value: Any) -> Any:
@@ -141,54 +147,57 @@ def _set(path: str, value: Any) -> Any:
     ],
 )
 def test_damage_is_named(path, value, texts):
-    document = snapshot_document.build(full())
+    document = snapshot_document.build_snapshot_document(full())
     if path == "hosts.1.host":
         document["hosts"][1]["node"] = "one"
     _set(path, value)(document)
     with pytest.raises(SnapshotError) as error:
-        snapshot_document.loads(json.dumps(document))
+        snapshot_document.load_cloud_snapshot(json.dumps(document))
     assert str(error.value).isprintable()
     for text in texts:
         assert text in str(error.value)
 
 
 def test_a_server_that_is_there_twice_is_named():
-    document = snapshot_document.build(full())
+    document = snapshot_document.build_snapshot_document(full())
     document["servers"] *= 2
     with pytest.raises(SnapshotError, match="server s1 is there twice"):
-        snapshot_document.loads(json.dumps(document))
+        snapshot_document.load_cloud_snapshot(json.dumps(document))
 
 
 @pytest.mark.parametrize("value", [0, 1, 1024])
 def test_bounds_are_inside(value):
-    document = snapshot_document.build(full())
+    document = snapshot_document.build_snapshot_document(full())
     document["hosts"][0]["devices"][0]["free"] = value
     document["profile"][0]["groups"] = value or 1
-    assert snapshot_document.loads(json.dumps(document)).hosts[0].devices[0].free == value
+    assert (
+        snapshot_document.load_cloud_snapshot(json.dumps(document)).hosts[0].devices[0].free
+        == value
+    )
 
 
 def test_a_field_that_is_missing_is_named():
-    document = snapshot_document.build(full())
+    document = snapshot_document.build_snapshot_document(full())
     del document["hosts"][0]["devices"][0]["free"]
     with pytest.raises(SnapshotError, match=r"host one: devices 0000:40:00.0: free is missing"):
-        snapshot_document.loads(json.dumps(document))
+        snapshot_document.load_cloud_snapshot(json.dumps(document))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '"x"', "[" * 100_000, "{}"])
 def test_what_is_no_document(text):
     with pytest.raises(SnapshotError):
-        snapshot_document.loads(text)
+        snapshot_document.load_cloud_snapshot(text)
 
 
 def test_files_are_named(tmp_path):
     with pytest.raises(SnapshotError, match=r"none\.json cannot be read: No such file"):
-        snapshot_document.read(tmp_path / "none.json")
+        snapshot_document.read_snapshot_file(tmp_path / "none.json")
     (tmp_path / "bytes.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(SnapshotError, match=r"bytes\.json cannot be read"):
-        snapshot_document.read(tmp_path / "bytes.json")
+        snapshot_document.read_snapshot_file(tmp_path / "bytes.json")
     (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(SnapshotError, match=r"bad\.json: it is no snapshot"):
-        snapshot_document.read(tmp_path / "bad.json")
+        snapshot_document.read_snapshot_file(tmp_path / "bad.json")
 
 
 def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -220,45 +229,48 @@ _ANYTHING = st.one_of(
 @given(st.data())
 def test_any_damage_is_an_error_or_a_snapshot(data):
     """Never another exception, and what is read can be written again."""
-    document = snapshot_document.build(full())
+    document = snapshot_document.build_snapshot_document(full())
     path = data.draw(st.sampled_from([each for each in _paths(document) if each]))
     place: Any = document
     for part in path[:-1]:
         place = place[part]
     place[path[-1]] = data.draw(_ANYTHING)
     try:
-        read = snapshot_document.loads(json.dumps(document))
+        read = snapshot_document.load_cloud_snapshot(json.dumps(document))
     except SnapshotError:
         pass
     else:
-        assert snapshot_document.loads(snapshot_document.dumps(read)) == read
+        assert (
+            snapshot_document.load_cloud_snapshot(snapshot_document.dump_cloud_snapshot(read))
+            == read
+        )
 
 
 def test_taking_and_releasing_undo_each_other():
     node = clouds.node("one", [2, 2])
-    cell = Cell(id=0, dedicated_cpus=4, memory_kib=4096, page_kib=2048)
+    cell = WantedCell(id=0, dedicated_cpus=4, memory_kib=4096, page_kib=2048)
     flavor = clouds.flavor(cells=[cell], numa_policy="required")
-    request = snapshot.request(flavor, [node])
-    (chosen,) = choose(request, snapshot.engine_host(node, flavor.server.wants)).sets
-    after = snapshot.take(node, chosen, request.cells, "new")
+    request = snapshot.request_of_flavor(flavor, [node])
+    (chosen,) = choose_device_sets(request, snapshot.engine_host(node, flavor.server.wants)).sets
+    after = snapshot.take_from_node(node, chosen, request.cells, "new")
     numa = {each.id: each for each in after.numa}[chosen.cells[0]]
     assert (numa.dedicated_cpus, numa.pages) == (12, {2048: 1022})
     assert sum(device.free for device in after.devices) == 2
     held = clouds.server("new", "one", cells=(ServerCell(chosen.cells[0], 4, 4096, 2048),))
-    again = snapshot.release(after, held)
+    again = snapshot.release_from_node(after, held)
     assert again == node
     assert [each.pages for each in again.numa] == [each.pages for each in node.numa]
 
 
 def test_a_device_that_ails_does_not_become_free():
     node = clouds.node("one", [["s1", "s1"]], ailing={"0000:40:00.0": "narrow"})
-    left = snapshot.release(node, clouds.server("s1", "one"))
+    left = snapshot.release_from_node(node, clouds.server("s1", "one"))
     assert [device.free for device in left.devices] == [0, 1]
 
 
 def test_cpus_of_a_server_that_moves_are_given_back_at_home_only():
     node = clouds.node("one", [["s1"]])
-    left = snapshot.release(node, clouds.server("s1", "elsewhere"))
+    left = snapshot.release_from_node(node, clouds.server("s1", "elsewhere"))
     assert [device.free for device in left.devices] == [1]
     assert left.numa == node.numa
 
@@ -273,11 +285,11 @@ def test_an_alias_is_of_the_role_of_its_name():
     odd = attrs.evolve(odd, devices=tuple(attrs.evolve(d, role="fpga") for d in odd.devices))
     wants = clouds.flavor().server.wants
     hosts = [odd, clouds.node("a", [1])]
-    assert snapshot.roles(hosts, wants) == {"0": "gpu"}
-    assert snapshot.roles([odd], wants) == {"0": "fpga"}
+    assert snapshot.roles_of_wants(hosts, wants) == {"0": "gpu"}
+    assert snapshot.roles_of_wants([odd], wants) == {"0": "fpga"}
     # Somebody has the devices that are called so.
     taken = clouds.node("b", [["s1"]])
-    assert snapshot.roles([odd, taken], wants) == {"0": "gpu"}
+    assert snapshot.roles_of_wants([odd, taken], wants) == {"0": "gpu"}
     assert snapshot.engine_host(odd, wants, {"0": "gpu"}).pools[0].serves == frozenset()
     assert snapshot.engine_host(odd, wants, {"0": "fpga"}).pools[0].serves == {"0"}
 
@@ -297,7 +309,7 @@ def test_devices_of_several_roles_under_another_name():
         "Nova serves the alias any with devices of the roles fpga and gpu"
     ]
     with pytest.raises(RoleConflictError, match=r"the alias any .* roles fpga and gpu"):
-        snapshot.roles(hosts, clouds.flavor(wants={"any": 1}).server.wants)
+        snapshot.roles_of_wants(hosts, clouds.flavor(wants={"any": 1}).server.wants)
 
 
 def test_the_aliases_of_a_device_count_as_in_the_scheduler() -> None:

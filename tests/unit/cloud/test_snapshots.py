@@ -6,16 +6,16 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from nova_hpc.placement.model import Cell, HostNode
+from nova_hpc.placement.model import HostNode, WantedCell
 from nova_hpc.topology.level import Level, Location
 from nova_hpc_tools import snapshot as cloud
 from nova_hpc_tools.simulate import inputs
-from nova_hpc_tools.simulate.command import Simulate
-from nova_hpc_tools.simulate.model import Shape, dgx
-from nova_hpc_tools.simulate.scenario import play, prepare
+from nova_hpc_tools.simulate.command import SimulatePolicies
+from nova_hpc_tools.simulate.model import TaskShape, dgx_layout
+from nova_hpc_tools.simulate.scenario import play_scenario, prepare_scenario
 from nova_hpc_tools.snapshot import document as snapshot_document
 
-PLACES = dgx(4)
+PLACES = dgx_layout(4)
 
 
 def device(number, **more):
@@ -28,13 +28,13 @@ def device(number, **more):
         "role": "gpu",
         **more,
     }
-    return cloud.Device(**values)
+    return cloud.SnapshotDevice(**values)
 
 
 def node(name, *devices, **more):
     devices = tuple(attrs.evolve(one, provider=f"{name}-{one.address}") for one in devices)
     numa = (HostNode(0, 0, 16, {2048: 512}), HostNode(1, 1, 16, {2048: 512}))
-    return cloud.Node(host=name, node=name, devices=devices, numa=numa, **more)
+    return cloud.SnapshotNode(host=name, node=name, devices=devices, numa=numa, **more)
 
 
 def flavor(name, gpus, vcpus, **specs):
@@ -43,7 +43,7 @@ def flavor(name, gpus, vcpus, **specs):
         id=name,
         extra_specs={key.replace("_", ":", 1): value for key, value in specs.items()},
         wants=(cloud.FlavorWant("gpu", gpus),) if gpus else (),
-        cells=(Cell(0, vcpus, vcpus * 1024 * 1024, 2048),),
+        cells=(WantedCell(0, vcpus, vcpus * 1024 * 1024, 2048),),
         numa_policy="preferred",
         vcpus=vcpus,
         memory_mb=vcpus * 1024,
@@ -58,7 +58,9 @@ def snapshot():
         nova="34.0.0",
         hosts=(
             node("a", *(device(n) for n in range(4)), adapter),
-            node("b", device(0), device(1, free=0, used=(cloud.Use("0000:01:00.0", "s1"),))),
+            node(
+                "b", device(0), device(1, free=0, used=(cloud.FunctionUse("0000:01:00.0", "s1"),))
+            ),
             node("c", device(0), out="disabled"),
         ),
         flavors=(
@@ -67,7 +69,7 @@ def snapshot():
             flavor("rather", 2, 4, hpc_affinity="numa", hpc_affinity_policy="preferred"),
             flavor("none", 0, 4),
         ),
-        aliases=(cloud.Alias("gpu"), cloud.Alias("vf")),
+        aliases=(cloud.SnapshotAlias("gpu"), cloud.SnapshotAlias("vf")),
         servers=tuple(
             cloud.Server(uuid=f"s{n}", name="x", host="b", node="b", flavor=name)
             for n, name in enumerate(["pair", "one", "pair", "gone"], 1)
@@ -83,14 +85,14 @@ def test_machines(snapshot):
 
 
 def test_unknown_cpus_do_not_limit(snapshot):
-    host = cloud.Node(host="d", node="d", devices=(device(0, location=Location()),))
+    host = cloud.SnapshotNode(host="d", node="d", devices=(device(0, location=Location()),))
     bare = cloud.Snapshot(taken="x", nova="34", hosts=(host,))
     assert inputs.machines_of(bare, "gpu")[0].cpu_milli == inputs.PLENTY
 
 
 def test_requests_are_as_frequent_as_servers(snapshot):
-    pair = Shape(4000, 4096, 2, level=Level.SWITCH, group=2)
-    one = Shape(2000, 2048, 1, group=1)
+    pair = TaskShape(4000, 4096, 2, level=Level.SWITCH, group=2)
+    one = TaskShape(2000, 2048, 1, group=1)
     assert [task.shape for task in inputs.tasks_of(snapshot, "gpu")] == [one, pair, pair]
 
 
@@ -102,7 +104,7 @@ def test_without_servers_all_flavors_are_alike(snapshot):
 
 
 def test_it_can_be_played(snapshot):
-    scenario = prepare(
+    scenario = prepare_scenario(
         inputs.machines_of(snapshot, "gpu"),
         inputs.tasks_of(snapshot, "gpu"),
         whole=True,
@@ -111,13 +113,13 @@ def test_it_can_be_played(snapshot):
         added=0,
     )
     assert scenario.capacity == 5000
-    assert play(scenario, "nova-hpc", 0).arrived >= 3
+    assert play_scenario(scenario, "nova-hpc", 0).arrived >= 3
 
 
 def test_command(snapshot, tmp_path, capsys):
     file = tmp_path / "cloud.json"
-    file.write_text(snapshot_document.dumps(snapshot))
-    command = Simulate(None, None)
+    file.write_text(snapshot_document.dump_cloud_snapshot(snapshot))
+    command = SimulatePolicies(None, None)
     parser = command.get_parser("nova-hpc simulate")
     words = ["--snapshot", str(file), "--seeds", "1", "--jobs", "1", "--policy", "nova-hpc"]
     assert command.run(parser.parse_args([*words, "--nodes-add", "2"])) == 0

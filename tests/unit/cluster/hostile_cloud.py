@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nova_hpc.wire import cluster_wish
-from nova_hpc.wire.cluster_wish import Wish
+from nova_hpc.wire.cluster_wish import ClusterWish
 from nova_hpc_tools.cluster import wish as wishes
 from nova_hpc_tools.cluster.members import model, server
 from nova_hpc_tools.cluster.members.model import Cluster
@@ -25,7 +25,7 @@ def id_of(what: str) -> str:
 
 def a_group(name: str = "train", members: int = 2, **more: Any) -> Json:
     """A server group, as Nova's API shows it."""
-    wish = Wish(name, frozenset(range(1, members + 1)), "1", image="i")
+    wish = ClusterWish(name, frozenset(range(1, members + 1)), "1", image="i")
     return {
         "id": id_of(f"group {name}"),
         "name": cluster_wish.to_group_name(wish, "ab12"),
@@ -40,13 +40,13 @@ def a_server(
     at: int, cluster: str = "train", of: int = 2, metadata: Mapping[str, str] = {}, **more: Any
 ) -> Json:
     """A member, as Nova's API shows it."""
-    wish = Wish(cluster, frozenset(range(1, of + 1)), "1", image="i")
+    wish = ClusterWish(cluster, frozenset(range(1, of + 1)), "1", image="i")
     group = id_of(f"group {cluster}")
     return {
         "id": id_of(f"{cluster}-{at}"),
         "name": f"{cluster}-{at}",
         "status": "ACTIVE",
-        "tags": [wishes.tag(group)],
+        "tags": [wishes.member_tag_of(group)],
         "metadata": {**cluster_wish.to_metadata(wish, group), **metadata},
         "addresses": {"net": [{"addr": f"10.0.0.{at}"}]},
         "flavor": {"vcpus": 4, "ram": 1000},
@@ -60,7 +60,7 @@ def clusters(
     groups: Sequence[Json], servers: Sequence[Json], ports: Sequence[Json] = ()
 ) -> list[Cluster]:
     """What the client makes of it."""
-    return model.clusters(groups, servers, ports)
+    return model.gather_clusters(groups, servers, ports)
 
 
 def called(text: str, **more: Any) -> Cluster:
@@ -131,4 +131,4 @@ class HostileCloud:
     def server(self, name: str) -> OneServer:
         """The one with this id."""
         (found,) = [each for each in self.servers if each["id"] == name]
-        return server.read(found, self.servers[:20])
+        return server.read_own_server(found, self.servers[:20])

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nova_hpc.wire import cluster_wish
-from nova_hpc.wire.cluster_wish import Wish
+from nova_hpc.wire.cluster_wish import ClusterWish
 from nova_hpc_tools.cluster import wish as wishes
-from nova_hpc_tools.cluster.life_cycle.run import CloudError, LostError
+from nova_hpc_tools.cluster.life_cycle.run import ClusterCloudError, LostError
 from nova_hpc_tools.cluster.members import model as members
 from nova_hpc_tools.cluster.members.model import Cluster
 from nova_hpc_tools.cluster.wish import Secrets
@@ -66,7 +66,7 @@ class ModelCloud:
             if fault == "lose":
                 raise LostError("no answer")
             if fault and fault not in ("kill-after", "lose-after"):
-                raise CloudError(fault)
+                raise ClusterCloudError(fault)
             found = effect()
             if fault == "kill-after":
                 self._dead = True
@@ -103,7 +103,7 @@ class ModelCloud:
     # -- looking -------------------------------------------------------------
 
     def clusters(self) -> list[Cluster]:
-        return members.clusters(
+        return members.gather_clusters(
             list(self.groups.values()), list(self.servers.values()), list(self.ports.values())
         )
 
@@ -124,7 +124,9 @@ class ModelCloud:
 
     # -- steps ----------------------------------------------------------------
 
-    def make_group(self, wish: Wish, attempt: str, policy: str, max_per_host: int | None) -> str:
+    def make_group(
+        self, wish: ClusterWish, attempt: str, policy: str, max_per_host: int | None
+    ) -> str:
         body = wishes.group_body(wish, attempt, policy, max_per_host)["server_group"]
 
         def effect() -> str:
@@ -134,7 +136,7 @@ class ModelCloud:
 
         return str(self._change("group", effect))
 
-    def make_port(self, wish: Wish, group: str, number: int, place: int) -> None:
+    def make_port(self, wish: ClusterWish, group: str, number: int, place: int) -> None:
         body = wishes.port_body(wish, group, number, place, ())["port"]
 
         def effect() -> None:
@@ -145,7 +147,7 @@ class ModelCloud:
 
     def make_servers(
         self,
-        wish: Wish,
+        wish: ClusterWish,
         group: str,
         several: Sequence[int],
         ports: Sequence[tuple[int, str]],
@@ -158,12 +160,12 @@ class ModelCloud:
 
         def effect() -> None:
             if body["os:scheduler_hints"]["group"] not in self.groups:
-                raise CloudError("the server group could not be found")
+                raise ClusterCloudError("the server group could not be found")
             if count > 1 and named:
-                raise CloudError("ports in a request for several servers")
+                raise ClusterCloudError("ports in a request for several servers")
             for each in named:
                 if self.ports[each]["device_id"]:
-                    raise CloudError("the port is in use")
+                    raise ClusterCloudError("the port is in use")
             mine = [self.servers[each] for each in self.groups[group]["members"]]
             if any(each["status"] == "BUILD" and not each["hostId"] for each in mine):
                 self.blind.append(server["name"])
@@ -185,7 +187,7 @@ class ModelCloud:
 
         self._change("servers", effect)
 
-    def set_wish(self, wish: Wish, group: str, server: str) -> None:
+    def set_wish(self, wish: ClusterWish, group: str, server: str) -> None:
         items = cluster_wish.to_metadata(wish, group)
 
         def effect() -> None:
@@ -204,7 +206,7 @@ class ModelCloud:
     def delete_port(self, port: str) -> None:
         def effect() -> None:
             if port in self.ports and self.ports[port]["device_id"]:
-                raise CloudError("the port is in use")
+                raise ClusterCloudError("the port is in use")
             self.ports.pop(port, None)
 
         self._change("delete port", effect)

@@ -17,8 +17,13 @@ from urllib import parse
 
 import attrs
 
-from nova_hpc.cluster.group_domain.model import RECORD_PREFIX, TICKET_PREFIX, Provider, Tree
-from nova_hpc.cluster.group_domain.records import Answer, Records, State
+from nova_hpc.cluster.group_domain.model import (
+    RECORD_PREFIX,
+    TICKET_PREFIX,
+    DomainTree,
+    GroupProvider,
+)
+from nova_hpc.cluster.group_domain.records import ProviderAnswer, ProviderRecords, ServerPresence
 
 
 class KilledError(BaseException):
@@ -32,22 +37,22 @@ class World:
     providers: dict[str, dict[str, Any]] = attrs.field(factory=dict)
     #: server -> host
     allocations: dict[str, str] = attrs.field(factory=dict)
-    states_: dict[str, State] = attrs.field(factory=dict)
+    states_: dict[str, ServerPresence] = attrs.field(factory=dict)
 
-    def states(self, uuids: Collection[str]) -> Mapping[str, State]:
-        return {each: self.states_.get(each, State.GONE) for each in uuids}
+    def states(self, uuids: Collection[str]) -> Mapping[str, ServerPresence]:
+        return {each: self.states_.get(each, ServerPresence.GONE) for each in uuids}
 
     def server(self) -> str:
         """A new server, which Nova knows before it is scheduled."""
         name = str(uuid.uuid4())
-        self.states_[name] = State.THERE
+        self.states_[name] = ServerPresence.THERE
         return name
 
-    def get(self, path: str) -> Answer:
+    def get(self, path: str) -> ProviderAnswer:
         parts = parse.urlsplit(path)
         if parts.path.startswith("/allocations/"):
             host = self.allocations.get(parts.path.rpartition("/")[2])
-            return Answer(200, {"allocations": {host: {}} if host else {}})
+            return ProviderAnswer(200, {"allocations": {host: {}} if host else {}})
         query = dict(parse.parse_qsl(parts.query))
         found = list(self.providers.values())
         if "uuid" in query:
@@ -58,15 +63,15 @@ class World:
             top = self.providers.get(query["in_tree"])
             root = top and top["root_provider_uuid"]
             found = [each for each in found if each["root_provider_uuid"] == root]
-        return Answer(200, {"resource_providers": [dict(each) for each in found]})
+        return ProviderAnswer(200, {"resource_providers": [dict(each) for each in found]})
 
-    def post(self, path: str, body: Mapping[str, Any]) -> Answer:
+    def post(self, path: str, body: Mapping[str, Any]) -> ProviderAnswer:
         parent = body.get("parent_provider_uuid")
         if parent is not None and parent not in self.providers:
-            return Answer(400)
+            return ProviderAnswer(400)
         names = {each["name"] for each in self.providers.values()}
         if body["uuid"] in self.providers or body["name"] in names:
-            return Answer(409)
+            return ProviderAnswer(409)
         root = self.providers[parent]["root_provider_uuid"] if parent else body["uuid"]
         self.providers[body["uuid"]] = {
             "uuid": body["uuid"],
@@ -74,25 +79,28 @@ class World:
             "parent_provider_uuid": parent,
             "root_provider_uuid": root,
         }
-        return Answer(200)
+        return ProviderAnswer(200)
 
-    def delete(self, path: str) -> Answer:
+    def delete(self, path: str) -> ProviderAnswer:
         name = path.rpartition("/")[2]
         if name not in self.providers:
-            return Answer(404)
+            return ProviderAnswer(404)
         if any(each["parent_provider_uuid"] == name for each in self.providers.values()):
-            return Answer(409)
+            return ProviderAnswer(409)
         del self.providers[name]
-        return Answer(204)
+        return ProviderAnswer(204)
 
     # -- what tests look at --------------------------------------------------
 
-    def all(self) -> list[Provider]:
-        return [Provider.of(each) for each in self.providers.values()]
+    def all(self) -> list[GroupProvider]:
+        return [GroupProvider.of(each) for each in self.providers.values()]
 
-    def trees(self) -> list[Tree]:
+    def trees(self) -> list[DomainTree]:
         roots = {each.root for each in self.all()}
-        return [Tree.of(root, [each for each in self.all() if each.root == root]) for root in roots]
+        return [
+            DomainTree.of(root, [each for each in self.all() if each.root == root])
+            for root in roots
+        ]
 
     def names(self, prefix: str) -> list[str]:
         return [each.name for each in self.all() if each.name.startswith(prefix)]
@@ -112,29 +120,33 @@ class Client:
     """One process's connection; *before* and *after* may raise, or say what comes back."""
 
     world: World
-    before: Callable[[str, str], Answer | None] = lambda method, path: None
-    after: Callable[[str, str, Answer], Answer] = lambda method, path, answer: answer
+    before: Callable[[str, str], ProviderAnswer | None] = lambda method, path: None
+    after: Callable[[str, str, ProviderAnswer], ProviderAnswer] = lambda method, path, answer: (
+        answer
+    )
     calls: int = 0
 
-    def get(self, path: str) -> Answer:
+    def get(self, path: str) -> ProviderAnswer:
         return self._send("GET", path, lambda: self.world.get(path))
 
-    def post(self, path: str, body: Mapping[str, Any]) -> Answer:
+    def post(self, path: str, body: Mapping[str, Any]) -> ProviderAnswer:
         return self._send("POST", path, lambda: self.world.post(path, body))
 
-    def delete(self, path: str) -> Answer:
+    def delete(self, path: str) -> ProviderAnswer:
         return self._send("DELETE", path, lambda: self.world.delete(path))
 
-    def _send(self, method: str, path: str, act: Callable[[], Answer]) -> Answer:
+    def _send(self, method: str, path: str, act: Callable[[], ProviderAnswer]) -> ProviderAnswer:
         self.calls += 1
         answer = self.before(method, path)
         return self.after(method, path, act() if answer is None else answer)
 
 
-def records(client: Any, limit: float = 1000.0) -> Records:
+def records(client: Any, limit: float = 1000.0) -> ProviderRecords:
     """Records whose clock goes on by a second with each look, and that never wait."""
     ticks = itertools.count()
-    return Records(client, limit=limit, clock=lambda: next(ticks), sleep=lambda seconds: None)
+    return ProviderRecords(
+        client, limit=limit, clock=lambda: next(ticks), sleep=lambda seconds: None
+    )
 
 
 class Turns:

@@ -10,32 +10,37 @@ import attrs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.cluster.group_domain.domain_choice import Ground, Seat
-from nova_hpc.cluster.group_domain.membership import Ask, Groups, Joined, Offer, Refused
+from nova_hpc.cluster.group_domain.domain_choice import FabricSeat, Ground
+from nova_hpc.cluster.group_domain.membership import Ask, GroupDomains, Joined, JoinOffer, Refused
 from nova_hpc.cluster.group_domain.model import (
     EVERYWHERE,
     RECORD_PREFIX,
     ROOM_PREFIX,
     TICKET_PREFIX,
-    Domain,
+    GroupDomain,
     room_name,
 )
-from nova_hpc.cluster.group_domain.records import State, Swept, dead
-from nova_hpc.fabric.model import FabricLevel, Place
-from nova_hpc_tools.snapshot.group_fleet import Fleet, GroupLine, lines, reap
+from nova_hpc.cluster.group_domain.records import ServerPresence, SweptProviders, find_dead_tickets
+from nova_hpc.fabric.model import FabricLevel, FabricPlace
+from nova_hpc_tools.snapshot.group_fleet import (
+    DomainFleet,
+    GroupLine,
+    list_group_lines,
+    reap_all_domains,
+)
 from tests.unit.cluster.placement_model import Client, World, records
 from tests.unit.cluster.plan.command import planned
 from tests.unit.cluster.plan.fabrics import Case, cases
 
-LEAF = Domain("leaf", "ib/leaf1")
+LEAF = GroupDomain("leaf", "ib/leaf1")
 
 
 def ground(*fits: int, leaves: int | None = None) -> Ground:
     """Hosts of one block, so many servers on each; of so many leaves, or each of its own."""
     return Ground(
         tuple(
-            Seat(
-                Place(f"n{number}", leaf=f"leaf{number % (leaves or len(fits))}", block="b"),
+            FabricSeat(
+                FabricPlace(f"n{number}", leaf=f"leaf{number % (leaves or len(fits))}", block="b"),
                 "ib",
                 fit,
             )
@@ -52,11 +57,13 @@ def test_the_domain_is_that_of_fabric_plan(case: Case, group: str, flexible: boo
     """Any fabric, any free places: files for the command, seats for the scheduler."""
     fabric, capacity, gang = case
     seats = [
-        Seat(fabric.place(host) or Place(host), fabric.name if fabric.place(host) else "", fit)
+        FabricSeat(
+            fabric.place(host) or FabricPlace(host), fabric.name if fabric.place(host) else "", fit
+        )
         for host, fit in capacity.items()
     ]
     random.Random(gang.members).shuffle(seats)
-    offer = Offer(Ground(tuple(seats)), gang.level)
+    offer = JoinOffer(Ground(tuple(seats)), gang.level)
     words = ("--members", gang.members, "--level", gang.level.word, "--group", group)
     said = planned(fabric, capacity, *words, "--policy", "preferred" if flexible else "required")
     chosen = offer.ground.choose(gang.level, gang.members, group, flexible=flexible)
@@ -65,10 +72,10 @@ def test_the_domain_is_that_of_fabric_plan(case: Case, group: str, flexible: boo
         return
     assert chosen is not None
     step, domain = chosen
-    shared = Place("?", **said["around"])
+    shared = FabricPlace("?", **said["around"])
     levels = [each for each in FabricLevel if each >= gang.level]
     around = [
-        Domain(enclosing[0].word, f"fabric/{enclosing[1]}")
+        GroupDomain(enclosing[0].word, f"fabric/{enclosing[1]}")
         for each in levels
         if (enclosing := shared.enclosing(each)) is not None
     ]
@@ -77,7 +84,7 @@ def test_the_domain_is_that_of_fabric_plan(case: Case, group: str, flexible: boo
     # And the protocol records the same.
     world = World()
     server = world.server()
-    found = Groups(records(Client(world)), world).join(
+    found = GroupDomains(records(Client(world)), world).join(
         Ask(server, group or server, gang.members, flexible=flexible), offer
     )
     if group:
@@ -94,7 +101,7 @@ def test_groups_of_one_moment_do_not_all_want_the_same_domain() -> None:
 
 def test_the_domain_that_the_group_had_comes_first() -> None:
     here = ground(4, 3, 9)
-    had = Domain("leaf", "ib/leaf2")
+    had = GroupDomain("leaf", "ib/leaf2")
     assert here.choose(FabricLevel.LEAF, 3, "g") == (0, LEAF)
     assert here.choose(FabricLevel.LEAF, 3, "g", before=had.uuid) == (0, had)
     assert here.choose(FabricLevel.LEAF, 10, "g", before=had.uuid) is None
@@ -111,11 +118,11 @@ def test_places_that_are_kept_for_others_do_not_count() -> None:
         cut[chosen[1].uuid] = 2
     assert found == ["ib/leaf1", "ib/leaf0", "ib/leaf2"]
     # What is left of the leaves counts in their block.
-    assert here.choose(FabricLevel.BLOCK, 6, "g", cut=cut) == (0, Domain("block", "ib/b"))
+    assert here.choose(FabricLevel.BLOCK, 6, "g", cut=cut) == (0, GroupDomain("block", "ib/b"))
     assert here.choose(FabricLevel.BLOCK, 7, "g", cut=cut) is None
     assert here.choose(FabricLevel.LEAF, 6, "g", flexible=True, cut=cut) == (
         1,
-        Domain("block", "ib/b"),
+        GroupDomain("block", "ib/b"),
     )
     assert here.choose(FabricLevel.LEAF, 7, "g", flexible=True, cut=cut) == (4, EVERYWHERE)
     cut[EVERYWHERE.uuid] = 0
@@ -127,16 +134,16 @@ def test_two_maps_may_have_leaves_of_one_name() -> None:
     two = attrs.evolve(two, place=attrs.evolve(two.place, host="m0"), map="eth")
     here = Ground((one, two))
     assert here.choose(FabricLevel.LEAF, 4, "g") is None
-    assert here.choose(FabricLevel.LEAF, 3, "g") == (0, Domain("leaf", "eth/leaf0"))
-    assert here.choose(FabricLevel.LEAF, 2, "g") == (0, Domain("leaf", "ib/leaf0"))
-    assert here.free_in(Domain("leaf", "eth/leaf0")) == 3
+    assert here.choose(FabricLevel.LEAF, 3, "g") == (0, GroupDomain("leaf", "eth/leaf0"))
+    assert here.choose(FabricLevel.LEAF, 2, "g") == (0, GroupDomain("leaf", "ib/leaf0"))
+    assert here.free_in(GroupDomain("leaf", "eth/leaf0")) == 3
 
 
 def test_a_host_with_two_nodes_has_the_places_of_both() -> None:
     seat = ground(2).seats[0]
     here = Ground((seat, seat))
-    assert here.choose(FabricLevel.LEAF, 4, "g") == (0, Domain("leaf", "ib/leaf0"))
-    assert here.hosts[Domain("leaf", "ib/leaf0").uuid] == 2
+    assert here.choose(FabricLevel.LEAF, 4, "g") == (0, GroupDomain("leaf", "ib/leaf0"))
+    assert here.hosts[GroupDomain("leaf", "ib/leaf0").uuid] == 2
 
 
 # --- where in it the next member goes ----------------------------------------------
@@ -174,7 +181,7 @@ def test_the_fewest_leaves_are_filled(rooms: list[int], members: int) -> None:
 def test_one_after_the_other_they_use_as_many_leaves_as_the_plan(case: Case) -> None:
     fabric, capacity, gang = case
     seats = [
-        Seat(place, fabric.name, capacity.get(place.host, 0))
+        FabricSeat(place, fabric.name, capacity.get(place.host, 0))
         for place in fabric.places
         if place.leaf is not None
     ]
@@ -208,7 +215,9 @@ def test_members_stay_beside_those_that_are_there() -> None:
 def test_in_a_leaf_nothing_is_decided_but_for_its_nvlink_domains() -> None:
     assert ground(1, 5, leaves=1).scores({}, 3, "g") == {"n0": 1.0, "n1": 1.0}
     seats = [
-        Seat(Place(f"n{number}", leaf="leaf", nvlink_domain=f"nv{number // 2}"), "ib", 2)
+        FabricSeat(
+            FabricPlace(f"n{number}", leaf="leaf", nvlink_domain=f"nv{number // 2}"), "ib", 2
+        )
         for number in range(4)
     ]
     found = Ground(tuple(seats)).scores({"n3": 1}, 2, "g")
@@ -224,12 +233,12 @@ def test_the_first_is_well_above_the_others() -> None:
 def test_a_domain_that_is_full_of_promises_is_left_out() -> None:
     """The next best one is asked for, with what is left of the first."""
     world = World()
-    here = Offer(ground(6, 5), FabricLevel.LEAF)
-    one = Groups(records(Client(world)), world).join(Ask(world.server(), "g", 4), here)
-    two = Groups(records(Client(world)), world).join(Ask(world.server(), "h", 2), here)
-    three = Groups(records(Client(world)), world).join(Ask(world.server(), "i", 5), here)
-    assert one == Joined(Domain("leaf", "ib/leaf1").uuid, step=0)
-    assert two == Joined(Domain("leaf", "ib/leaf0").uuid, step=0)
+    here = JoinOffer(ground(6, 5), FabricLevel.LEAF)
+    one = GroupDomains(records(Client(world)), world).join(Ask(world.server(), "g", 4), here)
+    two = GroupDomains(records(Client(world)), world).join(Ask(world.server(), "h", 2), here)
+    three = GroupDomains(records(Client(world)), world).join(Ask(world.server(), "i", 5), here)
+    assert one == Joined(GroupDomain("leaf", "ib/leaf1").uuid, step=0)
+    assert two == Joined(GroupDomain("leaf", "ib/leaf0").uuid, step=0)
     assert isinstance(three, Refused)
     assert three.nearest is not None
     assert three.nearest.left == 4
@@ -250,24 +259,24 @@ def test_what_operators_see() -> None:
     # Deleted, and Nova has its row until the database is archived; one that is being deleted.
     left, leaving = world.server(), world.server()
     for each in (left, leaving):
-        world.states_[each] = State.LEAVING
+        world.states_[each] = ServerPresence.LEAVING
         made.make(TICKET_PREFIX + each, each, "x1")
     world.allocations[leaving] = "c"
     made.make(room_name("h", 2), "r2", LEAF.uuid)
     made.make("somebody's", "z", LEAF.uuid)
     made.make("compute1", "c")
-    fleet = Fleet.of(made.providers())
+    fleet = DomainFleet.of(made.providers())
     assert fleet.tickets == {there, "gone", left, leaving}
-    assert lines(fleet, dead(made, world, fleet.tickets)) == (
+    assert list_group_lines(fleet, find_dead_tickets(made, world, fleet.tickets)) == (
         GroupLine("g", "leaf", "ib/leaf1", 4, 2, 2, "decided"),
         GroupLine("h", "leaf", "ib/leaf1", 2, 0, 0, "undecided"),
     )
-    found = reap(lambda: records(Client(world)), world)
-    assert found.swept == Swept(tickets=2, records=0, rooms=1)
+    found = reap_all_domains(lambda: records(Client(world)), world)
+    assert found.swept == SweptProviders(tickets=2, records=0, rooms=1)
     assert (found.domains, found.strange) == (0, ("somebody's (z)",))
     made.remove("z")
     del world.states_[there], world.allocations[leaving]
-    found = reap(lambda: records(Client(world)), world)
-    assert (found.swept, found.domains) == (Swept(2, 1, 1), 1)
+    found = reap_all_domains(lambda: records(Client(world)), world)
+    assert (found.swept, found.domains) == (SweptProviders(2, 1, 1), 1)
     assert [each.name for each in made.providers()] == ["compute1"]
     assert not world.names(ROOM_PREFIX)

@@ -14,27 +14,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nova_hpc.cluster.group_domain import membership as joining
-from nova_hpc.cluster.group_domain.domain_choice import Ground, Seat
-from nova_hpc.cluster.group_domain.membership import Ask, Groups, Joined, Offer, Refused
+from nova_hpc.cluster.group_domain.domain_choice import FabricSeat, Ground
+from nova_hpc.cluster.group_domain.membership import Ask, GroupDomains, Joined, JoinOffer, Refused
 from nova_hpc.cluster.group_domain.model import (
     EVERYWHERE,
     RECORD_PREFIX,
     ROOM_PREFIX,
     TICKET_PREFIX,
-    Domain,
+    GroupDomain,
 )
 from nova_hpc.cluster.group_domain.records import (
-    Answer,
-    NoAnswerError,
-    Records,
-    State,
-    Swept,
-    sweep,
+    PlacementSilentError,
+    ProviderAnswer,
+    ProviderRecords,
+    ServerPresence,
+    SweptProviders,
+    sweep_domain_tree,
 )
-from nova_hpc.fabric.model import FabricLevel, Place
+from nova_hpc.fabric.model import FabricLevel, FabricPlace
 from tests.unit.cluster.placement_model import Client, Turns, World, records
 
-LEAVES = [Domain("leaf", f"ib/leaf{number}") for number in range(4)]
+LEAVES = [GroupDomain("leaf", f"ib/leaf{number}") for number in range(4)]
 
 
 @pytest.fixture(autouse=True)
@@ -43,23 +43,23 @@ def _as_many_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joining, "_LOCKS", (contextlib.nullcontext(),))
 
 
-def offer(*fits: int, block: str | None = None, **keywords: object) -> Offer:
+def offer(*fits: int, block: str | None = None, **keywords: object) -> JoinOffer:
     """So many servers fit into each leaf, on one host."""
     seats = tuple(
-        Seat(Place(f"host{number}", leaf=f"leaf{number}", block=block), "ib", fit)
+        FabricSeat(FabricPlace(f"host{number}", leaf=f"leaf{number}", block=block), "ib", fit)
         for number, fit in enumerate(fits)
     )
-    return Offer(Ground(seats), FabricLevel.LEAF, **keywords)
+    return JoinOffer(Ground(seats), FabricLevel.LEAF, **keywords)
 
 
-def groups(world: World, client: Client | None = None) -> Groups:
-    return Groups(records(client or Client(world)), world)
+def groups(world: World, client: Client | None = None) -> GroupDomains:
+    return GroupDomains(records(client or Client(world)), world)
 
 
-def reap(world: World) -> Swept:
-    total = Swept()
+def reap(world: World) -> SweptProviders:
+    total = SweptProviders()
     for tree in world.trees():
-        total += sweep(records(Client(world)), world, tree)
+        total += sweep_domain_tree(records(Client(world)), world, tree)
     return total
 
 
@@ -116,7 +116,7 @@ def test_members_that_have_their_place_are_not_counted_twice() -> None:
     assert isinstance(groups(world).join(newcomer, offer(5, seen={"host0": ()})), Refused)
     assert isinstance(groups(world).join(newcomer, offer(5)), Joined)
     world2 = World()
-    world2.states_[members[0]] = State.THERE
+    world2.states_[members[0]] = ServerPresence.THERE
     groups(world2).join(Ask(members[0], "g", 2), offer(8))
     world2.allocations[members[0]] = "host0"
     seen = {"host0": {members[0]}}
@@ -126,12 +126,12 @@ def test_members_that_have_their_place_are_not_counted_twice() -> None:
 
 def test_a_wider_domain_where_that_will_do() -> None:
     world = World()
-    block = Domain("block", "ib/b")
-    seats = (*offer(2, 1, block="b").ground.seats, Seat(Place("far"), fit=1))
+    block = GroupDomain("block", "ib/b")
+    seats = (*offer(2, 1, block="b").ground.seats, FabricSeat(FabricPlace("far"), fit=1))
     for members, domain in ((2, LEAVES[0]), (3, block), (9, EVERYWHERE)):
         found = groups(world).join(
             Ask(world.server(), f"g{members}", members, flexible=True),
-            Offer(Ground(seats), FabricLevel.LEAF),
+            JoinOffer(Ground(seats), FabricLevel.LEAF),
         )
         assert found == Joined(domain.uuid, step={2: 0, 3: 1, 9: 4}[members])
     # A block's room is not a leaf's: each level keeps its own.
@@ -179,10 +179,10 @@ def test_who_is_marked_as_deleted_and_has_an_allocation_is_there() -> None:
     server = world.server()
     groups(world).join(Ask(server, "g"), offer(3))
     world.allocations[server] = "host0"
-    world.states_[server] = State.LEAVING
-    assert reap(world) == Swept()
+    world.states_[server] = ServerPresence.LEAVING
+    assert reap(world) == SweptProviders()
     del world.allocations[server]
-    assert reap(world) == Swept(tickets=1, records=1, rooms=1)
+    assert reap(world) == SweptProviders(tickets=1, records=1, rooms=1)
     assert left(world) == []
 
 
@@ -237,7 +237,7 @@ def _played(
     def reaper(client: Client) -> None:
         for _ in range(3):
             for leaf in LEAVES:
-                sweep(records(client), world, records(client).tree(leaf.uuid))
+                sweep_domain_tree(records(client), world, records(client).tree(leaf.uuid))
 
     for _ in range(reapers):
         turns.add(reaper)
@@ -292,7 +292,9 @@ def test_twenty_groups_for_one_leaf(reapers: int, choose: random.Random) -> None
             member(f"g{number}")
         for _ in range(reapers):
             turns.add(
-                lambda client: sweep(records(client), world, records(client).tree(LEAVES[0].uuid))
+                lambda client: sweep_domain_tree(
+                    records(client), world, records(client).tree(LEAVES[0].uuid)
+                )
             )
         turns.run()
     joined = [name for name, each in found.items() if isinstance(each, Joined)]
@@ -317,7 +319,7 @@ def test_500_groups_whose_only_member_comes_to_nothing() -> None:
         if number % 2:
             del world.states_[server]
         else:
-            world.states_[server] = State.LEAVING
+            world.states_[server] = ServerPresence.LEAVING
     assert most == 1
     reap(world)
     assert left(world) == []
@@ -371,9 +373,11 @@ def test_an_answer_that_is_lost(lost_at: int, effect: bool, status: int) -> None
     client = Client(
         world,
         before=lambda method, path: (
-            Answer(status) if next(numbers) == lost_at and not effect else None
+            ProviderAnswer(status) if next(numbers) == lost_at and not effect else None
         ),
-        after=lambda method, path, answer: Answer(status) if client.calls == lost_at else answer,
+        after=lambda method, path, answer: (
+            ProviderAnswer(status) if client.calls == lost_at else answer
+        ),
     )
     server = world.server()
     assert groups(world, client).join(Ask(server, "g", 4), offer(4)) == Joined(
@@ -389,12 +393,12 @@ def test_a_record_that_goes_while_a_ticket_is_written_is_a_500() -> None:
     groups(world).join(Ask(first, "g", 2), offer(4, 4))
     old = world.domains_of("g")
 
-    def before(method: str, path: str) -> Answer | None:
+    def before(method: str, path: str) -> ProviderAnswer | None:
         if method == "POST" and not done:
             done.append(1)
             del world.states_[first]
             reap(world)
-            return Answer(500)
+            return ProviderAnswer(500)
         return None
 
     done: list[int] = []
@@ -410,17 +414,19 @@ def test_a_record_that_goes_while_a_ticket_is_written_is_a_500() -> None:
 @pytest.mark.parametrize("status", [0, 500])
 def test_placement_that_does_not_answer(status: int) -> None:
     world = World()
-    client = Client(world, before=lambda method, path: Answer(status))
-    with pytest.raises(NoAnswerError, match="within 30 seconds"):
-        Groups(records(client, limit=30.0), world).join(Ask(world.server(), "g"), offer(4))
+    client = Client(world, before=lambda method, path: ProviderAnswer(status))
+    with pytest.raises(PlacementSilentError, match="within 30 seconds"):
+        GroupDomains(records(client, limit=30.0), world).join(Ask(world.server(), "g"), offer(4))
 
 
 @pytest.mark.parametrize("status", [0, 500])
 def test_placement_that_reads_and_does_not_write(status: int) -> None:
     world = World()
-    client = Client(world, before=lambda method, path: Answer(status) if method == "POST" else None)
-    with pytest.raises(NoAnswerError, match="within 30 seconds"):
-        Groups(records(client, limit=30.0), world).join(Ask(world.server(), "g"), offer(4))
+    client = Client(
+        world, before=lambda method, path: ProviderAnswer(status) if method == "POST" else None
+    )
+    with pytest.raises(PlacementSilentError, match="within 30 seconds"):
+        GroupDomains(records(client, limit=30.0), world).join(Ask(world.server(), "g"), offer(4))
 
 
 def test_slow_answers_are_answers() -> None:
@@ -429,33 +435,37 @@ def test_slow_answers_are_answers() -> None:
     asked: set[tuple[str, str]] = set()
     now = [0.0]
 
-    def before(method: str, path: str) -> Answer | None:
+    def before(method: str, path: str) -> ProviderAnswer | None:
         now[0] += 6.0
         if (method, path) in asked:
             return None
         asked.add((method, path))
-        return Answer(503)
+        return ProviderAnswer(503)
 
-    slow = Records(
+    slow = ProviderRecords(
         Client(world, before=before), limit=30.0, clock=lambda: now[0], sleep=lambda seconds: None
     )
-    joined = Groups(slow, world).join(Ask(world.server(), "g", 2), offer(4, 4))
+    joined = GroupDomains(slow, world).join(Ask(world.server(), "g", 2), offer(4, 4))
     assert isinstance(joined, Joined)
     assert now[0] > 60.0
 
 
-@pytest.mark.parametrize("answer", [Answer(401), Answer(200, {"resource_providers": [{}]})])
-def test_something_else_that_answers(answer: Answer) -> None:
+@pytest.mark.parametrize(
+    "answer", [ProviderAnswer(401), ProviderAnswer(200, {"resource_providers": [{}]})]
+)
+def test_something_else_that_answers(answer: ProviderAnswer) -> None:
     world = World()
     client = Client(world, before=lambda method, path: answer)
-    with pytest.raises(NoAnswerError, match="Placement answered"):
+    with pytest.raises(PlacementSilentError, match="Placement answered"):
         groups(world, client).join(Ask(world.server(), "g"), offer(4))
 
 
 def test_a_request_that_placement_refuses_for_good() -> None:
     world = World()
-    client = Client(world, before=lambda method, path: Answer(400) if method == "POST" else None)
-    with pytest.raises(NoAnswerError, match="refuses hpc-fabric"):
+    client = Client(
+        world, before=lambda method, path: ProviderAnswer(400) if method == "POST" else None
+    )
+    with pytest.raises(PlacementSilentError, match="refuses hpc-fabric"):
         groups(world, client).join(Ask(world.server(), "g"), offer(4))
 
 

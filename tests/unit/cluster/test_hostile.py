@@ -29,13 +29,11 @@ from nova_hpc_tools.cluster.hostfiles import HostError
 from nova_hpc_tools.cluster.life_cycle import checks, commands, decide
 from nova_hpc_tools.cluster.life_cycle.decide import Stuck
 from nova_hpc_tools.cluster.life_cycle.run import ClusterError, Pace
-from nova_hpc_tools.cluster.members import neighbours as near
-from nova_hpc_tools.cluster.members import picture
+from nova_hpc_tools.cluster.members import neighbours, picture
 from nova_hpc_tools.openstack import progress
 from nova_hpc_tools.openstack.cloud import SdkCloud
 from nova_hpc_tools.openstack.rest import GoneError
-from nova_hpc_tools.openstack.v1 import cluster_changes as life
-from nova_hpc_tools.openstack.v1 import cluster_views as look
+from nova_hpc_tools.openstack.v1 import cluster_changes, cluster_views
 from nova_hpc_tools.openstack.v1 import server_view as server_command
 from tests.unit import hostile
 from tests.unit.cluster import hostile_cloud
@@ -49,8 +47,8 @@ MACHINE = (*hostfiles.FORMATS, "topology.conf")
 def written(form: str, cluster: Any, names: bool = False) -> str:
     """The cluster in a format that a program reads."""
     if form == "topology.conf":
-        return near.as_slurm(cluster)
-    return hostfiles.FORMATS[form](hostfiles.hosts(cluster, names=names), cluster.name)
+        return neighbours.format_slurm_switches(cluster)
+    return hostfiles.FORMATS[form](hostfiles.list_cluster_hosts(cluster, names=names), cluster.name)
 
 
 # -- what programs read -------------------------------------------------------------------
@@ -91,15 +89,15 @@ def test_what_an_owner_says_of_its_place_is_in_no_file(what: str) -> None:
         metadata={**a_server(2)["metadata"], **hostile_cloud.placed(text)},
     )
     # Names of domains have fewer letters than names of hosts need to have.
-    if position.is_name(text):
+    if position.is_position_name(text):
         assert set(text) <= set(string.ascii_letters + string.digits + "._-")
         return
     assert {form: written(form, said) for form in MACHINE} == usual
     # Nor where something else has made the member.
     with pytest.raises(ValueError, match=SECOND):
-        hostfiles.ansible(
+        hostfiles.format_ansible_inventory(
             [
-                hostfiles.Host(SECOND, "train-2", "", 1, 1, Position({"leaf": text}).domains),
+                hostfiles.MemberHost(SECOND, "train-2", "", 1, 1, Position({"leaf": text}).domains),
             ],
             "train",
         )
@@ -121,9 +119,13 @@ def test_two_members_of_one_name_are_refused(form: str) -> None:
 
 
 def test_groups_of_ansible_are_no_part_of_themselves() -> None:
-    hosts = hostfiles.hosts(called("train-2"))
-    assert set(yaml.safe_load(hostfiles.ansible(hosts, "all"))["all"]["children"]) == {"hpc_all"}
-    assert hostfiles.slurm(hosts, "Default").endswith("NodeSet=hpc-Default Nodes=train-1,train-2\n")
+    hosts = hostfiles.list_cluster_hosts(called("train-2"))
+    assert set(
+        yaml.safe_load(hostfiles.format_ansible_inventory(hosts, "all"))["all"]["children"]
+    ) == {"hpc_all"}
+    assert hostfiles.format_slurm_nodes(hosts, "Default").endswith(
+        "NodeSet=hpc-Default Nodes=train-1,train-2\n"
+    )
     for form in ("slurm", "ansible"):
         with pytest.raises(HostError, match="called"):
             hostfiles.FORMATS[form](hosts, "{{ 7 * 7 }}")
@@ -182,8 +184,10 @@ def test_slurm_reads_what_is_written(tmp_path: Path) -> None:
     if shutil.which("slurmctld") is None:
         pytest.skip("slurmctld is not installed")
     cluster = called("gpu.node-2.example.org")
-    lines = hostfiles.slurm(hostfiles.hosts(cluster), cluster.name).splitlines()
-    topology = near.as_slurm(cluster)
+    lines = hostfiles.format_slurm_nodes(
+        hostfiles.list_cluster_hosts(cluster), cluster.name
+    ).splitlines()
+    topology = neighbours.format_slurm_switches(cluster)
     with slurmctld.running(tmp_path, topology, ["other"], "topology/tree", *lines) as conf:
         said = slurmctld.scontrol(conf, "show", "nodes", "--oneliner")
         assert {line.split()[0] for line in said.splitlines()} == {
@@ -201,8 +205,8 @@ class Shell:
 
     def __init__(self, cloud: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.cloud = cloud
-        for module in (look, server_command):
-            monkeypatch.setattr(module, "cloud_of", lambda app: cloud)
+        for module in (cluster_views, server_command):
+            monkeypatch.setattr(module, "sdk_cloud_of", lambda app: cloud)
 
     def run(self, command: type[Any], *words: str) -> str:
         """What a command writes."""
@@ -233,7 +237,7 @@ def rows_of(text: str) -> int:
 
 @pytest.mark.parametrize("form", LISTS)
 def test_the_list_of_clusters(shell: Shell, form: str) -> None:
-    out = shell.run(look.ListCluster, "--long", "-f", form)
+    out = shell.run(cluster_views.ListCluster, "--long", "-f", form)
     count = 3 * len(hostile.TEXTS)
     assert hostile.obeyed(out) == []
     if form == "table":
@@ -262,7 +266,7 @@ def read(form: str, out: str) -> Any:
 def test_one_cluster(shell: Shell, marker: Path, form: str) -> None:
     texts = hostile.texts(marker)
     for number, text in enumerate(texts):
-        out = shell.run(look.ShowCluster, f"c{number}", "-f", form)
+        out = shell.run(cluster_views.ShowCluster, f"c{number}", "-f", form)
         assert hostile.obeyed(out) == []
         if form in ("json", "yaml"):
             found = json.loads(out) if form == "json" else yaml.safe_load(out)
@@ -311,12 +315,12 @@ def test_hosts(shell: Shell, form: str) -> None:
     for number in range(len(hostile.TEXTS)):
         words = (f"c{number}", "--names", "-f", form)
         if form in ("table", "json", "yaml"):
-            out = shell.run(look.ListHosts, *words)
+            out = shell.run(cluster_views.ListHosts, *words)
             assert hostile.obeyed(out) == []
             assert rows_of(out) == 3 if form == "table" else len(read(form, out)) == 3
         else:
             with pytest.raises(exceptions.CommandError) as caught:
-                shell.run(look.ListHosts, *words)
+                shell.run(cluster_views.ListHosts, *words)
             assert hostile.obeyed(str(caught.value)) == []
 
 
@@ -326,10 +330,10 @@ def test_topology(shell: Shell, form: str) -> None:
         words = (f"c{number}", "-f", form)
         if form in ("csv", "value", "slurm"):
             with pytest.raises(exceptions.CommandError) as caught:
-                shell.run(look.ShowTopology, *words)
+                shell.run(cluster_views.ShowTopology, *words)
             assert hostile.obeyed(str(caught.value)) == []
             continue
-        out = shell.run(look.ShowTopology, *words)
+        out = shell.run(cluster_views.ShowTopology, *words)
         assert hostile.obeyed(out) == []
         if form == "svg":
             elements = {each.tag.rpartition("}")[2] for each in ElementTree.fromstring(out).iter()}
@@ -343,8 +347,13 @@ def test_topology(shell: Shell, form: str) -> None:
 def test_pictures_of_one_member_are_of_one_line_a_member() -> None:
     for text in hostile.TEXTS.values():
         cluster = called(text)
-        assert hostile.obeyed(near.as_tree(cluster) + near.as_matrix(cluster)) == []
-        ElementTree.fromstring(picture.draw(cluster))
+        assert (
+            hostile.obeyed(
+                neighbours.format_cluster_tree(cluster) + neighbours.format_nearness_matrix(cluster)
+            )
+            == []
+        )
+        ElementTree.fromstring(picture.draw_cluster_picture(cluster))
 
 
 # -- ids, commands ----------------------------------------------------------------------------
@@ -360,7 +369,7 @@ def test_a_tag_is_no_id_unless_it_is_one(what: str) -> None:
         assert cluster.name == "?" or cluster_wish.NAME.fullmatch(cluster.name)
         assert hostile.obeyed(cluster.reason) == []
         assert "\n" not in cluster.reason
-        for command in decide.finishes(cluster).split(", or "):
+        for command in decide.format_finish_commands(cluster).split(", or "):
             safe(command, known | {cluster.name} | {server["id"] for server in servers})
 
 
@@ -379,11 +388,11 @@ def safe(command: str, known: set[str]) -> None:
 
 def test_the_next_command_of_a_renamed_member_says_its_number_or_id() -> None:
     failed = called("$(touch x)", status="ERROR")
-    assert decide.finishes(failed) == "openstack hpc cluster replace train 2"
+    assert decide.format_finish_commands(failed) == "openstack hpc cluster replace train 2"
     stopped = called("$(touch x)", status="SHUTOFF")
-    assert decide.finishes(stopped) == f"openstack server start {SECOND}"
+    assert decide.format_finish_commands(stopped) == f"openstack server start {SECOND}"
     usual = called("train-2", status="SHUTOFF")
-    assert decide.finishes(usual) == "openstack server start train-2"
+    assert decide.format_finish_commands(usual) == "openstack server start train-2"
 
 
 @pytest.mark.parametrize("what", hostile.TEXTS)
@@ -392,8 +401,8 @@ def test_errors_with_names_in_them(what: str) -> None:
     groups, servers, ports = hostile_cloud.written_everywhere(text, 0)
     cluster = next(c for c in hostile_cloud.clusters(groups, servers, ports) if c.name == "c0")
     with pytest.raises(ClusterError) as caught:
-        commands.delete(None, cluster, Pace())  # type: ignore[arg-type]
-    move = decide.towards(cluster.wish, cluster)  # type: ignore[arg-type]
+        commands.delete_cluster(None, cluster, Pace())  # type: ignore[arg-type]
+    move = decide.plan_fulfilment(cluster.wish, cluster)  # type: ignore[arg-type]
     assert isinstance(move, Stuck)
     for said in (str(caught.value), move.reason):
         assert hostile.obeyed(said) == []
@@ -431,9 +440,9 @@ def test_the_program_of_drain_gets_names_of_hosts_alone(tmp_path: Path, what: st
     program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >{called_with}\n')
     program.chmod(0o755)
     with pytest.raises(ValueError, match=SECOND):
-        life._drain(str(program), called(hostile.TEXTS[what]), [1, 2])
+        cluster_changes._run_drain_program(str(program), called(hostile.TEXTS[what]), [1, 2])
     assert not called_with.exists()
-    life._drain(str(program), called(hostile.TEXTS[what]), [1])
+    cluster_changes._run_drain_program(str(program), called(hostile.TEXTS[what]), [1])
     assert called_with.read_text() == "train-1\n"
 
 
@@ -441,7 +450,7 @@ def test_the_program_of_drain_gets_names_of_hosts_alone(tmp_path: Path, what: st
 def test_the_console_of_a_guest(what: str) -> None:
     text = hostile.TEXTS[what]
     (member, *_) = called("train-2").members
-    said = checks.Checks().judge([member], lambda _: f"nova-hpc: WRONG link: x{text}")
+    said = checks.ConsoleChecks().judge([member], lambda _: f"nova-hpc: WRONG link: x{text}")
     assert isinstance(said, Stuck)
     assert hostile.obeyed(said.reason) == []
     assert "\n" not in said.reason
@@ -455,7 +464,7 @@ def test_the_bar_shows_whatever_it_is_told(
         monkeypatch.setenv("FORCE_COLOR", "1")
         monkeypatch.setenv("COLUMNS", "200")
     for text in hostile.TEXTS.values():
-        with progress.shown(2, True) as say:
+        with progress.show_member_progress(2, True) as say:
             say(called(text), text)
         err = capsys.readouterr().err
         if not colour:

@@ -13,17 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.wire.cluster_wish import Nic, Wish
+from nova_hpc.wire.cluster_wish import ClusterWish, Nic
 from nova_hpc_tools.cluster.life_cycle import commands, decide
 from nova_hpc_tools.cluster.life_cycle import run as life_cycle_run
 from nova_hpc_tools.cluster.life_cycle.commands import Nearness
 from nova_hpc_tools.cluster.life_cycle.run import ClusterError, Pace
-from nova_hpc_tools.cluster.members.model import Cluster, State
+from nova_hpc_tools.cluster.members.model import Cluster, ClusterState
 from nova_hpc_tools.cluster.wish import Secrets
 from tests.unit.cluster.model_cloud import Killed, ModelCloud
 
 NET = "11111111-2222-4333-8444-555555555555"
-PLAIN = Wish("train", frozenset({1, 2, 3}), "42", image="img", nics=(Nic(NET),))
+PLAIN = ClusterWish("train", frozenset({1, 2, 3}), "42", image="img", nics=(Nic(NET),))
 PORTS = attrs.evolve(PLAIN, nics=(Nic(NET), Nic(NET, "direct")))
 PACE = Pace(sleep=lambda seconds: None, clock=lambda: 0.0)
 
@@ -35,8 +35,8 @@ def in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(life_cycle_run, "IN_FLIGHT", 1)
 
 
-def create(cloud: ModelCloud, wish: Wish) -> Cluster:
-    return commands.create(cloud, wish, Secrets(), Nearness(), "a77e", PACE)
+def create(cloud: ModelCloud, wish: ClusterWish) -> Cluster:
+    return commands.create_cluster(cloud, wish, Secrets(), Nearness(), "a77e", PACE)
 
 
 def strangers(cloud: ModelCloud) -> None:
@@ -61,7 +61,7 @@ def nothing_left(cloud: ModelCloud) -> None:
     assert [each["name"] for each in cloud.groups.values()] == ["somebody's"]
 
 
-def complete(cloud: ModelCloud, wish: Wish, numbers: set[int]) -> None:
+def complete(cloud: ModelCloud, wish: ClusterWish, numbers: set[int]) -> None:
     ours = {id: each for id, each in cloud.servers.items() if id != "s"}
     assert sorted(each["name"] for each in ours.values()) == sorted(
         f"train-{number}" for number in numbers
@@ -99,15 +99,15 @@ def start(fates: list[str], faults: dict[int, str]) -> ModelCloud:
 
 
 @pytest.mark.parametrize("wish", [PLAIN, attrs.evolve(PLAIN, single=True), PORTS])
-def test_create_and_delete(wish: Wish) -> None:
+def test_create_and_delete(wish: ClusterWish) -> None:
     cloud = start([], {})
     cluster = create(cloud, wish)
-    assert cluster.state is State.ACTIVE
+    assert cluster.state is ClusterState.ACTIVE
     complete(cloud, wish, {1, 2, 3})
     assert cloud.log.count("servers") == (1 if wish == PLAIN else 3)
     # Nova's policies know of no member that has no host yet.
     assert cloud.blind == []
-    commands.delete(cloud, cluster, PACE)
+    commands.delete_cluster(cloud, cluster, PACE)
     nothing_left(cloud)
 
 
@@ -118,7 +118,7 @@ def test_create_and_delete(wish: Wish) -> None:
     resumes=st.booleans(),
 )
 def test_whatever_happens_somebody_finishes_or_ends_it(
-    wish: Wish, faults: dict[int, str], fates: list[str], resumes: bool
+    wish: ClusterWish, faults: dict[int, str], fates: list[str], resumes: bool
 ) -> None:
     cloud = start(fates, faults)
     killed, said = False, ""
@@ -138,20 +138,20 @@ def test_whatever_happens_somebody_finishes_or_ends_it(
     all_is_listed(cloud)
     left = cloud.clusters()
     if not killed and not said:
-        assert [each.state for each in left] == [State.ACTIVE]
+        assert [each.state for each in left] == [ClusterState.ACTIVE]
     # Two groups of one attempt: the first answer was lost, and then the client died.
     assert len(left) <= (2 if "lose-after" in faults.values() else 1)
     for each in left:
         if resumes and len(left) == 1:
             cloud.fates = []
             try:
-                made = commands.resume(cloud, each, None, Secrets(), PACE)
+                made = commands.resume_cluster(cloud, each, None, Secrets(), PACE)
             except ClusterError as error:
                 pytest.fail(f"resume: {error}")
-            assert made.state is State.ACTIVE
+            assert made.state is ClusterState.ACTIVE
             complete(cloud, wish, {1, 2, 3})
             continue
-        commands.delete(cloud, each, PACE)
+        commands.delete_cluster(cloud, each, PACE)
     if not (resumes and len(left) == 1):
         nothing_left(cloud)
 
@@ -169,7 +169,7 @@ def test_whatever_happens_somebody_finishes_or_ends_it(
     ),
 )
 def test_a_cluster_that_changes(
-    wish: Wish, steps: list[tuple[str, set[int], dict[int, str], list[str]]]
+    wish: ClusterWish, steps: list[tuple[str, set[int], dict[int, str], list[str]]]
 ) -> None:
     """After each command, killed or not, one resume makes it whole; the list names all."""
     cloud = start([], {})
@@ -181,10 +181,10 @@ def test_a_cluster_that_changes(
         before, after = wanted, numbers if command == "scale" else wanted
         with contextlib.suppress(Killed, ClusterError):
             if command == "scale":
-                commands.scale(cloud, cluster, numbers, Secrets(), PACE)
+                commands.scale_cluster(cloud, cluster, numbers, Secrets(), PACE)
             else:
                 some = sorted(numbers & wanted)
-                commands.replace(cloud, cluster, some, Secrets(), PACE)
+                commands.replace_members(cloud, cluster, some, Secrets(), PACE)
         cloud.revive()
         cloud.fates = []
         all_is_listed(cloud)
@@ -192,14 +192,14 @@ def test_a_cluster_that_changes(
         wanted = set(cluster.wanted)
         assert wanted in (before, after)
         ran = {id for id, each in cloud.servers.items() if each.get("OS-SRV-USG:launched_at")}
-        commands.resume(cloud, cluster, None, Secrets(), PACE)
+        commands.resume_cluster(cloud, cluster, None, Secrets(), PACE)
         complete(cloud, wish, wanted)
         # What ran and is still wanted was not made anew to make the cluster whole.
         kept = {cloud.servers[id]["name"] for id in ran & cloud.servers.keys()}
         assert len(kept) == len(ran & cloud.servers.keys())
     assert cloud.blind == []
     (cluster,) = cloud.clusters()
-    commands.delete(cloud, cluster, PACE)
+    commands.delete_cluster(cloud, cluster, PACE)
     nothing_left(cloud)
 
 
@@ -209,11 +209,11 @@ def test_delete_that_is_killed_is_deleted_again(order: list[int], at: int, kind:
     cluster = create(cloud, PORTS)
     cloud.calls, cloud.faults = 0, {at: kind}
     with contextlib.suppress(Killed):
-        commands.delete(cloud, cluster, PACE)
+        commands.delete_cluster(cloud, cluster, PACE)
     cloud.revive()
     all_is_listed(cloud)
     for each in cloud.clusters():
-        commands.delete(cloud, each, PACE)
+        commands.delete_cluster(cloud, each, PACE)
     nothing_left(cloud)
 
 
@@ -222,11 +222,11 @@ def test_a_group_that_somebody_deleted_leaves_a_cluster_that_delete_ends() -> No
     cluster = create(cloud, PORTS)
     del cloud.groups[cluster.id]
     (found,) = cloud.clusters()
-    assert (found.name, found.state) == ("train", State.NO_GROUP)
-    assert decide.finishes(found) == "openstack hpc cluster delete train"
+    assert (found.name, found.state) == ("train", ClusterState.NO_GROUP)
+    assert decide.format_finish_commands(found) == "openstack hpc cluster delete train"
     with pytest.raises(ClusterError, match="can only be deleted"):
-        commands.resume(cloud, found, None, Secrets(), PACE)
-    commands.delete(cloud, found, PACE)
+        commands.resume_cluster(cloud, found, None, Secrets(), PACE)
+    commands.delete_cluster(cloud, found, PACE)
     nothing_left(cloud)
 
 
@@ -243,11 +243,11 @@ def test_two_clients_that_resume_at_once_leave_one_of_each() -> None:
         found = look(group)
         if once:
             once.clear()
-            commands.resume(cloud, left, None, Secrets(), PACE)
+            commands.resume_cluster(cloud, left, None, Secrets(), PACE)
         return found
 
     cloud.look = meanwhile  # type: ignore[method-assign]
-    commands.resume(cloud, left, None, Secrets(), PACE)
+    commands.resume_cluster(cloud, left, None, Secrets(), PACE)
     complete(cloud, PLAIN, {1, 2, 3})
 
 
@@ -255,7 +255,7 @@ def test_that_members_go_is_written_down_first() -> None:
     cloud = start([], {})
     cluster = create(cloud, PLAIN)
     cloud.log.clear()
-    commands.scale(cloud, cluster, {1, 2}, Secrets(), PACE)
+    commands.scale_cluster(cloud, cluster, {1, 2}, Secrets(), PACE)
     assert cloud.log == ["wish", "wish", "delete server"]
 
 
@@ -265,7 +265,7 @@ def test_a_server_that_is_not_ours_stops_delete() -> None:
     cloud.groups[cluster.id]["members"].append("s")
     (found,) = cloud.clusters()
     with pytest.raises(ClusterError, match="not the cluster's: train-1; delete them first"):
-        commands.delete(cloud, found, PACE)
+        commands.delete_cluster(cloud, found, PACE)
     complete(cloud, PLAIN, {1, 2, 3})
 
 
@@ -274,8 +274,8 @@ def test_a_renamed_member_stays_a_member() -> None:
     cluster = create(cloud, PLAIN)
     cloud.servers[cluster.members[1].id]["name"] = "login"
     (found,) = cloud.clusters()
-    assert found.state is State.ACTIVE
-    commands.resume(cloud, found, None, Secrets(), PACE)
+    assert found.state is ClusterState.ACTIVE
+    commands.resume_cluster(cloud, found, None, Secrets(), PACE)
     assert sorted(each["name"] for each in cloud.servers.values()) == [
         *("login", "train-1", "train-1", "train-3")
     ]
@@ -284,11 +284,11 @@ def test_a_renamed_member_stays_a_member() -> None:
 def test_all_members_are_replaced_only_where_the_group_knows_them() -> None:
     cloud = start([], {})
     cluster = create(cloud, PLAIN)
-    made = commands.replace(cloud, cluster, [1, 2, 3], Secrets(), PACE)
+    made = commands.replace_members(cloud, cluster, [1, 2, 3], Secrets(), PACE)
     assert not {each.id for each in made.members} & {each.id for each in cluster.members}
-    smaller = commands.scale(cloud, made, {2}, Secrets(), PACE)
+    smaller = commands.scale_cluster(cloud, made, {2}, Secrets(), PACE)
     with pytest.raises(ClusterError, match="these are all members"):
-        commands.replace(cloud, smaller, [2], Secrets(), PACE)
+        commands.replace_members(cloud, smaller, [2], Secrets(), PACE)
     complete(cloud, PLAIN, {2})
 
 
@@ -298,11 +298,11 @@ def test_a_failed_member_that_ran_is_not_made_anew_by_resume() -> None:
     server = cloud.servers[cluster.members[0].id]
     server |= {"status": "ERROR", "fault": {"message": "the node died"}}
     (found,) = cloud.clusters()
-    assert (found.state, found.reason) == (State.ERROR, "train-1: the node died")
-    assert decide.finishes(found) == "openstack hpc cluster replace train train-1"
+    assert (found.state, found.reason) == (ClusterState.ERROR, "train-1: the node died")
+    assert decide.format_finish_commands(found) == "openstack hpc cluster replace train train-1"
     with pytest.raises(ClusterError, match="train-1 failed: the node died"):
-        commands.resume(cloud, found, None, Secrets(), PACE)
-    commands.replace(cloud, found, [1], Secrets(), PACE)
+        commands.resume_cluster(cloud, found, None, Secrets(), PACE)
+    commands.replace_members(cloud, found, [1], Secrets(), PACE)
     complete(cloud, PLAIN, {1, 2, 3})
 
 
@@ -321,8 +321,8 @@ def test_guests_that_check_themselves() -> None:
         cloud.tick = later  # type: ignore[method-assign]
 
     says("x\n[ 3.1] As promised: 2 devices, 1 NUMA nodes, topology mirror.\nlogin:")
-    assert create(cloud, wish).state is State.ACTIVE
-    commands.delete(cloud, cloud.clusters()[0], PACE)
+    assert create(cloud, wish).state is ClusterState.ACTIVE
+    commands.delete_cluster(cloud, cloud.clusters()[0], PACE)
     says("sh: WRONG device: gpu 1: it is not there\n")
     with pytest.raises(ClusterError, match=r"train-\d is not as promised: gpu 1: it is not there"):
         create(cloud, wish)
@@ -336,4 +336,4 @@ def test_patience_ends() -> None:
     pace = Pace(limit=200.0, sleep=lambda seconds: None, clock=lambda: float(next(clock)))
     group = cloud.make_group(PLAIN, "a77e", "affinity", None)
     with pytest.raises(ClusterError, match="after 200 seconds still 3 of 3 members are building"):
-        life_cycle_run.fulfil(cloud, group, PLAIN, Secrets(), pace)
+        life_cycle_run.fulfil_wish(cloud, group, PLAIN, Secrets(), pace)

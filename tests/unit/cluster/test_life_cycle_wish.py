@@ -11,21 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nova_hpc.wire import cluster_wish, numbers
-from nova_hpc.wire.cluster_wish import Nic, Wish
+from nova_hpc.wire.cluster_wish import ClusterWish, Nic
 from nova_hpc.wire.version import WireError
 from nova_hpc_tools.cluster import wish as wishes
 from nova_hpc_tools.cluster.life_cycle import checks as life_cycle_checks
 from nova_hpc_tools.cluster.life_cycle import quota as quotas
-from nova_hpc_tools.cluster.life_cycle.quota import Need, Quota
+from nova_hpc_tools.cluster.life_cycle.quota import Quota, QuotaNeed
 from nova_hpc_tools.cluster.wish import Secrets, WishError
 
-PLAIN = Wish("train", frozenset({1, 2}), "42", image="img")
+PLAIN = ClusterWish("train", frozenset({1, 2}), "42", image="img")
 GROUP = "12345678-1234-4234-8234-123456789012"
 
 ids = st.one_of(st.uuids(version=4).map(str), st.sampled_from(["42", "~x", "~~", "m1.small", "~"]))
 words = st.text(st.characters(min_codepoint=32, max_codepoint=0x2FF, categories=["L", "N"]))
 WISHES = st.builds(
-    Wish,
+    ClusterWish,
     name=st.from_regex(cluster_wish.NAME, fullmatch=True),
     members=st.sets(st.integers(1, 400), min_size=1).map(frozenset),
     flavor=ids,
@@ -47,7 +47,7 @@ WISHES = st.builds(
 
 @given(st.sets(st.integers(1, numbers.MOST), min_size=1))
 def test_numbers_come_back(some: set[int]) -> None:
-    assert numbers.read(numbers.write(some)) == some
+    assert numbers.parse_number_ranges(numbers.format_number_ranges(some)) == some
 
 
 @pytest.mark.parametrize(
@@ -56,23 +56,23 @@ def test_numbers_come_back(some: set[int]) -> None:
 )
 def test_numbers_that_are_none(text: object) -> None:
     with pytest.raises(WireError):
-        numbers.read(text)
+        numbers.parse_number_ranges(text)
 
 
 @given(WISHES, st.dictionaries(st.sampled_from(["mine", "hpc_cluster_9"]), st.text()))
-def test_a_member_gives_the_wish_back(wish: Wish, others: dict[str, str]) -> None:
+def test_a_member_gives_the_wish_back(wish: ClusterWish, others: dict[str, str]) -> None:
     try:
         found = cluster_wish.to_metadata(wish, GROUP)
     except WireError:
         # Only numbers in no order make it so long.
-        assert len(cluster_wish.dumps(wish)) > 9 * 253
+        assert len(cluster_wish.write_cluster_wish(wish)) > 9 * 253
         return
     assert all(len(value) <= 255 and value.isascii() for value in found.values())
     assert cluster_wish.from_metadata({**others, **found}) == wish
 
 
 @given(WISHES, st.uuids().map(lambda each: each.hex[:8]))
-def test_the_name_of_the_group_gives_it_back_or_knows_it(wish: Wish, attempt: str) -> None:
+def test_the_name_of_the_group_gives_it_back_or_knows_it(wish: ClusterWish, attempt: str) -> None:
     wish = attrs.evolve(wish, generation=1, members=frozenset(range(1, len(wish.members) + 1)))
     name = cluster_wish.to_group_name(wish, attempt)
     assert len(name) <= 255
@@ -89,7 +89,7 @@ def test_the_name_of_the_group_gives_it_back_or_knows_it(wish: Wish, attempt: st
 def test_what_fits_into_a_name() -> None:
     """A cluster with an image, a key and three networks is finished without its options."""
     one = lambda: str(uuid.uuid4())  # noqa: E731
-    wish = Wish(
+    wish = ClusterWish(
         name="a-name-of-twenty-five-chars"[:25],
         members=frozenset(range(1, 1001)),
         flavor=one(),
@@ -130,9 +130,9 @@ def test_a_broken_name_is_a_cluster_that_cannot_be_read(name: str) -> None:
         (attrs.evolve(PLAIN, security_groups=("s" * 60,) * 90), Secrets(), "name fewer things"),
     ],
 )
-def test_what_cannot_be(wish: Wish, secrets: Secrets, why: str) -> None:
+def test_what_cannot_be(wish: ClusterWish, secrets: Secrets, why: str) -> None:
     with pytest.raises(WishError, match=why):
-        wishes.check(wish, secrets)
+        wishes.check_cluster_wish(wish, secrets)
 
 
 def test_the_request_for_several() -> None:
@@ -174,39 +174,39 @@ def test_the_request_for_one_with_its_port_and_volume() -> None:
 def test_secrets_are_asked_for_again() -> None:
     secrets = Secrets(b"#!/bin/sh")
     wish = attrs.evolve(PLAIN, **secrets.digests)
-    wishes.same(wish, secrets)
+    wishes.check_wish_secrets(wish, secrets)
     with pytest.raises(WishError, match="give --user-data again"):
-        wishes.same(wish, Secrets())
+        wishes.check_wish_secrets(wish, Secrets())
     with pytest.raises(WishError, match="--user-data is not what"):
-        wishes.same(wish, Secrets(b"other"))
+        wishes.check_wish_secrets(wish, Secrets(b"other"))
     with pytest.raises(WishError, match="--volume is not what"):
-        wishes.same(wish, Secrets(b"#!/bin/sh", ("v",)))
+        wishes.check_wish_secrets(wish, Secrets(b"#!/bin/sh", ("v",)))
 
 
 # -- quotas ------------------------------------------------------------------------------
 
-NEED = Need(members=4, in_group=6, group=True, vcpus=8, ram_mb=100, ports=2)
+NEED = QuotaNeed(members=4, in_group=6, group=True, vcpus=8, ram_mb=100, ports=2)
 
 
 def test_enough_room() -> None:
     enough = {name: Quota(value + 5, 5) for name, value in NEED.by_name().items()}
-    assert quotas.short(NEED, enough) == []
-    assert quotas.short(NEED, dict.fromkeys(enough, Quota(-1, 10**6))) == []
-    assert quotas.short(NEED, {}) == []
+    assert quotas.find_short_quotas(NEED, enough) == []
+    assert quotas.find_short_quotas(NEED, dict.fromkeys(enough, Quota(-1, 10**6))) == []
+    assert quotas.find_short_quotas(NEED, {}) == []
 
 
 @pytest.mark.parametrize("name", list(NEED.by_name()))
 def test_one_too_few(name: str) -> None:
     used = 0 if name == "server_group_members" else 3
     limit = NEED.by_name()[name] + used - 1
-    (found,) = quotas.short(NEED, {name: Quota(limit, 3)})
+    (found,) = quotas.find_short_quotas(NEED, {name: Quota(limit, 3)})
     assert (found.name, found.least) == (name, limit + 1)
-    text = quotas.say([found], "project")
+    text = quotas.format_short_quotas([found], "project")
     assert f"openstack quota set --{name.replace('_', '-')} {limit + 1} project" in text
 
 
 def test_limits_of_nova() -> None:
-    found = quotas.of_limits(
+    found = quotas.quotas_from_limits(
         {"maxTotalCores": 20, "totalCoresUsed": 3, "maxServerGroupMembers": 10, "maxPersonality": 5}
     )
     assert found == {"cores": Quota(20, 3), "server_group_members": Quota(10, 0)}
@@ -227,4 +227,4 @@ def test_limits_of_nova() -> None:
     ],
 )
 def test_what_a_guest_says(console: str, found: object) -> None:
-    assert life_cycle_checks.verdict(console) == found
+    assert life_cycle_checks.read_console_verdict(console) == found

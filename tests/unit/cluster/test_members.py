@@ -11,17 +11,16 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.wire.cluster_wish import Wish
+from nova_hpc.wire.cluster_wish import ClusterWish
 from nova_hpc.wire.position import Position
 from nova_hpc_tools.cluster import hostfiles
 from nova_hpc_tools.cluster.hostfiles import HostError
-from nova_hpc_tools.cluster.members import leave, picture
-from nova_hpc_tools.cluster.members import neighbours as near
-from nova_hpc_tools.cluster.members.leave import Place
-from nova_hpc_tools.cluster.members.model import Cluster, Group, Member
+from nova_hpc_tools.cluster.members import leave, neighbours, picture
+from nova_hpc_tools.cluster.members.leave import MemberPlace
+from nova_hpc_tools.cluster.members.model import Cluster, ClusterGroup, ClusterMember
 
 
-def member(number: int, leaf: str, host: str, **more: object) -> Member:
+def member(number: int, leaf: str, host: str, **more: object) -> ClusterMember:
     values: dict[str, object] = {
         "id": f"id{number}",
         "name": f"t-{number}",
@@ -32,17 +31,20 @@ def member(number: int, leaf: str, host: str, **more: object) -> Member:
         "addresses": {"net": (f"fd00::{number}", f"10.0.0.{number}"), "ib": (f"10.1.0.{number}",)},
         "position": Position({"block": "b-1", "leaf": leaf} if leaf else {}),
     } | more
-    return Member(**values)  # type: ignore[arg-type]
+    return ClusterMember(**values)  # type: ignore[arg-type]
 
 
-def cluster(*members: Member) -> Cluster:
+def cluster(*members: ClusterMember) -> Cluster:
     numbers = frozenset(int(each.name.partition("-")[2]) for each in members)
-    wish = Wish("t", numbers, "1", image="i")
+    wish = ClusterWish("t", numbers, "1", image="i")
     return Cluster(
         "g",
-        Group("g", "hpc:t"),
+        ClusterGroup("g", "hpc:t"),
         tuple(
-            Member(**{f: getattr(m, f) for f in Member.__slots__ if f[0] != "_"} | {"wish": wish})
+            ClusterMember(
+                **{f: getattr(m, f) for f in ClusterMember.__slots__ if f[0] != "_"}
+                | {"wish": wish}
+            )
             for m in members
         ),
     )
@@ -60,7 +62,7 @@ TWO_LEAVES = cluster(
 # -- who goes ---------------------------------------------------------------------------
 
 
-def cost(places: dict[int, Place], stay: tuple[int, ...]) -> tuple[int, ...]:
+def cost(places: dict[int, MemberPlace], stay: tuple[int, ...]) -> tuple[int, ...]:
     """Counted plainly: failed ones, then domains of each level by their full path."""
     levels = len(next(iter(places.values())).path)
     domains = [len({places[each].path[: at + 1] for each in stay}) for at in range(levels)]
@@ -70,7 +72,7 @@ def cost(places: dict[int, Place], stay: tuple[int, ...]) -> tuple[int, ...]:
 @given(
     st.lists(
         st.builds(
-            Place,
+            MemberPlace,
             st.tuples(*[st.sampled_from(["", "a", "b", "c"])] * 3),
             st.sampled_from([False, False, True]),
         ),
@@ -79,10 +81,10 @@ def cost(places: dict[int, Place], stay: tuple[int, ...]) -> tuple[int, ...]:
     ),
     st.data(),
 )
-def test_those_stay_that_are_nearest(some: list[Place], data: st.DataObject) -> None:
+def test_those_stay_that_are_nearest(some: list[MemberPlace], data: st.DataObject) -> None:
     places = dict(enumerate(some, 1))
     keep = data.draw(st.integers(1, len(some)))
-    goes = leave.choose(places, keep)
+    goes = leave.choose_leavers(places, keep)
     assert len(goes) == len(some) - keep
     stay = tuple(sorted(set(places) - goes))
     best = min(cost(places, each) for each in itertools.combinations(places, keep))
@@ -90,8 +92,8 @@ def test_those_stay_that_are_nearest(some: list[Place], data: st.DataObject) -> 
 
 
 def test_of_a_thousand_members_half_can_go() -> None:
-    places = {n: Place((f"b{n % 4}", f"l{n % 40}", f"h{n % 500}")) for n in range(1, 1001)}
-    goes = leave.choose(places, 500)
+    places = {n: MemberPlace((f"b{n % 4}", f"l{n % 40}", f"h{n % 500}")) for n in range(1, 1001)}
+    goes = leave.choose_leavers(places, 500)
     stay = [places[each].path for each in places if each not in goes]
     assert (len(stay), len({path[0] for path in stay}), len({path[1] for path in stay})) == (
         *(500, 2, 20),
@@ -101,20 +103,20 @@ def test_of_a_thousand_members_half_can_go() -> None:
 def test_nobody_can_stay_that_is_not_there() -> None:
     for keep in (0, 2):
         with pytest.raises(ValueError, match=f"{keep} of 1 members cannot stay"):
-            leave.choose({1: Place(("a",))}, keep)
+            leave.choose_leavers({1: MemberPlace(("a",))}, keep)
 
 
 # -- who is beside whom -------------------------------------------------------------------
 
 
 def test_neighbours_follow_each_other() -> None:
-    order = [seat.number for seat in near.seats(TWO_LEAVES)]
+    order = [seat.number for seat in neighbours.order_seats_by_nearness(TWO_LEAVES)]
     assert order == [2, 5, 3, 1, 4]
-    assert near.spans(TWO_LEAVES) == {"block": 1, "leaf": 2, "host": 4}
+    assert neighbours.count_spanned_domains(TWO_LEAVES) == {"block": 1, "leaf": 2, "host": 4}
 
 
 def test_the_tree() -> None:
-    assert near.as_tree(TWO_LEAVES) == (
+    assert neighbours.format_cluster_tree(TWO_LEAVES) == (
         "t: 1 block, 2 leaves, 4 hosts\n"
         "└─ block b-1\n"
         "   ├─ leaf l-b\n"
@@ -132,7 +134,7 @@ def test_the_tree() -> None:
 
 
 def test_the_matrix() -> None:
-    rows = near.as_matrix(TWO_LEAVES).splitlines()
+    rows = neighbours.format_nearness_matrix(TWO_LEAVES).splitlines()
     assert [row.split() for row in rows[:6]] == [
         ["t-2", "t-5", "t-3", "t-1", "t-4"],
         ["t-2", "X", "HOST", "LEAF", "BLK", "BLK"],
@@ -145,10 +147,10 @@ def test_the_matrix() -> None:
 
 def test_without_positions_hosts_are_known() -> None:
     some = cluster(member(1, "", "h1"), member(2, "", "h2"), member(3, "", "h1"))
-    assert near.spans(some) == {"host": 2}
-    assert near.as_tree(some).splitlines()[0] == "t: 2 hosts"
-    assert leave.choose(near.places(some), 2) == {2}
-    assert "nothing is known" in near.as_tree(cluster(member(1, "", "")))
+    assert neighbours.count_spanned_domains(some) == {"host": 2}
+    assert neighbours.format_cluster_tree(some).splitlines()[0] == "t: 2 hosts"
+    assert leave.choose_leavers(neighbours.member_places_of(some), 2) == {2}
+    assert "nothing is known" in neighbours.format_cluster_tree(cluster(member(1, "", "")))
 
 
 def test_the_picture_has_every_member_and_is_xml() -> None:
@@ -156,7 +158,7 @@ def test_the_picture_has_every_member_and_is_xml() -> None:
         *(member(n, f"l-{n % 7}", f"h{n % 50}") for n in range(1, 120)),
         member(200, "l-1", "<h&1>", status="ERROR"),
     )
-    text = picture.draw(some)
+    text = picture.draw_cluster_picture(some)
     root = ElementTree.fromstring(text)
     shown = [each.text for each in root.iter("{http://www.w3.org/2000/svg}text")]
     assert {f"t-{n}" for n in range(1, 120)} <= set(shown)
@@ -167,20 +169,22 @@ def test_the_picture_has_every_member_and_is_xml() -> None:
 
 
 def test_host_files() -> None:
-    found = hostfiles.hosts(TWO_LEAVES, "net")
-    assert hostfiles.openmpi(found, "t") == (
+    found = hostfiles.list_cluster_hosts(TWO_LEAVES, "net")
+    assert hostfiles.format_openmpi_hosts(found, "t") == (
         "10.0.0.2 slots=8\n10.0.0.5 slots=8\n10.0.0.3 slots=8\n10.0.0.1 slots=8\n10.0.0.4 slots=8\n"
     )
-    assert hostfiles.slurm(found, "t").splitlines() == [
+    assert hostfiles.format_slurm_nodes(found, "t").splitlines() == [
         *(
             f"NodeName=t-{n} NodeAddr=10.0.0.{n} CPUs=8 RealMemory=950 State=UNKNOWN"
             for n in (2, 5, 3, 1, 4)
         ),
         "NodeSet=t Nodes=t-2,t-5,t-3,t-1,t-4",
     ]
-    names = hostfiles.hosts(TWO_LEAVES, names=True)
-    assert hostfiles.pdsh(names, "t") == "t-2\nt-5\nt-3\nt-1\nt-4\n"
-    data = yaml.safe_load(hostfiles.ansible(hostfiles.hosts(TWO_LEAVES, "ib"), "my-t"))
+    names = hostfiles.list_cluster_hosts(TWO_LEAVES, names=True)
+    assert hostfiles.format_pdsh_hosts(names, "t") == "t-2\nt-5\nt-3\nt-1\nt-4\n"
+    data = yaml.safe_load(
+        hostfiles.format_ansible_inventory(hostfiles.list_cluster_hosts(TWO_LEAVES, "ib"), "my-t")
+    )
     hosts = data["all"]["children"]["my_t"]["hosts"]
     assert hosts["t-3"] == {
         "hpc_rank": 2,
@@ -189,10 +193,10 @@ def test_host_files() -> None:
         "hpc_block": "b-1",
         "hpc_leaf": "l-b",
     }
-    assert hostfiles.row(found[0])[:4] == ("t-2", "10.0.0.2", 8, 1000)
-    assert len(hostfiles.row(found[0])) == len(hostfiles.COLUMNS)
+    assert hostfiles.host_columns_of(found[0])[:4] == ("t-2", "10.0.0.2", 8, 1000)
+    assert len(hostfiles.host_columns_of(found[0])) == len(hostfiles.COLUMNS)
 
 
 def test_a_network_that_is_not_there() -> None:
     with pytest.raises(HostError, match="t-2 is not in network 'x'; it is in: ib, net"):
-        hostfiles.hosts(TWO_LEAVES, "x")
+        hostfiles.list_cluster_hosts(TWO_LEAVES, "x")

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from nova_hpc_tools.cluster import wish as wishes
-from nova_hpc_tools.cluster.members import neighbours as near
+from nova_hpc_tools.cluster.members import neighbours
 from tests.unit.cluster.test_members import TWO_LEAVES, cluster, member
 
 SAMPLES = Path(__file__).resolve().parents[3] / "docs/source/user/samples"
@@ -181,7 +181,7 @@ def tree_of(text: str) -> dict[str, dict[str, list[str]]]:
 
 
 def test_the_tree_for_slurm() -> None:
-    assert near.as_slurm(TWO_LEAVES) == (
+    assert neighbours.format_slurm_switches(TWO_LEAVES) == (
         "SwitchName=t-l-b Nodes=t-2,t-5,t-3\n"
         "SwitchName=t-l-a Nodes=t-1,t-4\n"
         "SwitchName=t-b-1 Switches=t-l-b,t-l-a\n"
@@ -189,7 +189,7 @@ def test_the_tree_for_slurm() -> None:
     mixed = cluster(
         member(1, "l-a", "h1"), member(2, "", "h2"), member(3, "l-b", "h3"), member(4, "", "")
     )
-    found = tree_of(near.as_slurm(mixed))
+    found = tree_of(neighbours.format_slurm_switches(mixed))
     nodes = [each for switch in found.values() for each in switch.get("Nodes", ())]
     below = [each for switch in found.values() for each in switch.get("Switches", ())]
     assert sorted(nodes) == ["t-1", "t-2", "t-3", "t-4"]

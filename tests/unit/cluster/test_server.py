@@ -5,17 +5,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from nova_hpc.placement.model import Policy
+from nova_hpc.placement.model import AffinityPolicy
 from nova_hpc.topology.level import Level
 from nova_hpc.wire import position, server_devices
 from nova_hpc.wire.position import Position
 from nova_hpc.wire.server_devices import ServerDevices
-from nova_hpc_tools.cluster.members.server import read
-from nova_hpc_tools.openstack.v1.server_view import record
+from nova_hpc_tools.cluster.members.server import read_own_server
+from nova_hpc_tools.openstack.v1.server_view import server_record_of
 
 DEVICES = ServerDevices(
     Level.SWITCH,
-    Policy.PREFERRED,
+    AffinityPolicy.PREFERRED,
     Level.NUMA,
     {"gpu": 4, "vf": 4},
     ((4, {"gpu": 1, "vf": 1}),),
@@ -30,7 +30,7 @@ def server(name: str, rails: tuple[str, ...] = (), **domains: str) -> dict[str, 
 
 
 def shown(*arguments: Any) -> dict[str, Any]:
-    names, values = record(read(*arguments))
+    names, values = server_record_of(read_own_server(*arguments))
     return {
         name: value.machine_readable() if hasattr(value, "machine_readable") else value
         for name, value in zip(names, values, strict=True)

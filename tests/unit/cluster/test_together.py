@@ -10,16 +10,16 @@ from pathlib import Path
 import attrs
 import pytest
 
-from nova_hpc.cluster.group_domain.domain_choice import Seat
-from nova_hpc.cluster.group_domain.model import EVERYWHERE, Domain
-from nova_hpc.cluster.plan import Plan, Policy, Refusal
-from nova_hpc.fabric.model import FabricLevel, FabricMap, Place
+from nova_hpc.cluster.group_domain.domain_choice import FabricSeat
+from nova_hpc.cluster.group_domain.model import EVERYWHERE, GroupDomain
+from nova_hpc.cluster.plan import GangPlan, GangPolicy, GangRefusal
+from nova_hpc.fabric.model import FabricLevel, FabricMap, FabricPlace
 from nova_hpc_tools.cloud import explain_command
-from nova_hpc_tools.cluster.group_fit import Room, Together, look
+from nova_hpc_tools.cluster.group_fit import DomainFit, GroupFit, assess_group_fit
 from nova_hpc_tools.main import main
 from nova_hpc_tools.snapshot import document as snapshot_document
 from nova_hpc_tools.snapshot.group_fleet import GroupLine
-from nova_hpc_tools.snapshot.unplaced_requests import Asked
+from nova_hpc_tools.snapshot.unplaced_requests import UnplacedRequest
 from tests.unit.cloud import clouds
 from tests.unit.cluster.plan.test_capacity import synced
 
@@ -27,11 +27,11 @@ LEAF = FabricLevel.LEAF
 GROUP = "6f9a5d3e-1111-4222-8333-444455556666"
 
 
-def seats() -> list[Seat]:
+def seats() -> list[FabricSeat]:
     """Two leaves of one block: three hosts of two places, two of four."""
     fits = {"a0": 2, "a1": 2, "a2": 2, "b0": 4, "b1": 4}
     return [
-        Seat(Place(host, leaf=f"leaf-{host[0]}", block="block"), "ib", fit)
+        FabricSeat(FabricPlace(host, leaf=f"leaf-{host[0]}", block="block"), "ib", fit)
         for host, fit in fits.items()
     ]
 
@@ -40,28 +40,28 @@ def line(domain: str, announced: int, members: int, group: str = "other") -> Gro
     return GroupLine(group, "leaf", domain, announced, members, 0, "decided")
 
 
-def ask(members: int, *lines: GroupLine, policy: str = "required", group: str = "") -> Together:
-    return look(seats(), LEAF, Policy(policy), members, lines, group)
+def ask(members: int, *lines: GroupLine, policy: str = "required", group: str = "") -> GroupFit:
+    return assess_group_fit(seats(), LEAF, GangPolicy(policy), members, lines, group)
 
 
 def test_the_domain_and_what_each_lacks() -> None:
     found = ask(7)
-    assert isinstance(found.answer, Plan)
+    assert isinstance(found.answer, GangPlan)
     assert found.answer.domain_at(LEAF) == "leaf-b"
     assert found.rooms == (
-        Room(Domain("leaf", "ib/leaf-b"), 2, 8, 0, 0),
-        Room(Domain("leaf", "ib/leaf-a"), 3, 6, 0, 1),
+        DomainFit(GroupDomain("leaf", "ib/leaf-b"), 2, 8, 0, 0),
+        DomainFit(GroupDomain("leaf", "ib/leaf-a"), 3, 6, 0, 1),
     )
 
 
 def test_places_that_are_kept_for_others_are_missing() -> None:
     found = ask(7, line("ib/leaf-b", 4, 2))
-    assert isinstance(found.answer, Refusal)
+    assert isinstance(found.answer, GangRefusal)
     assert found.answer.reason == "leaf leaf-a holds 6 of 7; block block holds 12"
-    assert found.rooms[-1] == Room(Domain("leaf", "ib/leaf-b"), 2, 8, 2, 1)
+    assert found.rooms[-1] == DomainFit(GroupDomain("leaf", "ib/leaf-b"), 2, 8, 2, 1)
     assert not found.fits
     wide = ask(7, line("ib/leaf-b", 4, 2), policy="preferred")
-    assert isinstance(wide.answer, Plan)
+    assert isinstance(wide.answer, GangPlan)
     assert wide.answer.level == "block"
 
 
@@ -70,7 +70,7 @@ def test_a_group_that_has_a_domain_stays_in_it() -> None:
     found = ask(6, mine, group=GROUP)
     # Its own room is not in its way.
     assert found.fits
-    assert found.decided == Domain("leaf", "ib/leaf-a")
+    assert found.decided == GroupDomain("leaf", "ib/leaf-a")
     assert [room.domain.name for room in found.rooms] == ["ib/leaf-a"]
     assert not ask(7, mine, group=GROUP).fits
     everywhere = attrs.evolve(mine, level=EVERYWHERE.level, domain=EVERYWHERE.name)
@@ -81,7 +81,7 @@ def test_a_group_that_has_a_domain_stays_in_it() -> None:
 
 MAP = FabricMap(
     name="ib",
-    places=tuple(Place(f"n{number}", leaf=f"leaf{number % 2}") for number in range(1, 5)),
+    places=tuple(FabricPlace(f"n{number}", leaf=f"leaf{number % 2}") for number in range(1, 5)),
 )
 Run = Callable[..., tuple[int, str, str]]
 
@@ -96,7 +96,7 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
         flavors=[flavor, near, attrs.evolve(flavor, name="bare", extra_specs=specs)],
     )
     path = tmp_path / "cloud.json"
-    path.write_text(snapshot_document.dumps(synced(MAP, cloud)))
+    path.write_text(snapshot_document.dump_cloud_snapshot(synced(MAP, cloud)))
 
     def call(*words: object) -> tuple[int, str, str]:
         status = main(["explain", "--snapshot", str(path), *map(str, words)])
@@ -151,16 +151,16 @@ def test_a_member_that_found_no_host(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its group and what was announced are those of the request; what is kept is read."""
-    cloud = snapshot_document.read(tmp_path / "cloud.json")
+    cloud = snapshot_document.read_snapshot_file(tmp_path / "cloud.json")
     flavor = next(each for each in cloud.flavors if each.name == "near")
-    asked = Asked(("s1",), "late", flavor, "error", group=GROUP, members=6)
+    asked = UnplacedRequest(("s1",), "late", flavor, "error", group=GROUP, members=6)
     lines = [line("ib/leaf0", 3, 1)]
     readers = {
         "nova": lambda config, image: cloud,
         "nova_asked": lambda config, name, request: asked,
         "nova_fabric_groups": lambda config: lines,
     }
-    monkeypatch.setattr(explain_command.snapshot, "_reader", readers.__getitem__)
+    monkeypatch.setattr(explain_command.cloud_readers, "_load_reader", readers.__getitem__)
     assert main(["explain", "--server", "late"]) == 1
     out = capsys.readouterr().out
     assert "Together (hpc:fabric=leaf, required): 6 members" in out

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from nova_hpc_tools.fabric.hostlist import compress, expand
+from nova_hpc_tools.fabric.hostlist import compress_hostlist, expand_hostlist
 
 _PATIENCE = 60.0
 _ENTRY = re.compile(r"(\w+)=(\S+)")
@@ -54,7 +54,7 @@ def running(
                 f"TopologyPlugin={plugin}",
                 *settings,
                 # No name is looked up, and nobody answers.
-                f"NodeName={compress(hosts)} NodeAddr=127.0.0.1 CPUs=4 State=CLOUD",
+                f"NodeName={compress_hostlist(hosts)} NodeAddr=127.0.0.1 CPUs=4 State=CLOUD",
                 "PartitionName=p Nodes=ALL Default=YES State=UP",
                 "",
             ]
@@ -103,7 +103,7 @@ def switches(conf: Path) -> dict[str, tuple[int, frozenset[str]]]:
     found = {}
     for line in scontrol(conf, "show", "topology").splitlines():
         words = dict(_ENTRY.findall(line))
-        hosts = frozenset(expand(words["Nodes"])) if words.get("Nodes") else frozenset()
+        hosts = frozenset(expand_hostlist(words["Nodes"])) if words.get("Nodes") else frozenset()
         found[words["SwitchName"]] = (int(words["Level"]), hosts)
     return found
 

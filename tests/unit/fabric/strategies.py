@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from nova_hpc.fabric.model import FabricMap, Place, Rail
+from nova_hpc.fabric.model import FabricMap, FabricPlace, Rail
 
 #: Domains that nest: leaf number -> block, spine, core by division.
 _NEST = 2
@@ -19,7 +19,7 @@ def fabrics(draw: st.DrawFn, most: int = 12) -> FabricMap:
     for number in range(draw(st.integers(0, most))):
         leaf = draw(st.integers(0, 5))
         places.append(
-            Place(
+            FabricPlace(
                 f"n{number:02d}",
                 nvlink_domain=draw(st.sampled_from([None, "nv0", "nv1", "nv,2"])),
                 leaf=f"leaf {leaf}" if draw(st.integers(0, 9)) else None,

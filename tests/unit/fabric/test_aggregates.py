@@ -8,11 +8,11 @@ from nova_hpc.fabric.aggregates import (
     NAME_PREFIX,
     PREFIX,
     aggregates_of,
-    is_ours,
-    place_of,
-    read_place,
+    fabric_place_of,
+    is_fabric_aggregate,
+    read_aggregate_place,
 )
-from nova_hpc.fabric.model import FabricMap, Place, Rail
+from nova_hpc.fabric.model import FabricMap, FabricPlace, Rail
 from tests.unit.fabric.strategies import fabrics
 
 LEAF = {
@@ -39,10 +39,10 @@ def metadata_of(fabric: FabricMap, host: str) -> list[dict[str, str]]:
 def test_a_leaf_is_one_aggregate_and_an_nvlink_domain_another():
     fabric = FabricMap(
         [
-            Place("n1", leaf="l1", spine="s1", nvlink_domain="v1", rails=(Rail("mlx5_0"),)),
-            Place("n2", leaf="l1", spine="s1"),
-            Place("n3", spine="s1"),
-            Place("n4"),
+            FabricPlace("n1", leaf="l1", spine="s1", nvlink_domain="v1", rails=(Rail("mlx5_0"),)),
+            FabricPlace("n2", leaf="l1", spine="s1"),
+            FabricPlace("n3", spine="s1"),
+            FabricPlace("n4"),
         ]
     )
     leaf, nvlink, spine = aggregates_of(fabric)
@@ -57,7 +57,7 @@ def test_a_leaf_is_one_aggregate_and_an_nvlink_domain_another():
 @given(fabrics())
 def test_what_aggregates_say_is_what_the_map_says(fabric):
     for place in fabric.places:
-        reading = read_place(place.host, metadata_of(fabric, place.host))
+        reading = read_aggregate_place(place.host, metadata_of(fabric, place.host))
         assert reading.problems == ()
         assert reading.place.path == place.path
         assert reading.place.nvlink_domain == place.nvlink_domain
@@ -75,7 +75,7 @@ def test_no_key_is_one_that_nova_reads(fabric):
     found = aggregates_of(fabric)
     assert len({each.name for each in found}) == len(found)
     for each in found:
-        assert is_ours(dict(each.metadata))
+        assert is_fabric_aggregate(dict(each.metadata))
         assert each.name.startswith(NAME_PREFIX)
         assert len(each.name) <= 255
         assert list(each.hosts) == sorted(set(each.hosts))
@@ -87,10 +87,10 @@ def test_no_key_is_one_that_nova_reads(fabric):
 
 def test_aggregates_of_others_say_nothing():
     others = [{"availability_zone": "az1"}, {"leaf": "l9"}, {}]
-    assert place_of("n1", [*others, LEAF]) == Place("n1", leaf="l1", spine="s1")
-    assert read_place("n1", others).problems == ()
+    assert fabric_place_of("n1", [*others, LEAF]) == FabricPlace("n1", leaf="l1", spine="s1")
+    assert read_aggregate_place("n1", others).problems == ()
     # Somebody may add keys of his own to an aggregate of ours.
-    assert place_of("n1", [{**LEAF, "colour": "red"}]).leaf == "l1"
+    assert fabric_place_of("n1", [{**LEAF, "colour": "red"}]).leaf == "l1"
 
 
 @pytest.mark.parametrize(
@@ -111,21 +111,21 @@ def test_aggregates_of_others_say_nothing():
 )
 def test_what_a_hand_has_edited_is_unknown_and_named(change, said):
     edited = {key: value for key, value in {**LEAF, **change}.items() if value is not None}
-    reading = read_place("n1", [edited, NVLINK])
-    assert reading.place == Place("n1", nvlink_domain="v1")
+    reading = read_aggregate_place("n1", [edited, NVLINK])
+    assert reading.place == FabricPlace("n1", nvlink_domain="v1")
     assert len(reading.problems) == 1
     assert said.replace("\\\\", "\\") in reading.problems[0]
 
 
 def test_a_host_in_two_leaves_is_in_none_of_them():
     other = {**LEAF, "hpc_fabric:leaf": "l2"}
-    reading = read_place("n1", [LEAF, other])
-    assert reading.place == Place("n1", spine="s1")
+    reading = read_aggregate_place("n1", [LEAF, other])
+    assert reading.place == FabricPlace("n1", spine="s1")
     assert reading.problems == ("host 'n1' is in two domains of level leaf at once: 'l1' and 'l2'",)
 
 
 def test_a_host_in_two_maps_is_nowhere():
     other = {**NVLINK, "hpc_fabric:map": "hall b"}
-    reading = read_place("n1", [LEAF, other])
-    assert reading.place == Place("n1")
+    reading = read_aggregate_place("n1", [LEAF, other])
+    assert reading.place == FabricPlace("n1")
     assert reading.problems == ("host 'n1' is in the maps 'fabric' and 'hall b' at once",)

@@ -12,15 +12,14 @@ import pytest
 
 from nova_hpc.wire import fabric_map
 from nova_hpc_tools.fabric import command as fabric
-from nova_hpc_tools.fabric import nova_aggregates as fabric_cloud
-from nova_hpc_tools.fabric import sync_command as fabric_sync
+from nova_hpc_tools.fabric import nova_aggregates, sync_command
 from nova_hpc_tools.main import NovaHpc
 
 COMMANDS = {
-    "show": fabric.Show,
-    "diff": fabric.Diff,
-    "export": fabric.Export,
-    "sync": fabric_sync.Sync,
+    "show": fabric.ShowFabric,
+    "diff": fabric.DiffFabric,
+    "export": fabric.ExportFabric,
+    "sync": sync_command.SyncFabric,
 }
 TREE = "SwitchName=l1 Nodes=n[1-4]\nSwitchName=l2 Nodes=n[5-8]\nSwitchName=s1 Switches=l[1-2]\n"
 BROKEN = TREE.replace("n[5-8]", "n[4-8]")
@@ -57,7 +56,7 @@ def test_a_map_is_shown_to_people_and_to_programs(ask, tree):
     assert (status, err) == (0, "")
     assert out.splitlines()[2] == "├─ leaf l1: 4 hosts: n[1-4]"
     status, out, _ = ask("show", tree, "-f", "json")
-    assert fabric_map.loads(out).path("n5") == fabric_map.loads(out).path("n8")
+    assert fabric_map.read_fabric_map(out).path("n5") == fabric_map.read_fabric_map(out).path("n8")
     _, out, _ = ask("show", tree, "-f", "value", "-c", "Host", "-c", "Leaf")
     assert out.splitlines()[0] == "n1 l1"
 
@@ -90,7 +89,7 @@ def test_the_last_good_map_is_kept(ask, tree, broken, tmp_path):
     assert "the map has 1 problem, and the last good one is kept" in err
     assert target.read_text() == good
     assert ask("export", broken, "--output", target, "--accept-problems")[0] == 0
-    assert fabric_map.loads(target.read_text()).place("n4").leaf is None
+    assert fabric_map.read_fabric_map(target.read_text()).place("n4").leaf is None
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
@@ -138,7 +137,9 @@ def test_a_mistake_is_one_line(ask, tree, words, said):
 
 
 def test_a_broken_map_changes_nothing_in_the_cloud(ask, broken, monkeypatch):
-    monkeypatch.setattr(fabric_cloud, "connect", lambda args: pytest.fail("the cloud was asked"))
+    monkeypatch.setattr(
+        nova_aggregates, "connect_fabric_cloud", lambda args: pytest.fail("the cloud was asked")
+    )
     status, _, err = ask("sync", broken, "--yes")
     assert status == 2
     assert "the last good one is kept" in err
@@ -174,7 +175,7 @@ class Interrupted:
 
 def test_ctrl_c_says_how_far_it_came(ask, tree, monkeypatch):
     cloud = Interrupted()
-    monkeypatch.setattr(fabric_cloud, "connect", lambda args: cloud)
+    monkeypatch.setattr(nova_aggregates, "connect_fabric_cloud", lambda args: cloud)
     status, out, err = ask("sync", tree, "--yes")
     assert status == 130
     assert len(cloud.steps) == out.count("done: ") == 2
@@ -185,7 +186,7 @@ def test_ctrl_c_says_how_far_it_came(ask, tree, monkeypatch):
 def test_a_later_map_is_refused_and_left(ask, tree, tmp_path):
     path = tmp_path / "map.json"
     path.write_text(
-        fabric_map.dumps(fabric_map.FabricMap()).replace('"version": 1', '"version": 2')
+        fabric_map.write_fabric_map(fabric_map.FabricMap()).replace('"version": 1', '"version": 2')
     )
     status, _, err = ask("show", path)
     assert status == 2

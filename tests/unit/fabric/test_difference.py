@@ -5,37 +5,47 @@ import itertools
 
 from hypothesis import given
 
-from nova_hpc.fabric.model import FabricLevel, FabricMap, Link, Place
-from nova_hpc_tools.fabric.difference import Difference, compare, spreads
+from nova_hpc.fabric.model import FabricLevel, FabricLink, FabricMap, FabricPlace
+from nova_hpc_tools.fabric.difference import (
+    FabricDifference,
+    compare_fabric_maps,
+    spread_changes_of,
+)
 from tests.unit.fabric.strategies import fabrics
 
 LEAF = FabricLevel.LEAF
-OLD = FabricMap([Place("a", leaf="l1"), Place("b", leaf="l1"), Place("c", leaf="l2")])
-NEW = FabricMap([Place("a", leaf="l1"), Place("b", leaf="l2"), Place("d", leaf="l3")])
+OLD = FabricMap(
+    [FabricPlace("a", leaf="l1"), FabricPlace("b", leaf="l1"), FabricPlace("c", leaf="l2")]
+)
+NEW = FabricMap(
+    [FabricPlace("a", leaf="l1"), FabricPlace("b", leaf="l2"), FabricPlace("d", leaf="l3")]
+)
 
 
 def test_what_differs_is_said_once():
-    assert compare(OLD, NEW) == (
-        Difference("new host", "d", None, None, "leaf l3"),
-        Difference("gone host", "c", None, "leaf l2", None),
-        Difference("moved", "b", LEAF, "l1", "l2"),
-        Difference("new domain", "l3", LEAF, None, "1 hosts"),
+    assert compare_fabric_maps(OLD, NEW) == (
+        FabricDifference("new host", "d", None, None, "leaf l3"),
+        FabricDifference("gone host", "c", None, "leaf l2", None),
+        FabricDifference("moved", "b", LEAF, "l1", "l2"),
+        FabricDifference("new domain", "l3", LEAF, None, "1 hosts"),
     )
 
 
 def test_a_lost_cable_is_a_difference():
-    old = FabricMap(links=[Link("l1", "s1", 2, 0, "4xNDR")])
-    new = FabricMap(links=[Link("l1", "s1", 1, 1, "4xNDR")])
-    (found,) = compare(old, new)
+    old = FabricMap(links=[FabricLink("l1", "s1", 2, 0, "4xNDR")])
+    new = FabricMap(links=[FabricLink("l1", "s1", 1, 1, "4xNDR")])
+    (found,) = compare_fabric_maps(old, new)
     assert (found.name, found.old, found.new) == ("l1 - s1", "2 up, 4xNDR", "1 up, 4xNDR")
-    assert compare(old, new, cables=False) == ()
+    assert compare_fabric_maps(old, new, cables=False) == ()
 
 
 @given(fabrics(), fabrics())
 def test_equal_places_are_no_difference_and_others_are(old, new):
-    assert compare(old, old) == ()
+    assert compare_fabric_maps(old, old) == ()
     moved = {
-        each.name for each in compare(old, new) if each.kind in ("moved", "new host", "gone host")
+        each.name
+        for each in compare_fabric_maps(old, new)
+        if each.kind in ("moved", "new host", "gone host")
     }
     truth = {
         host
@@ -48,10 +58,12 @@ def test_equal_places_are_no_difference_and_others_are(old, new):
 
 
 def test_a_cluster_that_is_torn_apart_is_named():
-    (found,) = spreads({"train": ["a", "b", "a"], "other": ["a"]}, OLD, NEW)
+    (found,) = spread_changes_of({"train": ["a", "b", "a"], "other": ["a"]}, OLD, NEW)
     assert str(found) == "cluster train now spans 2 leaves (before: 1)"
     # A host that the map has lost is nowhere: nobody knows that it is near.
-    (lost,) = spreads({"train": ["a", "b"]}, OLD, FabricMap([Place("a", leaf="l1")]))
+    (lost,) = spread_changes_of(
+        {"train": ["a", "b"]}, OLD, FabricMap([FabricPlace("a", leaf="l1")])
+    )
     assert (lost.before, lost.now) == (1, 2)
 
 
@@ -59,7 +71,7 @@ def test_a_cluster_that_is_torn_apart_is_named():
 def test_a_cluster_is_named_when_it_spans_another_number_of_domains(old, new):
     hosts = old.hosts()[:4]
     for members in itertools.chain.from_iterable(itertools.combinations(hosts, n) for n in (2, 3)):
-        for found in spreads({"x": members}, old, new):
+        for found in spread_changes_of({"x": members}, old, new):
             for fabric, count in ((old, found.before), (new, found.now)):
                 names = [
                     place.domain(found.level) if (place := fabric.place(host)) else None

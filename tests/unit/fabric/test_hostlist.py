@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc_tools.fabric.hostlist import HostListError, compress, expand
+from nova_hpc_tools.fabric.hostlist import HostListError, compress_hostlist, expand_hostlist
 
 NAMES = st.one_of(
     st.from_regex(r"[a-c]{1,2}-?[0-9]{1,3}", fullmatch=True),
@@ -26,7 +26,7 @@ NAMES = st.one_of(
     ],
 )
 def test_what_a_list_stands_for(text, names):
-    assert expand(text) == names
+    assert expand_hostlist(text) == names
 
 
 @pytest.mark.parametrize(
@@ -47,26 +47,26 @@ def test_what_a_list_stands_for(text, names):
 )
 def test_what_makes_no_sense_is_refused(text, said):
     with pytest.raises(HostListError, match=said):
-        expand(text)
+        expand_hostlist(text)
 
 
 @given(st.lists(NAMES, min_size=1, max_size=30))
 def test_what_is_compressed_expands_to_the_same(names):
-    text = compress(names)
-    assert sorted(expand(text)) == sorted(set(names))
-    assert text == compress(reversed(names))
+    text = compress_hostlist(names)
+    assert sorted(expand_hostlist(text)) == sorted(set(names))
+    assert text == compress_hostlist(reversed(names))
 
 
 def test_neighbours_are_one_range():
-    assert compress(["n3", "n1", "n2", "n7", "n10"]) == "n[1-3,7,10]"
-    assert compress(["n08", "n09", "n10", "n9"]) == "n[08-10],n9"
-    assert compress(["n8", "n9", "n10"]) == "n[8-10]"
+    assert compress_hostlist(["n3", "n1", "n2", "n7", "n10"]) == "n[1-3,7,10]"
+    assert compress_hostlist(["n08", "n09", "n10", "n9"]) == "n[08-10],n9"
+    assert compress_hostlist(["n8", "n9", "n10"]) == "n[8-10]"
 
 
 @given(st.text(alphabet="na1,[]-0 ", max_size=20))
 def test_any_text_is_expanded_or_refused(text):
     try:
-        names = expand(text)
+        names = expand_hostlist(text)
     except HostListError:
         return
     assert names

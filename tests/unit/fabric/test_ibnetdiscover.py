@@ -7,21 +7,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.fabric.model import FabricLevel, Link
+from nova_hpc.fabric.model import FabricLevel, FabricLink
 from nova_hpc_tools.fabric.exclusions import Exclusions
-from nova_hpc_tools.fabric.problems import FabricError, Reading
+from nova_hpc_tools.fabric.problems import FabricMapError, FabricReading
 from nova_hpc_tools.fabric.readers import ibnetdiscover
 from tests.unit.fabric.cabling import Cabling, groups, rail_optimised
 
 LEAF, SPINE, CORE = FabricLevel.LEAF, FabricLevel.SPINE, FabricLevel.CORE
 
 
-def read(text: str, ignore: str | None = None) -> Reading:
+def read(text: str, ignore: str | None = None) -> FabricReading:
     exclusions = Exclusions(hosts=re.compile(ignore) if ignore else None)
-    return ibnetdiscover.read(text, "fabric", "test", exclusions)
+    return ibnetdiscover.read_ibnetdiscover(text, "fabric", "test", exclusions)
 
 
-def said(reading: Reading) -> list[str]:
+def said(reading: FabricReading) -> list[str]:
     return [str(problem) for problem in reading.problems]
 
 
@@ -62,8 +62,8 @@ def test_the_capture_of_an_ndr_fabric(captures):
         ("mlx5_4", "A09-P1-IBLEAF-03-04"),
         ("mlx5_5", "A09-P1-IBLEAF-04-04"),
     ]
-    assert Link("A09-P1-IBLEAF-01-01", "A10-P1-IBSPINE-04", 1, 1, "4xNDR") in fabric.links
-    assert Link("A09-P1-IBLEAF-01-02", "A10-P1-IBSPINE-01", 0, 2) in fabric.links
+    assert FabricLink("A09-P1-IBLEAF-01-01", "A10-P1-IBSPINE-04", 1, 1, "4xNDR") in fabric.links
+    assert FabricLink("A09-P1-IBLEAF-01-02", "A10-P1-IBSPINE-01", 0, 2) in fabric.links
     assert reading.problems == ()
     # Adapters that nobody has named belong to no host.
     assert sum("says no host" in note.text for note in reading.notes) == 72
@@ -205,7 +205,7 @@ def test_a_file_that_was_cut_says_where():
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "SwitchName=a Nodes=b\n", "Ca 1"])
 def test_what_has_no_switch_is_no_output_of_ibnetdiscover(text):
-    with pytest.raises(FabricError, match="no output of ibnetdiscover"):
+    with pytest.raises(FabricMapError, match="no output of ibnetdiscover"):
         read(text)
 
 
@@ -228,7 +228,7 @@ def test_damage_never_raises(data):
             lines[at], lines[other] = lines[other], lines[at]
     try:
         reading = read("\n".join(lines))
-    except FabricError:
+    except FabricMapError:
         return
     for problem in (*reading.problems, *reading.notes):
         assert problem.text.isprintable()

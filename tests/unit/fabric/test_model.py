@@ -6,15 +6,15 @@ import itertools
 import pytest
 from hypothesis import given
 
-from nova_hpc.fabric.model import TREE, FabricLevel, FabricMap, Place, wrong_name
+from nova_hpc.fabric.model import TREE, FabricLevel, FabricMap, FabricPlace, wrong_name
 from tests.unit.fabric.strategies import fabrics
 
 TWO_LEAVES = FabricMap(
     [
-        Place("n3", leaf="l2", spine="s1", nvlink_domain="v1"),
-        Place("n1", leaf="l1", spine="s1", nvlink_domain="v1"),
-        Place("n2", leaf="l1", spine="s1"),
-        Place("n4"),
+        FabricPlace("n3", leaf="l2", spine="s1", nvlink_domain="v1"),
+        FabricPlace("n1", leaf="l1", spine="s1", nvlink_domain="v1"),
+        FabricPlace("n2", leaf="l1", spine="s1"),
+        FabricPlace("n4"),
     ]
 )
 
@@ -41,9 +41,12 @@ def test_hosts_and_domains_are_in_the_order_of_their_names():
 
 
 def test_an_unknown_domain_is_shared_with_nobody():
-    unknown = Place("n4")
-    assert unknown.common(Place("n5")) is None
-    assert Place("a", leaf="l", spine="s").common(Place("b", spine="s")) is FabricLevel.SPINE
+    unknown = FabricPlace("n4")
+    assert unknown.common(FabricPlace("n5")) is None
+    assert (
+        FabricPlace("a", leaf="l", spine="s").common(FabricPlace("b", spine="s"))
+        is FabricLevel.SPINE
+    )
 
 
 def test_an_nvlink_domain_may_cross_a_leaf_and_is_told():
@@ -52,25 +55,27 @@ def test_an_nvlink_domain_may_cross_a_leaf_and_is_told():
 
 
 def test_a_leaf_in_two_spines_is_a_contradiction():
-    fabric = FabricMap([Place("a", leaf="l", spine="s1"), Place("b", leaf="l", spine="s2")])
+    fabric = FabricMap(
+        [FabricPlace("a", leaf="l", spine="s1"), FabricPlace("b", leaf="l", spine="s2")]
+    )
     assert fabric.contradictions() == ("leaf 'l' lies in more than one spine: 's1', 's2'",)
 
 
 def test_a_host_is_in_a_map_once():
     with pytest.raises(ValueError, match="host 'a' is in the map twice"):
-        FabricMap([Place("a"), Place("b"), Place("a", leaf="l")])
+        FabricMap([FabricPlace("a"), FabricPlace("b"), FabricPlace("a", leaf="l")])
 
 
 @pytest.mark.parametrize("name", ["", " a", "a\n", "a" * 129, "\x1b[2J", None, 7])
 def test_what_is_no_name_is_refused(name):
     assert wrong_name(name)
     with pytest.raises(ValueError, match="host: "):
-        Place(name)
+        FabricPlace(name)
 
 
 def test_equal_maps_are_equal_wherever_they_come_from():
-    one = FabricMap([Place("a"), Place("b")], source="x")
-    other = FabricMap([Place("b"), Place("a")], source="y")
+    one = FabricMap([FabricPlace("a"), FabricPlace("b")], source="x")
+    other = FabricMap([FabricPlace("b"), FabricPlace("a")], source="y")
     assert one == other
     assert hash(one) == hash(other)
 

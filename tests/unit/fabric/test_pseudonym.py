@@ -10,13 +10,13 @@ import attrs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.fabric.aggregates import aggregates_of, read_place
-from nova_hpc.fabric.model import FabricMap, Place, Rail
+from nova_hpc.fabric.aggregates import aggregates_of, read_aggregate_place
+from nova_hpc.fabric.model import FabricMap, FabricPlace, Rail
 from nova_hpc.fabric.pseudonym import Names
 
 SALT = "00112233445566778899aabbccddeeff"
 OTHER_SALT = "ff112233445566778899aabbccddeeff"
-PLACE = Place(
+PLACE = FabricPlace(
     "node1",
     nvlink_domain="nvl1",
     sub_domain="rack1",
@@ -50,13 +50,13 @@ def test_each_level_that_is_known_has_a_name() -> None:
         "sub_domain",
     ]
     assert [name[:2] for name in found.values()] == ["c-", "s-", "b-", "l-", "n-", "d-"]
-    assert names().domains(Place("node2", spine="spine1")) == {"spine": found["spine"]}
-    assert names().domains(Place("node2")) == {}
+    assert names().domains(FabricPlace("node2", spine="spine1")) == {"spine": found["spine"]}
+    assert names().domains(FabricPlace("node2")) == {}
 
 
 def test_who_asks_and_what_for_makes_the_name() -> None:
     """Another project, map, secret, level or domain: another name."""
-    same = Place(
+    same = FabricPlace(
         "node1", spine="x", block="x", leaf="x", core="x", nvlink_domain="x", sub_domain="x"
     )
     found = [
@@ -69,7 +69,7 @@ def test_who_asks_and_what_for_makes_the_name() -> None:
 
 
 def test_a_rail_has_one_name_on_all_leaves() -> None:
-    other = Place("node9", leaf="leaf9", rails=(Rail("mlx5_1", "switch7"),))
+    other = FabricPlace("node9", leaf="leaf9", rails=(Rail("mlx5_1", "switch7"),))
     found = names().rails(PLACE)
     assert names().rails(other) == {"mlx5_1": found["mlx5_1"]}
     assert len(set(found.values())) == 2
@@ -78,9 +78,9 @@ def test_a_rail_has_one_name_on_all_leaves() -> None:
 @given(st.lists(st.text("ab", min_size=1, max_size=3), min_size=4, max_size=4, unique=True))
 def test_no_letter_moves_from_one_part_to_the_next(texts: list[str]) -> None:
     project, map_name, leaf, other = texts
-    one = Names(SALT, map_name, project).domains(Place("n", leaf=leaf + other))
-    assert one != Names(SALT, map_name + leaf, project).domains(Place("n", leaf=other))
-    assert one != Names(SALT, map_name, project + map_name).domains(Place("n", leaf=leaf))
+    one = Names(SALT, map_name, project).domains(FabricPlace("n", leaf=leaf + other))
+    assert one != Names(SALT, map_name + leaf, project).domains(FabricPlace("n", leaf=other))
+    assert one != Names(SALT, map_name, project + map_name).domains(FabricPlace("n", leaf=leaf))
 
 
 def test_the_secret_is_in_no_text_of_it() -> None:
@@ -90,11 +90,11 @@ def test_the_secret_is_in_no_text_of_it() -> None:
 def test_aggregates_say_map_and_secret() -> None:
     place = attrs.evolve(PLACE, sub_domain=None)
     (leaf, nvlink) = (dict(each.metadata) for each in aggregates_of(FabricMap([place], name="ib")))
-    reading = read_place("node1", [leaf, nvlink])
+    reading = read_aggregate_place("node1", [leaf, nvlink])
     assert (reading.map, reading.salt) == ("ib", "")
     # Two first runs at once; a hand.
     leaf["hpc_fabric:salt"], nvlink["hpc_fabric:salt"] = OTHER_SALT, SALT
-    reading = read_place("node1", [leaf, nvlink])
+    reading = read_aggregate_place("node1", [leaf, nvlink])
     assert (reading.place.leaf, reading.salt, reading.problems) == ("leaf1", SALT, ())
     leaf["hpc_fabric:salt"], nvlink["hpc_fabric:salt"] = "short", ""
-    assert read_place("node1", [leaf, nvlink]).salt == ""
+    assert read_aggregate_place("node1", [leaf, nvlink]).salt == ""

@@ -10,23 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.fabric.model import FabricLevel, Link
-from nova_hpc_tools.fabric.problems import FabricError, Reading
+from nova_hpc.fabric.model import FabricLevel, FabricLink
+from nova_hpc_tools.fabric.problems import FabricMapError, FabricReading
 from nova_hpc_tools.fabric.readers import reader_choice as readers
-from nova_hpc_tools.fabric.readers.reader_choice import Options
+from nova_hpc_tools.fabric.readers.reader_choice import ReaderOptions
 
 SUB_DOMAIN, NVLINK, LEAF, BLOCK, SPINE, CORE = FabricLevel
 
 
-def read(text: str, **options: object) -> Reading:
-    return readers.read(text, "test", Options(**options))
+def read(text: str, **options: object) -> FabricReading:
+    return readers.read_fabric_text(text, "test", ReaderOptions(**options))
 
 
-def said(reading: Reading) -> list[str]:
+def said(reading: FabricReading) -> list[str]:
     return [str(problem) for problem in reading.problems]
 
 
-def sizes(reading: Reading, level: FabricLevel) -> Mapping[str, int]:
+def sizes(reading: FabricReading, level: FabricLevel) -> Mapping[str, int]:
     return {name: len(hosts) for name, hosts in reading.fabric.domains(level).items()}
 
 
@@ -144,7 +144,7 @@ def test_blocks_of_slurm_are_what_the_operator_says():
     assert sizes(read(text), BLOCK) == {"b1": 4, "b2": 4}
     assert sizes(read(text, block_level=NVLINK), NVLINK) == {"b1": 4, "b2": 4}
     assert sizes(read(TREE_YAML, topology="other"), BLOCK) == {"b1": 8}
-    with pytest.raises(FabricError, match=r"no topology 'x'; it has: other, tree1"):
+    with pytest.raises(FabricMapError, match=r"no topology 'x'; it has: other, tree1"):
         read(TREE_YAML, topology="x")
 
 
@@ -157,7 +157,7 @@ def test_the_plain_form_says_all_there_is():
     assert place is not None
     assert (place.leaf, place.nvlink_domain) == ("leaf1", "nv1")
     assert [rail.name for rail in place.rails] == ["mlx5_0"]
-    assert reading.fabric.links == (Link("leaf1", "spine1", 16, 1, "4xNDR"),)
+    assert reading.fabric.links == (FabricLink("leaf1", "spine1", 16, 1, "4xNDR"),)
     assert [str(note) for note in reading.notes] == [
         "NVLink domain 'nv1' crosses leaves: leaf1, leaf2"
     ]
@@ -256,7 +256,7 @@ def test_what_contradicts_itself_is_unknown_and_the_rest_is_known():
     ],
 )
 def test_what_is_no_map_is_refused(text, said):
-    with pytest.raises(FabricError, match=said):
+    with pytest.raises(FabricMapError, match=said):
         read(text)
 
 
@@ -268,9 +268,9 @@ def test_json_with_tabs_has_its_lines_too():
 
 
 def test_another_form_than_the_one_that_was_named_is_refused():
-    with pytest.raises(FabricError, match="not of the form plain"):
+    with pytest.raises(FabricMapError, match="not of the form plain"):
         read(MODEL, form="plain")
-    with pytest.raises(FabricError, match="neither a switch nor a block"):
+    with pytest.raises(FabricMapError, match="neither a switch nor a block"):
         read("colour=red", form="slurm")
 
 
@@ -283,7 +283,7 @@ def test_damage_never_raises_anything_else(text, data):
         text = text[:at] + new + text[other:]
     try:
         reading = read(text)
-    except FabricError:
+    except FabricMapError:
         return
     for problem in (*reading.problems, *reading.notes):
         assert problem.text.isprintable()

@@ -10,16 +10,16 @@ from collections.abc import Mapping
 
 import pytest
 
-from nova_hpc.fabric.model import FabricLevel, FabricMap, Place
+from nova_hpc.fabric.model import FabricLevel, FabricMap, FabricPlace
 from nova_hpc.fabric.pseudonym import Names
 from nova_hpc_tools.fabric.exclusions import Exclusions
 from nova_hpc_tools.fabric.merge import merge_readings
-from nova_hpc_tools.fabric.problems import NO_HOST, FabricError, Reading
+from nova_hpc_tools.fabric.problems import NO_HOST, FabricMapError, FabricReading
 from nova_hpc_tools.fabric.readers import reader_choice as readers
-from nova_hpc_tools.fabric.readers.reader_choice import Options
+from nova_hpc_tools.fabric.readers.reader_choice import ReaderOptions
 from nova_hpc_tools.fabric.sync import check_removals
 from nova_hpc_tools.fabric.writers import topograph
-from nova_hpc_tools.fabric.writers.text import lines
+from nova_hpc_tools.fabric.writers.text import draw_fabric_tree
 from tests.unit.fabric.cabling import Cabling
 
 LEAF, BLOCK, SPINE, CORE = (
@@ -30,15 +30,15 @@ LEAF, BLOCK, SPINE, CORE = (
 )
 
 
-def read(text: str, **options: object) -> Reading:
-    return readers.read(text, "test", Options(**options))
+def read(text: str, **options: object) -> FabricReading:
+    return readers.read_fabric_text(text, "test", ReaderOptions(**options))
 
 
-def said(reading: Reading) -> list[str]:
+def said(reading: FabricReading) -> list[str]:
     return [problem.text for problem in reading.problems]
 
 
-def sizes(reading: Reading, level: FabricLevel) -> Mapping[str, int]:
+def sizes(reading: FabricReading, level: FabricLevel) -> Mapping[str, int]:
     return {name: len(hosts) for name, hosts in reading.fabric.domains(level).items()}
 
 
@@ -84,7 +84,7 @@ def test_a_default_that_is_flat_is_named():
   tree: {switches: [{switch: l1, nodes: "n[1-2]"}]}
 """
     with pytest.raises(
-        FabricError, match=r"'all', the cluster's default, is flat .* --topology: t1"
+        FabricMapError, match=r"'all', the cluster's default, is flat .* --topology: t1"
     ):
         read(text)
     assert sizes(read(text, topology="t1"), LEAF) == {"l1": 2}
@@ -235,7 +235,7 @@ def test_what_two_maps_say_differently_is_unknown():
 
 
 def fabric_of(hosts: int, leaf: str | None = "l1") -> FabricMap:
-    return FabricMap([Place(f"n{number:02d}", leaf=leaf) for number in range(hosts)])
+    return FabricMap([FabricPlace(f"n{number:02d}", leaf=leaf) for number in range(hosts)])
 
 
 @pytest.mark.parametrize(
@@ -286,8 +286,8 @@ def test_racks_of_one_nvlink_domain_are_a_level_of_their_own():
     assert reading.problems == ()
     assert sizes(reading, FabricLevel.SUB_DOMAIN) == {"nvl-1.rack-1": 1, "nvl-1.rack-2": 2}
     assert sizes(reading, FabricLevel.NVLINK_DOMAIN) == {"nvl-1": 3}
-    assert "sub-domain nvl-1.rack-2: 2 hosts: n[2-3]" in [*lines(reading.fabric)]
-    assert read(topograph.graph(reading.fabric)).fabric == reading.fabric
+    assert "sub-domain nvl-1.rack-2: 2 hosts: n[2-3]" in [*draw_fabric_tree(reading.fabric)]
+    assert read(topograph.format_topograph_json(reading.fabric)).fabric == reading.fabric
     alone = text.replace('"accelerator.topograph.run/domain": "nvl-1", ', "")
     assert said(read(alone))[0] == "instance 'n1' has a sub-domain and no domain"
 
@@ -295,8 +295,8 @@ def test_racks_of_one_nvlink_domain_are_a_level_of_their_own():
 def test_a_part_of_two_nvlink_domains_contradicts_itself():
     fabric = FabricMap(
         [
-            Place("a", nvlink_domain="v1", sub_domain="r"),
-            Place("b", nvlink_domain="v2", sub_domain="r"),
+            FabricPlace("a", nvlink_domain="v1", sub_domain="r"),
+            FabricPlace("b", nvlink_domain="v2", sub_domain="r"),
         ]
     )
     assert fabric.contradictions() == (

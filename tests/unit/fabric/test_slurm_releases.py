@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from nova_hpc.fabric.model import TREE, FabricLevel, FabricMap, Place
-from nova_hpc_tools.fabric.hostlist import compress, expand
+from nova_hpc.fabric.model import TREE, FabricLevel, FabricMap, FabricPlace
+from nova_hpc_tools.fabric.hostlist import compress_hostlist, expand_hostlist
 from nova_hpc_tools.fabric.readers import reader_choice as readers
-from nova_hpc_tools.fabric.readers.reader_choice import Options
+from nova_hpc_tools.fabric.readers.reader_choice import ReaderOptions
 from nova_hpc_tools.fabric.writers import slurm
 from tests.unit.cluster.test_samples import SLURM
 from tests.unit.fabric import slurm_root
@@ -52,7 +52,7 @@ def slurm_26() -> Root:
 
 def fabric_of(captures: Path, name: str) -> FabricMap:
     text = (captures / "fabric" / name).read_text(encoding="utf-8")
-    return readers.read(text, "test", Options()).fabric
+    return readers.read_fabric_text(text, "test", ReaderOptions()).fabric
 
 
 def shown(found: Slurm, kind: str, *words: str) -> dict[str, frozenset[str]]:
@@ -62,12 +62,12 @@ def shown(found: Slurm, kind: str, *words: str) -> dict[str, frozenset[str]]:
         entry = dict(_ENTRY.findall(line))
         if kind in entry:
             hosts = entry.get("Nodes", "")
-            domains[entry[kind]] = frozenset(expand(hosts)) if hosts else frozenset()
+            domains[entry[kind]] = frozenset(expand_hostlist(hosts)) if hosts else frozenset()
     return domains
 
 
 def nodes(fabric: FabricMap) -> str:
-    return compress(place.host for place in fabric.places)
+    return compress_hostlist(place.host for place in fabric.places)
 
 
 def check_tree(fabric: FabricMap, found: dict[str, frozenset[str]]) -> None:
@@ -87,7 +87,7 @@ def check_blocks(fabric: FabricMap, found: dict[str, frozenset[str]]) -> None:
 @pytest.mark.parametrize("name", CAPTURES)
 def test_24_11_loads_the_tree(captures: Path, slurm_24: Root, name: str) -> None:
     fabric = fabric_of(captures, name)
-    files = {"topology.conf": slurm.tree(fabric)}
+    files = {"topology.conf": slurm.format_slurm_tree(fabric)}
     with running(slurm_24, "tree", files, nodes(fabric), "TopologyPlugin=topology/tree") as found:
         check_tree(fabric, shown(found, "SwitchName"))
 
@@ -95,7 +95,7 @@ def test_24_11_loads_the_tree(captures: Path, slurm_24: Root, name: str) -> None
 @pytest.mark.parametrize("name", CAPTURES)
 def test_24_11_loads_the_blocks(captures: Path, slurm_24: Root, name: str) -> None:
     fabric = fabric_of(captures, name)
-    files = {"topology.conf": slurm.blocks(fabric, (24, 11))}
+    files = {"topology.conf": slurm.format_slurm_blocks(fabric, (24, 11))}
     with running(slurm_24, "block", files, nodes(fabric), "TopologyPlugin=topology/block") as found:
         check_blocks(fabric, shown(found, "BlockName"))
 
@@ -103,16 +103,16 @@ def test_24_11_loads_the_blocks(captures: Path, slurm_24: Root, name: str) -> No
 def test_24_11_dies_of_what_is_written_for_26_05(slurm_24: Root) -> None:
     """Why ``export`` asks for the release: a block that is smaller than the base size."""
     fabric = FabricMap(
-        [Place(f"n{n:02d}", leaf="l0" if n < 2 else f"l{n // 4 + 1}") for n in range(18)]
+        [FabricPlace(f"n{n:02d}", leaf="l0" if n < 2 else f"l{n // 4 + 1}") for n in range(18)]
     )
-    files = {"topology.conf": slurm.blocks(fabric, (26, 5), FabricLevel.LEAF)}
+    files = {"topology.conf": slurm.format_slurm_blocks(fabric, (26, 5), FabricLevel.LEAF)}
     plugin = "TopologyPlugin=topology/block"
     with (
         pytest.raises(AssertionError, match="slurmctld ended"),
         running(slurm_24, "small", files, nodes(fabric), plugin),
     ):
         pass
-    files = {"topology.conf": slurm.blocks(fabric, (24, 11), FabricLevel.LEAF)}
+    files = {"topology.conf": slurm.format_slurm_blocks(fabric, (24, 11), FabricLevel.LEAF)}
     with running(slurm_24, "small", files, nodes(fabric), plugin) as found:
         check_blocks(fabric, shown(found, "BlockName"))
 
@@ -121,7 +121,7 @@ def test_24_11_dies_of_what_is_written_for_26_05(slurm_24: Root) -> None:
 def test_26_05_loads_topology_yaml(captures: Path, slurm_26: Root, name: str) -> None:
     """The tree, which is the default, and the blocks beside it."""
     fabric = fabric_of(captures, name)
-    files = {"topology.yaml": slurm.document(fabric, (26, 5))}
+    files = {"topology.yaml": slurm.format_topology_yaml(fabric, (26, 5))}
     with running(slurm_26, "yaml", files, nodes(fabric)) as found:
         check_tree(fabric, shown(found, "SwitchName"))
         check_tree(fabric, shown(found, "SwitchName", "tree"))
@@ -130,9 +130,9 @@ def test_26_05_loads_topology_yaml(captures: Path, slurm_26: Root, name: str) ->
 
 def test_26_05_takes_smaller_blocks(slurm_26: Root) -> None:
     fabric = FabricMap(
-        [Place(f"n{n:02d}", leaf="l0" if n < 2 else f"l{n // 4 + 1}") for n in range(18)]
+        [FabricPlace(f"n{n:02d}", leaf="l0" if n < 2 else f"l{n // 4 + 1}") for n in range(18)]
     )
-    files = {"topology.conf": slurm.blocks(fabric, (26, 5), FabricLevel.LEAF)}
+    files = {"topology.conf": slurm.format_slurm_blocks(fabric, (26, 5), FabricLevel.LEAF)}
     plugin = "TopologyPlugin=topology/block"
     with running(slurm_26, "small", files, nodes(fabric), plugin) as found:
         check_blocks(fabric, shown(found, "BlockName"))

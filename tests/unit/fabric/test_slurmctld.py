@@ -7,9 +7,9 @@ import shutil
 
 import pytest
 
-from nova_hpc.fabric.model import TREE, FabricLevel, FabricMap, Place
+from nova_hpc.fabric.model import TREE, FabricLevel, FabricMap, FabricPlace
 from nova_hpc_tools.fabric.readers import reader_choice as readers
-from nova_hpc_tools.fabric.readers.reader_choice import Options
+from nova_hpc_tools.fabric.readers.reader_choice import ReaderOptions
 from nova_hpc_tools.fabric.writers import slurm
 from tests.unit.fabric import slurmctld
 
@@ -21,13 +21,13 @@ def daemon() -> None:
 
 
 def read(text: str) -> FabricMap:
-    return readers.read(text, "test", Options()).fabric
+    return readers.read_fabric_text(text, "test", ReaderOptions()).fabric
 
 
 def check(fabric: FabricMap, folder) -> None:
     """What slurmctld shows is the map: every domain, with the hosts below it."""
     hosts = [place.host for place in fabric.places]
-    with slurmctld.running(folder, slurm.tree(fabric), hosts, "topology/tree") as conf:
+    with slurmctld.running(folder, slurm.format_slurm_tree(fabric), hosts, "topology/tree") as conf:
         found = slurmctld.switches(conf)
     for level in TREE:
         for name, members in fabric.domains(level).items():
@@ -48,7 +48,7 @@ def test_a_real_fabric(captures, tmp_path, name):
 def test_four_tiers_and_hosts_whose_leaf_nobody_knows(tmp_path):
     fabric = FabricMap(
         [
-            Place(
+            FabricPlace(
                 f"n{number}",
                 leaf=f"leaf{number // 2}" if number else None,
                 block=f"block{number // 4}",

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from nova_hpc.fabric.model import FabricLevel
 from nova_hpc_tools.fabric.exclusions import Exclusions
-from nova_hpc_tools.fabric.problems import Reading
+from nova_hpc_tools.fabric.problems import FabricReading
 from nova_hpc_tools.fabric.readers import ibnetdiscover
 from nova_hpc_tools.fabric.switch_groups import SwitchGroups, group_switches
 from tests.unit.fabric.cabling import Cabling
@@ -230,9 +230,11 @@ def test_switches_of_which_some_agree_and_others_do_not_are_named():
 # --- through the reader -----------------------------------------------------------------------
 
 
-def read(cabling: Cabling, **exclusions: str) -> Reading:
+def read(cabling: Cabling, **exclusions: str) -> FabricReading:
     patterns = {key: re.compile(text) for key, text in exclusions.items()}
-    return ibnetdiscover.read(cabling.text(), "fabric", "test", Exclusions(**patterns))
+    return ibnetdiscover.read_ibnetdiscover(
+        cabling.text(), "fabric", "test", Exclusions(**patterns)
+    )
 
 
 def two_leaves(storage: int = 1) -> Cabling:

@@ -9,9 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nova_hpc.fabric.aggregates import PREFIX, SALT_KEY
-from nova_hpc.fabric.model import FabricMap, Place
+from nova_hpc.fabric.model import FabricMap, FabricPlace
 from nova_hpc_tools.fabric import sync
-from nova_hpc_tools.fabric.sync import CloudAggregate, Plan, Step, as_in_nova, cloud_map, plan
+from nova_hpc_tools.fabric.sync import (
+    CloudAggregate,
+    SyncPlan,
+    SyncStep,
+    map_as_in_nova,
+    map_of_aggregates,
+    plan_sync,
+)
 from tests.unit.fabric.strategies import fabrics
 
 HOSTS = tuple(f"n{number:02d}" for number in range(12))
@@ -40,7 +47,7 @@ class Cloud:
         self.aggregates[found.id] = found
         return found.id
 
-    def apply(self, step: Step) -> None:
+    def apply(self, step: SyncStep) -> None:
         if step.kind == sync.CREATE:
             self.make(step.aggregate)
             return
@@ -70,20 +77,20 @@ class Cloud:
             left = tuple(host for host in each.hosts if host != step.value)
             self.aggregates[id_] = attrs.evolve(each, hosts=left)
 
-    def sync(self, fabric: FabricMap, most: int | None = None) -> Plan:
-        found = plan(fabric, self.has(), HOSTS)
+    def sync(self, fabric: FabricMap, most: int | None = None) -> SyncPlan:
+        found = plan_sync(fabric, self.has(), HOSTS)
         for step in found.steps[:most]:
             self.apply(step)
         return found
 
 
 def says(cloud: Cloud, name: str = "fabric") -> FabricMap:
-    fabric, problems = cloud_map(cloud.has(), name)
+    fabric, problems = map_of_aggregates(cloud.has(), name)
     assert problems == ()
     return fabric
 
 
-def known(fabric: FabricMap) -> dict[str, Place]:
+def known(fabric: FabricMap) -> dict[str, FabricPlace]:
     """What aggregates can say of a map."""
     return {
         place.host: attrs.evolve(place, rails=())
@@ -143,13 +150,13 @@ def test_what_a_hand_has_changed_is_set_right(old, new, data):
         assert known(says(Cloud({each.id: each for each in left}))) == known(new)
 
 
-LEAVES = FabricMap([Place("n01", leaf="l1"), Place("n02", leaf="l2")])
+LEAVES = FabricMap([FabricPlace("n01", leaf="l1"), FabricPlace("n02", leaf="l2")])
 
 
 def test_a_host_leaves_one_leaf_before_it_enters_the_other():
     cloud = Cloud()
     cloud.sync(LEAVES)
-    found = cloud.sync(FabricMap([Place("n01", leaf="l2"), Place("n02", leaf="l2")]))
+    found = cloud.sync(FabricMap([FabricPlace("n01", leaf="l2"), FabricPlace("n02", leaf="l2")]))
     assert [(step.kind, step.aggregate, step.value) for step in found.steps] == [
         ("remove host", "hpc-fabric:leaf:l1", "n01"),
         ("add host", "hpc-fabric:leaf:l2", "n01"),
@@ -160,7 +167,7 @@ def test_a_host_leaves_one_leaf_before_it_enters_the_other():
 def test_two_maps_of_different_names_live_side_by_side():
     cloud = Cloud()
     cloud.sync(LEAVES)
-    other = FabricMap([Place("n03", leaf="m1")], name="hall b")
+    other = FabricMap([FabricPlace("n03", leaf="m1")], name="hall b")
     assert cloud.sync(other).refusals == ()
     assert known(says(cloud)) == known(LEAVES)
     assert known(says(cloud, "hall b")) == known(other)
@@ -170,14 +177,20 @@ def test_two_maps_of_different_names_live_side_by_side():
 @pytest.mark.parametrize(
     ("place", "said"),
     [
-        (Place("n01", leaf="m1"), "two maps at once: n01 are in aggregate 'hpc-fabric:leaf:l1'"),
-        (Place("n03", leaf="l1"), "two maps at once: 'hpc-fabric:leaf:l1' is an aggregate of"),
+        (
+            FabricPlace("n01", leaf="m1"),
+            "two maps at once: n01 are in aggregate 'hpc-fabric:leaf:l1'",
+        ),
+        (
+            FabricPlace("n03", leaf="l1"),
+            "two maps at once: 'hpc-fabric:leaf:l1' is an aggregate of",
+        ),
     ],
 )
 def test_two_maps_that_want_the_same_are_refused(place, said):
     cloud = Cloud()
     cloud.sync(LEAVES)
-    found = plan(FabricMap([place], name="hall b"), cloud.has(), HOSTS)
+    found = plan_sync(FabricMap([place], name="hall b"), cloud.has(), HOSTS)
     assert found.steps == ()
     assert any(said in refusal for refusal in found.refusals)
 
@@ -185,7 +198,7 @@ def test_two_maps_that_want_the_same_are_refused(place, said):
 def test_what_is_not_ours_is_never_taken():
     cloud = Cloud()
     cloud.make("hpc-fabric:leaf:l1", {"colour": "red"}, "n05")
-    found = plan(LEAVES, cloud.has(), HOSTS)
+    found = plan_sync(LEAVES, cloud.has(), HOSTS)
     assert found.steps == ()
     assert "has not the mark hpc_fabric:version" in found.refusals[0]
 
@@ -193,7 +206,7 @@ def test_what_is_not_ours_is_never_taken():
 def test_what_a_later_release_wrote_is_left_alone():
     cloud = Cloud()
     cloud.make("x", {"hpc_fabric:version": "2"}, "n05")
-    found = plan(LEAVES, cloud.has(), HOSTS)
+    found = plan_sync(LEAVES, cloud.has(), HOSTS)
     assert (found.steps, len(found.refusals)) == ((), 1)
     assert "update nova-hpc" in found.refusals[0]
 
@@ -204,34 +217,38 @@ def test_an_aggregate_that_somebody_uses_otherwise_stays_without_our_keys():
     (id_,) = [each.id for each in cloud.has() if each.name.endswith("l2")]
     has = cloud.aggregates[id_]
     cloud.aggregates[id_] = attrs.evolve(has, metadata={**has.metadata, "colour": "red"})
-    found = cloud.sync(FabricMap([Place("n01", leaf="l1")]))
+    found = cloud.sync(FabricMap([FabricPlace("n01", leaf="l1")]))
     assert "because somebody has given it colour" in found.notes[0]
     assert cloud.aggregates[id_].metadata == {"colour": "red"}
     assert cloud.aggregates[id_].hosts == ()
 
 
 def test_hosts_that_only_one_of_both_has_are_named():
-    fabric = FabricMap([Place("n01", leaf="l1"), Place("stranger", leaf="l1")])
-    found = plan(fabric, [], ["n01", "n02"])
+    fabric = FabricMap([FabricPlace("n01", leaf="l1"), FabricPlace("stranger", leaf="l1")])
+    found = plan_sync(fabric, [], ["n01", "n02"])
     assert (found.not_in_nova, found.not_in_map) == (("stranger",), ("n02",))
 
 
 def test_a_map_of_another_cloud_is_refused():
-    found = plan(FabricMap([Place("a", leaf="l1")]), [], HOSTS)
+    found = plan_sync(FabricMap([FabricPlace("a", leaf="l1")]), [], HOSTS)
     assert found.refusals == ("Nova has none of the 1 hosts of the map: is it of another cloud?",)
-    assert plan(FabricMap(), [], HOSTS).refusals == ()
+    assert plan_sync(FabricMap(), [], HOSTS).refusals == ()
 
 
 def test_nova_may_call_a_host_by_its_full_name():
-    fabric = FabricMap([Place("n1", leaf="l1"), Place("N2", leaf="l1"), Place("n3", leaf="l1")])
-    there = as_in_nova(fabric, ["n1.example.org", "n2", "n3.a.org", "n3.b.org"])
+    fabric = FabricMap(
+        [FabricPlace("n1", leaf="l1"), FabricPlace("N2", leaf="l1"), FabricPlace("n3", leaf="l1")]
+    )
+    there = map_as_in_nova(fabric, ["n1.example.org", "n2", "n3.a.org", "n3.b.org"])
     assert there.hosts() == ("n1.example.org", "n2")
 
 
 def test_one_host_of_nova_is_not_two_of_the_map():
-    fabric = FabricMap([Place("n1", leaf="l1"), Place("N1", leaf="l2"), Place("n1.a", leaf="l3")])
-    assert as_in_nova(fabric, ["n1.a"]).path("n1.a") == fabric.path("n1.a")
-    assert as_in_nova(fabric, ["n1.b"]).hosts() == ()
+    fabric = FabricMap(
+        [FabricPlace("n1", leaf="l1"), FabricPlace("N1", leaf="l2"), FabricPlace("n1.a", leaf="l3")]
+    )
+    assert map_as_in_nova(fabric, ["n1.a"]).path("n1.a") == fabric.path("n1.a")
+    assert map_as_in_nova(fabric, ["n1.b"]).hosts() == ()
 
 
 def test_an_availability_zone_on_an_aggregate_of_ours_is_told():
@@ -239,14 +256,16 @@ def test_an_availability_zone_on_an_aggregate_of_ours_is_told():
     cloud.sync(LEAVES)
     has = cloud.aggregates["1"]
     cloud.aggregates["1"] = attrs.evolve(has, metadata={**has.metadata, "availability_zone": "a"})
-    found = plan(LEAVES, cloud.has(), HOSTS)
+    found = plan_sync(LEAVES, cloud.has(), HOSTS)
     assert found.steps == ()
     assert "take it off" in found.notes[0]
 
 
 def test_a_map_keeps_its_secret() -> None:
     """Another one would give all domains other names in the eyes of users."""
-    fabric = FabricMap([Place("n01", leaf="l1"), Place("n02", leaf="l2")], name="fabric")
+    fabric = FabricMap(
+        [FabricPlace("n01", leaf="l1"), FabricPlace("n02", leaf="l2")], name="fabric"
+    )
     cloud = Cloud()
 
     def salts() -> set[str | None]:
@@ -255,7 +274,7 @@ def test_a_map_keeps_its_secret() -> None:
     cloud.sync(fabric)
     assert salts() == {None}
     for salt in (SALT, "ff" * 16):
-        for step in plan(fabric, cloud.has(), HOSTS, salt=salt).steps:
+        for step in plan_sync(fabric, cloud.has(), HOSTS, salt=salt).steps:
             cloud.apply(step)
         assert salts() == {SALT}
     # Two first runs at once: the next one makes one of two.
@@ -266,6 +285,6 @@ def test_a_map_keeps_its_secret() -> None:
     cloud.sync(fabric)
     assert salts() == {SALT}
     # A map whose leaves are all others has the same, and without one it gets none.
-    cloud.sync(FabricMap([Place("n01", leaf="l3")], name="fabric"))
+    cloud.sync(FabricMap([FabricPlace("n01", leaf="l3")], name="fabric"))
     assert salts() == {SALT}
-    assert cloud.sync(FabricMap([Place("n01", leaf="l3")], name="fabric")).steps == ()
+    assert cloud.sync(FabricMap([FabricPlace("n01", leaf="l3")], name="fabric")).steps == ()

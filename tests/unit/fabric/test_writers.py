@@ -8,22 +8,22 @@ import pytest
 from hypothesis import given
 from lxml import etree
 
-from nova_hpc.fabric.model import FabricLevel, FabricMap, Link, Place, Switch
-from nova_hpc_tools.fabric.hostlist import expand
-from nova_hpc_tools.fabric.problems import FabricError
+from nova_hpc.fabric.model import FabricLevel, FabricLink, FabricMap, FabricPlace, FabricSwitch
+from nova_hpc_tools.fabric.hostlist import expand_hostlist
+from nova_hpc_tools.fabric.problems import FabricMapError
 from nova_hpc_tools.fabric.readers import reader_choice as readers
-from nova_hpc_tools.fabric.readers.reader_choice import Options
+from nova_hpc_tools.fabric.readers.reader_choice import ReaderOptions
 from nova_hpc_tools.fabric.writers import slurm, svg, text, topograph
 from tests.unit.fabric.strategies import fabrics
 
 LEAF, SPINE = FabricLevel.LEAF, FabricLevel.SPINE
 BLOCKS = FabricMap(
-    [Place(f"n{number}", nvlink_domain=f"v{number // 4}", leaf="l") for number in range(11)]
+    [FabricPlace(f"n{number}", nvlink_domain=f"v{number // 4}", leaf="l") for number in range(11)]
 )
 
 
 def read(content: str, **options: object) -> FabricMap:
-    reading = readers.read(content, "test", Options(**options))
+    reading = readers.read_fabric_text(content, "test", ReaderOptions(**options))
     assert reading.problems == ()
     return reading.fabric
 
@@ -35,7 +35,9 @@ def groups(fabric: FabricMap, level: FabricLevel) -> set[tuple[str, ...]]:
 def whole(fabric: FabricMap) -> FabricMap:
     """The hosts whose leaf and spine are known, which every form can say."""
     places = [
-        Place(place.host, nvlink_domain=place.nvlink_domain, leaf=place.leaf, spine=place.spine)
+        FabricPlace(
+            place.host, nvlink_domain=place.nvlink_domain, leaf=place.leaf, spine=place.spine
+        )
         for place in fabric.places
         if place.leaf and place.spine
     ]
@@ -47,11 +49,15 @@ def test_slurm_and_topograph_say_the_same_map(fabric):
     fabric = whole(fabric)
     if not fabric.places:
         return
-    for content in (slurm.tree(fabric), slurm.document(fabric, (26, 5)), topograph.graph(fabric)):
+    for content in (
+        slurm.format_slurm_tree(fabric),
+        slurm.format_topology_yaml(fabric, (26, 5)),
+        topograph.format_topograph_json(fabric),
+    ):
         found = read(content)
         assert groups(found, LEAF) == groups(fabric, LEAF)
         assert groups(found, SPINE) == groups(fabric, SPINE)
-    again = read(topograph.graph(fabric), name=fabric.name)
+    again = read(topograph.format_topograph_json(fabric), name=fabric.name)
     # Each spine stands for itself here, so it is a fabric of its own.
     places = [attrs.evolve(place, core=place.spine) for place in fabric.places]
     assert again == attrs.evolve(fabric, places=places, switches=again.switches, links=again.links)
@@ -59,7 +65,7 @@ def test_slurm_and_topograph_say_the_same_map(fabric):
 
 @given(fabrics())
 def test_every_switch_of_slurm_has_hosts_or_switches_and_one_name(fabric):
-    entries = slurm.entries(fabric)
+    entries = slurm.tree_switches_of(fabric)
     names = [entry.name for entry in entries]
     assert len(names) == len(set(names))
     seen: set[str] = set()
@@ -72,7 +78,7 @@ def test_every_switch_of_slurm_has_hosts_or_switches_and_one_name(fabric):
 
 
 def sizes(release: str) -> str:
-    content = slurm.blocks(BLOCKS, slurm.parse_release(release))
+    content = slurm.format_slurm_blocks(BLOCKS, slurm.parse_release(release))
     return content.splitlines()[-1]
 
 
@@ -84,30 +90,30 @@ def test_a_block_is_never_smaller_than_the_base_where_slurm_dies_of_it():
 
 
 def test_what_a_release_cannot_load_is_refused():
-    with pytest.raises(FabricError, match=r"22\.05 has no blocks"):
-        slurm.blocks(BLOCKS, (22, 5))
-    with pytest.raises(FabricError, match=r"24\.11 does not read topology\.yaml"):
-        slurm.document(BLOCKS, (24, 11))
-    with pytest.raises(FabricError, match="no domain of level spine"):
-        slurm.blocks(BLOCKS, (24, 11), SPINE)
-    with pytest.raises(FabricError, match="no node of Slurm can have this name"):
-        slurm.tree(FabricMap([Place("a b", leaf="l")]))
+    with pytest.raises(FabricMapError, match=r"22\.05 has no blocks"):
+        slurm.format_slurm_blocks(BLOCKS, (22, 5))
+    with pytest.raises(FabricMapError, match=r"24\.11 does not read topology\.yaml"):
+        slurm.format_topology_yaml(BLOCKS, (24, 11))
+    with pytest.raises(FabricMapError, match="no domain of level spine"):
+        slurm.format_slurm_blocks(BLOCKS, (24, 11), SPINE)
+    with pytest.raises(FabricMapError, match="no node of Slurm can have this name"):
+        slurm.format_slurm_tree(FabricMap([FabricPlace("a b", leaf="l")]))
     with pytest.raises(ValueError, match="no release of Slurm"):
         slurm.parse_release("24")
 
 
 def test_names_that_slurm_would_expand_are_written_otherwise():
     fabric = FabricMap(
-        [Place("a", leaf="l[1]", spine="l_1_"), Place("b", leaf="l,1", spine="l_1_")]
+        [FabricPlace("a", leaf="l[1]", spine="l_1_"), FabricPlace("b", leaf="l,1", spine="l_1_")]
     )
-    names = [entry.name for entry in slurm.entries(fabric)]
-    assert all(expand(name) == [name] for name in names)
+    names = [entry.name for entry in slurm.tree_switches_of(fabric)]
+    assert all(expand_hostlist(name) == [name] for name in names)
     assert len(set(names)) == 3
 
 
 @given(fabrics())
 def test_a_picture_has_every_host_and_domain(fabric):
-    picture = etree.fromstring(svg.draw(fabric, {"n00": 2}).encode())
+    picture = etree.fromstring(svg.draw_fabric_svg(fabric, {"n00": 2}).encode())
     titles = [each.text or "" for each in picture.iter("{http://www.w3.org/2000/svg}title")]
     for host in fabric.hosts():
         assert sum(title.split(",")[0] == host for title in titles) == 1
@@ -117,15 +123,15 @@ def test_a_picture_has_every_host_and_domain(fabric):
 
 def test_a_picture_shows_dead_cables():
     fabric = FabricMap(
-        [Place("a", leaf="l1", spine="s1"), Place("b<&>", leaf="l2", spine="s1")],
+        [FabricPlace("a", leaf="l1", spine="s1"), FabricPlace("b<&>", leaf="l2", spine="s1")],
         switches=[
-            Switch("l1", LEAF, "l1"),
-            Switch("l2", LEAF, "l2"),
-            Switch("s1", SPINE, "s1"),
+            FabricSwitch("l1", LEAF, "l1"),
+            FabricSwitch("l2", LEAF, "l2"),
+            FabricSwitch("s1", SPINE, "s1"),
         ],
-        links=[Link("l1", "s1", 2), Link("l2", "s1", 0, 2)],
+        links=[FabricLink("l1", "s1", 2), FabricLink("l2", "s1", 0, 2)],
     )
-    picture = etree.fromstring(svg.draw(fabric).encode())
+    picture = etree.fromstring(svg.draw_fabric_svg(fabric).encode())
     cables = picture.findall("{http://www.w3.org/2000/svg}line")
     assert len(cables) == 2
     assert sum(each.get("stroke-dasharray") is not None for each in cables) == 1
@@ -134,13 +140,13 @@ def test_a_picture_shows_dead_cables():
 def test_a_map_is_a_tree_for_people():
     fabric = FabricMap(
         [
-            Place("n1", leaf="l1", spine="s1", nvlink_domain="v1"),
-            Place("n2", leaf="l2", spine="s1"),
-            Place("n3"),
+            FabricPlace("n1", leaf="l1", spine="s1", nvlink_domain="v1"),
+            FabricPlace("n2", leaf="l2", spine="s1"),
+            FabricPlace("n3"),
         ],
-        links=[Link("l1", "s1", 1, 1, "1xNDR"), Link("l2", "s1", 2, 0, "4xNDR")],
+        links=[FabricLink("l1", "s1", 1, 1, "1xNDR"), FabricLink("l2", "s1", 2, 0, "4xNDR")],
     )
-    assert list(text.lines(fabric)) == [
+    assert list(text.draw_fabric_tree(fabric)) == [
         "fabric fabric: 3 hosts, 1 NVLink domain, 2 leaves, 1 spine, 3 cables between them, "
         "1 missing",
         "spine s1: 2 hosts",
@@ -156,7 +162,7 @@ def test_a_map_is_a_tree_for_people():
 def test_the_picture_in_the_operator_guide_is_what_is_drawn(captures):
     name = "ibnetdiscover-ndr.out"
     content = (captures / "fabric" / name).read_text(encoding="utf-8")
-    drawn = svg.draw(readers.read(content, name, Options()).fabric)
+    drawn = svg.draw_fabric_svg(readers.read_fabric_text(content, name, ReaderOptions()).fabric)
     guide = Path(__file__).parents[3] / "docs/source/admin/pictures/fabric-ndr.svg"
     assert guide.read_text(encoding="utf-8") == drawn
 
@@ -165,15 +171,15 @@ def test_no_name_is_longer_than_slurm_takes():
     long = "x" * 100
     fabric = FabricMap(
         [
-            Place("a", leaf=f"{long}1", spine=long),
-            Place("b", leaf=f"{long}2", spine=long),
-            Place("c", spine=long),
+            FabricPlace("a", leaf=f"{long}1", spine=long),
+            FabricPlace("b", leaf=f"{long}2", spine=long),
+            FabricPlace("c", spine=long),
         ]
     )
-    entries = slurm.entries(fabric)
+    entries = slurm.tree_switches_of(fabric)
     names = [entry.name for entry in entries]
     assert max(map(len, names)) == 64
     assert len(set(names)) == 4
-    assert groups(read(slurm.tree(fabric)), SPINE) == {("a", "b", "c")}
-    with pytest.raises(FabricError, match="it has 71 characters"):
-        slurm.tree(FabricMap([Place(".".join(["a" * 23] * 3), leaf="l")]))
+    assert groups(read(slurm.format_slurm_tree(fabric)), SPINE) == {("a", "b", "c")}
+    with pytest.raises(FabricMapError, match="it has 71 characters"):
+        slurm.format_slurm_tree(FabricMap([FabricPlace(".".join(["a" * 23] * 3), leaf="l")]))

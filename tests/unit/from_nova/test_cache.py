@@ -12,7 +12,7 @@ CONF = cfg.CONF
 
 @pytest.fixture
 def size():
-    hpc_conf.register(CONF)
+    hpc_conf.register_all_options(CONF)
     yield lambda most: CONF.set_override("cache_size", most, group="hpc")
     CONF.clear_override("cache_size", group="hpc")
 
@@ -70,5 +70,5 @@ def test_threads_agree(size):
 
 
 def test_numbers_are_never_given_twice():
-    numbers = [cache.number() for _ in range(100)]
+    numbers = [cache.next_unique_number() for _ in range(100)]
     assert len(set(numbers)) == 100

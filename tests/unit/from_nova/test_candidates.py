@@ -10,10 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.from_nova.candidates import CandidateError, Unit, find_template, shared, synthesise
+from nova_hpc.from_nova.candidates import (
+    CandidateError,
+    RequestedDevice,
+    find_shared_providers,
+    find_template,
+    synthesise_candidate,
+)
 
 GPU, VF = "CUSTOM_GPU", "CUSTOM_VF"
-UNITS = (Unit("a-0", GPU), Unit("a-1", GPU), Unit("b-0", VF), Unit("b-1", VF))
+UNITS = (
+    RequestedDevice("a-0", GPU),
+    RequestedDevice("a-1", GPU),
+    RequestedDevice("b-0", VF),
+    RequestedDevice("b-1", VF),
+)
 
 
 def template() -> dict:
@@ -37,7 +48,9 @@ def template() -> dict:
 
 
 def test_devices_are_replaced_and_nothing_else() -> None:
-    made = synthesise(template(), UNITS, {"a-0": "g3", "a-1": "g2", "b-0": "pf1", "b-1": "pf2"})
+    made = synthesise_candidate(
+        template(), UNITS, {"a-0": "g3", "a-1": "g2", "b-0": "pf1", "b-1": "pf2"}
+    )
     assert made == {
         "allocations": {
             "root": {"resources": {"PCPU": 4, "MEMORY_MB": 1024}},
@@ -63,7 +76,9 @@ def test_a_provider_of_something_else_keeps_it() -> None:
     given_template = template()
     given_template["allocations"]["pf1"]["resources"]["NET_BW_EGR_KILOBIT_PER_SEC"] = 1000
     given_template["mappings"]["port"] = ["pf1"]
-    made = synthesise(given_template, UNITS, {"a-0": "g1", "a-1": "g2", "b-0": "pf2", "b-1": "pf2"})
+    made = synthesise_candidate(
+        given_template, UNITS, {"a-0": "g1", "a-1": "g2", "b-0": "pf2", "b-1": "pf2"}
+    )
     assert made["allocations"]["pf1"] == {"resources": {"NET_BW_EGR_KILOBIT_PER_SEC": 1000}}
     assert made["allocations"]["pf2"] == {"resources": {VF: 2}}
     assert made["mappings"]["port"] == ["pf1"]
@@ -77,7 +92,7 @@ def test_amounts_always_add_up(gpus: list[str], vfs: list[str]) -> None:
     before = template()
     kept = copy.deepcopy(before)
     providers = {"a-0": gpus[0], "a-1": gpus[1], "b-0": vfs[0], "b-1": vfs[1]}
-    made = synthesise(before, UNITS, providers)
+    made = synthesise_candidate(before, UNITS, providers)
     assert before == kept
     wanted = collections.Counter((providers[u.group], u.resource_class) for u in UNITS)
     got = {
@@ -89,14 +104,14 @@ def test_amounts_always_add_up(gpus: list[str], vfs: list[str]) -> None:
     assert got == dict(wanted)
     assert all(allocation["resources"] for allocation in made["allocations"].values())
     # A second member of the same request starts from the template again.
-    assert synthesise(before, UNITS, providers) == made
+    assert synthesise_candidate(before, UNITS, providers) == made
 
 
 def test_a_template_that_contradicts_itself() -> None:
     broken = template()
     del broken["allocations"]["g1"]
     with pytest.raises(CandidateError, match="g1"):
-        synthesise(broken, UNITS, {unit.group: "x" for unit in UNITS})
+        synthesise_candidate(broken, UNITS, {unit.group: "x" for unit in UNITS})
 
 
 @pytest.mark.parametrize(
@@ -118,11 +133,15 @@ def test_the_first_usable_candidate_is_the_template(spoil) -> None:
 
 
 def test_a_provider_of_two_groups_is_shared():
-    units = [Unit("gpu-0", "GPU"), Unit("vf-0", "VF"), Unit("vf-1", "VF")]
+    units = [
+        RequestedDevice("gpu-0", "GPU"),
+        RequestedDevice("vf-0", "VF"),
+        RequestedDevice("vf-1", "VF"),
+    ]
     mappings = {"": ["host"], "gpu-0": ["host"], "vf-0": ["pf1"], "vf-1": ["pf2"], "port": ["b"]}
 
     def crowded(**changed):
-        return shared({"mappings": mappings | changed}, units)
+        return find_shared_providers({"mappings": mappings | changed}, units)
 
     assert crowded() == frozenset()
     assert crowded(**{"vf-1": ["pf1"]}) == {"pf1"}

@@ -78,7 +78,7 @@ def test_all_servers_of_a_request_have_one_seed() -> None:
             return hasattr(self, name)
 
     spec = Spec(instance_uuid="one")
-    assert contention.seed(spec) == "one"
+    assert contention.order_seed_of(spec) == "one"
     spec.instance_uuid = "two"
-    assert contention.seed(spec) == "one"
-    assert contention.seed(Spec()) == ""
+    assert contention.order_seed_of(spec) == "one"
+    assert contention.order_seed_of(Spec()) == ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 
-from nova_hpc.from_nova.log_throttle import Said, more, some
+from nova_hpc.from_nova.log_throttle import LogThrottle, format_held_back, join_first_names
 
 
 class Clock:
@@ -20,7 +20,7 @@ class Clock:
 
 def test_a_cause_is_held_back_and_counted() -> None:
     clock = Clock()
-    said = Said(clock)
+    said = LogThrottle(clock)
     assert [said.due("a") for _ in range(3)] == [0, None, None]
     clock.now += 299
     assert said.due("a") is None
@@ -32,7 +32,7 @@ def test_a_cause_is_held_back_and_counted() -> None:
 
 def test_bounded_and_what_was_named_longest_ago_is_forgotten() -> None:
     clock = Clock()
-    said = Said(clock, most=3)
+    said = LogThrottle(clock, most=3)
     for cause in "abcd":
         clock.now += 1
         assert said.due(cause) == 0
@@ -41,7 +41,7 @@ def test_bounded_and_what_was_named_longest_ago_is_forgotten() -> None:
 
 
 def test_one_thread_of_many_is_first() -> None:
-    said = Said(Clock())
+    said = LogThrottle(Clock())
     barrier = threading.Barrier(8)
     found: list[int | None] = []
 
@@ -58,7 +58,7 @@ def test_one_thread_of_many_is_first() -> None:
 
 
 def test_words() -> None:
-    assert more(0) == ""
-    assert more(3) == " (and 3 times since the last such line)"
-    assert some(["a", "b"], 2) == "a, b"
-    assert some(list("abcde"), 2, "; ") == "a; b and 3 more"
+    assert format_held_back(0) == ""
+    assert format_held_back(3) == " (and 3 times since the last such line)"
+    assert join_first_names(["a", "b"], 2) == "a, b"
+    assert join_first_names(list("abcde"), 2, "; ") == "a; b and 3 more"

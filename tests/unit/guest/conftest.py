@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 from attrs import evolve
 
-from nova_hpc.topology.model import Function, Link, Node, NumaNode
+from nova_hpc.topology.model import Node, NumaNode, PcieLink, PciFunction
 from tests.unit.guest.servers import start
 from tests.unit.guest.worlds import ADAPTER, GPU
 
@@ -17,16 +17,16 @@ def guest(tmp_path):
         "path": ("0000:17:00.0", "0000:18:00.0", "0000:19:00.0"),
         "switches": ("0000:18:00.0",),
         "numa_node": 1,
-        "link": Link(max_speed=32.0, max_width=16),
+        "link": PcieLink(max_speed=32.0, max_width=16),
     }
     node = Node(
         "x",
         hostname="secret-host",
         numa_nodes=(NumaNode(0), NumaNode(1)),
         functions=(
-            Function("0000:1a:00.0", **GPU, **below),
-            Function("0000:1b:00.0", **GPU, **below),
-            Function("0000:98:00.0", **ADAPTER, numa_node=0, root="pci0000:97"),
+            PciFunction("0000:1a:00.0", **GPU, **below),
+            PciFunction("0000:1b:00.0", **GPU, **below),
+            PciFunction("0000:98:00.0", **ADAPTER, numa_node=0, root="pci0000:97"),
         ),
     )
     chosen = ["0000:1a:00.0", "0000:1b:00.0", "0000:98:00.0"]

@@ -11,12 +11,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from nova_hpc.guest import command, document
-from nova_hpc.guest_tree.guest_document import Cell
+from nova_hpc.guest_tree.guest_document import DocumentCell
 from tests.unit.guest.worlds import Guest, boot, domain_of, hosts
 from virt_driver_patches.domain import fwcfg
-from virt_driver_patches.domain.guest_domain import GuestDomain
+from virt_driver_patches.domain.guest_domain import GuestDomainXml
 
-CELLS = (Cell(8, 1 << 24, 1048576, 1), Cell(8, 1 << 24, 1048576, 0))
+CELLS = (DocumentCell(8, 1 << 24, 1048576, 1), DocumentCell(8, 1 << 24, 1048576, 0))
 #: The host's node 0 is the guest's cell 1: numbers must not be mixed up.
 HOME = {1: 0, 0: 1}
 MEMORY = [(8, (1 << 24) - 500000)] * 2
@@ -36,8 +36,8 @@ def servers(draw):
 
 def told(xml: str, node, topology, roles=None) -> str:
     """The domain with what its guest is told."""
-    domain = GuestDomain(xml)
-    fwcfg.tell(domain, node, topology, CELLS, roles or {})
+    domain = GuestDomainXml(xml)
+    fwcfg.tell_guest_devices(domain, node, topology, CELLS, roles or {})
     return domain.text()
 
 

@@ -79,7 +79,7 @@ def test_a_device_that_is_not_there_is_not_in_the_topology(guest):
 
 def test_fill_leaves_what_is_no_placeholder():
     text = '<pci busid="ffff:ff:01.0">\n  <pci busid="device-1" class="0x03"/>\n</pci>\n'
-    assert install.fill(text, {}) == ('<pci busid="ffff:ff:01.0">\n</pci>\n', [1])
+    assert install.fill_in_addresses(text, {}) == ('<pci busid="ffff:ff:01.0">\n</pci>\n', [1])
 
 
 # -- packed ----------------------------------------------------------------------

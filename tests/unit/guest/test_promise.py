@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from lxml import etree
 
 from nova_hpc.guest import document
-from nova_hpc.guest_tree import Abi, Device, Mode, plan
-from nova_hpc.topology.level import distance
+from nova_hpc.guest_tree import Abi, TopologyMode, TreeDevice, plan_guest_pci_tree
+from nova_hpc.topology.level import distance_between
 from tests.unit.guest.servers import HOME, MEMORY, fewer, remove, run, servers, start, told
 from tests.unit.guest.worlds import boot, domain_of
 from tests.unit.topology import nccl_reader
 from tests.unit.virt.tree_worlds import arranged
-from virt_driver_patches.domain.guest_domain import GuestDomain
+from virt_driver_patches.domain.guest_domain import GuestDomainXml
 
 
 @fewer
@@ -38,7 +38,7 @@ def test_a_mirrored_guest_is_as_promised(server):
         for one, other in itertools.permutations(chosen, 2):
             places = [node.function(each).location for each in (one, other)]
             said = shown["devices"][number[one]]["distances"][number[other]]
-            assert said == distance(*places).name
+            assert said == distance_between(*places).name
 
 
 def numbers(guest, chosen):
@@ -49,17 +49,17 @@ def numbers(guest, chosen):
 
 
 @fewer
-@given(servers(), st.sampled_from(list(Mode)))
+@given(servers(), st.sampled_from(list(TopologyMode)))
 def test_the_trees_of_the_driver_are_as_promised(server, mode):
     """What the transform of the domain makes is what the guest is told."""
     node, chosen, _ = server
-    devices = [Device(each, node.function(each).location) for each in chosen]
+    devices = [TreeDevice(each, node.function(each).location) for each in chosen]
     abi = Abi(mode)
     xml = domain_of(node, chosen, HOME, False)
-    xml = arranged(xml, plan(devices, HOME, abi), abi)
+    xml = arranged(xml, plan_guest_pci_tree(devices, HOME, abi), abi)
     xml = told(xml, node, mode.value)
-    laid_down = [path is not None for _, path in GuestDomain(xml).paths()]
-    assert laid_down == [mode is not Mode.FLAT] * len(chosen)
+    laid_down = [path is not None for _, path in GuestDomainXml(xml).paths()]
+    assert laid_down == [mode is not TopologyMode.FLAT] * len(chosen)
     with tempfile.TemporaryDirectory() as folder:
         guest = boot(Path(folder), xml, node, MEMORY)
         assert run(guest, "check") == (
@@ -164,7 +164,7 @@ def test_nothing_of_the_host_is_told(server, topology):
     xml = domain_of(node, chosen, HOME, topology == "mirror")
     domain = etree.fromstring(told(xml, node, topology))
     entries = {
-        entry.get("name"): document.plain(entry.text.encode()).decode()
+        entry.get("name"): document.decode_entry(entry.text.encode()).decode()
         for entry in domain.iterfind("sysinfo/entry")
     }
     assert set(entries) == {document.DOCUMENT, document.NCCL}

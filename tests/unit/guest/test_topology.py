@@ -17,7 +17,7 @@ DOMAINS = {"block": "b-5a07", "leaf": "l-93c2", "nvlink_domain": "n-77e1"}
 def tell(guest: Any, **more: Any) -> None:
     """Add to the document of the guest."""
     path = fw_cfg_of(guest)
-    found = json.loads(document.plain(path.read_bytes()))
+    found = json.loads(document.decode_entry(path.read_bytes()))
     found["devices"][2]["rail"] = "r-0a11"
     path.write_text(json.dumps({**found, "fabric": DOMAINS, **more}))
 

@@ -14,27 +14,27 @@ import attrs
 from hypothesis import strategies as st
 from lxml import etree
 
-from nova_hpc.topology.model import Function, Link, Node, NumaNode
+from nova_hpc.topology.model import Node, NumaNode, PcieLink, PciFunction
 
 GPU = {"vendor_id": "10de", "product_id": "2330", "class_code": "030200"}
 OTHER_GPU = {"vendor_id": "1002", "product_id": "74a1", "class_code": "030200"}
 ADAPTER = {"vendor_id": "15b3", "product_id": "101e", "class_code": "020700"}
 KINDS = (GPU, OTHER_GPU, ADAPTER)
-LINKS = (None, Link(max_speed=32.0, max_width=16), Link(max_speed=16.0, max_width=8))
+LINKS = (None, PcieLink(max_speed=32.0, max_width=16), PcieLink(max_speed=16.0, max_width=8))
 
 
 @st.composite
 def hosts(draw: st.DrawFn, nodes: int = 2) -> Node:
     """A host: roots with root ports; below each devices, or a switch with more."""
-    functions: list[Function] = []
+    functions: list[PciFunction] = []
     buses = itertools.count(1)
 
-    def device(above: Function | None, place: dict[str, object]) -> None:
+    def device(above: PciFunction | None, place: dict[str, object]) -> None:
         bus = next(buses)
         count = draw(st.sampled_from([1, 1, 1, 2]))
         for function in range(count):
             functions.append(
-                Function(
+                PciFunction(
                     f"0000:{bus:02x}:00.{function}",
                     link=draw(st.sampled_from(LINKS)),
                     **draw(st.sampled_from(KINDS)),

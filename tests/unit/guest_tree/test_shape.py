@@ -5,21 +5,21 @@ from __future__ import annotations
 
 import pytest
 
-from nova_hpc.guest_tree import Abi, Device, Mode, plan
-from nova_hpc.guest_tree.model import Branch
-from nova_hpc.guest_tree.windows import GIB, bits
+from nova_hpc.guest_tree import Abi, TopologyMode, TreeDevice, plan_guest_pci_tree
+from nova_hpc.guest_tree.model import TreeBranch
+from nova_hpc.guest_tree.windows import GIB, address_bits_of
 from nova_hpc.topology.level import Location
 
 
-def device(number: int, *switches: str) -> Device:
+def device(number: int, *switches: str) -> TreeDevice:
     """A device below these switches of one root."""
     place = Location(numa=0, socket=0, root="pci0000:10", switches=switches)
-    return Device(f"0000:{number:02x}:00.0", place)
+    return TreeDevice(f"0000:{number:02x}:00.0", place)
 
 
-def shape(part: Branch | Device) -> object:
+def shape(part: TreeBranch | TreeDevice) -> object:
     """A tree as nested lists of the numbers of its devices."""
-    if isinstance(part, Device):
+    if isinstance(part, TreeDevice):
         return int(part.address[5:7], 16)
     return [shape(each) for each in part.below]
 
@@ -40,7 +40,9 @@ def shape(part: Branch | Device) -> object:
 def test_levels_at_which_nothing_branches_are_left_out(
     devices: list[tuple[int, *tuple[str, ...]]], found: list[object]
 ) -> None:
-    made = plan([device(*each) for each in devices], {0: 0}, Abi(Mode.MIRROR))
+    made = plan_guest_pci_tree(
+        [device(*each) for each in devices], {0: 0}, Abi(TopologyMode.MIRROR)
+    )
     (root,) = made.roots
     assert shape(root) == found
 
@@ -57,4 +59,4 @@ def test_levels_at_which_nothing_branches_are_left_out(
     ],
 )
 def test_address_bits(memory: int, window: int, wide: int) -> None:
-    assert bits(memory * GIB, window * GIB) == wide
+    assert address_bits_of(memory * GIB, window * GIB) == wide

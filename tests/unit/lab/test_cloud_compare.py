@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.placement.model import Policy
+from nova_hpc.placement.model import AffinityPolicy
 from nova_hpc.topology.level import Level, Location
 from nova_hpc.wire.decision import Decision
 from nova_hpc_lab.compare import compare
@@ -74,7 +74,7 @@ GOOD = Evidence(
         check=("As promised: 2 devices, 1 NUMA nodes, topology flat.",),
         check_status=0,
     ),
-    decision=Decision(Level.ROOT, Policy.REQUIRED, Level.ROOT),
+    decision=Decision(Level.ROOT, AffinityPolicy.REQUIRED, Level.ROOT),
 )
 
 

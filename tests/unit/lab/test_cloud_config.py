@@ -9,7 +9,7 @@ from oslo_config import cfg
 
 from nova_hpc import conf as hpc_conf
 from nova_hpc.topology import roles
-from nova_hpc.topology.model import Function, Node
+from nova_hpc.topology.model import Node, PciFunction
 from nova_hpc_lab import config
 from nova_hpc_lab.node import qemu
 from nova_hpc_lab.state import Paths, Settings
@@ -107,21 +107,21 @@ def test_controllers_and_computes_agree_on_the_names_of_devices(paths, settings)
 
 def test_the_roles_of_the_virtual_node_are_valid(settings, tmp_path):
     conf = cfg.ConfigOpts()
-    hpc_conf.register(conf)
+    hpc_conf.register_all_options(conf)
     file = tmp_path / "nova.conf"
     file.write_text(config.render(config.compute(settings, "hpc1", "10.0.2.2")))
     conf([], default_config_files=[str(file)], default_config_dirs=[])
-    assert roles.strict(conf.hpc.device_role).names == ("gpu", "vf", "pf", "wide")
+    assert roles.parse_roles(conf.hpc.device_role).names == ("gpu", "vf", "pf", "wide")
 
 
 def test_adapters_of_a_network_have_a_role_of_their_own(settings):
     compute = config.compute(settings, "hpc1", "10.0.2.2", {"hca2": "physnet1"})
-    found = roles.strict(compute["hpc"]["device_role"])
+    found = roles.parse_roles(compute["hpc"]["device_role"])
     assert found.names == ("physnet1", "gpu", "vf", "pf", "wide")
-    parent = Function(address="0000:44:00.0", os_devices=("net hca2",), **PF)
-    other = Function(address="0000:42:00.0", os_devices=("net hca1",), **PF)
-    kept = Function(address="0000:44:10.0", physical_function=parent.address, **VF)
-    free = Function(address="0000:42:10.0", physical_function=other.address, **VF)
+    parent = PciFunction(address="0000:44:00.0", os_devices=("net hca2",), **PF)
+    other = PciFunction(address="0000:42:00.0", os_devices=("net hca1",), **PF)
+    kept = PciFunction(address="0000:44:10.0", physical_function=parent.address, **VF)
+    free = PciFunction(address="0000:42:10.0", physical_function=other.address, **VF)
     node = Node(source="test", functions=(parent, other, kept, free))
     assert [found.role_of(each, node) for each in (kept, free)] == ["physnet1", "vf"]
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from nova_hpc_lab.errors import LabError
 from nova_hpc_lab.node import guest
-from nova_hpc_lab.node.initramfs import Archive, add_modules, module_files
+from nova_hpc_lab.node.initramfs import CpioArchive, add_modules, module_files
 
 INSIDE = Path(guest.__file__).parent / "inside"
 
@@ -105,7 +105,7 @@ def unpacked(data, folder):
 
 
 def test_another_program_unpacks_an_archive(tmp_path):
-    archive = Archive()
+    archive = CpioArchive()
     archive.file("init", b"#!/bin/sh\n", 0o755)
     archive.file("a/b/odd", b"12345")
     archive.file("a/empty", b"")
@@ -119,7 +119,7 @@ def test_another_program_unpacks_an_archive(tmp_path):
 
 def test_the_same_content_gives_the_same_archive():
     def pack():
-        archive = Archive()
+        archive = CpioArchive()
         archive.file("a/b", b"x")
         archive.device("dev/console", 5, 1)
         return archive.pack()
@@ -149,7 +149,7 @@ def test_modules_come_with_what_they_need_in_loading_order(modules):
 
 
 def test_modules_are_unpacked_into_an_archive(modules, tmp_path_factory):
-    archive = Archive()
+    archive = CpioArchive()
     add_modules(archive, modules, ["b-c"])
     folder = unpacked(archive.pack(), tmp_path_factory.mktemp("out"))
     assert (folder / "modules/order").read_text().split() == ["d.ko", "b-c.ko"]

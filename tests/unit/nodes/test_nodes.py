@@ -15,8 +15,8 @@ import attrs
 import pytest
 
 from nova_hpc.topology import sysfs
-from nova_hpc.topology.level import Distance, Level, common_level, distance
-from nova_hpc.topology.model import BridgeKind, Function, Node, normalise_address
+from nova_hpc.topology.level import Distance, Level, common_level, distance_between
+from nova_hpc.topology.model import BridgeKind, Node, PciFunction, normalise_address
 from tests.nodes.catalogue import NODES
 from tests.nodes.describe import cpu_ids
 from tests.nodes.plan import functions
@@ -307,10 +307,10 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def node(name, synthetic) -> Node:
-    return sysfs.read(synthetic(name))
+    return sysfs.read_sysfs_node(synthetic(name))
 
 
-def get(node: Node, address: str) -> Function:
+def get(node: Node, address: str) -> PciFunction:
     found = node.function(address)
     assert found is not None, address
     return found
@@ -358,7 +358,7 @@ def test_the_numa_nodes(name, node):
 def test_levels_and_paths(name, node):
     for (one, other), expected in FACTS[name].pairs.items():
         places = [get(node, one).location, get(node, other).location]
-        assert (common_level(places), distance(*places)) == expected, (one, other)
+        assert (common_level(places), distance_between(*places)) == expected, (one, other)
 
 
 def test_iommu_groups(name, node):
@@ -422,7 +422,7 @@ def agrees(text: str, names: dict[str, str], node: Node) -> None:
 @pytest.mark.parametrize("ask", ASKS, ids=lambda ask: f"{ask.node}-{ask.name}")
 def test_a_server_from_its_flavor_to_its_nccl_file(ask, synthetic, tmp_path):
     root = synthetic(ask.node)
-    node = sysfs.read(root)
+    node = sysfs.read_sysfs_node(root)
     spec = walk.device_spec(root, tmp_path / "conf", NODES[ask.node].nvlink_set)
     answer = walk.ask(walk.host(node, spec), ask.counts, ask.cells, ask.specs)
     if ask.refusal:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import attrs
 
-from nova_hpc.topology.model import Function, Node, address_key
+from nova_hpc.topology.model import Node, PciFunction, address_key
 from nova_hpc_tools.adopt import host_files
 
 _TERM = re.compile(r'([A-Z]+)(?:\{([^}]*)\})?(==|!=|=)"([^"]*)"')
@@ -24,7 +24,7 @@ _OVERRIDE = re.compile(r"echo (\S+) >/sys/bus/pci/devices/(\S+)/driver_override"
 class Device:
     """A PCI function that runs."""
 
-    function: Function
+    function: PciFunction
     #: Of the host, that takes it by its ids.
     native: str
     driver: str | None = None
@@ -43,7 +43,7 @@ class Booting:
 
     node: Node
     #: Where the kernel makes the virtual functions of an adapter: its address, their number.
-    places: Callable[[Function, int], Sequence[str]]
+    places: Callable[[PciFunction, int], Sequence[str]]
     files: Mapping[str, str]
     #: Drivers of the host are loaded before udev sees a device.
     early: bool
@@ -72,7 +72,7 @@ class Booting:
             self._switch_on(self.devices[address], count)
         return self
 
-    def _made(self, function: Function) -> Device:
+    def _made(self, function: PciFunction) -> Device:
         native = self.natives.get(function.address, "pcieport" if function.is_bridge else "native")
         return Device(function, native)
 
@@ -204,7 +204,7 @@ def kernel_places(node: Node, hidden: tuple[int, int] = (1, 1)) -> Callable[...,
         _, bus, slot, number = address_key(address)
         return bus << 8 | slot << 3 | number
 
-    def places(adapter: Function, count: int) -> list[str]:
+    def places(adapter: PciFunction, count: int) -> list[str]:
         there = sorted(
             (each.address for each in node.functions if each.physical_function == adapter.address),
             key=address_key,

@@ -5,14 +5,14 @@ import attrs
 from hypothesis import strategies as st
 
 from nova_hpc.topology import roles
-from nova_hpc.topology.model import Function, IommuGroup, Node, address_key
+from nova_hpc.topology.model import IommuGroup, Node, PciFunction, address_key
 
 ROLE_ENTRIES = (
     '{"role": "gpu", "class": "03*"}',
     '{"role": "vf", "class": "02*", "dev_type": "type-VF"}',
     '{"role": "pf", "class": "02*"}',
 )
-ROLES = roles.strict(ROLE_ENTRIES)
+ROLES = roles.parse_roles(ROLE_ENTRIES)
 
 
 def gpu(address, group=None, **values):
@@ -27,7 +27,7 @@ def gpu(address, group=None, **values):
         "iommu_group": group,
         **values,
     }
-    return Function(address=address, **values)
+    return PciFunction(address=address, **values)
 
 
 def adapter(address, vfs, groups=(), product="1021", vf_product="101e", **values):

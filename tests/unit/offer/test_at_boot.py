@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from nova_hpc.conf.roles import DEFAULT_ROLES
 from nova_hpc.topology import lstopo, roles, sysfs
 from nova_hpc.topology.model import address_key
-from nova_hpc.wire.node_declaration import Wishes
+from nova_hpc.wire.node_declaration import NodeWishes
 from nova_hpc_tools.adopt import at_boot, device_spec, host, host_files
 from nova_hpc_tools.adopt.declaration import EVERY, Declaration
 from tests.nodes.catalogue import NODES
@@ -32,8 +32,8 @@ CAPTURES = ("32em64t-2n8c+dax+nvme+mic+dimms.tar.bz2", "40intel64-2g2n4c+pciloca
             "nvidiaDGX2.xml", "16intel64-manyVFs.xml")  # fmt: skip
 REPORTS = ("h200", "otherfabrics", "graphics", "graphics-vfio")
 TABLES = (
-    roles.strict(DEFAULT_ROLES),
-    roles.strict(
+    roles.parse_roles(DEFAULT_ROLES),
+    roles.parse_roles(
         (
             '{"role": "gpu", "class": "03*"}',
             '{"role": "gpu", "class": "1200"}',
@@ -55,7 +55,7 @@ def read(synthetic, tmp_path_factory):
 
     def one(name):
         if name in NODES:
-            return sysfs.read(synthetic(name))
+            return sysfs.read_sysfs_node(synthetic(name))
         data = os.environ.get("NOVA_HPC_TEST_DATA")
         if name != OWN.name and not data:
             pytest.skip("NOVA_HPC_TEST_DATA names no folder of captures")
@@ -69,13 +69,13 @@ def read(synthetic, tmp_path_factory):
                 check=True,
                 env={**os.environ, "PYTHONPATH": place},
             )
-            return sysfs.read(root)
+            return sysfs.read_sysfs_node(root)
         path = OWN if name == OWN.name else Path(data, "hwloc", name)
         if path.suffix == ".xml":
-            return lstopo.read(path)
+            return lstopo.read_lstopo_file(path)
         subprocess.run(["tar", "-xf", path, "-C", folder], check=True)
         tops = [folder, *folder.iterdir()]
-        return sysfs.read(next(top for top in tops if (top / "sys").is_dir()))
+        return sysfs.read_sysfs_node(next(top for top in tops if (top / "sys").is_dir()))
 
     def cached(name):
         if name not in known:
@@ -111,7 +111,7 @@ def worlds(draw, found):
     )
     return (
         draw(st.sampled_from(TABLES)),
-        Wishes(vfs=counts),
+        NodeWishes(vfs=counts),
         Declaration(
             whole=frozenset(whole),
             left_out=frozenset([*draw(some), *draw(away)]),
@@ -144,12 +144,12 @@ def after(booting):
 
 def check(found, table, wishes, declaration, used=(), hidden=(1, 1), natives=None):
     """Start the node with the files and compare with what it offers then."""
-    boot = at_boot.foresee(
+    boot = at_boot.foresee_boot(
         found, table, wishes, whole=declaration.whole, left_out=declaration.left_out
     )
-    spec = device_spec.build(boot.node, table, declaration)
-    beside = host.companions(boot, spec, table, declaration)
-    plan = host.plan(
+    spec = device_spec.build_device_spec(boot.node, table, declaration)
+    beside = host.companions_of_devices(boot, spec, table, declaration)
+    plan = host.plan_host_start(
         boot,
         spec,
         table,
@@ -159,7 +159,10 @@ def check(found, table, wishes, declaration, used=(), hidden=(1, 1), natives=Non
         used={each: "somebody" for each in beside if each in used},
         iommu="amd",
     )
-    files = {each.path: each.text for each in host_files.files(plan, "grub", "initramfs-tools")}
+    files = {
+        each.path: each.text
+        for each in host_files.build_host_files(plan, "grub", "initramfs-tools")
+    }
     places = kernel_places(found, hidden)
     # Whoever has switched virtual functions on does so again where nobody has declared any.
     others = {
@@ -175,7 +178,7 @@ def check(found, table, wishes, declaration, used=(), hidden=(1, 1), natives=Non
 
 def compare(booting, plan, table, declaration, used):
     now = after(booting)
-    spec = device_spec.build(now, table, declaration)
+    spec = device_spec.build_device_spec(now, table, declaration)
     offer = {each for one in spec.offers if not one.network for each in one.functions}
     ports = {each for one in spec.offers if one.network for each in one.functions}
     spared = {note.split(": ")[0] for note in plan.notes if any(map(note.__contains__, SPARED))}
@@ -242,7 +245,7 @@ VFS = [f"0000:40:00.{number}" for number in range(1, 5)]
 
 def one(declaration, vfs=VFS, counts=None, **values):
     found = node(gpu("0000:10:00.0"), *adapter(PF, vfs, **values))
-    return check(found, TABLES[1], Wishes(vfs=counts or {}), declaration)
+    return check(found, TABLES[1], NodeWishes(vfs=counts or {}), declaration)
 
 
 def test_two_of_the_hosts_bond_keep_their_driver():
@@ -281,7 +284,7 @@ def test_the_virtual_functions_of_a_gpu_that_is_never_given():
     found = node(*adapter(PF, VFS, product="74a1", vf_product="74b5"))
     card = tuple(attrs.evolve(each, class_code="120000") for each in found.functions)
     plan, _, started = check(
-        attrs.evolve(found, functions=card), TABLES[1], Wishes(), Declaration(withheld=never)
+        attrs.evolve(found, functions=card), TABLES[1], NodeWishes(), Declaration(withheld=never)
     )
     assert [each.address for each in plan.adapters] == [PF]
     assert started[0].touched == {*VFS}
@@ -299,7 +302,7 @@ def test_those_that_are_not_there_yet_are_found_by_offset_and_stride():
     _, files, started = check(
         with_registers(128, 2),
         TABLES[1],
-        Wishes(vfs={PF: 3}),
+        NodeWishes(vfs={PF: 3}),
         Declaration(left_out=frozenset({second})),
     )
     assert f'KERNEL=="{first}"' in files[host_files.UDEV]
@@ -326,7 +329,9 @@ def test_where_nobody_can_tell_none_is_bound_and_a_note_says_so():
 
 def test_where_somebody_else_is_no_virtual_function_is_expected():
     found = with_registers(0x100, 1, gpu("0000:41:00.0"))
-    boot = at_boot.foresee(found, TABLES[1], Wishes(vfs={PF: 2}), whole=(), left_out=frozenset())
+    boot = at_boot.foresee_boot(
+        found, TABLES[1], NodeWishes(vfs={PF: 2}), whole=(), left_out=frozenset()
+    )
     assert boot.switched[PF].unplaced
     assert boot.node.function("0000:41:00.0") == found.function("0000:41:00.0")
 
@@ -350,6 +355,6 @@ def companion(code, **values):
 )
 def test_what_goes_with_a_card(code, declared, used, goes):
     found = node(gpu("0000:10:00.0", 7), companion(code))
-    plan, _, started = check(found, TABLES[0], Wishes(), declared, used)
+    plan, _, started = check(found, TABLES[0], NodeWishes(), declared, used)
     assert ("0000:10:00.1" in started[0].touched) is goes
     assert any("stays with the host" in note for note in plan.notes) is bool(used)

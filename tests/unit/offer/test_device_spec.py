@@ -18,7 +18,7 @@ def entries(spec):
 
 
 def test_a_device_with_its_tags():
-    spec = device_spec.build(node(gpu("0000:19:00.0", 40)), ROLES)
+    spec = device_spec.build_device_spec(node(gpu("0000:19:00.0", 40)), ROLES)
     assert entries(spec) == [
         {
             "vendor_id": "10de",
@@ -37,7 +37,7 @@ def test_a_device_with_its_tags():
 
 
 def test_the_tags_read_back():
-    spec = device_spec.build(
+    spec = device_spec.build_device_spec(
         node(gpu("0000:19:00.0")),
         ROLES,
         declaration.Declaration(
@@ -45,7 +45,7 @@ def test_the_tags_read_back():
         ),
     )
     entry = entries(spec)[0]
-    assert tags.parse(entry) == tags.Tags(
+    assert tags.parse_tags(entry) == tags.Tags(
         location=Location(numa=0, socket=0, root="pci0000:17", switches=("0000:18:00.0",)),
         role="gpu",
         resource_class="CUSTOM_H100",
@@ -57,7 +57,7 @@ def test_the_tags_read_back():
 
 def test_a_physical_function_is_never_an_exact_address():
     """Nova would match its virtual functions, too."""
-    spec = device_spec.build(node(gpu("0000:19:00.0", total_vfs=16)), ROLES)
+    spec = device_spec.build_device_spec(node(gpu("0000:19:00.0", total_vfs=16)), ROLES)
     assert [entry["address"] for entry in entries(spec)] == [
         {"domain": "0000", "bus": "19", "slot": "00", "function": "[0]"}
     ]
@@ -65,7 +65,7 @@ def test_a_physical_function_is_never_an_exact_address():
 
 def test_virtual_functions_are_one_entry():
     parts = adapter("0000:1a:00.0", ["0000:1a:00.1", "0000:1a:00.2"], [51, 52])
-    spec = device_spec.build(node(*parts), ROLES)
+    spec = device_spec.build_device_spec(node(*parts), ROLES)
     assert [(e["address"], e["product_id"]) for e in entries(spec)] == [("0000:1a:00.0", "101e")]
     assert spec.offers[0].functions == ("0000:1a:00.1", "0000:1a:00.2")
     assert spec.offers[0].dev_type == "type-VF"
@@ -80,7 +80,7 @@ def test_virtual_functions_with_the_ids_of_their_physical_function():
         ["0000:1a:00.1", "0000:1a:00.2", "0000:1a:01.0", "0000:1a:02.0", "0000:1b:00.0"],
         vf_product="1021",
     )
-    spec = device_spec.build(node(*parts), ROLES)
+    spec = device_spec.build_device_spec(node(*parts), ROLES)
     assert [entry["address"] for entry in entries(spec)] == [
         {"domain": "0000", "bus": "1a", "slot": "00", "function": "[12]"},
         {"domain": "0000", "bus": "1a", "slot": "01|02", "function": "[0]"},
@@ -93,7 +93,7 @@ def test_virtual_functions_with_the_ids_of_their_physical_function():
 def test_a_virtual_function_that_cannot_be_offered_makes_the_others_exact():
     pf, one, two = adapter("0000:1a:00.0", ["0000:1a:00.1", "0000:1a:00.2"])
     broken = attrs.evolve(two, unknown="the class cannot be read")
-    spec = device_spec.build(node(pf, one, broken), ROLES)
+    spec = device_spec.build_device_spec(node(pf, one, broken), ROLES)
     assert [entry["address"] for entry in entries(spec)] == [
         {"domain": "0000", "bus": "1a", "slot": "00", "function": "[1]"}
     ]
@@ -104,7 +104,7 @@ def test_a_virtual_function_that_cannot_be_offered_makes_the_others_exact():
 
 def test_a_physical_function_without_virtual_functions_is_offered():
     (pf,) = adapter("0000:1a:00.0", [])
-    spec = device_spec.build(node(pf), ROLES)
+    spec = device_spec.build_device_spec(node(pf), ROLES)
     assert [(o.provider, o.dev_type, o.tags.role) for o in spec.offers] == [
         ("0000:1a:00.0", "type-PF", "pf")
     ]
@@ -113,7 +113,9 @@ def test_a_physical_function_without_virtual_functions_is_offered():
 @pytest.mark.parametrize("whole", ["0000:1a:00.0", declaration.EVERY])
 def test_a_physical_function_given_whole(whole):
     parts = adapter("0000:1a:00.0", ["0000:1a:00.1", "0000:1a:00.2"])
-    spec = device_spec.build(node(*parts), ROLES, declaration.Declaration(whole=frozenset({whole})))
+    spec = device_spec.build_device_spec(
+        node(*parts), ROLES, declaration.Declaration(whole=frozenset({whole}))
+    )
     assert [o.provider for o in spec.offers] == ["0000:1a:00.0"]
     assert [o.dev_type for o in spec.offers] == ["type-PF"]
     assert {o.reason for o in spec.omitted} == {"its physical function 0000:1a:00.0 is given whole"}
@@ -121,7 +123,9 @@ def test_a_physical_function_given_whole(whole):
 
 def test_an_iommu_group_of_several_is_one_unit():
     parts = adapter("0000:1a:00.0", ["0000:1a:00.1", "0000:1a:00.2"], [7, 7])
-    spec = device_spec.build(node(gpu("0000:19:00.0", 7), gpu("0000:1b:00.0", 8), *parts), ROLES)
+    spec = device_spec.build_device_spec(
+        node(gpu("0000:19:00.0", 7), gpu("0000:1b:00.0", 8), *parts), ROLES
+    )
     assert {offer.provider: offer.tags.group for offer in spec.offers} == {
         "0000:19:00.0": "0000:19:00.0",
         "0000:1a:00.0": "0000:19:00.0",
@@ -131,14 +135,14 @@ def test_an_iommu_group_of_several_is_one_unit():
 
 def test_what_is_not_offered_makes_no_unit():
     audio = gpu("0000:19:00.1", 7, class_code="040300")
-    spec = device_spec.build(node(gpu("0000:19:00.0", 7), audio), ROLES)
+    spec = device_spec.build_device_spec(node(gpu("0000:19:00.0", 7), audio), ROLES)
     assert [offer.tags.group for offer in spec.offers] == [None]
 
 
 def test_virtual_functions_in_different_shared_groups_are_not_offered():
     """Nova takes any of them, so they cannot be told apart by tags."""
     parts = adapter("0000:1a:00.0", ["0000:1a:00.1", "0000:1a:00.2"], [7, 8])
-    spec = device_spec.build(node(gpu("0000:19:00.0", 7), *parts), ROLES)
+    spec = device_spec.build_device_spec(node(gpu("0000:19:00.0", 7), *parts), ROLES)
     assert [(o.provider, o.tags.group) for o in spec.offers] == [("0000:19:00.0", None)]
     assert {o.address for o in spec.omitted if "different IOMMU groups" in o.reason} == {
         "0000:1a:00.1",
@@ -157,7 +161,7 @@ def test_virtual_functions_in_different_shared_groups_are_not_offered():
     ],
 )
 def test_what_nova_cannot_give_is_omitted(changes, reason):
-    spec = device_spec.build(node(attrs.evolve(gpu("0000:19:00.0"), **changes)), ROLES)
+    spec = device_spec.build_device_spec(node(attrs.evolve(gpu("0000:19:00.0"), **changes)), ROLES)
     assert spec.offers == ()
     assert len(spec.omitted) == 1
     assert reason in spec.omitted[0].reason
@@ -165,19 +169,23 @@ def test_what_nova_cannot_give_is_omitted(changes, reason):
 
 @pytest.mark.parametrize("field", ["product_id", "class_code"])
 def test_unlike_virtual_functions_are_no_provider(field):
-    table = roles.strict(['{"role": "ib", "class": "0207"}', '{"role": "eth", "class": "0200"}'])
+    table = roles.parse_roles(
+        ['{"role": "ib", "class": "0207"}', '{"role": "eth", "class": "0200"}']
+    )
     pf, one, two = adapter("0000:1a:00.0", ["0000:1a:00.1", "0000:1a:00.2"])
     two = attrs.evolve(two, **{field: {"product_id": "101c", "class_code": "020000"}[field]})
-    spec = device_spec.build(node(attrs.evolve(pf, class_code="ff0000"), one, two), table)
+    spec = device_spec.build_device_spec(
+        node(attrs.evolve(pf, class_code="ff0000"), one, two), table
+    )
     assert spec.offers == ()
     assert [o.address for o in spec.omitted] == ["0000:1a:00.1", "0000:1a:00.2"]
 
 
 def test_places_that_differ_are_those_of_the_physical_function():
     pf, one, two = adapter("0000:1a:00.0", ["0000:1a:00.1", "0000:1a:00.2"])
-    spec = device_spec.build(node(pf, one, attrs.evolve(two, numa_node=None)), ROLES)
+    spec = device_spec.build_device_spec(node(pf, one, attrs.evolve(two, numa_node=None)), ROLES)
     assert spec.offers[0].tags.location == pf.location
-    orphan = device_spec.build(node(one, attrs.evolve(two, numa_node=None)), ROLES)
+    orphan = device_spec.build_device_spec(node(one, attrs.evolve(two, numa_node=None)), ROLES)
     assert orphan.offers[0].tags.location == Location()
 
 
@@ -214,16 +222,16 @@ def test_terms_without_anything_to_act_on(terms, why):
 
 
 def test_what_manages_the_links_of_all_stays_with_the_host():
-    table = roles.strict(['{"role": "nvswitch", "class": "0680"}', *ROLE_ENTRIES])
+    table = roles.parse_roles(['{"role": "nvswitch", "class": "0680"}', *ROLE_ENTRIES])
     switch = gpu("0000:c0:00.0", class_code="068000", product_id="22a3", group=7)
     machine = node(gpu("0000:19:00.0", group=7), switch)
-    spec = device_spec.build(machine, table)
+    spec = device_spec.build_device_spec(machine, table)
     (offer,) = spec.offers
     assert (offer.provider, offer.tags.group) == ("0000:19:00.0", None)
     (omitted,) = spec.omitted
     assert omitted.address == switch.address
     assert "links the GPUs of all servers" in omitted.reason
-    asked = device_spec.build(machine, table, declaration.Declaration(switches=True))
+    asked = device_spec.build_device_spec(machine, table, declaration.Declaration(switches=True))
     assert [each.provider for each in asked.offers] == ["0000:19:00.0", switch.address]
     assert not asked.omitted
 
@@ -232,7 +240,7 @@ def test_a_device_that_is_left_out_takes_its_virtual_functions_along():
     machine = node(gpu("0000:19:00.0"), *adapter("0000:1c:00.0", ["0000:1c:00.1"]))
     terms = declaration.Declaration(left_out=frozenset({"0000:1c:00.0"}))
     terms.check(machine, ROLES)
-    spec = device_spec.build(machine, ROLES, terms)
+    spec = device_spec.build_device_spec(machine, ROLES, terms)
     assert [each.provider for each in spec.offers] == ["0000:19:00.0"]
     assert [each.address for each in spec.omitted] == ["0000:1c:00.0", "0000:1c:00.1"]
 
@@ -242,17 +250,17 @@ def test_a_device_that_is_left_out_takes_its_virtual_functions_along():
 
 @given(machines())
 def test_every_function_with_a_role_is_offered_once_or_omitted_once(machine):
-    spec = device_spec.build(machine, ROLES)
+    spec = device_spec.build_device_spec(machine, ROLES)
     given_away = [address for offer in spec.offers for address in offer.functions]
     left = [item.address for item in spec.omitted]
     expected = [f.address for f in machine.functions if ROLES.role_of(f)]
     assert sorted(given_away + left) == sorted(expected)
-    assert device_spec.build(machine, ROLES) == spec
+    assert device_spec.build_device_spec(machine, ROLES) == spec
 
 
 @given(machines())
 def test_units_are_exactly_the_groups_with_several_offered_functions(machine):
-    spec = device_spec.build(machine, ROLES)
+    spec = device_spec.build_device_spec(machine, ROLES)
     offered = {address: offer for offer in spec.offers for address in offer.functions}
     for address, offer in offered.items():
         group = machine.function(address).iommu_group

@@ -9,27 +9,41 @@ import pytest
 from attrs import evolve
 
 from nova_hpc_tools.doctor import facts_records as command
-from nova_hpc_tools.doctor.checks_records import look
+from nova_hpc_tools.doctor.checks_records import check_records
 from nova_hpc_tools.doctor.command import Doctor
 from nova_hpc_tools.snapshot import SnapshotError, cloud_readers
-from nova_hpc_tools.snapshot.cloud_records import Alias, Device, Host, Leftover, Provider, Records
+from nova_hpc_tools.snapshot.cloud_records import (
+    CloudRecords,
+    Leftover,
+    PciProvider,
+    RecordedDevice,
+    RecordedHost,
+    ServiceAlias,
+)
 
 GPU, PF = "0000:18:00.0", "0000:19:00.0"
-ALPHA = Host("alpha", "alpha.example", (Device(GPU, "rp-1"), Device(PF, "rp-2", 4)), ours=True)
-PROVIDERS = (
-    Provider("rp-1", "alpha.example", GPU, "CUSTOM_GPU", 1),
-    Provider("rp-2", "alpha.example", PF, "CUSTOM_VF", 4),
+ALPHA = RecordedHost(
+    "alpha",
+    "alpha.example",
+    (RecordedDevice(GPU, "rp-1"), RecordedDevice(PF, "rp-2", 4)),
+    ours=True,
 )
-SOUND = Records((ALPHA,), PROVIDERS, aliases=(Alias("gpu", "CUSTOM_GPU"),), roles={"service"})
+PROVIDERS = (
+    PciProvider("rp-1", "alpha.example", GPU, "CUSTOM_GPU", 1),
+    PciProvider("rp-2", "alpha.example", PF, "CUSTOM_VF", 4),
+)
+SOUND = CloudRecords(
+    (ALPHA,), PROVIDERS, aliases=(ServiceAlias("gpu", "CUSTOM_GPU"),), roles={"service"}
+)
 
 
 def checks(records):
-    return [each.check for each in look(records)]
+    return [each.check for each in check_records(records)]
 
 
 def test_a_sound_cloud():
-    assert look(SOUND) == []
-    assert look(Records()) == []
+    assert check_records(SOUND) == []
+    assert check_records(CloudRecords()) == []
 
 
 @pytest.mark.parametrize(
@@ -40,7 +54,7 @@ def test_a_sound_cloud():
         ({"providers": (PROVIDERS[0], evolve(PROVIDERS[1], total=5))}, "provider-excess"),
         ({"hosts": (evolve(ALPHA, devices=ALPHA.devices[1:]),)}, "provider-excess"),
         ({"hosts": ()}, "node-gone"),
-        ({"aliases": (Alias("gpu", "CUSTOM_OTHER"),)}, "alias-nowhere"),
+        ({"aliases": (ServiceAlias("gpu", "CUSTOM_OTHER"),)}, "alias-nowhere"),
         ({"roles": frozenset({"member"})}, "service-role"),
         ({"roles": frozenset()}, "service-role"),
         (
@@ -78,7 +92,7 @@ def leaf(*hosts):
     found = []
     for number, (networks, idle) in enumerate(hosts):
         found.append(
-            Host(
+            RecordedHost(
                 *(f"h{number}",) * 2,
                 networks=frozenset(networks.split()),
                 idle=idle,
@@ -86,7 +100,7 @@ def leaf(*hosts):
                 placed=True,
             )
         )
-    return Records(tuple(found))
+    return CloudRecords(tuple(found))
 
 
 @pytest.mark.parametrize(
@@ -105,7 +119,7 @@ def leaf(*hosts):
     ],
 )
 def test_networks_of_a_leaf(hosts, odd):
-    found = look(leaf(*hosts))
+    found = check_records(leaf(*hosts))
     assert [each.check for each in found] == (["rails-mixed"] if odd else [])
     assert all(odd in each.seen for each in found)
 
@@ -141,28 +155,28 @@ def cloud(monkeypatch):
 def test_two_looks(cloud):
     """What only changes between them is no fault."""
     cloud[:] = [SOUND]
-    assert command.look(()) == []
+    assert command.examine_records_twice(()) == []
     gone, reserved = evolve(SOUND, hosts=()), evolve(SOUND, roles=frozenset())
     cloud[:] = [gone, SOUND]
-    assert command.look(()) == []
+    assert command.examine_records_twice(()) == []
     cloud[:] = [gone, reserved]
-    assert command.look(()) == []
+    assert command.examine_records_twice(()) == []
     both = evolve(gone, roles=frozenset())
     cloud[:] = [both, reserved]
-    assert [each.check for each in command.look(())] == ["service-role"]
+    assert [each.check for each in command.examine_records_twice(())] == ["service-role"]
     assert cloud == []
 
 
 def test_a_cloud_that_cannot_be_read(cloud):
     cloud[:] = [SnapshotError("Nova cannot be loaded here.")]
-    (found,) = command.look((), alone=False)
+    (found,) = command.examine_records_twice((), alone=False)
     assert (found.check, found.seen) == (
         "not-looked",
         "Nobody has looked at the cloud: Nova cannot be loaded here.",
     )
     cloud[:] = [SnapshotError("no")]
     with pytest.raises(SnapshotError):
-        command.look(())
+        command.examine_records_twice(())
 
 
 def doctor(*words):

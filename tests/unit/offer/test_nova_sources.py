@@ -26,7 +26,7 @@ class Fitter:
 
 
 def digest(text: str, target: str = FIT) -> str | None:
-    return nova_sources.digest(ast.parse(text), target)
+    return nova_sources.digest_function(ast.parse(text), target)
 
 
 @pytest.mark.parametrize(
@@ -83,21 +83,21 @@ def test_what_is_told(tmp_path, monkeypatch):
     other = FIT.replace(".fit", ".other")
     table = {FIT: {34: digest(PLAIN)}, other: {34: digest(PLAIN, other)}}
     monkeypatch.setattr(nova_sources, "DIGESTS", table)
-    assert nova_sources.changed(folder, 34, table) == ()
+    assert nova_sources.find_changed_functions(folder, 34, table) == ()
     file.write_text(PLAIN.replace(" in guest", " not in guest"))
-    (change,) = nova_sources.changed(folder, 34, table)
+    (change,) = nova_sources.find_changed_functions(folder, 34, table)
     assert str(change) == "Fitter.fit in nova/virt/hardware.py is not that of Nova 34.0.0"
     assert (change.target, change.file, change.read) == (FIT, "nova/virt/hardware.py", "34.0.0")
     file.write_text(PLAIN.replace("def other", "def another"))
-    (change,) = nova_sources.changed(folder, 34, table)
+    (change,) = nova_sources.find_changed_functions(folder, 34, table)
     assert str(change).endswith("is not there, as it is in Nova 34.0.0")
     # Nobody has read it there, so nobody knows.
-    assert len(nova_sources.changed(folder, 33, table)) == 2
+    assert len(nova_sources.find_changed_functions(folder, 33, table)) == 2
     file.write_text("def (")
-    found = nova_sources.changed(folder, 34, table)
+    found = nova_sources.find_changed_functions(folder, 34, table)
     assert ["cannot be compared" in str(each) for each in found] == [True, True]
     file.unlink()
-    found = nova_sources.changed(folder, 34, table)
+    found = nova_sources.find_changed_functions(folder, 34, table)
     assert all("No such file" in str(each) for each in found)
 
 

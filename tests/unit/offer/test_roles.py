@@ -10,11 +10,11 @@ from oslo_config import cfg
 
 from nova_hpc import conf
 from nova_hpc.topology import roles
-from nova_hpc.topology.model import BridgeKind, Function
+from nova_hpc.topology.model import BridgeKind, PciFunction
 
 
 def function(**values):
-    return Function(address="0000:17:00.0", **values)
+    return PciFunction(address="0000:17:00.0", **values)
 
 
 H100 = function(vendor_id="10de", product_id="2330", class_code="030200", total_vfs=16)
@@ -26,9 +26,9 @@ CX7_VF = function(
 @pytest.fixture(scope="module")
 def defaults():
     options = cfg.ConfigOpts()
-    conf.register(options)
+    conf.register_all_options(options)
     options([], default_config_files=[], default_config_dirs=[])
-    return roles.strict(options.hpc.device_role)
+    return roles.parse_roles(options.hpc.device_role)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_default_names_come_in_order(defaults):
 
 
 def test_first_match_wins():
-    table = roles.strict(
+    table = roles.parse_roles(
         [
             '{"role": "big", "vendor_id": "10de", "product_id": "233?"}',
             '{"role": "gpu", "vendor_id": "10DE"}',
@@ -82,20 +82,20 @@ def test_first_match_wins():
 
 
 def test_a_bridge_has_no_role():
-    table = roles.strict(['{"role": "any", "class": "*"}'])
+    table = roles.parse_roles(['{"role": "any", "class": "*"}'])
     assert table.role_of(H100) == "any"
     assert table.role_of(attrs.evolve(H100, bridge=BridgeKind.ROOT_PORT)) is None
 
 
 def test_unknown_ids_match_only_a_star():
     broken = function(vendor_id="10de")
-    assert roles.strict(['{"role": "gpu", "vendor_id": "10de"}']).role_of(broken) == "gpu"
-    narrow = roles.strict(['{"role": "gpu", "vendor_id": "10de", "class": "03*"}'])
+    assert roles.parse_roles(['{"role": "gpu", "vendor_id": "10de"}']).role_of(broken) == "gpu"
+    narrow = roles.parse_roles(['{"role": "gpu", "vendor_id": "10de", "class": "03*"}'])
     assert narrow.role_of(broken) is None
 
 
 def test_dev_type_tells_a_vf_from_its_pf():
-    table = roles.strict(['{"role": "vf", "vendor_id": "15b3", "dev_type": "type-VF"}'])
+    table = roles.parse_roles(['{"role": "vf", "vendor_id": "15b3", "dev_type": "type-VF"}'])
     assert table.role_of(CX7_VF) == "vf"
     assert table.role_of(attrs.evolve(CX7_VF, physical_function=None)) is None
 
@@ -121,7 +121,7 @@ BAD = [
 @pytest.mark.parametrize(("text", "why"), BAD)
 def test_strict_names_the_entry_and_the_cure(text, why):
     with pytest.raises(roles.RoleError) as caught:
-        roles.strict(['{"role": "gpu", "vendor_id": "10de"}', text])
+        roles.parse_roles(['{"role": "gpu", "vendor_id": "10de"}', text])
     message = str(caught.value)
     assert why in message
     assert "[hpc]device_role, entry 2" in message
@@ -132,7 +132,7 @@ def test_strict_names_the_entry_and_the_cure(text, why):
 @pytest.mark.parametrize(("text", "why"), BAD)
 def test_lenient_skips_and_logs(text, why, caplog):
     with caplog.at_level(logging.ERROR):
-        table = roles.lenient([text, '{"role": "gpu", "vendor_id": "10de"}'])
+        table = roles.parse_good_roles([text, '{"role": "gpu", "vendor_id": "10de"}'])
     assert table.role_of(H100) == "gpu"
     assert len(table.patterns) == 1
     assert why in caplog.text
@@ -148,9 +148,9 @@ json_values = st.recursive(
 @given(st.text() | json_values.map(json.dumps))
 def test_no_text_raises_anything_else(text):
     try:
-        table = roles.strict([text])
+        table = roles.parse_roles([text])
     except roles.RoleError:
-        assert roles.lenient([text]) == roles.Roles()
+        assert roles.parse_good_roles([text]) == roles.Roles()
     else:
-        assert roles.lenient([text]) == table
+        assert roles.parse_good_roles([text]) == table
         assert table.role_of(H100) in (None, *table.names)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from nova_hpc.topology.model import Node, NumaNode
 from nova_hpc_tools.adopt import aliases, declaration, device_spec, settings
-from nova_hpc_tools.adopt.settings import Options
+from nova_hpc_tools.adopt.settings import SettingsOptions
 from tests.unit.offer.machines import ROLES, adapter, gpu, machines, node
 
 
@@ -22,8 +22,11 @@ def numa(number, *cores):
 
 
 def render(machine, others=(), terms=None, **options):
-    return settings.render(
-        machine, device_spec.build(machine, ROLES, terms), Options(**options), others
+    return settings.render_settings(
+        machine,
+        device_spec.build_device_spec(machine, ROLES, terms),
+        SettingsOptions(**options),
+        others,
     )
 
 
@@ -43,11 +46,11 @@ def value(text, name):
 
 
 def names(*specs, **options):
-    return [alias["name"] for alias in aliases.build(specs, **options)]
+    return [alias["name"] for alias in aliases.build_aliases(specs, **options)]
 
 
 def build(*functions, **terms):
-    return device_spec.build(node(*functions), ROLES, declaration.Declaration(**terms))
+    return device_spec.build_device_spec(node(*functions), ROLES, declaration.Declaration(**terms))
 
 
 H100 = gpu("0000:19:00.0", total_vfs=16)
@@ -56,7 +59,7 @@ A30 = gpu("0000:1b:00.0", product_id="20b7")
 
 def test_one_kind_is_called_as_its_role():
     parts = adapter("0000:1a:00.0", ["0000:1a:00.1"])
-    assert aliases.build([build(H100, *parts)]) == [
+    assert aliases.build_aliases([build(H100, *parts)]) == [
         {"name": "gpu", "vendor_id": "10de", "product_id": "2330", "device_type": "type-PF"},
         {"name": "vf", "vendor_id": "15b3", "product_id": "101e", "device_type": "type-VF"},
     ]
@@ -77,7 +80,7 @@ def test_product_names_do_not_depend_on_the_other_nodes():
 
 def test_a_resource_class_joins_kinds():
     both = build(attrs.evolve(H100, total_vfs=None), A30, resource_classes={"gpu": "CUSTOM_GPU"})
-    assert aliases.build([both]) == [
+    assert aliases.build_aliases([both]) == [
         {"name": "gpu", "resource_class": "CUSTOM_GPU", "device_type": "type-PCI"}
     ]
 
@@ -100,8 +103,8 @@ def test_one_product_of_two_vendors_and_two_types():
 
 @given(st.lists(machines(), max_size=3), st.booleans())
 def test_every_offer_has_exactly_one_alias(nodes, product_names):
-    specs = [device_spec.build(machine, ROLES) for machine in nodes]
-    named = aliases.build(specs, product_names)
+    specs = [device_spec.build_device_spec(machine, ROLES) for machine in nodes]
+    named = aliases.build_aliases(specs, product_names)
     assert len({alias["name"] for alias in named}) == len(named)
     for spec in specs:
         for offer in spec.offers:
@@ -140,8 +143,8 @@ def test_every_offer_has_exactly_one_alias(nodes, product_names):
 )
 def test_our_filter_goes_before_those_that_check_candidates(given_filters, expected):
     expected = [*expected, "HpcFabricFilter"]
-    assert settings.filters(given_filters) == expected
-    assert settings.filters(expected) == expected
+    assert settings.place_own_filters(given_filters) == expected
+    assert settings.place_own_filters(expected) == expected
 
 
 @pytest.mark.parametrize(("hosts", "limit"), [(1, "1000"), (1000, "1000"), (1001, "1001")])

@@ -11,7 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.outside.host_names import OutsideError, host_name, ip_address, is_uuid, wrong_host
+from nova_hpc.outside.host_names import (
+    OutsideError,
+    explain_wrong_host,
+    is_uuid,
+    require_host_name,
+    require_ip_address,
+)
 from tests.unit import hostile
 from tests.unit.fabric import slurmctld
 
@@ -32,20 +38,20 @@ GOOD = ("n1", "train-1", "3com", "a", "N1.example.org", "x--y", "1a", "n" * 63, 
 )
 def test_the_rule_is_that_of_the_rfc(name: str) -> None:
     if "localhost" not in name.lower():
-        assert (wrong_host(name) is None) == bool(_NAME.match(name))
+        assert (explain_wrong_host(name) is None) == bool(_NAME.match(name))
 
 
 @pytest.mark.parametrize("what", hostile.TEXTS)
 def test_hostile_texts_name_no_host(what: str) -> None:
     with pytest.raises(OutsideError) as caught:
-        host_name(hostile.TEXTS[what], "server 7")
+        require_host_name(hostile.TEXTS[what], "server 7")
     assert hostile.obeyed(str(caught.value)) == []
     assert str(caught.value).endswith("; server 7")
 
 
 @pytest.mark.parametrize("name", GOOD)
 def test_good_names_stay(name: str) -> None:
-    assert host_name(name, "") == name
+    assert require_host_name(name, "") == name
 
 
 def test_slurm_reads_one_host_in_each_good_name(tmp_path: Path) -> None:
@@ -63,18 +69,18 @@ def test_slurm_reads_one_host_in_each_good_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", [*hostile.TEXTS.values(), "10.0.0.1 x", "10.0.0.1\n", "010.0.0.1"])
 def test_hostile_texts_are_no_addresses(text: str) -> None:
     with pytest.raises(OutsideError):
-        ip_address(text, "server 7")
+        require_ip_address(text, "server 7")
 
 
 @pytest.mark.parametrize("text", ["fe80::1%$(touch x)", "fe80::1%eth0", "::1", "0.0.0.0", "::"])
 def test_addresses_that_mean_this_machine_or_no_other(text: str) -> None:
     with pytest.raises(OutsideError):
-        ip_address(text, "server 7")
+        require_ip_address(text, "server 7")
 
 
 def test_addresses_are_written_in_one_way() -> None:
-    assert ip_address("10.0.0.1", "") == "10.0.0.1"
-    assert ip_address("FD00:0::0001", "") == "fd00::1"
+    assert require_ip_address("10.0.0.1", "") == "10.0.0.1"
+    assert require_ip_address("FD00:0::0001", "") == "fd00::1"
 
 
 def test_an_id_is_a_uuid() -> None:

@@ -14,12 +14,20 @@ from fractions import Fraction
 
 import attrs
 
-from nova_hpc.placement.model import Cell, Host, HostNode, Nvlink, Policy, Pool, Request
-from nova_hpc.placement.profile import DEFAULT, Profile, Shape
-from nova_hpc.topology.level import Level, common_level, distance
+from nova_hpc.placement.model import (
+    AffinityPolicy,
+    DevicePool,
+    FreeHost,
+    HostNode,
+    Nvlink,
+    Request,
+    WantedCell,
+)
+from nova_hpc.placement.profile import DEFAULT, FlavorShape, Profile
+from nova_hpc.topology.level import Level, common_level, distance_between
 
 #: One group's devices: (want key, pool) each.
-Members = tuple[tuple[str, Pool], ...]
+Members = tuple[tuple[str, DevicePool], ...]
 Score = tuple[int, ...]
 
 
@@ -32,13 +40,15 @@ class Best:
     score: Score
 
 
-def best(request: Request, host: Host, profile: Profile = DEFAULT) -> Best | None:
+def best(request: Request, host: FreeHost, profile: Profile = DEFAULT) -> Best | None:
     """Try every choice of devices, every mapping of cells and every assignment."""
     least = _least(request, host, _Worth(request, host, profile))
     return None if least is None else Best(Level(least[0]), least[2], least)
 
 
-def _least(request: Request, host: Host, worth: _Worth, any_will_do: bool = False) -> Score | None:
+def _least(
+    request: Request, host: FreeHost, worth: _Worth, any_will_do: bool = False
+) -> Score | None:
     least: Score | None = None
     for groups in _choices(request, host):
         misses = worth.misses(groups)
@@ -69,10 +79,10 @@ def _least(request: Request, host: Host, worth: _Worth, any_will_do: bool = Fals
 
 
 def allowed(request: Request, level: Level) -> bool:
-    return request.policy is Policy.PREFERRED or level <= request.level
+    return request.policy is AffinityPolicy.PREFERRED or level <= request.level
 
 
-def aligned(request: Request, host: Host, claimed: Mapping[str, Sequence[str]]) -> bool:
+def aligned(request: Request, host: FreeHost, claimed: Mapping[str, Sequence[str]]) -> bool:
     """Whether exactly the claimed devices can be divided up as requested."""
     pools = {pool.id: pool for pool in host.pools}
     for pool in host.pools:
@@ -109,7 +119,7 @@ def aligned(request: Request, host: Host, claimed: Mapping[str, Sequence[str]]) 
 class _Worth:
     """What a choice costs, by the definitions in the documentation."""
 
-    def __init__(self, request: Request, host: Host, profile: Profile) -> None:
+    def __init__(self, request: Request, host: FreeHost, profile: Profile) -> None:
         self.request, self.host = request, host
         spoiled = {
             p.unit for p in host.pools if p.unit is not None and (not p.serves or not p.free)
@@ -130,10 +140,12 @@ class _Worth:
             self.shapes = list(profile.shapes)
         else:
             roles = {self.role[p.id] for p in self.usable if p.serves & self.countable}
-            self.shapes = [Shape({role: n}) for role in sorted(roles) for n in (1, 2, 4, 8, 16)]
-        self.domains: list[tuple[Level, int | None, list[Pool]]] = []
+            self.shapes = [
+                FlavorShape({role: n}) for role in sorted(roles) for n in (1, 2, 4, 8, 16)
+            ]
+        self.domains: list[tuple[Level, int | None, list[DevicePool]]] = []
         for level in Level:
-            parts: dict[tuple[str, ...], list[Pool]] = {}
+            parts: dict[tuple[str, ...], list[DevicePool]] = {}
             for pool in host.pools:
                 key = pool.location.domain(level)
                 if key is not None:
@@ -254,7 +266,7 @@ class _Worth:
         self._values[key] = (usable, total)
         return self._values[key]
 
-    def _holds(self, shape: Shape, placed: bool, on: Mapping[int, Cell]) -> bool:
+    def _holds(self, shape: FlavorShape, placed: bool, on: Mapping[int, WantedCell]) -> bool:
         """Whether there is enough of everything for one server, wherever it is.
 
         Of what the request takes, wants whose devices have one role are counted.
@@ -276,7 +288,7 @@ class _Worth:
 
 
 def _rooms(
-    shape: Shape, nodes: Sequence[HostNode], on: Mapping[int, Cell], groups: int
+    shape: FlavorShape, nodes: Sequence[HostNode], on: Mapping[int, WantedCell], groups: int
 ) -> Iterator[int]:
     """For how many (groups of the) servers there are CPUs, and pages."""
     if shape.cpus and nodes and None not in {node.dedicated_cpus for node in nodes}:
@@ -293,7 +305,7 @@ def _rooms(
             yield max(free, 0) // -(-need // groups)
 
 
-def _choices(request: Request, host: Host) -> Iterator[list[Members]]:
+def _choices(request: Request, host: FreeHost) -> Iterator[list[Members]]:
     """Every way to fill the groups, which are alike; units whole or not at all."""
 
     def fill(number: int, free: dict[str, int], last: object) -> Iterator[list[Members]]:
@@ -337,13 +349,15 @@ def _choices(request: Request, host: Host) -> Iterator[list[Members]]:
     yield from fill(0, {pool.id: max(pool.free, 0) for pool in host.pools}, None)
 
 
-def _mappings(cells: Sequence[Cell], nodes: Sequence[HostNode]) -> Iterator[dict[int, HostNode]]:
+def _mappings(
+    cells: Sequence[WantedCell], nodes: Sequence[HostNode]
+) -> Iterator[dict[int, HostNode]]:
     for chosen in itertools.permutations(nodes, len(cells)):
         if all(_fits(cell, node) for cell, node in zip(cells, chosen, strict=True)):
             yield {cell.id: node for cell, node in zip(cells, chosen, strict=True)}
 
 
-def _fits(cell: Cell, node: HostNode) -> bool:
+def _fits(cell: WantedCell, node: HostNode) -> bool:
     if cell.host_node is not None:
         return cell.host_node == node.id
     if node.dedicated_cpus is not None and cell.dedicated_cpus > node.dedicated_cpus:
@@ -356,4 +370,4 @@ def _fits(cell: Cell, node: HostNode) -> bool:
 def _far(group: Members) -> int:
     places = [pool.location for _, pool in group]
     pairs = itertools.combinations(places, 2)
-    return max((int(distance(one, other)) for one, other in pairs), default=0)
+    return max((int(distance_between(one, other)) for one, other in pairs), default=0)

@@ -6,14 +6,14 @@ from __future__ import annotations
 import attrs
 
 from nova_hpc.placement.model import (
-    Cell,
-    Group,
-    Host,
+    AffinityPolicy,
+    DeviceGroup,
+    DevicePool,
+    FreeHost,
     HostNode,
-    Policy,
-    Pool,
     Request,
     Want,
+    WantedCell,
 )
 from nova_hpc.topology.level import Level, Location
 
@@ -24,30 +24,30 @@ def spot(switch: int, per_node: int = 2) -> Location:
     return Location(numa=numa, socket=numa, root=f"root{switch}", switches=(f"sw{switch}",))
 
 
-def gpus(*switches: int) -> tuple[Pool, ...]:
+def gpus(*switches: int) -> tuple[DevicePool, ...]:
     """One GPU on each of these switches (a number may come several times)."""
     return tuple(
-        Pool(f"gpu{n:02}", f"gpu{n:02}", spot(switch), 1, frozenset({"gpu"}))
+        DevicePool(f"gpu{n:02}", f"gpu{n:02}", spot(switch), 1, frozenset({"gpu"}))
         for n, switch in enumerate(switches)
     )
 
 
-def adapters(*switches: int, functions: int = 16) -> tuple[Pool, ...]:
+def adapters(*switches: int, functions: int = 16) -> tuple[DevicePool, ...]:
     """One physical function with virtual functions on each of these."""
     return tuple(
-        Pool(f"pf{n:02}", f"pf{n:02}", spot(switch), functions, frozenset({"vf"}))
+        DevicePool(f"pf{n:02}", f"pf{n:02}", spot(switch), functions, frozenset({"vf"}))
         for n, switch in enumerate(switches)
     )
 
 
-def host(*pools: Pool, cpus: tuple[int, ...] = (32, 32)) -> Host:
+def host(*pools: DevicePool, cpus: tuple[int, ...] = (32, 32)) -> FreeHost:
     nodes = tuple(HostNode(n, n, count, {2048: 1000}) for n, count in enumerate(cpus))
-    return Host("node7", pools, nodes)
+    return FreeHost("node7", pools, nodes)
 
 
 def ask(
     level: Level = Level.SWITCH,
-    policy: Policy = Policy.REQUIRED,
+    policy: AffinityPolicy = AffinityPolicy.REQUIRED,
     groups: int = 1,
     cells: int = 0,
     cpus: int = 8,
@@ -56,10 +56,10 @@ def ask(
 ) -> Request:
     return Request(
         wants=tuple(Want(name, name, count * groups) for name, count in counts.items()),
-        groups=(Group(counts),) * groups,
+        groups=(DeviceGroup(counts),) * groups,
         level=level,
         policy=policy,
-        cells=tuple(Cell(n, cpus, 100 * 2048, 2048) for n in range(cells)),
+        cells=tuple(WantedCell(n, cpus, 100 * 2048, 2048) for n in range(cells)),
         on_cells=on_cells,
     )
 
@@ -68,7 +68,7 @@ def ask(
 DGX = (*gpus(0, 0, 1, 1, 2, 2, 3, 3), *adapters(0, 1, 2, 3))
 
 
-def unit(number: int, *pools: Pool) -> tuple[Pool, ...]:
+def unit(number: int, *pools: DevicePool) -> tuple[DevicePool, ...]:
     return tuple(attrs.evolve(pool, unit=f"unit{number}") for pool in pools)
 
 

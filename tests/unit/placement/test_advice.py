@@ -9,10 +9,17 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from nova_hpc.placement import flavor
-from nova_hpc.placement import user_reasons as refusal
-from nova_hpc.placement.choose import choose
-from nova_hpc.placement.model import Cell, Host, HostNode, Pool, Request, Unmet, Want
+from nova_hpc.placement import flavor, user_reasons
+from nova_hpc.placement.choose import choose_device_sets
+from nova_hpc.placement.model import (
+    DevicePool,
+    FreeHost,
+    HostNode,
+    Request,
+    Unmet,
+    Want,
+    WantedCell,
+)
 from nova_hpc.topology.level import Location
 
 NUMA = flavor.NUMA_POLICY
@@ -20,10 +27,10 @@ LEVELS, POLICIES = flavor.WORDS[flavor.AFFINITY], (None, "preferred")
 NOVA = ("legacy", "required", "preferred", "socket", None)
 
 
-def host(numa: int | None = None, socket: int | None = None) -> Host:
+def host(numa: int | None = None, socket: int | None = None) -> FreeHost:
     """Two NUMA nodes on two sockets; GPUs in pairs below two switches, wherever they are."""
     pools = tuple(
-        Pool(
+        DevicePool(
             id=f"gpu{number}",
             name=f"0000:{number:02x}:00.0",
             location=Location(numa, socket, f"pci{number // 2}", (f"switch{number // 2}",)),
@@ -37,11 +44,11 @@ def host(numa: int | None = None, socket: int | None = None) -> Host:
         HostNode(number, socket=number, dedicated_cpus=16, pages={2048: 9000})
         for number in range(2)
     )
-    return Host("node7", pools, nodes)
+    return FreeHost("node7", pools, nodes)
 
 
 def request(specs: Mapping[str, str], cells: int, count: int = 2) -> Request:
-    guest = tuple(Cell(number, 4, 1 << 20, 2048) for number in range(cells))
+    guest = tuple(WantedCell(number, 4, 1 << 20, 2048) for number in range(cells))
     return flavor.build_request(specs, [Want("gpu", "gpu", count)], guest)
 
 
@@ -77,7 +84,7 @@ def test_every_advice_makes_a_flavor_that_is_taken() -> None:
     seen = 0
     for (specs, cells), unmet in itertools.product(list(flavors()), Unmet):
         asked = request(specs, cells)
-        for change in advised(refusal.sentence(asked, unmet)):
+        for change in advised(user_reasons.refusal_sentence(asked, unmet)):
             seen += 1
             request({**specs, **change}, cells)
     assert seen > 500
@@ -91,7 +98,7 @@ def test_devices_of_which_nobody_knows_the_numa_node(cells: int) -> None:
         if number != cells:
             continue
         asked = request(specs, cells)
-        answer = choose(asked, host())
+        answer = choose_device_sets(asked, host())
         if answer.sets:
             assert "preferred" in specs.values()
             continue
@@ -100,12 +107,15 @@ def test_devices_of_which_nobody_knows_the_numa_node(cells: int) -> None:
         assert answer.miss.unmet is Unmet.KNOWN
         assert "4 gpu free, but only of 0 gpu is it known on which NUMA node" in answer.miss.user
         assert "nova-hpc doctor" in answer.miss.operator
-        said = refusal.sentence(asked, refusal.nearest([answer.miss]))
+        said = user_reasons.refusal_sentence(asked, user_reasons.nearest_unmet_wish([answer.miss]))
         assert said.startswith("No host with 2 gpu free says on which NUMA node they are; ")
         changes = advised(said)
         assert changes
         for change in changes:
-            assert choose(request({**specs, **change}, cells), host()).sets, (specs, change)
+            assert choose_device_sets(request({**specs, **change}, cells), host()).sets, (
+                specs,
+                change,
+            )
         mirror = specs.get(flavor.GUEST_TOPOLOGY) == "mirror"
         assert all((flavor.GUEST_TOPOLOGY in each) is mirror for each in changes)
     assert refused > 8
@@ -113,21 +123,23 @@ def test_devices_of_which_nobody_knows_the_numa_node(cells: int) -> None:
 
 def test_a_host_whose_devices_are_too_few_is_not_the_nearest() -> None:
     asked = request({flavor.AFFINITY: "switch", NUMA: "required"}, 1)
-    few = choose(asked, Host("a", host().pools[:1], host().nodes)).miss
-    unknown = choose(asked, host()).miss
-    known = choose(asked, Host("b", host(0, 0).pools[1:3], host().nodes)).miss
+    few = choose_device_sets(asked, FreeHost("a", host().pools[:1], host().nodes)).miss
+    unknown = choose_device_sets(asked, host()).miss
+    known = choose_device_sets(asked, FreeHost("b", host(0, 0).pools[1:3], host().nodes)).miss
     assert few is not None
     assert unknown is not None
     assert known is not None
-    assert refusal.nearest([few, unknown]) is Unmet.KNOWN
-    assert refusal.nearest([few, unknown, known]) is Unmet.TOGETHER
+    assert user_reasons.nearest_unmet_wish([few, unknown]) is Unmet.KNOWN
+    assert user_reasons.nearest_unmet_wish([few, unknown, known]) is Unmet.TOGETHER
 
 
 def test_where_the_numa_node_does_not_matter_nothing_is_said_of_it() -> None:
     """A guest that is not pinned can be below one switch wherever that is."""
     specs = {flavor.AFFINITY: "switch"}
-    assert choose(request(specs, 0), host()).sets
-    miss = choose(request(specs, 0, 4), host()).miss
+    assert choose_device_sets(request(specs, 0), host()).sets
+    miss = choose_device_sets(request(specs, 0, 4), host()).miss
     assert miss is not None
     assert miss.unmet is Unmet.TOGETHER
-    assert choose(request({flavor.AFFINITY: "switch", NUMA: "required"}, 1), host(1, 1)).sets
+    assert choose_device_sets(
+        request({flavor.AFFINITY: "switch", NUMA: "required"}, 1), host(1, 1)
+    ).sets

@@ -9,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nova_hpc.placement import between_hosts
-from nova_hpc.placement.profile import Profile, Shape
+from nova_hpc.placement.profile import FlavorShape, Profile
 from nova_hpc.topology.level import Level
 
-COARSE = between_hosts.grain(Profile((Shape({"gpu": 1}, weight=75), Shape({"gpu": 2}, weight=25))))
+COARSE = between_hosts.damage_grain_of(
+    Profile((FlavorShape({"gpu": 1}, weight=75), FlavorShape({"gpu": 2}, weight=25)))
+)
 
 
 def score(level, damage, misses=0, distance=0, spread=0):
@@ -20,7 +22,9 @@ def score(level, damage, misses=0, distance=0, spread=0):
 
 
 def better(one, other, asked):
-    return between_hosts.rank(one, asked, COARSE) < between_hosts.rank(other, asked, COARSE)
+    return between_hosts.rank_device_set(one, asked, COARSE) < between_hosts.rank_device_set(
+        other, asked, COARSE
+    )
 
 
 def test_damage_decides_where_the_level_is_reached():
@@ -63,8 +67,8 @@ def test_less_damage_on_the_same_devices_is_never_worse(found, asked, less):
     st.integers(0, 30),
 )
 def test_free_cpus_decide_last(one, other, asked, free, more):
-    here = between_hosts.rank(one, asked, COARSE, free=free)
-    there = between_hosts.rank(other, asked, COARSE, free=more)
+    here = between_hosts.rank_device_set(one, asked, COARSE, free=free)
+    there = between_hosts.rank_device_set(other, asked, COARSE, free=more)
     if here[:-1] == there[:-1]:
         assert (here < there) == (free < more)
     else:
@@ -86,7 +90,7 @@ HOSTS = st.lists(
 
 @given(HOSTS)
 def test_wishes_decide_before_packing(hosts):
-    found = between_hosts.scores(*zip(*hosts, strict=True))
+    found = between_hosts.packing_scores_of(*zip(*hosts, strict=True))
     scored = list(zip(found, hosts, strict=True))
     for one, (_, mine, wish) in scored:
         for other, (_, theirs, another) in scored:
@@ -98,7 +102,7 @@ def test_wishes_decide_before_packing(hosts):
 def test_without_wishes_it_is_what_nova_would_add(hosts):
     """The same as weights that are brought to 0 to 1 and multiplied."""
     ranks, multipliers, _ = zip(*hosts, strict=True)
-    found = between_hosts.scores(ranks, multipliers, [1.0] * len(hosts))
+    found = between_hosts.packing_scores_of(ranks, multipliers, [1.0] * len(hosts))
     known = sorted({rank for rank in ranks if rank is not None})
     tiers = sorted({rank[:-1] for rank in known})
 
@@ -120,8 +124,10 @@ def test_what_differs_in_the_last_part_alone_pushes_nothing_closer_together(host
     """At least half of what it would be if nobody had a last part."""
     ranks = [rank for rank, _, _ in hosts]
     equal = [1.0] * len(ranks)
-    found = between_hosts.scores(ranks, [100.0] * len(ranks), equal)
-    without = between_hosts.scores([r and (*r[:-1], 0) for r in ranks], [100.0] * len(ranks), equal)
+    found = between_hosts.packing_scores_of(ranks, [100.0] * len(ranks), equal)
+    without = between_hosts.packing_scores_of(
+        [r and (*r[:-1], 0) for r in ranks], [100.0] * len(ranks), equal
+    )
     for (one, before), (other, after) in itertools.combinations(
         zip(found, without, strict=True), 2
     ):
@@ -130,7 +136,10 @@ def test_what_differs_in_the_last_part_alone_pushes_nothing_closer_together(host
 
 
 def test_wishes_that_differ_by_rounding_alone_are_equal():
-    assert between_hosts.scores([(1,), (0,)], [10.0, 10.0], [0.1 + 0.2, 0.3]) == [0.0, 10.0]
+    assert between_hosts.packing_scores_of([(1,), (0,)], [10.0, 10.0], [0.1 + 0.2, 0.3]) == [
+        0.0,
+        10.0,
+    ]
 
 
 RANKED = st.lists(
@@ -151,7 +160,7 @@ def test_the_best_hosts_are_mixed_and_no_others(hosts, among, seed):
     """Compared with the words of the docstring, host by host."""
     ranks, wishes = zip(*hosts, strict=True)
     names = [f"host{index}" for index in range(len(hosts))]
-    found = between_hosts.mixed(ranks, wishes, names, among, seed)
+    found = between_hosts.mix_best_ranks(ranks, wishes, names, among, seed)
     top = max(wishes)
     mine = [i for i, rank in enumerate(ranks) if rank is not None and wishes[i] == top]
     changed = [i for i in range(len(hosts)) if found[i] != ranks[i]]
@@ -174,7 +183,7 @@ def test_servers_mix_differently_and_the_order_of_hosts_does_not_matter():
     ranks, wishes = [(0, 0, 5)] * 8, [1.0] * 8
 
     def first(seed, order):
-        some = between_hosts.mixed(ranks, wishes, [names[i] for i in order], 4, seed)
+        some = between_hosts.mix_best_ranks(ranks, wishes, [names[i] for i in order], 4, seed)
         return names[order[min(range(8), key=lambda number: some[number])]]
 
     found = [first(str(seed), range(8)) for seed in range(64)]

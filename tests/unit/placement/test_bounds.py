@@ -6,7 +6,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from nova_hpc.placement.choose import choose
+from nova_hpc.placement.choose import choose_device_sets
 from nova_hpc.placement.model import (
     HostNode,
 )
@@ -35,15 +35,15 @@ def test_sixteen_gpus_and_their_virtual_functions() -> None:
         ),
         nodes=(HostNode(0, 0), HostNode(1, 0)),
     )
-    (found,) = choose(ask(groups=8, cells=2, gpu=1, vf=1), big).sets
+    (found,) = choose_device_sets(ask(groups=8, cells=2, gpu=1, vf=1), big).sets
     assert (found.level, found.distance) == (Level.SWITCH, Distance.PIX)
     assert len({pick.pool for pick in found.picks}) == 16
-    (found,) = choose(ask(Level.HOST, gpu=16, vf=256), big).sets
+    (found,) = choose_device_sets(ask(Level.HOST, gpu=16, vf=256), big).sets
     assert len(found.picks) == 272
     every = unit(0, *big.pools[:2])
     for number in range(1, 16):
         every += unit(number, *big.pools[number * 2 : number * 2 + 2])
-    (found,) = choose(
+    (found,) = choose_device_sets(
         ask(groups=8, gpu=2),
         attrs.evolve(
             big, pools=tuple(attrs.evolve(p, free=1, serves=frozenset({"gpu"})) for p in every)
@@ -55,9 +55,9 @@ def test_sixteen_gpus_and_their_virtual_functions() -> None:
 def test_beyond_its_bound_the_search_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same level and distance, from the bounded choice; never an endless search."""
     request = ask(groups=4, cells=2, gpu=1, vf=1)
-    exact_ = choose(request, host(*DGX)).sets[0]
+    exact_ = choose_device_sets(request, host(*DGX)).sets[0]
     monkeypatch.setattr(costs, "MAX_WORK", 10)
-    (found,) = choose(request, host(*DGX)).sets
+    (found,) = choose_device_sets(request, host(*DGX)).sets
     assert found.score[:3] == exact_.score[:3]
     assert found.score >= exact_.score
 
@@ -69,7 +69,7 @@ def test_a_request_beyond_the_bound_is_answered() -> None:
         attrs.evolve(pool, serves=frozenset(names))
         for pool in adapters(*(n // 2 for n in range(16)), functions=5)
     )
-    (found,) = choose(ask(Level.HOST, **dict.fromkeys(names, 4)), host(*shared)).sets
+    (found,) = choose_device_sets(ask(Level.HOST, **dict.fromkeys(names, 4)), host(*shared)).sets
     assert len(found.picks) == 32
 
 
@@ -79,7 +79,7 @@ def test_more_wide_units_than_can_be_tried() -> None:
         attrs.evolve(pool, unit=f"unit{number // 2}")
         for number, pool in enumerate(gpus(*([0, 1, 2, 3] * 8)))
     )
-    (found,) = choose(ask(Level.HOST, gpu=16), host(*pools)).sets
+    (found,) = choose_device_sets(ask(Level.HOST, gpu=16), host(*pools)).sets
     used = {pick.pool for pick in found.picks}
     units = {pool.unit for pool in pools if pool.id in used}
     assert used == {pool.id for pool in pools if pool.unit in units}

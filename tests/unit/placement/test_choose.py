@@ -6,16 +6,16 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from nova_hpc.placement.choose import choose
+from nova_hpc.placement.choose import choose_device_sets
 from nova_hpc.placement.model import (
-    Group,
+    AffinityPolicy,
+    DeviceGroup,
+    DevicePool,
     HostNode,
-    Policy,
-    Pool,
     Request,
     Want,
 )
-from nova_hpc.placement.spread import rotate
+from nova_hpc.placement.spread import rotate_devices
 from nova_hpc.topology.level import Distance, Level
 from tests.unit.placement.examples import DGX, adapters, ask, gpus, host, unit
 
@@ -40,8 +40,10 @@ from tests.unit.placement.examples import DGX, adapters, ask, gpus, host, unit
         (gpus(0, 0, 0, 1, 1, 1), ask(Level.NUMA, gpu=3), {"gpu00", "gpu01", "gpu02"}),
     ],
 )
-def test_the_least_damage(pools: tuple[Pool, ...], request_: Request, expected: set[str]) -> None:
-    (found,) = choose(request_, host(*pools)).sets
+def test_the_least_damage(
+    pools: tuple[DevicePool, ...], request_: Request, expected: set[str]
+) -> None:
+    (found,) = choose_device_sets(request_, host(*pools)).sets
     assert {pick.pool for pick in found.picks} == expected
     assert found.level is Level.SWITCH
 
@@ -49,13 +51,13 @@ def test_the_least_damage(pools: tuple[Pool, ...], request_: Request, expected: 
 def test_the_adapter_shared_least_is_used() -> None:
     busy = attrs.evolve(adapters(0)[0], free=3)
     idle = attrs.evolve(adapters(0)[0], id="idle", name="zz")
-    (found,) = choose(ask(vf=1), host(busy, idle)).sets
+    (found,) = choose_device_sets(ask(vf=1), host(busy, idle)).sets
     assert found.picks[0].pool == "idle"
 
 
 def test_four_groups_of_one_gpu_and_one_function() -> None:
     request = ask(groups=4, cells=2, gpu=1, vf=1)
-    (found,) = choose(request, host(*DGX)).sets
+    (found,) = choose_device_sets(request, host(*DGX)).sets
     assert found.cells == {0: 0, 1: 1}
     assert (found.level, found.distance) == (Level.SWITCH, Distance.PIX)
     on_cell = {
@@ -70,7 +72,7 @@ def test_four_groups_of_one_gpu_and_one_function() -> None:
 
 def test_groups_come_from_the_node_whose_cpus_are_free() -> None:
     request = ask(cells=1, cpus=8, gpu=2)
-    (found,) = choose(request, host(*DGX, cpus=(4, 32))).sets
+    (found,) = choose_device_sets(request, host(*DGX, cpus=(4, 32))).sets
     assert found.cells == {0: 1}
     assert {pick.pool for pick in found.picks} == {"gpu04", "gpu05"}
 
@@ -78,28 +80,30 @@ def test_groups_come_from_the_node_whose_cpus_are_free() -> None:
 def test_unknown_cpus_and_pages_reject_nothing() -> None:
     request = ask(cells=2, cpus=1000, groups=2, gpu=1)
     unknown = attrs.evolve(host(*DGX), nodes=(HostNode(0), HostNode(1)))
-    assert choose(request, unknown).sets
-    assert choose(request, attrs.evolve(host(*DGX), nodes=())).sets
-    assert not choose(request, host(*DGX)).sets
+    assert choose_device_sets(request, unknown).sets
+    assert choose_device_sets(request, attrs.evolve(host(*DGX), nodes=())).sets
+    assert not choose_device_sets(request, host(*DGX)).sets
 
 
 def test_preferred_takes_the_next_best_and_says_so() -> None:
-    request = ask(Level.SWITCH, Policy.PREFERRED, gpu=4)
-    (found,) = choose(request, host(*DGX)).sets
+    request = ask(Level.SWITCH, AffinityPolicy.PREFERRED, gpu=4)
+    (found,) = choose_device_sets(request, host(*DGX)).sets
     assert found.level is Level.NUMA
     assert found.distance is Distance.NODE
     assert found.reason == (
         "4 gpu on one NUMA node (NODE); not under one switch: "
         "8 gpu free, but at most 2 under one switch (needs 4)"
     )
-    (found,) = choose(attrs.evolve(request, policy=Policy.PREFERRED), host(*gpus(0, 1, 2, 3))).sets
+    (found,) = choose_device_sets(
+        attrs.evolve(request, policy=AffinityPolicy.PREFERRED), host(*gpus(0, 1, 2, 3))
+    ).sets
     assert found.level is Level.HOST
 
 
 def test_preferred_keeps_as_many_groups_as_tight_as_possible() -> None:
-    request = ask(Level.SWITCH, Policy.PREFERRED, groups=3, gpu=2)
+    request = ask(Level.SWITCH, AffinityPolicy.PREFERRED, groups=3, gpu=2)
     pools = gpus(0, 0, 0, 1, 1, 1)
-    (found,) = choose(request, host(*pools)).sets
+    (found,) = choose_device_sets(request, host(*pools)).sets
     place = {pool.id: pool.location.switches for pool in pools}
     groups = [{place[p.pool] for p in found.picks if p.group == n} for n in range(3)]
     assert sorted(len(switches) for switches in groups) == [1, 1, 2]
@@ -110,9 +114,9 @@ def test_a_device_off_the_cell_is_not_near_it() -> None:
     """The pair is on one switch, but not next to the guest's CPUs."""
     request = ask(Level.SWITCH, cells=1, gpu=2)
     far = host(*gpus(0, 0), cpus=(0, 32))
-    assert not choose(request, far).sets
-    preferred = attrs.evolve(request, policy=Policy.PREFERRED)
-    (found,) = choose(preferred, far).sets
+    assert not choose_device_sets(request, far).sets
+    preferred = attrs.evolve(request, policy=AffinityPolicy.PREFERRED)
+    (found,) = choose_device_sets(preferred, far).sets
     assert found.level is Level.HOST
     assert "not next to CPUs and memory for every cell" in found.reason
     one_socket = attrs.evolve(
@@ -122,13 +126,13 @@ def test_a_device_off_the_cell_is_not_near_it() -> None:
         ),
         nodes=tuple(attrs.evolve(node, socket=0) for node in far.nodes),
     )
-    (found,) = choose(preferred, one_socket).sets
+    (found,) = choose_device_sets(preferred, one_socket).sets
     assert found.level is Level.SOCKET
-    assert not choose(attrs.evolve(preferred, on_cells=True), one_socket).sets
+    assert not choose_device_sets(attrs.evolve(preferred, on_cells=True), one_socket).sets
 
 
 def test_alternatives_lie_elsewhere() -> None:
-    sets = choose(ask(cells=1, gpu=2), host(*DGX), limit=8).sets
+    sets = choose_device_sets(ask(cells=1, gpu=2), host(*DGX), limit=8).sets
     assert [sorted(pick.pool for pick in one.picks) for one in sets] == [
         ["gpu00", "gpu01"],
         ["gpu04", "gpu05"],
@@ -142,33 +146,33 @@ def test_alternatives_lie_elsewhere() -> None:
 
 def test_alternatives_of_another_class_come_before_equals() -> None:
     """One GPU: from the broken switch, then a whole one, then the other whole one."""
-    sets = choose(ask(gpu=1), host(*gpus(0, 0, 1, 1, 2)), limit=8).sets
+    sets = choose_device_sets(ask(gpu=1), host(*gpus(0, 0, 1, 1, 2)), limit=8).sets
     assert [pick.pool for one in sets for pick in one.picks] == ["gpu04", "gpu00", "gpu02"]
     assert sets[0].score < sets[1].score == sets[2].score
 
 
 def test_a_packed_host_scores_better_than_a_whole_one() -> None:
     request = ask(gpu=1)
-    whole = choose(request, host(*gpus(0, 0, 1, 1, 2, 2, 3, 3))).sets[0]
-    broken = choose(request, host(*gpus(0, 1, 1))).sets[0]
-    last = choose(request, host(*gpus(0))).sets[0]
+    whole = choose_device_sets(request, host(*gpus(0, 0, 1, 1, 2, 2, 3, 3))).sets[0]
+    broken = choose_device_sets(request, host(*gpus(0, 1, 1))).sets[0]
+    last = choose_device_sets(request, host(*gpus(0))).sets[0]
     assert last.score < broken.score < whole.score
 
 
 def test_a_unit_is_given_whole_or_not_at_all() -> None:
     (gpu,), (adapter,) = gpus(0), adapters(0, functions=1)
     both = unit(0, gpu, adapter)
-    assert choose(ask(gpu=1, vf=1), host(*both)).sets
-    answer = choose(ask(gpu=1), host(*both))
+    assert choose_device_sets(ask(gpu=1, vf=1), host(*both)).sets
+    answer = choose_device_sets(ask(gpu=1), host(*both))
     assert not answer.sets
     assert answer.miss is not None
     assert answer.miss.user == "0 gpu free (needs 1)"
     assert "gpu00 can not be given" in answer.miss.operator
     # Both serve something, but there is one too many of it.
-    answer = choose(ask(gpu=1), host(*unit(0, *gpus(0, 0))))
+    answer = choose_device_sets(ask(gpu=1), host(*unit(0, *gpus(0, 0))))
     assert answer.miss is not None
     assert "2 gpu free, but not in whole IOMMU groups (needs 1 gpu)" in answer.miss.user
-    assert choose(ask(gpu=2), host(*unit(0, *gpus(0, 0)))).sets
+    assert choose_device_sets(ask(gpu=2), host(*unit(0, *gpus(0, 0)))).sets
 
 
 def test_units_add_up() -> None:
@@ -177,22 +181,22 @@ def test_units_add_up() -> None:
         *unit(1, *(attrs.evolve(p, id=f"x{p.id}", name=f"x{p.name}") for p in gpus(0, 0))),
     )
     for count, fits in ((1, False), (2, True), (3, True), (4, False), (5, True)):
-        assert bool(choose(ask(gpu=count), host(*pools)).sets) is fits
+        assert bool(choose_device_sets(ask(gpu=count), host(*pools)).sets) is fits
 
 
 def test_an_alias_that_is_written_twice() -> None:
     """Nova makes two requests of gpu:1,gpu:1; they are one need of two."""
     request = Request(
         wants=(Want("k1", "gpu", 1), Want("k2", "gpu", 1), Want("k3", "vf", 2)),
-        groups=(Group({"k1": 1, "k3": 1}), Group({"k2": 1, "k3": 1})),
+        groups=(DeviceGroup({"k1": 1, "k3": 1}), DeviceGroup({"k2": 1, "k3": 1})),
         level=Level.SWITCH,
-        policy=Policy.REQUIRED,
+        policy=AffinityPolicy.REQUIRED,
     )
     pools = tuple(
         attrs.evolve(pool, serves=frozenset({"k1", "k2"} if "gpu" in pool.serves else {"k3"}))
         for pool in (*gpus(0, 3), *adapters(0, 3))
     )
-    (found,) = choose(request, host(*pools)).sets
+    (found,) = choose_device_sets(request, host(*pools)).sets
     assert {(p.want, p.pool, p.group) for p in found.picks} == {
         ("k1", "gpu00", 0),
         ("k3", "pf00", 0),
@@ -205,15 +209,15 @@ def test_two_aliases_for_one_device() -> None:
     """gpu00 must serve the alias that nothing else serves."""
     first, second = gpus(0, 0)
     both = attrs.evolve(first, serves=frozenset({"gpu", "any"}))
-    (found,) = choose(ask(gpu=1, any=1), host(both, second)).sets
+    (found,) = choose_device_sets(ask(gpu=1, any=1), host(both, second)).sets
     assert {(p.want, p.pool) for p in found.picks} == {("any", "gpu00"), ("gpu", "gpu01")}
 
 
 def test_racing_servers_are_spread_over_equal_devices() -> None:
     request = ask(cells=1, gpu=2)
-    (found,) = choose(request, host(*DGX)).sets
+    (found,) = choose_device_sets(request, host(*DGX)).sets
     places = {
-        tuple(sorted(pick.pool for pick in rotate(request, host(*DGX), found, seed).picks))
+        tuple(sorted(pick.pool for pick in rotate_devices(request, host(*DGX), found, seed).picks))
         for seed in range(40)
     }
     assert places == {(f"gpu{n:02}", f"gpu{n + 1:02}") for n in (0, 2, 4, 6)}

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from nova_hpc.placement.choose import choose
+from nova_hpc.placement.choose import choose_device_sets
 from nova_hpc.placement.flavor import build_request
-from nova_hpc.placement.model import Cell, Host, HostNode, Pool, Want
+from nova_hpc.placement.model import DevicePool, FreeHost, HostNode, Want, WantedCell
 from nova_hpc.topology.level import Location
 
 PAGE = Path(__file__).parents[3] / "docs" / "source" / "user" / "flavors.rst"
@@ -49,17 +49,17 @@ def test_a_flavor_of_the_cookbook(name: str, words: list[str]) -> None:
         properties,
         wants,
         tuple(
-            Cell(n, numbers["--vcpus"] // cells, numbers["--ram"] * 1024 // cells)
+            WantedCell(n, numbers["--vcpus"] // cells, numbers["--ram"] * 1024 // cells)
             for n in range(cells)
         ),
     )
     # A host of two sockets, four switches, eight GPUs and eight adapters.
     pools = tuple(
-        Pool(f"{kind}{n}", f"{kind}{n}", place, free, frozenset({kind}))
+        DevicePool(f"{kind}{n}", f"{kind}{n}", place, free, frozenset({kind}))
         for n in range(8)
         for place in [Location(n // 4, n // 4, f"root{n // 2}", (f"switch{n // 2}",))]
         for kind, free in (("gpu", 1), ("vf", 16))
     )
-    host = Host("dgx", pools, (HostNode(0, 0, 48), HostNode(1, 1, 48)))
-    (found,) = choose(request, host).sets
+    host = FreeHost("dgx", pools, (HostNode(0, 0, 48), HostNode(1, 1, 48)))
+    (found,) = choose_device_sets(request, host).sets
     assert found.level <= request.level

@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nova_hpc.placement import flavor
-from nova_hpc.placement.choose import choose
+from nova_hpc.placement.choose import choose_device_sets
 from nova_hpc.placement.flavor import FlavorError, build_request, check_flavor, check_value
-from nova_hpc.placement.model import Cell, Group, Host, Nvlink, Policy, Want
+from nova_hpc.placement.model import AffinityPolicy, DeviceGroup, FreeHost, Nvlink, Want, WantedCell
 from nova_hpc.topology.level import Level
 
 GPU2 = (Want("g", "gpu", 2),)
 BOTH = (Want("g", "gpu", 4), Want("v", "vf", 4))
-ONE = (Cell(0, 8),)
-TWO = (Cell(0, 4), Cell(1, 4))
+ONE = (WantedCell(0, 8),)
+TWO = (WantedCell(0, 4), WantedCell(1, 4))
 POLICY = "hw:pci_numa_affinity_policy"
 
 
@@ -101,10 +101,10 @@ def test_a_flavor_of_others() -> None:
     [
         ({}, None),
         ({"hpc:affinity": "numa"}, None),
-        ({"hpc:fabric": "leaf"}, flavor.Fabric("leaf", Policy.REQUIRED)),
+        ({"hpc:fabric": "leaf"}, flavor.Fabric("leaf", AffinityPolicy.REQUIRED)),
         (
             {"hpc:fabric": "nvlink_domain", "hpc:fabric_policy": "preferred"},
-            flavor.Fabric("nvlink_domain", Policy.PREFERRED),
+            flavor.Fabric("nvlink_domain", AffinityPolicy.PREFERRED),
         ),
     ],
 )
@@ -137,7 +137,7 @@ def test_a_fabric_that_is_refused(specs, text):
 @pytest.mark.parametrize("numa", [None, "legacy", "required", "preferred", "socket"])
 @pytest.mark.parametrize("cells", [(), ONE])
 def test_the_table_of_numa_policies(
-    level: str, policy: str, numa: str | None, cells: tuple[Cell, ...]
+    level: str, policy: str, numa: str | None, cells: tuple[WantedCell, ...]
 ) -> None:
     if policy == "preferred" or level == "host":
         good, bad = {"preferred"}, {"required"}
@@ -152,7 +152,7 @@ def test_the_table_of_numa_policies(
     else:
         request = build_request(asked, GPU2, cells)
         assert request.level is Level.from_word(level)
-        assert request.policy is Policy(policy)
+        assert request.policy is AffinityPolicy(policy)
         assert request.on_cells is (bool(cells) and numa == "required")
     # What Nova will really do counts more than what the flavor says.
     if cells and numa is not None:
@@ -211,7 +211,7 @@ def test_contradictions(keys: dict[str, str], wants: tuple[Want, ...], text: str
 
 
 def test_cells_of_many_sizes() -> None:
-    cells = tuple(Cell(n, n) for n in range(9))
+    cells = tuple(WantedCell(n, n) for n in range(9))
     with pytest.raises(FlavorError, match="NUMA cells of 9 different sizes"):
         check_flavor(specs(affinity="switch", numa_policy="preferred", group="gpu:1"), GPU2, cells)
 
@@ -244,14 +244,14 @@ def test_cells_of_many_sizes() -> None:
 def test_groups(
     keys: dict[str, str],
     wants: tuple[Want, ...],
-    cells: tuple[Cell, ...],
+    cells: tuple[WantedCell, ...],
     expected: list[dict[str, int]],
 ) -> None:
     request = build_request(specs(affinity="numa", numa_policy="required", **keys), wants, cells)
-    assert request.groups == tuple(Group(counts) for counts in expected)
+    assert request.groups == tuple(DeviceGroup(counts) for counts in expected)
     assert request.wants == wants
     assert request.cells == cells
-    choose(request, Host("empty", ()))  # the solver takes every request that passes
+    choose_device_sets(request, FreeHost("empty", ()))  # the solver takes every request that passes
 
 
 def test_devices_that_do_not_divide_among_the_cells() -> None:
@@ -268,19 +268,19 @@ def test_devices_that_do_not_divide_among_the_cells() -> None:
         specs(affinity="host", numa_policy="preferred"),
         specs(affinity="switch", affinity_policy="preferred", numa_policy="preferred"),
     ):
-        assert build_request(keys, odd, TWO).groups == (Group({"g": 3, "v": 4}),)
+        assert build_request(keys, odd, TWO).groups == (DeviceGroup({"g": 3, "v": 4}),)
 
 
 def test_roles_in_groups() -> None:
     wants = (Want("1", "a100", 2), Want("2", "roce", 2))
     keys = specs(affinity="numa", group="gpu:1,vf:1")
     request = build_request(keys, wants, (), {"1": "gpu", "2": "vf"})
-    assert request.groups == (Group({"1": 1, "2": 1}),) * 2
+    assert request.groups == (DeviceGroup({"1": 1, "2": 1}),) * 2
     # An alias called like a role is the alias.
     swapped = build_request(
         keys, (Want("1", "vf", 1), Want("2", "gpu", 1)), (), {"1": "gpu", "2": "vf"}
     )
-    assert swapped.groups == (Group({"1": 1, "2": 1}),)
+    assert swapped.groups == (DeviceGroup({"1": 1, "2": 1}),)
     with pytest.raises(FlavorError, match=r"role 'gpu', which several aliases.*\(a100, h100\)"):
         check_flavor(
             specs(affinity="numa", group="gpu:1"),
@@ -310,7 +310,7 @@ def test_roles_in_groups() -> None:
     st.sampled_from([(), ONE, TWO]),
 )
 def test_any_text_is_a_request_or_a_clear_error(
-    keys: dict[str, str], wants: tuple[Want, ...], cells: tuple[Cell, ...]
+    keys: dict[str, str], wants: tuple[Want, ...], cells: tuple[WantedCell, ...]
 ) -> None:
     try:
         request = build_request(keys, wants, cells)
@@ -320,7 +320,7 @@ def test_any_text_is_a_request_or_a_clear_error(
         text = ""
         total = sum(want.count for want in wants)
         assert sum(group.size for group in request.groups) == total
-        choose(request, Host("empty", ()))
+        choose_device_sets(request, FreeHost("empty", ()))
     assert len(text) < 400
     assert text.isascii()
 

@@ -8,28 +8,30 @@ from collections.abc import Sequence
 import attrs
 import pytest
 
-from nova_hpc.placement.judge import judge
+from nova_hpc.placement.judge import judge_claimed_devices
 from nova_hpc.placement.model import (
-    Cell,
-    Group,
-    Host,
+    AffinityPolicy,
+    DeviceGroup,
+    DevicePool,
+    FreeHost,
     HostNode,
     Nvlink,
-    Policy,
-    Pool,
     Request,
     Want,
+    WantedCell,
 )
 from nova_hpc.topology.level import Level, Location
 
 
-def device(name: str, switch: int, serves: str, unit: str | None = None, free: int = 1) -> Pool:
+def device(
+    name: str, switch: int, serves: str, unit: str | None = None, free: int = 1
+) -> DevicePool:
     numa = switch // 2
     place = Location(numa=numa, socket=numa, root=f"root{switch}", switches=(f"sw{switch}",))
-    return Pool(name, name, place, free, frozenset({serves} if serves else ()), unit)
+    return DevicePool(name, name, place, free, frozenset({serves} if serves else ()), unit)
 
 
-HOST = Host(
+HOST = FreeHost(
     "node7",
     (
         device("0000:01:00.0", 0, "gpu"),
@@ -47,23 +49,23 @@ HOST = Host(
 
 
 def ask(
-    policy: Policy = Policy.REQUIRED,
+    policy: AffinityPolicy = AffinityPolicy.REQUIRED,
     cell: int | None = 0,
     level: Level = Level.SWITCH,
     **counts: int,
 ) -> Request:
     return Request(
         wants=tuple(Want(name, name, count) for name, count in counts.items()),
-        groups=(Group(counts),),
+        groups=(DeviceGroup(counts),),
         level=level,
         policy=policy,
-        cells=() if cell is None else (Cell(0, 8, 2048 * 9, 2048, host_node=cell),),
+        cells=() if cell is None else (WantedCell(0, 8, 2048 * 9, 2048, host_node=cell),),
     )
 
 
 def test_what_is_aligned_is_accepted_as_it_is() -> None:
     claimed = {"gpu": ["0000:02:00.0", "0000:01:00.0"], "vf": ["0000:04:00.1"]}
-    answer = judge(ask(gpu=2, vf=1), HOST, claimed)
+    answer = judge_claimed_devices(ask(gpu=2, vf=1), HOST, claimed)
     (found,) = answer.sets
     assert found.level is Level.SWITCH
     assert {(pick.want, pick.pool) for pick in found.picks} == {
@@ -104,7 +106,7 @@ def test_what_is_aligned_is_accepted_as_it_is() -> None:
 def test_what_is_not_aligned_is_refused(
     request_: Request, claimed: dict[str, Sequence[str]], text: str
 ) -> None:
-    answer = judge(request_, HOST, claimed)
+    answer = judge_claimed_devices(request_, HOST, claimed)
     assert not answer.sets
     assert answer.miss is not None
     assert answer.miss.user == text
@@ -112,27 +114,32 @@ def test_what_is_not_aligned_is_refused(
 
 def test_preferred_is_accepted_with_its_level() -> None:
     claimed = {"gpu": ["0000:01:00.0", "0000:03:00.0"]}
-    (found,) = judge(ask(Policy.PREFERRED, gpu=2), HOST, claimed).sets
+    (found,) = judge_claimed_devices(ask(AffinityPolicy.PREFERRED, gpu=2), HOST, claimed).sets
     assert found.level is Level.NUMA
-    (found,) = judge(ask(Policy.PREFERRED, cell=1, gpu=2), HOST, claimed).sets
+    (found,) = judge_claimed_devices(
+        ask(AffinityPolicy.PREFERRED, cell=1, gpu=2), HOST, claimed
+    ).sets
     assert found.level is Level.HOST
 
 
 def test_functions_of_ports_are_judged_with_the_groups() -> None:
     claimed = {"gpu": ["0000:01:00.0"], "port": ["0000:05:00.1"]}
-    assert judge(ask(gpu=1), HOST, claimed).sets
+    assert judge_claimed_devices(ask(gpu=1), HOST, claimed).sets
     far = {"gpu": ["0000:01:00.0"], "port": ["0000:85:00.1"]}
-    answer = judge(ask(gpu=1), HOST, far)
+    answer = judge_claimed_devices(ask(gpu=1), HOST, far)
     assert answer.miss is not None
     assert answer.miss.user == (
         "a device of one of the server's ports is not under one switch with a group of the others"
     )
-    (found,) = judge(ask(Policy.PREFERRED, gpu=1), HOST, far).sets
+    (found,) = judge_claimed_devices(ask(AffinityPolicy.PREFERRED, gpu=1), HOST, far).sets
     assert found.level is Level.HOST
     assert "with the devices of the ports on one host" in found.reason
     unknown = {"gpu": ["0000:01:00.0"], "port": ["0000:99:00.1"]}
-    assert not judge(ask(gpu=1), HOST, unknown).sets
-    assert judge(ask(Policy.PREFERRED, gpu=1), HOST, unknown).sets[0].level is Level.HOST
+    assert not judge_claimed_devices(ask(gpu=1), HOST, unknown).sets
+    assert (
+        judge_claimed_devices(ask(AffinityPolicy.PREFERRED, gpu=1), HOST, unknown).sets[0].level
+        is Level.HOST
+    )
 
 
 def test_part_of_a_unit_is_refused_even_when_preferred() -> None:
@@ -143,12 +150,14 @@ def test_part_of_a_unit_is_refused_even_when_preferred() -> None:
             for pool in HOST.pools
         ),
     )
-    answer = judge(ask(Policy.PREFERRED, gpu=1), shared, {"gpu": ["0000:01:00.0"]})
+    answer = judge_claimed_devices(
+        ask(AffinityPolicy.PREFERRED, gpu=1), shared, {"gpu": ["0000:01:00.0"]}
+    )
     assert answer.miss is not None
     assert "shares its IOMMU group with a device that is not claimed" in answer.miss.user
     assert "0000:02:00.0" in answer.miss.operator
     assert "0000" not in answer.miss.user
-    assert judge(ask(gpu=2), shared, {"gpu": ["0000:01:00.0", "0000:02:00.0"]}).sets
+    assert judge_claimed_devices(ask(gpu=2), shared, {"gpu": ["0000:01:00.0", "0000:02:00.0"]}).sets
 
 
 HALF = ("0000:01:00.0", "0000:02:00.0")
@@ -163,26 +172,26 @@ def test_a_want_keeps_the_devices_that_it_claimed() -> None:
     )
     request = Request(
         wants=(Want("a", "a", 2), Want("b", "b", 2)),
-        groups=(Group({"a": 1, "b": 1}),) * 2,
+        groups=(DeviceGroup({"a": 1, "b": 1}),) * 2,
         level=Level.SWITCH,
-        policy=Policy.REQUIRED,
+        policy=AffinityPolicy.REQUIRED,
     )
-    host = Host("h", pools)
-    assert judge(request, host, {"a": ["p0", "p2"], "b": ["p1", "p3"]}).sets
-    assert not judge(request, host, {"a": ["p0", "p1"], "b": ["p2", "p3"]}).sets
+    host = FreeHost("h", pools)
+    assert judge_claimed_devices(request, host, {"a": ["p0", "p2"], "b": ["p1", "p3"]}).sets
+    assert not judge_claimed_devices(request, host, {"a": ["p0", "p1"], "b": ["p2", "p3"]}).sets
 
 
 def test_claimed_nvlink_devices_are_exactly_one_set() -> None:
     linked = attrs.evolve(HOST, nvlink=(frozenset(HALF), frozenset({"0000:03:00.0"})))
     required = attrs.evolve(ask(level=Level.HOST, gpu=2), nvlink=Nvlink.REQUIRED)
-    (found,) = judge(required, linked, {"gpu": list(HALF)}).sets
+    (found,) = judge_claimed_devices(required, linked, {"gpu": list(HALF)}).sets
     assert found.reason.endswith("; a whole NVLink set")
     mixed = {"gpu": ["0000:01:00.0", "0000:03:00.0"]}
-    answer = judge(required, linked, mixed)
+    answer = judge_claimed_devices(required, linked, mixed)
     assert answer.miss is not None
     assert answer.miss.user == "no whole NVLink set of 2 free (needs 1 group of 2 gpu)"
     preferred = attrs.evolve(required, nvlink=Nvlink.PREFERRED)
-    (found,) = judge(preferred, linked, mixed).sets
+    (found,) = judge_claimed_devices(preferred, linked, mixed).sets
     assert found.score[1] == 1
     # No GPU of this host is linked to any: then there is no set to be had.
-    assert not judge(required, HOST, {"gpu": list(HALF)}).sets
+    assert not judge_claimed_devices(required, HOST, {"gpu": list(HALF)}).sets

@@ -6,15 +6,15 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from nova_hpc.placement.choose import choose
+from nova_hpc.placement.choose import choose_device_sets
 from nova_hpc.placement.model import (
-    Cell,
-    Group,
+    AffinityPolicy,
+    DeviceGroup,
+    DevicePool,
     HostNode,
     Nvlink,
-    Policy,
-    Pool,
     Request,
+    WantedCell,
 )
 from nova_hpc.topology.level import Level
 from tests.unit.placement.examples import BROKEN, DGX, QUADS, adapters, ask, gpus, host, spot
@@ -58,8 +58,8 @@ from tests.unit.placement.examples import BROKEN, DGX, QUADS, adapters, ask, gpu
         ),
     ],
 )
-def test_the_nearest_miss(pools: tuple[Pool, ...], request_: Request, text: str) -> None:
-    answer = choose(request_, host(*pools))
+def test_the_nearest_miss(pools: tuple[DevicePool, ...], request_: Request, text: str) -> None:
+    answer = choose_device_sets(request_, host(*pools))
     assert not answer.sets
     assert answer.miss is not None
     assert answer.miss.user == text
@@ -68,7 +68,7 @@ def test_the_nearest_miss(pools: tuple[Pool, ...], request_: Request, text: str)
 
 
 def test_the_operator_reads_which_node_lacks_what() -> None:
-    answer = choose(ask(cells=1, gpu=2), host(*gpus(0, 0, 1, 1), cpus=(4, 32)))
+    answer = choose_device_sets(ask(cells=1, gpu=2), host(*gpus(0, 0, 1, 1), cpus=(4, 32)))
     assert answer.miss is not None
     assert answer.miss.operator == (
         "NUMA node 0 has devices for 1 group but 4 free dedicated CPUs (needs 8); "
@@ -77,13 +77,13 @@ def test_the_operator_reads_which_node_lacks_what() -> None:
 
 
 def test_the_nearest_miss_does_not_depend_on_the_order_of_the_cells() -> None:
-    cells = (Cell(0, 64), Cell(1, 1, 2048 * 2000, 2048))
+    cells = (WantedCell(0, 64), WantedCell(1, 1, 2048 * 2000, 2048))
     request = attrs.evolve(ask(gpu=2), cells=cells)
     turned = attrs.evolve(request, cells=cells[::-1])
-    miss = choose(request, host(*DGX)).miss
+    miss = choose_device_sets(request, host(*DGX)).miss
     assert miss is not None
     assert "with 1 dedicated CPUs and 2000 pages of 2048 KiB, and with 64" in miss.user
-    assert choose(turned, host(*DGX)).miss == miss
+    assert choose_device_sets(turned, host(*DGX)).miss == miss
 
 
 @pytest.mark.parametrize(
@@ -101,52 +101,52 @@ def test_the_nearest_miss_of_nvlink(
 ) -> None:
     linked = attrs.evolve(host(*DGX), nvlink=sets)
     request = attrs.evolve(ask(Level.NUMA, **counts), nvlink=Nvlink.REQUIRED)
-    answer = choose(request, linked)
+    answer = choose_device_sets(request, linked)
     assert answer.miss is not None
     assert answer.miss.user.startswith(text)
 
 
 def test_nonsense_on_the_host_is_not_believed() -> None:
-    answer = choose(ask(Level.HOST, gpu=1, cells=1, on_cells=True), host(*BROKEN))
+    answer = choose_device_sets(ask(Level.HOST, gpu=1, cells=1, on_cells=True), host(*BROKEN))
     assert not answer.sets
     assert answer.miss is not None
     # A root whose devices claim several NUMA nodes is no place to rely on.
     one, other = gpus(0, 0)
     torn = host(one, attrs.evolve(other, location=attrs.evolve(spot(0), numa=1)))
-    assert not choose(ask(gpu=2), torn).sets
-    assert choose(ask(gpu=1), torn).sets
+    assert not choose_device_sets(ask(gpu=2), torn).sets
+    assert choose_device_sets(ask(gpu=1), torn).sets
 
 
 def test_a_device_that_is_listed_twice_is_one_device() -> None:
     (one,) = gpus(0)
-    assert not choose(ask(gpu=2), host(one, one, attrs.evolve(one, free=4))).sets
-    assert choose(ask(gpu=1), host(one, one)).sets
+    assert not choose_device_sets(ask(gpu=2), host(one, one, attrs.evolve(one, free=4))).sets
+    assert choose_device_sets(ask(gpu=1), host(one, one)).sets
 
 
 @pytest.mark.parametrize(
     "request_",
     [
-        Request((), (), Level.HOST, Policy.REQUIRED),
-        attrs.evolve(ask(gpu=2), groups=(Group({"gpu": 1}),)),
-        attrs.evolve(ask(gpu=3), groups=(Group({"gpu": 1}), Group({"gpu": 2}))),
-        attrs.evolve(ask(gpu=1), groups=(Group({"vf": 1}),)),
+        Request((), (), Level.HOST, AffinityPolicy.REQUIRED),
+        attrs.evolve(ask(gpu=2), groups=(DeviceGroup({"gpu": 1}),)),
+        attrs.evolve(ask(gpu=3), groups=(DeviceGroup({"gpu": 1}), DeviceGroup({"gpu": 2}))),
+        attrs.evolve(ask(gpu=1), groups=(DeviceGroup({"vf": 1}),)),
     ],
 )
 def test_a_request_that_contradicts_itself(request_: Request) -> None:
     with pytest.raises(ValueError, match=r"group|want"):
-        choose(request_, host(*DGX))
+        choose_device_sets(request_, host(*DGX))
 
 
 def test_contradictions_of_the_host_are_named() -> None:
     (one,) = gpus(0)
     other = attrs.evolve(one, location=spot(2))
-    answer = choose(ask(gpu=1), host(one, other))
+    answer = choose_device_sets(ask(gpu=1), host(one, other))
     assert answer.miss is not None
     assert "gpu00 is listed twice with different data" in answer.miss.operator
     many = attrs.evolve(one, free=10**9)
-    answer = choose(ask(gpu=1), host(many))
+    answer = choose_device_sets(ask(gpu=1), host(many))
     assert answer.miss is not None
     assert "gpu00 is said to have 1000000000 free devices" in answer.miss.operator
     twice = attrs.evolve(host(one), nodes=(HostNode(0, 0, 1), HostNode(0, 0, 2)))
     with pytest.raises(ValueError, match="NUMA node 0 twice"):
-        choose(ask(gpu=1), twice)
+        choose_device_sets(ask(gpu=1), twice)

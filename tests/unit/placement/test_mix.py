@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.placement import shape_mix as mix
-from nova_hpc.placement.profile import DEFAULT, Shape
+from nova_hpc.placement import shape_mix
+from nova_hpc.placement.profile import DEFAULT, FlavorShape
 from nova_hpc.topology.level import Level
 from nova_hpc_tools.simulate.model import Typical
 from nova_hpc_tools.simulate.ours import PARTS, Weights, profile_of
@@ -19,7 +19,7 @@ from tests.unit.cloud.build import shape as workload_shape
 
 SHAPES = st.lists(
     st.builds(
-        Shape,
+        FlavorShape,
         st.dictionaries(st.sampled_from(["gpu", "vf"]), st.integers(1, 8), min_size=1),
         st.integers(1, 4),
         st.sampled_from(Level),
@@ -33,27 +33,29 @@ SHAPES = st.lists(
 
 
 def test_equal_flavors_are_one_shape() -> None:
-    assert mix.merged([Shape({"gpu": 2}), Shape({"gpu": 1}, weight=4), Shape({"gpu": 2})]) == (
-        Shape({"gpu": 1}, weight=4),
-        Shape({"gpu": 2}, weight=2),
+    assert shape_mix.merge_shapes(
+        [FlavorShape({"gpu": 2}), FlavorShape({"gpu": 1}, weight=4), FlavorShape({"gpu": 2})]
+    ) == (
+        FlavorShape({"gpu": 1}, weight=4),
+        FlavorShape({"gpu": 2}, weight=2),
     )
 
 
 def test_nothing_that_is_sold_is_the_default() -> None:
-    assert mix.profile([]) is DEFAULT
-    assert mix.profile([Shape({"gpu": 1}, weight=0)]) is DEFAULT
+    assert shape_mix.build_mixed_profile([]) is DEFAULT
+    assert shape_mix.build_mixed_profile([FlavorShape({"gpu": 1}, weight=0)]) is DEFAULT
 
 
 @given(SHAPES, st.integers(1, 12), st.randoms(use_true_random=False))
 def test_no_weight_is_lost_and_no_order_matters(
-    shapes: list[Shape], most: int, rng: random.Random
+    shapes: list[FlavorShape], most: int, rng: random.Random
 ) -> None:
-    found = mix.merged(shapes, most)
+    found = shape_mix.merge_shapes(shapes, most)
     assert len(found) <= most
     assert sum(one.weight for one in found) == sum(one.weight for one in shapes)
-    assert mix.merged(rng.sample(shapes, len(shapes)), most) == found
+    assert shape_mix.merge_shapes(rng.sample(shapes, len(shapes)), most) == found
     # Twice is once: schedulers may get the result of one another.
-    assert mix.merged(found, most) == found
+    assert shape_mix.merge_shapes(found, most) == found
     # Amounts and counts are those of flavors that there are.
     bare = {attrs.evolve(one, weight=1) for one in shapes}
     assert {attrs.evolve(one, weight=1) for one in found} <= bare
@@ -68,39 +70,41 @@ def test_no_weight_is_lost_and_no_order_matters(
         # Memory differs less than the number of devices.
         (
             [
-                Shape({"gpu": 1}, memory_kib=1000, page_kib=4),
-                Shape({"gpu": 1}, memory_kib=1004, page_kib=4),
-                Shape({"gpu": 2}, memory_kib=1000, page_kib=4),
+                FlavorShape({"gpu": 1}, memory_kib=1000, page_kib=4),
+                FlavorShape({"gpu": 1}, memory_kib=1004, page_kib=4),
+                FlavorShape({"gpu": 2}, memory_kib=1000, page_kib=4),
             ],
             {(1, Level.HOST, 1004, 2), (2, Level.HOST, 1000, 1)},
         ),
         # The number of devices less than the level; the heavier one stays.
         (
             [
-                Shape({"gpu": 4}, level=Level.NUMA, weight=3),
-                Shape({"gpu": 8}, level=Level.NUMA),
-                Shape({"gpu": 8}, level=Level.SWITCH),
+                FlavorShape({"gpu": 4}, level=Level.NUMA, weight=3),
+                FlavorShape({"gpu": 8}, level=Level.NUMA),
+                FlavorShape({"gpu": 8}, level=Level.SWITCH),
             ],
             {(4, Level.NUMA, 0, 4), (8, Level.SWITCH, 0, 1)},
         ),
     ],
 )
 def test_what_differs_least_becomes_one(
-    shapes: list[Shape], left: set[tuple[int, Level, int, int]]
+    shapes: list[FlavorShape], left: set[tuple[int, Level, int, int]]
 ) -> None:
-    found = mix.merged(shapes, 2)
+    found = shape_mix.merge_shapes(shapes, 2)
     assert {(one.counts["gpu"], one.level, one.memory_kib, one.weight) for one in found} == left
 
 
 def test_a_large_server_that_is_sold_seldom_stays() -> None:
     """Before, the 32 heaviest shapes were taken, and it was none of them."""
     small = [
-        Shape({"gpu": 1}, weight=100, cpus=8, memory_kib=n * 2048, page_kib=2048)
+        FlavorShape({"gpu": 1}, weight=100, cpus=8, memory_kib=n * 2048, page_kib=2048)
         for n in range(1, 41)
     ]
-    found = mix.profile([*small, Shape({"gpu": 8}, weight=1, cpus=64)]).shapes
-    assert len(found) == mix.MOST
-    assert Shape({"gpu": 8}, weight=1, cpus=64) in found
+    found = shape_mix.build_mixed_profile(
+        [*small, FlavorShape({"gpu": 8}, weight=1, cpus=64)]
+    ).shapes
+    assert len(found) == shape_mix.MOST
+    assert FlavorShape({"gpu": 8}, weight=1, cpus=64) in found
 
 
 def test_the_simulation_has_the_profile_of_the_scheduler() -> None:
@@ -111,7 +115,7 @@ def test_the_simulation_has_the_profile_of_the_scheduler() -> None:
         for more in range(1, 21)
     )
     flavors = [
-        Shape(
+        FlavorShape(
             {"gpu": one.shape.gpus},
             weight=round(one.frequency * PARTS),
             cpus=one.shape.cpu_milli,
@@ -120,10 +124,10 @@ def test_the_simulation_has_the_profile_of_the_scheduler() -> None:
         )
         for one in workload
     ]
-    assert profile_of(workload, 1) == mix.profile(flavors)
-    assert len(profile_of(workload, 1).shapes) == mix.MOST
+    assert profile_of(workload, 1) == shape_mix.build_mixed_profile(flavors)
+    assert len(profile_of(workload, 1).shapes) == shape_mix.MOST
     equal = [attrs.evolve(each, weight=1) for each in flavors]
-    assert profile_of(workload, 1, Weights.EQUAL) == mix.profile(equal)
+    assert profile_of(workload, 1, Weights.EQUAL) == shape_mix.build_mixed_profile(equal)
     assert profile_of(workload, 2, Weights.UNKNOWN) == DEFAULT
     # On two NUMA nodes a server takes its part from each.
     assert [one.cpus for one in profile_of(workload, 2).shapes] == [
@@ -136,7 +140,7 @@ RUNNING = st.dictionaries(st.text(max_size=3), st.integers(0, 10**6), max_size=1
 
 @given(RUNNING)
 def test_learned_weights_are_few_and_in_the_order_of_what_runs(running: dict[str, int]) -> None:
-    found = mix.learned(running)
+    found = shape_mix.learn_weights(running)
     assert found.keys() == running.keys()
     # A power of two, from 1 to 1024.
     assert set(found.values()) <= {1 << n for n in range(11)}
@@ -149,16 +153,16 @@ def test_learned_weights_are_few_and_in_the_order_of_what_runs(running: dict[str
 
 @given(RUNNING)
 def test_learned_weights_are_shares_within_a_root_of_two(running: dict[str, int]) -> None:
-    total = sum(running.values()) + mix.PRIOR * len(running)
+    total = sum(running.values()) + shape_mix.PRIOR * len(running)
     if not any(running.values()):
         return
-    for name, weight in mix.learned(running).items():
-        share = 1024 * (running[name] + mix.PRIOR) / total
+    for name, weight in shape_mix.learn_weights(running).items():
+        share = 1024 * (running[name] + shape_mix.PRIOR) / total
         assert max(share, 0.5) / 2**0.5001 <= weight <= max(share, 1) * 2**0.5001
 
 
 def test_a_few_servers_more_change_no_weight() -> None:
     """Otherwise each scheduler would forget what it knows of all hosts whenever it counts."""
-    before = mix.learned({"gpu1": 600, "gpu2": 100, "gpu8": 40})
-    assert before == mix.learned({"gpu1": 640, "gpu2": 108, "gpu8": 38})
-    assert before != mix.learned({"gpu1": 600, "gpu2": 300, "gpu8": 40})
+    before = shape_mix.learn_weights({"gpu1": 600, "gpu2": 100, "gpu8": 40})
+    assert before == shape_mix.learn_weights({"gpu1": 640, "gpu2": 108, "gpu8": 38})
+    assert before != shape_mix.learn_weights({"gpu1": 600, "gpu2": 300, "gpu8": 40})

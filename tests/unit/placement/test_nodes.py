@@ -12,16 +12,25 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from nova_hpc.placement import numa_choice as nodes
-from nova_hpc.placement.judge import judge
-from nova_hpc.placement.model import Cell, Group, Host, HostNode, Policy, Pool, Request, Want
+from nova_hpc.placement import numa_choice
+from nova_hpc.placement.judge import judge_claimed_devices
+from nova_hpc.placement.model import (
+    AffinityPolicy,
+    DeviceGroup,
+    DevicePool,
+    FreeHost,
+    HostNode,
+    Request,
+    Want,
+    WantedCell,
+)
 from nova_hpc.topology.level import Level, Location
 from tests.unit.placement.worlds import cases
 
 
 def _claimed(
-    request: Request, host: Host, rng: random.Random
-) -> tuple[Host, Mapping[str, Sequence[str]]] | None:
+    request: Request, host: FreeHost, rng: random.Random
+) -> tuple[FreeHost, Mapping[str, Sequence[str]]] | None:
     """Any devices that serve the wants, and a host with nothing else."""
     free = {pool.id: pool.free for pool in host.pools}
     claimed: dict[str, list[str]] = {}
@@ -43,14 +52,14 @@ def _claimed(
 
 @given(cases(), st.randoms(use_true_random=False))
 def test_every_choice_of_nodes_once_and_the_best_first(
-    case: tuple[Request, Host], rng: random.Random
+    case: tuple[Request, FreeHost], rng: random.Random
 ) -> None:
     request, host = case
     got = _claimed(request, host, rng)
     if got is None or not request.cells or len(host.nodes) < len(request.cells):
         return
     host, claimed = got
-    found = nodes.tiers(request, host, claimed)
+    found = numa_choice.order_node_tiers(request, host, claimed)
     places = [tier.place for tier in found.judged()]
     assert len(set(places)) == len(places)
     count = len(request.cells)
@@ -61,8 +70,8 @@ def test_every_choice_of_nodes_once_and_the_best_first(
     place_of: dict[tuple[int, ...], tuple[int, ...] | None] = {}
     for mapping in itertools.permutations(sorted(node.id for node in host.nodes), count):
         cells = dict(zip((cell.id for cell in request.cells), mapping, strict=True))
-        answer = judge(nodes.fixed(request, cells), host, claimed)
-        place = nodes.place(answer.sets[0]) if answer.sets else None
+        answer = judge_claimed_devices(numa_choice.fix_request_cells(request, cells), host, claimed)
+        place = numa_choice.place_of_set(answer.sets[0]) if answer.sets else None
         assert place == place_of.setdefault(tuple(sorted(mapping)), place)
     # Better ones first, and what does not satisfy the request last.
     order = [{place_of[choice] for choice in choices} for choices in found]
@@ -72,25 +81,25 @@ def test_every_choice_of_nodes_once_and_the_best_first(
     event(f"{len(order)} tiers of {len(every)} choices")
 
 
-def _gpu(number: int, numa: int, socket: int) -> Pool:
+def _gpu(number: int, numa: int, socket: int) -> DevicePool:
     place = Location(numa=numa, socket=socket, root=f"root{number}", switches=(f"sw{number}",))
-    return Pool(f"gpu{number}", f"gpu{number}", place, 1, frozenset({"gpu"}))
+    return DevicePool(f"gpu{number}", f"gpu{number}", place, 1, frozenset({"gpu"}))
 
 
 def _ask(gpus: int, cells: int, level: Level) -> Request:
-    share = Group({"gpu": gpus // cells})
+    share = DeviceGroup({"gpu": gpus // cells})
     return Request(
         (Want("gpu", "gpu", gpus),),
         (share,) * cells,
         level,
-        Policy.REQUIRED,
-        tuple(Cell(number) for number in range(cells)),
+        AffinityPolicy.REQUIRED,
+        tuple(WantedCell(number) for number in range(cells)),
     )
 
 
 def test_the_node_of_the_devices_then_its_socket_then_the_rest() -> None:
-    host = Host("one", (_gpu(0, 2, 1),), tuple(HostNode(n, n // 2) for n in range(4)))
-    found = nodes.tiers(_ask(1, 1, Level.SOCKET), host, {"gpu": ["gpu0"]})
+    host = FreeHost("one", (_gpu(0, 2, 1),), tuple(HostNode(n, n // 2) for n in range(4)))
+    found = numa_choice.order_node_tiers(_ask(1, 1, Level.SOCKET), host, {"gpu": ["gpu0"]})
     assert list(found) == [((2,),), ((3,),), ((0,), (1,))]
     assert [tier.place is None for tier in found.judged()] == [False, False, True]
 
@@ -98,11 +107,13 @@ def test_the_node_of_the_devices_then_its_socket_then_the_rest() -> None:
 def test_the_node_of_most_groups_comes_first() -> None:
     """One GPU on node 1 and three on node 3, for a flavor that takes what there is."""
     gpus = (_gpu(0, 1, 0), *(_gpu(number, 3, 1) for number in (1, 2, 3)))
-    host = Host("one", gpus, tuple(HostNode(n, n // 2) for n in range(4)))
+    host = FreeHost("one", gpus, tuple(HostNode(n, n // 2) for n in range(4)))
     request = attrs.evolve(
-        _ask(4, 1, Level.NUMA), groups=(Group({"gpu": 1}),) * 4, policy=Policy.PREFERRED
+        _ask(4, 1, Level.NUMA),
+        groups=(DeviceGroup({"gpu": 1}),) * 4,
+        policy=AffinityPolicy.PREFERRED,
     )
-    first, *_, last = nodes.tiers(request, host, {"gpu": [gpu.id for gpu in gpus]})
+    first, *_, last = numa_choice.order_node_tiers(request, host, {"gpu": [gpu.id for gpu in gpus]})
     assert (first, last) == (((3,),), ((0,),))
 
 
@@ -110,7 +121,9 @@ def test_the_node_of_most_groups_comes_first() -> None:
 def test_a_host_of_very_many_nodes_is_bounded() -> None:
     """32 NUMA nodes, as with one for each L3 cache, and a guest of eight cells."""
     gpus = tuple(_gpu(number, number * 2, number // 8) for number in range(16))
-    host = Host("one", gpus[:8], tuple(HostNode(n, n // 16) for n in range(32)))
-    found = nodes.tiers(_ask(8, 8, Level.NUMA), host, {"gpu": [gpu.id for gpu in gpus[:8]]})
-    assert sum(len(tier.ways) for tier in found.judged()) <= nodes.MOST
+    host = FreeHost("one", gpus[:8], tuple(HostNode(n, n // 16) for n in range(32)))
+    found = numa_choice.order_node_tiers(
+        _ask(8, 8, Level.NUMA), host, {"gpu": [gpu.id for gpu in gpus[:8]]}
+    )
+    assert sum(len(tier.ways) for tier in found.judged()) <= numa_choice.MOST
     assert next(iter(found)) == (tuple(range(0, 16, 2)),)

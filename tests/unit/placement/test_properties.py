@@ -13,17 +13,17 @@ import attrs
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from nova_hpc.placement.choose import choose
-from nova_hpc.placement.judge import judge
-from nova_hpc.placement.model import DeviceSet, Host, Nvlink, Request
+from nova_hpc.placement.choose import choose_device_sets
+from nova_hpc.placement.judge import judge_claimed_devices
+from nova_hpc.placement.model import DeviceSet, FreeHost, Nvlink, Request
 from nova_hpc.placement.profile import Profile
 from nova_hpc.placement.solver import costs
 from nova_hpc.placement.solver.demand import Demand
-from nova_hpc.placement.solver.domains import survey
-from nova_hpc.placement.solver.measure import measure
-from nova_hpc.placement.solver.problem import Problem
-from nova_hpc.placement.solver.spanning import links
-from nova_hpc.placement.spread import groups_of, rotate
+from nova_hpc.placement.solver.domains import survey_host
+from nova_hpc.placement.solver.measure import measure_choice
+from nova_hpc.placement.solver.problem import SearchProblem
+from nova_hpc.placement.solver.spanning import read_linked_sets
+from nova_hpc.placement.spread import groups_of_set, rotate_devices
 from nova_hpc.topology.level import Level, common_level
 from tests.unit.placement import brute
 from tests.unit.placement.worlds import cases, profiles
@@ -45,7 +45,7 @@ def claims(request: Request, found: DeviceSet) -> dict[str, list[str]]:
     return claimed
 
 
-def check_set(request: Request, host: Host, found: DeviceSet) -> None:
+def check_set(request: Request, host: FreeHost, found: DeviceSet) -> None:
     """A set is what it says it is, by the definitions and not by the solver."""
     pools = {pool.id: pool for pool in host.pools}
     nodes = {node.id: node for node in host.nodes}
@@ -96,10 +96,10 @@ def check_set(request: Request, host: Host, found: DeviceSet) -> None:
 
 @thorough
 @given(cases(), profiles())
-def test_as_good_as_trying_everything(case: tuple[Request, Host], profile: Profile) -> None:
+def test_as_good_as_trying_everything(case: tuple[Request, FreeHost], profile: Profile) -> None:
     request, host = case
     reference = brute.best(request, host, profile)
-    answer = choose(request, host, profile=profile)
+    answer = choose_device_sets(request, host, profile=profile)
     event("fits" if reference else "does not fit")
     event(f"groups: {len(request.groups)}, cells: {len(request.cells)}")
     if reference is None:
@@ -117,9 +117,9 @@ def test_as_good_as_trying_everything(case: tuple[Request, Host], profile: Profi
 
 @thorough
 @given(cases(), st.integers(2, 8))
-def test_every_alternative_is_valid_and_another(case: tuple[Request, Host], limit: int) -> None:
+def test_every_alternative_is_valid_and_another(case: tuple[Request, FreeHost], limit: int) -> None:
     request, host = case
-    answer = choose(request, host, limit)
+    answer = choose_device_sets(request, host, limit)
     assert len(answer.sets) <= limit
     for found in answer.sets:
         check_set(request, host, found)
@@ -128,14 +128,14 @@ def test_every_alternative_is_valid_and_another(case: tuple[Request, Host], limi
     mapped = answer.sets[: len(firsts)]
     assert len({str(found.cells) for found in mapped}) == len(mapped)
     assert [found.score for found in mapped] == sorted(found.score for found in mapped)
-    assert choose(request, host).sets == answer.sets[:1]
+    assert choose_device_sets(request, host).sets == answer.sets[:1]
     event(f"{len(answer.sets)} sets")
 
 
 @thorough
 @given(cases(), st.randoms(use_true_random=False), st.integers(1, 3))
 def test_order_of_the_input_does_not_matter(
-    case: tuple[Request, Host], rng: random.Random, limit: int
+    case: tuple[Request, FreeHost], rng: random.Random, limit: int
 ) -> None:
     request, host = case
 
@@ -146,21 +146,21 @@ def test_order_of_the_input_does_not_matter(
         host, pools=mixed(host.pools), nodes=mixed(host.nodes), nvlink=mixed(host.nvlink)
     )
     asked = attrs.evolve(request, wants=mixed(request.wants), cells=mixed(request.cells))
-    assert choose(asked, other, limit) == choose(request, host, limit)
+    assert choose_device_sets(asked, other, limit) == choose_device_sets(request, host, limit)
 
 
 @thorough
 @given(cases())
-def test_judge_accepts_what_was_chosen(case: tuple[Request, Host]) -> None:
+def test_judge_accepts_what_was_chosen(case: tuple[Request, FreeHost]) -> None:
     request, host = case
-    for found in choose(request, host, 4).sets:
+    for found in choose_device_sets(request, host, 4).sets:
         mapped = attrs.evolve(
             request,
             cells=tuple(
                 attrs.evolve(cell, host_node=found.cells[cell.id]) for cell in request.cells
             ),
         )
-        answer = judge(mapped, host, claims(request, found))
+        answer = judge_claimed_devices(mapped, host, claims(request, found))
         assert answer.miss is None
         (judged,) = answer.sets
         assert judged.level <= found.level
@@ -172,7 +172,7 @@ def test_judge_accepts_what_was_chosen(case: tuple[Request, Host]) -> None:
 @thorough
 @given(cases(), st.randoms(use_true_random=False))
 def test_judge_agrees_with_trying_everything(
-    case: tuple[Request, Host], rng: random.Random
+    case: tuple[Request, FreeHost], rng: random.Random
 ) -> None:
     """Any devices at all, such as Nova might have claimed without a filter."""
     request, host = case
@@ -187,7 +187,7 @@ def test_judge_agrees_with_trying_everything(
         claimed[want.key] = rng.sample(serving, want.count)
         for one in claimed[want.key]:
             free[one] -= 1
-    answer = judge(request, host, claimed)
+    answer = judge_claimed_devices(request, host, claimed)
     event("accepted" if answer.sets else "refused")
     assert bool(answer.sets) == brute.aligned(request, host, claimed)
 
@@ -195,34 +195,34 @@ def test_judge_agrees_with_trying_everything(
 @thorough
 @given(cases(), profiles(), st.integers(0, 99), st.randoms(use_true_random=False))
 def test_rotated_sets_are_equally_good(
-    case: tuple[Request, Host], profile: Profile, seed: int, rng: random.Random
+    case: tuple[Request, FreeHost], profile: Profile, seed: int, rng: random.Random
 ) -> None:
     request, host = case
-    for found in choose(request, host, 1, profile).sets:
-        other = rotate(request, host, found, seed)
+    for found in choose_device_sets(request, host, 1, profile).sets:
+        other = rotate_devices(request, host, found, seed)
         check_set(request, host, other)
         assert (other.level, other.score) == (found.level, found.score)
         demand = Demand.of(request)
-        site = survey(demand, host)
-        linked = links(request, demand, site, host)
-        problem = Problem.of(request, demand, site, profile)
-        measured = measure(problem, linked, groups_of(demand, site, other), other.cells)
+        site = survey_host(demand, host)
+        linked = read_linked_sets(request, demand, site, host)
+        problem = SearchProblem.of(request, demand, site, profile)
+        measured = measure_choice(problem, linked, groups_of_set(demand, site, other), other.cells)
         assert (measured.level, measured.distance) == (found.level, found.distance)
         assert measured.score == found.score
         turned = attrs.evolve(host, pools=tuple(rng.sample(host.pools, len(host.pools))))
-        assert rotate(request, turned, found, seed) == other
+        assert rotate_devices(request, turned, found, seed) == other
         event("moved" if other.picks != found.picks else "stayed")
 
 
 @thorough
 @given(cases())
-def test_the_bounded_choice_reaches_the_same_level(case: tuple[Request, Host]) -> None:
+def test_the_bounded_choice_reaches_the_same_level(case: tuple[Request, FreeHost]) -> None:
     """Where the exact search gives up at once, what follows is valid and as tight."""
     request, host = case
     linked = request.nvlink is not Nvlink.NONE
     with mock.patch.object(costs, "MAX_WORK", -1):
-        answer = choose(request, host)
-    best = choose(request, host)
+        answer = choose_device_sets(request, host)
+    best = choose_device_sets(request, host)
     event("fits" if answer.sets else "does not fit")
     for found in answer.sets:
         check_set(request, host, found)
@@ -237,7 +237,7 @@ def test_devices_apart(case):
     """By group_policy=isolate each device is of another pool, wherever that is possible."""
     request, host = case
     request = attrs.evolve(request, apart=True)
-    answer = choose(request, host)
+    answer = choose_device_sets(request, host)
     expected = brute.best(request, host)
     assert bool(answer.sets) == (expected is not None)
     if expected is None:

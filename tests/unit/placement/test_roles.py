@@ -10,9 +10,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.placement.judge import judge
-from nova_hpc.placement.model import Group, Host, Policy, Pool, Request, Want
-from nova_hpc.placement.roles import RoleConflictError, bind, bound, played_by, played_on
+from nova_hpc.placement.judge import judge_claimed_devices
+from nova_hpc.placement.model import (
+    AffinityPolicy,
+    DeviceGroup,
+    DevicePool,
+    FreeHost,
+    Request,
+    Want,
+)
+from nova_hpc.placement.roles import (
+    RoleConflictError,
+    bind_alias_roles,
+    restrict_to_roles,
+    roles_played_by_hosts,
+    roles_played_on_host,
+)
 from nova_hpc.topology.level import Level, Location
 
 
@@ -41,14 +54,14 @@ def want(name, key="0"):
     ],
 )
 def test_the_role_of_an_alias(alias, found, known, role):
-    played = played_on([({"0"}, each) for each in found])
-    assert bind([want(alias)], played, known) == ({} if role is None else {"0": role})
+    played = roles_played_on_host([({"0"}, each) for each in found])
+    assert bind_alias_roles([want(alias)], played, known) == ({} if role is None else {"0": role})
 
 
 def test_two_roles_that_the_alias_does_not_tell_apart():
-    played = played_on([({"0"}, "ibvf"), ({"0"}, "ethvf")])
+    played = roles_played_on_host([({"0"}, "ibvf"), ({"0"}, "ethvf")])
     with pytest.raises(RoleConflictError, match=r"the alias fast .* roles ethvf and ibvf"):
-        bind([want("fast")], played)
+        bind_alias_roles([want("fast")], played)
 
 
 ROLES = st.sampled_from([None, "a", "b", "a-b"])
@@ -61,7 +74,7 @@ def test_order_and_division_into_hosts_do_not_matter(hosts, rng):
 
     def answer(some):
         try:
-            return bind(wants, played_by(map(played_on, some)))
+            return bind_alias_roles(wants, roles_played_by_hosts(map(roles_played_on_host, some)))
         except RoleConflictError as error:
             return str(error)
 
@@ -74,10 +87,10 @@ def test_order_and_division_into_hosts_do_not_matter(hosts, rng):
 @given(DEVICES)
 def test_a_device_serves_only_its_own_role(devices):
     pools = tuple(
-        Pool(str(number), f"pool{number}", Location(), 1, serves, role=role)
+        DevicePool(str(number), f"pool{number}", Location(), 1, serves, role=role)
         for number, (serves, role) in enumerate(devices)
     )
-    host, refused = bound(Host("h", pools), {"0": "a"})
+    host, refused = restrict_to_roles(FreeHost("h", pools), {"0": "a"})
     for before, after in zip(pools, host.pools, strict=True):
         expected = {key for key in before.serves if key == "1" or before.role in (None, "a")}
         assert after.serves == expected
@@ -87,11 +100,15 @@ def test_a_device_serves_only_its_own_role(devices):
 
 
 def test_a_claimed_device_of_another_role():
-    pool = Pool("p", "0000:01:00.1", Location(), 1, frozenset({"0"}), role="ibvf")
+    pool = DevicePool("p", "0000:01:00.1", Location(), 1, frozenset({"0"}), role="ibvf")
     request = Request(
-        (want("ethvf"),), (Group({"0": 1}),), Level.HOST, Policy.REQUIRED, roles={"0": "ethvf"}
+        (want("ethvf"),),
+        (DeviceGroup({"0": 1}),),
+        Level.HOST,
+        AffinityPolicy.REQUIRED,
+        roles={"0": "ethvf"},
     )
-    answer = judge(request, Host("h", (pool,)), {"0": ["p"]})
+    answer = judge_claimed_devices(request, FreeHost("h", (pool,)), {"0": ["p"]})
     assert answer.miss.user == "a claimed ethvf has the role ibvf, not ethvf"
     same = attrs.evolve(request, roles={"0": "ibvf"})
-    assert judge(same, Host("h", (pool,)), {"0": ["p"]}).sets
+    assert judge_claimed_devices(same, FreeHost("h", (pool,)), {"0": ["p"]}).sets

@@ -7,17 +7,17 @@ import attrs
 from hypothesis import strategies as st
 
 from nova_hpc.placement.model import (
-    Cell,
-    Group,
-    Host,
+    AffinityPolicy,
+    DeviceGroup,
+    DevicePool,
+    FreeHost,
     HostNode,
     Nvlink,
-    Policy,
-    Pool,
     Request,
     Want,
+    WantedCell,
 )
-from nova_hpc.placement.profile import DEFAULT, Profile, Shape
+from nova_hpc.placement.profile import DEFAULT, FlavorShape, Profile
 from nova_hpc.topology.level import Level, Location
 
 WANTS = ("A", "B", "C")
@@ -47,7 +47,7 @@ def locations(draw: st.DrawFn, nodes: int, known: bool) -> list[Location]:
 
 
 @st.composite
-def hosts(draw: st.DrawFn, request: Request, devices: int, nodes: int) -> Host:
+def hosts(draw: st.DrawFn, request: Request, devices: int, nodes: int) -> FreeHost:
     """A host that has about what the request wants, and some more."""
     known = draw(st.integers(0, 5)) > 0
     places = draw(locations(nodes, known))
@@ -78,7 +78,7 @@ def hosts(draw: st.DrawFn, request: Request, devices: int, nodes: int) -> Host:
         if tagged and draw(st.integers(0, 7)) == 0:
             role = draw(st.sampled_from((*ROLES, None)))
         pools.append(
-            Pool(
+            DevicePool(
                 id=f"id{number}",
                 name=f"dev{number:02}",
                 location=draw(st.sampled_from(places)),
@@ -89,7 +89,7 @@ def hosts(draw: st.DrawFn, request: Request, devices: int, nodes: int) -> Host:
                 aliases=draw(st.sampled_from([0, 0, 0, 1, 2, 3])),
             )
         )
-    return Host(
+    return FreeHost(
         name="host",
         pools=tuple(pools),
         nodes=tuple(
@@ -110,7 +110,7 @@ def _keys(request: Request) -> set[str]:
 
 
 @st.composite
-def links(draw: st.DrawFn, request: Request, pools: list[Pool]) -> tuple[frozenset[str], ...]:
+def links(draw: st.DrawFn, request: Request, pools: list[DevicePool]) -> tuple[frozenset[str], ...]:
     """NVLink sets, mostly of devices that serve the first want, of the right size."""
     if draw(st.integers(0, 3 if request.nvlink is not Nvlink.NONE else 9)) == 0:
         return ()
@@ -143,7 +143,7 @@ def requests(draw: st.DrawFn, nodes: int) -> Request:
     for number in range(draw(st.integers(0, 2))):
         pages = draw(st.booleans())
         cells.append(
-            Cell(
+            WantedCell(
                 id=number,
                 dedicated_cpus=draw(st.sampled_from([0, 0, 4, 8])),
                 memory_kib=2048 * 8 if pages else 0,
@@ -160,9 +160,9 @@ def requests(draw: st.DrawFn, nodes: int) -> Request:
             ]
     return Request(
         wants=tuple(Want(key, key.lower(), count * groups) for key, count in size.items()),
-        groups=tuple(Group(size) for _ in range(groups)),
+        groups=tuple(DeviceGroup(size) for _ in range(groups)),
         level=draw(st.sampled_from(Level)),
-        policy=draw(st.sampled_from(Policy)),
+        policy=draw(st.sampled_from(AffinityPolicy)),
         cells=tuple(cells),
         on_cells=bool(cells) and draw(st.booleans()),
         nvlink=draw(st.sampled_from([Nvlink.NONE, Nvlink.NONE, Nvlink.PREFERRED, Nvlink.REQUIRED])),
@@ -179,7 +179,7 @@ def profiles(draw: st.DrawFn) -> Profile:
         roles = draw(st.lists(st.sampled_from(ROLES), min_size=1, max_size=2, unique=True))
         paged = draw(st.booleans())
         shapes.append(
-            Shape(
+            FlavorShape(
                 {role: draw(st.integers(1, 3)) for role in roles},
                 groups=draw(st.sampled_from([1, 1, 2])),
                 level=draw(st.sampled_from(Level)),
@@ -193,7 +193,7 @@ def profiles(draw: st.DrawFn) -> Profile:
 
 
 @st.composite
-def cases(draw: st.DrawFn, devices: int = 7) -> tuple[Request, Host]:
+def cases(draw: st.DrawFn, devices: int = 7) -> tuple[Request, FreeHost]:
     nodes = draw(st.sampled_from([2, 2, 3, 1]))
     request = draw(requests(nodes))
     return request, draw(hosts(request, draw(st.sampled_from([devices, 12])), nodes))

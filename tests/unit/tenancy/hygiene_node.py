@@ -12,13 +12,13 @@ from pathlib import Path
 import attrs
 
 from nova_hpc.tenancy import holders
-from nova_hpc.tenancy.guest_domains import GuestDomains
+from nova_hpc.tenancy.guest_domains import NodeGuestDomains
 from nova_hpc.tenancy.hygiene import cleaner
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
-from nova_hpc.tenancy.hygiene.step import Hygiene
+from nova_hpc.tenancy.hygiene.step import HygieneStep
 from nova_hpc.tenancy.ledger import LedgerFile
-from nova_hpc.tenancy.owners import Owners
-from nova_hpc.tenancy.step import View
+from nova_hpc.tenancy.owners import DeviceOwners
+from nova_hpc.tenancy.step import NodeView
 from nova_hpc.topology import sysfs
 
 GPU, OTHER, PF, VF = "0000:41:00.0", "0000:42:00.0", "0000:43:00.0", "0000:43:00.1"
@@ -52,15 +52,21 @@ def config(
 
 def owners_of(root, records=frozenset, domains=None):
     """Nova's records as told, the kernel of this machine, and no guest domain but *domains*."""
-    known = domains or GuestDomains()
-    return Owners(records, lambda: known, functools.partial(holders.holders, root))
+    known = domains or NodeGuestDomains()
+    return DeviceOwners(
+        records, lambda: known, functools.partial(holders.find_kernel_holders, root)
+    )
 
 
-class NodeHygiene(Hygiene):
+class NodeHygiene(HygieneStep):
     """The step; who has devices may be left out (nobody), or told as Nova's records alone."""
 
     def _owners(self, owners):
-        return owners if isinstance(owners, Owners) else owners_of(self.root, owners or frozenset)
+        return (
+            owners
+            if isinstance(owners, DeviceOwners)
+            else owners_of(self.root, owners or frozenset)
+        )
 
     def give(self, server, wanted, owners=None):
         return super().give(server, wanted, self._owners(owners))
@@ -207,19 +213,21 @@ class FakeNode:
         return owners_of(self.root, lambda: frozenset(records), domains)
 
     def candidates(self, *addresses):
-        return View(sysfs.read(self.root), dict.fromkeys(addresses, "gpu")).candidates(addresses)
+        return NodeView(
+            sysfs.read_sysfs_node(self.root), dict.fromkeys(addresses, "gpu")
+        ).candidates(addresses)
 
     def step(self, timeout=20.0, reset=None, cleaners=None, rules=None):
         folder = self.file.locks
-        tools = cleaner.Tools(
+        tools = cleaner.CleanerTools(
             root=self.root,
             timeout=timeout,
-            reset=reset or (lambda a: hygiene_reset.reset(self.root, a, timeout, folder)),
+            reset=reset or (lambda a: hygiene_reset.reset_device(self.root, a, timeout, folder)),
         )
         return NodeHygiene(
             root=self.root,
             ledger=self.file,
-            cleaners=cleaners or cleaner.load({}, tools),
+            cleaners=cleaners or cleaner.load_cleaners({}, tools),
             timeout=timeout,
             clock=lambda: (self.now[0], self.now[1]),
             **({} if rules is None else {"rules": rules}),

@@ -6,15 +6,20 @@ import contextlib
 
 import attrs
 
-from nova_hpc.tenancy.guest_domains import Condition, GuestDomain, GuestDomains, Passed
-from nova_hpc.tenancy.health_states import Rules
+from nova_hpc.tenancy.guest_domains import (
+    DomainCondition,
+    NodeGuestDomain,
+    NodeGuestDomains,
+    PassedFunctions,
+)
+from nova_hpc.tenancy.health_states import HealthRules
 from nova_hpc.tenancy.ledger import LedgerFile
-from nova_hpc.tenancy.owners import Row, Rows
+from nova_hpc.tenancy.owners import NovaDeviceRow, NovaDeviceRows
 from nova_hpc.tenancy.service_vm import domain
-from nova_hpc.tenancy.service_vm.runner import Outcome, Runner
-from nova_hpc.tenancy.service_vm.stage import Mode
-from nova_hpc.tenancy.service_vm.step import Cleansing
-from nova_hpc.tenancy.step import RefusedError, Tenant, View
+from nova_hpc.tenancy.service_vm.runner import StageOutcome, StageRunner
+from nova_hpc.tenancy.service_vm.stage import StageMode
+from nova_hpc.tenancy.service_vm.step import StageStep
+from nova_hpc.tenancy.step import DeviceTenant, NodeView, RefusedError
 from nova_hpc.topology import sysfs
 from tests.unit.tenancy.hygiene_node import GPU, OTHER, make
 
@@ -26,7 +31,7 @@ class Killed(BaseException):
 
 
 @attrs.define
-class World(Runner):
+class World(StageRunner):
     """What outlives the service; it is also what runs its service VMs."""
 
     node: object
@@ -39,7 +44,7 @@ class World(Runner):
     #: How many steps until the service is killed; None: it is not.
     left: int | None = None
     #: What the next stages come to; afterwards they pass.
-    outcomes: list[Outcome] = attrs.field(factory=list)
+    outcomes: list[StageOutcome] = attrs.field(factory=list)
     #: Every service VM that ever was.
     seen: list[str] = attrs.field(factory=list)
     stuck: bool = False
@@ -67,7 +72,9 @@ class World(Runner):
         self.vms[holder] = tuple(devices)
         self.seen.append(holder)
         self.tick()
-        outcome = self.outcomes.pop(0) if self.outcomes else Outcome(dict.fromkeys(devices, ""))
+        outcome = (
+            self.outcomes.pop(0) if self.outcomes else StageOutcome(dict.fromkeys(devices, ""))
+        )
         for each, why in outcome.verdicts.items():
             if why == "":
                 self.traces.pop(each, None)
@@ -88,10 +95,13 @@ class World(Runner):
     # -- who is asked -------------------------------------------------------------------
 
     def domains(self):
-        return GuestDomains(
+        return NodeGuestDomains(
             tuple(
-                GuestDomain(
-                    uuid, domain.name_of(uuid), Condition.RUNNING, Passed(frozenset(devices))
+                NodeGuestDomain(
+                    uuid,
+                    domain.service_vm_name_of(uuid),
+                    DomainCondition.RUNNING,
+                    PassedFunctions(frozenset(devices)),
                 )
                 for uuid, devices in self.vms.items()
             )
@@ -108,10 +118,10 @@ class World(Runner):
 
     def rows(self):
         """Nova's records."""
-        return Rows(
+        return NovaDeviceRows(
             "node",
             {
-                each: Row(
+                each: NovaDeviceRow(
                     self.claimed.get(each),
                     "" if each in self.claimed else f"{self.changes[each]}",
                 )
@@ -140,19 +150,19 @@ class Service:
         self.world = world
         node = world.node
         self.hygiene = attrs.evolve(
-            node.step(rules=Rules(suspect_retry=60.0)),
+            node.step(rules=HealthRules(suspect_retry=60.0)),
             ledger=DeadlyFile(node.state, takes_over=True, world=world),
         )
-        self.stage = Cleansing(
+        self.stage = StageStep(
             records=self.hygiene.records,
             cleaning=self.hygiene.cleaning,
-            modes={"gpu": Mode.SERVICE_VM} if modes is None else modes,
-            runners={Mode.SERVICE_VM: world, Mode.HOST: world},
+            modes={"gpu": StageMode.SERVICE_VM} if modes is None else modes,
+            runners={StageMode.SERVICE_VM: world, StageMode.HOST: world},
             spawn=lambda attend: None,
         )
 
     def view(self):
-        return View(sysfs.read(self.world.node.root), dict.fromkeys(DEVICES, "gpu"))
+        return NodeView(sysfs.read_sysfs_node(self.world.node.root), dict.fromkeys(DEVICES, "gpu"))
 
     def start(self, server, *addresses):
         """What Nova does: it claims, the driver checks, the guest runs. Whether it does."""
@@ -161,7 +171,7 @@ class Service:
             return False
         world.claimed |= dict.fromkeys(addresses, server)
         world.changes.update(addresses)
-        tenant = Tenant(server, tuple(addresses), owners=world.owners())
+        tenant = DeviceTenant(server, tuple(addresses), owners=world.owners())
         try:
             self.stage.before_start(tenant, self.view())
             self.hygiene.before_start(tenant, self.view())

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from nova_hpc.tenancy import ledger
 from nova_hpc.tenancy.adapters import netlink
-from nova_hpc.tenancy.adapters.plan import Prefix, records_of
-from nova_hpc.tenancy.adapters.step import KEEP, OFF, OWN, Adapters
+from nova_hpc.tenancy.adapters.plan import AddressPrefix, adapter_records_of
+from nova_hpc.tenancy.adapters.step import KEEP, OFF, OWN, AdapterStep
 from nova_hpc.tenancy.ledger import LedgerError, LedgerFile, copy_of
 from nova_hpc.topology import sysfs
 from tests.unit.tenancy import cards
@@ -34,7 +34,7 @@ class World:
 
     @property
     def step(self):
-        return Adapters(self.root, self.file, Prefix(b"\x0e"), self.mode)
+        return AdapterStep(self.root, self.file, AddressPrefix(b"\x0e"), self.mode)
 
     @property
     def file(self):
@@ -42,7 +42,7 @@ class World:
 
     @property
     def node(self):
-        return sysfs.read(self.root)
+        return sysfs.read_sysfs_node(self.root)
 
     def give(self, server, *numbers, ports=()):
         found = self.step.give(
@@ -70,14 +70,14 @@ class World:
 
     @property
     def records(self):
-        return records_of(self.file.known())
+        return adapter_records_of(self.file.known())
 
 
 def world(root: Path, monkeypatch, kind, mode=KEEP) -> World:
     cards.add(root, PF, VFS)
     kind(root, PF)
     kernel = Kernel(4)
-    monkeypatch.setattr(netlink, "_open", kernel)
+    monkeypatch.setattr(netlink, "_open_netlink", kernel)
     return World(root, kernel, mode)
 
 
@@ -183,9 +183,9 @@ def test_a_failure_leaves_nothing_half_set(ib):
 @pytest.mark.parametrize("step", range(6))
 def test_killed_between_set_and_start(ib, monkeypatch, step):
     """At every write to the files of the driver."""
-    from nova_hpc.tenancy.adapters.mlx5 import Mlx5
+    from nova_hpc.tenancy.adapters.mlx5 import Mlx5Backend
 
-    write, left = Mlx5.write, [step]
+    write, left = Mlx5Backend.write, [step]
 
     class Killed(BaseException):
         pass
@@ -197,7 +197,7 @@ def test_killed_between_set_and_start(ib, monkeypatch, step):
         write(self, function, each)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Mlx5, "write", dying)
+        patch.setattr(Mlx5Backend, "write", dying)
         with pytest.raises(Killed):
             ib.give(ONE, 0, 1)
     assert ib.sweep() == {}
@@ -205,7 +205,7 @@ def test_killed_between_set_and_start(ib, monkeypatch, step):
     # Or it is given to another server before that.
     left[0] = step
     with monkeypatch.context() as patch:
-        patch.setattr(Mlx5, "write", dying)
+        patch.setattr(Mlx5Backend, "write", dying)
         with pytest.raises(Killed):
             ib.give(ONE, 0, 1)
     assert ib.give(TWO, 1, 0) == {}
@@ -240,7 +240,7 @@ def test_an_adapter_without_its_driver(ib):
 def test_the_life_of_guids_with_the_kernels_own_driver(tmp_path, monkeypatch):
     ib = world(tmp_path, monkeypatch, cards.inbox_infiniband)
     ib.kernel = InfinibandKernel(4)
-    monkeypatch.setattr(netlink, "_open", ib.kernel)
+    monkeypatch.setattr(netlink, "_open_netlink", ib.kernel)
     new = {"node_guid": 0, "port_guid": 0, "link_state": 2}
     assert ib.give(ONE, 0, 3) == {}
     given = [dict(ib.kernel.functions[each]) for each in (0, 3)]
@@ -320,7 +320,7 @@ def test_switched_off(ethernet):
 def test_a_driver_that_knows_little(tmp_path, monkeypatch):
     found = world(tmp_path, monkeypatch, cards.ethernet)
     found.kernel = Kernel(4, unknown=("IFLA_VF_SPOOFCHK",))
-    monkeypatch.setattr(netlink, "_open", found.kernel)
+    monkeypatch.setattr(netlink, "_open_netlink", found.kernel)
     outcome = found.step.give(ONE, found.node, VFS[:1])
     assert outcome.refused == {}
     assert outcome.notes == {VFS[0]: "its driver does not know: spoof_check"}
@@ -338,7 +338,7 @@ def test_no_connection(ethernet, monkeypatch):
     def broken():
         raise RuntimeError("no loop")
 
-    monkeypatch.setattr(netlink, "_open", broken)
+    monkeypatch.setattr(netlink, "_open_netlink", broken)
     assert "rtnetlink cannot be used" in ethernet.give(ONE, 0)[VFS[0]]
 
 
@@ -377,7 +377,7 @@ def test_a_full_disk_sets_nothing(ib, monkeypatch):
     def full(path, body):
         raise LedgerError("no space left on device")
 
-    monkeypatch.setattr(ledger, "_save", full)
+    monkeypatch.setattr(ledger, "_save_with_copy", full)
     with pytest.raises(LedgerError):
         ib.give(ONE, 0)
     assert ib.guids(0) == NONE

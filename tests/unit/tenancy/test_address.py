@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nova_hpc.tenancy.adapters import plan as addresses
-from nova_hpc.tenancy.adapters.plan import Prefix, PrefixError
+from nova_hpc.tenancy.adapters.plan import AddressPrefix, PrefixError
 
 PREFIXES = st.binary(min_size=0, max_size=2).flatmap(
     lambda rest: st.sampled_from([0x02, 0x06, 0x0E, 0xFE]).map(
-        lambda first: Prefix(bytes([first]) + rest)
+        lambda first: AddressPrefix(bytes([first]) + rest)
     )
 )
 SERVERS = st.uuids().map(str)
@@ -23,15 +23,15 @@ def test_they_are_local_in_the_clouds_range_and_never_the_same(prefix, functions
     guids, macs = set(), set()
     for server, index in functions:
         for use in ("node", "port"):
-            found = addresses.guid(prefix, server, index, use, guids)
+            found = addresses.draw_guid(prefix, server, index, use, guids)
             # Locally administered, of one interface, and no broadcast.
             assert found >> 56 & 3 == 2
             assert found.to_bytes(8, "big").startswith(prefix.octets)
             assert 0 < found < (1 << 64) - 1
             assert found not in guids
-            assert found == addresses.guid(prefix, server, index, use, guids)
+            assert found == addresses.draw_guid(prefix, server, index, use, guids)
             guids.add(found)
-        mac = addresses.mac(prefix, server, index, macs)
+        mac = addresses.draw_mac(prefix, server, index, macs)
         octets = bytes.fromhex(mac.replace(":", ""))
         assert len(octets) == 6
         assert octets.startswith(prefix.octets)
@@ -43,24 +43,24 @@ def test_they_are_local_in_the_clouds_range_and_never_the_same(prefix, functions
 
 @given(SERVERS, st.integers(0, 63), st.integers(1, 5))
 def test_one_in_use_is_passed_over(server, index, used):
-    prefix, taken, seen = Prefix(b"\x0e"), set(), []
+    prefix, taken, seen = AddressPrefix(b"\x0e"), set(), []
     for _ in range(used):
-        found = addresses.guid(prefix, server, index, "port", taken)
+        found = addresses.draw_guid(prefix, server, index, "port", taken)
         assert found not in taken
         taken.add(found)
         seen.append(found)
-    assert addresses.guid(prefix, server, index, "port", ()) == seen[0]
-    mac = addresses.mac(prefix, server, index, ())
-    assert addresses.mac(prefix, server, index, [mac]) != mac
+    assert addresses.draw_guid(prefix, server, index, "port", ()) == seen[0]
+    mac = addresses.draw_mac(prefix, server, index, ())
+    assert addresses.draw_mac(prefix, server, index, [mac]) != mac
 
 
 def test_many_servers():
     """No two of twenty thousand functions have the same, without asking one another."""
     names = [str(uuid.UUID(int=number)) for number in range(5_000)]
-    prefix = Prefix(b"\x0e")
+    prefix = AddressPrefix(b"\x0e")
     for draw in (
-        lambda server, index: addresses.guid(prefix, server, index, "node", ()),
-        lambda server, index: addresses.mac(prefix, server, index, ()),
+        lambda server, index: addresses.draw_guid(prefix, server, index, "node", ()),
+        lambda server, index: addresses.draw_mac(prefix, server, index, ()),
     ):
         assert len({draw(name, index) for name in names for index in range(4)}) == 20_000
 
@@ -68,9 +68,9 @@ def test_many_servers():
 def test_they_do_not_change():
     """A release that changed them would give a running server others at its next restart."""
     server = "5b3b2a7e-6f1d-4c86-9a51-0d2f8f7c1a11"
-    assert addresses.guid(Prefix(b"\x0e"), server, 0, "node", ()) == NODE
-    assert addresses.guid(Prefix(b"\x0e"), server, 0, "port", ()) == PORT
-    assert addresses.mac(Prefix(b"\x0e\x5a"), server, 1, ()) == MAC
+    assert addresses.draw_guid(AddressPrefix(b"\x0e"), server, 0, "node", ()) == NODE
+    assert addresses.draw_guid(AddressPrefix(b"\x0e"), server, 0, "port", ()) == PORT
+    assert addresses.draw_mac(AddressPrefix(b"\x0e\x5a"), server, 1, ()) == MAC
 
 
 NODE, PORT = 0x0EEBE4F83A87491D, 0x0EDD203FC1E0EAD8
@@ -78,10 +78,10 @@ MAC = "0e:5a:2f:1a:d8:ae"
 
 
 def test_prefixes():
-    assert Prefix.parse(" 0E:5a ") == Prefix(b"\x0e\x5a")
+    assert AddressPrefix.parse(" 0E:5a ") == AddressPrefix(b"\x0e\x5a")
     for text in ("", "0", "0e:", "0e5a", "0e:5a:00:01", "zz", "0e\n0e", "\u0660e"):
         with pytest.raises(PrefixError, match=r"is not one to three octets"):
-            Prefix.parse(text)
+            AddressPrefix.parse(text)
     for text in ("00", "01", "0f", "fc"):
         with pytest.raises(PrefixError, match=r"has to be 2, 6, a or e"):
-            Prefix.parse(text)
+            AddressPrefix.parse(text)

@@ -7,25 +7,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nova_hpc.tenancy import comparison, ledger
-from nova_hpc.tenancy.comparison import compare, proved
+from nova_hpc.tenancy.comparison import add_row_proofs, confirm_ledger_by_rows
 from nova_hpc.tenancy.ledger import LedgerError, copy_of
-from nova_hpc.tenancy.owners import Row, Rows
+from nova_hpc.tenancy.owners import NovaDeviceRow, NovaDeviceRows
 from nova_hpc.tenancy.service_vm import stage
-from nova_hpc.tenancy.service_vm.stage import Phase
-from nova_hpc.wire.ledger import SOMEBODY, Device, Ledger, State, Tenancy
+from nova_hpc.tenancy.service_vm.stage import StagePhase
+from nova_hpc.wire.ledger import SOMEBODY, DeviceState, Ledger, LedgerDevice, PartitionTenancy
 from tests.unit.tenancy.hygiene_node import GPU, OTHER, make
 from tests.unit.tenancy.service_vm_world import Service, world
 
 ONE, TWO = "server-1", "server-2"
-CLEAN = stage.passed(stage.owed(None, ONE, 1.0), 2.0, 3.0).dumps()
-DUE = stage.owed(None, ONE, 1.0).dumps()
-KNOWN = Device(proof="7 monday", stage=CLEAN)
+CLEAN = stage.pass_stage(stage.make_stage_due(None, ONE, 1.0), 2.0, 3.0).dumps()
+DUE = stage.make_stage_due(None, ONE, 1.0).dumps()
+KNOWN = LedgerDevice(proof="7 monday", stage=CLEAN)
 
 
 def one(device, row, node="", rows_node=""):
     """What becomes of the entry of one device."""
-    rows = Rows(rows_node, {} if row is None else {GPU: row})
-    return compare(Ledger(devices={GPU: device}, node=node), rows)
+    rows = NovaDeviceRows(rows_node, {} if row is None else {GPU: row})
+    return confirm_ledger_by_rows(Ledger(devices={GPU: device}, node=node), rows)
 
 
 # -- pure -------------------------------------------------------------------------------
@@ -34,11 +34,11 @@ def one(device, row, node="", rows_node=""):
 @pytest.mark.parametrize(
     ("row", "believed"),
     [
-        (Row(text="7 monday"), True),
-        (Row(text="7 tuesday"), False),  # a server had it, and gave it back
-        (Row(text="8 monday"), False),  # Nova had given it up, and knows it anew
-        (Row(server=TWO), False),
-        (Row(), False),  # it is neither free nor a server's
+        (NovaDeviceRow(text="7 monday"), True),
+        (NovaDeviceRow(text="7 tuesday"), False),  # a server had it, and gave it back
+        (NovaDeviceRow(text="8 monday"), False),  # Nova had given it up, and knows it anew
+        (NovaDeviceRow(server=TWO), False),
+        (NovaDeviceRow(), False),  # it is neither free nor a server's
         (None, False),
     ],
 )
@@ -53,8 +53,8 @@ def test_a_proof_is_what_nova_has_recorded(row, believed):
 
 
 def test_what_it_forbids_always_counts():
-    mark = Device(server=ONE, stage=DUE)
-    bad = Device(state=State.QUARANTINED, reason="ticket", proof="7 monday")
+    mark = LedgerDevice(server=ONE, stage=DUE)
+    bad = LedgerDevice(state=DeviceState.QUARANTINED, reason="ticket", proof="7 monday")
     for each in (mark, bad):
         kept = one(each, None).ledger.device(GPU)
         assert (kept.server, kept.stage, kept.state) == (each.server, each.stage, each.state)
@@ -63,53 +63,61 @@ def test_what_it_forbids_always_counts():
 
 def test_a_device_without_an_entry_is_not_clean():
     assert Ledger().device(GPU).owes
-    assert compare(Ledger(), Rows()).ledger.device(GPU).owes
+    assert confirm_ledger_by_rows(Ledger(), NovaDeviceRows()).ledger.device(GPU).owes
 
 
 def test_what_another_node_says_of_places_is_nothing():
-    board = Device(hardware="serial:1", state=State.QUARANTINED, reason="bad", proof="7 monday")
+    board = LedgerDevice(
+        hardware="serial:1", state=DeviceState.QUARANTINED, reason="bad", proof="7 monday"
+    )
     slot = attrs.evolve(board, hardware=f"slot:{OTHER}")
     known = Ledger(
         devices={GPU: board, OTHER: slot},
         absent={"serial:2": board},
-        partitions={1: Tenancy(ONE, frozenset({GPU}))},
+        partitions={1: PartitionTenancy(ONE, frozenset({GPU}))},
         compared=True,
         node="there",
     )
-    rows = Rows("here", {each: Row(text="7 monday") for each in (GPU, OTHER)})
-    found = compare(known, rows)
+    rows = NovaDeviceRows("here", {each: NovaDeviceRow(text="7 monday") for each in (GPU, OTHER)})
+    found = confirm_ledger_by_rows(known, rows)
     assert (found.foreign, found.ledger.node) == (True, "here")
     assert set(found.ledger.devices) == {GPU}
     assert found.ledger.absent == known.absent
     assert found.ledger.partitions is None
     # Nova that does not know the node yet says nothing of whose the file is.
     for node, other in (("", "here"), ("there", "")):
-        assert not compare(attrs.evolve(known, node=node), Rows(other)).foreign
+        assert not confirm_ledger_by_rows(
+            attrs.evolve(known, node=node), NovaDeviceRows(other)
+        ).foreign
 
 
 def test_only_what_is_clean_is_proved():
-    rows = Rows("here", {GPU: Row(text="7 monday"), OTHER: Row(server=ONE)})
+    rows = NovaDeviceRows(
+        "here", {GPU: NovaDeviceRow(text="7 monday"), OTHER: NovaDeviceRow(server=ONE)}
+    )
 
     def then(device, address=GPU):
-        return proved(Ledger(devices={address: device}), [address], rows).device(address).proof
+        return (
+            add_row_proofs(Ledger(devices={address: device}), [address], rows).device(address).proof
+        )
 
-    assert then(Device(proof="")) == "7 monday"
-    assert then(Device(proof="6 sunday", stage=CLEAN)) == "7 monday"
-    assert then(Device(proof="6 sunday", stage=DUE)) == "6 sunday"
-    assert then(Device()) is None
-    assert then(Device(proof="")) == "7 monday"
-    assert then(Device(server=ONE)) is None
-    assert then(Device(proof=""), OTHER) == ""
-    assert proved(Ledger(), [], rows).node == "here"
+    assert then(LedgerDevice(proof="")) == "7 monday"
+    assert then(LedgerDevice(proof="6 sunday", stage=CLEAN)) == "7 monday"
+    assert then(LedgerDevice(proof="6 sunday", stage=DUE)) == "6 sunday"
+    assert then(LedgerDevice()) is None
+    assert then(LedgerDevice(proof="")) == "7 monday"
+    assert then(LedgerDevice(server=ONE)) is None
+    assert then(LedgerDevice(proof=""), OTHER) == ""
+    assert add_row_proofs(Ledger(), [], rows).node == "here"
 
 
 _ROWS = st.one_of(
     st.none(),
-    st.builds(Row, server=st.none(), text=st.sampled_from(["", "1 a", "1 b", "2 a"])),
-    st.builds(Row, server=st.just(ONE), text=st.just("")),
+    st.builds(NovaDeviceRow, server=st.none(), text=st.sampled_from(["", "1 a", "1 b", "2 a"])),
+    st.builds(NovaDeviceRow, server=st.just(ONE), text=st.just("")),
 )
 _DEVICES = st.builds(
-    Device,
+    LedgerDevice,
     proof=st.sampled_from([None, "", "1 a", "1 b", "2 a"]),
     server=st.sampled_from([None, TWO]),
     stage=st.sampled_from([None, CLEAN, DUE]),
@@ -140,7 +148,7 @@ def found(tmp_path):
 
 
 def _entry(found):
-    return stage.loads(found.node.ledger.device(GPU).stage)
+    return stage.load_stage(found.node.ledger.device(GPU).stage)
 
 
 def _lose(found):
@@ -189,7 +197,7 @@ def test_a_ledger_that_was_put_back(found, restarted):
     if restarted:
         service = Service(found)
     assert not service.start(TWO, GPU)
-    assert _entry(found) is None or _entry(found).phase is Phase.DUE
+    assert _entry(found) is None or _entry(found).phase is StagePhase.DUE
     service.settle()
     assert (found.traces, found.node.resets(GPU)) == ({}, True)
     # The other one had no server meanwhile: it is believed, and nothing is done to it.
@@ -218,7 +226,7 @@ def test_a_full_disk_withholds_everything_and_is_said(found, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(ledger, "_beside", full)
+        patch.setattr(ledger, "_write_file_beside", full)
         why = service.update()
         assert why.keys() == {GPU, OTHER}
         assert "No space left on device" in why[GPU]
@@ -269,4 +277,4 @@ def test_the_words_for_operators(found):
     assert f"servers may have had {GPU}: cleaned before" in note
     with pytest.raises(LedgerError, match="cannot keep a copy"):
         attrs.evolve(found.node.file, path=found.node.root / "none").put_by("x")
-    assert comparison.compare(found.node.ledger, found.rows()).doubted == ()
+    assert comparison.confirm_ledger_by_rows(found.node.ledger, found.rows()).doubted == ()

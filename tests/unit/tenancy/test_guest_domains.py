@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from nova_hpc.tenancy import guest_domains
 from nova_hpc.tenancy.guest_domains import (
-    Condition,
-    GuestDomain,
-    GuestDomains,
-    Passed,
-    passed,
+    DomainCondition,
+    NodeGuestDomain,
+    NodeGuestDomains,
+    PassedFunctions,
+    parse_passed_functions,
 )
 
 GPU, VF = "0000:41:00.0", "0000:43:00.1"
@@ -51,12 +51,12 @@ def test_all_forms():
         f"<disk type='file'><backingStore>{nvme.replace('0x45', '0x46')}</backingStore></disk>",
     )
     expected = {GPU, "0001:c1:00.7", "0000:45:00.0", "0000:46:00.0"}
-    assert passed(xml) == Passed(frozenset(expected), frozenset({VF}))
+    assert parse_passed_functions(xml) == PassedFunctions(frozenset(expected), frozenset({VF}))
 
 
 def test_libvirt_reads_decimal_numbers_and_what_is_missing_as_zero():
     text = "<hostdev type='pci'><source><address bus='65'/></source></hostdev>"
-    assert passed(domain(text)).all == {GPU}
+    assert parse_passed_functions(domain(text)).all == {GPU}
 
 
 @pytest.mark.parametrize(
@@ -77,18 +77,18 @@ def test_libvirt_reads_decimal_numbers_and_what_is_missing_as_zero():
     ],
 )
 def test_what_is_broken_is_unknown(xml):
-    assert passed(xml).problem
+    assert parse_passed_functions(xml).problem
 
 
 def test_what_can_be_read_is_kept_beside_what_cannot():
-    found = passed(domain(hostdev(GPU), "<hostdev type='pci'/>"))
+    found = parse_passed_functions(domain(hostdev(GPU), "<hostdev type='pci'/>"))
     assert found.all == {GPU}
     assert found.problem
 
 
 @given(st.text(max_size=200) | st.binary(max_size=200).map(lambda b: b.decode("latin-1")))
 def test_it_never_raises(text):
-    found = passed(text)
+    found = parse_passed_functions(text)
     assert found.problem or not found.all
 
 
@@ -123,22 +123,24 @@ class GoneError(Exception):
 
 
 def read(*handles):
-    return guest_domains.read(lambda: handles, lambda error: isinstance(error, GoneError))
+    return guest_domains.read_guest_domains(
+        lambda: handles, lambda error: isinstance(error, GoneError)
+    )
 
 
 @pytest.mark.parametrize(
     ("state", "saved", "condition", "live"),
     [
-        (0, 0, Condition.RUNNING, {GPU}),
-        (1, 0, Condition.RUNNING, {GPU}),
-        (2, 0, Condition.RUNNING, {GPU}),
-        (3, 0, Condition.PAUSED, {GPU}),
-        (4, 0, Condition.RUNNING, {GPU}),
-        (5, 0, Condition.SHUT_OFF, set()),
-        (5, 1, Condition.SAVED, set()),
-        (6, 0, Condition.RUNNING, {GPU}),
-        (7, 0, Condition.PAUSED, {GPU}),
-        (99, 0, Condition.RUNNING, {GPU}),
+        (0, 0, DomainCondition.RUNNING, {GPU}),
+        (1, 0, DomainCondition.RUNNING, {GPU}),
+        (2, 0, DomainCondition.RUNNING, {GPU}),
+        (3, 0, DomainCondition.PAUSED, {GPU}),
+        (4, 0, DomainCondition.RUNNING, {GPU}),
+        (5, 0, DomainCondition.SHUT_OFF, set()),
+        (5, 1, DomainCondition.SAVED, set()),
+        (6, 0, DomainCondition.RUNNING, {GPU}),
+        (7, 0, DomainCondition.PAUSED, {GPU}),
+        (99, 0, DomainCondition.RUNNING, {GPU}),
     ],
 )
 def test_conditions(state, saved, condition, live):
@@ -171,17 +173,21 @@ def test_a_libvirt_that_does_not_answer():
     def listing():
         raise ConnectionError("no socket")
 
-    found = guest_domains.read(listing, lambda error: False)
-    assert found == GuestDomains(
+    found = guest_domains.read_guest_domains(listing, lambda error: False)
+    assert found == NodeGuestDomains(
         problem="libvirt does not say which guest domains there are (ConnectionError: no socket)"
     )
     assert found.unknown == found.problem
 
 
 def test_a_domain_that_runs_comes_before_one_that_is_defined():
-    defined = GuestDomain("1", "a", Condition.SHUT_OFF, following=Passed(frozenset({GPU})))
-    running = GuestDomain("2", "b", Condition.RUNNING, live=Passed(frozenset({GPU})))
-    found = GuestDomains((defined, running))
+    defined = NodeGuestDomain(
+        "1", "a", DomainCondition.SHUT_OFF, following=PassedFunctions(frozenset({GPU}))
+    )
+    running = NodeGuestDomain(
+        "2", "b", DomainCondition.RUNNING, live=PassedFunctions(frozenset({GPU}))
+    )
+    found = NodeGuestDomains((defined, running))
     assert found.having(GPU) is running
     assert found.of("1") is defined
     assert found.of("3") is None

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from nova_hpc.wire.ledger import State
+from nova_hpc.wire.ledger import DeviceState
 from tests.unit.tenancy.hygiene_node import GPU, OTHER, PF, VF, FakeNode, make
 
 ONE = "11111111-1111-1111-1111-111111111111"
@@ -77,7 +77,7 @@ def test_a_function_that_was_absent_once_comes_back(tmp_path):
     node.forget(VF)
     assert sweep(node, [VF]) == {}
     print(f"SEEN: {VF} is {node.ledger.device(VF).state.value}: {node.ledger.device(VF).reason}")
-    assert node.ledger.device(VF).state is State.OFFERED
+    assert node.ledger.device(VF).state is DeviceState.OFFERED
     assert node.resets(VF)  # and it was cleaned, too
     assert node.ledger.device(VF).server is None
 

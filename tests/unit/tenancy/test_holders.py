@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from nova_hpc.tenancy import holders
-from nova_hpc.tenancy.holders import BIND, BIND_ARGUMENT, Door, Holder
+from nova_hpc.tenancy.holders import BIND, BIND_ARGUMENT, KernelHolder, VfioDoor
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
 from nova_hpc.tenancy.hygiene.reset import HeldError, ResetError
 
@@ -31,7 +31,7 @@ def node(tmp_path):
 
 
 def look(node, *addresses):
-    return holders.holders(node.root, addresses or (GPU, OTHER))
+    return holders.find_kernel_holders(node.root, addresses or (GPU, OTHER))
 
 
 def test_nobody_has_what_can_be_opened(node):
@@ -54,9 +54,9 @@ import json, pathlib, sys
 from nova_hpc.tenancy import holders
 from nova_hpc.tenancy.hygiene import reset
 root = pathlib.Path(sys.argv[1])
-one = holders.holders(root, [sys.argv[2]])[sys.argv[2]]
+one = holders.find_kernel_holders(root, [sys.argv[2]])[sys.argv[2]]
 try:
-    reset.reset(root, sys.argv[2], 20.0, root / "locks")
+    reset.reset_device(root, sys.argv[2], 20.0, root / "locks")
     raised = None
 except reset.ResetError as error:
     raised = type(error).__name__, str(error)
@@ -94,7 +94,7 @@ def test_a_group_without_its_file_is_no_answer(node):
 
 def test_no_group_is_no_answer(node):
     (node.devices / GPU / "iommu_group").unlink()
-    assert look(node)[GPU] == Holder("it is bound to vfio-pci and in no IOMMU group", False)
+    assert look(node)[GPU] == KernelHolder("it is bound to vfio-pci and in no IOMMU group", False)
 
 
 def test_what_is_not_there_has_nobody(node):
@@ -118,7 +118,7 @@ def test_functions_of_a_group_share_its_answer(node):
 
 
 def reset(node, address=GPU, timeout=20.0):
-    hygiene_reset.reset(node.root, address, timeout, node.file.locks)
+    hygiene_reset.reset_device(node.root, address, timeout, node.file.locks)
 
 
 def test_a_device_that_somebody_has_is_not_reset(node):
@@ -267,7 +267,9 @@ def test_the_kernel_refuses_to_bind_a_file_that_is_no_device(cdev):
 
 def test_the_group_comes_before_the_device(cdev):
     cdev.door(GPU).touch()
-    assert holders.door(holders.Tree(cdev.root), cdev.root, GPU) == Door(str(cdev.door(GPU)))
+    assert holders.find_vfio_door(holders.FileTree(cdev.root), cdev.root, GPU) == VfioDoor(
+        str(cdev.door(GPU))
+    )
 
 
 # -- drivers of the host --------------------------------------------------------------------
@@ -346,7 +348,7 @@ def test_disks(node, monkeypatch):
         return plain(path, flags, *rest)
 
     monkeypatch.setattr(os, "open", busy)
-    assert look(node)[GPU] == Holder(
+    assert look(node)[GPU] == KernelHolder(
         "the host uses its disk nvme0n1: it is mounted, or part of another"
     )
 

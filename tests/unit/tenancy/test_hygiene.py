@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from nova_hpc.tenancy.health_states import Rules
+from nova_hpc.tenancy.health_states import HealthRules
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
 from nova_hpc.tenancy.ledger import LedgerError, copy_of
 from nova_hpc.topology import sysfs
-from nova_hpc.wire.ledger import SOMEBODY, State
+from nova_hpc.wire.ledger import SOMEBODY, DeviceState
 from tests.unit.tenancy.hygiene_node import GPU, OTHER, PF, VF, make, record, settled, sweep
 
 ONE, TWO = "11111111-1111-1111-1111-111111111111", "22222222-2222-2222-2222-222222222222"
@@ -79,8 +79,8 @@ def test_a_reset_that_fails_at_first(new):
     (new.devices / OTHER / "reset").unlink()
     found = sweep(new)
     assert "bus mastering" in found[GPU]
-    assert record(new).state is State.SUSPECT
-    assert record(new, OTHER).state is State.QUARANTINED
+    assert record(new).state is DeviceState.SUSPECT
+    assert record(new, OTHER).state is DeviceState.QUARANTINED
     assert record(new).proof is record(new, OTHER).proof is None
     new.config(GPU)
     assert GPU not in sweep(new)
@@ -176,13 +176,13 @@ def test_a_changed_device_is_suspect_then_quarantined(node, damage, when):
         if damage in JUDGED_LATER:
             change(node, number + 2)
         withheld = sweep(node)
-        if record(node).state is State.QUARANTINED:
+        if record(node).state is DeviceState.QUARANTINED:
             break
         assert text in withheld[GPU]
-        assert record(node).state is State.SUSPECT
+        assert record(node).state is DeviceState.SUSPECT
         assert node.step().give(TWO, node.candidates(GPU))
         node.later(300)
-    assert record(node).trial.tries == Rules().suspect_tries
+    assert record(node).trial.tries == HealthRules().suspect_tries
     assert node.now[1] - waited >= 2700
     assert text in why(node)
     # Another start of the service, and the errors are gone with a reboot.
@@ -203,7 +203,7 @@ def test_what_was_seen_once_is_tried_again_at_the_next_update(node, damage):
     for name, data in kept.items():
         (node.devices / GPU / name).write_bytes(data)
     assert sweep(node) == {}
-    assert record(node).state is State.OFFERED
+    assert record(node).state is DeviceState.OFFERED
     assert node.step().give(ONE, node.candidates(GPU)) == {}
 
 
@@ -213,7 +213,7 @@ def test_a_narrow_link_withholds_as_long_as_it_lasts(node):
     for _ in range(50):
         assert sweep(node) == {GPU: "its link is x8, and was x16"}
         assert node.step().give(ONE, node.candidates(GPU))
-        node.later(Rules().suspect_retry_most)
+        node.later(HealthRules().suspect_retry_most)
     node.write(GPU, "current_link_width", "16")
     assert sweep(node) == {}
     assert why(node) is None
@@ -264,7 +264,7 @@ def test_a_reset_that_the_kernel_refuses(node):
     assert "no way to reset" in why(node)
     (node.devices / GPU / "reset").mkdir()
     with pytest.raises(hygiene_reset.ResetError, match="not a file"):
-        hygiene_reset.reset(node.root, GPU, 20, node.root / "locks")
+        hygiene_reset.reset_device(node.root, GPU, 20, node.root / "locks")
 
 
 def test_a_reset_that_hangs_is_left_behind(node):
@@ -281,25 +281,25 @@ def test_a_reset_that_does_not_end_keeps_readers_away(node):
     """A process in the kernel cannot be killed: here one that ends when it wants to."""
     folder = node.root / "locks"
     node.hang(GPU)
-    worker = threading.Thread(target=hygiene_reset.reset, args=(node.root, GPU, 20, folder))
+    worker = threading.Thread(target=hygiene_reset.reset_device, args=(node.root, GPU, 20, folder))
     worker.start()
     try:
-        while not hygiene_reset.busy(folder):
+        while not hygiene_reset.list_busy_resets(folder):
             time.sleep(0.01)
-        busy = hygiene_reset.busy(folder)
+        busy = hygiene_reset.list_busy_resets(folder)
         assert busy == {GPU}
-        function = sysfs.read(node.root, busy).function(GPU)
+        function = sysfs.read_sysfs_node(node.root, busy).function(GPU)
         assert function.unknown == "its reset has not ended"
-        assert sysfs.read(node.root, busy).function(OTHER).unknown is None
+        assert sysfs.read_sysfs_node(node.root, busy).function(OTHER).unknown is None
         with pytest.raises(hygiene_reset.ResetError, match="last reset has not ended"):
-            hygiene_reset.reset(node.root, GPU, 20, folder)
+            hygiene_reset.reset_device(node.root, GPU, 20, folder)
     finally:
         # Read what it writes, and the reset is over.
         handle = os.open(node.devices / GPU / "reset", os.O_RDONLY)
         os.read(handle, 10)
         os.close(handle)
         worker.join()
-    assert hygiene_reset.busy(folder) == frozenset()
+    assert hygiene_reset.list_busy_resets(folder) == frozenset()
 
 
 def test_a_device_that_disappears(node):
@@ -331,10 +331,10 @@ def test_what_a_reset_can_leave_behind(node, damage, text):
     assert text in step.take_back(ONE, {})[GPU]
     assert text in record(node).reason
     if "failed" in text:
-        assert record(node).state is State.QUARANTINED
+        assert record(node).state is DeviceState.QUARANTINED
     else:
         # It was not clean, so it is cleaned again before anybody gets it.
-        assert (record(node).state, record(node).server) == (State.SUSPECT, ONE)
+        assert (record(node).state, record(node).server) == (DeviceState.SUSPECT, ONE)
 
 
 @pytest.mark.parametrize("name", ["resource", "aer_dev_fatal", "config", "reset_method"])

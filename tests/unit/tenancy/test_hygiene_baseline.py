@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from nova_hpc.tenancy.sign import Sign, Symptom
-from nova_hpc.wire.ledger import State
+from nova_hpc.tenancy.sign import HealthSign, Symptom
+from nova_hpc.wire.ledger import DeviceState
 from tests.unit.tenancy.hygiene_node import GPU, OTHER, FakeNode, make
 
 
@@ -17,9 +17,9 @@ def node(tmp_path):
 
 def test_what_an_ill_device_looks_like_is_no_baseline(node: FakeNode) -> None:
     offered = node.candidates(GPU, OTHER)
-    ill = {GPU: Symptom(Sign.IOMMU, "its IOMMU group is not viable")}
+    ill = {GPU: Symptom(HealthSign.IOMMU, "its IOMMU group is not viable")}
     assert node.step().sweep(offered, frozenset, ill) == {}
-    assert node.ledger.device(GPU).state is State.SUSPECT
+    assert node.ledger.device(GPU).state is DeviceState.SUSPECT
     assert node.ledger.device(GPU).baseline is None
     assert node.ledger.device(OTHER).baseline is not None
     # Well again, it is recorded as it is then.

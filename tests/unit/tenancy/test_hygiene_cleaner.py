@@ -8,9 +8,9 @@ from nova_hpc.tenancy.hygiene import reset as hygiene_reset
 from nova_hpc.tenancy.hygiene.cleaner import (
     CleanerError,
     CleanError,
+    CleanerTools,
     NvidiaGpu,
-    Tools,
-    check_memory,
+    check_gpu_memory,
 )
 from tests.unit.offer.machines import gpu
 
@@ -20,11 +20,11 @@ ADDRESS = "0000:41:00.0"
 @pytest.fixture
 def tools(tmp_path):
     done = []
-    return Tools(root=tmp_path, timeout=20.0, reset=done.append), done
+    return CleanerTools(root=tmp_path, timeout=20.0, reset=done.append), done
 
 
 def test_roles(tools):
-    found = cleaner.load({"vf": "vf", "gpu": "generic"}, tools[0])
+    found = cleaner.load_cleaners({"vf": "vf", "gpu": "generic"}, tools[0])
     assert type(found.of("vf")) is cleaner.VirtualFunction
     assert (
         type(found.of("gpu")) is type(found.of("else")) is type(found.of(None)) is cleaner.Generic
@@ -33,7 +33,7 @@ def test_roles(tools):
 
 def test_an_unknown_cleaner_is_named(tools):
     with pytest.raises(CleanerError, match=r"\[hpc\]cleaners.*'brush'"):
-        cleaner.load({"gpu": "brush"}, tools[0])
+        cleaner.load_cleaners({"gpu": "brush"}, tools[0])
 
 
 @pytest.mark.parametrize("kind", [cleaner.Generic, cleaner.VirtualFunction, NvidiaGpu])
@@ -49,7 +49,7 @@ def test_a_device_without_a_reset_that_the_operator_allows(tmp_path):
     done = []
     function = gpu(ADDRESS, driver="vfio-pci", reset_methods=())
     for need in (True, False):
-        allowed = Tools(root=tmp_path, timeout=20.0, reset=done.append, need_reset=need)
+        allowed = CleanerTools(root=tmp_path, timeout=20.0, reset=done.append, need_reset=need)
         cleaner.Generic(allowed).clean(function)
     assert done == [ADDRESS]  # where it is needed, the kernel is asked, and refuses
 
@@ -59,7 +59,7 @@ def test_a_device_without_a_reset_that_the_operator_allows(tmp_path):
 
 @pytest.mark.parametrize("output", ["0, 0\n", "451, [N/A]\n", "12, 0"])
 def test_clean_memory(output):
-    check_memory(output)
+    check_gpu_memory(output)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_clean_memory(output):
 )
 def test_memory_that_is_not_clean(output, text):
     with pytest.raises(CleanError, match=text):
-        check_memory(output)
+        check_gpu_memory(output)
 
 
 def tool(tmp_path, monkeypatch, body):
@@ -103,7 +103,7 @@ def test_the_tool_fails_hangs_or_is_missing(tools, tmp_path, monkeypatch):
     with pytest.raises(CleanError, match="gpu-reset failed: GPU is in use"):
         NvidiaGpu(tools[0]).clean(BOUND)
     tool(tmp_path, monkeypatch, "sleep 60")
-    patient = Tools(root=tmp_path, timeout=0.5, reset=tools[0].reset)
+    patient = CleanerTools(root=tmp_path, timeout=0.5, reset=tools[0].reset)
     with pytest.raises(hygiene_reset.ResetError, match="did not answer"):
         NvidiaGpu(patient).clean(BOUND)
     monkeypatch.setattr(cleaner, "_TOOL", "nvidia-smi-that-is-not-there")

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nova_hpc.tenancy import ledger
-from nova_hpc.tenancy.health_states import Rules
+from nova_hpc.tenancy.health_states import HealthRules
 from nova_hpc.tenancy.hygiene import cleaner
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
 from nova_hpc.topology import sysfs
@@ -54,7 +54,7 @@ def test_strings_in_place_of_an_address(tmp_path, text):
     before = {each.relative_to(tmp_path) for each in tmp_path.rglob("*")}
     folder = node.file.locks
     with pytest.raises(AddressError):
-        hygiene_reset.reset(node.root, text, 1, folder)
+        hygiene_reset.reset_device(node.root, text, 1, folder)
     with pytest.raises(AddressError):
         node.file.quarantine({text: "x"})
     # An operator, or a broken disk, has put it into the file.
@@ -88,14 +88,14 @@ def test_programs_are_started_without_a_shell(tmp_path, monkeypatch):
         seen.append(list(argv))
         return 0, "0, 0\n"
 
-    monkeypatch.setattr(cleaner.hygiene_reset, "run", run)
+    monkeypatch.setattr(cleaner.hygiene_reset, "run_with_deadline", run)
     monkeypatch.setattr(cleaner.shutil, "which", lambda name: f"/bin/{name}")
     node = make(tmp_path)
     link = node.devices / GPU / "driver"
     link.unlink()
     (node.root / "sys/bus/pci/drivers/nvidia").mkdir()
     link.symlink_to(node.root / "sys/bus/pci/drivers/nvidia")
-    function = sysfs.read(node.root).function(GPU)
+    function = sysfs.read_sysfs_node(node.root).function(GPU)
     tools = node.step().cleaners.default.tools
     cleaner.NvidiaGpu(tools).clean(function)
     assert [words[:3] for words in seen] == [["nvidia-smi", "-i", GPU]] * 2
@@ -105,14 +105,14 @@ def test_programs_are_started_without_a_shell(tmp_path, monkeypatch):
 def test_roles_are_words_and_no_paths(tmp_path, text):
     """A role is whatever the tag of an entry says."""
     tools = make(tmp_path).step().cleaners.default.tools
-    known = cleaner.load({"gpu": "generic"}, tools)
+    known = cleaner.load_cleaners({"gpu": "generic"}, tools)
     assert known.of(text) is known.default
     with pytest.raises(cleaner.CleanerError, match="cannot be loaded"):
-        cleaner.load({"gpu": text}, tools)
+        cleaner.load_cleaners({"gpu": text}, tools)
     pool = {"hpc_tags": "1", "hpc_role": text, "hpc_group": text}
     for key in ("hpc_root", "hpc_switch", "hpc_nvlink"):
         with contextlib.suppress(tags.TagError):
-            found = tags.parse({**pool, key: text})
+            found = tags.parse_tags({**pool, key: text})
             # Words that are compared, and shortened in what an operator reads.
             assert found.role is None or len(found.role) < 256
 
@@ -160,7 +160,7 @@ def test_a_storm_of_events(tmp_path):
     # When it is over, the other is in order, or it waits for an operator.
     step.sweep(node.candidates(GPU, OTHER), frozenset)
     held = node.ledger.why(OTHER)
-    node.later(Rules().suspect_retry_most)
+    node.later(HealthRules().suspect_retry_most)
     again = step.sweep(node.candidates(GPU, OTHER), frozenset)
     assert again == {}
     given = step.give("last", node.candidates(GPU, OTHER))

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.tenancy.identity import follow, unique
-from nova_hpc.wire.ledger import SOMEBODY, Device, Ledger, State
+from nova_hpc.tenancy.identity import move_entries_with_hardware, unique_hardware_of
+from nova_hpc.wire.ledger import SOMEBODY, DeviceState, Ledger, LedgerDevice
 from tests.unit.tenancy.hygiene_node import GPU, OTHER, PF, VF, make
 
 ONE = "11111111-1111-1111-1111-111111111111"
@@ -22,7 +22,7 @@ def ledger(*boards: str) -> Ledger:
     """A board at each place, with a reason of its own."""
     return Ledger(
         {
-            place: Device(hardware=board, reason=f"of {board}")
+            place: LedgerDevice(hardware=board, reason=f"of {board}")
             for place, board in zip(PLACES, boards, strict=False)
         }
     )
@@ -38,7 +38,7 @@ def test_what_is_known_is_never_lost_and_never_mixed_up(start, changes):
     known = {found.hardware for found in now.devices.values()}
     for change in changes:
         seen = {place: f"serial:{board:016x}" for place, board in zip(PLACES, change, strict=False)}
-        now = follow(now, seen).ledger
+        now = move_entries_with_hardware(now, seen).ledger
         for place, board in seen.items():
             found = now.device(place)
             assert found.hardware == board
@@ -50,7 +50,7 @@ def test_what_is_known_is_never_lost_and_never_mixed_up(start, changes):
 
 def test_two_devices_swap_slots():
     now = ledger("serial:a", "serial:b")
-    moved = follow(now, {PLACES[0]: "serial:b", PLACES[1]: "serial:a"})
+    moved = move_entries_with_hardware(now, {PLACES[0]: "serial:b", PLACES[1]: "serial:a"})
     assert moved.ledger.device(PLACES[0]).reason == "of serial:b"
     assert moved.ledger.device(PLACES[1]).reason == "of serial:a"
     assert len(moved.notes) == 2
@@ -61,16 +61,16 @@ def test_a_mark_moves_and_its_old_place_is_not_clean_until_proved():
     now = ledger("serial:a", "serial:b")
     marked = attrs.evolve(now.device(PLACES[0]), server=ONE)
     now = now.put({PLACES[0]: marked})
-    moved = follow(now, {PLACES[0]: "serial:b", PLACES[1]: "serial:a"}).ledger
+    moved = move_entries_with_hardware(now, {PLACES[0]: "serial:b", PLACES[1]: "serial:a"}).ledger
     assert moved.device(PLACES[1]).server == ONE
     assert moved.device(PLACES[0]).server == SOMEBODY
 
 
 def test_a_new_board_starts_afresh_and_the_old_one_is_kept():
-    moved = follow(ledger("serial:a"), {PLACES[0]: "serial:c"})
-    assert moved.ledger.device(PLACES[0]) == Device(hardware="serial:c")
+    moved = move_entries_with_hardware(ledger("serial:a"), {PLACES[0]: "serial:c"})
+    assert moved.ledger.device(PLACES[0]) == LedgerDevice(hardware="serial:c")
     assert moved.ledger.absent["serial:a"].reason == "of serial:a"
-    back = follow(moved.ledger, {PLACES[3]: "serial:a"}).ledger
+    back = move_entries_with_hardware(moved.ledger, {PLACES[3]: "serial:a"}).ledger
     assert back.device(PLACES[3]).reason == "of serial:a"
     assert back.absent == {}
 
@@ -78,20 +78,26 @@ def test_a_new_board_starts_afresh_and_the_old_one_is_kept():
 @pytest.mark.parametrize("seen", ["serial:a", "vpd:S1"])
 def test_numbers_that_repeat_say_nothing(seen):
     """Cheap boards: all have the same number."""
-    now = Ledger({place: Device(hardware=f"slot:{place}", reason=place) for place in PLACES})
-    assert follow(now, dict.fromkeys(PLACES, seen)) == follow(now, {})
-    assert unique(dict.fromkeys(PLACES, seen)) == {each: f"slot:{each}" for each in PLACES}
+    now = Ledger({place: LedgerDevice(hardware=f"slot:{place}", reason=place) for place in PLACES})
+    assert move_entries_with_hardware(
+        now, dict.fromkeys(PLACES, seen)
+    ) == move_entries_with_hardware(now, {})
+    assert unique_hardware_of(dict.fromkeys(PLACES, seen)) == {
+        each: f"slot:{each}" for each in PLACES
+    }
 
 
 def test_a_number_that_turns_out_to_repeat():
     """A second board of the same number is put in; the first keeps what is known of it."""
     now = ledger("serial:a")
     seen = {PLACES[0]: "serial:a", PLACES[1]: "serial:a"}
-    assert follow(now, seen).ledger == now
+    assert move_entries_with_hardware(now, seen).ledger == now
     # Also when the first is with a server, and not asked.
-    assert follow(now, {PLACES[1]: "serial:a"}, unsure=[PLACES[0]]).ledger == now
+    assert (
+        move_entries_with_hardware(now, {PLACES[1]: "serial:a"}, unsure=[PLACES[0]]).ledger == now
+    )
     # Gone, it has moved.
-    moved = follow(now, {PLACES[1]: "serial:a"}).ledger
+    moved = move_entries_with_hardware(now, {PLACES[1]: "serial:a"}).ledger
     assert list(moved.devices) == [PLACES[1]]
 
 
@@ -99,7 +105,7 @@ def test_what_could_not_be_told_apart_before_is_what_was_there():
     """An earlier release knew virtual functions, and functions of a board, by less."""
     now = ledger(f"slot:{PLACES[0]}", "serial:b")
     seen = {PLACES[0]: "serial:a/vf+1", PLACES[1]: "serial:b/fn1"}
-    moved = follow(now, seen)
+    moved = move_entries_with_hardware(now, seen)
     assert moved.notes == ()
     assert [found.hardware for found in moved.ledger.devices.values()] == [*seen.values()]
     assert [found.reason for found in moved.ledger.devices.values()] == [
@@ -181,7 +187,7 @@ def test_a_device_that_goes_silent_is_no_other_hardware(tmp_path):
     (node.devices / GPU / "config").write_bytes(b"\xff" * 4096)
     assert "does not answer" in sweep(node, GPU)[GPU]
     assert node.ledger.device(GPU).hardware == f"serial:{0xA:016x}"
-    assert node.ledger.device(GPU).state is State.SUSPECT
+    assert node.ledger.device(GPU).state is DeviceState.SUSPECT
 
 
 def test_a_board_that_comes_back_elsewhere_has_its_quarantine(tmp_path):

@@ -14,7 +14,14 @@ import pytest
 from nova_hpc.tenancy import ledger
 from nova_hpc.tenancy.ledger import LedgerError, LedgerFile, copy_of
 from nova_hpc.topology.model import AddressError
-from nova_hpc.wire.ledger import BEFORE, SOMEBODY, Device, Ledger, State, Tenancy
+from nova_hpc.wire.ledger import (
+    BEFORE,
+    SOMEBODY,
+    DeviceState,
+    Ledger,
+    LedgerDevice,
+    PartitionTenancy,
+)
 
 GPU, OTHER = "0000:41:00.0", "0000:42:00.0"
 
@@ -46,7 +53,7 @@ def test_quarantine_and_release(file):
     assert file.release(GPU)
     assert not file.release(GPU)
     left = file.read().device(OTHER)
-    assert attrs.evolve(left, trial=None) == Device(state=State.QUARANTINED)
+    assert attrs.evolve(left, trial=None) == LedgerDevice(state=DeviceState.QUARANTINED)
     assert abs(left.trial.since - time.time()) < 600
     assert file.read().devices.keys() == {OTHER}
     names = {file.path.name, f".{file.path.name}.copy", f".{file.path.name}.lock"}
@@ -54,7 +61,7 @@ def test_quarantine_and_release(file):
 
 
 def test_a_release_keeps_what_else_is_known(file):
-    known = Device(hardware="serial:1", server="one", baseline={"width": 16}, cleaned=3)
+    known = LedgerDevice(hardware="serial:1", server="one", baseline={"width": 16}, cleaned=3)
     file.change(lambda now: now.put({GPU: known}))
     file.quarantine({GPU: "x"})
     file.release(GPU)
@@ -251,12 +258,14 @@ NVLINK = {"known": [GPU, OTHER], "partitions": {"3": {"server": "one", "gpus": [
 OLD = {"quarantine": QUARANTINE, "hygiene": HYGIENE, "adapters": ADAPTERS, "nvlink": NVLINK}
 NEW = Ledger(
     devices={
-        GPU: Device(state=State.QUARANTINED, reason="ticket", server="one", baseline={"width": 16}),
-        OTHER: Device(baseline={"width": 8}, unreported=True),
-        "0000:43:00.0": Device(server=SOMEBODY),
-        "0000:43:00.1": Device(adapter=MADE),
+        GPU: LedgerDevice(
+            state=DeviceState.QUARANTINED, reason="ticket", server="one", baseline={"width": 16}
+        ),
+        OTHER: LedgerDevice(baseline={"width": 8}, unreported=True),
+        "0000:43:00.0": LedgerDevice(server=SOMEBODY),
+        "0000:43:00.1": LedgerDevice(adapter=MADE),
     },
-    partitions={3: Tenancy("one", frozenset({GPU}))},
+    partitions={3: PartitionTenancy("one", frozenset({GPU}))},
     gpus=frozenset({GPU, OTHER}),
     unread={"gpu 3": "y"},
 )
@@ -445,7 +454,7 @@ def test_what_could_not_be_written_is_not_believed(file, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(ledger, "_replace", full)
+        patch.setattr(ledger, "_replace_file", full)
         with pytest.raises(LedgerError, match="No space left"):
             file.quarantine({GPU: "x"})
     assert not file.read().compared
@@ -459,7 +468,7 @@ def test_room_is_tried_out(file, monkeypatch):
     def full(path, data):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(ledger, "_beside", full)
+    monkeypatch.setattr(ledger, "_write_file_beside", full)
     with pytest.raises(LedgerError, match=r"cannot write the ledger .*: .*No space left"):
         file.expect_room()
 

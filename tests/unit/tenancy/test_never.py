@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.tenancy import forbidden_vpd as never_read
-from nova_hpc.tenancy.forbidden import Never
-from nova_hpc.tenancy.step import RefusedError, Tenant, View
+from nova_hpc.tenancy import forbidden_vpd
+from nova_hpc.tenancy.forbidden import ForbiddenDevices
+from nova_hpc.tenancy.step import DeviceTenant, NodeView, RefusedError
 from nova_hpc.topology import sysfs, vpd
 from nova_hpc.topology.files import FileError
 from tests.unit.tenancy.hygiene_node import GPU, OTHER, PF, VF, make, owners_of
@@ -37,7 +37,7 @@ PLAIN = product_data(field("PN", "MCX75310AAS-NEAT"), field("SN", "MT2300X1"), f
 
 
 def test_keywords():
-    assert vpd.keywords(PLAIN) == {"PN": "MCX75310AAS-NEAT", "SN": "MT2300X1", "V3": "MLX"}
+    assert vpd.read_vpd_keywords(PLAIN) == {"PN": "MCX75310AAS-NEAT", "SN": "MT2300X1", "V3": "MLX"}
     assert vpd.manages_switches(MANAGER)
     assert vpd.manages_switches(product_data(field("SM", "x"), field("V1", " SMDL = SW_MNG")))
     assert not vpd.manages_switches(PLAIN)
@@ -48,7 +48,7 @@ def test_keywords():
 @pytest.mark.parametrize("cut", [1, 2, 10, 30, len(MANAGER) - 8])
 def test_data_that_end_too_early(cut):
     with pytest.raises(vpd.VpdError, match="cut off"):
-        vpd.keywords(MANAGER[:cut])
+        vpd.read_vpd_keywords(MANAGER[:cut])
 
 
 @given(st.binary(max_size=200), st.integers(0, len(MANAGER)))
@@ -78,20 +78,20 @@ ALL = (GPU, OTHER, PF, VF, NIC)
 
 
 def view(node):
-    return View(sysfs.read(node.root), dict.fromkeys(ALL, "any"))
+    return NodeView(sysfs.read_sysfs_node(node.root), dict.fromkeys(ALL, "any"))
 
 
 def step(node, read=None, **more):
-    return Never(
+    return ForbiddenDevices(
         root=node.root,
-        read=read or (lambda each: never_read.read(node.root, each)),
+        read=read or (lambda each: forbidden_vpd.read_vpd_in_time(node.root, each)),
         cache=node.root / "vpd",
         **more,
     )
 
 
 def tenant(node, *devices):
-    return Tenant("server", devices, owners=owners_of(node.root))
+    return DeviceTenant("server", devices, owners=owners_of(node.root))
 
 
 def test_an_adapter_that_manages_switches(node):
@@ -155,18 +155,18 @@ def test_a_reader_that_fails_or_hangs(node, monkeypatch):
     path = node.devices / PF / "vpd"
     path.write_bytes(MANAGER)
     # What is behind the read-only part is not asked for.
-    assert never_read.read(node.root, PF) == MANAGER[:-1]
-    assert never_read.read(node.root, GPU) is None
+    assert forbidden_vpd.read_vpd_in_time(node.root, PF) == MANAGER[:-1]
+    assert forbidden_vpd.read_vpd_in_time(node.root, GPU) is None
     path.unlink()
     os.mkfifo(path)
     with pytest.raises(FileError, match=r"cannot be read: OSError.*Illegal seek"):
-        never_read.read(node.root, PF)
-    monkeypatch.setattr(never_read, "_READER", "import time; time.sleep(600)")
+        forbidden_vpd.read_vpd_in_time(node.root, PF)
+    monkeypatch.setattr(forbidden_vpd, "_READER", "import time; time.sleep(600)")
     with pytest.raises(FileError, match=r"did not answer within 0\.5 seconds"):
-        never_read.read(node.root, PF, 0.5)
-    monkeypatch.setattr(never_read, "_READER", "print('!')")
+        forbidden_vpd.read_vpd_in_time(node.root, PF, 0.5)
+    monkeypatch.setattr(forbidden_vpd, "_READER", "print('!')")
     with pytest.raises(FileError, match="nonsense"):
-        never_read.read(node.root, PF)
+        forbidden_vpd.read_vpd_in_time(node.root, PF)
 
 
 def test_a_model_that_does_not_come_back(node):

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nova_hpc.tenancy.ledger import LedgerFile
-from nova_hpc.tenancy.nvlink.backend import Backend, Settings, WaitsError
-from nova_hpc.tenancy.nvlink.partitions import FabricError, NoPartitionError, Partition
-from nova_hpc.tenancy.nvlink.step import Links
+from nova_hpc.tenancy.nvlink.backend import NvlinkBackend, NvlinkSettings, WaitsError
+from nova_hpc.tenancy.nvlink.partitions import NoPartitionError, NvlinkFabricError, NvlinkPartition
+from nova_hpc.tenancy.nvlink.step import NvlinkStep
 
 GPUS = [f"0000:4{number}:00.0" for number in range(4)]
 SETS = [(0, 1, 2, 3), (0, 1), (2, 3), (1, 2), (0,), (1,), (2,), (3,)]
@@ -21,11 +21,11 @@ class Killed(BaseException):
     """The service ends here."""
 
 
-class Memory(Backend):
+class Memory(NvlinkBackend):
     """A manager that refuses what overlaps, fails or is killed when it is told to."""
 
     def __init__(self):
-        super().__init__(Settings("", 1.0, ""), lambda argv, limit: (0, ""))
+        super().__init__(NvlinkSettings("", 1.0, ""), lambda argv, limit: (0, ""))
         self.table = {key: frozenset(GPUS[n] for n in one) for key, one in enumerate(SETS)}
         self.active = set()
         self.waits = False
@@ -43,12 +43,12 @@ class Memory(Backend):
 
     def partitions(self):
         self._call()
-        return tuple(Partition(k, one, k in self.active) for k, one in self.table.items())
+        return tuple(NvlinkPartition(k, one, k in self.active) for k, one in self.table.items())
 
     def activate(self, partition):
         self._call()
         if any(self.table[each] & self.table[partition] for each in self.active):
-            raise FabricError("in use")
+            raise NvlinkFabricError("in use")
         self.active.add(partition)
 
     def deactivate(self, partition):
@@ -67,7 +67,7 @@ class World:
 
     def __init__(self, folder):
         self.backend = Memory()
-        self.links = Links(self.backend, LedgerFile(Path(folder, "state")))
+        self.links = NvlinkStep(self.backend, LedgerFile(Path(folder, "state")))
         self.claims = {}  # server -> GPUs, by Nova's records
         self.running = {}  # server -> the partitions that it was started with
 
@@ -83,7 +83,7 @@ class World:
             self.claims[server] = gpus
             try:
                 self.links.give(server, gpus, self.others(server), linked)
-            except (FabricError, Killed) as error:
+            except (NvlinkFabricError, Killed) as error:
                 if not isinstance(error, Killed):
                     del self.claims[server]  # Nova goes on to another host
                 return
@@ -101,7 +101,7 @@ class World:
                 self.links.keep(server, self.claims[server], self.others(server), linked)
             except NoPartitionError:
                 return
-            except (FabricError, Killed):
+            except (NvlinkFabricError, Killed):
                 return
             self.running[server] = self.mine(self.claims[server])
 
@@ -111,7 +111,7 @@ class World:
             try:
                 if told:
                     self.links.take_back(server)
-            except (FabricError, Killed):
+            except (NvlinkFabricError, Killed):
                 pass
             del self.claims[server]
 
@@ -125,7 +125,7 @@ class World:
 
     def fail(self, after, killed):
         self.backend.left = after
-        self.backend.error = Killed() if killed else FabricError("it fails")
+        self.backend.error = Killed() if killed else NvlinkFabricError("it fails")
 
     def check(self):
         """Whatever happened: nobody is linked with somebody else's GPU."""

@@ -9,7 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nova_hpc.tenancy.nvlink import partitions as nvlink
-from nova_hpc.tenancy.nvlink.partitions import FabricError, NoPartitionError, Partition, Tenancy
+from nova_hpc.tenancy.nvlink.partitions import (
+    NoPartitionError,
+    NvlinkFabricError,
+    NvlinkPartition,
+    PartitionTenancy,
+)
 
 
 def address(number):
@@ -21,7 +26,7 @@ def gpus(*numbers):
 
 
 def table(sets, active=()):
-    return [Partition(key, gpus(*found), key in active) for key, found in sets.items()]
+    return [NvlinkPartition(key, gpus(*found), key in active) for key, found in sets.items()]
 
 
 #: NVIDIA's user guide, chapter "GPU partitions".
@@ -44,43 +49,45 @@ H100 |= {6 + number: (number,) for number in range(1, 9)}
     ],
 )
 def test_the_table_of_an_hgx_h100(claimed, linked, chosen):
-    found = nvlink.cover(table(H100), gpus(*claimed), linked)
+    found = nvlink.cover_gpus(table(H100), gpus(*claimed), linked)
     assert tuple(one.id for one in found) == chosen
 
 
 @pytest.mark.parametrize("claimed", [(1, 2), (1, 2, 3), (1, 3, 5), range(1, 8)])
 def test_a_set_that_is_none_is_refused_with_counts(claimed):
     with pytest.raises(NoPartitionError, match=r"0000:41:00\.0, 0000:4[23]:00\.0") as caught:
-        nvlink.cover(table(H100), gpus(*claimed), True)
+        nvlink.cover_gpus(table(H100), gpus(*claimed), True)
     assert f"exactly the {len(claimed)} GPUs" in caught.value.user
     assert "0000:" not in caught.value.user
 
 
 def test_a_gpu_that_the_manager_does_not_have_is_refused():
     with pytest.raises(NoPartitionError):
-        nvlink.cover(table(H100), gpus(1, 9), False)
+        nvlink.cover_gpus(table(H100), gpus(1, 9), False)
 
 
 def test_nobody_elses_gpus_are_in_the_way():
     partitions = table(H100, active={0})
-    with pytest.raises(FabricError, match=r"partition 0 is active and joins .* of another server"):
-        nvlink.plan(partitions, gpus(1, 3), gpus(5), linked=True, fresh=True)
-    plan = nvlink.plan(partitions, gpus(1, 3), (), linked=True, fresh=True)
+    with pytest.raises(
+        NvlinkFabricError, match=r"partition 0 is active and joins .* of another server"
+    ):
+        nvlink.plan_partitions(partitions, gpus(1, 3), gpus(5), linked=True, fresh=True)
+    plan = nvlink.plan_partitions(partitions, gpus(1, 3), (), linked=True, fresh=True)
     assert (plan.deactivate, plan.activate) == ((0,), (3,))
-    with pytest.raises(FabricError, match="another server has them"):
-        nvlink.plan(partitions, gpus(1, 3), gpus(3), linked=True, fresh=True)
+    with pytest.raises(NvlinkFabricError, match="another server has them"):
+        nvlink.plan_partitions(partitions, gpus(1, 3), gpus(3), linked=True, fresh=True)
 
 
 def test_what_is_active_is_made_anew_for_another_server_only():
     partitions = table(H100, active={3})
-    plan = nvlink.plan(partitions, gpus(1, 3), (), linked=True, fresh=True)
+    plan = nvlink.plan_partitions(partitions, gpus(1, 3), (), linked=True, fresh=True)
     assert (plan.deactivate, plan.activate) == ((3,), (3,))
-    plan = nvlink.plan(partitions, gpus(1, 3), (), linked=True, fresh=False)
+    plan = nvlink.plan_partitions(partitions, gpus(1, 3), (), linked=True, fresh=False)
     assert (plan.deactivate, plan.activate) == ((), ())
 
 
 def test_the_sets_of_the_node_beside_the_managers():
-    missing, wrong = nvlink.differences(
+    missing, wrong = nvlink.compare_with_nvlink_sets(
         table({0: (1, 2, 3, 4), 1: (1, 3), 2: (1,)}), [gpus(1, 3), gpus(2, 4)]
     )
     assert missing == (gpus(1, 2, 3, 4),)
@@ -88,12 +95,12 @@ def test_the_sets_of_the_node_beside_the_managers():
 
 
 def test_what_was_active_before_anybody_kept_a_record():
-    tenancies = {3: Tenancy("a", gpus(1, 3))}
+    tenancies = {3: PartitionTenancy("a", gpus(1, 3))}
     partitions = table(H100, active={3, 4, 5, 12})
-    found = nvlink.adopt(partitions, tenancies, gpus(1, 2, 3, 4, 5))
+    found = nvlink.adopt_active_partitions(partitions, tenancies, gpus(1, 2, 3, 4, 5))
     # GPU 7 of partition 5 and GPU 6 are nobody's.
-    assert found == {3: tenancies[3], 4: Tenancy(nvlink.SOMEBODY, gpus(2, 4))}
-    assert nvlink.in_use(found, gpus(4)) == (4,)
+    assert found == {3: tenancies[3], 4: PartitionTenancy(nvlink.SOMEBODY, gpus(2, 4))}
+    assert nvlink.list_needed_partitions(found, gpus(4)) == (4,)
 
 
 # --- any table -------------------------------------------------------------------
@@ -109,7 +116,7 @@ def fabrics(draw):
     for key, members in enumerate(draw(st.lists(sets, max_size=9))):
         active = not members & busy and draw(st.booleans())
         busy |= members if active else set()
-        found.append(Partition(key, gpus(*members), active))
+        found.append(NvlinkPartition(key, gpus(*members), active))
     return found
 
 
@@ -128,23 +135,23 @@ def test_the_cover_is_exact_and_the_smallest(partitions, numbers, linked):
     every = list(covers(partitions, wanted, linked))
     if not every:
         with pytest.raises(NoPartitionError):
-            nvlink.cover(partitions, wanted, linked)
+            nvlink.cover_gpus(partitions, wanted, linked)
         return
-    found = nvlink.cover(partitions, wanted, linked)
+    found = nvlink.cover_gpus(partitions, wanted, linked)
     assert len(found) == min(map(len, every))
     assert {one.id for one in found} in [{one.id for one in some} for some in every]
-    assert found == nvlink.cover(partitions[::-1], wanted, linked)
+    assert found == nvlink.cover_gpus(partitions[::-1], wanted, linked)
 
 
 @given(fabrics(), sets, sets, st.booleans(), st.booleans())
 def test_a_plan_leaves_exactly_its_partitions_active(partitions, mine, theirs, linked, fresh):
     wanted, others = gpus(*mine), gpus(*(theirs - mine))
     try:
-        plan = nvlink.plan(partitions, wanted, others, linked, fresh)
+        plan = nvlink.plan_partitions(partitions, wanted, others, linked, fresh)
     except NoPartitionError:
         assert not list(covers(partitions, wanted, linked))
         return
-    except FabricError:
+    except NvlinkFabricError:
         crossing = [
             one for one in partitions if one.active and one.gpus & wanted and one.gpus & others
         ]
@@ -165,5 +172,5 @@ def test_a_plan_leaves_exactly_its_partitions_active(partitions, mine, theirs, l
     assert before <= active.keys()
     if not fresh:
         again = [attrs.evolve(one, active=one.id in active) for one in partitions]
-        plan = nvlink.plan(again, wanted, others, linked, fresh=False)
+        plan = nvlink.plan_partitions(again, wanted, others, linked, fresh=False)
         assert (plan.deactivate, plan.activate) == ((), ())

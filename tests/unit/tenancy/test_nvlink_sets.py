@@ -12,7 +12,7 @@ from nova_hpc_tools.adopt import device_spec
 from nova_hpc_tools.adopt.declaration import Declaration
 from tests.unit.offer.machines import adapter, gpu, node
 
-ROLES = roles.strict(
+ROLES = roles.parse_roles(
     [
         '{"role": "nvswitch", "vendor_id": "10de", "class": "0680"}',
         '{"role": "gpu", "class": "03*"}',
@@ -29,9 +29,11 @@ def entry(*devices, name="left"):
 
 
 def test_sets_of_the_operator_become_tags():
-    sets = nvlink_sets.strict([entry(ONE, "0000:0A:00.0"), entry(ONE, TWO, THREE, name="all")])
-    nvlink_sets.check(sets, MACHINE, ROLES)
-    spec = device_spec.build(MACHINE, ROLES, Declaration(nvlink=sets))
+    sets = nvlink_sets.parse_nvlink_sets(
+        [entry(ONE, "0000:0A:00.0"), entry(ONE, TWO, THREE, name="all")]
+    )
+    nvlink_sets.check_nvlink_sets(sets, MACHINE, ROLES)
+    spec = device_spec.build_device_spec(MACHINE, ROLES, Declaration(nvlink=sets))
     found = {offer.provider: offer.tags.nvlink for offer in spec.offers}
     assert found == {
         ONE: "all:3,left:2",
@@ -39,7 +41,7 @@ def test_sets_of_the_operator_become_tags():
         THREE: "all:3",
         "0000:1a:00.0": None,
     }
-    table = tags.rebuild({key: text for key, text in found.items() if text})
+    table = tags.rebuild_nvlink_sets({key: text for key, text in found.items() if text})
     assert set(table.sets) == {frozenset({ONE, TWO}), frozenset({ONE, TWO, THREE})}
 
 
@@ -60,20 +62,20 @@ def test_sets_of_the_operator_become_tags():
 )
 def test_a_bad_entry_is_named_with_the_cure(text, why):
     with pytest.raises(NvlinkError) as caught:
-        nvlink_sets.strict([entry(ONE, TWO, name="fine"), text])
+        nvlink_sets.parse_nvlink_sets([entry(ONE, TWO, name="fine"), text])
     assert str(caught.value).startswith("[hpc]nvlink_set, entry 2, ")
     assert why in str(caught.value)
 
 
 def test_entries_that_contradict_each_other():
     with pytest.raises(NvlinkError, match="name 'left' is given twice"):
-        nvlink_sets.strict([entry(ONE, TWO), entry(ONE, THREE)])
+        nvlink_sets.parse_nvlink_sets([entry(ONE, TWO), entry(ONE, THREE)])
     with pytest.raises(NvlinkError, match="'left' and 'right' have the same devices"):
-        nvlink_sets.strict([entry(ONE, TWO), entry(TWO, ONE, name="right")])
+        nvlink_sets.parse_nvlink_sets([entry(ONE, TWO), entry(TWO, ONE, name="right")])
     others = [f"0000:{bus:02x}:00.0" for bus in range(0x20, 0x30)]
     many = [entry(ONE, other, name="n" * 20 + other[5:7]) for other in others]
     with pytest.raises(NvlinkError, match=r"0000:07:00\.0 is in so many sets"):
-        nvlink_sets.strict(many)
+        nvlink_sets.parse_nvlink_sets(many)
 
 
 @pytest.mark.parametrize(
@@ -88,30 +90,34 @@ def test_entries_that_contradict_each_other():
 def test_sets_that_the_node_does_not_have(devices, why):
     machine = node(*MACHINE.functions, SWITCH)
     with pytest.raises(NvlinkError, match=r"\[hpc\]nvlink_set 'left'") as caught:
-        Declaration(nvlink=nvlink_sets.strict([entry(*devices)])).check(machine, ROLES)
+        Declaration(nvlink=nvlink_sets.parse_nvlink_sets([entry(*devices)])).check(machine, ROLES)
     assert why in str(caught.value)
 
 
 def test_devices_of_different_roles_are_no_set():
-    table = roles.strict(
+    table = roles.parse_roles(
         ['{"role": "big", "product_id": "2331"}', '{"role": "gpu", "class": "03*"}']
     )
     machine = node(gpu(ONE), gpu(TWO, product_id="2331"))
     with pytest.raises(NvlinkError, match=r"different roles \(big, gpu\)"):
-        nvlink_sets.check(nvlink_sets.strict([entry(ONE, TWO)]), machine, table)
+        nvlink_sets.check_nvlink_sets(
+            nvlink_sets.parse_nvlink_sets([entry(ONE, TWO)]), machine, table
+        )
 
 
 def test_switches_make_one_set_of_all_gpus():
     machine = node(*MACHINE.functions, gpu("0000:33:00.0", vendor_id="1002"), SWITCH)
-    assert nvlink_sets.default(machine, ROLES) == (NvlinkSet("all", frozenset({ONE, TWO, THREE})),)
-    spec = device_spec.build(machine, ROLES)
+    assert nvlink_sets.default_nvlink_sets(machine, ROLES) == (
+        NvlinkSet("all", frozenset({ONE, TWO, THREE})),
+    )
+    spec = device_spec.build_device_spec(machine, ROLES)
     tagged = {offer.provider for offer in spec.offers if offer.tags.nvlink == "all:3"}
     assert tagged == {ONE, TWO, THREE}
 
 
 def test_a_gpu_that_cannot_be_given_is_still_a_member():
     broken = gpu(THREE, unknown="its configuration space cannot be read")
-    spec = device_spec.build(node(gpu(ONE), gpu(TWO), broken, SWITCH), ROLES)
+    spec = device_spec.build_device_spec(node(gpu(ONE), gpu(TWO), broken, SWITCH), ROLES)
     assert {offer.provider: offer.tags.nvlink for offer in spec.offers if offer.tags.nvlink} == {
         ONE: "all:3",
         TWO: "all:3",
@@ -119,17 +125,21 @@ def test_a_gpu_that_cannot_be_given_is_still_a_member():
 
 
 def test_without_switches_nothing_is_claimed():
-    assert nvlink_sets.default(MACHINE, ROLES) == ()
-    assert all(offer.tags.nvlink is None for offer in device_spec.build(MACHINE, ROLES).offers)
-    assert nvlink_sets.default(node(gpu(ONE), SWITCH), ROLES) == ()
+    assert nvlink_sets.default_nvlink_sets(MACHINE, ROLES) == ()
+    assert all(
+        offer.tags.nvlink is None for offer in device_spec.build_device_spec(MACHINE, ROLES).offers
+    )
+    assert nvlink_sets.default_nvlink_sets(node(gpu(ONE), SWITCH), ROLES) == ()
 
 
 def test_a_card_of_another_product_is_in_no_set():
     """An HGX board with an L4 in a slot: a set of all of them would never be whole."""
     other = gpu("0000:99:00.0", product_id="27b8")
     machine = node(*MACHINE.functions, other, SWITCH)
-    assert nvlink_sets.default(machine, ROLES) == (NvlinkSet("all", frozenset({ONE, TWO, THREE})),)
+    assert nvlink_sets.default_nvlink_sets(machine, ROLES) == (
+        NvlinkSet("all", frozenset({ONE, TWO, THREE})),
+    )
     # As many of the one as of the other: the operator knows, nobody else.
     two = gpu("0000:9a:00.0", product_id="27b8")
     even = node(gpu(ONE), gpu(TWO), other, two, SWITCH)
-    assert nvlink_sets.default(even, ROLES) == ()
+    assert nvlink_sets.default_nvlink_sets(even, ROLES) == ()

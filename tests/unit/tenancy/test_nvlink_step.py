@@ -19,11 +19,11 @@ from nova_hpc.tenancy.nvlink import step as nvlink_step
 from nova_hpc.tenancy.nvlink.backend import BackendError, NotSharedError, WaitsError
 from nova_hpc.tenancy.nvlink.partitions import (
     NOBODY,
-    FabricError,
     NoPartitionError,
-    Partition,
+    NvlinkFabricError,
+    NvlinkPartition,
 )
-from nova_hpc.tenancy.nvlink.step import Links
+from nova_hpc.tenancy.nvlink.step import NvlinkStep
 from nova_hpc.wire.ledger import SOMEBODY
 from tests.fabric_manager import FabricManager, library
 
@@ -50,7 +50,7 @@ def options(tmp_path):
             )
         )
         found = cfg.ConfigOpts()
-        conf.register(found)
+        conf.register_all_options(found)
         found.register_opt(cfg.StrOpt("state_path", default=str(tmp_path)))
         found([], default_config_files=[str(path)], default_config_dirs=[])
         return found.hpc
@@ -70,7 +70,7 @@ def links(manager, options):
 
 
 def links_of(options):
-    return Links.from_options(options, LedgerFile.from_options(options, takes_over=True))
+    return NvlinkStep.from_options(options, LedgerFile.from_options(options, takes_over=True))
 
 
 def restarted(links):
@@ -87,8 +87,8 @@ def recorded(links):
 
 def test_exactly_the_partition_of_the_server(links, manager):
     partitions = links.reach(ALL)
-    assert partitions[1] == Partition(1, LEFT, active=False, links=12)
-    assert partitions[3] == Partition(3, frozenset({ONE}), active=False, links=0)
+    assert partitions[1] == NvlinkPartition(1, LEFT, active=False, links=12)
+    assert partitions[3] == NvlinkPartition(3, frozenset({ONE}), active=False, links=0)
     links.give("a", LEFT, (), True)
     assert manager.calls() == ["activate 1"]
     links.give("b", {TWO}, LEFT, True)
@@ -129,11 +129,12 @@ def test_a_service_that_is_killed_between_activation_and_start(links, manager, t
     script.write_text(
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from nova_hpc.tenancy.nvlink.backend import Settings, load\n"
-        "from nova_hpc.tenancy.nvlink.step import Links, run\n"
+        "from nova_hpc.tenancy.nvlink.backend import NvlinkSettings, load_nvlink_backend\n"
+        "from nova_hpc.tenancy.nvlink.step import NvlinkStep, run_fabric_call\n"
         "from nova_hpc.tenancy.ledger import LedgerFile\n"
-        "settings = Settings(sys.argv[1], 20.0, sys.argv[2])\n"
-        "links = Links(load('fabric-manager', settings, run), LedgerFile(Path(sys.argv[3])))\n"
+        "settings = NvlinkSettings(sys.argv[1], 20.0, sys.argv[2])\n"
+        "backend = load_nvlink_backend('fabric-manager', settings, run_fabric_call)\n"
+        "links = NvlinkStep(backend, LedgerFile(Path(sys.argv[3])))\n"
         "def killed(each): \n"
         "    if sys.argv[4] == 'after': activate(each)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -234,7 +235,7 @@ def test_a_lost_file_cuts_nobodys_links(links, manager):
         manager.calls()
         found = links.sweep(lambda: LEFT, {FOUR})
         assert "nobody can tell which NVLink partitions servers have" in found.reasons[FOUR]
-        with pytest.raises(FabricError, match="the ledger"):
+        with pytest.raises(NvlinkFabricError, match="the ledger"):
             links.give("b", {FOUR}, LEFT, False)
         assert manager.calls() == []
         assert links.ledger.path.read_text() == text
@@ -264,12 +265,14 @@ def test_a_ledger_that_cannot_be_read_is_not_written_anew(links, manager):
 def test_a_manager_that_fails_refuses_and_withholds(links, manager):
     links.reach(ALL)
     manager.set("fail", "fmActivateFabricPartition", -2)
-    with pytest.raises(FabricError, match=r"fmActivateFabricPartition\(1\) failed: unspecified"):
+    with pytest.raises(
+        NvlinkFabricError, match=r"fmActivateFabricPartition\(1\) failed: unspecified"
+    ):
         links.give("a", LEFT, (), True)
     manager.clear("fail")
     # It says that it has, and has not.
     manager.set("deaf", "fmActivateFabricPartition")
-    with pytest.raises(FabricError, match=r"partitions \[\] are active, and \[1\] should be"):
+    with pytest.raises(NvlinkFabricError, match=r"partitions \[\] are active, and \[1\] should be"):
         links.give("a", LEFT, (), True)
     manager.clear("deaf")
     links.give("a", LEFT, (), True)
@@ -279,7 +282,7 @@ def test_a_manager_that_fails_refuses_and_withholds(links, manager):
     found = links.sweep(frozenset)
     assert found.reasons.keys() == LEFT
     # Nobody else gets them while they may be linked.
-    with pytest.raises(FabricError, match="NVLink error"):
+    with pytest.raises(NvlinkFabricError, match="NVLink error"):
         links.give("b", {ONE}, (), False)
     assert recorded(links) == {1: NOBODY, 3: "b"}
     manager.clear("fail")
@@ -291,16 +294,18 @@ def test_a_manager_that_fails_refuses_and_withholds(links, manager):
     reasons = links.sweep(frozenset).reasons
     assert reasons.keys() == ALL
     assert "it cannot be reached (-9)" in reasons[ONE]
-    with pytest.raises(FabricError, match="cannot be reached"):
+    with pytest.raises(NvlinkFabricError, match="cannot be reached"):
         links.give("b", LEFT, (), True)
 
 
 def test_a_manager_that_hangs_is_left_alone(manager, tmp_path):
-    settings = nvlink_backend.Settings(str(manager.path), 0.1, library())
-    backend = nvlink_backend.load("fabric-manager", settings, nvlink_step.run)
-    hanging = Links(backend, LedgerFile(tmp_path / "state"))
+    settings = nvlink_backend.NvlinkSettings(str(manager.path), 0.1, library())
+    backend = nvlink_backend.load_nvlink_backend(
+        "fabric-manager", settings, nvlink_step.run_fabric_call
+    )
+    hanging = NvlinkStep(backend, LedgerFile(tmp_path / "state"))
     manager.set("hang", "fmActivateFabricPartition")
-    with pytest.raises(FabricError, match="did not answer within"):
+    with pytest.raises(NvlinkFabricError, match="did not answer within"):
         hanging.give("a", LEFT, (), True)
     manager.clear("hang")
     assert hanging.sweep(frozenset).reasons == {}
@@ -348,27 +353,29 @@ def test_a_manager_of_another_kind(links, manager, tmp_path):
     with pytest.raises(NotSharedError, match="set FABRIC_MODE=1"):
         links.reach(ALL)
     manager.set("mode", "starting")
-    with pytest.raises(FabricError, match="not configured yet"):
+    with pytest.raises(NvlinkFabricError, match="not configured yet"):
         links.reach(ALL)
     with pytest.raises(WaitsError):
         links.backend.partitions()
     manager.set("mode", "shared")
-    with pytest.raises(FabricError, match=r"has a GPU at 0000:43:00\.0, where this node has no"):
+    with pytest.raises(
+        NvlinkFabricError, match=r"has a GPU at 0000:43:00\.0, where this node has no"
+    ):
         links.reach(ALL - {THREE})
     # Older libraries take the older layout only.
     manager.set("sdk", 1)
     assert len(links.reach(ALL)) == 7
     for path, why in (("no.so", "cannot be used: no.so"), ("libc.so.6", "undefined symbol")):
         backend = type(links.backend)(
-            attrs.evolve(links.backend.settings, library=path), nvlink_step.run
+            attrs.evolve(links.backend.settings, library=path), nvlink_step.run_fabric_call
         )
-        with pytest.raises(FabricError, match=why):
+        with pytest.raises(NvlinkFabricError, match=why):
             backend.partitions()
 
 
 def test_a_library_that_crashes_is_no_crash_of_the_service(links):
     crashed = type(links.backend)(links.backend.settings, lambda argv, limit: (-11, "oh no"))
-    with pytest.raises(FabricError, match="ended with status -11: oh no"):
+    with pytest.raises(NvlinkFabricError, match="ended with status -11: oh no"):
         crashed.partitions()
 
 
@@ -380,11 +387,15 @@ def test_gpus_without_an_address_are_named_by_the_operator(options, tmp_path):
             options(backend="fabric-manager", address=manager.path, library=library(), **values)
         ).backend.partitions()
 
-    with pytest.raises(FabricError, match=r"physical id 1; name all of them in \[hpc\]nvlink_gpus"):
+    with pytest.raises(
+        NvlinkFabricError, match=r"physical id 1; name all of them in \[hpc\]nvlink_gpus"
+    ):
         partitions()
     named = [f"{number}:{text}" for number, text in GPUS.items()]
     assert partitions(gpus=",".join(named))[0].gpus == ALL
-    with pytest.raises(FabricError, match=r"physical id 4, which \[hpc\]nvlink_gpus does not"):
+    with pytest.raises(
+        NvlinkFabricError, match=r"physical id 4, which \[hpc\]nvlink_gpus does not"
+    ):
         partitions(gpus=",".join(named[:3]))
 
 
@@ -396,8 +407,8 @@ def test_the_layouts_are_those_of_the_headers():
         for name, layout, number in (
             ("connect", call.ConnectV1, 1),
             ("connect 2", call.ConnectV2, 2),
-            ("partitions", call.Partitions, 1),
-            ("active", call.Active, 1),
+            ("partitions", call.PartitionListStruct, 1),
+            ("active", call.ActivePartitionsStruct, 1),
         )
     }
     assert found == {

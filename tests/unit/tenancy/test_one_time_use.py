@@ -14,7 +14,7 @@ def test_only_the_named_roles_are_used_one_time():
     terms.check(NODE, ROLES)
     found = {
         offer.provider: [entry.get("one_time_use") for entry in offer.entries]
-        for offer in device_spec.build(NODE, ROLES, terms).offers
+        for offer in device_spec.build_device_spec(NODE, ROLES, terms).offers
     }
     assert found == {GPU: ["true"], "0000:42:00.0": [None]}
 

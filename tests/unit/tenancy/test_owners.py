@@ -6,55 +6,66 @@ import itertools
 import attrs
 import pytest
 
-from nova_hpc.tenancy.guest_domains import Condition, GuestDomain, GuestDomains, Passed, unanswered
-from nova_hpc.tenancy.holders import Holder
-from nova_hpc.tenancy.hygiene.step import Hygiene
+from nova_hpc.tenancy.guest_domains import (
+    DomainCondition,
+    NodeGuestDomain,
+    NodeGuestDomains,
+    PassedFunctions,
+    unknown_guest_domains,
+)
+from nova_hpc.tenancy.holders import KernelHolder
+from nova_hpc.tenancy.hygiene.step import HygieneStep
 from nova_hpc.tenancy.ledger import LedgerError
-from nova_hpc.tenancy.owners import Owners
+from nova_hpc.tenancy.owners import DeviceOwners
 from nova_hpc.wire.ledger import SOMEBODY
 
 from .hygiene_node import GPU, OTHER, make, settled
 
 ONE, TWO = "11111111-1111-1111-1111-111111111111", "22222222-2222-2222-2222-222222222222"
-BUSY, SILENT = Holder("a process has it open"), Holder("cannot be opened", certain=False)
+BUSY, SILENT = (
+    KernelHolder("a process has it open"),
+    KernelHolder("cannot be opened", certain=False),
+)
 
 
-def guest(uuid, *addresses, condition=Condition.RUNNING):
-    has = Passed(frozenset(addresses))
-    live = has if condition is Condition.RUNNING else Passed()
-    return GuestDomain(uuid, f"instance-{uuid[:4]}", condition, live, has)
+def guest(uuid, *addresses, condition=DomainCondition.RUNNING):
+    has = PassedFunctions(frozenset(addresses))
+    live = has if condition is DomainCondition.RUNNING else PassedFunctions()
+    return NodeGuestDomain(uuid, f"instance-{uuid[:4]}", condition, live, has)
 
 
-NONE = GuestDomains()
+NONE = NodeGuestDomains()
 
 
 def owners(records=(), domains=NONE, holders=None):
     known = holders or {}
-    return Owners(
+    return DeviceOwners(
         lambda: frozenset(records),
         lambda: domains,
         lambda asked: {each: known[each] for each in asked if each in known},
     )
 
 
-UNKNOWN = unanswered("no socket")
-BROKEN = GuestDomains((attrs.evolve(guest(TWO), live=Passed(problem="its XML is broken")),))
+UNKNOWN = unknown_guest_domains("no socket")
+BROKEN = NodeGuestDomains(
+    (attrs.evolve(guest(TWO), live=PassedFunctions(problem="its XML is broken")),)
+)
 
 
 @pytest.mark.parametrize(
     ("domains", "holder"),
     [
         *itertools.product(
-            (NONE, GuestDomains((guest(TWO, GPU),)), UNKNOWN, BROKEN), (None, BUSY, SILENT)
+            (NONE, NodeGuestDomains((guest(TWO, GPU),)), UNKNOWN, BROKEN), (None, BUSY, SILENT)
         )
     ],
 )
 def test_free_is_what_all_say(domains, holder):
     found = owners(domains=domains, holders={GPU: holder} if holder else {}).held([GPU])
-    assert (found == {}) == (domains == GuestDomains() and holder is None)
+    assert (found == {}) == (domains == NodeGuestDomains() and holder is None)
     if domains.domains and domains is not BROKEN:
         assert found[GPU].server == TWO
-    elif domains == GuestDomains() and holder is BUSY:
+    elif domains == NodeGuestDomains() and holder is BUSY:
         assert found[GPU].server == SOMEBODY
     elif found:
         assert found[GPU].server is None
@@ -62,7 +73,7 @@ def test_free_is_what_all_say(domains, holder):
 
 
 def test_a_server_may_have_its_own():
-    mine = GuestDomains((guest(ONE, GPU),))
+    mine = NodeGuestDomains((guest(ONE, GPU),))
     assert owners(domains=mine, holders={GPU: BUSY}).held([GPU], ONE) == {}
     assert owners(domains=mine).held([GPU], TWO)[GPU].server == ONE
     assert owners(domains=mine, holders={OTHER: BUSY}).held([GPU, OTHER], ONE).keys() == {OTHER}
@@ -77,16 +88,16 @@ def test_libvirt_is_asked_once_and_the_kernel_of_what_no_guest_has():
 
     def domains():
         asked.append("libvirt")
-        return GuestDomains((guest(TWO, GPU),))
+        return NodeGuestDomains((guest(TWO, GPU),))
 
-    found = Owners(frozenset, domains, holders).held([GPU, OTHER])
+    found = DeviceOwners(frozenset, domains, holders).held([GPU, OTHER])
     assert found.keys() == {GPU}
     assert asked == ["libvirt", [OTHER]]
-    assert Owners(frozenset, pytest.fail, pytest.fail).held([]) == {}
+    assert DeviceOwners(frozenset, pytest.fail, pytest.fail).held([]) == {}
 
 
 def test_busy():
-    known = GuestDomains((guest(TWO, GPU),))
+    known = NodeGuestDomains((guest(TWO, GPU),))
     assert owners([OTHER], known).busy([GPU, OTHER]) == {GPU, OTHER}
     assert owners([OTHER], known).busy([GPU]) == {GPU}
     assert owners(domains=UNKNOWN).busy([GPU, OTHER]) == {GPU, OTHER}
@@ -102,15 +113,18 @@ def node(tmp_path):
 
 
 def sweep(node, who):
-    return Hygiene.sweep(node.step(), node.candidates(GPU, OTHER), who)
+    return HygieneStep.sweep(node.step(), node.candidates(GPU, OTHER), who)
 
 
 @pytest.mark.parametrize(
     ("who", "mark"),
     [
-        (owners(domains=GuestDomains((guest(TWO, GPU),))), TWO),
-        (owners(domains=GuestDomains((guest(TWO, GPU, condition=Condition.SAVED),))), TWO),
-        (owners(domains=GuestDomains((guest("", GPU),))), SOMEBODY),
+        (owners(domains=NodeGuestDomains((guest(TWO, GPU),))), TWO),
+        (
+            owners(domains=NodeGuestDomains((guest(TWO, GPU, condition=DomainCondition.SAVED),))),
+            TWO,
+        ),
+        (owners(domains=NodeGuestDomains((guest("", GPU),))), SOMEBODY),
         (owners(holders={GPU: BUSY}), SOMEBODY),
         (owners(holders={GPU: SILENT}), None),
         (owners(domains=UNKNOWN), None),
@@ -139,7 +153,7 @@ def test_what_somebody_has_is_left_alone(node, who, mark, before):
 
 def test_it_is_no_baseline(tmp_path):
     node = make(tmp_path)
-    sweep(node, owners(domains=GuestDomains((guest(TWO, GPU),)), holders={OTHER: SILENT}))
+    sweep(node, owners(domains=NodeGuestDomains((guest(TWO, GPU),)), holders={OTHER: SILENT}))
     assert node.ledger.device(GPU).baseline is None
     assert node.ledger.device(OTHER).baseline is None
     sweep(node, owners())
@@ -148,7 +162,7 @@ def test_it_is_no_baseline(tmp_path):
 
 @pytest.mark.parametrize("who", [owners(domains=UNKNOWN), owners(holders={GPU: BUSY})])
 def test_before_a_server_starts(node, who):
-    refused = Hygiene.give(node.step(), ONE, node.candidates(GPU, OTHER), who)
+    refused = HygieneStep.give(node.step(), ONE, node.candidates(GPU, OTHER), who)
     assert GPU in refused
     assert node.ledger.marked == {}
     assert node.ledger.quarantined == {}
@@ -156,18 +170,18 @@ def test_before_a_server_starts(node, who):
 
 def test_the_mark_of_a_server_that_is_gone_is_not_cleaned_under_a_guest(node):
     node.step().give(ONE, node.candidates(GPU))
-    who = owners(domains=GuestDomains((guest(ONE, GPU),)))
-    assert "guest domain" in Hygiene.give(node.step(), TWO, node.candidates(GPU), who)[GPU]
+    who = owners(domains=NodeGuestDomains((guest(ONE, GPU),)))
+    assert "guest domain" in HygieneStep.give(node.step(), TWO, node.candidates(GPU), who)[GPU]
     assert not node.resets(GPU)
     assert node.ledger.device(GPU).server == ONE
 
 
 @pytest.mark.parametrize(
-    "who", [owners(domains=UNKNOWN), owners(domains=GuestDomains((guest(ONE, GPU),)))]
+    "who", [owners(domains=UNKNOWN), owners(domains=NodeGuestDomains((guest(ONE, GPU),)))]
 )
 def test_after_a_server(node, who):
     node.step().give(ONE, node.candidates(GPU, OTHER))
-    held = Hygiene.take_back(node.step(), ONE, {}, who)
+    held = HygieneStep.take_back(node.step(), ONE, {}, who)
     assert GPU in held
     assert node.ledger.device(GPU).server == ONE
     assert not node.resets(GPU)
@@ -179,7 +193,7 @@ def test_a_group_that_is_taken_while_it_is_reset_is_no_failure(node):
     node.step().give(ONE, node.candidates(GPU))
     with node.held(GPU):
         assert "/dev/vfio/" in sweep(node, owners())[GPU]
-        assert "/dev/vfio/" in Hygiene.take_back(node.step(), ONE, {}, owners())[GPU]
+        assert "/dev/vfio/" in HygieneStep.take_back(node.step(), ONE, {}, owners())[GPU]
     found = node.ledger.device(GPU)
     assert (found.server, found.failed, node.ledger.quarantined) == (ONE, 0, {})
     assert sweep(node, owners()) == {}
@@ -193,13 +207,15 @@ def test_a_device_that_is_given_meanwhile_is_not_looked_at(node):
     def domains():
         # Between the look at the ledger and the kernel.
         node.step().give(ONE, node.candidates(GPU))
-        return GuestDomains()
+        return NodeGuestDomains()
 
     def holders(addresses):
         asked.extend(addresses)
         return {}
 
-    Hygiene.sweep(node.step(), node.candidates(GPU, OTHER), Owners(frozenset, domains, holders))
+    HygieneStep.sweep(
+        node.step(), node.candidates(GPU, OTHER), DeviceOwners(frozenset, domains, holders)
+    )
     assert asked == [OTHER]
 
 
@@ -213,6 +229,6 @@ def test_what_an_operator_asks_for(node, what, who):
     (candidate,) = node.candidates(GPU).values()
     node.file.quarantine({GPU: "burnt"})
     with pytest.raises(LedgerError, match=GPU):
-        getattr(Hygiene, what)(node.step(), candidate, who)
+        getattr(HygieneStep, what)(node.step(), candidate, who)
     assert not node.resets(GPU)
     assert node.ledger.quarantined == {GPU: "burnt"}

@@ -14,7 +14,7 @@ from nova_hpc.tenancy.hygiene.clean_errors import UnableError, UncleanError
 from nova_hpc.tenancy.service_vm import binding, build, process
 from nova_hpc.tenancy.service_vm.archive import ArchiveError
 from nova_hpc.tenancy.service_vm.binding import BindError
-from nova_hpc.tenancy.service_vm.host import OnHost
+from nova_hpc.tenancy.service_vm.host import HostRunner
 from nova_hpc.tenancy.service_vm.inside import command, memory
 from tests.unit.tenancy.hygiene_node import GPU, OTHER, make
 
@@ -61,7 +61,7 @@ def test_a_write_combining_view_is_preferred(device):
 
 @pytest.mark.parametrize(("blank", "words"), [(False, "a pattern is"), (True, "zeros are")])
 def test_memory_that_does_not_keep_what_is_written(device, monkeypatch, blank, words):
-    plain = memory._wanted
+    plain = memory._expected_bytes_of
     calls = []
 
     def wanted(offset, length, is_blank):
@@ -71,14 +71,14 @@ def test_memory_that_does_not_keep_what_is_written(device, monkeypatch, blank, w
         again = calls.count((offset, is_blank)) > 1
         return b"x" * length if again and offset == MIB and is_blank == blank else found
 
-    monkeypatch.setattr(memory, "_wanted", wanted)
+    monkeypatch.setattr(memory, "_expected_bytes_of", wanted)
     with pytest.raises(UncleanError, match=f"BAR 0, MiB 1: {words} not read as written"):
         memory.clean(device, {})
 
 
 def test_no_two_mib_are_alike():
-    assert len({memory.pattern(number, 8) for number in range(4096)}) == 4096
-    assert len(memory.pattern(3, 13)) == 13
+    assert len({memory.memory_pattern_of(number, 8) for number in range(4096)}) == 4096
+    assert len(memory.memory_pattern_of(3, 13)) == 13
 
 
 def test_memory_that_cannot_be_reached(device):
@@ -119,8 +119,10 @@ def guest(tmp_path, device):
 
 
 def test_each_device_is_put_through_its_checks(guest):
-    words = command.words("quiet nova_hpc.nonce=ab nova_hpc.checks=memory console=ttyS0")
-    found = command.results(words, guest)
+    words = command.parse_kernel_arguments(
+        "quiet nova_hpc.nonce=ab nova_hpc.checks=memory console=ttyS0"
+    )
+    found = command.check_all_devices(words, guest)
     assert found == {"0": {"ok": True, "memory": {"bytes": 3 * MIB, "bars": [0]}}}
 
 
@@ -128,7 +130,7 @@ def test_checks_of_the_operator(guest, tmp_path, monkeypatch):
     monkeypatch.setattr(command, "_CHECKS", tmp_path)
 
     def result(name):
-        return command.results({"nova_hpc.checks": name}, guest)["0"]
+        return command.check_all_devices({"nova_hpc.checks": name}, guest)["0"]
 
     for name, text in {
         "good": "echo; echo scrubbed $1",
@@ -169,7 +171,7 @@ def test_an_image_that_cannot_be_made(tmp_path, capsys):
     assert build.main([str(tmp_path / "i"), "--busybox", str(missing)]) == 2
     assert str(missing) in capsys.readouterr().err
     with pytest.raises(ArchiveError, match="cannot run"):
-        build._output(str(missing))
+        build._output_of_program(str(missing))
     with pytest.raises(SystemExit):
         build.main([str(tmp_path / "i"), "--check", "nonsense"])
     with pytest.raises(SystemExit):
@@ -283,12 +285,12 @@ def test_errors_of_the_driver():
         "6,1,2,-;NVRM: Xid (PCI:0000:41:00): 79, pid=1, GPU has fallen off the bus.\n"
         "6,1,3,-;NVRM: Xid (PCI:0000:42:00): 48, pid=1\nnoise"
     )
-    assert clean_nvidia.xids(log, "0000:41:00.0") == [79]
-    assert clean_nvidia.xids(log, "0000:43:00.0") == []
+    assert clean_nvidia.xid_errors_of(log, "0000:41:00.0") == [79]
+    assert clean_nvidia.xid_errors_of(log, "0000:43:00.0") == []
     facts = dict.fromkeys(
         ("mig", "ecc", "remap_pending", "remap_failed", "uncorrected", "processes"), None
     )
-    assert clean_nvidia.problems(facts, [79], {}) == ["the driver has reported Xid 79"]
+    assert clean_nvidia.gpu_problems_of(facts, [79], {}) == ["the driver has reported Xid 79"]
 
 
 # -- AMD and adapters, by what their drivers show ---------------------------------------------
@@ -334,9 +336,9 @@ def test_the_firmware_of_an_adapter(tmp_path):
 
 
 def test_checks_by_their_names(device):
-    assert clean_check.result(device, ["memory"], {})["ok"]
-    assert clean_check.result(device, ["nic"], {})["unable"]
-    found = clean_check.result(device, ["no-such-check"], {})
+    assert clean_check.run_device_checks(device, ["memory"], {})["ok"]
+    assert clean_check.run_device_checks(device, ["nic"], {})["unable"]
+    found = clean_check.run_device_checks(device, ["no-such-check"], {})
     assert (found["ok"], found["unable"]) == (False, True)
     assert "no-such-check cannot be loaded" in found["reason"]
 
@@ -358,8 +360,8 @@ class Drivers:
             raise BindError(f"it cannot be bound to {driver}")
 
 
-def on_host(host, bind, execute=process.run, timeout=60.0):
-    return OnHost(
+def on_host(host, bind, execute=process.run_stage_program, timeout=60.0):
+    return HostRunner(
         root=host.root,
         drivers={"gpu": "amdgpu"},
         checks=lambda role: ("amd",),
@@ -396,7 +398,9 @@ def test_a_stage_on_the_host_that_fails(host):
         return "[]"
 
     def hangs(argv, timeout, more=None):
-        return process.run([sys.executable, "-c", "import time; time.sleep(600)"], 0.2)
+        return process.run_stage_program(
+            [sys.executable, "-c", "import time; time.sleep(600)"], 0.2
+        )
 
     for execute, words in ((nonsense, "no object"), (hangs, "did not end within 0.2")):
         assert words in on_host(host, Drivers(), execute).run("host", {GPU: "gpu"}).problem
@@ -413,15 +417,15 @@ def test_a_driver_that_does_not_take_a_device(host):
         (path / name).write_text("")
     (host.root / "sys/bus/pci/drivers_probe").write_text("")
     with pytest.raises(BindError, match="it is bound to vfio-pci"):
-        binding.bind(host.root, GPU, "nvidia", 20.0)
+        binding.bind_device(host.root, GPU, "nvidia", 20.0)
     assert (path / "driver_override").read_text() == "nvidia\n"
     assert (path / "driver/unbind").read_text() == GPU
     assert (host.root / "sys/bus/pci/drivers_probe").read_text() == GPU
-    binding.bind(host.root, GPU, "vfio-pci", 20.0)  # it is there: nothing is written
+    binding.bind_device(host.root, GPU, "vfio-pci", 20.0)  # it is there: nothing is written
     assert (path / "driver_override").read_text() == "nvidia\n"
     (host.root / "sys/bus/pci/drivers_probe").unlink()
     with pytest.raises(BindError, match="drivers_probe"):
-        binding.bind(host.root, GPU, "nvidia", 20.0)
+        binding.bind_device(host.root, GPU, "nvidia", 20.0)
 
 
 @pytest.mark.parametrize("name", ["", "../x", "evil\n", "a b", "x" * 65, "-x"])
@@ -429,7 +433,7 @@ def test_what_is_no_name_of_a_driver(host, name):
     """It would become the text of a file."""
     (host.devices / GPU / "driver_override").write_text("")
     with pytest.raises(BindError, match="no name of a driver"):
-        binding.bind(host.root, GPU, name, 20.0)
+        binding.bind_device(host.root, GPU, name, 20.0)
     assert (host.devices / GPU / "driver_override").read_text() == ""
 
 
@@ -438,5 +442,5 @@ def test_a_device_that_somebody_has_is_not_taken_from_its_driver(host):
         (host.devices / GPU / name).write_text("")
     (host.root / "sys/bus/pci/drivers_probe").write_text("")
     with host.held(GPU), pytest.raises(BindError, match="/dev/vfio/1 cannot be opened"):
-        binding.bind(host.root, GPU, "nvidia", 20.0)
+        binding.bind_device(host.root, GPU, "nvidia", 20.0)
     assert (host.devices / GPU / "driver_override").read_text() == ""

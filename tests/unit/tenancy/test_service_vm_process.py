@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from lxml import etree
 
 from nova_hpc.tenancy.service_vm import domain, process, report, reserve
-from nova_hpc.tenancy.service_vm.domain import Machine
+from nova_hpc.tenancy.service_vm.domain import ServiceVmMachine
 from nova_hpc.tenancy.service_vm.process import LateError
 from nova_hpc.tenancy.service_vm.reserve import ShortError
-from nova_hpc.tenancy.service_vm.runner import ServiceVm
+from nova_hpc.tenancy.service_vm.runner import ServiceVmRunner
 
 FAKE = Path(__file__).parent / "fake_libvirt"
 GPU, VF = "0000:41:00.0", "10000:e1:00.7"
@@ -45,14 +45,14 @@ def host(tmp_path):
 def runner(host):
     def make(does, timeout=20.0, **more):
         (host / "does").write_text(does)
-        machine = Machine(str(host / "kernel"), str(host / "kernel"))
-        return ServiceVm(
+        machine = ServiceVmMachine(str(host / "kernel"), str(host / "kernel"))
+        return ServiceVmRunner(
             uri=f"fake://{host}",
             machine=machine,
             timeout=timeout,
             checks=lambda role: ("memory",),
             root=host,
-            execute=functools.partial(process.run, more=environ()),
+            execute=functools.partial(process.run_stage_program, more=environ()),
             **more,
         )
 
@@ -105,12 +105,14 @@ def test_a_libvirt_that_hangs(runner, monkeypatch):
 def test_the_vm_ends_with_the_process_that_has_asked_for_it(host, runner):
     """nova-compute is killed: its pipe closes, the child goes, libvirt ends the VM."""
     runner("hang")
-    xml = domain.build(VM, Machine("/k", "/i"), [GPU], {0}, "a" * 32, ["memory"])
+    xml = domain.build_service_domain(
+        VM, ServiceVmMachine("/k", "/i"), [GPU], {0}, "a" * 32, ["memory"]
+    )
     asked = {"uri": f"fake://{host}", "xml": xml, "nonce": "a" * 32, "seconds": 600}
     argv = [sys.executable, "-s", "-m", "nova_hpc.tenancy.service_vm.attend", "run"]
     code = (
         "import json, sys; from nova_hpc.tenancy.service_vm import process;"
-        "process.run(json.loads(sys.argv[1]), 600, json.loads(sys.argv[2]))"
+        "process.run_stage_program(json.loads(sys.argv[1]), 600, json.loads(sys.argv[2]))"
     )
     words = [json.dumps([*argv, json.dumps(asked)]), json.dumps(environ())]
     parent = subprocess.Popen([sys.executable, "-c", code, *words], env={**os.environ, **environ()})
@@ -134,7 +136,7 @@ def test_the_vm_ends_with_the_process_that_has_asked_for_it(host, runner):
 def test_what_was_left_is_ended_and_nothing_else(host, runner):
     found = runner("pass")
     assert found.end(VM, [GPU]) is None  # there is none
-    xml = domain.build(VM, Machine("/k", "/i"), [GPU], {0}, "a" * 32, [])
+    xml = domain.build_service_domain(VM, ServiceVmMachine("/k", "/i"), [GPU], {0}, "a" * 32, [])
     (host / f"{VM}.domain").write_text(f"0\n{xml}")
     assert found.end(VM, [GPU]) is None
     assert list(host.glob("*.domain")) == []
@@ -145,13 +147,13 @@ def test_what_was_left_is_ended_and_nothing_else(host, runner):
 
 def test_a_program_that_is_missing_killed_or_fails():
     with pytest.raises(LateError, match="cannot start"):
-        process.run(["/nowhere/at/all"], 5)
+        process.run_stage_program(["/nowhere/at/all"], 5)
     with pytest.raises(LateError, match="signal 9"):
-        process.run(["/bin/sh", "-c", "kill -9 $$"], 20)
+        process.run_stage_program(["/bin/sh", "-c", "kill -9 $$"], 20)
     with pytest.raises(LateError, match="status 7"):
-        process.run(["/bin/sh", "-c", "exit 7"], 20)
+        process.run_stage_program(["/bin/sh", "-c", "exit 7"], 20)
     with pytest.raises(LateError, match="did not end within"):
-        process.run(["/bin/sleep", "600"], 0.2)
+        process.run_stage_program(["/bin/sleep", "600"], 0.2)
 
 
 # -- the host's reserve ---------------------------------------------------------------
@@ -176,7 +178,7 @@ def test_a_node_without_memory_or_files_starts_nothing(host, runner):
 @given(*[st.frozensets(st.integers(0, 9))] * 3)
 def test_cpus_are_never_those_of_servers(online, dedicated, shared):
     try:
-        found = reserve.cpus(online, dedicated, shared)
+        found = reserve.spare_cpus_of(online, dedicated, shared)
     except ShortError:
         assert online <= dedicated
         return
@@ -189,14 +191,14 @@ def test_cpus_are_never_those_of_servers(online, dedicated, shared):
 
 
 def test_the_domain():
-    machine = Machine("/boot/k", "/boot/i", memory_mib=256, arguments="nokaslr")
-    text = domain.build(
+    machine = ServiceVmMachine("/boot/k", "/boot/i", memory_mib=256, arguments="nokaslr")
+    text = domain.build_service_domain(
         VM, machine, [GPU, VF], {3, 1}, "b" * 32, ["memory", "mine"], {"0": {"ecc": True}, "1": {}}
     )
     root = etree.fromstring(text)
-    assert domain.is_ours(text, VM.upper())
-    assert not domain.is_ours(text, "another")
-    assert not domain.is_ours("<broken", VM)
+    assert domain.is_service_vm(text, VM.upper())
+    assert not domain.is_service_vm(text, "another")
+    assert not domain.is_service_vm("<broken", VM)
     assert root.findtext("name").startswith(domain.PREFIX)
     assert root.find("memoryBacking") is None
     assert (root.findtext("memory"), root.find("vcpu").get("cpuset")) == ("256", "1,3")
@@ -217,9 +219,9 @@ def test_the_domain():
     for kind in ("disk", "interface", "graphics"):
         assert root.find(f"devices/{kind}") is None
     with pytest.raises(ValueError, match="16 devices"):
-        domain.build(VM, machine, [GPU] * 16, {0}, "b" * 32, [])
+        domain.build_service_domain(VM, machine, [GPU] * 16, {0}, "b" * 32, [])
     with pytest.raises(ValueError, match="longer than"):
-        domain.build(VM, machine, [GPU], {0}, "b" * 32, ["x" * 2000])
+        domain.build_service_domain(VM, machine, [GPU], {0}, "b" * 32, ["x" * 2000])
 
 
 # -- the answer -----------------------------------------------------------------------
@@ -233,28 +235,28 @@ _NONCE = "c" * 32
 
 @given(_RESULTS, st.text(), st.text())
 def test_an_answer_is_found_among_noise(results, before, after):
-    text = f"{before}\n{report.line(_NONCE, results)}\r\n{after}"
-    assert report.find(text, _NONCE) == results
-    assert report.find(text, "d" * 32) is None
+    text = f"{before}\n{report.format_report_line(_NONCE, results)}\r\n{after}"
+    assert report.find_stage_report(text, _NONCE) == results
+    assert report.find_stage_report(text, "d" * 32) is None
 
 
 @given(_RESULTS, st.integers(0, 5000), st.binary(max_size=4))
 def test_a_damaged_answer_is_none(results, place, piece):
-    line = report.line(_NONCE, results)
+    line = report.format_report_line(_NONCE, results)
     place %= len(line)
     text = line[:place] + piece.decode("latin-1") + line[place + len(piece) :]
-    assert report.find(text, _NONCE) in (None, results)
+    assert report.find_stage_report(text, _NONCE) in (None, results)
 
 
 def test_an_answer_of_another_version():
-    line = report.line(_NONCE, {})
+    line = report.format_report_line(_NONCE, {})
     body = line.split(" ", 3)[3].replace('"v": 1', '"v": 2')
     import zlib
 
     text = f"{report.MARK} {_NONCE} {zlib.crc32(body.encode()):08x} {body}"
     with pytest.raises(report.ReportError, match="version 2"):
-        report.find(text, _NONCE)
+        report.find_stage_report(text, _NONCE)
     body = '{"v": 1, "results": {"0": {"ok": 1}}}'
     text = f"{report.MARK} {_NONCE} {zlib.crc32(body.encode()):08x} {body}"
     with pytest.raises(report.ReportError, match="cannot be read"):
-        report.find(text, _NONCE)
+        report.find_stage_report(text, _NONCE)

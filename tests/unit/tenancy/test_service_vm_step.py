@@ -7,9 +7,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nova_hpc.tenancy.service_vm import stage
-from nova_hpc.tenancy.service_vm.runner import Outcome, Runner
-from nova_hpc.tenancy.service_vm.stage import Action, Mode, Phase, Seen, Stage
-from nova_hpc.wire.ledger import SOMEBODY, State
+from nova_hpc.tenancy.service_vm.runner import StageOutcome, StageRunner
+from nova_hpc.tenancy.service_vm.stage import (
+    DeviceStage,
+    StageAction,
+    StageFacts,
+    StageMode,
+    StagePhase,
+)
+from nova_hpc.wire.ledger import SOMEBODY, DeviceState
 from tests.unit.tenancy.hygiene_node import GPU, OTHER
 from tests.unit.tenancy.service_vm_world import DEVICES, Killed, Service, killed_after, world
 
@@ -28,7 +34,7 @@ def found(tmp_path):
 
 
 def _entry(found, address=GPU):
-    return stage.loads(found.node.ledger.device(address).stage)
+    return stage.load_stage(found.node.ledger.device(address).stage)
 
 
 def test_the_ordinary_life(found):
@@ -36,7 +42,7 @@ def test_the_ordinary_life(found):
     assert service.update() == {}
     assert service.start(ONE, GPU)
     entry = _entry(found)
-    assert (entry.phase, entry.server, entry.since) == (Phase.DUE, ONE, found.node.now[0])
+    assert (entry.phase, entry.server, entry.since) == (StagePhase.DUE, ONE, found.node.now[0])
     assert service.update() == {}
     service.end(ONE)
     # Before the next update, too: it is on the disk that nobody may have it.
@@ -47,13 +53,13 @@ def test_the_ordinary_life(found):
     service.attend()
     assert (found.traces, found.vms, len(found.seen)) == ({}, {}, 1)
     entry, device = _entry(found), found.node.ledger.device(GPU)
-    assert entry.phase is Phase.CLEAN
+    assert entry.phase is StagePhase.CLEAN
     assert entry.seconds is not None
     assert (device.server, device.last_server, device.unreported) == (None, ONE, True)
     assert service.update() == {}
     assert service.start(TWO, GPU)
     assert _entry(found).seconds == entry.seconds
-    assert (_entry(found).phase, _entry(found).server) == (Phase.DUE, TWO)
+    assert (_entry(found).phase, _entry(found).server) == (StagePhase.DUE, TWO)
 
 
 def test_a_stage_waits_until_nova_has_freed_the_device(found):
@@ -80,7 +86,7 @@ def test_a_device_that_is_claimed_meanwhile_is_left_alone(found):
     service.stage._work.owners = asked
     service.attend()
     assert (answers, found.seen) == ([], [])
-    assert _entry(found).phase is Phase.DUE
+    assert _entry(found).phase is StagePhase.DUE
 
 
 def test_a_restart_keeps_the_devices(found):
@@ -123,10 +129,10 @@ def test_an_option_that_is_taken_back(found):
 @pytest.mark.parametrize(
     ("outcome", "state", "words"),
     [
-        (Outcome({GPU: "MIG is on"}), State.QUARANTINED, "MIG is on"),
-        (Outcome(problem="the service VM gave no answer"), State.SUSPECT, "no answer"),
-        (Outcome(problem="the node has 3 MiB", host=True), State.SUSPECT, "3 MiB"),
-        (Outcome({}), State.SUSPECT, "says nothing"),
+        (StageOutcome({GPU: "MIG is on"}), DeviceState.QUARANTINED, "MIG is on"),
+        (StageOutcome(problem="the service VM gave no answer"), DeviceState.SUSPECT, "no answer"),
+        (StageOutcome(problem="the node has 3 MiB", host=True), DeviceState.SUSPECT, "3 MiB"),
+        (StageOutcome({}), DeviceState.SUSPECT, "says nothing"),
     ],
 )
 def test_a_stage_that_does_not_pass(found, outcome, state, words):
@@ -145,11 +151,11 @@ def test_a_stage_that_does_not_pass(found, outcome, state, words):
     assert words in service.update()[GPU]
     assert not service.start("server-3", GPU)
     # Nobody else is harmed.
-    assert found.node.ledger.device(OTHER).state is State.OFFERED
+    assert found.node.ledger.device(OTHER).state is DeviceState.OFFERED
     assert found.vms == {}
     found.node.later(1000.0)
     service.settle()
-    if state is State.QUARANTINED:
+    if state is DeviceState.QUARANTINED:
         assert service.update()[GPU]  # an operator has the next word
         service.hygiene.release(service.view().candidate(GPU), found.owners())
         assert GPU in service.update(), "an operator's release is no stage"
@@ -164,14 +170,14 @@ def test_a_suspect_device_is_not_tried_all_the_time(found):
     service.update()
     assert service.start(ONE, GPU)
     service.end(ONE)
-    found.outcomes = [Outcome(problem="the service VM gave no answer")] * 30
+    found.outcomes = [StageOutcome(problem="the service VM gave no answer")] * 30
     for _ in range(60):
         service.update()
         service.attend()
         found.node.later(10.0)
     tried = 30 - len(found.outcomes)
     assert 3 <= tried <= 6  # at once, then after 0, 60, 120 and 240 seconds
-    assert found.node.ledger.device(GPU).state is State.SUSPECT
+    assert found.node.ledger.device(GPU).state is DeviceState.SUSPECT
     found.outcomes.clear()
     found.node.later(1000.0)
     service.settle()
@@ -185,7 +191,7 @@ def test_a_vm_that_cannot_be_ended(found):
     assert service.start(ONE, GPU)
     service.end(ONE)
     found.stuck = True
-    found.outcomes = [Outcome(problem="libvirt does not answer")]
+    found.outcomes = [StageOutcome(problem="libvirt does not answer")]
     service.settle()
     assert len(found.seen) == 1
     assert "is being cleaned in service VM" in service.update()[GPU]
@@ -206,13 +212,13 @@ def test_a_vm_that_stays_after_its_answer(found):
     found.stuck = True
     service.attend()
     assert list(found.vms.values()) == [(GPU,)]
-    assert _entry(found).phase is Phase.BEGUN
+    assert _entry(found).phase is StagePhase.BEGUN
     assert not service.start(TWO, GPU)
 
 
 def test_a_device_that_cannot_be_reset_after_its_vm_is_not_clean(found):
     @attrs.define
-    class Breaks(Runner):
+    class Breaks(StageRunner):
         def holder(self):
             return found.holder()
 
@@ -225,13 +231,13 @@ def test_a_device_that_cannot_be_reset_after_its_vm_is_not_clean(found):
             return found.end(holder, devices)
 
     service = Service(found)
-    service.stage.runners[Mode.SERVICE_VM] = Breaks()
+    service.stage.runners[StageMode.SERVICE_VM] = Breaks()
     service.update()
     assert service.start(ONE, GPU)
     service.end(ONE)
     service.update()
     service.attend()
-    assert _entry(found).phase is Phase.DUE
+    assert _entry(found).phase is StagePhase.DUE
     assert GPU in service.update()
     assert not service.start(TWO, GPU)
 
@@ -316,8 +322,8 @@ def test_random_histories(tmp_path_factory, steps):
                 found.node.later(float(value))
                 service.update()
             elif what == "outcome":
-                problem = Outcome(problem="it hung")
-                found.outcomes = [problem if value == "problem" else Outcome({GPU: "bad"})]
+                problem = StageOutcome(problem="it hung")
+                found.outcomes = [problem if value == "problem" else StageOutcome({GPU: "bad"})]
             else:
                 with killed_after(found, value if what == "killed" else None):
                     service.update()
@@ -337,34 +343,34 @@ def test_random_histories(tmp_path_factory, steps):
 
 @given(
     st.builds(
-        Seen,
-        st.one_of(st.none(), st.builds(Stage, st.sampled_from(Phase))),
-        st.sampled_from(Mode),
+        StageFacts,
+        st.one_of(st.none(), st.builds(DeviceStage, st.sampled_from(StagePhase))),
+        st.sampled_from(StageMode),
         *[st.booleans()] * 4,
     )
 )
 def test_nothing_begins_on_what_somebody_has(seen):
-    action = stage.decide(seen)
-    if action is Action.BEGIN:
-        assert seen.stage.phase is Phase.DUE
+    action = stage.decide_stage_action(seen)
+    if action is StageAction.BEGIN:
+        assert seen.stage.phase is StagePhase.DUE
         assert not any((seen.taken, seen.mine, seen.quarantined, seen.early))
-        assert seen.mode is not Mode.NONE
-    if action is Action.END:
-        assert seen.stage.phase is Phase.BEGUN
+        assert seen.mode is not StageMode.NONE
+    if action is StageAction.END:
+        assert seen.stage.phase is StagePhase.BEGUN
         assert not seen.mine
-    if action is Action.FORGET:
-        assert seen.mode is Mode.NONE
+    if action is StageAction.FORGET:
+        assert seen.mode is StageMode.NONE
         assert not seen.taken
 
 
 def test_nobody_gets_a_device_that_is_being_cleaned():
-    due = stage.owed(None, ONE, 0.0)
-    assert stage.refusal(due, ONE) is None  # its start failed, and it is tried again
-    assert stage.refusal(due, TWO) == "it waits to be cleaned between two servers"
-    begun = stage.begun(due, "vm", 1.0)
+    due = stage.make_stage_due(None, ONE, 0.0)
+    assert stage.refusal_of_stage(due, ONE) is None  # its start failed, and it is tried again
+    assert stage.refusal_of_stage(due, TWO) == "it waits to be cleaned between two servers"
+    begun = stage.begin_stage(due, "vm", 1.0)
     for server in (ONE, TWO):
-        assert stage.refusal(begun, server) == "it is being cleaned in service VM vm"
-    assert stage.refusal(stage.passed(begun, 1.0, 2.0), TWO) is None
+        assert stage.refusal_of_stage(begun, server) == "it is being cleaned in service VM vm"
+    assert stage.refusal_of_stage(stage.pass_stage(begun, 1.0, 2.0), TWO) is None
 
 
 @pytest.mark.parametrize(
@@ -377,13 +383,13 @@ def test_nobody_gets_a_device_that_is_being_cleaned():
     ],
 )
 def test_a_damaged_entry_is_due(body):
-    found = stage.loads(body)
-    assert found.phase is Phase.DUE
-    assert stage.refusal(found, ONE) is not None
+    found = stage.load_stage(body)
+    assert found.phase is StagePhase.DUE
+    assert stage.refusal_of_stage(found, ONE) is not None
 
 
 def test_what_is_written_is_read_again():
-    entry = Stage(Phase.BEGUN, ONE, "vm", 12.5, 3.25)
-    assert stage.loads(entry.dumps()) == entry
-    assert stage.loads(None) is None
+    entry = DeviceStage(StagePhase.BEGUN, ONE, "vm", 12.5, 3.25)
+    assert stage.load_stage(entry.dumps()) == entry
+    assert stage.load_stage(None) is None
     assert attrs.evolve(entry, server=SOMEBODY).pending

@@ -11,27 +11,27 @@ import pathlib
 import attrs
 import pytest
 
-from nova_hpc.tenancy.health_states import Rules
+from nova_hpc.tenancy.health_states import HealthRules
 from nova_hpc.tenancy.hygiene import baseline
-from nova_hpc.tenancy.step import View
+from nova_hpc.tenancy.step import NodeView
 from nova_hpc.topology import device as topology_device
 from nova_hpc.topology import sysfs
-from nova_hpc.wire import announcements as announced
+from nova_hpc.wire import announcements
 from nova_hpc.wire.announcements import Accepted
-from nova_hpc.wire.ledger import State
+from nova_hpc.wire.ledger import DeviceState
 from tests.unit.tenancy import test_soak
 from tests.unit.tenancy.hygiene_node import GPU, NodeHygiene, make
 from tests.unit.tenancy.test_soak import GPUS, World
 
 
-def look(node, step: NodeHygiene) -> View:
+def look(node, step: NodeHygiene) -> NodeView:
     """One update, as the driver makes it."""
     from nova_hpc.tenancy import health
-    from nova_hpc.tenancy.health import Offer
+    from nova_hpc.tenancy.health import OfferedFunction
 
-    reading = sysfs.read(node.root)
-    ill = health.judge(reading, [Offer(GPU)], node.ledger, health.FRESH)
-    view = View(reading, {GPU: "gpu"}, ill=ill)
+    reading = sysfs.read_sysfs_node(node.root)
+    ill = health.judge_offered_functions(reading, [OfferedFunction(GPU)], node.ledger, health.FRESH)
+    view = NodeView(reading, {GPU: "gpu"}, ill=ill)
     step.withhold(view, node.owners())
     return view
 
@@ -46,12 +46,12 @@ def test_a_silent_device_is_quarantined_however_that_is_said(tmp_path, monkeypat
     step = node.step()
     look(node, step)
     (node.devices / GPU / "config").write_bytes(b"\xff" * 4096)
-    for _ in range(Rules().suspect_tries):
-        assert node.ledger.device(GPU).state is not State.QUARANTINED
-        node.later(Rules().suspect_retry_most + 1)
+    for _ in range(HealthRules().suspect_tries):
+        assert node.ledger.device(GPU).state is not DeviceState.QUARANTINED
+        node.later(HealthRules().suspect_retry_most + 1)
         look(node, step)
     found = node.ledger.device(GPU)
-    assert (found.state, found.trial.sign) == (State.QUARANTINED, "silent")
+    assert (found.state, found.trial.sign) == (DeviceState.QUARANTINED, "silent")
     assert words in found.reason
 
 
@@ -122,25 +122,29 @@ def test_an_accepted_change_goes_by_the_ledger_s_words(tmp_path, monkeypatch):
         lambda now: attrs.evolve(
             now,
             accepted=(
-                Accepted(baseline.model_of(baseline.loads(now.device(GPU).baseline)), change, "ok"),
+                Accepted(
+                    baseline.snapshot_model_of(baseline.load_snapshot(now.device(GPU).baseline)),
+                    change,
+                    "ok",
+                ),
             ),
         )
     )
     reword(monkeypatch)
     node.config(GPU, capabilities=(0x01, 0x10, 0x05))
     assert step.sweep(devices) == {}, step.changes(devices.values())
-    assert node.ledger.device(GPU).state is State.OFFERED
+    assert node.ledger.device(GPU).state is DeviceState.OFFERED
     node.config(GPU, capabilities=(0x01, 0x10, 0x06))
     assert step.sweep(devices).keys() == {GPU}
 
 
 def test_the_words_of_a_change_are_a_format():
     """They stand in ledgers: a release that writes others takes every acceptance back."""
-    field = announced.field("device_id", "by the kernel", "2330", "2331")
+    field = announcements.describe_field_change("device_id", "by the kernel", "2330", "2331")
     assert field == "its device_id is 2331 by the kernel, and was 2330"
-    assert announced.bars(["0 1M"], []) == "its BARs are none, and were 0 1M"
+    assert announcements.describe_bar_change(["0 1M"], []) == "its BARs are none, and were 0 1M"
     many = [f"{each:02x}" for each in range(12)]
-    assert announced.capabilities(many, ["10"]) == (
+    assert announcements.describe_capability_change(many, ["10"]) == (
         f"its capabilities have changed: {', '.join(many)} gone, 10 new"
     )
 
@@ -148,8 +152,8 @@ def test_the_words_of_a_change_are_a_format():
 def test_changes_that_begin_alike_are_two():
     """Cut after eight capabilities they were one, and what was accepted was not what came."""
     many = [f"{each:02x}" for each in range(9)]
-    first = announced.capabilities([*many, "20", "21"], [])
-    assert first != announced.capabilities([*many, "20", "22"], [])
+    first = announcements.describe_capability_change([*many, "20", "21"], [])
+    assert first != announcements.describe_capability_change([*many, "20", "22"], [])
 
 
 def test_what_vpd_has_said_is_kept_as_a_sign(tmp_path):

@@ -22,10 +22,10 @@ from collections import defaultdict
 import pytest
 
 from nova_hpc.tenancy import health
-from nova_hpc.tenancy.health import Offer
-from nova_hpc.tenancy.health_states import Rules
+from nova_hpc.tenancy.health import OfferedFunction
+from nova_hpc.tenancy.health_states import HealthRules
 from nova_hpc.tenancy.hygiene.reset import ResetError
-from nova_hpc.tenancy.step import View
+from nova_hpc.tenancy.step import NodeView
 from nova_hpc.topology import sysfs
 from nova_hpc.topology.model import Node
 from tests.unit.tenancy.hygiene_node import FakeNode, make
@@ -83,21 +83,21 @@ class World:
 
     def update(self) -> set[str]:
         """What the node offers after an update."""
-        node = sysfs.read(self.root)
+        node = sysfs.read_sysfs_node(self.root)
         here = [each for each in self.offered if node.function(each) is not None]
-        offers = [Offer(each) for each in here]
-        view = View(
+        offers = [OfferedFunction(each) for each in here]
+        view = NodeView(
             node,
             {each: self.roles[each] for each in here},
-            ill=health.judge(node, offers, self.node.ledger, health.FRESH),
+            ill=health.judge_offered_functions(node, offers, self.node.ledger, health.FRESH),
         )
         withheld = self.step.withhold(view, self.node.owners(*self.used))
         assert not any("not offered" in note for note in withheld.notes), withheld.notes
         self.alarms = withheld.alarms
         return set(here) - self.judged(node, offers).keys() - withheld.findings.keys()
 
-    def judged(self, node: Node, offers: list[Offer]) -> dict[str, object]:
-        return dict(health.judge(node, offers, self.node.ledger))
+    def judged(self, node: Node, offers: list[OfferedFunction]) -> dict[str, object]:
+        return dict(health.judge_offered_functions(node, offers, self.node.ledger))
 
     # -- what happens to the node -----------------------------------------------------
 
@@ -170,14 +170,14 @@ class World:
             del self.servers[server]
         starts = self.random.randint(0, 2)
         # Nothing happens to the node between two starts.
-        node = sysfs.read(self.root) if starts else None
+        node = sysfs.read_sysfs_node(self.root) if starts else None
         for _ in range(starts):
             server = f"server-{self.started}"
             self.started += 1
             free = sorted(set(self.now_offered) - self.used)
             wanted = self.random.sample(free, min(len(free), 4))
             wanted = [each for each in wanted if (self.node.devices / each).exists()]
-            view = View(node, dict.fromkeys(wanted, "gpu"))
+            view = NodeView(node, dict.fromkeys(wanted, "gpu"))
             if wanted and not self.step.give(server, view.candidates(wanted)):
                 assert not self.silent & set(wanted)
                 assert not self.glitches.keys() & set(wanted)
@@ -220,7 +220,7 @@ class World:
 @pytest.mark.long
 def test_a_busy_node_for_days(tmp_path, record_property):
     world = World(tmp_path, seed=11)
-    rules = Rules()
+    rules = HealthRules()
     most = rules.suspect_retry_most + PERIOD
     bad_since: dict[str, float] = {}
     longest = 0.0

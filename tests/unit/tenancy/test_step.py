@@ -6,11 +6,11 @@ import threading
 import pytest
 
 from nova_hpc.tenancy.ledger import LedgerError, copy_of
-from nova_hpc.tenancy.nvlink.backend import Backend, Settings
-from nova_hpc.tenancy.nvlink.partitions import FabricError, Partition
-from nova_hpc.tenancy.nvlink.step import Links
-from nova_hpc.tenancy.sign import Sign
-from nova_hpc.tenancy.step import RefusedError, StepError, Tenant, View
+from nova_hpc.tenancy.nvlink.backend import NvlinkBackend, NvlinkSettings
+from nova_hpc.tenancy.nvlink.partitions import NvlinkFabricError, NvlinkPartition
+from nova_hpc.tenancy.nvlink.step import NvlinkStep
+from nova_hpc.tenancy.sign import HealthSign
+from nova_hpc.tenancy.step import DeviceTenant, NodeView, RefusedError, StepError
 from nova_hpc.topology import sysfs
 from tests.unit.tenancy.hygiene_node import GPU, OTHER, make
 
@@ -23,7 +23,7 @@ def node(tmp_path):
 
 
 def view(node, **sets):
-    return View(sysfs.read(node.root), {GPU: "gpu", OTHER: "gpu"}, sets)
+    return NodeView(sysfs.read_sysfs_node(node.root), {GPU: "gpu", OTHER: "gpu"}, sets)
 
 
 def lose(node):
@@ -32,7 +32,7 @@ def lose(node):
 
 
 def test_a_server_and_its_devices(node):
-    step, tenant = node.step(), Tenant(SERVER, (GPU,), owners=node.owners())
+    step, tenant = node.step(), DeviceTenant(SERVER, (GPU,), owners=node.owners())
     assert step.withhold(view(node), node.owners()).findings == {}
     assert step.before_start(tenant, view(node)) == ()
     assert step.before_restart(tenant, view(node)) == ()
@@ -50,7 +50,7 @@ def test_a_refusal_has_two_texts(node):
     step = node.step()
     node.file.quarantine({GPU: "port flaps"})
     with pytest.raises(RefusedError) as refused:
-        step.before_start(Tenant(SERVER, (GPU, OTHER), owners=node.owners()), view(node))
+        step.before_start(DeviceTenant(SERVER, (GPU, OTHER), owners=node.owners()), view(node))
     assert refused.value.reasons == (
         f"PCI device {GPU} must not be given to the server: in quarantine: port flaps",
     )
@@ -60,7 +60,7 @@ def test_a_refusal_has_two_texts(node):
     )
     assert not refused.value.claim
     # What fails after a server is a note, and the device is withheld.
-    step.before_start(Tenant(SERVER, (OTHER,), owners=node.owners()), view(node))
+    step.before_start(DeviceTenant(SERVER, (OTHER,), owners=node.owners()), view(node))
     (node.devices / OTHER / "reset").unlink()
     (note,) = step.after_end(SERVER, lambda: view(node), node.owners())
     assert note == f"PCI device {OTHER} is in quarantine: the kernel knows no way to reset it"
@@ -68,36 +68,36 @@ def test_a_refusal_has_two_texts(node):
 
 def test_a_lost_ledger_refuses_and_withholds_and_never_raises(node):
     step = node.step()
-    step.before_start(Tenant(SERVER, (GPU,), owners=node.owners()), view(node))
+    step.before_start(DeviceTenant(SERVER, (GPU,), owners=node.owners()), view(node))
     lose(node)
     with pytest.raises(RefusedError, match="cannot keep records of its PCI devices"):
-        step.before_start(Tenant(SERVER, (OTHER,), owners=node.owners()), view(node))
-    (note,) = step.before_restart(Tenant(SERVER, (GPU,), owners=node.owners()), view(node))
+        step.before_start(DeviceTenant(SERVER, (OTHER,), owners=node.owners()), view(node))
+    (note,) = step.before_restart(DeviceTenant(SERVER, (GPU,), owners=node.owners()), view(node))
     assert note.startswith("It is not recorded who has PCI devices: the ledger ")
     (note,) = step.after_end(SERVER, lambda: view(node), node.owners())
     assert note.startswith("PCI devices are not clean yet: the ledger ")
     found = step.withhold(view(node), node.owners())
-    assert {each.sign for each in found.findings.values()} == {Sign.UNREADY}
+    assert {each.sign for each in found.findings.values()} == {HealthSign.UNREADY}
     assert found.findings.keys() == {GPU, OTHER}
     with pytest.raises(LedgerError):
         step.unreported()
 
 
-class Slow(Backend):
+class Slow(NvlinkBackend):
     """A manager that answers when it may."""
 
     def __init__(self):
-        super().__init__(Settings("", 1.0, ""), lambda argv, limit: (0, ""))
+        super().__init__(NvlinkSettings("", 1.0, ""), lambda argv, limit: (0, ""))
         self.asked, self.may = threading.Event(), threading.Event()
 
     def partitions(self):
         self.asked.set()
         if not self.may.wait(20):
-            raise FabricError("nobody has let it")
-        return (Partition(1, frozenset({GPU})),)
+            raise NvlinkFabricError("nobody has let it")
+        return (NvlinkPartition(1, frozenset({GPU})),)
 
     def activate(self, partition):
-        raise FabricError("it cannot")
+        raise NvlinkFabricError("it cannot")
 
     def deactivate(self, partition):
         pass
@@ -109,14 +109,14 @@ class Slow(Backend):
 def test_one_step_that_waits_holds_no_other_up(node):
     """The manager of the fabric takes its time; devices are cleaned and given meanwhile."""
     backend = Slow()
-    links, found = Links(backend, node.file), []
+    links, found = NvlinkStep(backend, node.file), []
     waiting = threading.Thread(
         target=lambda: found.append(links.withhold(view(node, **{GPU: "one:1"}), node.owners()))
     )
     waiting.start()
     assert backend.asked.wait(20)
     step = node.step()
-    step.before_start(Tenant(SERVER, (OTHER,), owners=node.owners()), view(node))
+    step.before_start(DeviceTenant(SERVER, (OTHER,), owners=node.owners()), view(node))
     assert step.after_end(SERVER, lambda: view(node), node.owners()) == ()
     assert node.resets(OTHER)
     assert not found
@@ -131,14 +131,14 @@ def test_one_step_that_waits_holds_no_other_up(node):
 def test_what_the_fabric_refuses(node):
     backend = Slow()
     backend.may.set()
-    links = Links(backend, node.file, switch_role="gpu")
+    links = NvlinkStep(backend, node.file, switch_role="gpu")
     seen = view(node, **{GPU: "one:1"})
     (note, *_) = links.begin(seen)
     assert f"all: {GPU}, {OTHER};" in note
     with pytest.raises(StepError, match=r"\[hpc\]nvlink_backend: NVLink partition 1 has a GPU at"):
-        links.begin(View(sysfs.read(node.root / "nowhere")))
+        links.begin(NodeView(sysfs.read_sysfs_node(node.root / "nowhere")))
     with pytest.raises(RefusedError) as refused:
-        links.before_start(Tenant(SERVER, (GPU,), owners=node.owners()), seen)
+        links.before_start(DeviceTenant(SERVER, (GPU,), owners=node.owners()), seen)
     assert (refused.value.user, refused.value.claim) == (
         "The NVLinks of the node cannot be set now.",
         False,
@@ -146,10 +146,14 @@ def test_what_the_fabric_refuses(node):
     assert refused.value.reasons == ("The claimed GPUs must not be given: it cannot",)
     with pytest.raises(RefusedError) as refused:
         links.before_start(
-            Tenant(SERVER, (GPU, OTHER), owners=node.owners()), view(node, **{GPU: "a", OTHER: "a"})
+            DeviceTenant(SERVER, (GPU, OTHER), owners=node.owners()),
+            view(node, **{GPU: "a", OTHER: "a"}),
         )
     assert refused.value.claim
     assert GPU not in refused.value.user
     # Not one of its devices is of the fabric: nobody is asked.
     backend.may.clear()
-    assert links.before_start(Tenant(SERVER, ("0000:99:00.0",), owners=node.owners()), seen) == ()
+    assert (
+        links.before_start(DeviceTenant(SERVER, ("0000:99:00.0",), owners=node.owners()), seen)
+        == ()
+    )

@@ -58,7 +58,7 @@ OTHERWISE = {
         "nova_hpc_tools/adopt/include_files.py",
         "text.partition('\\n')[0] == MARKER",
     ): "our files' heads",
-    ("nova_hpc/guest/document.py", "why in PEER_REASONS"): "words of the guest document",
+    ("nova_hpc/guest/document.py", "reason in PEER_REASONS"): "words of the guest document",
     (
         "nova_hpc_tools/adopt/configured.py",
         "line.startswith(_RECORD)",
@@ -71,11 +71,10 @@ OTHERWISE = {
     ): "a line that configure writes",
     ("nova_hpc_tools/adopt/layouts.py", "line.removeprefix(_REPEATED)"): "the same",
     ("nova_hpc_tools/inventory/kinds.py", "of == 'NUMA node'"): "the order of a table's rows",
-    ("nova_hpc/topology/peer.py", "why in states"): "members of an enumeration",
-    ("nova_hpc/wire/decision.py", "why in known"): "words of the decision",
+    ("nova_hpc/topology/peer.py", "reason in states"): "members of an enumeration",
     (
         "virt_driver_patches/driver/kept_devices.py",
-        "ledger.device(each).differs != texts.get(each, '')",
+        "ledger.device(address).differs != texts.get(address, '')",
     ): "whether there is anything to write",
 }
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import attrs
 
 from nova_hpc.topology import nccl
-from nova_hpc.topology.level import Distance, distance
+from nova_hpc.topology.level import Distance, distance_between
 from nova_hpc.topology.model import Node
 
 LONGEST = 253
@@ -205,7 +205,7 @@ def expected_path(node: Node, one: str, other: str) -> str:
     mine, theirs = (node.function(each) for each in (one, other))
     assert mine is not None
     assert theirs is not None
-    found = distance(mine.location, theirs.location)
+    found = distance_between(mine.location, theirs.location)
     apart = nccl.switches_above([mine]).isdisjoint(nccl.switches_above([theirs]))
     if found is Distance.NODE or (apart and found in (Distance.PIX, Distance.PXB)):
         return "PHB"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nova_hpc.topology.files import FileError, Tree
+from nova_hpc.topology.files import FileError, FileTree
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def test_links_are_followed_inside_the_root(root: Path) -> None:
     (root / "sys/bus/relative").symlink_to("../devices/a")
     (root / "sys/bus/absolute").symlink_to("/sys/devices/a")
     (root / "sys/bus/twice").symlink_to("absolute")
-    tree = Tree(root)
+    tree = FileTree(root)
     for name in ("relative", "absolute", "twice"):
         assert tree.text(f"/sys/bus/{name}/vendor") == "0x10de"
         assert tree.resolve(f"/sys/bus/{name}") == "/sys/devices/a"
@@ -39,16 +39,16 @@ def test_links_are_followed_inside_the_root(root: Path) -> None:
 )
 def test_no_link_leaves_the_root(root: Path, target: str) -> None:
     (root / "file").symlink_to(target)
-    assert Tree(root).text("/file") is None
+    assert FileTree(root).text("/file") is None
     outside = os.path.relpath(root.parent / "secret", root)
     (root / "direct").symlink_to(outside)
-    assert Tree(root).text("/direct") is None
+    assert FileTree(root).text("/direct") is None
 
 
 def test_a_link_to_the_real_place_outside_is_not_followed(root: Path) -> None:
     (root / "file").symlink_to(root.parent / "secret")
     (root / "folder").symlink_to(root.parent)
-    tree = Tree(root)
+    tree = FileTree(root)
     assert tree.text("/file") is None
     assert tree.text("/folder/secret") is None
     assert tree.names("/folder") == []
@@ -58,7 +58,7 @@ def test_loops_are_told(root: Path) -> None:
     (root / "self").symlink_to("self")
     (root / "ping").symlink_to("pong")
     (root / "pong").symlink_to("ping")
-    tree = Tree(root)
+    tree = FileTree(root)
     for name in ("self", "ping"):
         with pytest.raises(FileError, match=f"/{name}: a loop of symbolic links"):
             tree.text(f"/{name}")
@@ -70,7 +70,7 @@ def test_what_is_no_text_file_is_told(root: Path) -> None:
     (root / "folder").mkdir()
     (root / "binary").write_bytes(b"\x00\x01\xff")
     (root / "escape").write_bytes(b"\x1b[31mred")
-    tree = Tree(root)
+    tree = FileTree(root)
     for name, why in (("pipe", "not a file"), ("folder", "not a file"), ("binary", "not text")):
         with pytest.raises(FileError, match=why):
             tree.text(f"/{name}")
@@ -80,11 +80,11 @@ def test_what_is_no_text_file_is_told(root: Path) -> None:
 
 def test_a_capture_padded_to_a_page_reads_as_the_file_was(root: Path) -> None:
     (root / "online").write_bytes(b"0-3\n".ljust(4096, b"\0"))
-    assert Tree(root).text("/online") == "0-3"
+    assert FileTree(root).text("/online") == "0-3"
 
 
 def test_missing_is_none_and_not_an_error(root: Path) -> None:
-    tree = Tree(root)
+    tree = FileTree(root)
     assert tree.text("/sys/no/such") is None
     assert tree.text("/sys/devices/a/vendor/below") is None
     assert tree.names("/sys/no") == []
@@ -93,11 +93,11 @@ def test_missing_is_none_and_not_an_error(root: Path) -> None:
 
 def test_the_text_of_a_link_counts_where_its_target_was_not_captured(root: Path) -> None:
     (root / "sys/devices/a/driver").symlink_to("../../bus/pci/drivers/nvidia")
-    assert Tree(root).target("/sys/devices/a/driver") == "/sys/bus/pci/drivers/nvidia"
+    assert FileTree(root).target("/sys/devices/a/driver") == "/sys/bus/pci/drivers/nvidia"
 
 
 def test_odd_paths_are_errors_of_the_file(root: Path) -> None:
-    tree = Tree(root)
+    tree = FileTree(root)
     with pytest.raises(FileError):
         tree.text("/sys/nul\0byte")
     with pytest.raises(FileError):
@@ -118,8 +118,8 @@ def test_unreadable_files_are_told(root: Path) -> None:
         place = place.parent
     script = (
         "import os, pathlib, sys\n"
-        "from nova_hpc.topology.files import FileError, Tree\n"
-        "tree = Tree(pathlib.Path(sys.argv[1]))\n"
+        "from nova_hpc.topology.files import FileError, FileTree\n"
+        "tree = FileTree(pathlib.Path(sys.argv[1]))\n"
         "if os.geteuid() == 0: os.setuid(65534)\n"
         "for ask in (lambda: tree.text('/closed'), lambda: tree.names('/shut'),"
         " lambda: tree.text('/shut/x')):\n"

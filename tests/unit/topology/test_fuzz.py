@@ -58,11 +58,11 @@ def check(node: Node) -> None:
     for numa in node.numa_nodes:
         assert frozenset().union(*numa.smt_siblings) == numa.cpus
     assert all(problem.isprintable() for problem in node.problems)
-    inventory.dumps(node)
+    inventory.write_inventory(node)
     for everything in (False, True):
-        for line in text.lines(node, everything=everything):
+        for line in text.draw_node_lines(node, everything=everything):
             line.encode()
-    "".join(text.lines(node, plain=True)).encode("ascii")
+    "".join(text.draw_node_lines(node, plain=True)).encode("ascii")
 
 
 def files_of(top: Path) -> list[Path]:
@@ -89,7 +89,7 @@ def test_a_damaged_capture_is_read(capture: Path, tmp_path: Path, seed: int) -> 
         done += damage.apply(copy, vital, count, chance)
         done += damage.apply(copy, paths, count, chance)
         try:
-            check(sysfs.read(copy))
+            check(sysfs.read_sysfs_node(copy))
         except Exception as error:
             error.add_note("after: " + "; ".join(done[-20:]))
             raise
@@ -97,7 +97,7 @@ def test_a_damaged_capture_is_read(capture: Path, tmp_path: Path, seed: int) -> 
 
 def test_only_the_broken_function_is_unknown(virtual_node: Path, tmp_path: Path) -> None:
     """Every damage to every essential file of every endpoint, one at a time."""
-    before = sysfs.read(virtual_node)
+    before = sysfs.read_sysfs_node(virtual_node)
     copy = tmp_path / "copy"
     shutil.copytree(virtual_node, copy, symlinks=True)
     chance = random.Random(1)
@@ -116,7 +116,7 @@ def test_only_the_broken_function_is_unknown(virtual_node: Path, tmp_path: Path)
                 place = (copy / "sys/bus/pci/devices" / function.address).resolve() / name
                 kept = place.rename(tmp_path / "kept") if os.path.lexists(place) else None
                 break_it(place, chance)
-                after = sysfs.read(copy)
+                after = sysfs.read_sysfs_node(copy)
                 damage.remove(place)
                 if kept is not None:
                     kept.rename(place)
@@ -145,7 +145,7 @@ def test_nonsense_makes_the_function_unknown(tmp_path: Path, name: str, kind: st
     else:
         words = {"binary": b"\x00\xffx", "words": b"no number\n", "huge": b"9" * 50}
         place.write_bytes(words[kind])
-    good, bad = sysfs.read(tmp_path).functions
+    good, bad = sysfs.read_sysfs_node(tmp_path).functions
     assert good.unknown is None
     assert bad.unknown is not None
     assert name in bad.unknown
@@ -174,7 +174,7 @@ def test_a_small_machine_survives(seed: int, count: int, nodes: int, functions: 
             )
         done = damage.apply(top, files_of(top), count, random.Random(seed))
         try:
-            check(sysfs.read(top))
+            check(sysfs.read_sysfs_node(top))
         except Exception as error:
             error.add_note("after: " + "; ".join(done))
             raise
@@ -186,7 +186,7 @@ def read_xml(data: bytes) -> Node | None:
         path = Path(folder, "machine.xml")
         path.write_bytes(data)
         try:
-            node = lstopo.read(path)
+            node = lstopo.read_lstopo_file(path)
         except InventoryError as error:
             refusal = str(error)
         else:
@@ -316,9 +316,9 @@ def test_what_is_no_topology_is_refused(data: bytes) -> None:
 def test_no_file_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "none.xml", tmp_path, Path("/dev/null")):
         with pytest.raises(InventoryError, match="no such file"):
-            lstopo.read(path)
+            lstopo.read_lstopo_file(path)
     large = tmp_path / "large.xml"
     with large.open("wb") as handle:
         handle.truncate(lstopo.LARGEST + 1)
     with pytest.raises(InventoryError, match="larger than"):
-        lstopo.read(large)
+        lstopo.read_lstopo_file(large)

@@ -44,19 +44,22 @@ def refused(root: Path, path: str) -> str:
 
 def test_links_of_the_kernel_are_followed(root):
     with handles.kernel_file(root, f"{LISTED}/reset") as file:
-        Path(handles.again(file)).write_text("1\n")
+        Path(handles.path_of_handle(file)).write_text("1\n")
         # What takes its place meanwhile is not what was looked at.
         (root / DEVICE / "reset").rename(root / DEVICE / "old")
         (root / DEVICE / "reset").symlink_to(root / "etc/reset")
-        Path(handles.again(file)).write_text("2\n")
-        assert handles.read(file, 4096) == b"2\n"
-        assert handles.read(file, 1) == b"2"
+        Path(handles.path_of_handle(file)).write_text("2\n")
+        assert handles.read_held_file(file, 4096) == b"2\n"
+        assert handles.read_held_file(file, 1) == b"2"
     assert (root / DEVICE / "old").read_text() == "2\n"
     assert (root / "etc/reset").read_text() == "mine"
     with pytest.raises(OSError, match="Bad file"):
         os.fstat(file)
     with handles.kernel_folder(root, LISTED) as folder:
-        assert {each.name for each in Path(handles.again(folder)).iterdir()} == {"old", "reset"}
+        assert {each.name for each in Path(handles.path_of_handle(folder)).iterdir()} == {
+            "old",
+            "reset",
+        }
     for path in ("/sys/bus/pci/devices/0000:00:03.0/reset", f"{LISTED}/vpd", f"{LISTED}/old/x"):
         with handles.kernel_file(root, path) as file:
             assert file is None
@@ -127,24 +130,24 @@ def test_only_files_of_sysfs_itself_on_a_machine_that_runs():
 
 def test_a_folder_is_made_once(tmp_path):
     for _ in range(2):
-        with handles.folder(tmp_path / "locks", make=True) as here:
+        with handles.hold_folder(tmp_path / "locks", make=True) as here:
             assert stat.S_ISDIR(os.fstat(here).st_mode)
     assert stat.S_IMODE((tmp_path / "locks").stat().st_mode) == 0o755
-    with pytest.raises(FileNotFoundError), handles.folder(tmp_path / "other"):
+    with pytest.raises(FileNotFoundError), handles.hold_folder(tmp_path / "other"):
         pass
-    with pytest.raises(FileNotFoundError), handles.folder(tmp_path / "a/b", make=True):
+    with pytest.raises(FileNotFoundError), handles.hold_folder(tmp_path / "a/b", make=True):
         pass
     (tmp_path / "file").write_text("")
-    with pytest.raises(NotADirectoryError), handles.folder(tmp_path / "file", make=True):
+    with pytest.raises(NotADirectoryError), handles.hold_folder(tmp_path / "file", make=True):
         pass
-    with pytest.raises(ValueError, match="root directory"), handles.folder(Path("/")):
+    with pytest.raises(ValueError, match="root directory"), handles.hold_folder(Path("/")):
         pass
 
 
 def test_the_last_part_is_no_link(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "locks").symlink_to("elsewhere")
-    with pytest.raises(OSError, match="locks"), handles.folder(tmp_path / "locks", make=True):
+    with pytest.raises(OSError, match="locks"), handles.hold_folder(tmp_path / "locks", make=True):
         pass
 
 
@@ -154,10 +157,10 @@ def test_links_above_of_this_user_are_followed(tmp_path):
     (tmp_path / "up/absolute").symlink_to(tmp_path / "disk")
     (tmp_path / "up/relative").symlink_to("../disk/../disk")
     for name in ("absolute", "relative"):
-        with handles.folder(tmp_path / f"up/{name}/state/{name}", make=True):
+        with handles.hold_folder(tmp_path / f"up/{name}/state/{name}", make=True):
             assert (tmp_path / f"disk/state/{name}").is_dir()
     (tmp_path / "up/loop").symlink_to("loop/loop")
-    with pytest.raises(PermissionError), handles.folder(tmp_path / "up/loop/state"):
+    with pytest.raises(PermissionError), handles.hold_folder(tmp_path / "up/loop/state"):
         pass
 
 
@@ -168,7 +171,7 @@ def test_a_link_where_others_write_is_not_followed(tmp_path, mode):
     (tmp_path / "shared/link").symlink_to(tmp_path / "disk")
     (tmp_path / "shared").chmod(mode)
     with pytest.raises(PermissionError, match="link link in it"):
-        handles.folder(tmp_path / "shared/link/state").__enter__()
+        handles.hold_folder(tmp_path / "shared/link/state").__enter__()
 
 
 @only_root
@@ -183,10 +186,10 @@ def test_a_link_of_another_user_is_not_followed(tmp_path, whose):
     else:
         os.lchown(tmp_path / "nova/link", NOBODY, NOBODY)
     with pytest.raises(PermissionError):
-        handles.folder(tmp_path / "nova/link/locks", make=True).__enter__()
+        handles.hold_folder(tmp_path / "nova/link/locks", make=True).__enter__()
     assert not (tmp_path / "disk/locks").exists()
     # Without a link it is the service's own place.
-    with handles.folder(tmp_path / "nova/locks", make=True):
+    with handles.hold_folder(tmp_path / "nova/locks", make=True):
         owner = (tmp_path / "nova/locks").stat().st_uid
         assert owner == (NOBODY if whose == "folder" else 0)
 
@@ -206,7 +209,7 @@ def test_only_what_was_made_is_given_away(tmp_path):
     try:
         for name in ("second", "third", "own"):
             handle = os.open(nova / name, os.O_RDWR)
-            handles.own_like(handle, above)
+            handles.give_to_owner_above(handle, above)
             os.close(handle)
     finally:
         os.close(above)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from nova_hpc.topology import iommu, peer_wish
 from nova_hpc.topology.confspace import ACS_NEEDED
-from nova_hpc.topology.model import BridgeKind, Function, Node, address_key
-from nova_hpc.topology.peer_wish import Wish
-from nova_hpc.topology.sysfs import read
+from nova_hpc.topology.model import BridgeKind, Node, PciFunction, address_key
+from nova_hpc.topology.peer_wish import PeerWish
+from nova_hpc.topology.sysfs import read_sysfs_node
 
 MACHINES = ("hgx-h100", "xeon-snc4", "epyc-nps4", "gh200", "mi300x", "two-socket", "a100-bridges")
 
@@ -20,22 +20,22 @@ MACHINES = ("hgx-h100", "xeon-snc4", "epyc-nps4", "gh200", "mi300x", "two-socket
 @pytest.mark.parametrize("name", MACHINES)
 def test_as_the_kernel_forms_them(synthetic, name):
     """tests/nodes numbers the groups by its own reading of the kernel's rule."""
-    node = read(synthetic(name))
-    found = {frozenset(each) for each in iommu.groups(node)}
+    node = read_sysfs_node(synthetic(name))
+    found = {frozenset(each) for each in iommu.compute_iommu_groups(node)}
     kernels = {frozenset(each.members) for each in node.iommu_groups}
     assert found == kernels
 
 
 def test_where_the_kernel_looks_away(synthetic):
     """A switch whose ports do not redirect: groups of their own, and one reach."""
-    node = read(synthetic("a100-bridges"))
+    node = read_sysfs_node(synthetic("a100-bridges"))
     for switch in (each for each in node.functions if each.bridge is BridgeKind.UPSTREAM):
         below = {
             each.address
             for each in node.functions
             if switch.address in each.path and not each.is_bridge
         }
-        assert any(below <= each for each in iommu.reach(node))
+        assert any(below <= each for each in iommu.compute_reach_groups(node))
 
 
 # -- any machine of one switch ---------------------------------------------------------------
@@ -57,7 +57,7 @@ def machines(draw):
         else:
             control = sum(bit for bit in BITS if able & bit and draw(st.booleans()))
         functions.append(
-            Function(
+            PciFunction(
                 address,
                 vendor_id=draw(st.sampled_from(["10de", "15b3"])),
                 root="pci0000:10",
@@ -135,18 +135,18 @@ def test_groups_against_brute_force(node, data):
     bridges = [each.address for each in node.functions if each.acs_control is not None]
     chosen = data.draw(st.lists(st.sampled_from(bridges), unique=True)) if bridges else []
     controls = {each: data.draw(st.sampled_from([0, 0x1D, 0x5D])) for each in chosen}
-    groups = iommu.groups(node, controls)
+    groups = iommu.compute_iommu_groups(node, controls)
     assert pairs_of(groups) == brute(node, controls)
     assert sorted(itertools.chain(*groups)) == sorted(each.address for each in node.functions)
     # Together by the kernel's rule is together in reach.
-    assert pairs_of(groups) <= pairs_of(iommu.reach(node, controls))
+    assert pairs_of(groups) <= pairs_of(iommu.compute_reach_groups(node, controls))
 
 
-@given(machines(), st.sampled_from(Wish))
+@given(machines(), st.sampled_from(PeerWish))
 def test_no_wish_ever_brings_together_what_is_apart(node, wish):
     """The kernel's groups before; after all changes nobody reaches into another one."""
     numbers = {}
-    for number, group in enumerate(iommu.groups(node)):
+    for number, group in enumerate(iommu.compute_iommu_groups(node)):
         numbers.update(dict.fromkeys(group, number))
     node = Node(
         "test",
@@ -154,9 +154,11 @@ def test_no_wish_ever_brings_together_what_is_apart(node, wish):
             attrs.evolve(each, iommu_group=numbers[each.address]) for each in node.functions
         ),
     )
-    plan = peer_wish.plan(node, wish)
-    before = pairs_of(iommu.reach(node))
-    after = pairs_of(iommu.reach(node, {each.port: each.after for each in plan.changes}))
+    plan = peer_wish.plan_peer_changes(node, wish)
+    before = pairs_of(iommu.compute_reach_groups(node))
+    after = pairs_of(
+        iommu.compute_reach_groups(node, {each.port: each.after for each in plan.changes})
+    )
     for pair in after - before:
         devices = [node.function(each) for each in pair]
         assert (

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nova_hpc.topology import sysfs
-from nova_hpc.topology.model import Function, Node
+from nova_hpc.topology.model import Node, PciFunction
 from nova_hpc_tools.inventory import kinds
 from tests.nodes.catalogue import NODES
 from tests.nodes.write import write
@@ -24,14 +24,14 @@ GPU = "3D controller 10de:2330"
 @functools.cache
 def node(name: str) -> Node:
     with tempfile.TemporaryDirectory() as folder:
-        return sysfs.read(write(NODES[name], Path(folder)))
+        return sysfs.read_sysfs_node(write(NODES[name], Path(folder)))
 
 
-def gpus(of: Node) -> list[Function]:
+def gpus(of: Node) -> list[PciFunction]:
     return [one for one in of.functions if one.product_id == "2330"]
 
 
-def with_function(of: Node, new: Function) -> Node:
+def with_function(of: Node, new: PciFunction) -> Node:
     functions = tuple(new if one.address == new.address else one for one in of.functions)
     return attrs.evolve(of, functions=functions)
 
@@ -46,7 +46,7 @@ def without(of: Node, address: str) -> Node:
     return attrs.evolve(of, functions=tuple(one for one in of.functions if one.address != address))
 
 
-def said(fleet: kinds.Fleet) -> list[tuple[str, str, str, str | None]]:
+def said(fleet: kinds.NodeFleet) -> list[tuple[str, str, str, str | None]]:
     """Node, place and fact, value, and what is usual."""
     return [
         (name, f"{one.place}: {one.fact}", each.value, one.usual and one.usual.value)
@@ -58,7 +58,9 @@ def said(fleet: kinds.Fleet) -> list[tuple[str, str, str, str | None]]:
 
 def test_one_narrow_link_among_equals():
     hgx = node("hgx-h100")
-    fleet = kinds.compare({f"node{n:02}": narrow(hgx, 3) if n == 17 else hgx for n in range(20)})
+    fleet = kinds.compare_nodes(
+        {f"node{n:02}": narrow(hgx, 3) if n == 17 else hgx for n in range(20)}
+    )
     (kind,) = fleet.kinds
     assert kind.nodes == tuple(f"node{n:02}" for n in range(20))
     assert kind.processors == "2 NUMA nodes, 192 CPUs, 2048 GiB"
@@ -72,13 +74,13 @@ def test_a_speed_that_an_idle_device_lowers_is_not_odd():
     one = gpus(hgx)[0]
     assert one.link is not None
     idle = with_function(hgx, attrs.evolve(one, link=attrs.evolve(one.link, speed=2.5)))
-    assert said(kinds.compare({"a": hgx, "b": hgx, "c": idle})) == []
+    assert said(kinds.compare_nodes({"a": hgx, "b": hgx, "c": idle})) == []
 
 
 def test_a_device_that_is_missing_is_named_and_the_others_keep_their_numbers():
     hgx = node("hgx-h100")
     gone = gpus(hgx)[1].address
-    fleet = kinds.compare({"a": hgx, "b": hgx, "c": without(hgx, gone)})
+    fleet = kinds.compare_nodes({"a": hgx, "b": hgx, "c": without(hgx, gone)})
     assert len(fleet.kinds) == 1
     assert fleet.kinds[0].devices[GPU] == 8
     found = said(fleet)
@@ -92,7 +94,7 @@ def test_a_device_that_is_missing_is_named_and_the_others_keep_their_numbers():
 
 def test_where_no_value_is_usual_all_are_told():
     hgx = node("hgx-h100")
-    fleet = kinds.compare({"a": hgx, "b": narrow(hgx, 1)})
+    fleet = kinds.compare_nodes({"a": hgx, "b": narrow(hgx, 1)})
     (one,) = fleet.differences
     assert one.usual is None
     assert {(value.value, value.nodes) for value in one.odd} == {("x16", ("a",)), ("x8", ("b",))}
@@ -101,7 +103,7 @@ def test_where_no_value_is_usual_all_are_told():
 def test_nodes_of_other_kinds_are_not_compared():
     # One of these is another before it was prepared: the same hardware, with other drivers.
     names = [name for name in NODES if name != "gh200-host"]
-    fleet = kinds.compare({name: node(name) for name in names})
+    fleet = kinds.compare_nodes({name: node(name) for name in names})
     assert [len(kind.nodes) for kind in fleet.kinds] == [1] * len(names)
     assert fleet.differences == ()
 
@@ -115,7 +117,7 @@ def test_less_memory_is_odd_and_what_firmware_keeps_is_not():
         less = attrs.evolve(first, memory_kib=int(first.memory_kib * share))
         return attrs.evolve(hgx, numa_nodes=(less, *rest))
 
-    fleet = kinds.compare({"a": hgx, "b": hgx, "c": memory(0.99), "d": memory(0.5), "e": hgx})
+    fleet = kinds.compare_nodes({"a": hgx, "b": hgx, "c": memory(0.99), "d": memory(0.5), "e": hgx})
     assert said(fleet) == [("d", "NUMA node 0: memory", "512.0 GiB", "1024.0 GiB")]
 
 
@@ -134,13 +136,13 @@ def test_less_memory_is_odd_and_what_firmware_keeps_is_not():
 def test_each_fact_of_a_device(change, fact, value):
     hgx = node("hgx-h100")
     odd = with_function(hgx, attrs.evolve(gpus(hgx)[0], **change))
-    found = said(kinds.compare({"a": hgx, "b": hgx, "c": odd}))
+    found = said(kinds.compare_nodes({"a": hgx, "b": hgx, "c": odd}))
     assert ("c", f"{GPU} no. 1: {fact}", value) in {each[:3] for each in found}
     assert {name for name, *_ in found} == {"c"}
 
 
 def test_no_nodes():
-    assert kinds.compare({}) == kinds.Fleet((), ())
+    assert kinds.compare_nodes({}) == kinds.NodeFleet((), ())
 
 
 _NAMES = st.dictionaries(
@@ -156,7 +158,7 @@ def test_every_node_is_of_one_kind_and_order_does_not_matter(names, random):
         return narrow(node(name), 1) if odd and name == "hgx-h100" else node(name)
 
     nodes = {name: made(*of) for name, of in names.items()}
-    fleet = kinds.compare(nodes)
+    fleet = kinds.compare_nodes(nodes)
     assert sorted(name for kind in fleet.kinds for name in kind.nodes) == sorted(names)
     assert [kind.number for kind in fleet.kinds] == list(range(1, len(fleet.kinds) + 1))
     # By brute force: which nodes have the narrow link, and whether most have it.
@@ -169,4 +171,4 @@ def test_every_node_is_of_one_kind_and_order_does_not_matter(names, random):
     assert {name for name, *_ in said(fleet)} == set(expected)
     shuffled = list(nodes)
     random.shuffle(shuffled)
-    assert kinds.compare({name: nodes[name] for name in shuffled}) == fleet
+    assert kinds.compare_nodes({name: nodes[name] for name in shuffled}) == fleet

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.topology.level import Distance, Level, Location, common_level, distance
-from nova_hpc.wire.tags import ALL, TagError, Tags, parse
+from nova_hpc.topology.level import Distance, Level, Location, common_level, distance_between
+from nova_hpc.wire.tags import ALL, TagError, Tags, parse_tags
 
 PLACES = st.builds(
     Location,
@@ -44,8 +44,8 @@ def test_the_common_level_is_the_tightest_shared_one(places: list[Location]) -> 
 
 @given(PLACES, PLACES)
 def test_distance_is_symmetric_and_agrees_with_the_level(one: Location, other: Location) -> None:
-    far = distance(one, other)
-    assert far is distance(other, one)
+    far = distance_between(one, other)
+    assert far is distance_between(other, one)
     level = common_level([one, other])
     if far <= Distance.PXB:
         assert level is Level.SWITCH
@@ -55,7 +55,7 @@ def test_distance_is_symmetric_and_agrees_with_the_level(one: Location, other: L
 
 def test_unknown_is_never_equal() -> None:
     assert common_level([Location(), Location()]) is Level.HOST
-    assert distance(Location(), Location()) is Distance.SYS
+    assert distance_between(Location(), Location()) is Distance.SYS
 
 
 @given(
@@ -75,11 +75,11 @@ def test_tags_read_back(
     tags = Tags(place, role, group, resource_class, traits)
     spec = tags.to_spec()
     assert spec.keys() <= ALL
-    assert parse({**spec, "address": "0000:17:00.0"}) == tags
+    assert parse_tags({**spec, "address": "0000:17:00.0"}) == tags
 
 
 def test_no_tags_are_an_ordinary_device() -> None:
-    assert parse({"vendor_id": "10de", "physical_network": None}) is None
+    assert parse_tags({"vendor_id": "10de", "physical_network": None}) is None
 
 
 @pytest.mark.parametrize(
@@ -99,13 +99,13 @@ def test_no_tags_are_an_ordinary_device() -> None:
 )
 def test_forged_tags_are_refused(pool: dict[str, object], words: str) -> None:
     with pytest.raises(TagError, match=words):
-        parse(pool)
+        parse_tags(pool)
 
 
 @given(st.dictionaries(st.sampled_from(sorted(ALL)), st.text(max_size=30) | st.integers()))
 def test_any_tags_are_read_or_refused(pool: dict[str, object]) -> None:
     try:
-        found = parse(pool)
+        found = parse_tags(pool)
     except TagError:
         return
     assert found is None or isinstance(found, Tags)

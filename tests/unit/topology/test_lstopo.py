@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from nova_hpc.topology import lstopo
-from nova_hpc.topology.level import Distance, Level, common_level, distance
-from nova_hpc.topology.model import BridgeKind, Function, InventoryError, Node
+from nova_hpc.topology.level import Distance, Level, common_level, distance_between
+from nova_hpc.topology.model import BridgeKind, InventoryError, Node, PciFunction
 from nova_hpc_tools.main import main
 
 
 @pytest.fixture(scope="session")
 def dgx2(captures: Path) -> Node:
-    return lstopo.read(captures / "hwloc/nvidiaDGX2.xml")
+    return lstopo.read_lstopo_file(captures / "hwloc/nvidiaDGX2.xml")
 
 
-def gpus(node: Node) -> list[Function]:
+def gpus(node: Node) -> list[PciFunction]:
     return [f for f in node.functions if (f.vendor_id, f.product_id) == ("10de", "1db8")]
 
 
@@ -59,7 +59,7 @@ def test_dgx2_places(dgx2: Node) -> None:
 
 def test_dgx2_distances(dgx2: Node) -> None:
     places = [f.location for f in gpus(dgx2)]
-    row = [distance(places[0], place) for place in places[1:]]
+    row = [distance_between(places[0], place) for place in places[1:]]
     assert row == [
         Distance.PIX, *[Distance.PXB] * 2, *[Distance.NODE] * 4, *[Distance.SYS] * 8,
     ]  # fmt: skip
@@ -70,7 +70,7 @@ def test_dgx2_distances(dgx2: Node) -> None:
 
 
 def test_many_virtual_functions(captures: Path) -> None:
-    node = lstopo.read(captures / "hwloc/16intel64-manyVFs.xml")
+    node = lstopo.read_lstopo_file(captures / "hwloc/16intel64-manyVFs.xml")
     assert not node.problems
     assert not [f.address for f in node.functions if f.unknown]
     nics = [f for f in node.functions if f.product_id == "00cf"]
@@ -123,7 +123,7 @@ VERSION_1 = """<?xml version="1.0" encoding="UTF-8"?>
 def test_hwloc_1(tmp_path: Path) -> None:
     """NUMA nodes around cores, sockets by their old name, no programming interface."""
     (tmp_path / "old.xml").write_text(VERSION_1)
-    node = lstopo.read(tmp_path / "old.xml")
+    node = lstopo.read_lstopo_file(tmp_path / "old.xml")
     assert not node.problems
     first, second = node.numa_nodes
     assert (first.socket, first.cpus, first.memory_kib) == (4, frozenset({0, 1}), 2 << 20)
@@ -172,7 +172,7 @@ def test_five_megabytes_are_refused_by_what_is_too_much(what, tmp_path):
     assert path.stat().st_size > 4_000_000
     begin = time.process_time()
     with pytest.raises(InventoryError, match=rf"more than \d+ {what}, so not the XML of a node"):
-        lstopo.read(path)
+        lstopo.read_lstopo_file(path)
     assert time.process_time() - begin < 20
 
 
@@ -190,6 +190,6 @@ def test_the_largest_node_that_is_read_is_configured_in_time(tmp_path, capsys):
 def test_of_many_problems_the_first_are_told(tmp_path):
     path = tmp_path / "node.xml"
     path.write_text(HEAD.format("", DEVICE.format("0000:00:01.0") * 3000))
-    node = lstopo.read(path)
+    node = lstopo.read_lstopo_file(path)
     assert len(node.problems) == 21
     assert node.problems[-1] == "and 2979 more problems like these"

@@ -27,7 +27,7 @@ def superchips(tmp_path_factory):
 
 
 def test_the_gpu_is_near_the_cpus_of_its_module(superchips):
-    node = sysfs.read(superchips)
+    node = sysfs.read_sysfs_node(superchips)
     assert node.problems == ()
     memory = [each for each in node.numa_nodes if each.memory_of]
     assert [(each.memory_of, each.near) for each in memory] == [
@@ -40,7 +40,7 @@ def test_the_gpu_is_near_the_cpus_of_its_module(superchips):
 
 
 def test_a_guest_is_placed_there(superchips, tmp_path):
-    node = sysfs.read(superchips)
+    node = sysfs.read_sysfs_node(superchips)
     spec = walk.device_spec(superchips, tmp_path / "conf", ())
     specs = {"affinity": "numa", "group": "gpu:1,vf:1"}
     answer = walk.ask(walk.host(node, spec), {"gpu": 2, "vf": 2}, 2, specs)
@@ -68,7 +68,7 @@ def test_distances(tmp_path, table, near, said):
         made.file("sys/devices/system/node/node2/distance", f"{table}\n")
     files = {"numa_node": "2", "local_cpus": "00"}
     made.function("pci0000:10/0000:10:00.0", files=files, group=1)
-    node = sysfs.read(tmp_path)
+    node = sysfs.read_sysfs_node(tmp_path)
     assert node.numa_node(2).near == near
     assert any("is no table" in each for each in node.problems) == said
     gpu = node.function("0000:10:00.0")

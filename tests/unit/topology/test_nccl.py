@@ -10,9 +10,9 @@ from hypothesis import given
 
 from nova_hpc.topology import lstopo, nccl
 from nova_hpc.topology.cpuset import parse_mask
-from nova_hpc.topology.files import Tree
-from nova_hpc.topology.level import Distance, distance
-from nova_hpc.topology.model import BridgeKind, Function, Link, Node
+from nova_hpc.topology.files import FileTree
+from nova_hpc.topology.level import Distance, distance_between
+from nova_hpc.topology.model import BridgeKind, Node, PcieLink, PciFunction
 from nova_hpc_tools.main import main
 from tests.unit.guest.worlds import hosts
 from tests.unit.topology import nccl_reader
@@ -67,9 +67,9 @@ def test_what_vendors_ship_is_written_the_same(path):
             names = ("vendor", "device", "subsystem_vendor", "subsystem_device")
             ids = tuple(bridge.values[name][2:] for name in names if name in bridge.values)
             busid = bridge.values["busid"]
-            switches[busid] = nccl.Switch(busid, ids, link_of(bridge))
+            switches[busid] = nccl.NcclSwitch(busid, ids, link_of(bridge))
             found += [
-                nccl.Device(
+                nccl.NcclDevice(
                     leaf.values["busid"],
                     leaf.values["class"][2:],
                     numa,
@@ -78,13 +78,13 @@ def test_what_vendors_ship_is_written_the_same(path):
                 )
                 for leaf in bridge.below
             ]
-    again = read(nccl.write(found, switches, cells, processor))
+    again = read(nccl.write_nccl_file(found, switches, cells, processor))
     assert plain(again) == plain(system)
 
 
-def link_of(element: Element) -> Link:
+def link_of(element: Element) -> PcieLink:
     speed = float(element.values["link_speed"].split()[0])
-    return Link(max_speed=speed, max_width=int(element.values["link_width"]))
+    return PcieLink(max_speed=speed, max_width=int(element.values["link_width"]))
 
 
 def plain(element: Element) -> tuple[object, ...]:
@@ -110,18 +110,18 @@ def test_the_dgx2():
     folder = os.environ.get("NOVA_HPC_TEST_DATA")
     if folder is None:
         pytest.skip("NOVA_HPC_TEST_DATA names no folder of captures")
-    node = lstopo.read(Path(folder, "hwloc/nvidiaDGX2.xml"))
+    node = lstopo.read_lstopo_file(Path(folder, "hwloc/nvidiaDGX2.xml"))
     seen = devices(read(nccl.from_node(node)))
     counts = {}
     for one, other in itertools.combinations(seen, 2):
-        real = distance(node.function(one).location, node.function(other).location)
+        real = distance_between(node.function(one).location, node.function(other).location)
         kind = path_type(seen[one], seen[other])
         assert kind == SAME.get(real, real.name)
         counts[kind] = counts.get(kind, 0) + 1
     assert counts == {"PIX": 8, "PXB": 16, "PHB": 32, "SYS": 64}
 
 
-GPU = Function(
+GPU = PciFunction(
     "0000:03:00.0",
     vendor_id="10de",
     class_code="030200",
@@ -133,13 +133,13 @@ GPU = Function(
 
 
 def test_a_link_is_as_good_as_its_worse_end():
-    port = Function(
+    port = PciFunction(
         "0000:00:01.0",
         class_code="060400",
         root="pci0000:00",
-        link=Link(max_speed=16.0, max_width=8),
+        link=PcieLink(max_speed=16.0, max_width=8),
     )
-    gpu = attrs.evolve(GPU, link=Link(max_speed=32.0, max_width=16, speed=2.5, width=8))
+    gpu = attrs.evolve(GPU, link=PcieLink(max_speed=32.0, max_width=16, speed=2.5, width=8))
     (leaf,) = devices(read(nccl.from_node(Node("x", functions=(port, gpu))))).values()
     assert leaf.values["link_speed"] == "16.0 GT/s PCIe"
     assert leaf.values["link_width"] == "8"
@@ -149,10 +149,10 @@ def test_a_link_is_as_good_as_its_worse_end():
 
 
 def test_a_virtual_function_has_the_link_of_its_physical_function():
-    card = attrs.evolve(GPU, class_code="020700", link=Link(max_speed=16.0, max_width=16))
+    card = attrs.evolve(GPU, class_code="020700", link=PcieLink(max_speed=16.0, max_width=16))
     function = attrs.evolve(card, address="0000:03:00.1", physical_function=card.address, link=None)
     node = Node("x", functions=(card, function))
-    assert nccl.best_link(node, function) == Link(max_speed=16.0, max_width=16)
+    assert nccl.best_link(node, function) == PcieLink(max_speed=16.0, max_width=16)
     # ... and is not in the file of the host, whose NCCL uses the adapter itself.
     assert list(devices(read(nccl.from_node(node)))) == [card.address]
     alone = Node("x", functions=(function,))
@@ -167,15 +167,15 @@ def test_devices_near_to_no_node_are_where_nccl_puts_them():
 
 
 def test_more_than_nccl_can_read_is_refused():
-    cards = [nccl.Device(f"0000:{bus:02x}:00.0", "030200", 0) for bus in range(100)]
-    read(nccl.write(cards[:80], {}, {}))
+    cards = [nccl.NcclDevice(f"0000:{bus:02x}:00.0", "030200", 0) for bus in range(100)]
+    read(nccl.write_nccl_file(cards[:80], {}, {}))
     with pytest.raises(nccl.NcclError, match="100 GPUs and adapters make 302 elements"):
-        nccl.write(cards, {}, {})
+        nccl.write_nccl_file(cards, {}, {})
 
 
 def test_an_accelerator_of_amd_is_a_gpu_to_rccl():
     """MI300X are no display controllers; RCCL takes version 2 of the file alone."""
-    switch = Function(
+    switch = PciFunction(
         "0000:02:00.0",
         class_code="060400",
         root="pci0000:00",
@@ -192,7 +192,7 @@ def test_an_accelerator_of_amd_is_a_gpu_to_rccl():
         switches=(switch.address,),
     )
     card = attrs.evolve(gpu, address="0000:05:00.0", vendor_id="15b3", class_code="020700")
-    vga = Function("0000:06:00.0", vendor_id="1a03", class_code="030000", numa_node=0)
+    vga = PciFunction("0000:06:00.0", vendor_id="1a03", class_code="030000", numa_node=0)
     node = Node("x", functions=(switch, gpu, card, vga))
     text = nccl.from_node(node)
     assert text.startswith('<system version="2">\n')
@@ -213,7 +213,9 @@ def test_a_root_port_is_no_switch():
 
 @pytest.mark.parametrize(("cpus", "named"), [(896, True), (897, False)])
 def test_a_mask_that_is_too_long_is_left_out(cpus, named):
-    text = nccl.write([nccl.Device("0000:03:00.0", "030200", 0)], {}, {0: range(cpus)})
+    text = nccl.write_nccl_file(
+        [nccl.NcclDevice("0000:03:00.0", "030200", 0)], {}, {0: range(cpus)}
+    )
     (cpu,) = read(text).below
     assert ("affinity" in cpu.values) is named
 
@@ -238,11 +240,11 @@ INTEL = (
 def test_the_processor(tmp_path, text, expected):
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/cpuinfo").write_bytes(text.encode("utf-8", "surrogateescape"))
-    assert nccl.processor(Tree(tmp_path)) == expected
+    assert nccl.read_nccl_processor(FileTree(tmp_path)) == expected
 
 
 def test_no_processor(tmp_path):
-    assert nccl.processor(Tree(tmp_path)) is None
+    assert nccl.read_nccl_processor(FileTree(tmp_path)) is None
 
 
 def test_the_command_writes_a_file_for_nccl(virtual_node, capsys):

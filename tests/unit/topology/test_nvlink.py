@@ -8,13 +8,13 @@ from nova_hpc.wire import tags
 
 
 def test_sets_are_put_together_from_their_members():
-    table = nvlink.rebuild({"a": "left:2,all:3", "b": "left:2,all:3", "c": "all:3"})
+    table = nvlink.rebuild_nvlink_sets({"a": "left:2,all:3", "b": "left:2,all:3", "c": "all:3"})
     assert table.sets == (frozenset("abc"), frozenset("ab"))
     assert table.faults == ()
 
 
 def test_a_set_that_lacks_a_member_is_not_free_and_no_mistake():
-    assert nvlink.rebuild({"a": "all:3", "b": "all:3"}) == nvlink.Table()
+    assert nvlink.rebuild_nvlink_sets({"a": "all:3", "b": "all:3"}) == nvlink.NvlinkSetTable()
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_a_set_that_lacks_a_member_is_not_free_and_no_mistake():
 def test_a_mistake_costs_its_own_set_only(texts, fault):
     texts = {key: f"{text},good:2" if key in "ab" else text for key, text in texts.items()}
     texts.setdefault("b", "good:2")
-    table = nvlink.rebuild(texts, shared={"vf"})
+    table = nvlink.rebuild_nvlink_sets(texts, shared={"vf"})
     assert frozenset("ab") in table.sets
     assert any(fault in text for text in table.faults)
     if "no usable name" not in fault:
@@ -41,12 +41,12 @@ def test_a_mistake_costs_its_own_set_only(texts, fault):
 
 
 def test_two_names_for_one_set():
-    assert nvlink.rebuild({"a": "x:2,y:2", "b": "y:2,x:2"}).sets == (frozenset("ab"),)
+    assert nvlink.rebuild_nvlink_sets({"a": "x:2,y:2", "b": "y:2,x:2"}).sets == (frozenset("ab"),)
 
 
 @given(st.dictionaries(st.sampled_from("abcdef"), st.text("xy:,2 34\n٢", max_size=12)))
 def test_any_tag_gives_only_sets_that_all_members_name(texts):
-    table = nvlink.rebuild(texts)
+    table = nvlink.rebuild_nvlink_sets(texts)
     for members in table.sets:
         assert members <= set(texts)
         words = [{word.strip() for word in texts[each].split(",")} for each in members]
@@ -64,16 +64,16 @@ def test_what_is_written_reads_back(sets):
     texts = {}
     for device in "pqrstu":
         mine = {name: len(members) for name, members in sets.items() if device in members}
-        if text := nvlink.write(mine):
+        if text := nvlink.format_nvlink_tag(mine):
             texts[device] = text
-    table = nvlink.rebuild(texts)
+    table = nvlink.rebuild_nvlink_sets(texts)
     assert set(table.sets) == {frozenset(members) for members in sets.values()}
     assert table.faults == ()
 
 
 def test_the_tag_is_part_of_the_contract():
-    parsed = tags.parse({"hpc_tags": "1", "hpc_nvlink": "left:4"})
+    parsed = tags.parse_tags({"hpc_tags": "1", "hpc_nvlink": "left:4"})
     assert parsed.nvlink == "left:4"
     assert parsed.to_spec() == {"hpc_tags": "1", "hpc_nvlink": "left:4"}
     # Whatever it says, the device itself can be used.
-    assert tags.parse({"hpc_tags": "1", "hpc_nvlink": "::"}).nvlink == "::"
+    assert tags.parse_tags({"hpc_tags": "1", "hpc_nvlink": "::"}).nvlink == "::"

@@ -105,7 +105,7 @@ def comparable(node: Node) -> dict[str, Seen]:
 
 
 def test_the_inventory_agrees_with_lstopo(capture: Path, tmp_path: Path) -> None:
-    node = sysfs.read(capture)
+    node = sysfs.read_sysfs_node(capture)
     expected = seen_by_lstopo(run_lstopo(capture, tmp_path / "machine.xml"))
     ours = comparable(node)
     # Distributions build hwloc for PCI domains of 16 bits, and it then leaves
@@ -125,7 +125,7 @@ def test_the_inventory_agrees_with_lstopo(capture: Path, tmp_path: Path) -> None
 
 def test_bridges_without_buses_are_apart(capture: Path, tmp_path: Path) -> None:
     """Every entry of sysfs is a function or such a bridge; lstopo has none of those."""
-    node = sysfs.read(capture)
+    node = sysfs.read_sysfs_node(capture)
     folder = capture / "sys/bus/pci/devices"
     entries = (
         {normalise_address(entry.name) for entry in folder.iterdir()} if folder.exists() else set()
@@ -140,8 +140,8 @@ def test_bridges_without_buses_are_apart(capture: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("options", [(), ("--export-xml-flags", "1")], ids=["hwloc2", "hwloc1"])
 def test_both_readers_agree(capture: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
     """The XML that lstopo makes of a capture reads as the capture does."""
-    files = sysfs.read(capture)
-    xml = lstopo.read(run_lstopo(capture, tmp_path / "machine.xml", *options))
+    files = sysfs.read_sysfs_node(capture)
+    xml = lstopo.read_lstopo_file(run_lstopo(capture, tmp_path / "machine.xml", *options))
     assert not xml.problems
     for function in xml.functions:
         other = files.function(function.address)
@@ -176,5 +176,5 @@ def test_numa_nodes_agree(capture: Path, tmp_path: Path) -> None:
     root = ElementTree.parse(run_lstopo(capture, tmp_path / "machine.xml")).getroot()
     expected = {int(item.attrib["os_index"]) for item in root.iter("object")
                 if item.get("type") == "NUMANode"}  # fmt: skip
-    node = sysfs.read(capture)
+    node = sysfs.read_sysfs_node(capture)
     assert {numa.id for numa in node.numa_nodes if numa.memory_of is None} == expected

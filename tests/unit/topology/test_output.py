@@ -17,7 +17,7 @@ import attrs
 import pytest
 
 from nova_hpc.topology import lstopo, sysfs
-from nova_hpc.topology.model import HugePages, Link, Node
+from nova_hpc.topology.model import HugePages, Node, PcieLink
 from nova_hpc.wire import inventory
 from nova_hpc_tools.inventory import text
 from nova_hpc_tools.inventory.command import Inventory
@@ -70,19 +70,19 @@ def run(*args: str | Path, encoding: str = "utf-8") -> subprocess.CompletedProce
 
 
 def test_the_tree_of_a_real_node(virtual_node: Path) -> None:
-    assert "\n".join(text.lines(sysfs.read(virtual_node))) + "\n" == TREE
+    assert "\n".join(text.draw_node_lines(sysfs.read_sysfs_node(virtual_node))) + "\n" == TREE
 
 
 def test_everything_is_drawn_on_demand(virtual_node: Path) -> None:
-    node = sysfs.read(virtual_node)
-    drawn = "\n".join(text.lines(node, everything=True))
+    node = sysfs.read_sysfs_node(virtual_node)
+    drawn = "\n".join(text.draw_node_lines(node, everything=True))
     for function in node.functions:
         assert f"─ {function.address} " in drawn
     assert "chipset" not in drawn
 
 
 def test_plain_trees_are_ascii(virtual_node: Path) -> None:
-    drawn = "\n".join(text.lines(sysfs.read(virtual_node), plain=True))
+    drawn = "\n".join(text.draw_node_lines(sysfs.read_sysfs_node(virtual_node), plain=True))
     assert drawn.isascii()
     assert "|     `- 0000:20:00.0 Root port 1b36:000c, 2.5 GT/s x1" in drawn
 
@@ -90,20 +90,20 @@ def test_plain_trees_are_ascii(virtual_node: Path) -> None:
 @pytest.mark.parametrize(
     ("link", "shown"),
     [
-        (Link(16.0, 8, 16.0, 16), "16 GT/s x8 of 16 GT/s x16!"),
-        (Link(2.5, 16, 16.0, 16), "2.5 GT/s x16 of 16 GT/s x16~"),
-        (Link(16.0, 16, 16.0, 16), "16 GT/s x16 ·"),
-        (Link(None, 4, None, 4), "· x4 ·"),
-        (Link(8.0, None, 8.0, 16), "8 GT/s x? ·"),
-        (Link(bandwidth=15.753846), "15.8 GB/s ·"),
+        (PcieLink(16.0, 8, 16.0, 16), "16 GT/s x8 of 16 GT/s x16!"),
+        (PcieLink(2.5, 16, 16.0, 16), "2.5 GT/s x16 of 16 GT/s x16~"),
+        (PcieLink(16.0, 16, 16.0, 16), "16 GT/s x16 ·"),
+        (PcieLink(None, 4, None, 4), "· x4 ·"),
+        (PcieLink(8.0, None, 8.0, 16), "8 GT/s x? ·"),
+        (PcieLink(bandwidth=15.753846), "15.8 GB/s ·"),
     ],
 )
-def test_links_in_the_tree(virtual_node: Path, link: Link, shown: str) -> None:
-    node = sysfs.read(virtual_node)
+def test_links_in_the_tree(virtual_node: Path, link: PcieLink, shown: str) -> None:
+    node = sysfs.read_sysfs_node(virtual_node)
     functions = [
         attrs.evolve(f, link=link) if f.address == "0000:23:00.0" else f for f in node.functions
     ]
-    drawn = list(text.lines(attrs.evolve(node, functions=tuple(functions))))
+    drawn = list(text.draw_node_lines(attrs.evolve(node, functions=tuple(functions))))
     (line,) = [line for line in drawn if "0000:23:00.0" in line]
     assert shown in line
     for mark in "!~":
@@ -116,7 +116,7 @@ def test_what_is_unknown_is_shown(tmp_path: Path) -> None:
     (folder / "vendor").write_bytes(b"\xff")
     (tmp_path / "sys/devices/system/node/node0/meminfo").unlink()
     (tmp_path / "sys/devices/system/node/node0/meminfo").mkdir()
-    drawn = "\n".join(text.lines(sysfs.read(tmp_path)))
+    drawn = "\n".join(text.draw_node_lines(sysfs.read_sysfs_node(tmp_path)))
     assert "????:2330 · UNKNOWN: vendor: not text; vendor: not known" in drawn
     assert "problem: /sys/devices/system/node/node0/meminfo: not a file" in drawn
 
@@ -125,7 +125,7 @@ def test_a_device_at_another_node_than_its_root_says_so(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     machine.function("pci0000:17/0000:17:00.0", node=0)
     machine.function("pci0000:17/0000:17:01.0", node=1)
-    drawn = list(text.lines(sysfs.read(tmp_path)))
+    drawn = list(text.draw_node_lines(sysfs.read_sysfs_node(tmp_path)))
     assert [line.endswith("near to NUMA node 1") for line in drawn if "0000:17:0" in line] == [
         False,
         True,
@@ -133,26 +133,26 @@ def test_a_device_at_another_node_than_its_root_says_so(tmp_path: Path) -> None:
 
 
 def test_memory_of_a_synthetic_gpu(synthetic: Callable[[str], Path]) -> None:
-    drawn = "\n".join(text.lines(sysfs.read(synthetic("gh200"))))
+    drawn = "\n".join(text.draw_node_lines(sysfs.read_sysfs_node(synthetic("gh200"))))
     assert "NUMA node 2 · memory of 0009:01:00.0 · 96 GiB" in drawn
     assert "NUMA node 3 · no CPUs · 0 KiB" in drawn
 
 
 def test_memory_of_a_gpu(captures: Path, unpack: object) -> None:
     folder = unpack(captures / "hwloc/nvidiagpunumanodes.tar.bz2")  # type: ignore[operator]
-    drawn = "\n".join(text.lines(sysfs.read(folder)))
+    drawn = "\n".join(text.draw_node_lines(sysfs.read_sysfs_node(folder)))
     assert "NUMA node 255 · memory of 0004:05:00.0 · 15 GiB" in drawn
 
 
 def test_many_problems_are_cut_short(virtual_node: Path) -> None:
-    node = attrs.evolve(sysfs.read(virtual_node), problems=tuple(map(str, range(50))))
-    drawn = list(text.lines(node))
+    node = attrs.evolve(sysfs.read_sysfs_node(virtual_node), problems=tuple(map(str, range(50))))
+    drawn = list(text.draw_node_lines(node))
     assert drawn[-1] == "problem: and 30 more; the JSON has them all"
 
 
 def test_the_document_has_everything(virtual_node: Path) -> None:
-    node = sysfs.read(virtual_node)
-    found = json.loads(inventory.dumps(node))
+    node = sysfs.read_sysfs_node(virtual_node)
+    found = json.loads(inventory.write_inventory(node))
     assert (found["schema"], found["version"]) == ("nova-hpc/inventory", 1)
     assert [f["address"] for f in found["functions"]] == [f.address for f in node.functions]
     vf = next(f for f in found["functions"] if f["address"] == "0000:82:10.0")
@@ -182,7 +182,7 @@ def test_the_document_is_described() -> None:
     guide = Path(__file__).parents[3] / "docs/source/contributor/inventory-schema.rst"
     described = set(re.findall(r"^   \* - ``(\w+)``$", guide.read_text(), re.MULTILINE))
     written: set[str] = set()
-    for kind in (Node, *attrs_of("Function", "NumaNode", "HugePages", "Link", "Bar",
+    for kind in (Node, *attrs_of("PciFunction", "NumaNode", "HugePages", "PcieLink", "Bar",
                                  "RdmaDevice", "RdmaPort", "IommuGroup")):  # fmt: skip
         written |= {field.name for field in attrs.fields(kind) if not field.name.startswith("_")}
     written -= {"inactive", "silent"}  # what is silent is unknown
@@ -201,7 +201,7 @@ def attrs_of(*names: str) -> list[type]:
 def test_documents_of_captures_have_only_described_keys(capture: Path) -> None:
     guide = Path(__file__).parents[3] / "docs/source/contributor/inventory-schema.rst"
     described = set(re.findall(r"^   \* - ``(\w+)``$", guide.read_text(), re.MULTILINE))
-    assert keys(inventory.build(sysfs.read(capture))) <= described
+    assert keys(inventory.build_inventory(sysfs.read_sysfs_node(capture))) <= described
 
 
 def test_the_command_draws(virtual_node: Path) -> None:
@@ -242,7 +242,7 @@ def test_the_command_writes_json(virtual_node: Path) -> None:
 def test_the_command_reads_xml(captures: Path) -> None:
     path = captures / "hwloc/nvidiaDGX2.xml"
     done = run("--xml", path, "--format", "json")
-    assert json.loads(done.stdout) == inventory.build(lstopo.read(path))
+    assert json.loads(done.stdout) == inventory.build_inventory(lstopo.read_lstopo_file(path))
 
 
 def test_the_command_writes_device_specs(virtual_node: Path, tmp_path: Path) -> None:
@@ -318,6 +318,6 @@ def test_a_reader_that_goes_away_is_no_success(virtual_node: Path) -> None:
 
 def test_this_machine_can_be_read() -> None:
     """Whatever it is: no error, and the CPUs that Python sees are there."""
-    node = sysfs.read(Path("/"))
+    node = sysfs.read_sysfs_node(Path("/"))
     assert node.cpus >= os.sched_getaffinity(0)
     assert run().returncode == 0

@@ -9,13 +9,13 @@ import pytest
 
 from nova_hpc.guest import compare, show
 from nova_hpc.guest import document as told
-from nova_hpc.guest.machine import Machine as Guest
+from nova_hpc.guest.machine import GuestMachine as Guest
 from nova_hpc.guest_tree import guest_document
 from nova_hpc.topology import confspace, peer, peer_registers
-from nova_hpc.topology.model import BridgeKind, Function, Node
-from nova_hpc.topology.peer import Pair, Peer, Why
-from nova_hpc.topology.peer_wish import Wish
-from nova_hpc.topology.sysfs import read
+from nova_hpc.topology.model import BridgeKind, Node, PciFunction
+from nova_hpc.topology.peer import PeerPair, PeerPath, PeerReason
+from nova_hpc.topology.peer_wish import PeerWish
+from nova_hpc.topology.sysfs import read_sysfs_node
 from nova_hpc.wire import inventory
 from nova_hpc_tools.inventory import text
 from tests.unit.topology.builder import Machine, config
@@ -29,57 +29,57 @@ def machine(one, other, ats=(None, None)):
     """A root port, a switch with two ports, and a device at each; two more apart."""
     root, up, down = "0000:10:00.0", "0000:11:00.0", ("0000:12:00.0", "0000:12:01.0")
     functions = [
-        Function(root, root="pci0000:10", bridge=BridgeKind.ROOT_PORT, acs_control=REDIRECT),
-        Function(up, root="pci0000:10", path=(root,), bridge=BridgeKind.UPSTREAM),
+        PciFunction(root, root="pci0000:10", bridge=BridgeKind.ROOT_PORT, acs_control=REDIRECT),
+        PciFunction(up, root="pci0000:10", path=(root,), bridge=BridgeKind.UPSTREAM),
     ]
     for number, control in enumerate((one, other)):
         path = (root, up, down[number])
         functions += [
-            Function(
+            PciFunction(
                 down[number],
                 root="pci0000:10",
                 path=path[:2],
                 bridge=BridgeKind.DOWNSTREAM,
                 acs_control=control,
             ),
-            Function(f"0000:1{3 + number}:00.0", root="pci0000:10", path=path, ats=ats[number]),
+            PciFunction(f"0000:1{3 + number}:00.0", root="pci0000:10", path=path, ats=ats[number]),
         ]
-    functions.append(Function("0000:20:00.0", root="pci0000:20"))
+    functions.append(PciFunction("0000:20:00.0", root="pci0000:20"))
     return Node(source="test", functions=tuple(functions))
 
 
 @pytest.mark.parametrize(
     ("ports", "ats", "found"),
     [
-        ((NOTHING, NOTHING), (None, None), Peer.SWITCH),
-        ((REDIRECT, NOTHING), (True, True), Peer.ROOT),
-        ((NOTHING, REDIRECT), (None, None), Peer.ROOT),
-        ((DIRECT, DIRECT), (True, True), Peer.SWITCH),
-        ((DIRECT, DIRECT), (True, False), Peer.ROOT),
-        ((DIRECT, DIRECT), (True, None), Peer.UNKNOWN),
-        ((None, NOTHING), (True, True), Peer.UNKNOWN),
-        ((None, REDIRECT), (True, True), Peer.ROOT),
+        ((NOTHING, NOTHING), (None, None), PeerPath.SWITCH),
+        ((REDIRECT, NOTHING), (True, True), PeerPath.ROOT),
+        ((NOTHING, REDIRECT), (None, None), PeerPath.ROOT),
+        ((DIRECT, DIRECT), (True, True), PeerPath.SWITCH),
+        ((DIRECT, DIRECT), (True, False), PeerPath.ROOT),
+        ((DIRECT, DIRECT), (True, None), PeerPath.UNKNOWN),
+        ((None, NOTHING), (True, True), PeerPath.UNKNOWN),
+        ((None, REDIRECT), (True, True), PeerPath.ROOT),
     ],
 )
 def test_a_switch(ports, ats, found):
     node = machine(*ports, ats)
     one, other = node.function("0000:13:00.0"), node.function("0000:14:00.0")
-    assert peer.path(node, one, other) is found
-    assert peer.path(node, other, one) is found
-    assert peer.switches(node) == {"0000:11:00.0": found}
-    functions = json.loads(inventory.dumps(node))["functions"]
+    assert peer.peer_path_between(node, one, other) is found
+    assert peer.peer_path_between(node, other, one) is found
+    assert peer.switch_paths_of(node) == {"0000:11:00.0": found}
+    functions = json.loads(inventory.write_inventory(node))["functions"]
     said = {each["address"]: each["peer_to_peer"] for each in functions if each["peer_to_peer"]}
-    assert said == ({} if found is Peer.UNKNOWN else {"0000:11:00.0": found.value})
-    drawn = "\n".join(text.lines(node))
-    assert ("P2P via root^" in drawn) == (found is Peer.ROOT)
-    assert ("ACS redirect" in drawn) == (found is Peer.ROOT)
+    assert said == ({} if found is PeerPath.UNKNOWN else {"0000:11:00.0": found.value})
+    drawn = "\n".join(text.draw_node_lines(node))
+    assert ("P2P via root^" in drawn) == (found is PeerPath.ROOT)
+    assert ("ACS redirect" in drawn) == (found is PeerPath.ROOT)
 
 
 def test_no_switch_is_shared():
     node = machine(NOTHING, NOTHING)
     one, apart = node.function("0000:13:00.0"), node.function("0000:20:00.0")
-    assert peer.path(node, one, apart) is Peer.NONE
-    assert peer.path(node, one, one) is Peer.UNKNOWN
+    assert peer.peer_path_between(node, one, apart) is PeerPath.NONE
+    assert peer.peer_path_between(node, one, one) is PeerPath.UNKNOWN
 
 
 def test_the_ports_of_a_machine_are_read(tmp_path):
@@ -91,7 +91,7 @@ def test_the_ports_of_a_machine_are_read(tmp_path):
         port = f"{place}/0000:11:00.0/0000:12:0{number}.0"
         made.bridge(port, 6, (0x13 + number, 0x13 + number), acs=acs)
         made.function(f"{port}/0000:1{3 + number}:00.0")
-    assert peer.switches(read(tmp_path)) == {"0000:11:00.0": Peer.ROOT}
+    assert peer.switch_paths_of(read_sysfs_node(tmp_path)) == {"0000:11:00.0": PeerPath.ROOT}
 
 
 GPU, CARD = "0000:13:00.0", "0000:14:00.0"
@@ -125,7 +125,7 @@ def with_card(ports, gpu=(None, None), card=(None, None), vf=(None, None)):
 )
 def test_a_gpu_and_an_adapter(ports, gpu, vf, path, why):
     node = with_card(ports, gpu=(gpu, gpu), card=(vf, vf), vf=(vf, vf))
-    (found,) = json.loads(inventory.dumps(node))["peer_pairs"]
+    (found,) = json.loads(inventory.write_inventory(node))["peer_pairs"]
     both = False if False in (gpu, vf) else None if None in (gpu, vf) else True
     assert found == {
         "gpu": GPU,
@@ -138,27 +138,27 @@ def test_a_gpu_and_an_adapter(ports, gpu, vf, path, why):
         "lacks": [],
     }
     claimed = [GPU, "0000:14:00.1", "0000:ff:00.0"]
-    assert peer.redirected(node, claimed) == ((1, 1) if path == "root" else None)
-    assert peer.redirected(node, [GPU]) is None
-    known = () if path is None else ((0, 1, Why(why)),)
-    assert peer.between(node, [*reversed(claimed)]) == known
-    assert ("P2P?" in "\n".join(text.lines(node))) == (path is None)
+    assert peer.count_redirected_pairs(node, claimed) == ((1, 1) if path == "root" else None)
+    assert peer.count_redirected_pairs(node, [GPU]) is None
+    known = () if path is None else ((0, 1, PeerReason(why)),)
+    assert peer.peer_reasons_between(node, [*reversed(claimed)]) == known
+    assert ("P2P?" in "\n".join(text.draw_node_lines(node))) == (path is None)
     # The same in the document for a guest with the GPU and the VF, without addresses.
     given = [
-        guest_document.Given(GPU),
-        guest_document.Given("0000:14:00.1"),
-        guest_document.Given("0000:10:00.0"),
+        guest_document.DocumentDevice(GPU),
+        guest_document.DocumentDevice("0000:14:00.1"),
+        guest_document.DocumentDevice("0000:10:00.0"),
     ]
-    data = guest_document.documents(node, "flat", (), given)[told.DOCUMENT]
+    data = guest_document.build_guest_entries(node, "flat", (), given)[told.DOCUMENT]
     (said,) = json.loads(data)["peer_to_peer"]
     assert said == {"device": 0, "with": [1], "path": path, "why": why}
-    read_back = told.parse(data)
+    read_back = told.parse_guest_document(data)
     assert read_back.peers == (told.Peers(0, (1,), path, why),)
-    result = compare.compare(read_back, Guest((), (), {}))
+    result = compare.compare_with_machine(read_back, Guest((), (), {}))
     remarks = [each for each in result.findings if each.kind == "peer"]
     assert [each.wrong for each in remarks] == [False] * (path != "switch")
-    assert show.as_data(read_back, result)["peer_to_peer"] == [said | {"as_wished": None}]
-    shown = list(show.tree(read_back, result))
+    assert show.build_report_data(read_back, result)["peer_to_peer"] == [said | {"as_wished": None}]
+    shown = list(show.format_promise_tree(read_back, result))
     words = {"switch": "stays below it", "root": "through the root complex", None: "not known"}
     assert shown[-1].startswith(f"  0 with 1: {words[path]}: ")
 
@@ -166,52 +166,56 @@ def test_a_gpu_and_an_adapter(ports, gpu, vf, path, why):
 @pytest.mark.parametrize(
     ("wish", "ports", "ats", "as_wished"),
     [
-        (Wish.KEEP, (REDIRECT, REDIRECT), True, None),
-        (Wish.TRANSLATED, (REDIRECT, REDIRECT), True, False),
-        (Wish.TRANSLATED, (DIRECT, DIRECT), False, False),
-        (Wish.TRANSLATED, (DIRECT, DIRECT), True, True),
-        (Wish.TRANSLATED, (None, None), None, None),
-        (Wish.DIRECT, (DIRECT, DIRECT), True, False),
-        (Wish.DIRECT, (NOTHING, NOTHING), False, True),
+        (PeerWish.KEEP, (REDIRECT, REDIRECT), True, None),
+        (PeerWish.TRANSLATED, (REDIRECT, REDIRECT), True, False),
+        (PeerWish.TRANSLATED, (DIRECT, DIRECT), False, False),
+        (PeerWish.TRANSLATED, (DIRECT, DIRECT), True, True),
+        (PeerWish.TRANSLATED, (None, None), None, None),
+        (PeerWish.DIRECT, (DIRECT, DIRECT), True, False),
+        (PeerWish.DIRECT, (NOTHING, NOTHING), False, True),
     ],
 )
 def test_the_guest_is_told_what_the_operator_wishes(wish, ports, ats, as_wished):
     node = with_card(ports, gpu=(ats, ats), card=(ats, ats))
-    given = [guest_document.Given(GPU), guest_document.Given(CARD)]
-    data = guest_document.documents(node, "flat", (), given, wish=wish)[told.DOCUMENT]
+    given = [guest_document.DocumentDevice(GPU), guest_document.DocumentDevice(CARD)]
+    data = guest_document.build_guest_entries(node, "flat", (), given, wish=wish)[told.DOCUMENT]
     found = json.loads(data)
     # Nothing is said where nothing is wished: a document of a cloud without it is the same.
-    assert found.get("peer_wish") == (None if wish is Wish.KEEP else wish.value)
+    assert found.get("peer_wish") == (None if wish is PeerWish.KEEP else wish.value)
     assert found["peer_to_peer"][0].get("as_wished") == as_wished
-    read_back = told.parse(data)
+    read_back = told.parse_guest_document(data)
     assert (read_back.peer_wish, read_back.peers[0].as_wished) == (wish.value, as_wished)
-    result = compare.compare(read_back, Guest((), (), {}))
-    head, line = list(show.tree(read_back, result))[-2:]
+    result = compare.compare_with_machine(read_back, Guest((), (), {}))
+    head, line = list(show.format_promise_tree(read_back, result))[-2:]
     assert head == "peer-to-peer below one switch" + (
-        "" if wish is Wish.KEEP else f", wished: {wish.value}"
+        "" if wish is PeerWish.KEEP else f", wished: {wish.value}"
     )
     assert line.endswith(", not as wished") == (as_wished is False)
-    shown = show.as_data(read_back, result)
+    shown = show.build_report_data(read_back, result)
     assert (shown["peer_wish"], shown["peer_to_peer"][0]["as_wished"]) == (wish.value, as_wished)
-    (pair,) = json.loads(inventory.dumps(node, wish))["peer_pairs"][:1]
+    (pair,) = json.loads(inventory.write_inventory(node, wish))["peer_pairs"][:1]
     assert pair["as_wished"] == as_wished  # host and guest say the same
 
 
 def test_a_wish_of_a_later_cloud_or_nonsense():
     node = with_card((NOTHING, NOTHING))
-    given = [guest_document.Given(GPU), guest_document.Given(CARD)]
-    text = guest_document.documents(node, "flat", (), given, wish=Wish.DIRECT)[told.DOCUMENT]
+    given = [guest_document.DocumentDevice(GPU), guest_document.DocumentDevice(CARD)]
+    text = guest_document.build_guest_entries(node, "flat", (), given, wish=PeerWish.DIRECT)[
+        told.DOCUMENT
+    ]
     found = json.loads(text)
-    later = told.parse(json.dumps(found | {"peer_wish": "magic"}).encode())
+    later = told.parse_guest_document(json.dumps(found | {"peer_wish": "magic"}).encode())
     assert later.peer_wish is None
-    result = compare.compare(later, Guest((), (), {}))
-    assert "peer-to-peer below one switch, wished: not known" in show.tree(later, result)
+    result = compare.compare_with_machine(later, Guest((), (), {}))
+    assert "peer-to-peer below one switch, wished: not known" in show.format_promise_tree(
+        later, result
+    )
     for wrong in (None, 1, True, [], "x" * 65, ""):
         with pytest.raises(told.DocumentError, match="peer_wish"):
-            told.parse(json.dumps(found | {"peer_wish": wrong}).encode())
+            told.parse_guest_document(json.dumps(found | {"peer_wish": wrong}).encode())
     found["peer_to_peer"][0]["as_wished"] = 1
     with pytest.raises(told.DocumentError, match="as_wished"):
-        told.parse(json.dumps(found).encode())
+        told.parse_guest_document(json.dumps(found).encode())
 
 
 def test_registers_that_come_from_elsewhere(tmp_path):
@@ -229,7 +233,7 @@ def test_registers_that_come_from_elsewhere(tmp_path):
             files={"class": f"0x{class_code:06x}"},
             space=express,
         )
-    full = read(tmp_path)
+    full = read_sysfs_node(tmp_path)
     blind = attrs.evolve(
         full,
         functions=tuple(
@@ -238,42 +242,42 @@ def test_registers_that_come_from_elsewhere(tmp_path):
         ),
     )
     devices = ["0000:13:00.0", "0000:14:00.0"]
-    assert peer.between(blind, devices) == ()
-    assert peer.between(full, devices) == ((0, 1, Why.REDIRECT),)
-    lacking = peer_registers.unread(blind, [*devices, "0000:ff:00.0"])
+    assert peer.peer_reasons_between(blind, devices) == ()
+    assert peer.peer_reasons_between(full, devices) == ((0, 1, PeerReason.REDIRECT),)
+    lacking = peer_registers.find_unread_functions(blind, [*devices, "0000:ff:00.0"])
     assert lacking == ("0000:12:00.0", "0000:12:01.0", *devices)
     spaces = {
         each: (tmp_path / "sys/bus/pci/devices" / each / "config").read_bytes() for each in lacking
     }
     again = peer_registers.with_registers(blind, spaces)
-    assert peer.between(again, devices) == peer.between(full, devices)
-    assert peer_registers.unread(again, devices) == ()
+    assert peer.peer_reasons_between(again, devices) == peer.peer_reasons_between(full, devices)
+    assert peer_registers.find_unread_functions(again, devices) == ()
     # Ports that say nothing are asked for no more than once by anybody, and change nothing.
     silent = peer_registers.with_registers(blind, dict.fromkeys(lacking, b"\xff" * 4096))
     assert silent == blind
-    assert peer_registers.unread(full, devices[:1]) == ()
+    assert peer_registers.find_unread_functions(full, devices[:1]) == ()
 
 
 def test_functions_of_one_adapter_that_differ():
     node = with_card((DIRECT, DIRECT), (True, True), (True, True), (True, False))
-    assert list(peer.pairs(node)) == [
-        Pair(GPU, CARD, (CARD,), Peer.SWITCH, Why.ATS, True),
-        Pair(GPU, CARD, ("0000:14:00.1",), Peer.SWITCH, Why.ATS, False),
+    assert list(peer.find_peer_pairs(node)) == [
+        PeerPair(GPU, CARD, (CARD,), PeerPath.SWITCH, PeerReason.ATS, True),
+        PeerPair(GPU, CARD, ("0000:14:00.1",), PeerPath.SWITCH, PeerReason.ATS, False),
     ]
 
 
 def test_a_document_that_says_nothing_of_it_or_nonsense():
     node = with_card((NOTHING, NOTHING))
-    given = [guest_document.Given(GPU), guest_document.Given(CARD)]
-    found = json.loads(guest_document.documents(node, "flat", (), given)[told.DOCUMENT])
+    given = [guest_document.DocumentDevice(GPU), guest_document.DocumentDevice(CARD)]
+    found = json.loads(guest_document.build_guest_entries(node, "flat", (), given)[told.DOCUMENT])
     said = found.pop("peer_to_peer")[0]
-    assert told.parse(json.dumps(found).encode()).peers == ()
+    assert told.parse_guest_document(json.dumps(found).encode()).peers == ()
     found["peer_to_peer"] = [said | {"why": "of-a-later-cloud"}]
-    assert told.parse(json.dumps(found).encode()).peers[0].why is None
+    assert told.parse_guest_document(json.dumps(found).encode()).peers[0].why is None
     for wrong in ({"device": 2}, {"with": [7]}, {"with": 1}, {"path": "moon"}, {"why": 1}):
         found["peer_to_peer"] = [said | wrong]
         with pytest.raises(told.DocumentError, match="peer_to_peer 0"):
-            told.parse(json.dumps(found).encode())
+            told.parse_guest_document(json.dumps(found).encode())
 
 
 @pytest.mark.parametrize(("control", "enabled"), [(0x8000, True), (0x0001, False)])
@@ -283,8 +287,8 @@ def test_ats_is_read(control, enabled):
     data[0x34] = 0x40
     data[0x40:0x44] = bytes((0x10, 0, 2, 0))  # PCI Express
     struct.pack_into("<IHH", data, 0x100, 0x0001_000F, 0, control)
-    assert confspace.parse(bytes(data)).ats is True
-    assert confspace.parse(bytes(data)).ats_enabled is enabled
-    assert confspace.parse(bytes(data[:256])).ats_enabled is None
+    assert confspace.parse_config_space(bytes(data)).ats is True
+    assert confspace.parse_config_space(bytes(data)).ats_enabled is enabled
+    assert confspace.parse_config_space(bytes(data[:256])).ats_enabled is None
     data[0x100] = 0
-    assert confspace.parse(bytes(data)).ats_enabled is False
+    assert confspace.parse_config_space(bytes(data)).ats_enabled is False

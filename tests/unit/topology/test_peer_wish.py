@@ -9,13 +9,13 @@ import attrs
 import pytest
 
 from nova_hpc.tenancy.peer import write
-from nova_hpc.tenancy.peer.step import PeerToPeer
-from nova_hpc.tenancy.peer.write import Outcome, PeerError
-from nova_hpc.tenancy.step import View
+from nova_hpc.tenancy.peer.step import PeerToPeerStep
+from nova_hpc.tenancy.peer.write import PeerError, PeerOutcome
+from nova_hpc.tenancy.step import NodeView
 from nova_hpc.topology import confspace, peer, peer_wish
-from nova_hpc.topology.peer import Peer, Why
-from nova_hpc.topology.peer_wish import Change, Wish
-from nova_hpc.topology.sysfs import read
+from nova_hpc.topology.peer import PeerPath, PeerReason
+from nova_hpc.topology.peer_wish import AcsChange, PeerWish
+from nova_hpc.topology.sysfs import read_sysfs_node
 from nova_hpc.wire import inventory
 from nova_hpc_tools.inventory import peer_text
 from tests.nodes.describe import Machine, Processor, Root
@@ -60,20 +60,21 @@ def patch(root, address, offset, value):
 
 
 def states(root):
-    return {(each.path, each.why) for each in peer.pairs(read(root))}
+    return {(each.path, each.why) for each in peer.find_peer_pairs(read_sysfs_node(root))}
 
 
 def test_translated_is_set_and_read_back(small):
-    assert states(small) == {(Peer.ROOT, Why.REDIRECT)}
-    groups = read(small).iommu_groups
+    assert states(small) == {(PeerPath.ROOT, PeerReason.REDIRECT)}
+    groups = read_sysfs_node(small).iommu_groups
     before = {
-        each.address: space(small, each.address).read_bytes() for each in read(small).functions
+        each.address: space(small, each.address).read_bytes()
+        for each in read_sysfs_node(small).functions
     }
-    found = write.apply(small, Wish.TRANSLATED)
+    found = write.apply_peer_wish(small, PeerWish.TRANSLATED)
     assert len(found.made) == PORTS
     assert (found.failed, found.lacks) == ({}, ())
-    assert states(small) == {(Peer.SWITCH, Why.ATS)}
-    assert read(small).iommu_groups == groups
+    assert states(small) == {(PeerPath.SWITCH, PeerReason.ATS)}
+    assert read_sysfs_node(small).iommu_groups == groups
     assert all(control(small, each) == 0x5D for each in found.made)
     # Nothing else was touched, in these ports or anywhere.
     for address, data in before.items():
@@ -82,24 +83,24 @@ def test_translated_is_set_and_read_back(small):
             struct.pack_into("<H", now, confspace.acs_control_at(data), 0x1D)
         assert bytes(now) == data, address
     # Again: nothing to do.
-    assert write.apply(small, Wish.TRANSLATED) == Outcome()
+    assert write.apply_peer_wish(small, PeerWish.TRANSLATED) == PeerOutcome()
 
 
 def test_direct_would_join_groups_and_is_refused(small):
-    node = read(small)
-    plan = peer_wish.plan(node, Wish.DIRECT)
+    node = read_sysfs_node(small)
+    plan = peer_wish.plan_peer_changes(node, PeerWish.DIRECT)
     assert plan.changes == ()
-    assert set(plan.lacks) == set(peer.pairs(node))
+    assert set(plan.lacks) == set(peer.find_peer_pairs(node))
     assert all("past the IOMMU" in each for each in plan.texts)
     assert len(plan.texts) == PORTS
-    found = write.apply(small, Wish.DIRECT)
+    found = write.apply_peer_wish(small, PeerWish.DIRECT)
     assert (found.made, found.lacks) == ((), plan.texts)
-    assert states(small) == {(Peer.ROOT, Why.REDIRECT)}
+    assert states(small) == {(PeerPath.ROOT, PeerReason.REDIRECT)}
 
 
 def test_direct_where_one_group_has_it_all(small):
     """The root ports do not isolate, so the kernel has all below each in one group."""
-    node = read(small)
+    node = read_sysfs_node(small)
     groups = {}
     for each in node.functions:
         groups[each.address] = each.path[0] if each.path else each.address
@@ -110,19 +111,21 @@ def test_direct_where_one_group_has_it_all(small):
             attrs.evolve(each, iommu_group=numbers[groups[each.address]]) for each in node.functions
         ),
     )
-    plan = peer_wish.plan(joined, Wish.DIRECT)
+    plan = peer_wish.plan_peer_changes(joined, PeerWish.DIRECT)
     assert len(plan.changes) == PORTS
     assert plan.lacks == {}
     assert {each.after for each in plan.changes} == {0x1D & ~0x0C}
 
 
 def test_keep_touches_nothing(small):
-    assert write.apply(small, Wish.KEEP) == Outcome()
-    assert peer_wish.plan(read(small), Wish.KEEP) == peer_wish.Plan()
+    assert write.apply_peer_wish(small, PeerWish.KEEP) == PeerOutcome()
+    assert (
+        peer_wish.plan_peer_changes(read_sysfs_node(small), PeerWish.KEEP) == peer_wish.PeerPlan()
+    )
 
 
 def first_pair(root):
-    return next(peer.pairs(read(root)))
+    return next(peer.find_peer_pairs(read_sysfs_node(root)))
 
 
 def no_ats(root, address):
@@ -140,7 +143,7 @@ def test_firmware_without_ats_is_named_with_the_command(small):
     pair = first_pair(small)
     for each in pair.functions:
         no_ats(small, each)
-    found = write.apply(small, Wish.TRANSLATED)
+    found = write.apply_peer_wish(small, PeerWish.TRANSLATED)
     assert len(found.made) == PORTS
     assert found.lacks == (
         f"{pair.adapter}: its firmware does not offer ATS: mlxconfig -d {pair.adapter} set "
@@ -148,7 +151,7 @@ def test_firmware_without_ats_is_named_with_the_command(small):
     )
     no_ats(small, pair.gpu)
     assert f"{pair.gpu}: it has no ATS, or its firmware does not offer it" in (
-        write.apply(small, Wish.TRANSLATED).lacks
+        write.apply_peer_wish(small, PeerWish.TRANSLATED).lacks
     )
 
 
@@ -160,21 +163,21 @@ def test_firmware_without_ats_is_named_with_the_command(small):
     ],
 )
 def test_ports_that_cannot(small, able, does, words):
-    where = peer_wish.plan(read(small), Wish.TRANSLATED).changes[0].port
+    where = peer_wish.plan_peer_changes(read_sysfs_node(small), PeerWish.TRANSLATED).changes[0].port
     at = confspace.acs_control_at(space(small, where).read_bytes())
     patch(small, where, at - 2, able)
     patch(small, where, at, does)
-    found = write.apply(small, Wish.TRANSLATED)
+    found = write.apply_peer_wish(small, PeerWish.TRANSLATED)
     assert len(found.made) == PORTS - 1
     assert [each for each in found.lacks if each.startswith(f"{where}: {words}")]
     assert control(small, where) == does
 
 
 def test_who_is_not_root_is_told_so(small):
-    where = peer_wish.plan(read(small), Wish.TRANSLATED).changes[0].port
+    where = peer_wish.plan_peer_changes(read_sysfs_node(small), PeerWish.TRANSLATED).changes[0].port
     path = space(small, where)
     path.write_bytes(path.read_bytes()[:64])
-    found = peer_wish.plan(read(small), Wish.TRANSLATED)
+    found = peer_wish.plan_peer_changes(read_sysfs_node(small), PeerWish.TRANSLATED)
     assert f"{where}: its registers cannot be read; only root can" in found.texts
     assert where not in [each.port for each in found.changes]
 
@@ -193,38 +196,38 @@ def loop(root, address):
 
 def test_lists_of_capabilities_that_loop(small):
     """In every function: what is found is the same, and the search ends."""
-    before = read(small)
+    before = read_sysfs_node(small)
     for each in before.functions:
         if each.acs_capability is not None and len(space(small, each.address).read_bytes()) == 4096:
             loop(small, each.address)
-    assert read(small).functions == before.functions
-    assert len(write.apply(small, Wish.TRANSLATED).made) == PORTS
+    assert read_sysfs_node(small).functions == before.functions
+    assert len(write.apply_peer_wish(small, PeerWish.TRANSLATED).made) == PORTS
     # And where the list leads nowhere before the one that is looked for.
-    where = peer_wish.plan(before, Wish.TRANSLATED).changes[0].port
+    where = peer_wish.plan_peer_changes(before, PeerWish.TRANSLATED).changes[0].port
     patch(small, where, 0x102, 0x1001)  # the first leads to itself
     assert confspace.acs_control_at(space(small, where).read_bytes()) is None
     with pytest.raises(PeerError, match=r"it has no ACS any more"):
-        write.write(small, Change(where, 0x5D, 0x1D))
+        write.write_acs_control(small, AcsChange(where, 0x5D, 0x1D))
 
 
 # -- writing ----------------------------------------------------------------------------------
 
 
 def test_what_is_not_ours_is_never_written(small):
-    change = peer_wish.plan(read(small), Wish.TRANSLATED).changes[0]
+    change = peer_wish.plan_peer_changes(read_sysfs_node(small), PeerWish.TRANSLATED).changes[0]
     for after in (0x1C, 0x5F, 0x00):
         with pytest.raises(PeerError, match=r"changes bits that are not ours"):
-            write.write(small, attrs.evolve(change, after=after))
+            write.write_acs_control(small, attrs.evolve(change, after=after))
     with pytest.raises(PeerError, match=r"has changed in the meantime"):
-        write.write(small, attrs.evolve(change, before=0x5D, after=0x1D))
+        write.write_acs_control(small, attrs.evolve(change, before=0x5D, after=0x1D))
     with pytest.raises(PeerError, match=r"it is gone"):
-        write.write(small, attrs.evolve(change, port="0000:ff:00.0"))
+        write.write_acs_control(small, attrs.evolve(change, port="0000:ff:00.0"))
     assert control(small, change.port) == 0x1D
 
 
 def test_a_register_that_does_not_take_it(small, monkeypatch):
     monkeypatch.setattr(os, "pwrite", lambda handle, data, offset: len(data))
-    found = write.apply(small, Wish.TRANSLATED)
+    found = write.apply_peer_wish(small, PeerWish.TRANSLATED)
     assert found.made == ()
     assert len(found.failed) == PORTS
     assert all("reads back as 0x001d, not 0x005d" in each for each in found.failed.values())
@@ -235,7 +238,7 @@ def test_a_kernel_that_forbids_it(small, monkeypatch):
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "pwrite", deny)
-    found = write.apply(small, Wish.TRANSLATED)
+    found = write.apply_peer_wish(small, PeerWish.TRANSLATED)
     assert all("cannot be written: [Errno 1]" in each for each in found.failed.values())
 
 
@@ -243,17 +246,17 @@ def test_a_kernel_that_forbids_it(small, monkeypatch):
 
 
 def test_the_step_sets_says_and_sets_again(small):
-    step = PeerToPeer(small, Wish.TRANSLATED)
-    view = View(read(small))
+    step = PeerToPeerStep(small, PeerWish.TRANSLATED)
+    view = NodeView(read_sysfs_node(small))
     notes = step.begin(view)
     assert len(notes) == PORTS
     assert all("is set as [hpc]peer_to_peer wishes" in each for each in notes)
-    assert step.begin(View(read(small))) == ()
-    assert step.withhold(View(read(small)), None).notes == ()
+    assert step.begin(NodeView(read_sysfs_node(small))) == ()
+    assert step.withhold(NodeView(read_sysfs_node(small)), None).notes == ()
     where = notes[0].split()[2]
     at = confspace.acs_control_at(space(small, where).read_bytes())
     patch(small, where, at, 0x1D)  # a reset of the switch
-    found = step.withhold(View(read(small)), None)
+    found = step.withhold(NodeView(read_sysfs_node(small)), None)
     assert (found.findings, len(found.notes)) == ({}, 1)
     assert control(small, where) == 0x5D
 
@@ -262,13 +265,15 @@ def test_the_step_survives_its_helper(small):
     def gone(root, wish):
         raise ConnectionError("the daemon has ended")
 
-    (note,) = PeerToPeer(small, Wish.TRANSLATED, gone).begin(View(read(small)))
+    (note,) = PeerToPeerStep(small, PeerWish.TRANSLATED, gone).begin(
+        NodeView(read_sysfs_node(small))
+    )
     assert "is not made: ConnectionError: the daemon has ended" in note
 
 
 def test_a_node_without_pairs_is_left_alone(synthetic):
-    step = PeerToPeer(synthetic("bare"), Wish.TRANSLATED, lambda root, wish: 1 / 0)
-    view = View(read(synthetic("bare")))
+    step = PeerToPeerStep(synthetic("bare"), PeerWish.TRANSLATED, lambda root, wish: 1 / 0)
+    view = NodeView(read_sysfs_node(synthetic("bare")))
     assert step.begin(view) == ()
     assert step.withhold(view, None).notes == ()
 
@@ -280,20 +285,25 @@ def test_the_inventory_says_it_of_each_pair(small):
     pair = first_pair(small)
     for each in pair.functions:
         no_ats(small, each)
-    before = json.loads(inventory.dumps(read(small), Wish.TRANSLATED))
+    before = json.loads(inventory.write_inventory(read_sysfs_node(small), PeerWish.TRANSLATED))
     assert before["peer_wish"] == "translated"
     assert not any(each["as_wished"] for each in before["peer_pairs"])
-    write.apply(small, Wish.TRANSLATED)
-    after = json.loads(inventory.dumps(read(small), Wish.TRANSLATED))["peer_pairs"]
+    write.apply_peer_wish(small, PeerWish.TRANSLATED)
+    after = json.loads(inventory.write_inventory(read_sysfs_node(small), PeerWish.TRANSLATED))[
+        "peer_pairs"
+    ]
     slow = [each for each in after if not each["as_wished"]]
     assert {each["adapter"] for each in slow} == {pair.adapter}
     assert "mlxconfig" in slow[0]["lacks"][0]["text"]
-    drawn = list(peer_text.lines(read(small), Wish.TRANSLATED))
+    drawn = list(peer_text.format_peer_lines(read_sysfs_node(small), PeerWish.TRANSLATED))
     assert drawn[0].endswith("([hpc]peer_to_peer = translated)")
     assert len([each for each in drawn if "not as wished" in each]) == len(slow)
     assert f"{pair.gpu} with {pair.adapter} and 2 virtual functions: through the root" in drawn[1]
     # Without a wish nothing is missed.
     assert all(
-        each["as_wished"] is None for each in json.loads(inventory.dumps(read(small)))["peer_pairs"]
+        each["as_wished"] is None
+        for each in json.loads(inventory.write_inventory(read_sysfs_node(small)))["peer_pairs"]
     )
-    assert not [each for each in peer_text.lines(read(small)) if "wished" in each]
+    assert not [
+        each for each in peer_text.format_peer_lines(read_sysfs_node(small)) if "wished" in each
+    ]

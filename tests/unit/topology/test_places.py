@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from nova_hpc.topology import lstopo, nccl, peer
-from nova_hpc.topology.confspace import parse
-from nova_hpc.topology.level import Distance, Location, distance
-from nova_hpc.topology.model import BridgeKind, Function, Node
-from nova_hpc.topology.peer import Peer
-from nova_hpc.topology.sysfs import read
+from nova_hpc.topology.confspace import parse_config_space
+from nova_hpc.topology.level import Distance, Location, distance_between
+from nova_hpc.topology.model import BridgeKind, Node, PciFunction
+from nova_hpc.topology.peer import PeerPath
+from nova_hpc.topology.sysfs import read_sysfs_node
 from tests.unit.topology.builder import Machine, config
 from tests.unit.topology.test_peer import NOTHING, machine
 
@@ -53,10 +53,10 @@ NESTED = """<?xml version="1.0" encoding="UTF-8"?>
 
 def xml(folder: Path, text: str) -> Node:
     (folder / "machine.xml").write_text(text)
-    return lstopo.read(folder / "machine.xml")
+    return lstopo.read_lstopo_file(folder / "machine.xml")
 
 
-def function(node: Node, address: str) -> Function:
+def function(node: Node, address: str) -> PciFunction:
     found = node.function(address)
     assert found is not None
     return found
@@ -93,7 +93,7 @@ def test_parts_of_several_nodes_are_the_whole_machine(
     made.function(
         "pci0000:10/0000:10:00.0", files={"local_cpus": mask, "numa_node": "-1"}, space=config()
     )
-    found = function(read(tmp_path), "0000:10:00.0")
+    found = function(read_sysfs_node(tmp_path), "0000:10:00.0")
     assert found.local_numa_nodes == local
     assert found.numa_node == (0 if local == {0} else None)
 
@@ -105,9 +105,9 @@ def test_parts_of_several_nodes_are_the_whole_machine(
 def test_a_port_isolates_with_all_that_the_kernel_asks_for(control: int, isolates: bool) -> None:
     """Source validation, request and completion redirect, upstream forwarding: all four."""
     space = config(header=1, port=6, acs=(0x1F, control))
-    assert parse(space).acs_isolates is isolates
+    assert parse_config_space(space).acs_isolates is isolates
     # What a port does not have cannot be switched, and is not asked for.
-    assert parse(config(header=1, port=6, acs=(control, control))).acs_isolates is True
+    assert parse_config_space(config(header=1, port=6, acs=(control, control))).acs_isolates is True
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_port_isolates_with_all_that_the_kernel_asks_for(control: int, isolate
 )
 def test_speeds_of_links(code: int, speed: float, rate: float) -> None:
     """The sixth generation doubles the fifth, and codes its symbols in another way."""
-    link = parse(config(link=(code, 16, 6, 16))).link
+    link = parse_config_space(config(link=(code, 16, 6, 16))).link
     assert link is not None
     assert (link.speed, link.max_speed, link.bandwidth) == (speed, 64.0, rate)
 
@@ -126,7 +126,7 @@ def test_redirected_requests_or_completions_leave_the_switch(control: int) -> No
     """A write's request goes up by one bit, the answer of a read by the other."""
     node = machine(control, NOTHING)
     one, other = function(node, "0000:13:00.0"), function(node, "0000:14:00.0")
-    assert peer.path(node, one, other) is Peer.ROOT
+    assert peer.peer_path_between(node, one, other) is PeerPath.ROOT
 
 
 def test_a_redirect_below_an_inner_switch() -> None:
@@ -136,24 +136,24 @@ def test_a_redirect_below_an_inner_switch() -> None:
         BridgeKind.ROOT_PORT, BridgeKind.UPSTREAM, BridgeKind.DOWNSTREAM, BridgeKind.UPSTREAM,
     )  # fmt: skip
     functions = [
-        Function(address, root="pci0000:10", path=above[:depth], bridge=kind, acs_control=0)
+        PciFunction(address, root="pci0000:10", path=above[:depth], bridge=kind, acs_control=0)
         for depth, (address, kind) in enumerate(zip(above, kinds, strict=True))
     ]
     for number, control in enumerate((0x04, 0)):
         port = f"0000:14:0{number}.0"
         functions += [
-            Function(
+            PciFunction(
                 port,
                 root="pci0000:10",
                 path=above,
                 bridge=BridgeKind.DOWNSTREAM,
                 acs_control=control,
             ),
-            Function(f"0000:1{5 + number}:00.0", root="pci0000:10", path=(*above, port)),
+            PciFunction(f"0000:1{5 + number}:00.0", root="pci0000:10", path=(*above, port)),
         ]
     node = Node(source="test", functions=tuple(functions))
     one, other = function(node, "0000:15:00.0"), function(node, "0000:16:00.0")
-    assert peer.path(node, one, other) is Peer.ROOT
+    assert peer.peer_path_between(node, one, other) is PeerPath.ROOT
 
 
 @pytest.mark.parametrize(
@@ -172,22 +172,22 @@ def test_distances_below_one_root(
     one: tuple[str, ...], other: tuple[str, ...], found: Distance
 ) -> None:
     places = [Location(numa=0, socket=0, root="r", switches=each) for each in (one, other)]
-    assert distance(*places) is found
+    assert distance_between(*places) is found
 
 
 def test_a_capability_that_would_end_beyond_the_space_is_none() -> None:
     data = bytearray(config(header=1, port=None, acs=None))
     data[6], data[0x34] = 0x10, 0xF0
     data[0xF0:0xF4] = bytes((0x10, 0, 4 << 4 | 2, 0))  # PCI Express, a root port
-    found = parse(bytes(data))
+    found = parse_config_space(bytes(data))
     assert (found.express, found.port) == (False, None)
 
 
 def test_a_root_port_is_a_switch_to_nccl_only_if_it_is_shared() -> None:
     port, up = "0000:10:00.0", "0000:11:00.0"
-    alone = Function("0000:12:00.0", path=(port,), switches=(port,))
-    second = Function("0000:12:00.1", path=(port,), switches=(port,))
-    below = Function("0000:13:00.0", path=(port, up), switches=(up,))
+    alone = PciFunction("0000:12:00.0", path=(port,), switches=(port,))
+    second = PciFunction("0000:12:00.1", path=(port,), switches=(port,))
+    below = PciFunction("0000:13:00.0", path=(port, up), switches=(up,))
     assert nccl.shared_points([alone]) == frozenset()
     assert nccl.shared_points([alone, second]) == {port}
     assert nccl.shared_points([below]) == {up}

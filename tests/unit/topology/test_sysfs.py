@@ -11,9 +11,9 @@ from nova_hpc.topology import sysfs
 from nova_hpc.topology.model import (
     Bar,
     BridgeKind,
-    Function,
-    Link,
     Node,
+    PcieLink,
+    PciFunction,
     RdmaDevice,
     RdmaPort,
     normalise_address,
@@ -28,21 +28,21 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def get(machine: Machine, address: str) -> Function:
-    function = sysfs.read(machine.root).function(address)
+def get(machine: Machine, address: str) -> PciFunction:
+    function = sysfs.read_sysfs_node(machine.root).function(address)
     assert function is not None
     return function
 
 
 def test_nothing_at_all(tmp_path: Path) -> None:
     for root in (tmp_path, tmp_path / "none"):
-        node = sysfs.read(root)
+        node = sysfs.read_sysfs_node(root)
         assert (node.functions, node.numa_nodes, node.problems) == ((), (), ())
 
 
 def test_a_file_for_a_root(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert sysfs.read(tmp_path / "file").functions == ()
+    assert sysfs.read_sysfs_node(tmp_path / "file").functions == ()
 
 
 def test_addresses_are_normalised() -> None:
@@ -70,7 +70,7 @@ def test_a_domain_behind_an_endpoint_is_a_tree_of_its_own(machine: Machine) -> N
     nvme = get(machine, "10000:01:00.0")
     assert nvme.root == "pci10000:00"
     assert nvme.path == ("10000:00:02.0",)
-    addresses = [f.address for f in sysfs.read(machine.root).functions]
+    addresses = [f.address for f in sysfs.read_sysfs_node(machine.root).functions]
     assert addresses == ["0000:17:05.5", "10000:00:02.0", "10000:01:00.0"]
 
 
@@ -111,7 +111,9 @@ def test_two_levels_of_switches(machine: Machine, ports: tuple[int | None, ...])
     machine.function(f"{place}/0000:19:01.0/0000:1e:00.0")
     assert get(machine, "0000:1c:00.0").switches == ("0000:18:00.0", "0000:1a:00.0")
     assert get(machine, "0000:1e:00.0").switches == ("0000:18:00.0",)
-    kinds = {f.address: f.bridge for f in sysfs.read(machine.root).functions if f.is_bridge}
+    kinds = {
+        f.address: f.bridge for f in sysfs.read_sysfs_node(machine.root).functions if f.is_bridge
+    }
     assert kinds == {
         "0000:17:00.0": BridgeKind.ROOT_PORT,
         "0000:18:00.0": BridgeKind.UPSTREAM,
@@ -154,13 +156,13 @@ def test_a_pci_bridge_never_isolates(machine: Machine) -> None:
 
 def test_a_port_without_bus_numbers_is_inactive(machine: Machine) -> None:
     machine.bridge("pci0000:17/0000:17:00.0", 4, (0, 0))
-    node = sysfs.read(machine.root)
+    node = sysfs.read_sysfs_node(machine.root)
     assert node.functions == ()
     assert [f.address for f in node.inactive] == ["0000:17:00.0"]
     assert node.function("0000:17:00.0") is node.inactive[0]
     # A device below it proves that it works, whatever the registers say.
     machine.function(f"pci0000:17/0000:17:00.0/{GPU}")
-    node = sysfs.read(machine.root)
+    node = sysfs.read_sysfs_node(machine.root)
     assert [f.address for f in node.functions] == ["0000:17:00.0", GPU]
 
 
@@ -168,13 +170,13 @@ def test_iommu_groups_have_all_members(machine: Machine) -> None:
     machine.function("pci0000:17/0000:17:00.0", group=7)
     machine.function("pci0000:17/0000:17:00.1", group=7)
     machine.link("sys/kernel/iommu_groups/7/devices/NVDA2001:00", "/sys/devices/platform/x")
-    node = sysfs.read(machine.root)
+    node = sysfs.read_sysfs_node(machine.root)
     first = node.functions[0]
     assert node.group_members(first) == ("0000:17:00.0", "0000:17:00.1", "NVDA2001:00")
     # A capture may have only the links of the devices.
     for name in ("0000:17:00.0", "0000:17:00.1", "NVDA2001:00"):
         (machine.root / "sys/kernel/iommu_groups/7/devices" / name).unlink()
-    node = sysfs.read(machine.root)
+    node = sysfs.read_sysfs_node(machine.root)
     assert node.group_members(node.functions[1]) == ("0000:17:00.0", "0000:17:00.1")
 
 
@@ -216,20 +218,20 @@ def test_links(machine: Machine) -> None:
     machine.function("pci0000:17/0000:17:01.0", files=files)
     unknown = {"current_link_speed": "Unknown", "current_link_width": "0"}
     machine.function("pci0000:17/0000:17:02.0", files=unknown, space=config(link=(3, 4, 4, 16)))
-    first, second, third = sysfs.read(machine.root).functions
-    assert first.link == Link(16.0, 8, 32.0, 16, 15.754)
+    first, second, third = sysfs.read_sysfs_node(machine.root).functions
+    assert first.link == PcieLink(16.0, 8, 32.0, 16, 15.754)
     assert first.link.narrow
     assert first.link.degraded
-    assert second.link == Link(8.0, None, 32.0, 16)
+    assert second.link == PcieLink(8.0, None, 32.0, 16)
     assert second.link.degraded is True
     assert second.link.narrow is None
-    assert third.link == Link(8.0, 4, 16.0, 16, 3.938)
+    assert third.link == PcieLink(8.0, 4, 16.0, 16, 3.938)
 
 
 def test_a_link_that_is_unknown_is_not_healthy() -> None:
-    assert Link().degraded is None
-    assert Link(16.0, 16, 16.0, None).degraded is None
-    assert Link(16.0, 16, 16.0, 16).degraded is False
+    assert PcieLink().degraded is None
+    assert PcieLink(16.0, 16, 16.0, None).degraded is None
+    assert PcieLink(16.0, 16, 16.0, 16).degraded is False
 
 
 def test_bars(machine: Machine) -> None:
@@ -344,7 +346,7 @@ def test_names_that_are_no_addresses_are_told(machine: Machine) -> None:
     machine.function(f"pci0000:17/{GPU}")
     machine.link("sys/bus/pci/devices/nonsense", "x")
     machine.link(f"sys/bus/pci/devices/0000{GPU}", "x")
-    node = sysfs.read(machine.root)
+    node = sysfs.read_sysfs_node(machine.root)
     assert [f.address for f in node.functions] == [GPU]
     assert len(node.problems) == 2
 
@@ -361,7 +363,7 @@ def numa(node: Node) -> list[tuple[int, list[int]]]:
 
 
 def test_numa_nodes(machine: Machine) -> None:
-    node = sysfs.read(machine.root)
+    node = sysfs.read_sysfs_node(machine.root)
     first = node.numa_nodes[0]
     assert numa(node) == [(0, [0, 1, 2, 3]), (1, [4, 5, 6, 7])]
     assert first.smt_siblings == (frozenset({0, 1}), frozenset({2, 3}))
@@ -375,7 +377,7 @@ def test_numa_nodes(machine: Machine) -> None:
 def test_offline_cpus_and_nodes_do_not_count(machine: Machine) -> None:
     machine.file("sys/devices/system/cpu/online", "0-2,4-7")
     machine.file("sys/devices/system/node/online", "0")
-    node = sysfs.read(machine.root)
+    node = sysfs.read_sysfs_node(machine.root)
     assert numa(node) == [(0, [0, 1, 2])]
     assert node.numa_nodes[0].smt_siblings == (frozenset({0, 1}), frozenset({2}))
     # CPUs that no node has are no servers', and nobody wonders where they are.
@@ -387,7 +389,7 @@ def test_offline_cpus_and_nodes_do_not_count(machine: Machine) -> None:
 def test_online_files_of_single_cpus(machine: Machine) -> None:
     (machine.root / "sys/devices/system/cpu/online").unlink()
     machine.file("sys/devices/system/cpu/cpu5/online", "0\n")
-    assert numa(sysfs.read(machine.root))[1] == (1, [4, 6, 7])
+    assert numa(sysfs.read_sysfs_node(machine.root))[1] == (1, [4, 6, 7])
 
 
 def test_a_kernel_without_numa_is_one_node(tmp_path: Path) -> None:
@@ -395,7 +397,7 @@ def test_a_kernel_without_numa_is_one_node(tmp_path: Path) -> None:
     for path in sorted((tmp_path / "sys/devices/system/node").rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     machine.file("proc/meminfo", "MemTotal: 4096 kB\nHugepagesize: 2048 kB\nHugePages_Total: 3\n")
-    node = sysfs.read(tmp_path)
+    node = sysfs.read_sysfs_node(tmp_path)
     assert numa(node) == [(0, [0, 1, 2, 3])]
     assert node.numa_nodes[0].memory_kib == 4096
     assert [(p.size_kib, p.total, p.free) for p in node.numa_nodes[0].hugepages] == [
@@ -405,12 +407,12 @@ def test_a_kernel_without_numa_is_one_node(tmp_path: Path) -> None:
 
 def test_no_cpus_in_sysfs_either(tmp_path: Path) -> None:
     Machine(tmp_path / "x").file("../y/proc/cpuinfo", "processor\t: 0\n\nprocessor\t: 1\n")
-    assert numa(sysfs.read(tmp_path / "y")) == [(0, [0, 1])]
+    assert numa(sysfs.read_sysfs_node(tmp_path / "y")) == [(0, [0, 1])]
 
 
 def test_overlapping_nodes_are_a_firmware_error(machine: Machine) -> None:
     machine.file("sys/devices/system/node/node1/cpulist", "3-7")
-    node = sysfs.read(machine.root)
+    node = sysfs.read_sysfs_node(machine.root)
     assert numa(node) == [(0, [0, 1, 2, 3])]
     assert "shares CPUs with node 0" in node.problems[0]
 
@@ -418,6 +420,6 @@ def test_overlapping_nodes_are_a_firmware_error(machine: Machine) -> None:
 def test_impossible_hugepages_are_told(machine: Machine) -> None:
     pool = "sys/devices/system/node/node0/hugepages/hugepages-2048kB"
     machine.file(f"{pool}/free_hugepages", "513")
-    node = sysfs.read(machine.root)
+    node = sysfs.read_sysfs_node(machine.root)
     assert node.numa_nodes[0].hugepages[0].free is None
     assert "513 of 512 pages free is impossible" in node.problems[0]

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from nova_hpc.topology import sysfs, vfio
-from nova_hpc.topology.files import Tree
-from nova_hpc.topology.model import Function
+from nova_hpc.topology.files import FileTree
+from nova_hpc.topology.model import PciFunction
 from nova_hpc.topology.vfio import Kernel, Vfio
 
 ALIASES = """\
@@ -20,7 +20,7 @@ alias vfio_pci:v*d*sv*sd*bc*sc*i* vfio_pci
 """
 
 
-def machine(root: Path, aliases: str | None = ALIASES, says: bool = False) -> Tree:
+def machine(root: Path, aliases: str | None = ALIASES, says: bool = False) -> FileTree:
     (root / "proc/sys/kernel").mkdir(parents=True)
     (root / "proc/sys/kernel/osrelease").write_text("6.8.0-45-generic\n")
     if aliases is not None:
@@ -29,7 +29,7 @@ def machine(root: Path, aliases: str | None = ALIASES, says: bool = False) -> Tr
         (folder / "modules.alias").write_text(aliases)
     if says:
         (root / "sys/class/vfio-dev").mkdir(parents=True)
-    return Tree(root)
+    return FileTree(root)
 
 
 @pytest.mark.parametrize(
@@ -58,11 +58,11 @@ def test_what_a_driver_makes_of_a_function(
     tmp_path: Path, driver, says, aliases, names, parent, expected
 ) -> None:
     tree = machine(tmp_path, aliases, says)
-    assert vfio.of_driver(tree, driver, names, parent) is expected
+    assert vfio.vfio_of_driver(tree, driver, names, parent) is expected
 
 
 def test_the_variant_with_the_fewest_wildcards(tmp_path: Path) -> None:
-    kernel = vfio.kernel(machine(tmp_path))
+    kernel = vfio.read_vfio_kernel(machine(tmp_path))
 
     def variant(vendor: str, product: str) -> str | None:
         return kernel.variant(vfio.alias_of(vendor, product, (None, None), "030200"))
@@ -74,9 +74,9 @@ def test_the_variant_with_the_fewest_wildcards(tmp_path: Path) -> None:
 
 def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
-    assert len(vfio.kernel(machine(one)).aliases or ()) == 4
+    assert len(vfio.read_vfio_kernel(machine(one)).aliases or ()) == 4
     short = "alias vfio_pci:v*d*sv*sd*bc*sc*i* vfio_pci\n"
-    assert vfio.kernel(machine(other, short)).aliases == (
+    assert vfio.read_vfio_kernel(machine(other, short)).aliases == (
         ("vfio_pci:v*d*sv*sd*bc*sc*i*", "vfio_pci"),
     )
 
@@ -85,22 +85,25 @@ def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
 def test_a_release_that_is_none(tmp_path: Path, release: str) -> None:
     tree = machine(tmp_path)
     (tmp_path / "proc/sys/kernel/osrelease").write_text(release)
-    assert vfio.kernel(tree) == Kernel(says=False, aliases=None)
+    assert vfio.read_vfio_kernel(tree) == Kernel(says=False, aliases=None)
 
 
 def test_the_driver_for_guests() -> None:
     """What is bound and speaks VFIO stays; else what the kernel has for the ids."""
-    bound = Function("0000:01:00.0", driver="nvgrace_gpu_vfio_pci", vfio=Vfio.GUEST)
+    bound = PciFunction("0000:01:00.0", driver="nvgrace_gpu_vfio_pci", vfio=Vfio.GUEST)
     assert bound.guest_driver == "nvgrace_gpu_vfio_pci"
-    host = Function("0000:01:00.0", driver="nvidia", vfio=Vfio.NO, vfio_variant="x_vfio")
+    host = PciFunction("0000:01:00.0", driver="nvidia", vfio=Vfio.NO, vfio_variant="x_vfio")
     assert host.guest_driver == "x_vfio"
-    plain = Function("0000:01:00.0", driver="vfio-pci", vfio=Vfio.GUEST, vfio_variant="x_vfio")
+    plain = PciFunction("0000:01:00.0", driver="vfio-pci", vfio=Vfio.GUEST, vfio_variant="x_vfio")
     assert plain.guest_driver == "x_vfio"
-    assert Function("0000:01:00.0").guest_driver == "vfio-pci"
+    assert PciFunction("0000:01:00.0").guest_driver == "vfio-pci"
 
 
 def test_the_nodes_that_have_them(synthetic) -> None:
-    grace, shared = sysfs.read(synthetic("gh200-host")), sysfs.read(synthetic("vgpu"))
+    grace, shared = (
+        sysfs.read_sysfs_node(synthetic("gh200-host")),
+        sysfs.read_sysfs_node(synthetic("vgpu")),
+    )
     gpu = grace.function("0009:01:00.0")
     assert gpu is not None
     assert (gpu.driver, gpu.vfio, gpu.vfio_variant) == (

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from nova_hpc.topology import sysfs
-from nova_hpc.topology.level import Distance, Level, common_level, distance
-from nova_hpc.topology.model import Bar, BridgeKind, Function, HugePages, Node
+from nova_hpc.topology.level import Distance, Level, common_level, distance_between
+from nova_hpc.topology.model import Bar, BridgeKind, HugePages, Node, PciFunction
 
 DISPLAY, ADAPTER, VF = "0000:23:00.0", "0000:24:00.0", "0000:24:10.0"
 DISPLAY_1, ADAPTER_1, VF_1, OTHER_VF_1 = (
@@ -19,10 +19,10 @@ DISPLAY_1, ADAPTER_1, VF_1, OTHER_VF_1 = (
 
 @pytest.fixture(scope="module")
 def node(virtual_node: Path) -> Node:
-    return sysfs.read(virtual_node)
+    return sysfs.read_sysfs_node(virtual_node)
 
 
-def get(node: Node, address: str) -> Function:
+def get(node: Node, address: str) -> PciFunction:
     function = node.function(address)
     assert function is not None
     return function
@@ -76,7 +76,7 @@ def test_the_switch(node: Node) -> None:
 def test_places(node: Node, one: str, other: str, level: Level, path: Distance) -> None:
     places = [get(node, one).location, get(node, other).location]
     assert common_level(places) is level
-    assert distance(*places) is path
+    assert distance_between(*places) is path
 
 
 def test_virtual_functions(node: Node) -> None:

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from nova_hpc.conf.roles import DEFAULT_ROLES
 from nova_hpc.tenancy.nvlink import nvlink_sets
 from nova_hpc.topology import roles, sysfs, xgmi
-from nova_hpc.topology.files import Tree
+from nova_hpc.topology.files import FileTree
 from nova_hpc.wire import inventory
 from nova_hpc_tools.adopt import device_spec
-from nova_hpc_tools.inventory import node_archive as save_node
+from nova_hpc_tools.inventory import node_archive
 from tests.unit.topology.builder import Machine, config
 
 GPUS = [f"0000:{bus:02x}:00.0" for bus in range(0x11, 0x19)]
 AMD = {"vendor": "0x1002", "device": "0x74a1", "class": "0x120000"}
-ROLES = roles.strict(DEFAULT_ROLES)
+ROLES = roles.parse_roles(DEFAULT_ROLES)
 KFD = "sys/devices/virtual/kfd/kfd/topology/nodes"
 
 
@@ -62,7 +62,7 @@ def kfd(machine, links, kind="io_links"):
 
 def hives(root):
     found = {}
-    for each in sysfs.read(root).functions:
+    for each in sysfs.read_sysfs_node(root).functions:
         if each.hive is not None:
             found.setdefault(each.hive, set()).add(each.address)
     return found
@@ -71,19 +71,22 @@ def hives(root):
 def test_hives_as_the_driver_says_them(machine):
     hive(machine, 0x10FF_AABB_CCDD_EEFF, GPUS[:4], place=2)
     hive(machine, 7, GPUS[4:])
-    node = sysfs.read(machine.root)
+    node = sysfs.read_sysfs_node(machine.root)
     assert node.problems == ()
     assert hives(machine.root) == {GPUS[0]: set(GPUS[:4]), GPUS[4]: set(GPUS[4:])}
-    sets = {each.name: each.devices for each in nvlink_sets.default(node, ROLES)}
+    sets = {each.name: each.devices for each in nvlink_sets.default_nvlink_sets(node, ROLES)}
     assert sets == {
         "hive-0000.11.00.0": frozenset(GPUS[:4]),
         "hive-0000.15.00.0": frozenset(GPUS[4:]),
     }
-    tagged = {each.provider: each.tags.nvlink for each in device_spec.build(node, ROLES).offers}
+    tagged = {
+        each.provider: each.tags.nvlink
+        for each in device_spec.build_device_spec(node, ROLES).offers
+    }
     assert tagged == {
         each: f"hive-0000.{'11' if each in GPUS[:4] else '15'}.00.0:4" for each in GPUS
     }
-    (first, *_) = json.loads(inventory.dumps(node))["functions"]
+    (first, *_) = json.loads(inventory.write_inventory(node))["functions"]
     assert first["hive"] == GPUS[0]
 
 
@@ -104,14 +107,14 @@ def test_pcie_links_and_single_members_are_no_hive(machine):
     hive(machine, 0, GPUS[:3])  # no hive at all
     hive(machine, 9, GPUS[4:5])
     assert hives(machine.root) == {}
-    assert nvlink_sets.default(sysfs.read(machine.root), ROLES) == ()
+    assert nvlink_sets.default_nvlink_sets(sysfs.read_sysfs_node(machine.root), ROLES) == ()
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "1" * 21, "9" * 20])
 def test_a_hive_that_is_no_number(machine, text):
     hive(machine, 5, GPUS[:2])
     machine.file(f"sys/devices/pci0000:10/{GPUS[0]}/xgmi_hive_info/xgmi_hive_id", text)
-    node = sysfs.read(machine.root)
+    node = sysfs.read_sysfs_node(machine.root)
     assert hives(machine.root) == {}
     assert len([each for each in node.problems if "is no number of a hive" in each]) == 2
 
@@ -124,14 +127,15 @@ def test_broken_kfd(machine):
     machine.file(f"{KFD}/x/properties", "type 11")
     assert hives(machine.root) == {}
     assert any(
-        "io_links/0/properties: not text" in each for each in sysfs.read(machine.root).problems
+        "io_links/0/properties: not text" in each
+        for each in sysfs.read_sysfs_node(machine.root).problems
     )
 
 
 @given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=10))
 def test_joined_against_brute_force(links):
     pairs = [(GPUS[one], GPUS[two]) for one, two in links if one != two]
-    found = {frozenset(each) for each in xgmi._joined(pairs)}
+    found = {frozenset(each) for each in xgmi._join_linked(pairs)}
     reach = {each: {each} for pair in pairs for each in pair}
     for _ in reach:
         for one, two in pairs:
@@ -144,19 +148,19 @@ def test_joined_against_brute_force(links):
 def test_an_archive_has_the_hives_and_no_serial_number(machine, tmp_path):
     hive(machine, 0x10FF_AABB_CCDD_EEFF, GPUS[:4])
     target = tmp_path / "saved.tar.xz"
-    save_node.save(machine.root, target)
-    again = save_node.load(target)
+    node_archive.save_node_archive(machine.root, target)
+    again = node_archive.load_node_archive(target)
     node = sysfs.read_tree(again, "x")
     assert {each.hive for each in node.functions} == {GPUS[0], None}
-    text = Tree.text(again, f"/sys/bus/pci/devices/{GPUS[0]}/xgmi_hive_info/xgmi_hive_id")
+    text = FileTree.text(again, f"/sys/bus/pci/devices/{GPUS[0]}/xgmi_hive_info/xgmi_hive_id")
     assert int(text) not in (0, 0x10FF_AABB_CCDD_EEFF)
 
 
 def test_an_archive_of_links_alone(machine, tmp_path):
     kfd(machine, [(0, 1), (1, 2)])
     target = tmp_path / "saved.tar.xz"
-    save_node.save(machine.root, target)
-    again = save_node.load(target)
+    node_archive.save_node_archive(machine.root, target)
+    again = node_archive.load_node_archive(target)
     assert {each.hive for each in sysfs.read_tree(again, "x").functions} == {GPUS[0], None}
-    text = Tree.text(again, "/sys/class/kfd/kfd/topology/nodes/1/properties")
+    text = FileTree.text(again, "/sys/class/kfd/kfd/topology/nodes/1/properties")
     assert "unique_id" not in text

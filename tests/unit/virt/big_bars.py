@@ -8,13 +8,13 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.guest_tree import Abi, Device, Mode, plan, windows
+from nova_hpc.guest_tree import Abi, TopologyMode, TreeDevice, plan_guest_pci_tree, windows
 from nova_hpc.guest_tree.windows import GIB
 from nova_hpc.topology.level import Location
 from nova_hpc.topology.model import Bar
 from tests.unit.virt.tree_worlds import UEFI, domain
 from virt_driver_patches.domain import pcie_tree
-from virt_driver_patches.domain.guest_domain import GuestDomain
+from virt_driver_patches.domain.guest_domain import GuestDomainXml
 
 GOLDEN: Final = Path(__file__).parents[2] / "data/golden/big-bars"
 GPUS: Final = 8
@@ -27,7 +27,7 @@ class Guest:
     """One of the guests that are tried."""
 
     gib: int  # of the largest BAR of each GPU
-    mode: Mode
+    mode: TopologyMode
     machine: str  # q35 or pc
     uefi: bool
 
@@ -35,7 +35,7 @@ class Guest:
     def name(self) -> str:
         return f"{self.gib}-{self.mode.value}-{self.machine}-{'uefi' if self.uefi else 'bios'}"
 
-    def devices(self) -> list[Device]:
+    def devices(self) -> list[TreeDevice]:
         """Two below each of four switches, as on many boards."""
         bars = (
             Bar(0, 16 << 20),
@@ -43,12 +43,12 @@ class Guest:
             Bar(3, SMALL, prefetchable=True, wide=True),
         )
         return [
-            Device(
+            TreeDevice(
                 address=f"0000:{0x20 + number:02x}:00.0",
                 location=Location(
                     numa=0, root="pci0000:10", switches=(f"0000:{0x11 + number // 2:02x}:00.0",)
                 ),
-                span=windows.of_bars(bars),
+                span=windows.span_of_bars(bars),
             )
             for number in range(GPUS)
         ]
@@ -63,11 +63,11 @@ class Guest:
             machine=machine,
             loader=UEFI if self.uefi else "",
         ).replace('"kvm"', '"qemu"')
-        found = GuestDomain(xml)
-        if self.mode is Mode.FLAT:
+        found = GuestDomainXml(xml)
+        if self.mode is TopologyMode.FLAT:
             pcie_tree.make_room(found, devices, rules)
         else:
-            pcie_tree.arrange(found, plan(devices, {0: 0}, rules), rules)
+            pcie_tree.arrange_pcie_tree(found, plan_guest_pci_tree(devices, {0: 0}, rules), rules)
         return found.text()
 
 
@@ -75,10 +75,10 @@ GUESTS: Final = tuple(
     Guest(gib, mode, machine, uefi)
     for gib in (128, 256, 512)
     for mode, machine, uefi in (
-        (Mode.FLAT, "q35", False),
-        (Mode.FLAT, "q35", True),
-        (Mode.FLAT, "pc", False),
-        (Mode.MIRROR, "q35", False),
-        (Mode.MIRROR, "q35", True),
+        (TopologyMode.FLAT, "q35", False),
+        (TopologyMode.FLAT, "q35", True),
+        (TopologyMode.FLAT, "pc", False),
+        (TopologyMode.MIRROR, "q35", False),
+        (TopologyMode.MIRROR, "q35", True),
     )
 )

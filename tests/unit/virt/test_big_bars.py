@@ -9,13 +9,13 @@ from __future__ import annotations
 import pytest
 from lxml import etree
 
-from nova_hpc.guest_tree import Abi, Device, Mode
+from nova_hpc.guest_tree import Abi, TopologyMode, TreeDevice
 from nova_hpc.topology.level import Location
 from tests.unit.virt.big_bars import GOLDEN, GUESTS, Guest
 from tests.unit.virt.test_pcie_tree_golden import same
 from tests.unit.virt.tree_worlds import domain
 from virt_driver_patches.domain import pcie_tree
-from virt_driver_patches.domain.guest_domain import GuestDomain
+from virt_driver_patches.domain.guest_domain import GuestDomainXml
 
 QEMU = "{http://libvirt.org/schemas/domain/qemu/1.0}"
 #: GiB of a BAR -> GiB of the window, and address bits with 8 GiB of memory.
@@ -47,12 +47,12 @@ def test_the_domain(valid, guest: Guest) -> None:
         # Nobody knows how to widen that.
         (2, "virt", GUESTS[0].devices()),
         # Room enough; and a device of which nothing is known.
-        (2, "pc-q35-9.2", [Device("0000:20:00.0", Location())]),
+        (2, "pc-q35-9.2", [TreeDevice("0000:20:00.0", Location())]),
         (2, "pc-q35-9.2", []),
     ],
 )
 def test_a_flat_guest_that_stays_as_it_is(version, machine, devices) -> None:
     xml = domain([each.address for each in devices], machine=machine)
-    found = GuestDomain(xml)
-    pcie_tree.make_room(found, devices, Abi(Mode.FLAT, version=version))
+    found = GuestDomainXml(xml)
+    pcie_tree.make_room(found, devices, Abi(TopologyMode.FLAT, version=version))
     assert found.text() is xml

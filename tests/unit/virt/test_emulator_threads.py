@@ -3,8 +3,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lxml import etree
 
-from virt_driver_patches.domain.emulator_threads import housekeeping, pin
-from virt_driver_patches.domain.guest_domain import GuestDomain
+from virt_driver_patches.domain.emulator_threads import (
+    choose_housekeeping_cpus,
+    pin_emulator_threads,
+)
+from virt_driver_patches.domain.guest_domain import GuestDomainXml
 
 DOMAIN = """<domain type='kvm' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
   <name>x</name><!-- kept -->
@@ -21,32 +24,32 @@ CELLS = {0: range(0, 8), 1: range(8, 16)}
 
 
 def keep_emulator_off(xml, cpus):
-    domain = GuestDomain(xml)
-    pin(domain, frozenset(cpus))
+    domain = GuestDomainXml(xml)
+    pin_emulator_threads(domain, frozenset(cpus))
     return domain.text()
 
 
 def test_the_spare_cpus_of_the_guests_own_node():
-    spare = housekeeping(range(16), [2, 3, 4, 5, 6, 7, 10, 11], (), CELLS, [0])
+    spare = choose_housekeeping_cpus(range(16), [2, 3, 4, 5, 6, 7, 10, 11], (), CELLS, [0])
     assert spare == {0, 1}
-    assert housekeeping(range(16), range(2, 8), (), CELLS, [1]) == set(range(8, 16))
+    assert choose_housekeeping_cpus(range(16), range(2, 8), (), CELLS, [1]) == set(range(8, 16))
 
 
 def test_another_node_where_its_own_has_none_to_spare():
-    assert housekeeping(range(16), range(8), (), CELLS, [0]) == set(range(8, 16))
+    assert choose_housekeeping_cpus(range(16), range(8), (), CELLS, [0]) == set(range(8, 16))
 
 
 def test_the_shared_cpus_where_there_are_any():
-    assert housekeeping(range(16), range(4, 8), [0, 9], CELLS, [0]) == {0}
-    assert housekeeping(range(16), range(4, 8), [9], CELLS, [0]) == {9}
+    assert choose_housekeeping_cpus(range(16), range(4, 8), [0, 9], CELLS, [0]) == {0}
+    assert choose_housekeeping_cpus(range(16), range(4, 8), [9], CELLS, [0]) == {9}
     # Offline CPUs take no threads.
-    assert housekeeping(range(8), range(4, 8), [9], CELLS, [0]) == set()
+    assert choose_housekeeping_cpus(range(8), range(4, 8), [9], CELLS, [0]) == set()
 
 
 def test_none_to_spare():
-    assert housekeeping(range(16), range(16), (), CELLS, [0]) == set()
+    assert choose_housekeeping_cpus(range(16), range(16), (), CELLS, [0]) == set()
     # Without cpu_dedicated_set Nova may pin a guest to any CPU.
-    assert housekeeping(range(16), (), (), CELLS, [0]) == set()
+    assert choose_housekeeping_cpus(range(16), (), (), CELLS, [0]) == set()
 
 
 cpus = st.sets(st.integers(0, 15))
@@ -54,7 +57,7 @@ cpus = st.sets(st.integers(0, 15))
 
 @given(cpus, cpus, cpus, st.sets(st.integers(0, 2)))
 def test_never_a_dedicated_or_offline_cpu(online, dedicated, shared, nodes):
-    found = housekeeping(online, dedicated, shared, CELLS, nodes)
+    found = choose_housekeeping_cpus(online, dedicated, shared, CELLS, nodes)
     assert found <= online - dedicated
     if shared:
         assert found <= shared

@@ -6,11 +6,11 @@ import pytest
 from lxml import etree
 
 from nova_hpc.guest import document
-from nova_hpc.guest_tree.guest_document import Cell
-from nova_hpc.topology.model import Function, Node
+from nova_hpc.guest_tree.guest_document import DocumentCell
+from nova_hpc.topology.model import Node, PciFunction
 from virt_driver_patches.domain import fwcfg
 from virt_driver_patches.domain.fwcfg import add_documents
-from virt_driver_patches.domain.guest_domain import GuestDomain
+from virt_driver_patches.domain.guest_domain import GuestDomainXml
 
 DOMAIN = """<domain type='kvm'><name>x</name><memory>1024</memory>
 <sysinfo type='smbios'><system><entry name='product'>OpenStack Nova</entry></system></sysinfo>
@@ -36,13 +36,13 @@ PORT = """<interface type='hostdev' managed='yes'><mac address='fa:16:3e:00:00:0
 USB = """<hostdev mode='subsystem' type='usb'><source><vendor id='0x1'/></source></hostdev>"""
 
 
-def parsed(*devices: str) -> GuestDomain:
-    return GuestDomain(DOMAIN % "".join(devices))
+def parsed(*devices: str) -> GuestDomainXml:
+    return GuestDomainXml(DOMAIN % "".join(devices))
 
 
 def tell(xml, *said):
-    domain = GuestDomain(xml)
-    fwcfg.tell(domain, *said)
+    domain = GuestDomainXml(xml)
+    fwcfg.tell_guest_devices(domain, *said)
     return domain.text()
 
 
@@ -67,19 +67,19 @@ def test_where_the_devices_sit_in_the_guest():
     ],
 )
 def test_a_place_that_cannot_be_known(old, new):
-    domain = GuestDomain((DOMAIN % PLACED).replace(old, new))
+    domain = GuestDomainXml((DOMAIN % PLACED).replace(old, new))
     assert domain.paths() == [("0000:17:00.0", None)]
 
 
 def test_a_broken_source_is_left_to_libvirt():
     broken = (DOMAIN % PLACED).replace("bus='0x17'", "bus='0x1777'")
-    assert GuestDomain(broken).paths() == []
+    assert GuestDomainXml(broken).paths() == []
 
 
 def told(domain):
     """Name -> text, as the guest reads it."""
     return {
-        each.get("name"): document.plain(each.text.encode()).decode()
+        each.get("name"): document.decode_entry(each.text.encode()).decode()
         for each in domain.iterfind("sysinfo[@type='fwcfg']/entry")
         if each.get("name").startswith(document.PREFIX)
     }
@@ -131,7 +131,7 @@ def test_what_must_not_be_there(name, text):
 NODE = Node(
     "x",
     functions=(
-        Function(
+        PciFunction(
             "0000:17:00.0",
             vendor_id="10de",
             product_id="2330",
@@ -141,13 +141,13 @@ NODE = Node(
             path=("0000:16:00.0",),
             switches=("0000:16:00.0",),
         ),
-        Function("0000:18:1f.7", vendor_id=None),
+        PciFunction("0000:18:1f.7", vendor_id=None),
     ),
 )
 
 
 def test_the_document():
-    cells = (Cell(4, 1 << 20, None, 3),)
+    cells = (DocumentCell(4, 1 << 20, None, 3),)
     xml = tell(DOMAIN % (PLACED + LOOSE), NODE, "mirror", cells, {"0000:17:00.0": "gpu"})
     domain = etree.fromstring(xml)
     entries = told(domain)
@@ -182,7 +182,9 @@ def test_the_document():
 def test_a_role_that_is_no_word_is_not_told(role):
     xml = tell(DOMAIN % PLACED, NODE, "flat", (), {"0000:17:00.0": role})
     (text,) = etree.fromstring(xml).xpath("sysinfo/entry[contains(@name, 'json')]/text()")
-    assert document.parse(document.plain(text.encode())).devices[0].role is None
+    assert (
+        document.parse_guest_document(document.decode_entry(text.encode())).devices[0].role is None
+    )
 
 
 def test_a_domain_without_devices_stays_as_it_is():

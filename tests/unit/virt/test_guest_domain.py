@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from nova_hpc.guest_tree import Abi, Device, Mode, plan, windows
-from nova_hpc.guest_tree.guest_document import Cell
-from nova_hpc.topology.model import Bar, Function, Node
+from nova_hpc.guest_tree import Abi, TopologyMode, TreeDevice, plan_guest_pci_tree, windows
+from nova_hpc.guest_tree.guest_document import DocumentCell
+from nova_hpc.topology.model import Bar, Node, PciFunction
 from tests.unit.virt.test_pcie_tree_golden import same
 from tests.unit.virt.tree_worlds import UEFI, domain
 from virt_driver_patches.domain import emulator_threads, fwcfg, pcie_tree
-from virt_driver_patches.domain.guest_domain import GuestDomain
+from virt_driver_patches.domain.guest_domain import GuestDomainXml
 
 GOLDEN = Path(__file__).parents[3] / "tests/data/golden"
 GPU = (Bar(1, 32 << 30, prefetchable=True, wide=True),)
@@ -41,7 +41,7 @@ STRANGE = """<metadata>
 NODE = Node(
     "x",
     functions=tuple(
-        Function(
+        PciFunction(
             address,
             vendor_id="10de" if gpu else "15b3",
             product_id="2330" if gpu else "101e",
@@ -65,13 +65,13 @@ EVERY = [function.address for function in NODE.functions]
 ROLES = {each.address: "gpu" if each.vendor_id == "10de" else "vf" for each in NODE.functions}
 
 
-def devices(addresses: list[str]) -> list[Device]:
+def devices(addresses: list[str]) -> list[TreeDevice]:
     found = [NODE.function(each) for each in addresses]
     return [
-        Device(
+        TreeDevice(
             each.address,
             each.location,
-            windows.of_bars(each.bars),
+            windows.span_of_bars(each.bars),
             clique=each.vendor_id == "10de",
         )
         for each in found
@@ -80,14 +80,14 @@ def devices(addresses: list[str]) -> list[Device]:
 
 def whole(xml: str, abi: Abi | None, cells: Mapping[int, int], cpus=(), told: bool = True) -> str:
     """Everything that the driver does to a domain, in its order."""
-    guest = GuestDomain(xml)
+    guest = GuestDomainXml(xml)
     addresses = [address for address, _ in guest.passed_through()]
-    if abi is not None and abi.mode is not Mode.FLAT and addresses:
-        pcie_tree.arrange(guest, plan(devices(addresses), cells, abi), abi)
-    emulator_threads.pin(guest, frozenset(cpus))
+    if abi is not None and abi.mode is not TopologyMode.FLAT and addresses:
+        pcie_tree.arrange_pcie_tree(guest, plan_guest_pci_tree(devices(addresses), cells, abi), abi)
+    emulator_threads.pin_emulator_threads(guest, frozenset(cpus))
     if told and abi is not None:
-        said = tuple(Cell(2, 4 << 20, 2048, numa) for numa in cells)
-        fwcfg.tell(guest, NODE, abi.mode.value, said, ROLES)
+        said = tuple(DocumentCell(2, 4 << 20, 2048, numa) for numa in cells)
+        fwcfg.tell_guest_devices(guest, NODE, abi.mode.value, said, ROLES)
     return guest.text()
 
 
@@ -97,32 +97,32 @@ BOTH = {0: 0, 1: 1}
 @pytest.mark.parametrize(
     ("name", "xml", "abi", "cells", "cpus"),
     [
-        ("mirror", domain(EVERY), Abi(Mode.MIRROR, clique=True), BOTH, ()),
+        ("mirror", domain(EVERY), Abi(TopologyMode.MIRROR, clique=True), BOTH, ()),
         (
             "mirror-pinned-uefi",
             domain(EVERY[:4], loader=UEFI, root_ports=16).replace("<vcpu>4</vcpu>", PINNED),
-            Abi(Mode.MIRROR, clique=True),
+            Abi(TopologyMode.MIRROR, clique=True),
             BOTH,
             {0, 1, 8},
         ),
         (
             "mirror-ports-strange",
             domain(EVERY[:2], cells=0, ports=EVERY[2:3]).replace("<vcpu>4</vcpu>", STRANGE),
-            Abi(Mode.MIRROR),
+            Abi(TopologyMode.MIRROR),
             {},
             (),
         ),
         (
             "numa-pinned",
             domain(EVERY, cells=1).replace("<vcpu>4</vcpu>", PINNED),
-            Abi(Mode.NUMA, clique=True),
+            Abi(TopologyMode.NUMA, clique=True),
             {1: 0},
             {0, 1},
         ),
         (
             "flat-pinned-strange",
             domain(EVERY[::-1], machine="pc").replace("<vcpu>4</vcpu>", STRANGE + PINNED),
-            Abi(Mode.FLAT),
+            Abi(TopologyMode.FLAT),
             BOTH,
             {0, 1},
         ),
@@ -133,7 +133,7 @@ def test_the_text_for_libvirt(name, xml, abi, cells, cpus):
     same(GOLDEN / f"whole-v1-{name}.xml", whole(xml, abi, cells, cpus) + "\n")
 
 
-@pytest.mark.parametrize("abi", [None, Abi(Mode.FLAT), Abi(Mode.MIRROR)])
+@pytest.mark.parametrize("abi", [None, Abi(TopologyMode.FLAT), Abi(TopologyMode.MIRROR)])
 def test_a_domain_that_needs_no_change_is_novas_own_text(abi):
     xml = "<?xml version='1.0'?>" + domain([], machine="pc").replace("<vcpu>4</vcpu>", STRANGE)
     assert whole(xml, abi, BOTH, {0}) is xml

@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lxml import etree
 
-from nova_hpc.guest_tree import Abi, AbiError, Device, Mode, plan, windows
+from nova_hpc.guest_tree import (
+    Abi,
+    AbiError,
+    TopologyMode,
+    TreeDevice,
+    plan_guest_pci_tree,
+    windows,
+)
 from nova_hpc.guest_tree.windows import GIB, Span
 from nova_hpc.topology.level import Location
 from nova_hpc.topology.model import Bar
@@ -28,14 +35,14 @@ QEMU = "{http://libvirt.org/schemas/domain/qemu/1.0}"
 
 def gpus(count, bars=GPU, switches=2):
     return [
-        Device(
+        TreeDevice(
             address=f"0000:{0x20 + number:02x}:00.0",
             location=Location(
                 numa=0,
                 root="pci0000:10",
                 switches=(f"0000:{0x11 + number * switches // count:02x}:00.0",),
             ),
-            span=windows.of_bars(bars),
+            span=windows.span_of_bars(bars),
             clique=True,
         )
         for number in range(count)
@@ -43,9 +50,9 @@ def gpus(count, bars=GPU, switches=2):
 
 
 def transformed(devices, clique=False, **domain_options):
-    rules = Abi(Mode.MIRROR, clique=clique)
+    rules = Abi(TopologyMode.MIRROR, clique=clique)
     xml = domain([device.address for device in devices], cells=1, **domain_options)
-    return etree.fromstring(arranged(xml, plan(devices, {0: 0}, rules), rules))
+    return etree.fromstring(arranged(xml, plan_guest_pci_tree(devices, {0: 0}, rules), rules))
 
 
 def test_the_window_of_eight_large_gpus(valid):
@@ -70,8 +77,8 @@ def test_a_flavor_that_says_how_many_bits_there_are_is_believed():
     xml = xml.replace("<cpu ", "<cpu ", 1).replace(
         "<topology", '<maxphysaddr mode="emulate" bits="46"/>\n    <topology'
     )
-    rules = Abi(Mode.MIRROR)
-    root = etree.fromstring(arranged(xml, plan(devices, {0: 0}, rules), rules))
+    rules = Abi(TopologyMode.MIRROR)
+    root = etree.fromstring(arranged(xml, plan_guest_pci_tree(devices, {0: 0}, rules), rules))
     (said,) = root.findall("cpu/maxphysaddr")
     assert said.get("bits") == "46"
 
@@ -79,8 +86,8 @@ def test_a_flavor_that_says_how_many_bits_there_are_is_believed():
 def test_software_emulation_has_the_bits_that_it_needs(valid):
     devices = gpus(8)
     xml = domain([device.address for device in devices], cells=1).replace('"kvm"', '"qemu"')
-    rules = Abi(Mode.MIRROR)
-    text = arranged(xml, plan(devices, {0: 0}, rules), rules)
+    rules = Abi(TopologyMode.MIRROR)
+    text = arranged(xml, plan_guest_pci_tree(devices, {0: 0}, rules), rules)
     said = etree.fromstring(text).find("cpu/maxphysaddr")
     assert dict(said.attrib) == {"mode": "emulate", "bits": "42"}
     valid(text)
@@ -96,7 +103,7 @@ def test_small_devices_need_no_larger_window():
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(20, 40)), max_size=12))
 def test_a_window_holds_whatever_order_they_are_placed_in(pieces):
     spans = [Span(1 << size, 1 << max(size, align)) for size, align in pieces]
-    packed = windows.pack(spans)
+    packed = windows.pack_spans(spans)
     assert packed.size >= sum(span.size for span in spans)
     assert all(packed.align % span.align == 0 for span in spans)
     # First fit with the largest alignment first, as a firmware does.
@@ -104,11 +111,11 @@ def test_a_window_holds_whatever_order_they_are_placed_in(pieces):
     for span in sorted(spans, key=lambda span: -span.align):
         end = -(-end // span.align) * span.align + span.size
     assert packed.size >= end
-    size = windows.window(packed)
+    size = windows.window_size_of(packed)
     assert size & size - 1 == 0
     assert size >= packed.size
     memory = 64 * GIB
-    assert 1 << windows.bits(memory, size) >= memory + size
+    assert 1 << windows.address_bits_of(memory, size) >= memory + size
 
 
 def test_roms_are_off_and_the_devices_have_names():
@@ -133,7 +140,7 @@ def test_cliques_are_those_of_the_hosts_switches(valid):
 
 
 def test_there_are_at_most_sixteen_cliques():
-    made = plan(gpus(64, switches=20), {0: 0}, Abi(Mode.MIRROR, clique=True))
+    made = plan_guest_pci_tree(gpus(64, switches=20), {0: 0}, Abi(TopologyMode.MIRROR, clique=True))
     assert set(made.cliques.values()) == set(range(16))
 
 
@@ -155,25 +162,25 @@ def test_strings_of_users_stay_strings():
     """What Nova has escaped is not read as XML, and no entity is resolved."""
     evil = "&lt;/name&gt;&lt;qemu:commandline&gt;../../etc/passwd &amp;amp; ]]&gt;"
     xml = domain(["0000:20:00.0"], cells=1).replace("instance-00000001", evil)
-    rules = Abi(Mode.MIRROR)
+    rules = Abi(TopologyMode.MIRROR)
     devices = gpus(1)
-    root = etree.fromstring(arranged(xml, plan(devices, {0: 0}, rules), rules))
+    root = etree.fromstring(arranged(xml, plan_guest_pci_tree(devices, {0: 0}, rules), rules))
     assert root.findtext("name") == "</name><qemu:commandline>../../etc/passwd &amp; ]]>"
     assert root.find(f"{QEMU}commandline") is None
     entity = f'<!DOCTYPE domain [<!ENTITY x SYSTEM "file:///etc/passwd">]>{xml}'.replace(
         "hvm", "hvm&x;"
     )
-    assert "root:" not in arranged(entity, plan(devices, {0: 0}, rules), rules)
+    assert "root:" not in arranged(entity, plan_guest_pci_tree(devices, {0: 0}, rules), rules)
 
 
 def test_the_record():
-    for mode in Mode:
+    for mode in TopologyMode:
         for clique in (False, True):
             text = Abi(mode, clique).dumps()
             assert len(text.encode()) <= GUEST_ABI.limit
-            assert guest_abi.loads(text) == Abi(mode, clique)
-    assert Abi(Mode.MIRROR).dumps() == '{"v":2,"mode":"mirror","clique":0}'
-    assert guest_abi.loads(None) is None
+            assert guest_abi.read_guest_abi(text) == Abi(mode, clique)
+    assert Abi(TopologyMode.MIRROR).dumps() == '{"v":2,"mode":"mirror","clique":0}'
+    assert guest_abi.read_guest_abi(None) is None
 
 
 @pytest.mark.parametrize(
@@ -187,9 +194,9 @@ def test_the_record():
 )
 def test_a_damaged_record_is_not_acted_on(text):
     with pytest.raises(AbiError, match="is damaged"):
-        guest_abi.loads(text)
+        guest_abi.read_guest_abi(text)
 
 
 def test_a_newer_record_is_not_acted_on():
     with pytest.raises(AbiError, match="of version 3, and this release of nova-hpc makes 1, 2"):
-        guest_abi.loads('{"v":3,"mode":"mirror","clique":0,"more":"x"}')
+        guest_abi.read_guest_abi('{"v":3,"mode":"mirror","clique":0,"more":"x"}')

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.guest_tree import Abi, Device, Mode, PlanError, plan
-from nova_hpc.topology.level import Distance, Location, distance
+from nova_hpc.guest_tree import Abi, PlanError, TopologyMode, TreeDevice, plan_guest_pci_tree
+from nova_hpc.topology.level import Distance, Location, distance_between
 from tests.unit.virt import tree_reader
 from tests.unit.virt.tree_worlds import arranged, domain, hosts
 from virt_driver_patches.domain import pcie_tree
-from virt_driver_patches.domain.guest_domain import GuestDomain
+from virt_driver_patches.domain.guest_domain import GuestDomainXml
 
-MIRROR = Abi(Mode.MIRROR)
-NUMA = Abi(Mode.NUMA)
+MIRROR = Abi(TopologyMode.MIRROR)
+NUMA = Abi(TopologyMode.NUMA)
 
 
 def cells_of(devices):
@@ -29,15 +29,15 @@ def cells_of(devices):
 
 def guest_of(devices, cells, abi=MIRROR):
     xml = domain([device.address for device in devices], cells=len(cells))
-    text = arranged(xml, plan(devices, cells, abi), abi)
+    text = arranged(xml, plan_guest_pci_tree(devices, cells, abi), abi)
     return text, tree_reader.read(text)
 
 
 def pairs(devices, guest):
     for one, other in itertools.combinations(devices, 2):
         yield (
-            distance(one.location, other.location),
-            distance(guest.places[one.address], guest.places[other.address]),
+            distance_between(one.location, other.location),
+            distance_between(guest.places[one.address], guest.places[other.address]),
         )
 
 
@@ -69,7 +69,7 @@ def test_numa_has_one_root_for_each_cell(valid, devices):
     text, guest = guest_of(devices, cells, NUMA)
     for one, other in itertools.combinations(devices, 2):
         near = one.location.numa == other.location.numa
-        seen = distance(guest.places[one.address], guest.places[other.address])
+        seen = distance_between(guest.places[one.address], guest.places[other.address])
         assert seen is (Distance.PHB if near else Distance.SYS)
     assert len({place.root for place in guest.places.values()}) == len(cells)
     valid(text)
@@ -84,13 +84,13 @@ def test_the_same_devices_have_the_same_addresses(devices, rng: random.Random):
     shuffled = rng.sample(devices, len(devices))
     assert guest_of(shuffled, cells)[1].addresses == guest.addresses
     xml = domain([device.address for device in devices], cells=len(cells), root_ports=12)
-    more = arranged(xml, plan(devices, cells, MIRROR), MIRROR)
+    more = arranged(xml, plan_guest_pci_tree(devices, cells, MIRROR), MIRROR)
     assert tree_reader.read(more).addresses == guest.addresses
 
 
 @given(hosts())
 def test_the_numbers_are_such_that_libvirt_and_firmware_keep_them(devices):
-    made = plan(devices, cells_of(devices), MIRROR)
+    made = plan_guest_pci_tree(devices, cells_of(devices), MIRROR)
     _, guest = guest_of(devices, cells_of(devices))
     # Libvirt fills every gap with a port that nobody asked for.
     assert sorted(guest.models) == list(range(min(guest.models), max(guest.models) + 1))
@@ -107,7 +107,7 @@ def test_the_numbers_are_such_that_libvirt_and_firmware_keep_them(devices):
 
 
 def device(address, numa=0, root="pci0000:10", *switches):
-    return Device(address=address, location=Location(numa=numa, root=root, switches=switches))
+    return TreeDevice(address=address, location=Location(numa=numa, root=root, switches=switches))
 
 
 def test_the_tree_of_one_switch_and_one_port():
@@ -137,7 +137,7 @@ def test_the_tree_of_one_switch_and_one_port():
 def test_a_device_off_the_cells_is_refused_by_mirror_and_left_by_numa():
     devices = [device("0000:12:00.0"), device("0000:92:00.0", 1, "pci0000:90")]
     with pytest.raises(PlanError, match="1 of the server's 2 PCI devices") as refusal:
-        plan(devices, {0: 0}, MIRROR)
+        plan_guest_pci_tree(devices, {0: 0}, MIRROR)
     assert "0000:92" not in str(refusal.value)
     assert "0000:92:00.0" in refusal.value.operator
     text, guest = guest_of(devices, {0: 0}, NUMA)
@@ -147,23 +147,23 @@ def test_a_device_off_the_cells_is_refused_by_mirror_and_left_by_numa():
 
 def test_a_device_of_which_the_node_is_unknown_is_off_the_cells():
     with pytest.raises(PlanError, match="hpc:guest_topology=mirror is not possible"):
-        plan([device("0000:12:00.0", None)], {0: 0}, MIRROR)
+        plan_guest_pci_tree([device("0000:12:00.0", None)], {0: 0}, MIRROR)
 
 
 def test_a_root_that_is_at_two_nodes_is_refused():
     devices = [device("0000:12:00.0", 0), device("0000:13:00.0", 1)]
     with pytest.raises(PlanError, match="near to different NUMA nodes") as refusal:
-        plan(devices, {0: 0, 1: 1}, MIRROR)
+        plan_guest_pci_tree(devices, {0: 0, 1: 1}, MIRROR)
     assert "pci0000:10" in refusal.value.operator
 
 
 def test_more_than_a_guest_can_have_is_refused():
     many = [device(f"0000:{n:02x}:00.0", 0, f"pci0000:{n:02x}") for n in range(21)]
     with pytest.raises(PlanError, match="21 PCIe roots, and a guest has at most 20"):
-        plan(many, {0: 0}, MIRROR)
+        plan_guest_pci_tree(many, {0: 0}, MIRROR)
     many = [device(f"0000:{n:02x}:00.{f}") for n in range(32) for f in range(8)]
     with pytest.raises(PlanError, match="take 257 PCI buses, and there are 192"):
-        plan(many, {0: 0}, MIRROR)
+        plan_guest_pci_tree(many, {0: 0}, MIRROR)
 
 
 def test_many_functions_of_one_adapter_share_slots(valid):
@@ -177,11 +177,11 @@ def test_many_functions_of_one_adapter_share_slots(valid):
 
 
 def test_flat_and_a_guest_without_devices_stay_as_nova_made_them():
-    flat = Abi(Mode.FLAT)
+    flat = Abi(TopologyMode.FLAT)
     xml = domain(["0000:12:00.0"])
-    assert arranged(xml, plan([device("0000:12:00.0")], {0: 0}, flat), flat) is xml
+    assert arranged(xml, plan_guest_pci_tree([device("0000:12:00.0")], {0: 0}, flat), flat) is xml
     xml = domain([])
-    assert arranged(xml, plan([], {0: 0}, MIRROR), MIRROR) is xml
+    assert arranged(xml, plan_guest_pci_tree([], {0: 0}, MIRROR), MIRROR) is xml
 
 
 def test_direct_ports_are_seated_too(valid):
@@ -190,11 +190,11 @@ def test_direct_ports_are_seated_too(valid):
         device("0000:13:00.2", 0, "pci0000:10", "0000:11:00.0"),
     ]
     xml = domain(["0000:12:00.0"], ports=["0000:13:00.2"])
-    assert [address for address, _ in GuestDomain(xml).passed_through()] == [
+    assert [address for address, _ in GuestDomainXml(xml).passed_through()] == [
         "0000:12:00.0",
         "0000:13:00.2",
     ]
-    text = arranged(xml, plan(devices, {0: 0}, MIRROR), MIRROR)
+    text = arranged(xml, plan_guest_pci_tree(devices, {0: 0}, MIRROR), MIRROR)
     guest = tree_reader.read(text)
     assert [seen for _, seen in pairs(devices, guest)] == [Distance.PIX]
     valid(text)
@@ -213,7 +213,11 @@ def test_guests_of_arm_are_refused_with_a_cure_that_they_have(machine):
 def test_other_machine_types_are_refused(machine):
     devices = [device("0000:12:00.0")]
     with pytest.raises(pcie_tree.MachineError, match="hw_machine_type=q35"):
-        arranged(domain(["0000:12:00.0"], machine=machine), plan(devices, {0: 0}, MIRROR), MIRROR)
+        arranged(
+            domain(["0000:12:00.0"], machine=machine),
+            plan_guest_pci_tree(devices, {0: 0}, MIRROR),
+            MIRROR,
+        )
     for good in ("q35", "pc-q35-9.2", "pc-q35-rhel9.6.0"):
         pcie_tree.check_machine(good, "mirror")
     with pytest.raises(pcie_tree.MachineError, match="the default, pc"):

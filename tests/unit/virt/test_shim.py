@@ -79,9 +79,9 @@ def test_without_nova(nova):
 
 def test_a_nova_whose_interpreter_lacks_this_project(nova, monkeypatch):
     def locate(python):
-        return install_shim.Place(python, nova / "hpc.py", complete=False)
+        return install_shim.ShimPlace(python, nova / "hpc.py", complete=False)
 
-    monkeypatch.setattr(install_shim, "locate", locate)
+    monkeypatch.setattr(install_shim, "locate_shim", locate)
     status, text = run()
     assert status == 2
     assert "-m pip install nova_hpc-*.whl" in text
@@ -108,9 +108,9 @@ def test_the_interpreter_of_nova_compute(tmp_path, monkeypatch, first, expected)
     script.write_text(first)
     script.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert install_shim.interpreter() == expected
+    assert install_shim.find_nova_interpreter() == expected
 
 
 def test_without_nova_compute_it_is_this_interpreter(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert install_shim.interpreter() == sys.executable
+    assert install_shim.find_nova_interpreter() == sys.executable

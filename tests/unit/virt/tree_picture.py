@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from nova_hpc.guest_tree.model import Branch, Device, Kind, Plan
+from nova_hpc.guest_tree.model import TreeBranch, TreeDevice, TreePartKind, TreePlan
 
 
-def lines(plan: Plan, names: Mapping[str, str] | None = None) -> Iterator[str]:
+def lines(plan: TreePlan, names: Mapping[str, str] | None = None) -> Iterator[str]:
     """Draw a plan, one line for each part: left the host's, right the guest's.
 
     :param names: host address -> what the device is.
@@ -19,16 +19,16 @@ def lines(plan: Plan, names: Mapping[str, str] | None = None) -> Iterator[str]:
         yield f"{left:<{width}}   {right}"
 
 
-def _rows(plan: Plan, names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _rows(plan: TreePlan, names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     upstream = {bridge.index: bridge for bridge in plan.bridges}
     buses = {seat.device.address: seat.guest_address for seat in plan.seats}
     # In the order of the numbering, which is that of the tree.
     switches = iter(
         f"{upstream[bridge.parent].bus:02x}:{bridge.slot:02x}.{bridge.function:x}"
         for bridge in plan.bridges
-        if bridge.kind is Kind.UPSTREAM
+        if bridge.kind is TreePartKind.UPSTREAM
     )
-    expanders = iter(bridge for bridge in plan.bridges if bridge.kind is Kind.EXPANDER)
+    expanders = iter(bridge for bridge in plan.bridges if bridge.kind is TreePartKind.EXPANDER)
     yield "HOST", "GUEST"
     cell: object = None
     for root in plan.roots:
@@ -45,7 +45,7 @@ def _rows(plan: Plan, names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _below(
-    branch: Branch,
+    branch: TreeBranch,
     indent: str,
     switches: Iterator[str],
     buses: Mapping[str, str],
@@ -54,7 +54,7 @@ def _below(
     for part in branch.below:
         last = part is branch.below[-1]
         fork, deeper = ("`- ", "   ") if last else ("|- ", "|  ")
-        if isinstance(part, Device):
+        if isinstance(part, TreeDevice):
             name = names.get(part.address, "device")
             yield (
                 f"{indent}{fork}{name} {part.address[5:]}",

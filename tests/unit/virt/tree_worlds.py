@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 
 from hypothesis import strategies as st
 
-from nova_hpc.guest_tree import Abi, Device, Plan
+from nova_hpc.guest_tree import Abi, TreeDevice, TreePlan
 from nova_hpc.guest_tree.windows import Span
 from nova_hpc.topology.level import Location
 from virt_driver_patches.domain import pcie_tree
-from virt_driver_patches.domain.guest_domain import GuestDomain
+from virt_driver_patches.domain.guest_domain import GuestDomainXml
 
 #: As Nova 34 writes it, shortened.
 DOMAIN = """<domain type="kvm">
@@ -94,15 +94,15 @@ def domain(
     )
 
 
-def arranged(xml: str, plan: Plan, abi: Abi) -> str:
+def arranged(xml: str, plan: TreePlan, abi: Abi) -> str:
     """The domain with the tree of *plan*."""
-    found = GuestDomain(xml)
-    pcie_tree.arrange(found, plan, abi)
+    found = GuestDomainXml(xml)
+    pcie_tree.arrange_pcie_tree(found, plan, abi)
     return found.text()
 
 
 @st.composite
-def hosts(draw: st.DrawFn, nodes: int = 4) -> list[Device]:
+def hosts(draw: st.DrawFn, nodes: int = 4) -> list[TreeDevice]:
     """Devices somewhere on a host of up to *nodes* NUMA nodes and 6 root complexes."""
     numas = draw(st.lists(st.integers(0, nodes - 1), min_size=1, max_size=6))
     addresses = draw(
@@ -122,7 +122,7 @@ def hosts(draw: st.DrawFn, nodes: int = 4) -> list[Device]:
         )
         size = draw(st.sampled_from([0, 1 << 20, 1 << 30, 1 << 37]))
         devices.append(
-            Device(
+            TreeDevice(
                 address=f"0000:{value >> 8:02x}:{value >> 3 & 31:02x}.{value & 7:x}",
                 location=place,
                 span=Span(size, max(size, 1 << 20)),

@@ -16,29 +16,29 @@ from typing import Final
 import attrs
 
 from nova_hpc.conf.roles import DEFAULT_ROLES
-from nova_hpc.fabric.model import FabricLevel, FabricMap, Place, Rail, Switch
-from nova_hpc.fabric.model import Link as FabricLink
+from nova_hpc.fabric.model import FabricLevel, FabricMap, FabricPlace, FabricSwitch, Rail
+from nova_hpc.fabric.model import FabricLink as FabricLink
 from nova_hpc.guest import document as guest
-from nova_hpc.guest_tree.guest_document import Cell as GuestCell
-from nova_hpc.guest_tree.guest_document import Given, documents
-from nova_hpc.placement.model import Cell, HostNode, Policy
-from nova_hpc.placement.profile import Profile, Shape
+from nova_hpc.guest_tree.guest_document import DocumentCell as GuestCell
+from nova_hpc.guest_tree.guest_document import DocumentDevice, build_guest_entries
+from nova_hpc.placement.model import AffinityPolicy, HostNode, WantedCell
+from nova_hpc.placement.profile import FlavorShape, Profile
 from nova_hpc.topology import nccl
 from nova_hpc.topology.level import Level, Location
 from nova_hpc.topology.model import (
     Bar,
     BridgeKind,
-    Function,
     HugePages,
     IommuGroup,
-    Link,
     Node,
     NumaNode,
+    PcieLink,
+    PciFunction,
     RdmaDevice,
     RdmaPort,
 )
-from nova_hpc.topology.peer import Why
-from nova_hpc.topology.peer_wish import Wish as PeerWish
+from nova_hpc.topology.peer import PeerReason
+from nova_hpc.topology.peer_wish import PeerWish as PeerWish
 from nova_hpc.wire import (
     capture,
     cluster_wish,
@@ -50,28 +50,27 @@ from nova_hpc.wire import (
     undo,
 )
 from nova_hpc.wire.announcements import Accepted, Maintenance
-from nova_hpc.wire.cluster_wish import Nic, Wish
+from nova_hpc.wire.cluster_wish import ClusterWish, Nic
 from nova_hpc.wire.decision import Decision
-from nova_hpc.wire.guest_abi import Abi, Mode
-from nova_hpc.wire.ledger import Device, Ledger, State, Tenancy, Trial
+from nova_hpc.wire.guest_abi import Abi, TopologyMode
+from nova_hpc.wire.ledger import DeviceState, Ledger, LedgerDevice, PartitionTenancy, Trial
 from nova_hpc.wire.node_declaration import (
     Cpus,
-    Limits,
+    DeclaredLimits,
     NodeDeclaration,
+    NodeWishes,
     RoleWish,
-    Wishes,
 )
-from nova_hpc.wire.node_declaration import Device as Declared
+from nova_hpc.wire.node_declaration import DeclaredDevice as Declared
 from nova_hpc.wire.position import Position
-from nova_hpc.wire.reservation import Provider
+from nova_hpc.wire.reservation import ReservedProvider
 from nova_hpc.wire.server_devices import ServerDevices
 from nova_hpc.wire.stats import StatsDocument
 from nova_hpc.wire.tags import Tags
 from nova_hpc.wire.undo import Replaced
 from nova_hpc.wire.unplug import Unplug
 from nova_hpc_tools import snapshot
-from nova_hpc_tools.inventory import fleet_document as fleet
-from nova_hpc_tools.inventory import kinds
+from nova_hpc_tools.inventory import fleet_document, kinds
 from nova_hpc_tools.snapshot import Snapshot
 from nova_hpc_tools.snapshot import document as snapshot_document
 
@@ -81,10 +80,10 @@ GPU: Final = "0000:19:00.0"
 ADAPTER: Final = "0000:1a:00.0"
 PORT: Final = "0000:1a:00.2"
 _UPSTREAM: Final = "0000:17:00.0"
-_LINK: Final = Link(speed=32.0, width=8, max_speed=32.0, max_width=16, bandwidth=31.508)
+_LINK: Final = PcieLink(speed=32.0, width=8, max_speed=32.0, max_width=16, bandwidth=31.508)
 
 
-def _function(address: str, *path: str, **more: object) -> Function:
+def _function(address: str, *path: str, **more: object) -> PciFunction:
     values: dict[str, object] = {
         "vendor_id": "1b36",
         "product_id": "000c",
@@ -99,7 +98,7 @@ def _function(address: str, *path: str, **more: object) -> Function:
         "link": _LINK,
         "reset_methods": ("flr", "bus"),
     } | more
-    return Function(address, **values)  # type: ignore[arg-type]
+    return PciFunction(address, **values)  # type: ignore[arg-type]
 
 
 _ABOVE: Final = ("0000:16:01.0", _UPSTREAM)
@@ -187,14 +186,14 @@ TAGS: Final = Tags(
     traits=frozenset({"CUSTOM_NVLINK", "CUSTOM_H100"}),
     nvlink="left:2,all:8",
 )
-DECISION: Final = Decision(Level.SWITCH, Policy.PREFERRED, Level.NUMA, (1, 4))
+DECISION: Final = Decision(Level.SWITCH, AffinityPolicy.PREFERRED, Level.NUMA, (1, 4))
 #: With what is said of single pairs, and of the operator's wish.
 DECISION_OF_PAIRS: Final = Decision(
     Level.SWITCH,
-    Policy.REQUIRED,
+    AffinityPolicy.REQUIRED,
     Level.SWITCH,
     (1, 2),
-    ((0, 2, Why.ATS), (1, 3, Why.NO_ATS)),
+    ((0, 2, PeerReason.ATS), (1, 3, PeerReason.NO_ATS)),
     PeerWish.TRANSLATED,
 )
 STATS: Final = StatsDocument(
@@ -211,15 +210,15 @@ STATS: Final = StatsDocument(
     notes=("the quarantine file cannot be read",),
     left_out=3,
 )
-ABI: Final = Abi(Mode.MIRROR, clique=True)
+ABI: Final = Abi(TopologyMode.MIRROR, clique=True)
 UNPLUG: Final = Unplug(asked=16)
-GUEST: Final = documents(
+GUEST: Final = build_guest_entries(
     NODE,
     "mirror",
     [GuestCell(4, 1 << 21, 2048, 0), GuestCell(2, 1 << 20, None, 1)],
     [
-        Given(GPU, ("20", "00.0", "00.0"), "gpu"),
-        Given(PORT, ("20", "00.0", "01.0"), "vf", rail="r-0a11"),
+        DocumentDevice(GPU, ("20", "00.0", "00.0"), "gpu"),
+        DocumentDevice(PORT, ("20", "00.0", "01.0"), "vf", rail="r-0a11"),
     ],
     nccl.Processor("x86_64", "GenuineIntel", 6, 143),
     fabric={"block": "b-5a07", "leaf": "l-93c2"},
@@ -230,14 +229,14 @@ SNAPSHOT: Final = Snapshot(
     taken="2026-01-01T00:00:00+00:00",
     nova="34.0.0",
     hosts=(
-        snapshot.Node(
+        snapshot.SnapshotNode(
             host="node1",
             node="node1.example.org",
             zone="nova",
             aggregates={"slow": {}, "fast": {"hpc:leaf": "l1", "note": "\u00fc\n"}},
             out="its nova-compute is down",
             devices=(
-                snapshot.Device(
+                snapshot.SnapshotDevice(
                     provider="p0",
                     address=GPU,
                     free=1,
@@ -248,12 +247,12 @@ SNAPSHOT: Final = Snapshot(
                     resource_class="CUSTOM_GPU",
                     traits=frozenset({"CUSTOM_NVLINK"}),
                 ),
-                snapshot.Device(
+                snapshot.SnapshotDevice(
                     provider="p1",
                     address=ADAPTER,
                     free=7,
-                    used=(snapshot.Use(PORT, SERVER),),
-                    ports=snapshot.Adapter("physnet4", trusted=True),
+                    used=(snapshot.FunctionUse(PORT, SERVER),),
+                    ports=snapshot.PortAdapter("physnet4", trusted=True),
                 ),
             ),
             numa=(HostNode(0, 0, 16, {1048576: 4, 2048: 512}), HostNode(1)),
@@ -271,7 +270,7 @@ SNAPSHOT: Final = Snapshot(
             image="linux",
             extra_specs={"hpc:affinity": "switch", "": "any text\n"},
             wants=(snapshot.FlavorWant("gpu", 2),),
-            cells=(Cell(0, 4, 1 << 20, 2048), Cell(1)),
+            cells=(WantedCell(0, 4, 1 << 20, 2048), WantedCell(1)),
             numa_policy="required",
             vcpus=4,
             memory_mb=1024,
@@ -279,8 +278,8 @@ SNAPSHOT: Final = Snapshot(
         snapshot.Flavor(name="bad", id="8", problem="no such alias"),
     ),
     aliases=(
-        snapshot.Alias("gpu", "CUSTOM_GPU", frozenset({"CUSTOM_NVLINK", "CUSTOM_H100"})),
-        snapshot.Alias("broken", problem="it has no ids"),
+        snapshot.SnapshotAlias("gpu", "CUSTOM_GPU", frozenset({"CUSTOM_NVLINK", "CUSTOM_H100"})),
+        snapshot.SnapshotAlias("broken", problem="it has no ids"),
     ),
     servers=(
         snapshot.Server(
@@ -296,8 +295,8 @@ SNAPSHOT: Final = Snapshot(
     ),
     profile=Profile(
         (
-            Shape({"vf": 1, "gpu": 2}, 2, Level.SWITCH, 3, 8, 1 << 20, 2048),
-            Shape({"gpu": 1}),
+            FlavorShape({"vf": 1, "gpu": 2}, 2, Level.SWITCH, 3, 8, 1 << 20, 2048),
+            FlavorShape({"gpu": 1}),
         )
     ),
     problems=("Placement could not be asked",),
@@ -306,9 +305,9 @@ SNAPSHOT: Final = Snapshot(
 
 LEDGER: Final = Ledger(
     devices={
-        GPU: Device(
+        GPU: LedgerDevice(
             hardware="serial:48b02d0300a1b2c3",
-            state=State.QUARANTINED,
+            state=DeviceState.QUARANTINED,
             reason="2 new uncorrected fatal errors (AER)",
             trial=Trial("errors", 1790000000.5, 8, 86400.5, "3f6a9c0e-boot"),
             server="d3b5b3ac-54b1-4a6e-a3d5-6b0e6f6c2a10",
@@ -319,9 +318,9 @@ LEDGER: Final = Ledger(
             cleaned=12,
             failed=1,
         ),
-        PORT: Device(
+        PORT: LedgerDevice(
             hardware=f"slot:{PORT}",
-            state=State.SUSPECT,
+            state=DeviceState.SUSPECT,
             reason="link is x8, can be x16",
             trial=Trial("link", 1790000000.0, 1, 86400.5, "3f6a9c0e-boot", spared=True),
             proof="17 2026-09-21 13:33:20+00:00",
@@ -333,13 +332,15 @@ LEDGER: Final = Ledger(
             },
         ),
     },
-    partitions={3: Tenancy("d3b5b3ac-54b1-4a6e-a3d5-6b0e6f6c2a10", frozenset({GPU}))},
+    partitions={3: PartitionTenancy("d3b5b3ac-54b1-4a6e-a3d5-6b0e6f6c2a10", frozenset({GPU}))},
     gpus=frozenset({GPU}),
-    absent={"serial:48b02d0300ffffff": Device(state=State.QUARANTINED, reason="ticket 4711")},
+    absent={
+        "serial:48b02d0300ffffff": LedgerDevice(state=DeviceState.QUARANTINED, reason="ticket 4711")
+    },
     maintenance=Maintenance(1790000000.0, 1790007200.0, "firmware 1.2", ("10de:2330",)),
     accepted=(Accepted("10de:2330", "its capabilities have changed", "firmware 1.1"),),
     providers={
-        GPU: Provider(
+        GPU: ReservedProvider(
             uuid="5f0d2f5a-8a58-4f0e-8a51-0c1f7f3f1d11",
             resource_class="CUSTOM_GPU",
             total=1,
@@ -355,7 +356,7 @@ LEDGER: Final = Ledger(
 )
 FABRIC: Final = FabricMap(
     places=[
-        Place(
+        FabricPlace(
             "node1",
             nvlink_domain="nvl1",
             leaf="leaf1",
@@ -364,17 +365,17 @@ FABRIC: Final = FabricMap(
             core="core",
             rails=(Rail("mlx5_0", "leaf1", "4xNDR"), Rail("mlx5_1")),
         ),
-        Place("node2"),
+        FabricPlace("node2"),
     ],
     switches=[
-        Switch("leaf1", FabricLevel.LEAF, "leaf1", "2c5eab0300b87b40"),
-        Switch("spine1", FabricLevel.SPINE),
+        FabricSwitch("leaf1", FabricLevel.LEAF, "leaf1", "2c5eab0300b87b40"),
+        FabricSwitch("spine1", FabricLevel.SPINE),
     ],
     links=[FabricLink("leaf1", "spine1", 2, 1, "4xNDR")],
     name="hall-a",
     source="ibnetdiscover.out",
 )
-WISH: Final = Wish(
+WISH: Final = ClusterWish(
     name="train",
     members=frozenset({1, 2, 3, 7}),
     flavor="6f5c4a1e-0b2d-4c3e-9f8a-1b2c3d4e5f60",
@@ -394,21 +395,21 @@ WISH: Final = Wish(
     single=True,
     generation=3,
 )
-LABEL_OF: Final = Wish("train", WISH.members, WISH.flavor, image=WISH.image, nics=WISH.nics)
+LABEL_OF: Final = ClusterWish("train", WISH.members, WISH.flavor, image=WISH.image, nics=WISH.nics)
 POSITION: Final = Position(
     {"spine": "s-1f", "block": "b-5a07", "leaf": "l-93c2", "nvlink_domain": "n-77e1"},
     rails=("r-0a11", "r-9bd0"),
 )
 DEVICES: Final = ServerDevices(
     asked=Level.SWITCH,
-    policy=Policy.PREFERRED,
+    policy=AffinityPolicy.PREFERRED,
     reached=Level.NUMA,
     roles={"gpu": 4, "vf": 4},
     groups=((2, {"gpu": 2, "vf": 2}),),
 )
 
 DECLARED: Final = NodeDeclaration(
-    wishes=Wishes(
+    wishes=NodeWishes(
         roles=({"role": "gpu", "vendor_id": "10de", "class": "0302"},),
         role_options={
             "gpu": RoleWish(
@@ -428,16 +429,16 @@ DECLARED: Final = NodeDeclaration(
         cpus=Cpus(2),
         hugepages={"1G": 40},
         vfs={"pf": 8},
-        limits=Limits(400),
+        limits=DeclaredLimits(400),
         kept={GPU: {"one_time_use": "true", "traits": "CUSTOM_SXM", "note": None}},
     ),
     hosts=("gpu-*", "node17"),
-    nodes={"node17": Wishes(left_out=(Declared(hardware="serial:1"),), cpus=Cpus(4))},
+    nodes={"node17": NodeWishes(left_out=(Declared(hardware="serial:1"),), cpus=Cpus(4))},
 )
 FOUND: Final = findings.Findings(
     node="gpu7",
     findings=(
-        findings.Said(
+        findings.WireFinding(
             check="driver",
             severity="error",
             seen="0000:19:00.0: bound to nvidia, withheld until bound to vfio-pci.",
@@ -455,12 +456,14 @@ UNDONE: Final = (
 REPLACED: Final = frozenset({capture.SERIALS, capture.ADDRESSES, capture.HOST})
 
 #: File of the golden text -> what writes it today.
-FLEET: Final = kinds.compare(
+FLEET: Final = kinds.compare_nodes(
     {"a": NODE, "b": NODE, "d": attrs.evolve(NODE, problems=("no /proc",))}
 )
 WRITERS: Final[dict[str, Callable[[], str]]] = {
     "device-tags/v1.json": lambda: json.dumps(TAGS.to_spec(), indent=1) + "\n",
-    "device-record/v1.json": lambda: device_record.dumps({**TAGS.to_spec(), "address": GPU}),
+    "device-record/v1.json": lambda: device_record.write_device_record(
+        {**TAGS.to_spec(), "address": GPU}
+    ),
     "stats/v1.json": STATS.dumps,
     "decision/v1.json": DECISION.dumps,
     "decision/v1-pairs.json": DECISION_OF_PAIRS.dumps,
@@ -468,26 +471,28 @@ WRITERS: Final[dict[str, Callable[[], str]]] = {
     "unplug-mark/v1.json": UNPLUG.dumps,
     "guest-document/v1.json": lambda: GUEST[guest.DOCUMENT].decode("ascii"),
     "nccl-topology/v1.xml": lambda: GUEST[guest.NCCL].decode("ascii"),
-    "snapshot/v3.json": lambda: snapshot_document.dumps(SNAPSHOT),
+    "snapshot/v3.json": lambda: snapshot_document.dump_cloud_snapshot(SNAPSHOT),
     "ledger/v1.json": LEDGER.dumps,
-    "inventory/v1.json": lambda: inventory.dumps(NODE),
-    "capture-manifest/v1.json": lambda: capture.dumps(REPLACED),
-    "fleet-report/v1.json": lambda: fleet.dumps(FLEET, {"c": "--from c.tar.xz: cut short"}),
-    "fabric-map/v1.json": lambda: fabric_map.dumps(FABRIC),
+    "inventory/v1.json": lambda: inventory.write_inventory(NODE),
+    "capture-manifest/v1.json": lambda: capture.write_capture_note(REPLACED),
+    "fleet-report/v1.json": lambda: fleet_document.write_node_fleet(
+        FLEET, {"c": "--from c.tar.xz: cut short"}
+    ),
+    "fabric-map/v1.json": lambda: fabric_map.write_fabric_map(FABRIC),
     # What stands behind the cluster's name.
     "cluster-label/v1.json": lambda: cluster_wish.to_group_name(LABEL_OF, "a77e01fc").partition(
         " "
     )[2],
-    "cluster-wish/v1.json": lambda: cluster_wish.dumps(WISH),
+    "cluster-wish/v1.json": lambda: cluster_wish.write_cluster_wish(WISH),
     "position/v1.json": POSITION.dumps,
     "server-devices/v1.json": DEVICES.dumps,
     # As it is written, and the same as JSON, which is YAML, too.
-    "node-declaration/v1.yaml": lambda: node_declaration.dumps(DECLARED),
+    "node-declaration/v1.yaml": lambda: node_declaration.write_declaration(DECLARED),
     "node-declaration/v1.json": lambda: (
-        json.dumps(node_declaration.build(DECLARED), indent=1) + "\n"
+        json.dumps(node_declaration.build_declaration(DECLARED), indent=1) + "\n"
     ),
-    "findings/v1.json": lambda: findings.dumps(FOUND),
-    "undo-record/v1.json": lambda: undo.dumps(UNDONE),
+    "findings/v1.json": lambda: findings.write_findings(FOUND),
+    "undo-record/v1.json": lambda: undo.write_undo(UNDONE),
     "declaration/v1.txt": lambda: "".join(f"{entry}\n" for entry in DEFAULT_ROLES),
 }
 

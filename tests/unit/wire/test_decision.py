@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.placement.model import Policy
+from nova_hpc.placement.model import AffinityPolicy
 from nova_hpc.topology.level import Level
-from nova_hpc.topology.peer import Why
-from nova_hpc.topology.peer_wish import Wish
-from nova_hpc.wire.decision import Decision, loads
+from nova_hpc.topology.peer import PeerReason
+from nova_hpc.topology.peer_wish import PeerWish
+from nova_hpc.wire.decision import Decision, read_decision
 
 PAIRS = st.integers(1, 2**32 - 1).flatmap(
     lambda all_: st.tuples(st.integers(1, all_), st.just(all_))
@@ -22,15 +22,15 @@ PAIRS = st.integers(1, 2**32 - 1).flatmap(
 DECISIONS = st.builds(
     Decision,
     st.sampled_from(Level),
-    st.sampled_from(Policy),
+    st.sampled_from(AffinityPolicy),
     st.sampled_from(Level),
     st.none() | PAIRS,
     st.dictionaries(
-        st.tuples(st.integers(0, 20), st.integers(0, 20)), st.sampled_from(Why), max_size=4
+        st.tuples(st.integers(0, 20), st.integers(0, 20)), st.sampled_from(PeerReason), max_size=4
     ).map(lambda found: tuple((*pair, why) for pair, why in sorted(found.items()))),
-    st.sampled_from(Wish),
+    st.sampled_from(PeerWish),
 )
-GOOD = Decision(Level.SWITCH, Policy.PREFERRED, Level.NUMA)
+GOOD = Decision(Level.SWITCH, AffinityPolicy.PREFERRED, Level.NUMA)
 
 
 def test_the_text() -> None:
@@ -41,14 +41,14 @@ def test_the_text() -> None:
 def test_round_trip(decision: Decision) -> None:
     text = decision.dumps()
     assert len(text.encode()) <= 255
-    assert loads(text) == decision
+    assert read_decision(text) == decision
 
 
 @given(DECISIONS, st.integers(0, 50))
 def test_a_text_that_is_cut(decision: Decision, length: int) -> None:
     text = decision.dumps()
     assert length < len(text)
-    assert loads(text[:length]) is None
+    assert read_decision(text[:length]) is None
 
 
 @pytest.mark.parametrize(
@@ -76,44 +76,44 @@ def test_a_text_that_is_cut(decision: Decision, length: int) -> None:
     ],
 )
 def test_versions_and_words_that_are_not_known(change: dict[str, object]) -> None:
-    assert loads(json.dumps({**json.loads(GOOD.dumps()), **change})) is None
+    assert read_decision(json.dumps({**json.loads(GOOD.dumps()), **change})) is None
 
 
 @pytest.mark.parametrize("text", [None, 7, b"{}", "", "null", "[1]", "1", "{", "[" * 250, "NaN"])
 def test_garbage(text: object) -> None:
-    assert loads(text) is None
+    assert read_decision(text) is None
 
 
 def test_more_pairs_than_there_is_room_for() -> None:
     """Eight GPUs, each with eight functions: the rest of the record is worth more."""
-    pairs = tuple((gpu, 8 + other, Why.ATS) for gpu in range(8) for other in range(8))
+    pairs = tuple((gpu, 8 + other, PeerReason.ATS) for gpu in range(8) for other in range(8))
     text = attrs.evolve(GOOD, peers=pairs).dumps()
-    assert loads(text) == GOOD
+    assert read_decision(text) == GOOD
     # The wish has room then, and where only it has none it goes.
-    wished = attrs.evolve(GOOD, wish=Wish.TRANSLATED)
-    assert loads(attrs.evolve(wished, peers=pairs).dumps()) == wished
+    wished = attrs.evolve(GOOD, wish=PeerWish.TRANSLATED)
+    assert read_decision(attrs.evolve(wished, peers=pairs).dumps()) == wished
     most = next(
         found
         for some in range(len(pairs), 0, -1)
-        if loads((found := attrs.evolve(GOOD, peers=pairs[:some])).dumps()) == found
+        if read_decision((found := attrs.evolve(GOOD, peers=pairs[:some])).dumps()) == found
     )
-    assert loads(attrs.evolve(most, wish=Wish.TRANSLATED).dumps()) == most
+    assert read_decision(attrs.evolve(most, wish=PeerWish.TRANSLATED).dumps()) == most
     few = attrs.evolve(GOOD, redirected=(16, 16), peers=pairs[:16])
     assert len(few.dumps()) <= 255
-    assert loads(few.dumps()) == few
+    assert read_decision(few.dumps()) == few
 
 
 def test_a_word_of_a_later_release_is_left_out() -> None:
     text = GOOD.dumps()[:-1] + ',"peers":{"ats":"0-2","magic":"1-3"}}'
-    assert loads(text) == attrs.evolve(GOOD, peers=((0, 2, Why.ATS),))
-    assert loads(GOOD.dumps()[:-1] + ',"wish":"magic"}') == GOOD
+    assert read_decision(text) == attrs.evolve(GOOD, peers=((0, 2, PeerReason.ATS),))
+    assert read_decision(GOOD.dumps()[:-1] + ',"wish":"magic"}') == GOOD
 
 
 def test_more_keys_of_the_same_version_do_no_harm() -> None:
-    assert loads(GOOD.dumps()[:-1] + ',"more":1}') == GOOD
-    assert loads(GOOD.dumps()[:-1] + ',"more":"' + "x" * 255 + '"}') is None
+    assert read_decision(GOOD.dumps()[:-1] + ',"more":1}') == GOOD
+    assert read_decision(GOOD.dumps()[:-1] + ',"more":"' + "x" * 255 + '"}') is None
 
 
 @given(st.text())
 def test_any_text(text: str) -> None:
-    assert loads(text) is None
+    assert read_decision(text) is None

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from nova_hpc.guest import document as guest
 from nova_hpc.guest import install
-from nova_hpc.guest.machine import Function
+from nova_hpc.guest.machine import GuestFunction
 from nova_hpc.topology import roles
 from nova_hpc.topology.nccl import NCCL_VERSION
 from nova_hpc.wire import (
@@ -45,7 +45,7 @@ from nova_hpc.wire import (
     undo,
     unplug,
 )
-from nova_hpc.wire.version import Document, WireError
+from nova_hpc.wire.version import WireDocument, WireError
 from nova_hpc_tools.snapshot import SnapshotError
 from nova_hpc_tools.snapshot import document as snapshot_document
 from tests.unit.topology import nccl_reader
@@ -56,15 +56,15 @@ REPOSITORY = Path(__file__).parents[3]
 
 
 def read_tags(text: str) -> object:
-    return tags.parse(json.loads(text))
+    return tags.parse_tags(json.loads(text))
 
 
 def read_record(text: str) -> object:
-    return tags.parse(device_record.loads(text))
+    return tags.parse_tags(device_record.read_device_record(text))
 
 
 def read_decision(text: str) -> object:
-    found = decision.loads(text)
+    found = decision.read_decision(text)
     if found is None:  # it has no other word for "unknown"; nobody takes it for "nothing"
         raise WireError("unknown")
     return found
@@ -75,22 +75,24 @@ UNKNOWN = (WireError, guest.DocumentError, SnapshotError, roles.RoleError)
 READERS: dict[str, Callable[[str], object]] = {
     "device-tags": read_tags,
     "device-record": read_record,
-    "stats": stats.read,
+    "stats": stats.read_stats,
     "decision": read_decision,
-    "guest-abi": guest_abi.loads,
-    "unplug-mark": unplug.loads,
-    "guest-document": lambda text: guest.parse(text.encode("utf-8", "surrogatepass")),
-    "snapshot": snapshot_document.loads,
-    "ledger": ledger.loads,
-    "fabric-map": fabric_map.loads,
+    "guest-abi": guest_abi.read_guest_abi,
+    "unplug-mark": unplug.read_unplug,
+    "guest-document": lambda text: guest.parse_guest_document(
+        text.encode("utf-8", "surrogatepass")
+    ),
+    "snapshot": snapshot_document.load_cloud_snapshot,
+    "ledger": ledger.read_ledger,
+    "fabric-map": fabric_map.read_fabric_map,
     "cluster-label": lambda text: cluster_wish.from_group_name(f"hpc:train {text}"),
-    "cluster-wish": cluster_wish.loads,
-    "position": position.loads,
-    "server-devices": server_devices.loads,
-    "node-declaration": node_declaration.loads,
-    "capture-manifest": capture.loads,
-    "undo-record": undo.loads,
-    "findings": findings.loads,
+    "cluster-wish": cluster_wish.read_cluster_wish,
+    "position": position.read_position,
+    "server-devices": server_devices.read_server_devices,
+    "node-declaration": node_declaration.read_declaration,
+    "capture-manifest": capture.read_capture_note,
+    "undo-record": undo.read_undo,
+    "findings": findings.read_findings,
 }
 #: What the golden text means.
 MEANING: dict[str, object] = {
@@ -144,8 +146,8 @@ def test_what_is_read_today(name: str) -> None:
 
 def test_the_guest_reads_what_it_is_promised() -> None:
     found = READERS["guest-document"](golden("guest-document/v1.json"))
-    assert isinstance(found, guest.Document)
-    assert found.cells == (guest.Cell(4, 1 << 21, 2048), guest.Cell(2, 1 << 20, None))
+    assert isinstance(found, guest.GuestDocument)
+    assert found.cells == (guest.GuestCell(4, 1 << 21, 2048), guest.GuestCell(2, 1 << 20, None))
     assert [(each.role, each.ids, each.path) for each in found.devices] == [
         ("gpu", ("10de", "2330"), ("20", "00.0", "00.0")),
         ("vf", ("15b3", "101e"), ("20", "00.0", "01.0")),
@@ -161,21 +163,21 @@ def test_nccl_reads_what_the_guest_fills_in() -> None:
     assert template.startswith(f'<system version="{NCCL_VERSION}">')
     places = {0: "0000:21:00.0", 1: "0000:22:00.0"}
     functions = {
-        number: Function(**{**dict.fromkeys(Function._fields), "address": address})
+        number: GuestFunction(**{**dict.fromkeys(GuestFunction._fields), "address": address})
         for number, address in places.items()
     }
-    text, left_out = install.fill(template, functions)
+    text, left_out = install.fill_in_addresses(template, functions)
     assert left_out == []
     assert nccl_reader.devices(nccl_reader.read(text)).keys() == set(places.values())
-    assert install.fill(template, {})[1] == [0, 1]
+    assert install.fill_in_addresses(template, {})[1] == [0, 1]
 
 
 def test_the_declaration_is_read() -> None:
     entries = golden("declaration/v1.txt").splitlines()
     first = ("nvswitch", "gpu", "vf", "pf", "nic")
-    assert roles.strict(entries).names == (*first, "ethvf", "ethpf", "ethnic")
-    assert roles.lenient(entries) == roles.strict(entries)
-    assert roles.strict(golden("declaration/v1-first.txt").splitlines()).names == first
+    assert roles.parse_roles(entries).names == (*first, "ethvf", "ethpf", "ethnic")
+    assert roles.parse_good_roles(entries) == roles.parse_roles(entries)
+    assert roles.parse_roles(golden("declaration/v1-first.txt").splitlines()).names == first
 
 
 # -- the texts of former code ----------------------------------------------------------
@@ -208,7 +210,7 @@ def test_texts_of_the_first_code_are_read() -> None:
         port_roles=(),
     )
     now = READERS["guest-document"](golden("guest-document/v1.json"))
-    assert isinstance(now, guest.Document)
+    assert isinstance(now, guest.GuestDocument)
     bare = {"trial": None, "last_server": None, "counted": None, "proof": None}
     # Of a release that took silence for clean: nothing is.
     unproved = {
@@ -281,8 +283,8 @@ def test_the_node_declaration_is_read_as_it_is_written() -> None:
 def test_a_key_more_of_the_declaration_is_refused_by_name() -> None:
     entry = '{"role": "gpu", "vendor_id": "10de", "serial": "1"}'
     with pytest.raises(roles.RoleError, match="'serial'"):
-        roles.strict([entry])
-    assert roles.lenient([entry]).patterns == ()
+        roles.parse_roles([entry])
+    assert roles.parse_good_roles([entry]).patterns == ()
 
 
 # -- broken ones -----------------------------------------------------------------------
@@ -343,7 +345,7 @@ def test_bytes_that_have_changed(name: str, data: st.DataObject) -> None:
 def test_a_template_for_nccl_that_is_broken(data: bytes, place: int) -> None:
     template = golden("nccl-topology/v1.xml")
     broken = template[:place] + data.decode("latin-1") + template[place:]
-    install.fill(broken, {})
+    install.fill_in_addresses(broken, {})
 
 
 # -- the table -------------------------------------------------------------------------
@@ -358,7 +360,7 @@ def _resolve(name: str) -> object:
 
 
 @pytest.mark.parametrize("document", documents.ALL, ids=lambda document: document.name)
-def test_every_document_is_what_the_table_says(document: Document) -> None:
+def test_every_document_is_what_the_table_says(document: WireDocument) -> None:
     for name in (document.writer, *document.readers):
         assert not name or callable(_resolve(name))
     folder = {"statistics document": "stats"}.get(document.name, document.name)

@@ -13,7 +13,7 @@ REASON = "IOMMU group 17 is not viable: 0000:22:00.0 (igb) is in it"
 
 def test_a_healthy_node_says_almost_nothing():
     assert stats.StatsDocument().dumps() == '{"v":1}'
-    assert stats.loads('{"v":1}') == stats.StatsDocument()
+    assert stats.read_stats_or_none('{"v":1}') == stats.StatsDocument()
 
 
 def test_devices_are_grouped_by_reason():
@@ -40,7 +40,7 @@ def test_what_is_written_can_be_read(document):
     text = document.dumps()
     assert text.isascii()
     assert len(text) < stats.LIMIT
-    read = stats.loads(text)
+    read = stats.read_stats_or_none(text)
     whole = len(document.withheld) + len(document.in_use) + document.left_out
     assert len(read.withheld) + len(read.in_use) + read.left_out == whole
     if not read.left_out:
@@ -55,7 +55,7 @@ def test_a_long_document_is_cut_and_says_so(count, same):
     }
     text = stats.StatsDocument(withheld=withheld, in_use={"0001:00:00.0": "ill"}).dumps()
     assert len(text.encode()) < stats.LIMIT
-    read = stats.loads(text)
+    read = stats.read_stats_or_none(text)
     assert len(read.withheld) + len(read.in_use) + read.left_out == count + 1
     assert read.withheld.items() <= withheld.items()
     if read.left_out:
@@ -66,14 +66,14 @@ def test_a_long_document_is_cut_and_says_so(count, same):
 def test_notes_are_bounded():
     text = stats.StatsDocument(notes=("\u2620" * 10000,) * 100).dumps()
     assert len(text) < stats.LIMIT
-    assert stats.loads(text).notes == ("?" * 240,) * 8
+    assert stats.read_stats_or_none(text).notes == ("?" * 240,) * 8
 
 
 def test_other_versions_and_garbage_are_not_read():
     good = stats.StatsDocument(withheld={"0000:22:10.0": REASON}).dumps()
-    assert stats.loads(good[: len(good) // 2]) is None
-    assert stats.loads(good.replace('"v":1', '"v":2')) is None
-    assert stats.loads(good.replace('"v":1', '"v":true')) is None
+    assert stats.read_stats_or_none(good[: len(good) // 2]) is None
+    assert stats.read_stats_or_none(good.replace('"v":1', '"v":2')) is None
+    assert stats.read_stats_or_none(good.replace('"v":1', '"v":true')) is None
     for value in (
         None,
         3,
@@ -90,7 +90,7 @@ def test_other_versions_and_garbage_are_not_read():
         '{"v":1,"left_out":"2"}',
         " " * 10**6,
     ):
-        assert stats.loads(value) is None
+        assert stats.read_stats_or_none(value) is None
 
 
 @given(
@@ -107,14 +107,14 @@ def test_other_versions_and_garbage_are_not_read():
 def test_reading_never_raises(body):
     if isinstance(body, dict):
         body["v"] = 1
-    stats.loads(json.dumps(body))
+    stats.read_stats_or_none(json.dumps(body))
 
 
 def test_what_cannot_be_read_is_not_nothing():
-    assert stats.read(None) is None
+    assert stats.read_stats(None) is None
     for value in ('{"v":2}', "", "{", '{"v":1,"withheld":[]}'):
         with pytest.raises(WireError):
-            stats.read(value)
+            stats.read_stats(value)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_what_cannot_be_read_is_not_nothing():
     ],
 )
 def test_whether_a_node_may_have_servers(text, tagged, out):
-    word = stats.judge(text, tagged)
+    word = stats.judge_node_stats(text, tagged)
     assert (word.out or "").startswith(out or "")
     assert (word.out is None) == (out is None)
     assert (word.document is not None) == (out is None and text is not None)

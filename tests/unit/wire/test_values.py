@@ -7,8 +7,7 @@ import json
 
 import pytest
 
-from nova_hpc.wire import announcements as announced
-from nova_hpc.wire import reservation, values
+from nova_hpc.wire import announcements, reservation, values
 from nova_hpc.wire.announcements import Accepted, Maintenance
 
 #: Of these no entry is made, whatever they stand for.
@@ -20,33 +19,33 @@ HUGE = 10**400
 @pytest.mark.parametrize("wrong", [*WRONG, HUGE, -HUGE, float("nan"), float("inf")])
 def test_what_is_no_number_is_refused(wrong):
     with pytest.raises(TypeError):
-        values.real(wrong)
+        values.require_finite(wrong)
 
 
 @pytest.mark.parametrize("wrong", [*WRONG, 7.0, -1])
 def test_what_is_no_count_is_refused(wrong):
     with pytest.raises(TypeError):
-        values.count(wrong)
+        values.require_count(wrong)
 
 
 def test_what_is_right_stays_as_it_is():
-    assert (values.real(7), values.real(-0.5)) == (7.0, -0.5)
-    assert values.count(HUGE) == HUGE
-    assert values.exactly("a", str) == values.exactly_or_none("a", str) == "a"
-    assert values.exactly_or_none(None, str) is None
+    assert (values.require_finite(7), values.require_finite(-0.5)) == (7.0, -0.5)
+    assert values.require_count(HUGE) == HUGE
+    assert values.require_type("a", str) == values.require_type_or_none("a", str) == "a"
+    assert values.require_type_or_none(None, str) is None
     with pytest.raises(TypeError):
-        values.exactly(True, int)
+        values.require_type(True, int)
 
 
 @pytest.mark.parametrize("wrong", [*WRONG[1:], HUGE, float("nan")])
 def test_a_damaged_time_is_none(wrong):
     right = {"start": 1.0, "end": 2, "reason": "x" * 2000, "models": ["10de:2330"]}
     problems: list[str] = []
-    assert announced.maintenance(json.loads(json.dumps(right)), problems) == Maintenance(
+    assert announcements.read_maintenance(json.loads(json.dumps(right)), problems) == Maintenance(
         1.0, 2.0, "x" * 1000, ("10de:2330",)
     )
     assert problems == []
-    assert announced.maintenance({**right, "end": wrong}, problems) is None
+    assert announcements.read_maintenance({**right, "end": wrong}, problems) is None
     assert problems == ["the maintenance in the ledger is damaged: none is announced"]
 
 
@@ -54,9 +53,9 @@ def test_a_damaged_time_is_none(wrong):
 def test_damaged_changes_are_none(wrong):
     problems: list[str] = []
     right = [{"model": "a", "change": "b", "reason": "c"}]
-    assert announced.accepted(right, problems) == (Accepted("a", "b", "c"),)
+    assert announcements.read_accepted_changes(right, problems) == (Accepted("a", "b", "c"),)
     assert problems == []
-    assert announced.accepted(wrong, problems) == ()
+    assert announcements.read_accepted_changes(wrong, problems) == ()
     assert problems == ["the accepted changes in the ledger are damaged: none counts"]
 
 
@@ -67,5 +66,5 @@ def test_a_damaged_reservation_is_lost_and_named(change):
     right = {"uuid": "u", "class": "CUSTOM_GPU", "total": 1, "ours": 1}
     problems: list[str] = []
     body = {"0000:41:00.0": right, "0000:42:00.0": {**right, **change}}
-    assert list(reservation.loads(body, problems)) == ["0000:41:00.0"]
+    assert list(reservation.read_reservations(body, problems)) == ["0000:41:00.0"]
     assert problems == ["0000:42:00.0: what is reserved of its provider cannot be read"]

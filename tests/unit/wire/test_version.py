@@ -8,10 +8,10 @@ import json
 import pytest
 
 from nova_hpc.guest import document as guest
-from nova_hpc.wire.version import Document, LaterError, WireError, shown
+from nova_hpc.wire.version import LaterError, WireDocument, WireError, show_json_value
 
 #: As in the release that introduces version 3: it reads it and writes the one before.
-FIRST = Document("thing", "here", "", version=2, reads=(1, 2, 3), cure="make it again")
+FIRST = WireDocument("thing", "here", "", version=2, reads=(1, 2, 3), cure="make it again")
 NO_VERSIONS = {
     "true": "true",
     "1.0": "1.0",
@@ -50,11 +50,11 @@ def test_what_is_no_version(version: str) -> None:
 def test_the_command_in_the_guest_has_the_same_rule(version: str) -> None:
     text = f'{{"schema": "nova-hpc/guest", "version": {version}, "topology": "flat"}}'
     with pytest.raises(guest.DocumentError, match="has version"):
-        guest.parse(text.encode())
+        guest.parse_guest_document(text.encode())
 
 
 def test_a_version_that_is_not_said() -> None:
-    silent = Document("thing", "here", "", absent=1)
+    silent = WireDocument("thing", "here", "", absent=1)
     assert silent.load("{}") == {}
     with pytest.raises(WireError):
         silent.load('{"version": null}')
@@ -74,7 +74,7 @@ def test_a_version_that_is_not_said() -> None:
     ],
 )
 def test_what_is_broken(text: object, words: str) -> None:
-    short = Document("thing", "here", "", limit=20, longest=40)
+    short = WireDocument("thing", "here", "", limit=20, longest=40)
     with pytest.raises(WireError, match=f"the thing {words}"):
         short.load(text)
 
@@ -87,5 +87,5 @@ def test_a_text_that_is_nested_as_deep_as_it_can_be_read() -> None:
 
 
 def test_values_in_messages_are_short_and_plain() -> None:
-    assert shown("\x1b[2J\u00fc") == '"\\u001b[2J\\u00fc"'
-    assert len(shown("x" * 1000)) == 60
+    assert show_json_value("\x1b[2J\u00fc") == '"\\u001b[2J\\u00fc"'
+    assert len(show_json_value("x" * 1000)) == 60

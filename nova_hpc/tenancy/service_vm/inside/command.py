@@ -28,12 +28,12 @@ _MOST = 15
 _PAUSE = 2.0
 
 
-def words(text: str) -> dict[str, str]:
+def parse_kernel_arguments(text: str) -> dict[str, str]:
     """The arguments of the kernel."""
     return {key: value for key, _, value in (word.partition("=") for word in text.split())}
 
 
-def behind(number: int, devices: Path = _DEVICES) -> Path | None:
+def find_function_behind_port(number: int, devices: Path = _DEVICES) -> Path | None:
     """The function behind the root port of a number; None: there is no such port.
 
     :raises UnableError: there is none, or more than one.
@@ -41,22 +41,22 @@ def behind(number: int, devices: Path = _DEVICES) -> Path | None:
     port = devices / f"0000:00:{_FIRST_SLOT + number:02x}.0"
     if not port.exists():
         return None
-    found = [each for each in port.resolve().iterdir() if (each / "vendor").is_file()]
-    if len(found) != 1:
-        raise UnableError(f"{len(found)} functions are behind its root port, not one")
-    return found[0]
+    functions = [folder for folder in port.resolve().iterdir() if (folder / "vendor").is_file()]
+    if len(functions) != 1:
+        raise UnableError(f"{len(functions)} functions are behind its root port, not one")
+    return functions[0]
 
 
-def look(device: Path, checks: list[str], pins: dict[str, Any]) -> dict[str, Any]:
+def check_one_device(device: Path, checks: list[str], pins: dict[str, Any]) -> dict[str, Any]:
     """Put one device through its checks, until one fails."""
-    found: dict[str, Any] = {}
+    answers: dict[str, Any] = {}
     for check in checks:
-        own = clean_check.own(check)
-        found[check] = own(device, pins) if own else program(_CHECKS / check, device)
-    return {"ok": True, **found}
+        own = clean_check.own_check_of(check)
+        answers[check] = own(device, pins) if own else run_operator_check(_CHECKS / check, device)
+    return {"ok": True, **answers}
 
 
-def program(path: Path, device: Path) -> str:
+def run_operator_check(path: Path, device: Path) -> str:
     """An operator's own check: status 0 is well; its last line says what it has found.
 
     :raises UnableError: it is not there, or cannot be run, or was killed.
@@ -77,32 +77,34 @@ def program(path: Path, device: Path) -> str:
     return lines[-1]
 
 
-def results(arguments: dict[str, str], devices: Path = _DEVICES) -> dict[str, dict[str, Any]]:
+def check_all_devices(
+    arguments: dict[str, str], devices: Path = _DEVICES
+) -> dict[str, dict[str, Any]]:
     """What came of all devices, by their numbers."""
-    checks = [each for each in arguments.get("nova_hpc.checks", "").split(",") if each]
+    checks = [check for check in arguments.get("nova_hpc.checks", "").split(",") if check]
     packed = arguments.get("nova_hpc.pins", "")
     pins = json.loads(base64.urlsafe_b64decode(packed)) if packed else {}
-    found = {}
+    results_by_number = {}
     for number in range(_MOST):
         try:
-            device = behind(number, devices)
+            device = find_function_behind_port(number, devices)
             if device is None:
                 continue
-            result = look(device, checks, pins.get(str(number), {}))
+            result = check_one_device(device, checks, pins.get(str(number), {}))
         except UncleanError as error:
             result = {"ok": False, "reason": str(error)}
         except Exception as error:
-            said = isinstance(error, UnableError)
-            text = str(error) if said else f"{type(error).__name__}: {error}"
+            is_unable = isinstance(error, UnableError)
+            text = str(error) if is_unable else f"{type(error).__name__}: {error}"
             result = {"ok": False, "unable": True, "reason": text}
-        found[str(number)] = result
-    return found
+        results_by_number[str(number)] = result
+    return results_by_number
 
 
 def main() -> None:
     """Say it until somebody ends the VM."""
-    arguments = words(Path("/proc/cmdline").read_text())
-    text = report.line(arguments["nova_hpc.nonce"], results(arguments))
+    arguments = parse_kernel_arguments(Path("/proc/cmdline").read_text())
+    text = report.format_report_line(arguments["nova_hpc.nonce"], check_all_devices(arguments))
     while True:
         # On a line of its own, whatever the kernel has said before.
         os.write(sys.stdout.fileno(), f"\n{text}\n".encode("ascii"))

@@ -29,26 +29,26 @@ _STRIDE = 64
 _REGISTERS = ("0x01", "0x02")
 
 
-def bars(text: str) -> dict[int, int]:
+def prefetchable_bars_of(text: str) -> dict[int, int]:
     """Number -> bytes of the prefetchable BARs, from a ``resource`` file of sysfs.
 
     :raises UnableError: a BAR has no address.
     """
-    found = {}
+    sizes = {}
     for number, line in enumerate(text.splitlines()[:_BARS]):
         words = line.split()
         if len(words) != 3:
             raise UnableError("its resource file cannot be read")
-        first, last, flags = (int(each, 16) for each in words)
+        first, last, flags = (int(word, 16) for word in words)
         if not flags & _MEMORY or not flags & _PREFETCH:
             continue
         if not first:
             raise UnableError(f"BAR {number} has no address in the service VM")
-        found[number] = last - first + 1
-    return found
+        sizes[number] = last - first + 1
+    return sizes
 
 
-def pattern(number: int, size: int) -> bytes:
+def memory_pattern_of(number: int, size: int) -> bytes:
     """What is written to the MiB of that number: no two are alike."""
     word = (0x9E3779B97F4A7C15 * (number + 1)) & (2**64 - 1)
     return (word.to_bytes(8, "little") * (size // 8 + 1))[:size]
@@ -66,19 +66,19 @@ def clean(device: Path, pins: Mapping[str, Any]) -> dict[str, Any]:
     kind = (device / "class").read_text().strip()
     if kind.startswith(_REGISTERS):
         raise UnableError(f"a device of class {kind} has registers in its BARs, not memory")
-    found = bars((device / "resource").read_text())
-    if not found:
+    bar_sizes = prefetchable_bars_of((device / "resource").read_text())
+    if not bar_sizes:
         raise UnableError("it has no prefetchable BAR: it shows no memory")
     (device / "enable").write_text("1")
     try:
-        for number, size in found.items():
+        for number, size in bar_sizes.items():
             path = device / f"resource{number}_wc"
             if not path.exists():
                 path = device / f"resource{number}"
             _clean_bar(path, number, size)
     finally:
         (device / "enable").write_text("0")
-    return {"bytes": sum(found.values()), "bars": sorted(found)}
+    return {"bytes": sum(bar_sizes.values()), "bars": sorted(bar_sizes)}
 
 
 def _clean_bar(path: Path, number: int, size: int) -> None:
@@ -94,28 +94,30 @@ def _clean_bar(path: Path, number: int, size: int) -> None:
             except (OSError, ValueError) as error:
                 raise UnableError(f"BAR {number} cannot be mapped: {error}") from error
             with window:
-                _pass(window, start, number, size, blank=False)
-                _pass(window, start, number, size, blank=True)
+                _write_and_read_back(window, start, number, size, blank=False)
+                _write_and_read_back(window, start, number, size, blank=True)
     finally:
         os.close(handle)
 
 
-def _pass(window: mmap.mmap, start: int, number: int, size: int, blank: bool) -> None:
+def _write_and_read_back(
+    window: mmap.mmap, start: int, number: int, size: int, blank: bool
+) -> None:
     """Write all of a window, then read it back."""
     places = range(0, len(window), _MIB)
     for place in places:
         length = min(_MIB, len(window) - place)
-        window[place : place + length] = _wanted(start + place, length, blank)
+        window[place : place + length] = _expected_bytes_of(start + place, length, blank)
     for place in places:
         if size > _WHOLE and (start + place) // _MIB % _STRIDE:
             continue
         length = min(_MIB, len(window) - place)
-        if window[place : place + length] != _wanted(start + place, length, blank):
+        if window[place : place + length] != _expected_bytes_of(start + place, length, blank):
             what = "zeros are" if blank else "a pattern is"
             raise UncleanError(
                 f"BAR {number}, MiB {(start + place) // _MIB}: {what} not read as written"
             )
 
 
-def _wanted(offset: int, length: int, blank: bool) -> bytes:
-    return bytes(length) if blank else pattern(offset // _MIB, length)
+def _expected_bytes_of(offset: int, length: int, blank: bool) -> bytes:
+    return bytes(length) if blank else memory_pattern_of(offset // _MIB, length)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nova_hpc.cluster.plan import Gang, Order, Policy
-from nova_hpc.fabric.model import FabricLevel, FabricMap, Place
+from nova_hpc.cluster.plan import Gang, GangOrder, GangPolicy
+from nova_hpc.fabric.model import FabricLevel, FabricMap, FabricPlace
 
 SUB_DOMAIN, NVLINK, LEAF, BLOCK, SPINE, CORE = FabricLevel
 #: The rank of all hosts together: 0 is a host, then the levels.
@@ -31,7 +31,7 @@ class Question:
 
     def __init__(self, fabric: FabricMap, capacity: Mapping[str, int], gang: Gang) -> None:
         self.gang = gang
-        self.place = {host: fabric.place(host) or Place(host=host) for host in capacity}
+        self.place = {host: fabric.place(host) or FabricPlace(host=host) for host in capacity}
         self.free = {host: self._free(host, number) for host, number in capacity.items()}
         self.free = {host: number for host, number in self.free.items() if number > 0}
 
@@ -39,7 +39,7 @@ class Question:
         place = self.place[host]
         if self.gang.within and place.domain(self.gang.within[0]) != self.gang.within[1]:
             return 0
-        if self.gang.policy is Policy.REQUIRED and place.enclosing(self.gang.level) is None:
+        if self.gang.policy is GangPolicy.REQUIRED and place.enclosing(self.gang.level) is None:
             return 0
         if len(place.rails) < self.gang.rails:
             return 0
@@ -49,7 +49,7 @@ class Question:
         """Every way to deal the members that the policy allows."""
         for way in self._deal(list(self.free), self.gang.members):
             asked = {self.place[host].enclosing(self.gang.level) for host in way}
-            if self.gang.policy is Policy.PREFERRED or len(asked) == 1:
+            if self.gang.policy is GangPolicy.PREFERRED or len(asked) == 1:
                 yield way
 
     def _deal(self, hosts: list[str], members: int) -> Iterator[Dealt]:
@@ -73,7 +73,7 @@ class Question:
         path = [*above, LEAF]
         leaves = self._groups(way, path)
         parts.append((len(leaves), self._sizes(leaves, path, inside)))
-        if self.gang.order is Order.PACK:
+        if self.gang.order is GangOrder.PACK:
             parts.append(self._partly(way, leaves, path, inside))
             if rank > NVLINK + 1 and any(self.place[host].domain(NVLINK) for host in inside):
                 path.append(NVLINK)
@@ -83,19 +83,19 @@ class Question:
         else:
             parts.append(sorted(way.values(), reverse=True))
         parts.append((len(way), sorted((self.free[host] for host in way), reverse=True)))
-        if self.gang.order is Order.PACK:
+        if self.gang.order is GangOrder.PACK:
             parts.append(sum(way[host] < self.free[host] for host in way))
         return tuple(parts)
 
     def _domain(self, way: Dealt) -> tuple[int, list[str]]:
         """The smallest domain with all members: its rank, and its hosts with free places."""
-        alone = self.gang.order is Order.PACK or self.gang.members == 1
+        alone = self.gang.order is GangOrder.PACK or self.gang.members == 1
         if len(way) == 1 and alone:
             return 0, list(way)
         for level in FabricLevel:
             names = {self.place[host].domain(level) for host in way}
             if len(names) == 1 and None not in names:
-                if self.gang.policy is Policy.REQUIRED and level > self.gang.level:
+                if self.gang.policy is GangPolicy.REQUIRED and level > self.gang.level:
                     continue
                 return level + 1, [each for each in self.free if self._with(each, way, level)]
         return _ANYWHERE, list(self.free)
@@ -105,7 +105,7 @@ class Question:
         if one.domain(level) != other.domain(level):
             return False
         wanted = self.gang.level
-        return self.gang.policy is not Policy.REQUIRED or (
+        return self.gang.policy is not GangPolicy.REQUIRED or (
             one.enclosing(wanted) == other.enclosing(wanted)
         )
 

@@ -21,8 +21,8 @@ def planned(fabric: FabricMap, capacity: Mapping[str, int], *words: object) -> d
     """Run the command on this map and capacity."""
     with tempfile.TemporaryDirectory() as folder:
         where, what = Path(folder, "map.json"), Path(folder, "capacity.csv")
-        where.write_text(fabric_map.dumps(fabric))
-        what.write_text("\n".join(capacity_file.write(capacity)))
+        where.write_text(fabric_map.write_fabric_map(fabric))
+        what.write_text("\n".join(capacity_file.format_capacity_lines(capacity)))
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             argv = ["fabric", "plan", "--map", str(where), "--capacity", str(what)]

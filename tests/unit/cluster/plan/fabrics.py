@@ -7,8 +7,8 @@ import math
 
 from hypothesis import strategies as st
 
-from nova_hpc.cluster.plan import Gang, Order, Policy
-from nova_hpc.fabric.model import FabricLevel, FabricMap, Place, Rail
+from nova_hpc.cluster.plan import Gang, GangOrder, GangPolicy
+from nova_hpc.fabric.model import FabricLevel, FabricMap, FabricPlace, Rail
 
 Case = tuple[FabricMap, dict[str, int], Gang]
 
@@ -31,7 +31,7 @@ def fabrics(draw: st.DrawFn, most: int = 10) -> FabricMap:
         block = leaves[leaf]
         nvlink = f"nv{draw(st.integers(0, 3))}" if has_sets and not draw(rarely) else None
         places.append(
-            Place(
+            FabricPlace(
                 host=f"host{number}",
                 nvlink_domain=nvlink,
                 sub_domain=f"{nvlink}.{number % 2}" if nvlink and has_parts else None,
@@ -65,9 +65,9 @@ def cases(draw: st.DrawFn, most: int = 10) -> Case:
         Gang(
             members=draw(st.integers(1, max(1, min(total, math.ceil(total * 0.8) + 1)))),
             level=level,
-            policy=draw(st.sampled_from(Policy)),
+            policy=draw(st.sampled_from(GangPolicy)),
             max_per_host=draw(st.sampled_from([None, None, 1, 2])),
-            order=draw(st.sampled_from(Order)),
+            order=draw(st.sampled_from(GangOrder)),
             rails=draw(st.sampled_from([0, 0, 0, 2])),
             within=None if inside is None else (FabricLevel.SPINE, inside),
         ),

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.cluster.plan import Gang, Plan, plan
+from nova_hpc.cluster.plan import Gang, GangPlan, plan_gang
 from nova_hpc.fabric.aggregates import aggregates_of
-from nova_hpc.fabric.model import FabricLevel, FabricMap, Place
-from nova_hpc.placement.model import Cell
-from nova_hpc_tools.cloud.capacity import measure
-from nova_hpc_tools.cloud.explain import explain
-from nova_hpc_tools.cloud.explain.model import Question
-from nova_hpc_tools.cluster.capacity import at_levels
+from nova_hpc.fabric.model import FabricLevel, FabricMap, FabricPlace
+from nova_hpc.placement.model import WantedCell
+from nova_hpc_tools.cloud.capacity import measure_capacity
+from nova_hpc_tools.cloud.explain import explain_flavor
+from nova_hpc_tools.cloud.explain.model import FlavorQuestion
+from nova_hpc_tools.cluster.capacity import count_clusters_by_level
 from nova_hpc_tools.main import main
 from nova_hpc_tools.snapshot import Snapshot, SnapshotError, cloud_readers
 from nova_hpc_tools.snapshot import document as snapshot_document
@@ -34,20 +34,20 @@ def test_as_many_fit_as_the_switches_have_room_for(gpus: list[int], size: int) -
     cloud = clouds.cloud(
         clouds.node("n1", gpus), flavors=[clouds.flavor("some", wants={"gpu": size})]
     )
-    found = measure(cloud, "some")
+    found = measure_capacity(cloud, "some")
     assert found.by_host == {"n1": sum(number // size for number in gpus)}
 
 
 @given(free, st.integers(0, 12))
 def test_cpus_and_pages_are_used_up_too(gpus: list[int], cpus: int) -> None:
-    cell = Cell(id=0, dedicated_cpus=4, memory_kib=2048 * 300, page_kib=2048)
+    cell = WantedCell(id=0, dedicated_cpus=4, memory_kib=2048 * 300, page_kib=2048)
     flavor = clouds.flavor(
         "celled", wants={"gpu": 1}, affinity="numa", cells=[cell], numa_policy="required"
     )
     cloud = clouds.cloud(clouds.node("n1", gpus, cpus=cpus), flavors=[flavor])
     # Two switches a NUMA node; 1,024 pages hold three servers.
     each = [sum(gpus[:2]), sum(gpus[2:])]
-    assert measure(cloud, "celled").total == sum(min(one, cpus // 4, 3) for one in each)
+    assert measure_capacity(cloud, "celled").total == sum(min(one, cpus // 4, 3) for one in each)
 
 
 @given(st.lists(free, min_size=1, max_size=3), st.integers(1, 3))
@@ -55,32 +55,35 @@ def test_explain_places_as_many(hosts: list[list[int]], size: int) -> None:
     nodes = [clouds.node(f"n{number}", gpus) for number, gpus in enumerate(hosts)]
     flavor = clouds.flavor("some", wants={"gpu": size}, affinity="numa")
     cloud = clouds.cloud(*nodes, flavors=[flavor])
-    found = measure(cloud, "some")
-    assert len(explain(cloud, Question("some", count=found.total + 1)).placed) == found.total
+    found = measure_capacity(cloud, "some")
+    assert (
+        len(explain_flavor(cloud, FlavorQuestion("some", count=found.total + 1)).placed)
+        == found.total
+    )
     for room in found.rooms:
         left = attrs.evolve(cloud, hosts=(room.node,))
-        assert room.reason == explain(left, Question("some")).verdicts[0].reason
+        assert room.reason == explain_flavor(left, FlavorQuestion("some")).verdicts[0].reason
 
 
 def test_a_host_that_is_out_holds_nothing() -> None:
     cloud = clouds.cloud(clouds.node("n1", [4]), clouds.node("off", [4], out="it is disabled"))
-    found = measure(cloud, "pair")
+    found = measure_capacity(cloud, "pair")
     assert found.by_host == {"n1": 2, "off": 0}
     assert found.rooms[1].reason == "it is disabled"
     with pytest.raises(SnapshotError, match="there is no flavor 'pear'; there is: pair"):
-        measure(cloud, "pear")
+        measure_capacity(cloud, "pear")
 
 
 @given(cases(most=12), st.integers(1, 5))
 def test_the_planner_gets_as_many_clusters(case: Case, members: int) -> None:
     fabric, capacity, _ = case
-    for found in at_levels(fabric, capacity, members):
+    for found in count_clusters_by_level(fabric, capacity, members):
         if found.level == "anywhere":
             gang = Gang(members=members, policy="preferred")
         else:
             gang = Gang(members=members, level=FabricLevel.from_word(found.level))
         left, count = dict(capacity), 0
-        while isinstance(answer := plan(fabric, left, gang), Plan):
+        while isinstance(answer := plan_gang(fabric, left, gang), GangPlan):
             count += 1
             for host, number in answer.hosts.items():
                 left[host] -= number
@@ -92,7 +95,8 @@ def test_the_planner_gets_as_many_clusters(case: Case, members: int) -> None:
 
 MAP = FabricMap(
     places=tuple(
-        Place(host=f"n{number}", leaf=f"leaf{number % 2}", spine="spine") for number in range(1, 5)
+        FabricPlace(host=f"n{number}", leaf=f"leaf{number % 2}", spine="spine")
+        for number in range(1, 5)
     )
 )
 Run = Callable[..., tuple[int, str, str]]
@@ -119,7 +123,7 @@ def a_cloud() -> Snapshot:
 @pytest.fixture
 def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
     path = tmp_path / "cloud.json"
-    path.write_text(snapshot_document.dumps(synced(MAP, a_cloud())))
+    path.write_text(snapshot_document.dump_cloud_snapshot(synced(MAP, a_cloud())))
 
     def call(*words: object) -> tuple[int, str, str]:
         status = main(["capacity", "--snapshot", str(path), "--flavor", *map(str, words)])
@@ -176,7 +180,7 @@ def test_the_list_is_what_the_planner_reads(run: Run, tmp_path: Path) -> None:
 
 
 def test_without_a_map_it_says_how_to_get_one(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "cloud.json").write_text(snapshot_document.dumps(a_cloud()))
+    (tmp_path / "cloud.json").write_text(snapshot_document.dump_cloud_snapshot(a_cloud()))
     status, out, err = run("pair")
     assert status == 0
     assert "No host has a known place on the fabric: give --map FILE" in out
@@ -199,7 +203,7 @@ def test_the_cloud_itself_is_read_like_explain_reads_it(
         asked.append((tuple(config), image))
         return a_cloud()
 
-    monkeypatch.setattr(cloud_readers, "_reader", lambda name: {"nova": reader}[name])
+    monkeypatch.setattr(cloud_readers, "_load_reader", lambda name: {"nova": reader}[name])
     assert main(["capacity", "--flavor", "pair", "--config-file", "/etc/nova/nova.conf"]) == 0
     assert asked == [(("--config-file=/etc/nova/nova.conf",), None)]
     assert "10 more servers fit" in capsys.readouterr().out

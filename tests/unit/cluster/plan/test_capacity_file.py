@@ -12,7 +12,7 @@ names = st.from_regex(r"[a-z0-9]([a-z0-9._-]{0,18}[a-z0-9])?", fullmatch=True)
 
 
 def read(text: str) -> dict[str, int]:
-    return capacity_file.read(text.splitlines(keepends=True), "cap.csv")
+    return capacity_file.read_capacity_lines(text.splitlines(keepends=True), "cap.csv")
 
 
 def test_a_file_as_spreadsheets_write_it() -> None:
@@ -73,4 +73,4 @@ def test_no_text_does_worse_than_an_error(text: str) -> None:
 
 @given(st.dictionaries(names, st.integers(0, 1000000)))
 def test_what_is_written_is_read(capacity: dict[str, int]) -> None:
-    assert read("\n".join(capacity_file.write(capacity))) == capacity
+    assert read("\n".join(capacity_file.format_capacity_lines(capacity))) == capacity

@@ -8,17 +8,19 @@ from hypothesis import given
 
 from benchmarks.gangs import Shape
 from benchmarks.gangs_rivals import first_fit, kueue, leaves, links, ours
-from nova_hpc.cluster.plan import Gang, Policy
-from nova_hpc.fabric.model import FabricLevel, FabricMap, Place
+from nova_hpc.cluster.plan import Gang, GangPolicy
+from nova_hpc.fabric.model import FabricLevel, FabricMap, FabricPlace
 from tests.unit.cluster.plan.fabrics import Case, cases
 
-PREFERRED = Policy.PREFERRED
+PREFERRED = GangPolicy.PREFERRED
 LEAF, BLOCK = FabricLevel.LEAF, FabricLevel.BLOCK
 
 
 def fabric(*rooms: int) -> tuple[FabricMap, dict[str, int]]:
     """One block; each leaf has one host with so many places."""
-    places = [Place(f"n{number}", leaf=f"l{number}", block="b") for number in range(len(rooms))]
+    places = [
+        FabricPlace(f"n{number}", leaf=f"l{number}", block="b") for number in range(len(rooms))
+    ]
     return FabricMap(places=tuple(places)), {f"n{n}": room for n, room in enumerate(rooms)}
 
 

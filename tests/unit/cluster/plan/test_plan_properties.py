@@ -13,7 +13,7 @@ import attrs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nova_hpc.cluster.plan import Gang, Plan, Policy, Refusal, plan
+from nova_hpc.cluster.plan import Gang, GangPlan, GangPolicy, GangRefusal, plan_gang
 from nova_hpc.fabric.model import FabricLevel, FabricMap
 from tests.unit.cluster.plan.brute import Question, best
 from tests.unit.cluster.plan.fabrics import Case, cases
@@ -31,11 +31,11 @@ checked = settings(
 def test_no_way_to_deal_the_members_is_better(case: Case) -> None:
     fabric, capacity, gang = case
     wanted = best(fabric, capacity, gang)
-    answer = plan(fabric, capacity, gang)
+    answer = plan_gang(fabric, capacity, gang)
     if wanted is None:
-        assert isinstance(answer, Refusal)
+        assert isinstance(answer, GangRefusal)
         return
-    assert isinstance(answer, Plan), answer
+    assert isinstance(answer, GangPlan), answer
     assert answer.proven
     question = Question(fabric, capacity, gang)
     given_ = dict(answer.hosts)
@@ -50,15 +50,17 @@ def test_the_order_of_the_input_does_not_matter(case: Case, rng: random.Random) 
     places, hosts = list(fabric.places), list(capacity.items())
     rng.shuffle(places)
     rng.shuffle(hosts)
-    assert plan(FabricMap(places=tuple(places)), dict(hosts), gang) == plan(fabric, capacity, gang)
+    assert plan_gang(FabricMap(places=tuple(places)), dict(hosts), gang) == plan_gang(
+        fabric, capacity, gang
+    )
 
 
 @checked
 @given(cases(most=20))
 def test_a_refusal_names_the_nearest_miss(case: Case) -> None:
     fabric, capacity, gang = case
-    answer = plan(fabric, capacity, gang)
-    if not isinstance(answer, Refusal):
+    answer = plan_gang(fabric, capacity, gang)
+    if not isinstance(answer, GangRefusal):
         return
     question = Question(fabric, capacity, gang)
     assert answer.total == sum(question.free.values())
@@ -67,7 +69,7 @@ def test_a_refusal_names_the_nearest_miss(case: Case) -> None:
         name = question.place[host].enclosing(gang.level)
         if name is not None:
             held[name] = held.get(name, 0) + free
-    if gang.policy is Policy.PREFERRED:
+    if gang.policy is GangPolicy.PREFERRED:
         assert answer.nearest is not None
         assert answer.nearest.holds == answer.total < gang.members
     elif held:
@@ -78,22 +80,22 @@ def test_a_refusal_names_the_nearest_miss(case: Case) -> None:
         assert answer.nearest is None
     if answer.instead is not None:
         wider = attrs.evolve(gang, level=FabricLevel.from_word(answer.instead.level))
-        assert isinstance(plan(fabric, capacity, wider), Plan)
+        assert isinstance(plan_gang(fabric, capacity, wider), GangPlan)
 
 
 @checked
 @given(cases(most=20), st.integers(1, 6))
 def test_a_gang_that_grows_stays_together(case: Case, more: int) -> None:
     fabric, capacity, gang = case
-    first = plan(fabric, capacity, gang)
-    if not isinstance(first, Plan):
+    first = plan_gang(fabric, capacity, gang)
+    if not isinstance(first, GangPlan):
         return
     left = {host: free - first.hosts.get(host, 0) for host, free in capacity.items()}
     grown = attrs.evolve(gang, members=more, placed=first.hosts)
-    answer = plan(fabric, left, grown)
+    answer = plan_gang(fabric, left, grown)
     beside = _beside(fabric, left, grown, first)
-    if isinstance(answer, Refusal):
-        assert gang.policy is Policy.REQUIRED or answer.total < more
+    if isinstance(answer, GangRefusal):
+        assert gang.policy is GangPolicy.REQUIRED or answer.total < more
         return
     hosts = {*first.hosts, *answer.hosts}
     assert sum(answer.hosts.values()) == more
@@ -101,7 +103,7 @@ def test_a_gang_that_grows_stays_together(case: Case, more: int) -> None:
         assert members <= left[host]
         if gang.max_per_host:
             assert members + first.hosts.get(host, 0) <= gang.max_per_host
-    if gang.policy is Policy.REQUIRED:
+    if gang.policy is GangPolicy.REQUIRED:
         places = [fabric.place(host) for host in hosts]
         assert len({place and place.enclosing(gang.level) for place in places}) == 1
     # One NVLink domain is nearer than one leaf, and it may cross leaves.
@@ -109,7 +111,7 @@ def test_a_gang_that_grows_stays_together(case: Case, more: int) -> None:
         assert set(answer.leaves) <= set(first.leaves)
 
 
-def _beside(fabric: FabricMap, left: dict[str, int], gang: Gang, first: Plan) -> int:
+def _beside(fabric: FabricMap, left: dict[str, int], gang: Gang, first: GangPlan) -> int:
     """How many more fit in the leaves that the gang has, without leaving its own domain."""
     question = Question(fabric, left, attrs.evolve(gang, placed={}, max_per_host=None))
     places = [fabric.place(host) for host in first.hosts]

@@ -68,11 +68,11 @@ class Stream:
         bad = {"0": {"ok": False, "reason": "BAR 0, MiB 1: zeros are not read as written"}}
         unable = {"0": {"ok": False, "unable": True, "reason": "check foo cannot be run"}}
         answers = {
-            "pass": f"[    1.0] noise\n{report.line(words['nonce'], good)}\n",
-            "refuse": report.line(words["nonce"], bad) + "\n",
-            "unable": report.line(words["nonce"], unable) + "\n",
-            "silent": report.line(words["nonce"], {}) + "\n",
-            "forge": report.line("0" * 32, good) + "\n",
+            "pass": f"[    1.0] noise\n{report.format_report_line(words['nonce'], good)}\n",
+            "refuse": report.format_report_line(words["nonce"], bad) + "\n",
+            "unable": report.format_report_line(words["nonce"], unable) + "\n",
+            "silent": report.format_report_line(words["nonce"], {}) + "\n",
+            "forge": report.format_report_line("0" * 32, good) + "\n",
             "hang": "Kernel panic - not syncing: No working init found.\n",
         }
         return answers[does].encode()
