@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which modules a service loads, followed through the imports of the code."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+TOP = Path(__file__).resolve().parents[3]
+PACKAGES = ("nova_hpc", "nova_hpc_tools", "scheduler_filters", "virt_driver_patches")
+#: Entry points that services load.
+OF_SERVICES = ("nova.api.extra_spec_validators", "nova_hpc.cleaners", "nova_hpc.checks")
+OF_SERVICES += ("nova_hpc.nvlink_backends", "oslo.config.opts")
+
+
+def _modules() -> dict[str, Path]:
+    found = {}
+    for package in PACKAGES:
+        for path in (TOP / package).rglob("*.py"):
+            name = ".".join(path.relative_to(TOP).with_suffix("").parts)
+            found[name.removesuffix(".__init__")] = path
+    return found
+
+
+MODULES = _modules()
+
+
+def _base_of(module: str, node: ast.ImportFrom) -> str:
+    """What ``from ... import`` imports from; the guest's command is packed, so it is relative."""
+    if not node.level:
+        return str(node.module)
+    is_package = MODULES[module].name == "__init__.py"
+    parts = module.split(".")
+    parts = parts[: len(parts) - node.level + is_package]
+    return ".".join((*parts, *filter(None, (node.module,))))
+
+
+def _imports(module: str) -> set[str]:
+    """Names of the project's modules that a module imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            base = _base_of(module, node)
+            names = [f"{base}.{each.name}" for each in node.names]
+            found |= {name if name in MODULES else base for name in names}
+        elif isinstance(node, ast.Import):
+            found |= {each.name for each in node.names}
+    # A module loads the packages that it is in.
+    found |= {module.rpartition(".")[0]}
+    return found & MODULES.keys()
+
+
+def _closure(starts: Iterable[str]) -> set[str]:
+    seen: set[str] = set()
+    left = list(starts)
+    while left:
+        module = left.pop()
+        if module not in seen:
+            seen.add(module)
+            left += _imports(module)
+    return seen
+
+
+def _entry_points() -> set[str]:
+    setup = configparser.ConfigParser(delimiters=["="])
+    setup.read(TOP / "setup.cfg")
+    return {
+        line.partition("=")[2].strip().partition(":")[0]
+        for group in OF_SERVICES
+        for line in setup["entry_points"][group].strip().splitlines()
+    }
+
+
+SERVICES = {
+    "nova-scheduler and nova-api": {m for m in MODULES if m.startswith("scheduler_filters")},
+    "nova-compute": {m for m in MODULES if m.startswith("virt_driver_patches")},
+    "what they find by name": _entry_points(),
+    "the stage's virtual machine": {
+        m for m in MODULES if m.startswith("nova_hpc.tenancy.service_vm")
+    },
+}
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_service_loads_none_of_the_tools(service: str) -> None:
+    assert SERVICES[service]
+    loaded = _closure(SERVICES[service])
+    assert sorted(name for name in loaded if name.startswith("nova_hpc_tools")) == []
+
+
+def test_what_no_service_loads_is_a_tools_or_a_document_of_theirs() -> None:
+    """The core is no place for what only commands need, but for texts with two readers."""
+    loaded = _closure(module for starts in SERVICES.values() for module in starts)
+    rest = {name for name in MODULES if not name.startswith("nova_hpc_tools")} - loaded
+    allowed = ("nova_hpc.guest", "nova_hpc.wire.", "nova_hpc.outside", "nova_hpc.topology.lstopo")
+    assert sorted(name for name in rest if not name.startswith(allowed)) == []
+
+
+def test_the_guests_command_is_the_standard_library_alone() -> None:
+    loaded = _closure({name for name in MODULES if name.startswith("nova_hpc.guest.")})
+    assert {name for name in loaded if not name.startswith("nova_hpc.guest")} == {"nova_hpc"}
+    foreign = set()
+    for module in loaded:
+        for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                foreign |= {each.name.partition(".")[0] for each in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                foreign.add(_base_of(module, node).partition(".")[0])
+    assert foreign - sys.stdlib_module_names - {"nova_hpc"} == set()
