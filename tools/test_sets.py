@@ -125,32 +125,32 @@ JOBS: Final[tuple[Job, ...]] = (
     _job("kills", "functional-34", (*_KILLS, "--fault", "all"), 20, FULL),
     _job(
         *("races", "functional-34"),
-        ("python", "-m", "tests.functional.concurrency", "--workers", "4"),
+        ("python", "-m", "benchmarks.concurrency", "--workers", "4"),
         *(20, FULL),
         alone=True,
     ),
     _job(
         *("replay", "functional-34"),
-        ("python", "-m", "tests.functional.replay", "--minutes", "40"),
+        ("python", "-m", "benchmarks.replay", "--minutes", "40"),
         *(40, FULL),
         alone=True,
     ),
     _job(
         *("group-races", "functional-34"),
-        ("python", "-m", "tests.functional.group_races", "--rounds", "3", "--kill", "12"),
+        ("python", "-m", "benchmarks.group_races", "--rounds", "3", "--kill", "12"),
         *(10, FULL),
         alone=True,
     ),
     # Ten rounds of four ways with 512 hosts, and what may happen to a scheduler.
     _job(
         *("group-cloud", "functional-34"),
-        ("python", "-m", "tests.functional.group_cloud"),
+        ("python", "-m", "benchmarks.group_cloud"),
         *(240, FULL),
         alone=True,
     ),
     _job(
         *("group-kills", "functional-34"),
-        ("python", "-m", "tests.functional.group_cloud.kills"),
+        ("python", "-m", "benchmarks.group_cloud.kills"),
         *(40, FULL),
         alone=True,
     ),

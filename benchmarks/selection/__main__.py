@@ -23,15 +23,15 @@ import attrs
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.concurrency import nova_process
+from benchmarks.concurrency.model import Cloud
+from benchmarks.concurrency.race import Runner
+from benchmarks.concurrency.stage import Stage, stage
 from benchmarks.report import provenance
 from benchmarks.selection import installed, rows, side, together
 from benchmarks.selection.kept import INSTALLED, PAIR, TOGETHER, Kept
 from benchmarks.selection.processes import SIDES, Crew
 from benchmarks.selection.side import Question, Sample
-from tests.functional.concurrency import nova_process
-from tests.functional.concurrency.model import Cloud
-from tests.functional.concurrency.race import Runner
-from tests.functional.concurrency.stage import Stage, stage
 
 RESULTS: Final = Path(__file__).with_name("RESULTS.rst")
 QUESTIONS: Final = (

@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import attrs
 
+from benchmarks.concurrency import stage
+from benchmarks.concurrency.stage import Stage
 from benchmarks.selection.kept import INSTALLED, Kept
 from benchmarks.selection.processes import Crew
 from benchmarks.selection.side import Question
-from tests.functional.concurrency import stage
-from tests.functional.concurrency.stage import Stage
 
 #: Bytes that Placement may have: without a limit it takes the machine's.
 MEMORY: Final = 6 << 30

@@ -9,9 +9,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from benchmarks.concurrency.stage import Stage
 from benchmarks.selection import side
 from benchmarks.selection.side import Question, Sample
-from tests.functional.concurrency.stage import Stage
 
 SIDES: Final = ("ours", "stock")
 #: Seconds until a scheduler is ready.

@@ -18,7 +18,7 @@ from typing import Any, Final
 import attrs
 from pymysql import cursors
 
-from tests.functional.concurrency.stage import Stage
+from benchmarks.concurrency.stage import Stage
 
 Row = dict[str, Any]
 

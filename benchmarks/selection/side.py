@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import attrs
 
+from benchmarks.concurrency import nova_process, scheduler
+from benchmarks.concurrency.computes import GPU_CLASS, VF_CLASS
+from benchmarks.concurrency.model import Variant
 from nova_hpc_tools.adopt import settings as plugin
-from tests.functional.concurrency import nova_process, scheduler
-from tests.functional.concurrency.computes import GPU_CLASS, VF_CLASS
-from tests.functional.concurrency.model import Variant
 
 #: What a process says before it is asked anything.
 READY: Final = "ready"

@@ -8,14 +8,14 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from benchmarks.concurrency.model import VARIANTS
+from benchmarks.concurrency.stage import Stage
 from benchmarks.measure import mean_interval
 from benchmarks.measure import ratios as quotients
 from benchmarks.selection import side
 from benchmarks.selection.kept import TOGETHER, Kept
 from benchmarks.selection.processes import SIDES, Crew
 from benchmarks.selection.side import Question
-from tests.functional.concurrency.model import VARIANTS
-from tests.functional.concurrency.stage import Stage
 
 QUESTIONS: Final = (Question(1), Question(4))
 COLUMNS: Final = (

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.functional.group_cloud import report
-from tests.functional.group_cloud.__main__ import WAYS, holds
+from benchmarks.group_cloud import report
+from benchmarks.group_cloud.__main__ import WAYS, holds
 
 OURS, STOCK = WAYS["single"][0], WAYS["stock"][0]
 
@@ -62,7 +62,7 @@ def test_a_small_race(tmp_path: Path) -> None:
     size = ("--leaves", "3", "--hosts", "3", "--groups", "2", "--members", "3")
     argv = (*size, "--schedulers", "2", "--rounds", "1", "--ways", "single", "--json", str(rows))
     names = {k: v for k, v in os.environ.items() if k != "OS_NOVA_DISABLE_EVENTLET_PATCHING"}
-    command = [sys.executable, "-W", "ignore", "-m", "tests.functional.group_cloud", *argv]
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.group_cloud", *argv]
     run = {"env": names, "cwd": Path(__file__).parents[2], "timeout": 900, "check": False}
     done = subprocess.run(command, capture_output=True, text=True, **run)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.concurrency.computes import layout
+from benchmarks.concurrency.model import Cloud
+from benchmarks.replay import day
+from benchmarks.replay.__main__ import holds
 from nova_hpc.topology.level import Level
-from tests.functional.concurrency.computes import layout
-from tests.functional.concurrency.model import Cloud
-from tests.functional.replay import day
-from tests.functional.replay.__main__ import holds
 
 CLOUD = Cloud(20, switches=4, gpus=2, functions=2)
 
@@ -98,7 +98,7 @@ def test_twenty_hosts(tmp_path: Path) -> None:
     few = ("--schedulers", "2", "--candidates", "100")
     done = subprocess.run(
         [
-            *(sys.executable, "-W", "ignore", "-m", "tests.functional.replay", *argv, *few),
+            *(sys.executable, "-W", "ignore", "-m", "benchmarks.replay", *argv, *few),
             *("--variants", "ours-spread-shuffle", "--json", str(rows)),
         ],
         capture_output=True, text=True, env=names, cwd=Path(__file__).parents[2], check=False,

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several real schedulers race on a real Placement, with a MariaDB of their own.
 
-``python -m tests.functional.concurrency`` runs the large ones.
+``python -m benchmarks.concurrency`` runs the large ones.
 """
 
 import attrs
 import pytest
 
-from tests.functional.concurrency import __main__ as command
-from tests.functional.concurrency.model import VARIANTS, Cloud, Create, given_twice, room
-from tests.functional.concurrency.race import Plan, runner
+from benchmarks.concurrency import __main__ as command
+from benchmarks.concurrency.model import VARIANTS, Cloud, Create, given_twice, room
+from benchmarks.concurrency.race import Plan, runner
 
 
 @pytest.fixture(scope="module")

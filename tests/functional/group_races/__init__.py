@@ -1,5 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Many groups for the same leaves: real Placement processes over a real MariaDB.
-
-python -m tests.functional.group_races
-"""
