@@ -13,6 +13,9 @@ migration that keeps a GPU and its CPUs for ever.
 
 Whose allocation a migration holds is what Placement itself says: so a server is left as
 it is as long as a migration of its has an allocation on this node.
+
+Report: ``docs/source/contributor/upstream/same-host-healing.rst``. No bug is known to be filed.
+What a failed revert leaves behind all the same is ``revert-allocation.rst`` in that folder.
 """
 
 from __future__ import annotations

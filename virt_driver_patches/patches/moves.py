@@ -14,6 +14,11 @@ refused; any other still gets what Nova finds, where what was chosen cannot be h
 The destination claims devices first, and the driver is called much later, when the guest
 is already off. So a claim that does not fit is dropped again and refused at once. Nova
 then tries another host where it can, and otherwise the server keeps its state.
+
+Reports: ``docs/source/contributor/upstream/move-claim.rst`` (other devices than those that are
+allocated) and ``resize-policy.rst`` (the policy of flavor and image is forgotten). No bug is
+known to be filed for either. That a claim can be refused before the guest is off is no fault of
+Nova's: drivers are not asked there.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 
 :mod:`nova_hpc.from_nova.patches` decides where the cells and devices of the claim are;
 claims of moves tell it by :mod:`~virt_driver_patches.patches.moves`.
+
+The claim has no fault of its own and no report: what it calls does not get the flavor
+(``docs/source/contributor/upstream/numa-fit-order.rst`` says why that matters).
 """
 
 from __future__ import annotations

@@ -6,6 +6,9 @@ parameter that comes or goes breaks them as it breaks a wrap. Private ones of th
 are in ``patches.ALL`` with the wraps, which are checked when the service starts. Those of
 other classes are in :mod:`nova_hpc.from_nova.overridden`; a contract test compares the lists
 with the classes themselves, on every release.
+
+Overriding is Nova's own way to extend a driver, so none of them has a bug or a report; the
+reason of each stands with it.
 """
 
 from __future__ import annotations

@@ -8,6 +8,10 @@ service is restarted. The tracker's own method is made for repeated calls ("we s
 the hypervisor periodically", ``update_devices_from_hypervisor_resources`` of
 nova/pci/manager.py), so the one resource tracker of this process calls it whenever the
 devices have changed.
+
+No bug is known to be filed: Nova expects that PCI devices do not fall ill while the service
+runs and, from release 34 on, that libvirt's list of them does not change. No plug-in is asked
+between the two.
 """
 
 from __future__ import annotations

@@ -5,6 +5,9 @@ Nova makes the providers of PCI devices from its PCI tracker, at every update an
 claim. A device that the tracker does not know loses its provider; if Placement will not
 have that, because of one allocation that was left behind, every update and every claim of
 the node fails, of servers without any device, too.
+
+No bug is known to be filed for either: Nova has no word for a device that is kept back. What is
+left behind by a move that failed is ``docs/source/contributor/upstream/revert-allocation.rst``.
 """
 
 from __future__ import annotations

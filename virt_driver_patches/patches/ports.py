@@ -10,6 +10,9 @@ is chosen is for one call: Nova's records of the requests are not changed.
 
 A claim without an adapter that is close enough takes nothing. Nova then tries another
 host, as for a server group that is violated, and counts no failed build.
+
+No bug is known to be filed: Nova does not promise ports any place. Ports with bandwidth have a
+fault of Nova's besides (``docs/source/contributor/upstream/qos-groups.rst``).
 """
 
 from __future__ import annotations

@@ -10,6 +10,9 @@ there was elsewhere (:mod:`virt_driver_patches.patches.alternates`). What the re
 
 When the driver refuses to attach an interface, Nova tells the user that it failed, and
 leaves the reason in the log. The reason is still the context of Nova's error.
+
+Report: ``docs/source/contributor/upstream/reschedule-lost.rst`` (the conductor fails itself
+where every alternate is lost). The rest is as Nova means it; no bug is known to be filed.
 """
 
 from __future__ import annotations

@@ -7,6 +7,9 @@ the user of a running one nothing. It lets a refused snapshot hang, and takes aw
 a server's allocation in Placement when its rebuild is refused. So the driver is asked
 first, and a refusal ends there, with Nova's own handling of errors around it: the server
 keeps its state, and the reason is in the action's events.
+
+No bug is known to be filed: Nova asks a driver to act, and has no question whether it would.
+The manager's methods are the last place where nothing has been changed yet.
 """
 
 from __future__ import annotations

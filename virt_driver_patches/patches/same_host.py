@@ -15,6 +15,9 @@ comes first ends with ``CPUUnpinningInvalid``: the server is in ERROR. Without d
 CPUs nothing is raised, and memory, huge pages among them, is counted wrongly.
 
 So the migration context is taken back from such a server, before anything is counted.
+
+Report: ``docs/source/contributor/upstream/same-host-usage.rst``. It came with the fix of bug
+1953359; no bug is known to be filed for it.
 """
 
 from __future__ import annotations

@@ -5,6 +5,9 @@ Nova gives every server of a request the same alternates, with the same allocati
 candidate of each host (a note in its source says so). A second server that has to go
 there finds the devices taken, and the retry is lost; where it was the last alternate
 Nova's conductor fails, because it notifies of an exception that was never raised.
+
+Report: ``docs/source/contributor/upstream/reschedule-lost.rst`` (its end, in the conductor). No
+bug is known to be filed; the note in Nova's source proposes the cure.
 """
 
 from __future__ import annotations

@@ -8,6 +8,9 @@ Nova's own way of saying that there is no host takes it along from here.
 
 Placement may have no candidate for all that a server asks for. Then no filter runs, and
 Nova tells nobody what was missing.
+
+No bug is known to be filed: this is no fault of Nova's, but a place where it asks nobody. A
+filter answers yes or no, and no plug-in stands between Placement's answer and the user.
 """
 
 from __future__ import annotations

@@ -5,6 +5,9 @@ Nova gives a host up once its first allocation candidate cannot be claimed. With
 that the candidate names, that loses a host which may have others just as good: of several
 schedulers that fill the same host, as packing makes them do, all but one lose it. So the
 filter chooses again there, from what Placement says now, and the claim is tried again.
+
+No bug is known to be filed; a note in Nova's own scheduler/manager.py says that the other
+candidates are not tried. A filter cannot do it: it has answered when Nova claims.
 """
 
 from __future__ import annotations

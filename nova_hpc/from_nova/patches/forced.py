@@ -3,6 +3,9 @@
 
 The node's own check before the start decides then. A node that runs Nova's own driver has
 no such check: it is no host for a server with an ``hpc:`` flavor, forced or not.
+
+No bug is known to be filed: Nova means it so, and what is forced is the operator's decision. It
+is wrapped because nobody else would notice a misaligned server on such a node.
 """
 
 from __future__ import annotations

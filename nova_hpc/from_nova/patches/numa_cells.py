@@ -12,6 +12,9 @@ taken.
 
 Whether devices and networks are near enough depends on which nodes they are, not on their
 order.
+
+No bug is known to be filed for it; this wrap goes with
+:mod:`nova_hpc.from_nova.patches.numa_fit`.
 """
 
 from __future__ import annotations

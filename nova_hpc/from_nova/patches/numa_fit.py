@@ -8,6 +8,10 @@ choice of nodes after the other, the best first
 (:func:`nova_hpc.placement.numa_choice.order_node_tiers`). Whether CPUs, pages, devices and
 networks fit is Nova's to say, as ever; of several cells it is asked as
 :mod:`~nova_hpc.from_nova.patches.numa_cells` does.
+
+Reports: ``docs/source/contributor/upstream/numa-fit-order.rst`` (the order) and
+``numa-fit-cache.rst`` (cells that are mixed up). No bug is known to be filed for either. No
+plug-in can do it: the function is called by name, in the scheduler and on the node.
 """
 
 from __future__ import annotations

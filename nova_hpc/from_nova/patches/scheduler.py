@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wraps of nova-scheduler alone: which server it serves, what it answers, its alternates."""
+"""Wraps of nova-scheduler alone: which server it serves, what it answers, its alternates.
+
+Nova's functions about NUMA nodes and devices do not get the flavor, so those that call them are
+wrapped, to say it (:mod:`nova_hpc.from_nova.patches.serving`). They have no fault of their own,
+and no bug is known to be filed: they go with the wraps that need the flavor.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,9 @@
 
 Nova's functions get the guest's topology and its PCI requests, and neither says which
 flavor they come from. What is around them does.
+
+The flavor's NUMA policy is kept here, too: Nova forgets it when a server moves
+(``docs/source/contributor/upstream/resize-policy.rst``; no bug is known to be filed).
 """
 
 from __future__ import annotations
