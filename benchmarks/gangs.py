@@ -122,7 +122,7 @@ def _busy(fabric: FabricMap, rng: random.Random) -> dict[str, int]:
 class _Outcome:
     """What one way made of one seed."""
 
-    #: Means over the gangs that were placed in every way: see :func:`_compared`.
+    #: Means over the gangs that were placed in every way: see :func:`_mean`.
     leaves: Sequence[int | None]
     links: Sequence[int | None]
     #: Per cent of the members that came and got a place.

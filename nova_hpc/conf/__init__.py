@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configuration options, one module a group.
 
-``register(conf)`` is called with Nova's own ``CONF`` by the plug-ins and with
-a private one by the command; ``list_opts`` feeds ``oslo-config-generator``.
+:func:`register_all_options` is called with Nova's own ``CONF`` by the plug-ins and
+with a private one by the command; ``list_opts`` feeds ``oslo-config-generator``.
 """
 
 from __future__ import annotations

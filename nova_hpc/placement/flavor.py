@@ -3,7 +3,7 @@
 
 Nova's own specs say what a server gets; the ``hpc:`` keys say only how it
 sits together. Nova validates extra specs one key at a time, and only for new
-clients, so check_flavor() is called again wherever a flavor is used.
+clients, so :func:`check_flavor` is called again wherever a flavor is used.
 """
 
 from __future__ import annotations

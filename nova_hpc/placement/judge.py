@@ -140,7 +140,7 @@ def _ghost_pools_of(host: FreeHost) -> tuple[DevicePool, ...]:
 def _claimed_nvlink_sets(
     host: FreeHost, claimed_pools: Sequence[tuple[str, DevicePool]]
 ) -> tuple[frozenset[str], ...]:
-    """The NVLink sets that are wholly claimed, under the names of _pools()."""
+    """The NVLink sets that are wholly claimed, under the names of :func:`_claimed_pools_of`."""
     claimed = {pool.id: f"{key}\0{pool.id}" for key, pool in claimed_pools if pool.free == 1}
     sets = [
         frozenset(claimed[pool_id] for pool_id in members)

@@ -39,9 +39,9 @@ def rotate_devices(request: Request, host: FreeHost, devices: DeviceSet, seed: i
     Pure: the same seed gives the same set, in whatever order the pools come.
     *devices* itself is returned where nothing can be exchanged.
 
-    :param devices: a set that choose() has found for this request and host
+    :param devices: a set that choose_device_sets() has found for this request and host
     :param seed: any integer; equal seeds give equal sets
-    :raises ValueError: as choose() does
+    :raises ValueError: as choose_device_sets() does
     """
     if request.ports:
         return ports.exchange_with_ports(

@@ -325,7 +325,7 @@ def _offer_of_pool(
 ) -> DeviceOffer | str:
     """The offer of one pool, or why there is none."""
     first = pool.functions[0]
-    # Both are there: _unfit() saw to it. The assertions are for the type checker.
+    # Both are there: _why_never_given() saw to it. The assertions are for the type checker.
     assert first.vendor_id is not None
     assert first.product_id is not None
     network = declaration.network_of(pool.role, first.address)

@@ -50,7 +50,7 @@ def reap_group_domains(arguments: Sequence[str] = ()) -> Reaped:
 
 
 def collect_group_lines(context: Any) -> tuple[GroupLine, ...]:
-    """The same as read(), with the configuration that is in force."""
+    """As :func:`read_group_lines`, with the configuration that is in force."""
     records = fabric_records.open_group_records(context)
     fleet = DomainFleet.of(records.providers())
     return list_group_lines(
@@ -59,7 +59,7 @@ def collect_group_lines(context: Any) -> tuple[GroupLine, ...]:
 
 
 def sweep_group_domains(context: Any) -> Reaped:
-    """The same as reap_all(), with the configuration that is in force."""
+    """As :func:`reap_group_domains`, with the configuration that is in force."""
     return reap_all_domains(
         lambda: fabric_records.open_group_records(context), fabric_records.ServerMappings(context)
     )

@@ -19,9 +19,9 @@ from nova_hpc.placement.solver.domains import TIDY, Rank
 from nova_hpc.placement.solver.problem import Layout, SearchProblem
 from nova_hpc.topology.level import Level
 
-#: Steps that the exact search of one call of choose() may take, a fraction of a
-#: second: pairs of states that are merged, and states that are looked at. Servers
-#: of a few GPUs and virtual functions need some thousand.
+#: Steps that the exact search of one call of choose_device_sets() may take, a
+#: fraction of a second: pairs of states that are merged, and states that are looked at.
+#: Servers of a few GPUs and virtual functions need some thousand.
 MAX_WORK: Final = 1_500_000
 
 

@@ -419,5 +419,5 @@ class HygieneStep(TenancyStep):
         ill: Mapping[str, Symptom] | None = None,
         roles: Mapping[str, str | None] | None = None,
     ) -> dict[str, str]:
-        """As :meth:`look`, and only address -> why a device must not be offered."""
+        """As :meth:`.HygieneUpdate.look`, and only address -> why a device must not be offered."""
         return dict(self._update.look(offered, owners, ill or {}, roles).reasons)

@@ -35,7 +35,7 @@ class PeerOutcome:
     made: tuple[str, ...] = ()
     #: Port -> why it could not be set.
     failed: dict[str, str] = attrs.field(factory=dict, hash=False)
-    #: What cannot be set at all, or must not be; see :attr:`Plan.texts`.
+    #: What cannot be set at all, or must not be; see :attr:`.PeerPlan.texts`.
     lacks: tuple[str, ...] = ()
 
 

@@ -2,8 +2,8 @@
 """Why a server would get the devices that it would get, or none.
 
 Pure: a snapshot and a question in, a report out. The answer for each host is
-that of choose(), which the scheduler calls with the same words; so is every
-remedy that the report names.
+that of choose_device_sets(), which the scheduler calls with the same words; so is
+every remedy that the report names.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 """What would make a server fit. Nothing is guessed: each remedy was tried.
 
 Every candidate is a changed flavor or a changed node that goes through
-choose() like the original. The first that fits of each kind is named, and the
-servers whose leaving would suffice. Nodes that are alike are asked about once.
+choose_device_sets() like the original. The first that fits of each kind is named,
+and the servers whose leaving would suffice. Nodes that are alike are asked about once.
 """
 
 from __future__ import annotations

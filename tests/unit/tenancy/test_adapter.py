@@ -392,7 +392,7 @@ def test_who_sets_guids(root, monkeypatch, driver, kind):
 
 
 def test_what_pyroute2_cannot_read_at_the_end_of_a_message():
-    """It gives the bytes of the last GUID; see ``netlink._guid``."""
+    """It gives the bytes of the last GUID; see ``netlink._parse_guid_attribute``."""
     kernel = InfinibandKernel()
     kernel.functions[1] = {"node_guid": 0x1122, "port_guid": GUIDS.port_guid, "link_state": 0}
     (message,) = kernel.get_links(7, 9)
