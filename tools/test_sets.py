@@ -35,6 +35,12 @@ _PROGRESS: Final = 60.0
 #: Seconds after which the main thread looks whether a signal came before it began to wait: a wait
 #: without end would not be interrupted by that one.
 _LOOKS: Final = 1.0
+#: Seconds that processes have to end by themselves when a run is interrupted.
+_GRACE: Final = 5.0
+#: In the environment of all processes of a run, so that none of them can hide; tox passes it on.
+_MARK: Final = "NOVA_HPC_TEST_RUN"
+#: The signals that end a run.
+_ENDS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 #: Lines of a failed job's log that are shown.
 _SHOWN: Final = 150
 #: The niceness of jobs that run beside one that leads.
@@ -185,6 +191,7 @@ class Runner:
         self._logs = logs
         # Of pytest-timeout. One test that waits for ever would be all that is heard of a run.
         self._limits = {"PYTEST_TIMEOUT": str(limit)} if limit else {}
+        self._mark = f"{os.getpid()}-{time.time_ns()}"
         self._lock = threading.Lock()
         self._running: dict[str, tuple[float, subprocess.Popen[bytes] | None]] = {}
         # tox processes of one checkout share the folder in which packages are
@@ -243,7 +250,7 @@ class Runner:
             process = subprocess.Popen(
                 [*gives_way, "tox", *words],
                 cwd=TOP,
-                env=os.environ | self._limits,
+                env=os.environ | self._limits | {_MARK: self._mark},
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
@@ -273,13 +280,27 @@ class Runner:
             sys.stdout.flush()
 
     def _end(self) -> None:
-        """End what runs: an interrupted run leaves nothing behind."""
+        """End what runs: an interrupted run leaves nothing behind.
+
+        A process group is not enough: tests start sessions of their own, and Nova's services have
+        handlers of SIGTERM that pytest inherits.
+        """
+        for number in _ENDS:
+            signal.signal(number, signal.SIG_IGN)
         with self._lock:
             self._ended = True
-            for _, process in self._running.values():
-                if process is not None and process.poll() is None:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.killpg(process.pid, signal.SIGTERM)
+        begun, told = time.monotonic(), set[int]()
+        while left := processes_with(f"{_MARK}={self._mark}"):
+            late = time.monotonic() - begun > _GRACE
+            # Once: some take a second SIGTERM for impatience, and leave their own work.
+            for pid in left if late else set(left) - told:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
+            told.update(left)
+            if time.monotonic() - begun > 2 * _GRACE:
+                print(f"still running: {left}", flush=True)
+                return
+            time.sleep(0.2)
 
     @contextlib.contextmanager
     def _progress(self) -> Iterator[None]:
@@ -300,6 +321,17 @@ class Runner:
         finally:
             ended.set()
             thread.join()
+
+
+def processes_with(entry: str) -> list[int]:
+    """IDs of the processes that have *entry* (NAME=VALUE) in the environment they began with."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        # Others' processes, and those that have just ended.
+        with contextlib.suppress(OSError):
+            if entry.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+    return found
 
 
 def _wait(process: subprocess.Popen[bytes]) -> tuple[int, float]:
@@ -377,7 +409,8 @@ def main() -> int:
         if shutil.which(job.needs) is None:
             print(f"left out: {job.name}, which needs {job.needs}")
     jobs = [job for job in jobs if shutil.which(job.needs)]
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    for number in _ENDS:
+        signal.signal(number, lambda got, _: sys.exit(128 + got))
     begun = time.monotonic()
     limit = 0 if args.set == FULL else _LIMIT
     outcomes = Runner(args.logs, limit).run(jobs, args.workers)

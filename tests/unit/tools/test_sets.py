@@ -20,6 +20,8 @@ case "$*" in
     *--notest*) exit 0 ;;
     *"-e $FAILS"*) echo "E   assert 1 == 2"; echo "== 1 failed, 4 passed in 0.10s =="; exit 1 ;;
     *"-e $WORKS"*) exec python3 "$CALLS.py" ;;
+    *"-e $HIDES"*) setsid sh -c 'trap "" TERM; echo $$ >"$CALLS.pid"; while :; do sleep 1; done' &
+        wait ;;
     *"-e $SLEEPS"*) echo $$ >"$CALLS.pid"; exec sleep 600 ;;
 esac
 echo "===== 7 passed, 2 deselected in 0.20s ====="
@@ -36,7 +38,7 @@ def command(tmp_path):
 
     (tmp_path / "calls.py").write_text("import time\nwhile time.process_time() < 1.2: pass\n")
 
-    def start(*words, fails="none", sleeps="none", works="none", through=()):
+    def start(*words, fails="none", sleeps="none", works="none", hides="none", through=()):
         env = {
             **os.environ,
             "PATH": f"{program.parent}:{os.environ['PATH']}",
@@ -44,6 +46,7 @@ def command(tmp_path):
             "FAILS": fails,
             "SLEEPS": sleeps,
             "WORKS": works,
+            "HIDES": hides,
         }
         tool = TOP / "tools" / "test_sets.py"
         argv = [sys.executable, *through, tool, "--logs", tmp_path / "logs", *words]
@@ -143,6 +146,21 @@ def test_an_interrupted_run_leaves_nothing_running(command):
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=45) != 0
     _until(lambda: not Path(f"/proc/{child}").exists())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_an_interrupted_run_ends_a_grandchild_in_a_session_of_its_own(command, number):
+    process = command("--only", "unit", "lint", hides="py311")
+    _until(lambda: sleeper(command))
+    environ = Path(f"/proc/{sleeper(command)}/environ").read_bytes().split(b"\0")
+    (mark,) = [each for each in environ if each.startswith(b"NOVA_HPC_TEST_RUN=")]
+    process.send_signal(number)
+    assert process.wait(timeout=45) == 128 + number
+    # It ignores SIGTERM, as Nova's services do that are ending.
+    _until(lambda: not Path(f"/proc/{sleeper(command)}").exists())
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            assert mark not in (folder / "environ").read_bytes().split(b"\0")
 
 
 # The main thread does not notice a signal to another one while it waits without end: the same
