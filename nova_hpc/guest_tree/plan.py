@@ -10,6 +10,16 @@ A guest's firmware gives out bus numbers depth first from the number of each
 expander. So that the addresses stay as they are when volumes or interfaces
 come and go, the expanders' numbers are fixed here, well above the buses of the
 guest's own root complex.
+
+An example, ``mirror``. NUMA node 0 has root complex r0: 03:00.0 and 04:00.0 are below switch s1,
+which is below switch s0, and 05:00.0 is below s9. Node 1 has r1, with 83:00.0 below s2.
+
+#. A root complex becomes an expander near its cell: r0 on bus 0x40, r1 on bus 0x50.
+#. Nothing branches at s0, so it is left out. s1 becomes a switch: a root port (bus 0x41), an
+   upstream port (0x42) and two downstream ports (0x43, 0x44). Its devices are
+   0000:43:00.0 and 0000:44:00.0: PIX, as on the host.
+#. s9 and s2 have one device of this guest each, for which a root port will do: 0000:45:00.0 and
+   0000:51:00.0. To the pair below s1 the former is PHB and the latter SYS, as on the host.
 """
 
 from __future__ import annotations

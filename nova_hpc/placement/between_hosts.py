@@ -17,6 +17,14 @@ equal, so that the answer of one serves for all of them. It takes two things awa
 Nothing that :func:`nova_hpc.placement.choose.choose_device_sets` looks at changes by it: which
 cell fits on which node, how many servers and groups of each shape still fit, and
 what a node lacks for a cell, in numbers.
+
+An example, by the default profile. Two GPUs are wanted, ``hpc:affinity=numa``. Host *a* has four
+free below one switch and gives two of these: level ``switch``, damage 8. Host *b* has two below
+two switches of one root complex: level ``root``, damage 4. On one host the closer pair would win.
+Between hosts both levels are within what was asked for, so the ranks begin with (2, 0, 8) and
+(2, 0, 4), and *b* is better: *a* keeps its four. With a third host where nothing was
+chosen and a multiplier of 1.0, packing adds 1.0 to *b*, 0.5 to *a* and 0.0 to the third; where
+the users' wishes prefer *a*, it adds 2.5 to *a* and 1.0 to *b*.
 """
 
 from __future__ import annotations

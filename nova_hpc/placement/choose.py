@@ -8,6 +8,18 @@ states the objective in order, and what bounds the search.
 Nova may reject the best set. Each alternative is the best set that avoids something
 an earlier one used: a NUMA node for a guest cell, all domains of one class, or one
 domain.
+
+An example. One host, one GPU a pool: gpu0 and gpu1 are below switch *a* and gpu2 is below
+switch *b*, all of NUMA node 0; gpu3, gpu4 and gpu5 are below switch *c* of node 1.
+
+* Two GPUs, ``hpc:affinity=switch``: *b* has too few, *a* and *c* have enough. gpu0 and gpu1.
+  Either costs the default profile 6, and groups worth 20. What decides are the leftovers: 2
+  beside *a* (gpu2, in its root complex and its node), 3 beside *c* (one GPU, below its switch,
+  in its root complex and its node).
+* Three, ``switch``: *c* alone has them. The answer for ``numa`` is the same three, because a
+  tighter level comes before all that they cost.
+* One, ``switch``: gpu2, so that no switch loses a pair.
+* Four, ``numa``: no set. The miss says "6 gpu free, but at most 3 on one NUMA node (needs 4)".
 """
 
 from __future__ import annotations

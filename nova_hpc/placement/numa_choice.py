@@ -9,6 +9,17 @@ and the cells are beside the devices.
 The groups of a request are alike. It therefore makes no difference which cell goes to
 which of the nodes, only which nodes they are; and nodes without claimed devices differ
 by their socket alone.
+
+An example. Nodes 0 and 1 are of socket 0, nodes 2 and 3 of socket 1. A guest with two cells
+has claimed two GPUs, a group each: one on node 0, one on node 2. The classes are node 0, node
+2, the rest of socket 0 (node 1) and the rest of socket 1 (node 3). The tiers, the best first:
+
+#. (0, 2): each GPU is on a cell's node. Place (0, 0, 0, 0).
+#. (0, 3) and (1, 2): one GPU is beside a cell on the other node of its socket. (3, 0, 0, 4).
+#. (1, 3): both are. (3, 0, 0, 8).
+#. (0, 1) and (2, 3): one GPU has no cell on its socket. (4, 0, 0, 5).
+
+Whoever asks takes the first that has CPUs and pages: where node 2 has none, (0, 3), not (0, 1).
 """
 
 from __future__ import annotations

@@ -18,6 +18,15 @@ go in; entries of the ledger and alarms come out. The rules:
 
 Waits are measured by the clock that counts from the boot, which nobody sets. The time
 of day is only shown.
+
+An example, with waits that begin at 60 s and three tries. The times count from the boot.
+
+* 0 s: a GPU is silent. It is suspect, found ill once, and due at the next look.
+* 1 s: still silent: found ill twice, due after 60 s.
+* 30 s: well, and not due: it stays suspect.
+* 61 s: still silent: the third time, and the sign is grave. It is quarantined.
+* 61 s, had it been well: offered again. The two times are remembered, and one of them is
+  forgiven an hour later: silent again at 3,700 s, it counts as found ill twice and waits 60 s.
 """
 
 from __future__ import annotations

@@ -5,6 +5,16 @@ The scheduler asks the function that ``nova-hpc fabric plan`` asks
 (:func:`nova_hpc.cluster.plan.search.plan_gang`), with the hosts that Nova offers in place of files.
 What a scheduler has to know beyond that is here: domains whose places are kept for other groups,
 and members that come one after the other.
+
+An example. On the map *f* leaf l1 has hosts n1 and n2 with one free place each, l2 has n3 with
+four and n4 with two, l3 has n5 with three; all are in block b1. A group wants one leaf.
+
+#. It has three members: :meth:`Ground.choose` says leaf ``f/l3``, 0 levels above the wanted one.
+#. Another group's room keeps two places of l3, which the caller finds in Placement. It asks again
+   with a *cut* of 1 for l3, and gets leaf ``f/l2``.
+#. A group of seven gets None; with *flexible* it gets block ``f/b1``, one level above.
+#. One of the members is on n4 and three are to come: :meth:`Ground.scores` gives 1.0 to n3
+   and n4, and less than 0.5 to all others.
 """
 
 from __future__ import annotations

@@ -1,5 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The planner: the smallest domain that holds a gang, and the places in it. Pure."""
+"""The planner: the smallest domain that holds a gang, and the places in it. Pure.
+
+An example. Leaf l1 has hosts n1 and n2 with one free place each, l2 has n3 with four and n4
+with two, l3 has n5 with three; all are in block b1. Asked for one leaf:
+
+* 3 members: host n5, whose three places they fill.
+* 6 members: leaf l2, four on n3 and two on n4; no host and no other leaf holds six.
+* 7 members, ``required``: refused, "leaf l2 holds 6 of 7; block b1 holds 11".
+* 7 members, ``preferred``: block b1, six in l2 and one on n1 of l1, so that l3 stays whole.
+"""
 
 from __future__ import annotations
 
