@@ -7,7 +7,7 @@ from importlib.metadata import version as installed_version
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import house
+import architecture
 
 project = "nova-hpc"
 author = "nova-hpc developers"
@@ -40,6 +40,6 @@ nitpicky = True
 
 
 def setup(app):
-    """Draw the house before the pages are read: it is never older than the code."""
+    """Draw the rooms before the pages are read: the picture is never older than the code."""
     generated = Path(app.srcdir) / "contributor" / "generated"
-    app.connect("builder-inited", lambda app: house.write(generated))
+    app.connect("builder-inited", lambda app: architecture.write_files(generated))

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of what developers run: sets of tests, the picture of the house."""
+"""Tests of what developers run: sets of tests, the picture of the architecture."""

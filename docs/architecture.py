@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The house as a picture and a table, made from the code's own imports.
+"""The architecture as a picture and a table, made from the code's own imports.
 
-The documentation is built with it: ``conf.py`` calls :func:`write` first, so that
+The documentation is built with it: ``conf.py`` calls :func:`write_files` first, so that
 the picture is never older than the code.
 """
 
@@ -16,7 +16,7 @@ from xml.sax import saxutils
 TOP = Path(__file__).resolve().parents[1]
 
 #: Packages whose folders are rooms; the others are one room each.
-_HOUSES = ("nova_hpc", "nova_hpc_tools", "virt_driver_patches")
+_WITH_ROOMS = ("nova_hpc", "nova_hpc_tools", "virt_driver_patches")
 _PACKAGES = {
     "nova_hpc": TOP,
     "nova_hpc_tools": TOP,
@@ -25,7 +25,23 @@ _PACKAGES = {
     "nova_hpc_lab": TOP / "lab",
 }
 
-_WIDTH, _BOX, _HIGH, _GAP = 1180, 200, 62, 46
+_PLUG_IN, _CORE, _TOOL, _LAB = "#fdf1dc", "#e6eff7", "#e3f2e1", "#eeeeee"
+#: The colour of a package's rooms: who loads them.
+_FILLS = {
+    "scheduler_filters": _PLUG_IN,
+    "virt_driver_patches": _PLUG_IN,
+    "nova_hpc": _CORE,
+    "nova_hpc_tools": _TOOL,
+    "nova_hpc_lab": _LAB,
+}
+_LEGEND = {
+    _PLUG_IN: "plug-ins of Nova's services",
+    _CORE: "the core, which services load",
+    _TOOL: "commands, which people type",
+    _LAB: "the lab",
+}
+
+_WIDTH, _BOX, _HIGH, _GAP = 1330, 205, 62, 46
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +63,7 @@ def _room_of(module: str) -> str | None:
     parts = module.split(".")
     if parts[0] not in _PACKAGES:
         return None
-    if parts[0] in _HOUSES and len(parts) > 1:
+    if parts[0] in _WITH_ROOMS and len(parts) > 1:
         folder = _PACKAGES[parts[0]].joinpath(*parts[:2])
         if folder.is_dir():
             return ".".join(parts[:2])
@@ -63,7 +79,7 @@ def _imports(tree: ast.AST) -> Iterable[str]:
             yield from (alias.name for alias in node.names)
 
 
-def rooms() -> dict[str, Room]:
+def read_rooms() -> dict[str, Room]:
     """Every room by its name, read from the files."""
     found: dict[str, list[tuple[Path, ast.Module, int]]] = {}
     for package, folder in _PACKAGES.items():
@@ -91,13 +107,13 @@ def rooms() -> dict[str, Room]:
     return {name: room for name, room in result.items() if room.lines > 2}
 
 
-def floors(house: Mapping[str, Room]) -> list[list[Room]]:
+def stack_floors(by_name: Mapping[str, Room]) -> list[list[Room]]:
     """From the ground up: each room stands one floor above the highest that it uses.
 
     :raises ValueError: rooms use each other in a circle, which has no floors.
     """
     height: dict[str, int] = {}
-    left = dict(house)
+    left = dict(by_name)
     while left:
         ready = [room for room in left.values() if not room.uses & left.keys()]
         if not ready:
@@ -109,20 +125,20 @@ def floors(house: Mapping[str, Room]) -> list[list[Room]]:
             del left[room.name]
     tops = max(height.values())
     return [
-        sorted((house[name] for name, at in height.items() if at == floor), key=lambda r: r.name)
+        sorted((by_name[name] for name, at in height.items() if at == floor), key=lambda r: r.name)
         for floor in range(tops + 1)
     ]
 
 
-def picture(house: Mapping[str, Room]) -> str:
-    """The house as SVG: rooms on floors, an arrow from each to what it uses."""
-    storeys = floors(house)
+def draw_picture(by_name: Mapping[str, Room]) -> str:
+    """The architecture as SVG: rooms on floors, an arrow from each to what it uses."""
+    storeys = stack_floors(by_name)
     place: dict[str, tuple[float, float]] = {}
     for row, storey in enumerate(reversed(storeys)):
         space = (_WIDTH - len(storey) * _BOX) / (len(storey) + 1)
         for column, room in enumerate(storey):
             place[room.name] = (space + column * (_BOX + space), 10 + row * (_HIGH + _GAP))
-    height = 20 + len(storeys) * (_HIGH + _GAP) - _GAP
+    height = 50 + len(storeys) * (_HIGH + _GAP) - _GAP
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
         'font-family="sans-serif" font-size="13">',
@@ -130,18 +146,17 @@ def picture(house: Mapping[str, Room]) -> str:
         '<path d="M0,0 L7,3 L0,6 z" fill="#8899aa"/></marker></defs>',
         f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>',
     ]
-    for room in house.values():
+    for room in by_name.values():
         x, y = place[room.name]
-        for use in sorted(room.uses & house.keys()):
+        for use in sorted(room.uses & by_name.keys()):
             to_x, to_y = place[use]
             parts.append(
                 f'<line x1="{x + _BOX / 2:.0f}" y1="{y + _HIGH:.0f}" x2="{to_x + _BOX / 2:.0f}" '
                 f'y2="{to_y:.0f}" stroke="#8899aa" stroke-width="0.8" marker-end="url(#tip)"/>'
             )
-    for room in house.values():
+    for room in by_name.values():
         x, y = place[room.name]
-        outside = not room.name.startswith("nova_hpc.")
-        fill = "#fdf1dc" if outside else "#e6eff7"
+        fill = _FILLS[room.name.partition(".")[0]]
         parts.append(
             f'<g><title>{saxutils.escape(room.says)}</title><rect x="{x:.0f}" y="{y:.0f}" '
             f'width="{_BOX}" height="{_HIGH}" rx="5" fill="{fill}" stroke="#446688"/>'
@@ -150,17 +165,23 @@ def picture(house: Mapping[str, Room]) -> str:
             f'<text x="{x + 10:.0f}" y="{y + 46:.0f}" fill="#555555">{room.modules} modules, '
             f"{room.lines} lines</text></g>"
         )
+    for column, (fill, meaning) in enumerate(_LEGEND.items()):
+        x = 20 + column * _WIDTH / len(_LEGEND)
+        parts.append(
+            f'<rect x="{x:.0f}" y="{height - 24}" width="18" height="14" fill="{fill}" '
+            f'stroke="#446688"/><text x="{x + 26:.0f}" y="{height - 12}">{meaning}</text>'
+        )
     return "\n".join([*parts, "</svg>", ""])
 
 
-def page(house: Mapping[str, Room]) -> str:
+def write_table(by_name: Mapping[str, Room]) -> str:
     """The rooms as a table in reStructuredText, from the top floor down."""
     lines = [".. list-table::", "   :header-rows: 1", "   :widths: 22 45 8 25", ""]
     lines += ["   * - Room", "     - What it holds", "     - Lines", "     - What it uses"]
-    for storey in reversed(floors(house)):
+    for storey in reversed(stack_floors(by_name)):
         for room in storey:
             uses = ", ".join(
-                use.removeprefix("nova_hpc.") for use in sorted(room.uses & house.keys())
+                use.removeprefix("nova_hpc.") for use in sorted(room.uses & by_name.keys())
             )
             lines += [
                 f"   * - ``{room.name}``",
@@ -171,13 +192,13 @@ def page(house: Mapping[str, Room]) -> str:
     return "\n".join([*lines, ""])
 
 
-def write(folder: Path) -> None:
-    """Write ``house.svg`` and ``house.txt`` into *folder*."""
+def write_files(folder: Path) -> None:
+    """Write ``architecture.svg`` and ``architecture.txt`` into *folder*."""
     folder.mkdir(parents=True, exist_ok=True)
-    house = rooms()
-    (folder / "house.svg").write_text(picture(house))
-    (folder / "house.txt").write_text(page(house))
+    by_name = read_rooms()
+    (folder / "architecture.svg").write_text(draw_picture(by_name))
+    (folder / "architecture.txt").write_text(write_table(by_name))
 
 
 if __name__ == "__main__":
-    write(TOP / "docs" / "source" / "contributor" / "generated")
+    write_files(TOP / "docs" / "source" / "contributor" / "generated")
