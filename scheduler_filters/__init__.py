@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Nova's scheduler loads: filters, weighers, extra-spec validators."""
+"""The plug-ins of Nova's scheduler: filters, weighers, extra-spec validators."""

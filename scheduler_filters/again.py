@@ -16,7 +16,7 @@ from scheduler_filters import choice
 
 @attrs.frozen
 class ChooseAgain:
-    """What one pass of the filter knows, for the claims that follow it."""
+    """The knowledge of one pass of the filter, for the claims that follow it."""
 
     #: UUID of the compute node -> host state, of the hosts that passed.
     hosts: Mapping[str, Any]

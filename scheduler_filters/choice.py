@@ -62,7 +62,7 @@ class Template:
 
 @attrs.frozen
 class HostChoice:
-    """What the filter chose on a host; the weigher reads it."""
+    """The filter's choice on a host; the weigher reads it."""
 
     key: tuple[str, ...]
     devices: DeviceSet
@@ -318,7 +318,7 @@ def _judge_by_nova(
     devices: DeviceSet,
     candidate: Mapping[str, Any],
 ) -> DeviceSet | DeviceMiss:
-    """What the set is worth on the NUMA nodes that Nova will take."""
+    """Judge the set on the NUMA nodes that Nova will take."""
     if order.question.is_certain(view.ambiguous):
         return devices
     if view.ambiguous or order.task.ports:

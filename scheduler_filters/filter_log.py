@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What HpcTopologyFilter writes into the log: by cause, not by host.
+"""The log lines of HpcTopologyFilter: by cause, not by host.
 
 A large cloud rejects hundreds of hosts for each server, for a handful of reasons.
 """

@@ -42,7 +42,7 @@ _LATER: Final = "Where the server group is on the fabric cannot be told now; try
 
 @attrs.define
 class _Decided:
-    """What the servers of one request share; the request's own, so of one thread."""
+    """The common state of the servers of one request; the request's own, so of one thread."""
 
     #: UUID of the domain.
     domain: str

@@ -79,7 +79,7 @@ class HpcPackingWeigher(weights.BaseHostWeigher):
     def _wished(
         self, weighed_obj_list: Sequence[Any], weight_properties: objects.RequestSpec
     ) -> list[float]:
-        """What the users' weighers give to each host, as Nova adds it up."""
+        """The weight that the users' weighers give to each host, as Nova adds it up."""
         totals = [0.0] * len(weighed_obj_list)
         for weigher in self._wishes:
             normalized = nova_weights.normalize(

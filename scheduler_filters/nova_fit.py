@@ -29,7 +29,7 @@ from nova_hpc.from_nova.patches.serving import serve_flavor
 
 @attrs.frozen
 class Fit:
-    """What Nova would do with a candidate."""
+    """Nova's answer about a candidate."""
 
     #: guest cell (by position) -> host NUMA node; {} without guest cells
     cells: Mapping[int, int] = attrs.field(factory=dict)
@@ -59,7 +59,7 @@ class _LightPciStats(pci_stats.PciDeviceStats):
 
 @attrs.frozen
 class FitQuestion:
-    """What Nova's functions are asked about one server, whatever the host."""
+    """The question to Nova's functions about one server, whatever the host."""
 
     spec: objects.RequestSpec
     #: Nova looks only at the pools that the candidate names.

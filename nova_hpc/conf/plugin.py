@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an option names by an entry point."""
+"""A plug-in that an option names by an entry point."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class Aggregate:
 
 @attrs.frozen
 class PlaceReading:
-    """What aggregates say of one host."""
+    """The place of one host by the aggregates."""
 
     place: FabricPlace
     #: What makes no sense in them; the domains concerned are unknown.
@@ -202,7 +202,7 @@ def _is_sound_metadata(metadata: Mapping[str, str], problems: list[str]) -> bool
 
 
 def _find_manual_edit(metadata: Mapping[str, str]) -> str:
-    """What nobody but a hand can have made of an aggregate of ours; "" when it is sound."""
+    """The sign of an edit by hand in an aggregate of ours; "" when it is sound."""
     kind = _BY_WORD.get(metadata.get(KIND_KEY, ""))
     if kind is None:
         return f"{KIND_KEY}={metadata.get(KIND_KEY)!r}"

@@ -43,7 +43,7 @@ class FabricLevel(enum.IntEnum):
         return self.name.lower()
 
     def noun(self, count: int) -> str:
-        """What people call *count* domains of this level, e.g. ``leaves`` for 2."""
+        """The noun for *count* domains of this level, e.g. ``leaves`` for 2."""
         singular = _NOUNS.get(self.word, self.word)
         if count == 1:
             return singular
@@ -185,7 +185,7 @@ class FabricLink:
 
 @attrs.frozen
 class SourceProblem:
-    """What is wrong with a source, for the operator."""
+    """A fault of a source, for the operator."""
 
     text: str
     #: Line of the source, from 1; None: no single line.

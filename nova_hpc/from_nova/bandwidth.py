@@ -38,7 +38,7 @@ def _sort_amounts(resources: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
 
 @attrs.frozen
 class Bandwidth:
-    """What one port asks Placement for of its adapter."""
+    """The resources that one port asks Placement for of its adapter."""
 
     #: Resource class -> amount.
     resources: tuple[tuple[str, int], ...] = attrs.field(converter=_sort_amounts)
@@ -71,7 +71,7 @@ class Offers:
 def bandwidth_of_request(
     request: objects.InstancePCIRequest, groups: Iterable[objects.RequestGroup]
 ) -> Bandwidth | None:
-    """What a port's device has to have in Placement; None: nothing.
+    """The bandwidth that a port's device has to have in Placement; None: none.
 
     :param groups: of the server.
     """

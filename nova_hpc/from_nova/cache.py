@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a scheduler process remembers between requests: results, and what it has said.
+"""A scheduler process's memory between requests: results, and what it has logged.
 
 Nova builds its host states anew for every request, so nothing can be kept on
 them. What is worth keeping is kept here, by everything that it depends on:

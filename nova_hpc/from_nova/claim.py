@@ -108,7 +108,7 @@ def tags_of_function(function: PciFunction | None, entry: Mapping[str, str] | No
 
 @attrs.frozen
 class ServerClaim:
-    """What one server has, or is about to have, on a node."""
+    """The devices that one server has, or is about to have, on a node."""
 
     server: ServerSpec
     #: Want.key -> addresses of the devices that Nova claimed for it.
@@ -170,7 +170,7 @@ class ServerClaim:
 
     @classmethod
     def of(cls, instance: objects.Instance) -> ServerClaim:
-        """What *instance* has here."""
+        """The claim of *instance* on this node."""
         return _read_claim(
             instance.flavor,
             instance.image_meta,
@@ -181,7 +181,7 @@ class ServerClaim:
 
     @classmethod
     def of_move(cls, instance: objects.Instance, flavor: objects.Flavor) -> ServerClaim | None:
-        """What *instance* has claimed where it moves to; None: it does not move."""
+        """The claim of *instance* where it moves to; None: it does not move."""
         move = instance.migration_context
         if move is None:
             return None

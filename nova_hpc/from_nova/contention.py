@@ -62,7 +62,7 @@ CONTENTION: Final = Contention()
 
 
 def order_seed_of(spec: objects.RequestSpec) -> str:
-    """What decides the order of hosts: one for all servers of a request, so that they pack.
+    """The seed of the order of hosts: one for all servers of a request, so that they pack.
 
     The first of them gives it; Nova asks for one after the other with the same *spec*.
     """

@@ -100,7 +100,7 @@ def list_release_differences(running: str | None = None) -> list[str]:
 
 
 def list_wrong_settings(conf: Any) -> list[str]:
-    """What of the configuration keeps the scheduler from serving ``hpc:`` flavors."""
+    """The settings that keep the scheduler from serving ``hpc:`` flavors."""
     faults = []
     if not conf.filter_scheduler.pci_in_placement:
         faults.append("set [filter_scheduler]pci_in_placement = True")

@@ -90,7 +90,7 @@ class FabricView:
         return Ground(tuple(spot.seat for spot in self.spots))
 
     def offer(self, wish: Fabric) -> JoinOffer:
-        """What these hosts offer to a group with this wish."""
+        """The offer of these hosts to a group with this wish."""
         return JoinOffer(
             ground=self.ground,
             level=FabricLevel.from_word(wish.level),

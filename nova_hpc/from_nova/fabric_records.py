@@ -105,7 +105,7 @@ class ServerMappings:
 
 
 def list_client_differences() -> list[str]:
-    """What of this Nova is not what this module relies on; [] if all is well."""
+    """The differences of this Nova from what this module relies on; [] if there are none."""
     wanted: dict[str, tuple[Any, set[str]]] = {
         "InstanceMappingList.get_by_instance_uuids": (objects.InstanceMappingList, {"uuids"}),
         "SchedulerReportClient.get": (report.SchedulerReportClient, {"url", "version"}),

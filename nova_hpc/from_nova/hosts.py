@@ -33,7 +33,7 @@ from nova_hpc.wire.stats import NodeWord, StatsDocument
 
 @attrs.frozen(eq=False)
 class HostPattern:
-    """What hosts with the same free devices, CPUs and pages have in common."""
+    """The common part of hosts with the same free devices, CPUs and pages."""
 
     #: Without a name; its pools' ids are keys of View.providers.
     host: FreeHost
@@ -52,7 +52,7 @@ class HostPattern:
 
 @attrs.frozen
 class HostView:
-    """What one host has, and what is wrong with its devices."""
+    """One host's free resources, and the faults of its devices."""
 
     name: str
     pattern: HostPattern
@@ -100,7 +100,7 @@ class HostView:
 
 @attrs.frozen
 class Available:
-    """What Placement says is free for a server, on all hosts."""
+    """Free amounts for a server by Placement, on all hosts."""
 
     #: None for a kind: that is not known.
     devices: Mapping[DeviceKind, Amounts | None]
@@ -303,7 +303,7 @@ def _bind_pattern_roles(
 
 @attrs.frozen
 class HostDevice:
-    """What a host has free of one provider, and what its NVLink sets are made of."""
+    """A host's free devices of one provider, and the NVLink set that they are of."""
 
     pool: DevicePool
     nvlink: str | None = None
@@ -393,7 +393,7 @@ def _build_host_node(
 
 
 def node_word_of_host(host_state: Any) -> NodeWord:
-    """What a node says of itself, and whether it may have servers with ``hpc:`` flavors."""
+    """A node's own word, and whether it may have servers with ``hpc:`` flavors."""
     # ``stats`` is unset until the compute node has reported for the first time.
     text = (getattr(host_state, "stats", None) or {}).get(hpc_stats.KEY)
     if not isinstance(text, str):

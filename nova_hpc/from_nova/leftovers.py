@@ -41,7 +41,7 @@ class LeftoverConsumer:
 
 @attrs.frozen
 class Cure:
-    """What helps."""
+    """A remedy."""
 
     text: str
     #: The consumer is a migration that is over: it can be removed here.
@@ -90,7 +90,7 @@ def _normalise_or_none(text: str | None) -> str | None:
 
 
 def find_cure(context: Any, suspect: LeftoverConsumer, host: str) -> Cure | None:
-    """What helps against the allocation; None: it has a right to it."""
+    """The remedy for the allocation; None: the consumer has a right to it."""
     try:
         server = objects.Instance.get_by_uuid(context, suspect.consumer)
     except exception.InstanceNotFound:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was said in the log a short while ago, by its cause.
+"""A record of recent log lines by cause, so that none is repeated at once.
 
 A scheduler looks at all hosts for every server, and what is wrong with a host is wrong
 at the next look, too. So a line names its cause and counts hosts, and the same cause is
@@ -68,7 +68,7 @@ LOG_THROTTLE: Final = LogThrottle()
 
 
 def format_held_back(held: int) -> str:
-    """What follows a line whose like was held back so often; "" for none."""
+    """The text after a line whose like was held back so often; "" for none."""
     return f" (and {held} times since the last such line)" if held else ""
 
 

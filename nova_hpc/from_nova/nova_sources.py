@@ -64,7 +64,7 @@ def file_of(target: str) -> str:
 def find_changed_functions(
     folder: Path, release: int, targets: Iterable[str]
 ) -> tuple[NovaChange, ...]:
-    """What of *targets* is not as it was read.
+    """Those of *targets* that are not as they were read.
 
     :param folder: the package ``nova``.
     :param release: its major version, one of :data:`READ`.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Placement said of all providers when Nova asked it for candidates.
+"""Placement's word about all providers when Nova asked it for candidates.
 
 Nova's scheduler asks once for each request (``get_allocation_candidates``). The answer
 holds, beside the candidates, what each provider of their trees has and how much of it is
@@ -127,7 +127,7 @@ def keep_answer(spec: objects.RequestSpec, summaries: Summaries | None) -> None:
 
 
 def answer_of(spec: objects.RequestSpec) -> PlacementAnswer | None:
-    """What was put down for *spec*; None: nothing."""
+    """The answer that was put down for *spec*; None: none."""
     answer: PlacementAnswer | None = getattr(spec, _ANSWER, None)
     return answer
 

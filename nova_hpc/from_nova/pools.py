@@ -76,7 +76,7 @@ class Match:
 
 @attrs.frozen(eq=False)
 class KnownPool:
-    """What is the same for all pools that say the same."""
+    """The common part of all pools that say the same."""
 
     name: str
     tags: hpc_tags.Tags | None
@@ -188,7 +188,7 @@ KNOWN: Final[Cache[KnownPool]] = Cache()
 def recall_pool(
     stats: Any, pool: Mapping[str, Any], task: ServerTask, sockets: Mapping[int, int | None]
 ) -> KnownPool:
-    """What *pool* says, for the wants of *task*.
+    """The content of *pool*, for the wants of *task*.
 
     :param stats: Nova's statistics of the host, whose own functions decide
         which alias a pool matches.
@@ -311,7 +311,7 @@ def usable_part_of_pool(
     count: int,
     free: Mapping[DeviceKind, Amounts | None],
 ) -> SeenPool | None:
-    """What of a pool can be used at this moment.
+    """The part of a pool that can be used at this moment.
 
     :param count: free functions, as the pools count them.
     :param free: what Placement says is free; None for a kind if unknown.

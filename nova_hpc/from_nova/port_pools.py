@@ -157,7 +157,7 @@ class ClaimingServer:
 
 @attrs.frozen
 class _ClaimProblem:
-    """What the server wants, and a host that has that and the adapters."""
+    """The server's wants, and a host that has them and the adapters."""
 
     asked: ServerSpec
     host: FreeHost

@@ -147,7 +147,7 @@ def _are_all_known(client: Any, resources: Iterable[str], traits: Iterable[str])
 
 
 def ask_about_host(root: str, kind: DeviceKind) -> Mapping[str, Mapping[str, Any]] | None:
-    """What one host has and uses, as the summaries of an answer with candidates.
+    """Inventories and usage of one host, as the summaries of an answer with candidates.
 
     :param root: UUID of the compute node.
     :param kind: of devices; a host that has none of them free is not described.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server asks for, from whatever Nova has of it.
+"""A server's request, from whatever Nova has of it.
 
 The scheduler has a request specification, a node an instance with what it has
 claimed, ``explain`` and the profile a flavor. Each of them goes through
@@ -71,7 +71,7 @@ class WantedDevice:
 
     @property
     def matching(self) -> Hashable:
-        """What decides which pools it matches, and nothing else."""
+        """Everything that decides which pools it matches, and nothing else."""
         spec = tuple(tuple(sorted(part.items())) for part in self.request.spec)
         return (self.want.key, self.kind, spec)
 
@@ -99,13 +99,13 @@ class PortKind:
 
     @property
     def matching(self) -> Hashable:
-        """What decides which pools it matches, and nothing else."""
+        """Everything that decides which pools it matches, and nothing else."""
         return (self.ports.key, _matching_of_request(self.requests[0]))
 
 
 @attrs.frozen
 class ServerTask:
-    """What a request specification asks for, the same for every host."""
+    """The wishes of a request specification, the same for every host."""
 
     server: ServerSpec
     devices: tuple[WantedDevice, ...]
@@ -180,7 +180,7 @@ def read_server_spec(
     claimed: bool = False,
     groups: Sequence[objects.RequestGroup] = (),
 ) -> ServerSpec:
-    """What a server with this flavor and image asks for.
+    """Read the request of a server with this flavor and image.
 
     :param requests: of the flavor's aliases, and of Neutron's direct ports.
     :param claimed: *topology* is that of a claim, which says the hosts' nodes.
@@ -264,7 +264,7 @@ def _matching_of_request(request: objects.InstancePCIRequest) -> Hashable:
 
 
 def _device_spec_of_port(request: objects.InstancePCIRequest) -> Mapping[str, str | None]:
-    """What a port wants of a device; Nova says it in one part, and of some ports nothing."""
+    """The device spec of a port; Nova gives it in one part, and for some ports none."""
     return next(iter(request.spec), {})
 
 
@@ -402,7 +402,7 @@ def read_server_task(spec: objects.RequestSpec) -> ServerTask:
 
 
 def read_flavor_task(flavor: objects.Flavor, image: objects.ImageMeta | None = None) -> ServerTask:
-    """What Nova's API makes of a flavor and an image, without a server.
+    """The task that Nova's API makes of a flavor and an image, without a server.
 
     :param image: None: one that asks for nothing.
     :raises nova.exception.NovaException: Nova refuses the two.

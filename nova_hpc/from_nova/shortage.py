@@ -40,7 +40,7 @@ class ShortageUnansweredError(RuntimeError):
 def ask_for_shortage(
     context: Any, spec: objects.RequestSpec, task: ServerTask, host_manager: Any
 ) -> Shortage:
-    """What *spec* asks for, and which hosts have it.
+    """The wishes of *spec*, and which hosts meet them.
 
     :param task: of *spec*.
     :raises ShortageUnansweredError: Placement did not answer.

@@ -43,7 +43,7 @@ def _withheld_addresses_of_kind(document: StatsDocument, kind: DeviceKind) -> se
 
 
 def read_stats_of_provider(uuid: str) -> StatsDocument | None:
-    """What the node with this UUID says of itself; None: nothing that can be read."""
+    """The stats of the node with this UUID; None: none that can be read."""
     context = nova_context.get_admin_context()
     for cell in objects.CellMappingList.get_all(context):
         if cell.disabled:

@@ -27,7 +27,7 @@ class GuestFinding(NamedTuple):
 
 
 class GuestWishes(NamedTuple):
-    """What the caller asks for beyond the promise."""
+    """The caller's wishes beyond the promise."""
 
     #: Role, ``vendor:product`` or ``*`` -> driver that must be bound.
     drivers: dict[str, str] = {}

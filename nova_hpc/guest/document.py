@@ -105,7 +105,7 @@ class GuestDevice(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What to call it in messages."""
+        """Its name in messages."""
         role = f"{self.role} " if self.role else ""
         return f"device {self.number} ({role}{self.vendor_id}:{self.product_id})"
 
@@ -126,7 +126,7 @@ class Peers(NamedTuple):
 
 
 class GuestDocument(NamedTuple):
-    """What the cloud promised."""
+    """The cloud's promise."""
 
     topology: str
     cells: tuple[GuestCell, ...]

@@ -77,7 +77,7 @@ class Root:
             return None
 
     def names(self, path: str) -> list[str]:
-        """What a directory holds, sorted; [] when it cannot be listed."""
+        """The names in a directory, sorted; [] when it cannot be listed."""
         try:
             return sorted(os.listdir(self.place(path)))  # noqa: PTH208
         except (OSError, ValueError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``install`` leaves on the machine.
+"""The files that ``install`` leaves on the machine.
 
 Below ``/run``, and so never older than the boot: copies for those who are not
 root, NCCL's topology with this machine's addresses, and its environment. Only

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this machine has: PCI functions, NUMA nodes, huge pages.
+"""This machine's hardware: PCI functions, NUMA nodes, huge pages.
 
 Nothing raises: what cannot be read is None.
 """
@@ -66,7 +66,7 @@ class GuestNumaNode(NamedTuple):
 
 
 class GuestMachine(NamedTuple):
-    """What is there."""
+    """The hardware of this machine."""
 
     functions: tuple[GuestFunction, ...]
     nodes: tuple[GuestNumaNode, ...]

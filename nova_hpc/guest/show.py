@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was promised and where it is, for people and for programs."""
+"""The promised devices and where they are, for people and for programs."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def _describe_located(device: GuestDevice, places: dict[int, GuestFunction]) -> 
 def format_slurm_place(
     document: GuestDocument, level: str, topology: str, below: str | None
 ) -> str:
-    """What a node of Slurm is given, as in ``slurmd -Z --conf``.
+    """The configuration of a Slurm node, as in ``slurmd -Z --conf``.
 
     :param level: the level whose domains Slurm has as switches or blocks.
     :param topology: name of Slurm's topology.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a guest is told about its devices: a document, and NCCL's topology.
+"""The texts that tell a guest about its devices: a document, and NCCL's topology.
 
 Neither holds a name, an address or a serial number of the host: switches and
 root complexes have numbers of their own, which begin at 0 in every guest. The

@@ -48,7 +48,7 @@ def has_clique(function: PciFunction) -> bool:
 def libvirt_needs_of(
     offered: Iterable[PciFunction], memory: int, clique: bool
 ) -> Iterator[LibvirtNeed]:
-    """What servers of a node need at most.
+    """The most that servers of a node need.
 
     :param offered: the devices that servers can be given.
     :param memory: of the node, in bytes.

@@ -44,7 +44,7 @@ class Span:
 
 
 def span_of_bars(bars: Iterable[Bar]) -> Span:
-    """What one device takes of the 64-bit window of its port.
+    """The part of its port's 64-bit window that one device takes.
 
     Only prefetchable 64-bit BARs can lie there.
     """

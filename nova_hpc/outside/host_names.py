@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may name a host to another program: Slurm, MPI, pdsh, Ansible, a shell.
+"""Host names that another program may be given: Slurm, MPI, pdsh, Ansible, a shell.
 
 Each of them reads more than a name where a name is expected: options (``-oProxyCommand=``),
 ranges (``n[0-9]``), templates (``{{ ... }}``), further words of a line. RFC 1123, 2.1, allows

@@ -101,7 +101,7 @@ def packing_scores_of(
     multipliers: Sequence[float],
     wishes: Sequence[float],
 ) -> list[float]:
-    """What packing adds to the weights of hosts, below what users wished for.
+    """The amounts that packing adds to the weights of hosts, below what users wished for.
 
     The best rank gets the host's multiplier and the worst nothing, as Nova does with
     the weights of a weigher (``weights.py:25-53`` of release 34). Of two hosts of which
@@ -177,7 +177,7 @@ def mix_best_ranks(
 
 @attrs.frozen
 class _ResourceUse:
-    """What can be done with one resource (CPUs, or pages of one size)."""
+    """The possible uses of one resource (CPUs, or pages of one size)."""
 
     #: Needs of the guest's cells.
     cells: tuple[int, ...]

@@ -205,7 +205,7 @@ def _topology_shape_of(node: DomainNode, used: dict[str, int]) -> tuple[object, 
 
 
 def _list_further_bans(solver: Solver, bans: Bans, devices: DeviceSet) -> Iterator[Bans]:
-    """What to avoid next, the most different first."""
+    """The next things to avoid, the most different first."""
     for node in sorted(devices.cells.values()):
         yield Bans(bans.nodes | {node}, bans.items)
     used = _count_used_devices(devices)

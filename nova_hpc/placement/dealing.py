@@ -178,7 +178,7 @@ class Dealt:
         )
 
     def cap(self, host: FreeHost, much: OverusedPools) -> Cap | None:
-        """What every real choice keeps, and one that takes too much does not."""
+        """The cap that every real choice keeps, and one that takes too much does not."""
         if much.name is None:
             return None
         name = much.name

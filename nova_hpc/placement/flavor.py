@@ -64,7 +64,7 @@ KEYS: Final = (AFFINITY, AFFINITY_POLICY, GROUP, NVLINK, GUEST_TOPOLOGY, *FABRIC
 
 @attrs.frozen
 class Fabric:
-    """What a flavor says of the members of a server group."""
+    """A flavor's wish about the members of a server group."""
 
     #: A word of WORDS[FABRIC].
     level: str
@@ -85,7 +85,7 @@ def has_fabric_keys(extra_specs: Mapping[str, str]) -> bool:
 
 
 def read_fabric(extra_specs: Mapping[str, str]) -> Fabric | None:
-    """What the flavor says of the members of a server group; None: nothing.
+    """Read the flavor's wish about the members of a server group; None: it has none.
 
     :raises FlavorError: for the user: the key, its value, and the cure.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the placement engine is asked, and what it answers. Data only.
+"""The questions to the placement engine, and its answers. Data only.
 
 A *request* is a flavor in the engine's words, a *host* is what one node has
 free, and an *answer* is the best device sets with their level, or the nearest
@@ -162,7 +162,7 @@ class DevicePool:
 
 @attrs.frozen
 class HostNode:
-    """What one host NUMA node has free. None: unknown, not checked here."""
+    """Free amounts of one host NUMA node. None: unknown, not checked here."""
 
     id: int
     socket: int | None = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a cloud usually sells, and what a placement takes away from it.
+"""The profile of a cloud's flavors, and the damage that a placement does to it.
 
 A *profile* is the mix of flavors that later servers will ask for. The *damage* of a
 choice is the number of devices that the servers of a profile could use before it

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server asks for: the input of a request.
+"""A server's wishes: the input of a request.
 
 The scheduler reads a request specification, a node what the server has claimed,
 ``explain`` a flavor in a snapshot. All of them make the same value of it, and the
@@ -19,7 +19,7 @@ from nova_hpc.placement.model import Ports, Request, Want, WantedCell
 
 @attrs.frozen
 class ServerSpec:
-    """What a flavor with an image asks for, whoever read them."""
+    """The wishes of a flavor with an image, whoever read them."""
 
     #: Of the flavor: ``hpc:`` keys, and all others.
     extra_specs: Mapping[str, str] = attrs.field(hash=False)

@@ -91,7 +91,7 @@ def merge_shapes(shapes: Iterable[FlavorShape], most: int = MOST) -> tuple[Flavo
 
 
 def _kind_of_shape(shape: FlavorShape) -> tuple[object, ...]:
-    """What is the same in shapes that differ in amounts of CPUs and memory alone."""
+    """The common key of shapes that differ in amounts of CPUs and memory alone."""
     return (tuple(shape.counts.items()), shape.groups, shape.level, shape.page_kib)
 
 
@@ -109,7 +109,7 @@ def _sort_key_of_shape(shape: FlavorShape) -> tuple[object, ...]:
 
 
 def _gap_between(first: FlavorShape, second: FlavorShape) -> tuple[int, int]:
-    """What is lost if the lighter of two shapes counts as the heavier one.
+    """The loss if the lighter of two shapes counts as the heavier one.
 
     First what differs: amounts of CPUs and memory; how many devices, and in which groups;
     the level; the roles. Then by how much, times the weight of the lighter one.

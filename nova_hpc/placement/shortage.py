@@ -18,7 +18,7 @@ from nova_hpc.placement.withheld import format_free_of_short
 
 
 class WishSign(enum.IntEnum):
-    """What a wish is about. Of two that would do, the later is named as the cause."""
+    """The subject of a wish. Of two that would do, the later is named as the cause."""
 
     GROUP = 0  # resources of a request group of its own: of a port, of the flavor
     AMOUNT = 1  # CPUs, memory, disk
@@ -93,7 +93,7 @@ _WORDS = {
 
 @attrs.frozen
 class Shortage:
-    """What was asked of Placement, and which hosts meet it."""
+    """The wishes that Placement was asked for, and which hosts meet them."""
 
     wishes: tuple[HostWish, ...]
     #: No two groups may come from one provider.
@@ -191,7 +191,7 @@ class Shortage:
         withheld: Mapping[str, str] | None = None,
         counted: Mapping[str, int] | None = None,
     ) -> str:
-        """What operators read of the cause.
+        """The cause in words for operators.
 
         :param name: what the nearest host is called.
         :param withheld: PCI address -> why that host's node does not give it.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the user of a refused server reads: the wish that is not met, and what may help.
+"""The reason for the user of a refused server: the wish that is not met, and what may help.
 
 Nova's scheduler keeps the reason from users on purpose ("we don't want to give away too
 much information about our actual environment", scheduler/manager.py:538-540 of release
@@ -88,7 +88,7 @@ def refusal_sentence(request: Request, unmet: Unmet, asked: AskedHosts = ALL) ->
 
 
 def explain_unplaced(shortage: Shortage | None, wants: Iterable[Want]) -> str:
-    """What is said where Placement knows no host with all that is asked for.
+    """The sentence where Placement knows no host with all that is asked for.
 
     It names wishes that no host meets together, and no other.
 
@@ -115,7 +115,7 @@ def explain_unplaced(shortage: Shortage | None, wants: Iterable[Want]) -> str:
 
 
 def explain_all_left_out(wants: Iterable[Want]) -> str:
-    """What is said where Placement has only hosts that the server may not go to."""
+    """The sentence where Placement has only hosts that the server may not go to."""
     asked = AskedHosts(left_out=True).subject()
     return (
         f"{asked} has {_describe_devices(wants)} free together with all else that is asked "
@@ -124,7 +124,7 @@ def explain_all_left_out(wants: Iterable[Want]) -> str:
 
 
 def explain_other_rules(wants: Iterable[Want]) -> str:
-    """What is said where the devices are there, and another filter of Nova's leaves no host."""
+    """The sentence where the devices are there, and another filter of Nova's leaves no host."""
     return (
         f"The cloud's other rules (state of the hosts, server group, image) leave no host with "
         f"{_describe_devices(wants)} for it{_OPERATOR}"
@@ -174,7 +174,7 @@ def _describe_amount(wish: HostWish) -> str:
 
 
 def _quality_of_hosts(wish: HostWish) -> str:
-    """What follows ``host``."""
+    """The words after ``host``."""
     if wish.source is WishSource.THREADS:
         return f" {'without' if wish.inverted else 'with'} hyper-threads"
     return {
@@ -188,7 +188,7 @@ def _quality_of_hosts(wish: HostWish) -> str:
 
 
 def _predicate_of_wish(wish: HostWish) -> str:
-    """What follows ``No host``, where it is all that is said."""
+    """The words after ``No host``, where nothing else is said."""
     if wish.source is WishSource.THREADS:
         policy = "isolate" if wish.inverted else "require"
         threads = "no hyper-threads" if wish.inverted else "hyper-threads"
@@ -213,7 +213,7 @@ _WHO: Final = {
 
 
 def _cure_for_wish(wish: HostWish) -> str | None:
-    """What a user can ask for instead; None: it is the operator's."""
+    """A request that the user can make instead; None: the cure is the operator's."""
     if wish.sign is WishSign.DEVICES:
         return "fewer devices"
     if wish.sign is WishSign.AMOUNT:
@@ -265,7 +265,7 @@ def _describe_devices(wants: Iterable[Want]) -> str:
 
 
 def _list_cures(request: Request, unmet: Unmet) -> list[str]:
-    """What a user can ask for instead, the least change first."""
+    """Requests that the user can make instead, the least change first."""
     if unmet is Unmet.DEVICES:
         return ["fewer devices", *([f"{GROUP_POLICY} none"] if request.apart else [])]
     cures = [f"{GROUP_POLICY} none"] if request.apart else []

@@ -30,7 +30,7 @@ from nova_hpc.wire.ledger import SOMEBODY, Ledger, LedgerDevice
 
 @attrs.frozen
 class LedgerComparison:
-    """What comes of it."""
+    """The result of the comparison."""
 
     ledger: Ledger
     #: Addresses of devices that were known to be clean, and are not any more.
@@ -65,7 +65,7 @@ def confirm_ledger_by_rows(ledger: Ledger, rows: NovaDeviceRows) -> LedgerCompar
 
 
 def _keep_known_hardware(ledger: Ledger) -> Ledger:
-    """What it says of pieces of hardware, which may have come from there with a board.
+    """The records about pieces of hardware, which may have come from there with a board.
 
     What it says of places, of servers' partitions and of Placement is of that other node.
     """

@@ -164,7 +164,7 @@ class ForbiddenDevices(TenancyStep):
         return ()
 
     def withhold(self, view: NodeView, owners: DeviceOwners) -> WithheldDevices:
-        """What of the offered is never given."""
+        """The offered devices that are never given."""
         return WithheldDevices(self.reasons(view, view.roles))
 
     def reasons(self, view: NodeView, addresses: Iterable[str]) -> dict[str, Symptom]:
@@ -199,7 +199,7 @@ class ForbiddenDevices(TenancyStep):
                 )
 
     def _save(self) -> None:
-        """What could not be read is not kept: the next start of the service tries again.
+        """Keep the answers that could be read: for the others the next start tries again.
 
         Empty: it may be given. The release before wrote its sentence where the sign is, and
         takes the sign for it.

@@ -35,7 +35,7 @@ _PASSED: Final = {"hostdev": "pci", "interface": "hostdev"}
 
 
 class DomainCondition(enum.Enum):
-    """What a domain does; the value is the word for operators."""
+    """The condition of a domain; the value is the word for operators."""
 
     RUNNING = "running"
     PAUSED = "paused"
@@ -117,7 +117,7 @@ class NodeGuestDomains:
 
 
 class DomainHandle(Protocol):
-    """What is asked of a ``virDomain``."""
+    """The methods of a ``virDomain`` that are used."""
 
     def name(self) -> str:
         """The domain's name."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of a device that does not look well: the states and the ways between them.
+"""The states of a device that does not look well, and the ways between them.
 
 Pure: what the ledger knows, what one look has found, the time and the thresholds
 go in; entries of the ledger and alarms come out. The rules:
@@ -109,7 +109,7 @@ class HealthRules:
 
 @attrs.frozen
 class SettledStates:
-    """What a look comes to."""
+    """The result of a look."""
 
     #: Address -> entry, of the devices whose entries are different now.
     entries: Mapping[str, LedgerDevice] = attrs.field(factory=dict, hash=False)
@@ -334,7 +334,7 @@ class ModelEvent:
 
     @property
     def text(self) -> str:
-        """What stands as the reason of each of them."""
+        """The reason that each of them gets."""
         return (
             f"{len(self.addresses)} of {self.looked_at} devices of model {self.model} have "
             f"changed alike, as after an update of firmware or driver: {self.change}; if that is "
@@ -367,7 +367,7 @@ def find_model_events(
 def replace_by_model_events(
     symptoms_found: Mapping[str, tuple[Symptom, ...]], happened: Iterable[ModelEvent]
 ) -> dict[str, tuple[Symptom, ...]]:
-    """What was found, with the change of each device in an event replaced by the event."""
+    """The symptoms found, with the change of each device in an event replaced by the event."""
     result = dict(symptoms_found)
     for event in happened:
         symptom = Symptom(HealthSign.MODEL, event.text)

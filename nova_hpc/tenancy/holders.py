@@ -132,7 +132,7 @@ def is_door_held(number: int | None, bound: bool) -> bool:
 
 
 def explain_closed_door(there: VfioDoor, number: int | None) -> KernelHolder:
-    """What an error of :func:`open_vfio_door` means."""
+    """The meaning of an error of :func:`open_vfio_door`."""
     place = there.path[there.path.rindex("/dev/") :]
     if is_door_held(number, there.iommu is not None):
         return KernelHolder(
@@ -315,7 +315,7 @@ class _HolderFinder:
         return None
 
     def _number(self, path: str) -> int:
-        """What a file says; everything where it says nothing that can be read."""
+        """The number in a file; everything where it has none that can be read."""
         try:
             return int(self._text(path) or "", 0)
         except ValueError:

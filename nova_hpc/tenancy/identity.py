@@ -38,7 +38,7 @@ def is_hardware_known(hardware: str | None) -> bool:
 
 
 def unique_hardware_of(seen: Mapping[str, str]) -> dict[str, str]:
-    """What every device says it is; the slot where several say the same."""
+    """The identity that every device reports; the slot where several report the same."""
     counts = Counter(seen.values())
     return {
         address: hardware

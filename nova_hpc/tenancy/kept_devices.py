@@ -21,7 +21,7 @@ from nova_hpc.topology.model import address_key
 
 @attrs.frozen
 class PromisedDevices:
-    """What one server of the node has by Nova's records."""
+    """The devices of one server of the node by Nova's records."""
 
     #: Its UUID, as libvirt writes it.
     server: str
@@ -47,7 +47,7 @@ class GuestDifference:
 
     @property
     def cure(self) -> str:
-        """What makes the guest what it should be."""
+        """The action that makes the guest what it should be."""
         return f"hard reboot of server {self.server}"
 
     def reasons(self) -> dict[str, str]:
@@ -125,7 +125,7 @@ def difference_words_of(differences: Iterable[GuestDifference]) -> dict[tuple[st
 
 @attrs.frozen
 class PromiseLook:
-    """What one look has found, and what the looks before it make of that."""
+    """The findings of one look, and those that the looks before it confirm."""
 
     #: Differences that hold: seen twice in a row.
     known: tuple[GuestDifference, ...] = ()

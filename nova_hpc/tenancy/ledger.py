@@ -63,7 +63,7 @@ def _load_ledger(text: str) -> Ledger:
 
 @attrs.define
 class _LastWritten:
-    """What this process has written last; replaced as one, so safe between threads."""
+    """The last write of this process; replaced as one, so safe between threads."""
 
     #: What :attr:`Ledger.written` may say: two while the file is being replaced; none:
     #: nothing is to be believed.
@@ -94,7 +94,7 @@ class LedgerFile:
     # -- what it says ------------------------------------------------------------
 
     def read(self) -> Ledger:
-        """What the node remembers; one without any file remembers nothing. Never raises."""
+        """The node's ledger; empty on a node without any file. Never raises."""
         while True:
             last = self._last.written
             ledger = self._read()
@@ -335,7 +335,7 @@ _Parsed = TypeVar("_Parsed")
 
 @attrs.frozen
 class _LedgerText:
-    """What a file and its copy hold; an error where one cannot be read."""
+    """The text of a file and of its copy; an error where one cannot be read."""
 
     file: str | OSError
     copy: str | OSError | None
@@ -347,7 +347,7 @@ class _LedgerText:
         return None if file is None else cls(file, _read_text_or_error(copy_of(path)))
 
     def parse(self, what: str, parse: Callable[[str], _Parsed], problems: list[str]) -> _Parsed:
-        """What the file says, or its copy, which is added to *problems*.
+        """Parse the file or else its copy, which is added to *problems*.
 
         :raises WireError: neither can be read, or a later release has written them.
         """

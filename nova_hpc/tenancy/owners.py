@@ -115,7 +115,7 @@ def held_by_domains(
 
 
 def held_by_kernel(holders: Mapping[str, KernelHolder]) -> dict[str, HeldDevice]:
-    """What the kernel's answers mean for who has a device."""
+    """The devices that somebody has, by the kernel's answers."""
     return {
         address: HeldDevice(
             f"{holder.text}; Nova knows of no server that has it, and libvirt of no guest domain",

@@ -47,7 +47,7 @@ class PlacedProvider:
 def decide_reservation(
     record: ReservedProvider | None, provider: PlacedProvider, withheld: int, total: int
 ) -> ReservedProvider:
-    """What is to be reserved of a provider from now on.
+    """Decide how much of a provider is reserved from now on.
 
     :param record: what is remembered of it.
     :param provider: as Placement has it now.
@@ -87,7 +87,7 @@ def list_lifting_commands(
     providers: Mapping[str, PlacedProvider],
     ledger: Ledger,
 ) -> list[str]:
-    """What lifts what is reserved and not in the ledger, one command a provider.
+    """The commands that lift reservations which are not in the ledger, one a provider.
 
     Not what Nova reserves itself of a one-time-use device, which it gives up when that is
     clean: it is reserved as long as a server has it, or it waits to be reported.

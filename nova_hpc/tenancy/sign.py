@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be wrong with a device: one vocabulary for every check, step and state.
+"""The signs of a device's trouble: one vocabulary for every check, step and state.
 
 A sign is what the program goes by; the reason beside it is for people, may be worded
 anew in any release, and decides nothing.
@@ -15,7 +15,7 @@ import attrs
 
 
 class HealthSign(enum.Enum):
-    """What is wrong, the worst first.
+    """The kinds of trouble, the worst first.
 
     The value is written to the ledger (``health.sign``), said in notifications, and for
     the optional checks it is the word of ``[hpc]health_checks``. Ledgers of earlier

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is done to devices around a server: one protocol, and one step for each concern.
+"""The steps on devices around a server: one protocol, and one step for each concern.
 
 A step is asked before a server starts with devices, before it starts again with
 those that it has, after it has ended, and from time to time, when it puts in
@@ -100,7 +100,7 @@ class NodeView:
 
 @attrs.frozen
 class WithheldDevices:
-    """What a look from time to time has found."""
+    """The findings of a periodic look."""
 
     #: Address -> why a free device must not be offered.
     findings: Mapping[str, Symptom] = attrs.field(factory=dict, hash=False)
@@ -187,7 +187,7 @@ class TenancyStep(abc.ABC):
     # -- what an operator asks for -----------------------------------------------
 
     def check(self, device: DeviceCandidate) -> list[str]:
-        """What is wrong with a device, without touching it."""
+        """Find the faults of a device, without touching it."""
         return []
 
     def changes(self, devices: Iterable[DeviceCandidate]) -> dict[str, str]:
@@ -215,5 +215,5 @@ class TenancyStep(abc.ABC):
         return None
 
     def describe(self, address: str) -> Mapping[str, str]:
-        """What is remembered of a device, for people: a name and a text each."""
+        """The records of a device, for people: a name and a text each."""
         return {}

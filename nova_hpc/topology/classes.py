@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the class of a PCI function says: the one table of device classes.
+"""The meaning of a PCI function's class: the one table of device classes.
 
 Roles, peer-to-peer, the file for NCCL and RCCL, the guest document and the printed
 tree all ask here. Class codes are lower-case hex digits, four (without the

@@ -46,7 +46,7 @@ _PORTS: Final = {
 
 @attrs.frozen
 class ConfigSpace:
-    """What could be read of a configuration space; None: not there."""
+    """The readable part of a configuration space; None: not there."""
 
     vendor_id: str | None = None
     product_id: str | None = None
@@ -73,7 +73,7 @@ class ConfigSpace:
 
 
 def skim_config(handle: int, limit: int = SIZE) -> bytes:
-    """What :func:`parse_config_space` looks at, from an open file; the rest is zeros.
+    """The bytes that :func:`parse_config_space` looks at, from an open file; the rest is zeros.
 
     A device answers every four bytes with a round trip of their own, and most of
     its space is empty.
@@ -98,7 +98,7 @@ def skim_config(handle: int, limit: int = SIZE) -> bytes:
 
 
 def with_serial(handle: int, data: bytes) -> bytes:
-    """What :func:`skim_config` read of an open file, with all of the device's serial number."""
+    """The bytes that :func:`skim_config` read, with all of the device's serial number."""
     offset = serial_at(data)
     if offset is None:
         return data

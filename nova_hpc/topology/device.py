@@ -142,7 +142,7 @@ class _Attributes:
             self.reasons.append(short)
 
     def attempt(self, get: Callable[[], _T], default: _T) -> _T:
-        """What *get* returns, or *default* and a reason."""
+        """The result of *get*, or *default* and a reason."""
         try:
             return get()
         except (FileError, ValueError) as error:
@@ -164,7 +164,7 @@ class _Attributes:
         return self.folder is not None and name not in self.folder.names
 
     def names(self, name: str) -> list[str]:
-        """What a folder in it holds."""
+        """The names in one of its folders."""
         nothing: list[str] = []
         if self.lacks(name):
             return nothing

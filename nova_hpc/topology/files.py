@@ -201,7 +201,7 @@ class FileTree:
         return None if data is None else decode_kernel_text(data, path)
 
     def names(self, path: str) -> list[str]:
-        """What a directory holds, sorted; [] when there is no such directory.
+        """The names in a directory, sorted; [] when there is no such directory.
 
         Names that no kernel object has are left out.
 

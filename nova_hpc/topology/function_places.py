@@ -135,7 +135,7 @@ def _root_name_of(topmost: str) -> str:
 def _bridge_kinds_of(
     by_address: Mapping[str, Raw], paths: Mapping[str, tuple[str, ...]]
 ) -> dict[str, BridgeKind]:
-    """What each bridge is.
+    """The kind of each bridge.
 
     Where the PCI Express capability cannot be read, its place tells: PCI
     Express alternates root port, upstream port, downstream port, upstream

@@ -133,7 +133,7 @@ def parse_file(path: Path) -> etree._Element:
 
 @attrs.frozen
 class _Around:
-    """What an object inherits from those that contain it."""
+    """The facts that an object inherits from those that contain it."""
 
     cpus: frozenset[int] | None = None
     package: int | None = None

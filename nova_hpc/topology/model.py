@@ -55,7 +55,7 @@ def address_key(address: str) -> tuple[int, ...]:
 
 
 class BridgeKind(enum.Enum):
-    """What a PCI-to-PCI bridge is."""
+    """The kind of a PCI-to-PCI bridge."""
 
     ROOT_PORT = "root-port"
     UPSTREAM = "switch-upstream"

@@ -53,7 +53,7 @@ class NcclError(InventoryError):
 
 @attrs.frozen
 class Processor:
-    """What NCCL derives the speed between sockets from."""
+    """The facts from which NCCL derives the speed between sockets."""
 
     arch: str  # x86_64, arm64, ppc64
     vendor: str | None = None  # x86_64 only: GenuineIntel, AuthenticAMD
@@ -166,7 +166,7 @@ def switch_of(node: Node, point: str, busid: str | None = None) -> NcclSwitch:
 
 
 def best_link(node: Node, function: PciFunction) -> PcieLink | None:
-    """What the link above *function* can at most: the lesser of its two ends.
+    """The best speed of the link above *function*: the lesser of its two ends.
 
     A virtual function has the link of its physical function. None: not known.
     """

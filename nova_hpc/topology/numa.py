@@ -40,7 +40,7 @@ class _NumaReader:
     problems: list[str]
 
     def attempt(self, read: Callable[[], _T], default: _T) -> _T:
-        """What *read* gives; its failure is a problem of the node, no more."""
+        """The result of *read*; its failure is a problem of the node, no more."""
         try:
             return read()
         except (FileError, ValueError) as error:

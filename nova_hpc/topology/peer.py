@@ -35,7 +35,7 @@ class PeerPath(enum.Enum):
 
 
 class PeerReason(enum.Enum):
-    """What decides about the path of two devices below one switch."""
+    """The reason why the path of two devices below one switch is as it is."""
 
     #: A port redirects, and lets translated requests not pass either.
     REDIRECT = "acs-redirect"
@@ -224,7 +224,7 @@ _PATHS: Final = {
 
 
 def _reason_at_port(port: PciFunction | None, device: PciFunction) -> PeerReason:
-    """What *port* does with what *device* below it sends."""
+    """The way that *port* treats what *device* below it sends."""
     if port is None or port.acs_control is None:
         return PeerReason.UNREADABLE
     if not port.acs_control & _REDIRECT:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an operator wishes of peer-to-peer, and how far a node is from it. Pure.
+"""The operator's wish about peer-to-peer, and how far a node is from it. Pure.
 
 Only three bits of a port's ACS control register are ever changed: the redirect of
 requests and of completions, and direct translated peer-to-peer. None is changed where
@@ -30,7 +30,7 @@ _MOST_NAMED: Final = 4
 
 
 class PeerWish(enum.Enum):
-    """What ``[hpc]peer_to_peer`` may say."""
+    """The values of ``[hpc]peer_to_peer``."""
 
     #: Nothing is set.
     KEEP = "keep"
@@ -70,7 +70,7 @@ class Lack:
 
 @attrs.frozen
 class PeerPlan:
-    """What is to be written, and what cannot be."""
+    """The registers to write, and those that cannot be written."""
 
     changes: tuple[AcsChange, ...] = ()
     #: What stands against the wish, for each pair that does not get it.
@@ -89,7 +89,7 @@ class PeerPlan:
 
 
 def plan_peer_changes(node: Node, wish: PeerWish) -> PeerPlan:
-    """What to do for *wish* on *node*, from its registers as they were read."""
+    """Plan the changes for *wish* on *node*, from its registers as they were read."""
     if wish is PeerWish.KEEP:
         return PeerPlan()
     changes: dict[str, AcsChange] = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``/proc/cpuinfo`` says of a node's processors."""
+"""A node's processors as ``/proc/cpuinfo`` names them."""
 
 from __future__ import annotations
 

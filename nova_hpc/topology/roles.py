@@ -236,5 +236,5 @@ def _check_interface(value: str, bad: _Complaint) -> str:
 
 
 def _matches_pattern(pattern: str, value: str | None) -> bool:
-    """What is unknown matches only where anything would do."""
+    """Whether *value* matches; an unknown one does only where anything would do."""
     return pattern == "*" if value is None else fnmatch.fnmatchcase(value, pattern)

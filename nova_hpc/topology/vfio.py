@@ -38,7 +38,7 @@ _LARGEST: Final = 1 << 24
 
 
 class Vfio(enum.Enum):
-    """What a function's driver makes of it."""
+    """The part that a function's driver plays for VFIO."""
 
     #: It serves the host, or there is no driver.
     NO = "no"
@@ -50,7 +50,7 @@ class Vfio(enum.Enum):
 
 @attrs.frozen
 class Kernel:
-    """What a kernel says of its VFIO drivers."""
+    """A kernel's word about its VFIO drivers."""
 
     #: Functions on VFIO have ``vfio-dev/``.
     says: bool
@@ -94,7 +94,7 @@ def alias_of(
     subsystem: tuple[str | None, str | None],
     class_code: str | None,
 ) -> str:
-    """What the kernel compares with the aliases of variants, from the ids of a function."""
+    """A function's ids as the text that the kernel compares with the aliases of variants."""
     code = (class_code or "").ljust(6, "0").upper()
     numbers = (vendor, product, *subsystem)
     ids = [f"{number or '':0>8}".upper() for number in numbers]
@@ -105,14 +105,14 @@ _kernels: Final[weakref.WeakKeyDictionary[FileTree, Kernel]] = weakref.WeakKeyDi
 
 
 def read_vfio_kernel(tree: FileTree) -> Kernel:
-    """What the kernel of a machine says; read once for each reading of it. Never raises."""
+    """Read the word of a machine's kernel, once for each reading of it. Never raises."""
     if tree not in _kernels:
         _kernels[tree] = Kernel(tree.exists(_CLASS), _read_modules_alias(tree))
     return _kernels[tree]
 
 
 def vfio_of_driver(tree: FileTree, driver: str | None, names: object, parent: str | None) -> Vfio:
-    """What the driver of a function makes of it.
+    """The part that a function's driver plays for VFIO.
 
     :param names: what its ``vfio-dev/`` holds, if anything.
     :param parent: of a virtual function: the driver of its physical function.

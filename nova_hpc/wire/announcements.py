@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an operator has announced in the ledger: when devices may change, and what is right.
+"""An operator's announcements in the ledger: when devices may change, and what is right.
 
 The parts ``maintenance`` and ``accepted`` of :mod:`nova_hpc.wire.ledger`.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a saved node is not the node's own: the archive of ``nova-hpc inventory --save`` says it.
+"""The replaced parts of a saved node, which the archive of ``nova-hpc inventory --save`` names.
 
 A number that stands for a serial number is counted anew in every archive: the third card has
 the third number, whichever card that is. So it tells devices of one archive apart, and no
@@ -54,7 +54,7 @@ def write_capture_note(replaced: Collection[str]) -> str:
 
 
 def read_capture_note(text: object) -> frozenset[str]:
-    """What was replaced; a kind that only a later release knows is among it.
+    """The kinds that were replaced; one that only a later release knows is among them.
 
     :raises nova_hpc.wire.version.LaterError: only a later release reads it.
     :raises WireError: it is broken.
@@ -66,7 +66,7 @@ def read_capture_note(text: object) -> frozenset[str]:
 
 
 def replaced_kinds_of(tree: FileTree) -> frozenset[str] | None:
-    """What of the files in *tree* was replaced; None: they do not say, as those of a machine.
+    """The kinds replaced in the files of *tree*; None: they do not say, as those of a machine.
 
     What cannot be read may have said anything, so everything counts as replaced.
     """

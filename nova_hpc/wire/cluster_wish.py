@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a virtual cluster is to be, as it lies in Nova's own records.
+"""The wish for a virtual cluster, as it lies in Nova's own records.
 
 No service keeps it: the name of the server group says it until the first member
 exists, then the metadata of each member. Any client that reads it can finish or undo
@@ -61,7 +61,7 @@ class Nic:
 
 @attrs.frozen
 class ClusterWish:
-    """What a cluster is to be.
+    """The wish for a cluster.
 
     :ivar members: numbers of the members; NAME-3 is number 3.
     :ivar generation: grows with each change; the highest one counts.
@@ -105,7 +105,7 @@ class ClusterWish:
 
 @attrs.frozen
 class Label:
-    """What the name of a server group says.
+    """The content of a server group's name.
 
     :ivar attempt: tells this creation from any other of the same cluster.
     :ivar wish: None where it did not fit; *digest* tells whether options said again are the same.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was decided for a server, as it is stored with the server.
+"""The decision for a server, as it is stored with the server.
 
 The devices themselves are Nova's PCI records and are not repeated here.
 """
@@ -28,7 +28,7 @@ _NUMBERS: Final = re.compile(r"(\d{1,4})-(\d{1,4})", re.ASCII)
 
 @attrs.frozen
 class Decision:
-    """What the flavor asked for, and what the server got."""
+    """The flavor's wish, and the level that the server got."""
 
     asked: Level
     policy: AffinityPolicy
@@ -99,7 +99,7 @@ def _read_peer_wish(value: object) -> PeerWish:
 
 
 def _pairs_by_reason(peers: Iterable[tuple[int, int, PeerReason]]) -> dict[str, str]:
-    """What decides -> ``0-2,1-3``: the pairs of which it holds."""
+    """The reason -> ``0-2,1-3``: the pairs of which it holds."""
     by_reason: dict[str, list[str]] = {}
     for gpu, adapter, reason in peers:
         by_reason.setdefault(reason.value, []).append(f"{gpu}-{adapter}")

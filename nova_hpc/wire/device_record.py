@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a node adds to Nova's own record of a PCI device: the device's tags.
+"""A node's addition to Nova's own record of a PCI device: the device's tags.
 
 Nova's pools hold free devices only, so the place of a device that a server has
 would be known nowhere but on its node. The record has room for it: Nova keeps

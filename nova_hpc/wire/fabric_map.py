@@ -83,7 +83,7 @@ def read_fabric_map(text: object) -> FabricMap:
 
 
 def _stated_fields_of(value: Any) -> dict[str, Any]:
-    """What an object says, without what it says nothing of."""
+    """The fields of an object that are set."""
     stated = attrs.asdict(
         value, filter=lambda _, field_value: field_value is not None and field_value != ()
     )

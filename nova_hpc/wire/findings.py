@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``nova-hpc doctor`` has found on one node, for ``--merge`` and other people's tools.
+"""The findings of ``nova-hpc doctor`` on one node, for ``--merge`` and other people's tools.
 
 ::
 

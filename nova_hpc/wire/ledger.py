@@ -111,7 +111,7 @@ class Trial:
 
 @attrs.frozen
 class LedgerDevice:
-    """What is known of the device at one address."""
+    """The ledger's record of the device at one address."""
 
     #: Which piece of hardware it is: ``serial:`` and its PCIe serial number,
     #: ``vpd:`` and that of its vital product data, or ``slot:`` and its address.
@@ -254,7 +254,7 @@ class Ledger:
     lost: bool = False
 
     def device(self, address: str) -> LedgerDevice:
-        """What is known of the device at *address*."""
+        """The record of the device at *address*."""
         return self.devices.get(address, _NOTHING)
 
     def put(self, changes: Mapping[str, LedgerDevice]) -> Ledger:
@@ -459,7 +459,7 @@ def _read_device_entry(body: Any) -> LedgerDevice:
 
 
 def step_part_of(value: Any) -> Mapping[str, Any] | None:
-    """What belongs to a step; what is none is left to it as something that it cannot read."""
+    """The part of a step; what is none is left to it as something that it cannot read."""
     return value if isinstance(value, dict) or value is None else {"": ""}
 
 

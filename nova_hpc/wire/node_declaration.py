@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an operator has declared for a node, or for all nodes of a kind: a YAML file.
+"""An operator's declaration for a node, or for all nodes of a kind: a YAML file.
 
 ``nova-hpc configure`` writes it once and reads it ever after (``/etc/nova-hpc/node.yaml``)::
 
@@ -83,7 +83,7 @@ class DeclaredLimits:
 
 @attrs.frozen
 class NodeWishes:
-    """What is declared, for all nodes of the file or for one; None: nothing is said."""
+    """The declared wishes, for all nodes of the file or for one; None: nothing is said."""
 
     #: Entries of ``[hpc]device_role``.
     roles: tuple[Mapping[str, str], ...] | None = None

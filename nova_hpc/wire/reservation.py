@@ -41,7 +41,7 @@ class ReservedProvider:
 
     @property
     def reserved(self) -> int:
-        """What Placement was told."""
+        """The reserved amount that Placement was told."""
         return min(self.total, max(self.ours, self.operators))
 
     def dumps(self) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What devices a server has and how close they are, as its owner may know it.
+"""The devices of a server and how close they are, as its owner may know it.
 
 It names roles and numbers, no address and no host. It is for information: nobody decides
 anything by it, since the owner of the server may change it.
@@ -107,7 +107,7 @@ def read_server_devices(text: object) -> ServerDevices:
 
 
 def server_devices_of_metadata(metadata: Mapping[str, str]) -> ServerDevices | None:
-    """What a server's metadata says; None where it says nothing that can be read."""
+    """The devices in a server's metadata; None where it says nothing that can be read."""
     try:
         return read_server_devices(metadata[KEY]) if KEY in metadata else None
     except WireError:

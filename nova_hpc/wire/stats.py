@@ -211,7 +211,7 @@ def read_stats(text: object) -> StatsDocument | None:
 
 @attrs.frozen
 class NodeWord:
-    """What the word of one node is worth, as everybody who places servers takes it."""
+    """The worth of one node's word, as everybody who places servers takes it."""
 
     #: None: it says nothing, or nobody can read it.
     document: StatsDocument | None = None

@@ -182,7 +182,7 @@ def _make_class_factory(
 
 
 def explain_wire_error(error: Exception, data: Any, singular: Mapping[str, str]) -> str:
-    """What is wrong first, and where.
+    """Name the first fault, and where it is.
 
     :param error: of the converter.
     :param data: what it was given.

@@ -48,7 +48,7 @@ class TagError(WireError):
 
 @attrs.frozen
 class Tags:
-    """What the tags of one device or pool say."""
+    """The tags of one device or pool."""
 
     location: Location
     role: str | None = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``nova-hpc configure`` has replaced: by it ``--undo`` gives back what was there.
+"""The lines that ``nova-hpc configure`` has replaced: ``--undo`` gives them back.
 
 ::
 

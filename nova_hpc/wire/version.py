@@ -37,7 +37,7 @@ class LaterError(WireError):
 
 @attrs.frozen
 class WireDocument:
-    """What all texts of one kind have in common."""
+    """The common properties of all texts of one kind."""
 
     name: str
     #: Where it is while nobody reads it.
@@ -102,7 +102,7 @@ class WireDocument:
         raise self.broken(f"has {stated}, and this release of nova-hpc reads {readable}")
 
     def head(self) -> dict[str, Any]:
-        """What a text of this release begins with."""
+        """The beginning of a text of this release."""
         schema = {} if self.schema is None else {"schema": self.schema}
         return {**schema, self.key: self.version}
 

@@ -131,7 +131,7 @@ class Ground:
         return domains
 
     def named(self, domain: GroupDomain) -> tuple[FabricLevel, str] | None:
-        """What the planner calls a domain; None: no host is in it, or all are."""
+        """The planner's name of a domain; None: no host is in it, or all are."""
         keys = (key for key, candidate in self._named.items() if candidate == domain)
         return next(keys, None)
 

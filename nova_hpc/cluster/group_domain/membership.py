@@ -66,7 +66,7 @@ class Ask:
 
 @attrs.frozen
 class JoinOffer:
-    """What the scheduler found for the member, at one moment."""
+    """The scheduler's findings for the member, at one moment."""
 
     #: The hosts that can take it.
     ground: Ground

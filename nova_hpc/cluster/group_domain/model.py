@@ -159,7 +159,7 @@ class GroupRoom:
         return max(self.members, len(tickets)) - placed_count
 
     def cost(self, size: Size, placed: Collection[str] = ()) -> int:
-        """What outstanding() takes from servers of *size*.
+        """The places that outstanding() takes from servers of *size*.
 
         Servers of another size are counted by the hosts that they fill.
         """
@@ -248,7 +248,7 @@ class DomainTree:
 
 
 class RoomVerdict(enum.Enum):
-    """What somebody who has put a room down does next."""
+    """The next action of whoever has put a room down."""
 
     STAY = "stay"
     #: Only rooms that are not settled are in the way, and this one comes before them.

@@ -46,7 +46,7 @@ class PlacementSilentError(RuntimeError):
 
 @attrs.frozen
 class ProviderAnswer:
-    """What Placement answered; status 0: nothing came back."""
+    """Placement's answer; status 0: nothing came back."""
 
     status: int
     body: Mapping[str, Any] = attrs.field(factory=dict)
@@ -71,7 +71,7 @@ class PlacementSender(Protocol):
 
 
 class ServerPresence(enum.Enum):
-    """What Nova says of a server."""
+    """Nova's word about a server."""
 
     THERE = "there"
     #: Marked as being deleted, which alone promises nothing.
@@ -90,7 +90,7 @@ class NovaServers(Protocol):
 
 
 class Made(enum.Enum):
-    """What became of a new provider."""
+    """The outcome for a new provider."""
 
     MADE = "made"
     #: Another one has its name or its UUID.
@@ -232,7 +232,7 @@ class ProviderRecords:
 
 @attrs.frozen
 class SweptProviders:
-    """What a sweep has taken away, by kind."""
+    """The providers that a sweep has taken away, by kind."""
 
     tickets: int = 0
     records: int = 0

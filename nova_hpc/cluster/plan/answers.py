@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the planner says: the plan with its reason, or the nearest miss. For operators."""
+"""The planner's answers: the plan with its reason, or the nearest miss. For operators."""
 
 from __future__ import annotations
 

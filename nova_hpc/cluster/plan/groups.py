@@ -25,7 +25,7 @@ MOST_TIES: Final = 256
 
 @attrs.define
 class GroupBudget:
-    """What is left of the work for one question."""
+    """The remaining work for one question."""
 
     left: int = MOST_WORK
     #: Whether nothing was left out.
@@ -51,7 +51,7 @@ class _Begun:
 
 @attrs.frozen
 class _GroupTable:
-    """What the groups can hold."""
+    """The capacities of the groups."""
 
     leaves: int
     wanted: int

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is asked of the planner, and what it answers. Data only."""
+"""The questions to the planner, and its answers. Data only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_MEMBERS: Final = 1_000_000
 
 
 class GangPolicy(enum.StrEnum):
-    """What happens when no domain of the level holds the gang."""
+    """The rule for a gang that no domain of the level holds."""
 
     #: It is refused.
     REQUIRED = "required"

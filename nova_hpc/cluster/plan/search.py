@@ -193,7 +193,7 @@ class _DomainSearch:
         return packing.count_fewest_parts(sorted(new.values(), reverse=True), missing)
 
     def _room(self, near: Sequence[GangDomain]) -> list[tuple[int, ...]]:
-        """What is free in each domain, and in the ones around it, the nearest first."""
+        """Free places in each domain, and in the ones around it, the nearest first."""
         rooms: list[list[int]] = [[domain.free] for domain in near]
         if self.level == ANYWHERE:
             return [tuple(room) for room in rooms]

@@ -157,7 +157,7 @@ def _tree_key_of(spot: FreeSpot, levels: Sequence[FabricLevel]) -> tuple[int, st
 
 
 def full_cost_of(parts: Sequence[Part]) -> Cost:
-    """What it costs to use all of these parts."""
+    """The cost of using all of these parts."""
     level_cost = (len(parts), tally_sizes(part.free for part in parts), 0)
     return (level_cost, *add_level_costs(part.full for part in parts))
 

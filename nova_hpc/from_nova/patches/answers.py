@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the scheduler answers where there is no host for a server with an ``hpc:`` flavor.
+"""The scheduler's answer where there is no host for a server with an ``hpc:`` flavor.
 
 A filter may raise the exception that tells the user why. Then Nova neither gives back
 what earlier servers of the same request have claimed, nor logs which filter removed the
@@ -84,7 +84,7 @@ def put_down_reason(spec: objects.RequestSpec, reason: str | None) -> None:
 
 
 def reason_put_down_for(spec: objects.RequestSpec) -> str | None:
-    """What was put down for *spec*."""
+    """The reason that was put down for *spec*."""
     reason: str | None = getattr(spec, _REASON, None)
     return reason
 
@@ -182,7 +182,7 @@ def _explain_missing_candidates(this: Any, context: Any, spec: objects.RequestSp
 def _describe_nearest_host(
     this: Any, context: Any, spec: objects.RequestSpec, task: server.ServerTask, shortage: Shortage
 ) -> str:
-    """What the nearest host has, for users who may read of it: no name, no address."""
+    """The nearest host's resources, for users who may read of them: no name, no address."""
     host = shortage.nearest
     if host is None:
         return ""
@@ -247,7 +247,7 @@ def _name_of_host(host: str | None) -> str:
 def _read_stats_of_host(
     this: Any, context: Any, spec: objects.RequestSpec, host: str | None
 ) -> StatsDocument | None:
-    """What the node of a host says of itself; None: nothing that can be read."""
+    """The stats of a host's node; None: none that can be read."""
     if host is None:
         return None
     try:

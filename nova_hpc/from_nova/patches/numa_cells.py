@@ -97,7 +97,7 @@ def _copy_pinned_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _needs_of_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
-    """What a cell asks of a node: its CPUs count, not which of the guest's they are."""
+    """A cell's needs of a node: the number of its CPUs, not which of the guest's they are."""
     needs = {key: value for key, value in cell.items() if key != "id"}
     for key in ("cpuset", "pcpuset"):
         needs[key] = len(needs.get(key) or ())

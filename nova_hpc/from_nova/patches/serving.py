@@ -49,7 +49,7 @@ _SERVED: Final[contextvars.ContextVar[Served | None]] = contextvars.ContextVar(
 
 
 def current_served_flavor() -> Served | None:
-    """What Nova serves in this thread; None: no flavor with ``hpc:`` keys."""
+    """The flavor that Nova serves in this thread; None: none with ``hpc:`` keys."""
     return _SERVED.get()
 
 

@@ -51,7 +51,7 @@ def fits_on_node(cell: WantedCell, node: HostNode) -> bool:
 
 
 def lack_of_node(cell: WantedCell, node: HostNode) -> str:
-    """What *node* has too little of for *cell*, for people; "" if nothing."""
+    """The resources that *node* lacks for *cell*, for people; "" if none."""
     if node.dedicated_cpus is not None and node.dedicated_cpus < cell.dedicated_cpus:
         return f"{max(node.dedicated_cpus, 0)} free dedicated CPUs (needs {cell.dedicated_cpus})"
     if cell.page_kib and node.pages is not None:

@@ -50,7 +50,7 @@ class Alike:
 
 @attrs.frozen(eq=False)
 class DomainClass:
-    """What equal subtrees have in common."""
+    """The common part of equal subtrees."""
 
     number: int
     rank: Rank

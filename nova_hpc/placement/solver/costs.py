@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the exact search spends: steps, and what devices cost.
+"""The exact search's spending: steps, and the costs of devices.
 
 Costs are packed into one integer. From the left: spread, damage, groups lost,
 devices left over, crowding, aliases, appeal. All but the spread are sums over domains;
@@ -56,7 +56,7 @@ class StepBudget:
 
 
 class PassWork:
-    """What is left of the steps of one pass over hosts.
+    """The remaining steps of one pass over hosts.
 
     Where it is used up, device sets are chosen without the damage term: the level, the
     distance and the spread are as good as ever, and what is left to others is not looked
@@ -283,7 +283,7 @@ class Charges:
         return cost
 
     def _limits(self, cls: DomainClass, state: int) -> tuple[Limits | None, Limits | None]:
-        """What CPUs and pages allow in this domain, before and after."""
+        """The limits that CPUs and pages set in this domain, before and after."""
         problem, lay = self.problem, self.layout
         if not problem.profile.limited:
             return None, None

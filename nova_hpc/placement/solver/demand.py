@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a request needs, in counts; and when given capacities can serve it.
+"""The needs of a request, in counts; and when given capacities can serve it.
 
 Wants with one name are the same alias written twice and are one need here.
 A device may serve several needs (two aliases may match one device), so

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a finished choice is worth: its level, its distance and its score.
+"""The worth of a finished choice: its level, its distance and its score.
 
 Computed from the devices alone, by the definitions and not by the search, so
 that the two can be held against each other.

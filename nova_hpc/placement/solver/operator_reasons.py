@@ -219,7 +219,7 @@ def _explain_level(demand: Demand, site: Site, request: Request, level: Level | 
 
 
 def _best_domain(demand: Demand, site: Site, rank: Rank) -> list[int]:
-    """What the domain that comes nearest to one whole group has of each name."""
+    """The devices of each name in the domain that comes nearest to one whole group."""
     parts: dict[Key, dict[int, int]] = {}
     for item in site.items:
         caps = parts.setdefault(item.keys[rank], {})

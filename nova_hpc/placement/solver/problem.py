@@ -129,7 +129,7 @@ class SearchProblem:
         return tuple(fits_on_node(sort.cell, node) for sort in self.sorts)
 
     def limits(self, node: HostNode | None, sort: int | None) -> Limits | None:
-        """What limits the shapes on a NUMA node with a cell of this sort on it."""
+        """The limits of the shapes on a NUMA node with a cell of this sort on it."""
         if node is None or not self.profile.limited:
             return None
         return self.profile.limits_of(node, None if sort is None else self.sorts[sort].cell)

@@ -33,7 +33,7 @@ class GroupChoice:
 
 @attrs.define(eq=False)
 class _Bag:
-    """What has been collected in a domain."""
+    """The devices and groups collected in a domain."""
 
     loose: list[list[Item]]
     open: list[int] = attrs.field(factory=list)  # NVLink sets without their other devices
@@ -104,7 +104,7 @@ class Realiser:
         return bag
 
     def _shares(self, node: DomainNode, prefixes: Sequence[Costs], state: int) -> list[int]:
-        """What each child or part contributes; of equals the first gives most."""
+        """The share of each child or part; of equals the first gives most."""
         if node.parts:
             tables = [self.search.leaves.either(part.signature) for part in node.parts]
         else:

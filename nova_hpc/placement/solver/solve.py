@@ -46,7 +46,7 @@ Thing = TypeVar("Thing")
 
 @attrs.frozen
 class Bans:
-    """What an alternative must not use."""
+    """The nodes and devices that an alternative must not use."""
 
     nodes: frozenset[int] = frozenset()
     items: frozenset[str] = frozenset()
@@ -218,7 +218,7 @@ class Solver:
                     yield search, sets
 
     def _sketch(self, sets: Sequence[Sequence[Item]]) -> tuple[object, ...]:
-        """What a choice of sets takes and where, but for names; equal: the trees are alike.
+        """The devices of a choice of sets and where, but for names; equal: the trees are alike.
 
         Without growing them. A domain is its class in the plain tree, what is taken in it,
         and how many sets lie in it and in no smaller one.

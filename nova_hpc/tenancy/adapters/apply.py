@@ -47,7 +47,7 @@ Choose = Callable[[AdapterFunction], AdapterBackend]
 
 @attrs.frozen
 class FunctionChange:
-    """What is done to one function."""
+    """The change of one function."""
 
     function: AdapterFunction
     #: What it goes back to.

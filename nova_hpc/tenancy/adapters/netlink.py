@@ -83,7 +83,7 @@ class NetlinkBackend:
         )
 
     def read(self, function: AdapterFunction) -> Mapping[str, Any]:
-        """What the kernel tells about the function."""
+        """Read the kernel's settings of the function."""
         messages = self._do(
             function,
             "read",

@@ -238,7 +238,7 @@ class AdapterWork:
 
 @attrs.define
 class AdapterPlanner:
-    """What a server's functions are to be set to."""
+    """Plans the settings of a server's functions."""
 
     prefix: AddressPrefix
     #: A function that cannot be set is refused, and its own addresses are replaced.

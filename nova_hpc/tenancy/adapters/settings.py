@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a virtual function is set to, and in which order. Pure.
+"""The settings of a virtual function, and their order. Pure.
 
 The values come from the port's binding, from :mod:`nova_hpc.tenancy.adapters.plan`, or
 are what an operator has set; never from a flavor or an image: whoever may choose
@@ -28,14 +28,14 @@ class AdapterError(Exception):
 
 
 class PortLayer(enum.Enum):
-    """What the port of an adapter speaks; RoCE is Ethernet."""
+    """The link layer of an adapter's port; RoCE is Ethernet."""
 
     ETHERNET = "Ethernet"
     INFINIBAND = "InfiniBand"
 
 
 class LinkState(enum.Enum):
-    """What the link of a virtual function follows."""
+    """The states of a virtual function's link."""
 
     AUTO = "auto"  # the link of the adapter
     UP = "up"
@@ -103,7 +103,7 @@ class AdapterFunction:
 
 
 def layer_of(parent: PciFunction) -> PortLayer | None:
-    """What the port of an adapter says itself: one model does both. None: it does not say."""
+    """The layer that an adapter's port reports: one model does both. None: it reports none."""
     layers = {port.link_layer for device in parent.rdma for port in device.ports}
     if not parent.rdma and (parent.class_code or "").startswith("0200"):
         return PortLayer.ETHERNET  # an adapter without RDMA
@@ -237,7 +237,7 @@ def find_setting_differences(wanted: Mapping[str, Any], seen: Mapping[str, Any])
 def plan_free_function(
     layer: PortLayer, before: Mapping[str, Any], own: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What a function without a port is set to.
+    """Plan the settings of a function without a port.
 
     VLAN and rate stay what they are: nobody here may give others, and an
     operator who keeps functions apart by VLAN must find them apart.
@@ -276,7 +276,7 @@ def own_addresses_of(layer: PortLayer, before: Mapping[str, Any]) -> dict[str, A
 def undo_settings(
     before: Mapping[str, Any], made: Mapping[str, Any], seen: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What to go back to: what was there before, but for what somebody has changed since.
+    """The settings to go back to: those of before, but for what somebody has changed since.
 
     :param before: what the function was found with.
     :param made: what it was then set to.

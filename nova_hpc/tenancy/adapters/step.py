@@ -49,7 +49,7 @@ OWN: Final = "own"
 
 @attrs.frozen
 class AdapterOutcome:
-    """What became of the functions of a server, in words for operators."""
+    """The outcome for the functions of a server, in words for operators."""
 
     #: Address -> why the server must not have it; then none was set.
     refused: Mapping[str, str] = attrs.field(factory=dict, hash=False)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a device looks like when it is well, and how it differs from that now.
+"""The looks of a device when it is well, and how it differs from them now.
 
 A snapshot holds what no guest may change: identity, sizes of the BARs, the
 list of capabilities, the number of virtual functions, the link, and the
@@ -294,7 +294,7 @@ def compare_snapshots(recorded: DeviceSnapshot, current: DeviceSnapshot) -> list
 
 
 def find_inherent_faults(current: DeviceSnapshot, idle: bool = True) -> list[Symptom]:
-    """What no device that nobody has may look like, whatever was recorded.
+    """Find faults that no free device may have, whatever was recorded.
 
     :param idle: it is bound to no driver of the host, which may use it itself.
     """

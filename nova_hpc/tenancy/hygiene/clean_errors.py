@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a check of a device's stage raises. It runs in service VMs, too: no imports."""
+"""The errors of a check of a device's stage. It runs in service VMs, too: no imports."""
 
 
 class UncleanError(Exception):

@@ -28,7 +28,7 @@ _LOG: Final = "/dev/kmsg"
 
 
 def read_gpu_facts(nvml: Any, address: str) -> dict[str, Any]:
-    """What the library says of a GPU; None in place of what the GPU does not know.
+    """The library's facts about a GPU; None in place of each that the GPU does not know.
 
     :param nvml: the module ``pynvml``.
     :raises UnableError: the library does not know the GPU, or fails.
@@ -78,7 +78,7 @@ def xid_errors_of(log: str, address: str) -> list[int]:
 def gpu_problems_of(
     facts: Mapping[str, Any], errors: list[int], pins: Mapping[str, Any]
 ) -> list[str]:
-    """What is wrong with a GPU, in words.
+    """The problems of a GPU, in words.
 
     :param facts: as :func:`read_gpu_facts` has found them.
     :param errors: as :func:`xid_errors_of`.
@@ -129,7 +129,7 @@ def check(device: Path, pins: Mapping[str, Any], load: Callable[[], Any] | None 
 
 
 def _kernel_log() -> str:
-    """What the kernel has said since its boot, as far as it is kept; "": nobody may read it."""
+    """The kernel's log since its boot, as far as it is kept; "": it may not be read."""
     import os
 
     pieces = []

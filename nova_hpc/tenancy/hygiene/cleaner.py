@@ -44,7 +44,7 @@ class CleanerError(Exception):
 
 @attrs.frozen
 class CleanerTools:
-    """What a cleaner works with."""
+    """The tools of a cleaner."""
 
     #: Where ``sys`` of the node is.
     root: Path

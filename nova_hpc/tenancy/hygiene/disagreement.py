@@ -21,7 +21,7 @@ _MOST_AT_ONCE: Final = 128
 
 @attrs.frozen
 class OwnerDisagreement:
-    """What a look from time to time has found."""
+    """The findings of a periodic look."""
 
     #: Address -> who has a device, or why nobody can tell.
     held: dict[str, HeldDevice] = attrs.field(factory=dict)

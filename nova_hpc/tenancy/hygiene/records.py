@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of a node's devices and when it was looked at: ledger, looks, time."""
+"""A node's records of its devices: ledger, looks, and when they were made."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def clock() -> tuple[float, float]:
 
 
 def _notes_of_comparison(path: Path, outcome: LedgerComparison, new: bool) -> tuple[str, ...]:
-    """What operators are told of a ledger that was compared."""
+    """Notes for operators about a ledger that was compared."""
     if outcome.foreign:
         return (
             f"the ledger {path} is that of another node and was put by: every device of this "
@@ -67,7 +67,7 @@ class HygieneRecords:
 
     @property
     def looker(self) -> SnapshotReader:
-        """What reads the devices."""
+        """The reader of the devices."""
         return SnapshotReader(self.root, self.read_config)
 
     def moment(self) -> Moment:
@@ -76,7 +76,7 @@ class HygieneRecords:
         return Moment(wall, up, baseline.boot_of(FileTree(self.root)))
 
     def known(self) -> Ledger:
-        """What the ledger says.
+        """The ledger as it is stored.
 
         :raises nova_hpc.tenancy.ledger.LedgerError: the file is lost.
         """
@@ -92,7 +92,7 @@ class HygieneRecords:
         return self.ledger.change(change)
 
     def compared(self, owners: DeviceOwners) -> tuple[Ledger, tuple[str, ...]]:
-        """What the ledger says, once Nova's records bear it out.
+        """The ledger, once Nova's records bear it out.
 
         :returns: the ledger, and notes where that was not so before.
         :raises nova_hpc.tenancy.ledger.LedgerError: the file is lost, or what comes of the
@@ -135,7 +135,7 @@ class HygieneRecords:
         offered: Mapping[str, DeviceCandidate],
         looks: Mapping[str, DeviceSnapshot],
     ) -> dict[str, str]:
-        """What devices say they are."""
+        """The identity that each device reports."""
         return self.looker.identify((offered[address] for address in addresses), looks)
 
     def new_hardware(

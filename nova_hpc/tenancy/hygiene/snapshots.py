@@ -122,7 +122,7 @@ def is_unused_by_host(function: PciFunction) -> bool:
 
 
 def baseline_of(device: LedgerDevice) -> DeviceSnapshot | None:
-    """What a device looked like when it was well; None: that is not recorded, or damaged."""
+    """The baseline of a device; None: it is not recorded, or damaged."""
     return None if device.baseline is None else baseline.load_snapshot(device.baseline)
 
 
@@ -160,7 +160,7 @@ def restart_error_count(device: LedgerDevice, look: DeviceSnapshot, moment: Mome
 def baseline_differences_of(
     device: LedgerDevice, look: DeviceSnapshot, function: PciFunction
 ) -> list[Symptom]:
-    """What is wrong with a device that nobody has, but for errors; the worst first."""
+    """The symptoms of a free device, but for errors; the worst first."""
     faults = baseline.find_inherent_faults(look, is_unused_by_host(function))
     recorded = baseline_of(device)
     if recorded is None:

@@ -71,7 +71,7 @@ class HygieneStep(TenancyStep):
 
     @property
     def records(self) -> HygieneRecords:
-        """What is known of the devices."""
+        """The records of the devices."""
         return HygieneRecords(self.root, self.ledger, self.read_config, self.rules, self.clock)
 
     @property

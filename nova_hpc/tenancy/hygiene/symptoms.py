@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one look at a node's free devices comes to: states, new baselines, alarms.
+"""The result of one look at a node's free devices: states, new baselines, alarms.
 
 Pure: what was read, what the ledger says and the time go in; entries of the ledger come
 out. The states are those of :mod:`nova_hpc.tenancy.health_states`; here a look becomes symptoms,
@@ -35,7 +35,7 @@ _WINDOW: Final = 3600.0
 
 @attrs.frozen
 class DeviceJudgement:
-    """What a look comes to."""
+    """The result of a look."""
 
     #: Address -> entry, of the devices whose entries are different now.
     entries: Mapping[str, LedgerDevice] = attrs.field(factory=dict, hash=False)

@@ -31,7 +31,7 @@ from nova_hpc.wire.ledger import SOMEBODY, DeviceState, Ledger, LedgerDevice
 
 @attrs.frozen
 class HygieneSweep:
-    """What a look from time to time comes to."""
+    """The result of a periodic look."""
 
     #: Address -> why a free device must not be offered.
     reasons: Mapping[str, str] = attrs.field(factory=dict, hash=False)
@@ -216,7 +216,7 @@ class HygieneUpdate:
         looks: Mapping[str, DeviceSnapshot],
         doubtful: Collection[str],
     ) -> dict[str, str]:
-        """What devices say they are: those that are asked, and those that say so anyway."""
+        """The identities of the devices that are asked, and of those that report them anyway."""
         wanted = [
             candidate
             for address, candidate in offered.items()

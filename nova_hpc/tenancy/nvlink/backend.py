@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a manager of an NVLink fabric is asked, whoever made it.
+"""The questions to a manager of an NVLink fabric, whoever made it.
 
 Backends are found by the entry points of the namespace
 ``nova_hpc.nvlink_backends`` and chosen by ``[hpc]nvlink_backend``.

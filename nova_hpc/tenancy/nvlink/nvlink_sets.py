@@ -138,7 +138,7 @@ def check_nvlink_sets(sets: Iterable[NvlinkSet], node: Node, roles: Roles) -> No
 
 
 def default_nvlink_sets(node: Node, roles: Roles) -> tuple[NvlinkSet, ...]:
-    """What the inventory can tell: NVSwitches connect the GPUs of their board; hives.
+    """The sets that the inventory shows: NVSwitches connect the GPUs of their board; hives.
 
     GPUs below NVSwitches are of their vendor and of one product, which a card in a slot
     beside the board is not; where two products have equally many GPUs the inventory cannot

@@ -45,7 +45,7 @@ class NvlinkPartition:
 
 @attrs.frozen
 class PartitionPlan:
-    """What is to be done before a server starts, in this order."""
+    """The changes to make before a server starts, in this order."""
 
     #: Partitions that are active, in the way, and nobody's.
     deactivate: tuple[int, ...]
@@ -108,7 +108,7 @@ def plan_partitions(
     linked: bool,
     fresh: bool,
 ) -> PartitionPlan:
-    """What makes exactly the partitions of *gpus* active.
+    """Plan the changes that make exactly the partitions of *gpus* active.
 
     :param partitions: the manager's table, as it is now.
     :param others: GPUs that other servers have.

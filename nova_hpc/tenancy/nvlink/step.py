@@ -90,7 +90,7 @@ def nvlink_settings_of(options: Any) -> NvlinkSettings:
 
 @attrs.frozen
 class NvlinkSweep:
-    """What a look from time to time has found."""
+    """The findings of a periodic look."""
 
     #: GPU -> why it must not be given.
     reasons: Mapping[str, str] = attrs.field(factory=dict, hash=False)
@@ -100,7 +100,7 @@ class NvlinkSweep:
 
 @attrs.frozen
 class NvlinkState:
-    """What the ledger says of the fabric."""
+    """The ledger's record of the fabric."""
 
     tenancies: Tenancies = attrs.field(factory=dict, hash=False)
     #: Every GPU that the manager has ever shown.
@@ -224,7 +224,7 @@ class NvlinkStep(TenancyStep):
     # -- what is remembered -----------------------------------------------------------
 
     def state(self) -> NvlinkState:
-        """What is remembered."""
+        """The state that is stored."""
         ledger = self.ledger.read()
         lost = None
         if ledger.lost:

@@ -29,7 +29,7 @@ class PeerError(Exception):
 
 @attrs.frozen
 class PeerOutcome:
-    """What became of a wish, in words for operators."""
+    """The outcome of a wish, in words for operators."""
 
     #: Ports that are set now and were not before.
     made: tuple[str, ...] = ()

@@ -17,7 +17,7 @@ _TRAILER: Final = "TRAILER!!!"
 
 
 class ArchiveError(Exception):
-    """What is to be put into an archive is not there; the text names it."""
+    """A file for an archive is not there; the text names it."""
 
 
 @attrs.define

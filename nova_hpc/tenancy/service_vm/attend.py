@@ -29,7 +29,7 @@ _LAST_WORDS: Final = 160
 
 
 class ServiceVmConsole:
-    """What a service VM says, as far as it is kept."""
+    """The console of a service VM, as far as it is kept."""
 
     def __init__(self) -> None:
         self._data = bytearray()

@@ -26,7 +26,7 @@ _LINE: Final = re.compile(rf"{MARK} ([0-9a-f]{{16,64}}) ([0-9a-f]{{8}}) (\{{.*\}
 
 
 class ReportError(Exception):
-    """What a checker said is no answer; the text says why."""
+    """A checker's report that is no answer; the text says why."""
 
 
 def format_report_line(nonce: str, results: dict[str, dict[str, Any]]) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the host can spare for a service VM: memory and CPUs that no server has. Pure."""
+"""Memory and CPUs that the host can spare for a service VM, because no server has them. Pure."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class ProgramRun(Protocol):
 
 @attrs.frozen
 class StageOutcome:
-    """What came of a stage."""
+    """The outcome of a stage."""
 
     #: Address -> why the device did not pass; "": it passed. Every device has one, or
     #: there is a *problem*.
@@ -50,7 +50,7 @@ class StageOutcome:
     host: bool = False
 
     def symptom(self, address: str) -> Symptom | None:
-        """What is wrong with a device after its stage; None: it has passed."""
+        """The symptom of a device after its stage; None: it has passed."""
         if self.problem:
             sign = HealthSign.UNFIT if self.host else HealthSign.UNCHECKED
             return Symptom(sign, f"it was not cleaned from within: {self.problem}")

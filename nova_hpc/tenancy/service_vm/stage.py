@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ledger knows of a device's stage between two servers, and what is to be done next.
+"""A device's stage between two servers as the ledger knows it, and the next action on it.
 
 Pure. The entry of a device, ``stage`` in the ledger, is written *before* its server
 starts, so whoever is killed afterwards leaves a device that is due. It is one of:
@@ -161,7 +161,7 @@ def describe_stage(stage: DeviceStage | None) -> str:
 
 
 class StageAction(enum.Enum):
-    """What is done to a device next."""
+    """The next action on a device."""
 
     #: Nothing: a server has it, it is clean, or its time has not come.
     WAIT = "wait"
@@ -175,7 +175,7 @@ class StageAction(enum.Enum):
 
 @attrs.frozen
 class StageFacts:
-    """What is known of a device when it is decided."""
+    """The facts about a device from which its next action follows."""
 
     stage: DeviceStage | None
     mode: StageMode
@@ -190,7 +190,7 @@ class StageFacts:
 
 
 def decide_stage_action(seen: StageFacts) -> StageAction:
-    """What is to be done with a device."""
+    """Decide the next action on a device."""
     stage = seen.stage
     if stage is None or not stage.pending or seen.mine:
         return StageAction.WAIT

@@ -49,7 +49,7 @@ _SOON: Final = 60.0
 
 @attrs.define
 class _StageWork:
-    """What this process does, beside the ledger."""
+    """State of the stage in this process, beside the ledger."""
 
     lock: threading.Lock = attrs.field(factory=threading.Lock)
     running: bool = False

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs inside a service VM: the standard library of Python alone."""
+"""The program inside a service VM: the standard library of Python alone."""

@@ -80,7 +80,7 @@ def run_operator_check(path: Path, device: Path) -> str:
 def check_all_devices(
     arguments: dict[str, str], devices: Path = _DEVICES
 ) -> dict[str, dict[str, Any]]:
-    """What came of all devices, by their numbers."""
+    """The outcome of each device, by its number."""
     checks = [check for check in arguments.get("nova_hpc.checks", "").split(",") if check]
     packed = arguments.get("nova_hpc.pins", "")
     pins = json.loads(base64.urlsafe_b64decode(packed)) if packed else {}

@@ -49,7 +49,7 @@ def prefetchable_bars_of(text: str) -> dict[int, int]:
 
 
 def memory_pattern_of(number: int, size: int) -> bytes:
-    """What is written to the MiB of that number: no two are alike."""
+    """The bytes for the MiB of that number: no two are alike."""
     word = (0x9E3779B97F4A7C15 * (number + 1)) & (2**64 - 1)
     return (word.to_bytes(8, "little") * (size // 8 + 1))[:size]
 
