@@ -84,8 +84,12 @@ def _job(
     return Job(name, env, tuple(words), minutes, frozenset(sets), alone, leads, needs)
 
 
-# Services of several threads on a loaded machine: one more try, and pytest counts it.
-_OURS: Final = ("python", "-m", "pytest", "--reruns", "1", "--durations", "8", "tests/functional")
+#: So many tests of a run may need another try. A loaded machine disturbs a wait of one test or
+#: two of 1,500; more than that, or the same test in two jobs, is a fault that comes and goes.
+RERUNS: Final = 2
+# Services of several threads on a loaded machine: one more try, whose reason is in the log.
+_TRIES: Final = ("--reruns", "1", "--max-suite-reruns", str(RERUNS), "--rerun-show-tracebacks")
+_OURS: Final = ("python", "-m", "pytest", *_TRIES, "--durations", "8", "tests/functional")
 _NOT_SLOW: Final = ("-m", "not slow")
 _NOT_LONG: Final = ("-m", "not long and not slow")
 #: About half of the unit tests; the quick set has a process for these and one for the rest.
@@ -171,6 +175,7 @@ class Outcome:
 
     :ivar cpu: seconds of the processors, of all processes that it has waited for.
     :ivar said: the last line of its test runner, or of its log.
+    :ivar reruns: the tests that needed another try.
     """
 
     job: Job
@@ -178,6 +183,7 @@ class Outcome:
     seconds: float
     cpu: float
     said: str
+    reruns: tuple[str, ...] = ()
 
 
 class Runner:
@@ -237,7 +243,8 @@ class Runner:
                 argv = ["run", "--skip-pkg-install", "-e", job.env, *words]
                 status, more = self._call(job, stream, argv)
                 cpu += more
-        outcome = Outcome(job, status, time.monotonic() - begun, cpu, _said(log))
+        seconds = time.monotonic() - begun
+        outcome = Outcome(job, status, seconds, cpu, _said(log), _reruns(log))
         self._tell(outcome, log)
         return outcome
 
@@ -356,6 +363,33 @@ def _said(log: Path) -> str:
     return kept[-1][:100] if kept else "no output"
 
 
+_RERUN: Final = re.compile(r"^RERUN (\S+::.+)$", re.MULTILINE)
+
+
+def _reruns(log: Path) -> tuple[str, ...]:
+    """The tests that needed another try, from the summary of pytest-rerunfailures."""
+    return tuple(_RERUN.findall(log.read_text(errors="replace")))
+
+
+def judge_reruns(outcomes: Sequence[Outcome]) -> tuple[list[str], bool]:
+    """Lines that name each test that needed another try, and whether the run fails for them.
+
+    It does for more than :data:`RERUNS` tests, and for one that needed it twice: a job grants each
+    test one, so that is in two jobs, as on two releases of Nova.
+    """
+    jobs: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        for name in outcome.reruns:
+            jobs.setdefault(name, []).append(outcome.job.name)
+    lines = [f"rerun: {name} ({', '.join(where)})" for name, where in sorted(jobs.items())]
+    twice = any(len(where) > 1 for where in jobs.values())
+    if len(jobs) > RERUNS:
+        lines.append(f"FAILED: {len(jobs)} tests needed another try, of which {RERUNS} may")
+    if twice:
+        lines.append("FAILED: a test needed another try twice")
+    return lines, twice or len(jobs) > RERUNS
+
+
 def counted(outcomes: Sequence[Outcome], word: str) -> int:
     """How many tests *word* (passed, failed) by the last lines of pytest."""
     found = (re.search(rf"(\d+) {word}", each.said) for each in outcomes)
@@ -415,9 +449,12 @@ def main() -> int:
     limit = 0 if args.set == FULL else _LIMIT
     outcomes = Runner(args.logs, limit).run(jobs, args.workers)
     print(f"\n{table(outcomes, time.monotonic() - begun)}")
+    lines, too_many = judge_reruns(outcomes)
+    for line in lines:
+        print(line)
     # The same for programs that read what test runners say.
     print(f"total: {counted(outcomes, 'passed')} passed, {counted(outcomes, 'failed')} failed")
-    return int(any(outcome.status for outcome in outcomes))
+    return int(too_many or any(outcome.status for outcome in outcomes))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ case "$*" in
     *--notest*) exit 0 ;;
     *"-e $FAILS"*) echo "E   assert 1 == 2"; echo "== 1 failed, 4 passed in 0.10s =="; exit 1 ;;
     *"-e $WORKS"*) exec python3 "$CALLS.py" ;;
+    *"-e $AGAIN"*) echo "== rerun test summary info =="; echo "RERUN tests/a.py::test_b[c d]" ;;
+    *"-e $MANY"*) for each in 1 2 3; do echo "RERUN tests/a.py::test_$each"; done ;;
     *"-e $HIDES"*) setsid sh -c 'trap "" TERM; echo $$ >"$CALLS.pid"; while :; do sleep 1; done' &
         wait ;;
     *"-e $SLEEPS"*) echo $$ >"$CALLS.pid"; exec sleep 600 ;;
@@ -38,7 +40,7 @@ def command(tmp_path):
 
     (tmp_path / "calls.py").write_text("import time\nwhile time.process_time() < 1.2: pass\n")
 
-    def start(*words, fails="none", sleeps="none", works="none", hides="none", through=()):
+    def start(*words, fails="none", sleeps="none", works="none", through=(), **more):
         env = {
             **os.environ,
             "PATH": f"{program.parent}:{os.environ['PATH']}",
@@ -46,7 +48,7 @@ def command(tmp_path):
             "FAILS": fails,
             "SLEEPS": sleeps,
             "WORKS": works,
-            "HIDES": hides,
+            **{name: more.get(name.lower(), "none") for name in ("HIDES", "AGAIN", "MANY")},
         }
         tool = TOP / "tools" / "test_sets.py"
         argv = [sys.executable, *through, tool, "--logs", tmp_path / "logs", *words]
@@ -102,6 +104,27 @@ def test_a_failure_is_shown_and_counted_and_the_others_run(command):
     assert "E   assert 1 == 2" in out
     assert "total: 18 passed, 1 failed" in out
     assert [line for line in out.splitlines() if line.startswith("FAILED")]
+
+
+def test_a_test_that_needed_another_try_is_named_and_a_few_are_allowed(command):
+    process = command("--only", "lint", "scheduler-34", again="functional-34")
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "\nrerun: tests/a.py::test_b[c d] (scheduler-34)\n" in out
+
+
+def test_more_of_them_fail_the_run_and_so_does_one_twice(command):
+    process = command("--only", "lint", "scheduler-34", many="functional-34")
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "FAILED: 3 tests needed another try, of which 2 may" in out
+    process = command("--only", "functional-33", "functional-32", again="functional-3")
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "rerun: tests/a.py::test_b[c d] (functional-32, functional-33)" in out.replace(
+        "functional-33, functional-32", "functional-32, functional-33"
+    )
+    assert "FAILED: a test needed another try twice" in out
 
 
 def test_an_environment_is_prepared_once_for_all_its_jobs(command):
