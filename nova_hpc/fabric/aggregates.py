@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A fabric map as Nova's host aggregates, and back.
 
-One aggregate a leaf says where the leaf is; hosts whose leaf nobody knows are in one of the
+One aggregate a leaf says where the leaf is; hosts whose leaf is unknown are in one of the
 tightest domain that is known. Each NVLink domain and each part of one has one more. So the
 domains of the tree nest by construction: a leaf's place is said once, for all of its hosts.
 

@@ -94,7 +94,7 @@ class Rail:
 
     #: As the host calls it, e.g. ``mlx5_0``.
     name: str = attrs.field(validator=_validate_name)
-    #: The leaf switch at the other end; None: nobody knows.
+    #: The leaf switch at the other end; None: unknown.
     switch: str | None = None
     #: Width and speed as ibnetdiscover writes them, e.g. ``4xNDR``; None: unknown.
     rate: str | None = None
@@ -102,7 +102,7 @@ class Rail:
 
 @attrs.frozen
 class FabricPlace:
-    """Where one host is; None is a domain that nobody knows."""
+    """Where one host is; None is an unknown domain."""
 
     #: As Nova calls the host.
     host: str = attrs.field(validator=_validate_name)
@@ -117,12 +117,12 @@ class FabricPlace:
     rails: tuple[Rail, ...] = ()
 
     def domain(self, level: FabricLevel) -> str | None:
-        """The domain of *level* that the host is in; None: nobody knows, or in none."""
+        """The domain of *level* that the host is in; None: unknown, or in none."""
         name: str | None = getattr(self, level.word)
         return name
 
     def enclosing(self, level: FabricLevel) -> tuple[FabricLevel, str] | None:
-        """The domain within which hosts are sure to share one of *level*; None: nobody knows.
+        """The domain within which hosts are sure to share one of *level*; None: unknown.
 
         That is the domain of *level*, or, where it is unknown, the next narrower one of the tree
         that is known: hosts of one leaf are below one spine, whatever it is called.

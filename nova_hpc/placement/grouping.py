@@ -31,7 +31,7 @@ class FlavorError(ValueError):
 
 
 class UnknownNameError(FlavorError):
-    """A name that may be the role of devices of which nobody knows at this moment."""
+    """A name that may be the role of devices that are unknown at this moment."""
 
 
 def parse_group_terms(value: str) -> dict[str, int]:

@@ -41,7 +41,7 @@ class Want:
 
     key: str  # Nova's PCI request id; opaque here
     name: str  # what people call it: the alias
-    count: int
+    count: int  # devices, at least 1
 
 
 @attrs.frozen
@@ -106,10 +106,16 @@ class Cap:
 class Request:
     """A flavor with ``hpc:`` keys, validated, in the engine's words."""
 
+    #: One for each alias. The scheduler searches pools for them; before the start they are
+    #: compared with the claimed devices.
     wants: tuple[Want, ...]
     #: What the wants make; the ports come to them.
     groups: tuple[DeviceGroup, ...]
+    #: The widest level that a group may have (``hpc:affinity``). Within one host a tighter one
+    #: is always better; between hosts all up to it count alike.
     level: Level
+    #: REQUIRED: a wider set is a miss, in the filter and before the start. PREFERRED: it is
+    #: taken, and ranked behind all that reach the level.
     policy: AffinityPolicy
     #: () when the guest has no NUMA topology: its memory floats.
     cells: tuple[WantedCell, ...] = ()
@@ -141,7 +147,9 @@ class DevicePool:
 
     id: str  # resource provider UUID in the scheduler, PCI address on a node
     name: str  # PCI address, for people
+    #: Where the devices sit; in the scheduler as the pool's tags say.
     location: Location
+    #: Devices that may be chosen now; where a claim is judged, at least the claimed ones.
     free: int
     #: Keys of the wants and ports that it can serve; empty for devices that the request
     #: does not want, which still count for IOMMU units and for the damage.
@@ -175,8 +183,11 @@ class HostNode:
 class FreeHost:
     """The free devices, CPUs and pages of one node."""
 
+    #: For people; it decides nothing.
     name: str
+    #: All free devices of the host; where a claim is judged, at least the claimed ones.
     pools: tuple[DevicePool, ...]
+    #: NUMA nodes, with dedicated CPUs and pages that are free; (): unknown.
     nodes: tuple[HostNode, ...] = ()
     #: Legal NVLink sets that are completely free: ids of pools of one device
     #: each. A partition of NVSwitches, or GPUs with direct links.

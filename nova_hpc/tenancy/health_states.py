@@ -62,7 +62,7 @@ class Moment:
     wall: float
     #: Seconds of a clock that counts from the boot of the machine.
     up: float
-    #: Which boot that is; None: nobody knows.
+    #: Which boot that is; None: unknown.
     boot: str | None = None
 
 

@@ -103,7 +103,7 @@ def move_entries_with_hardware(
             device, note = away.pop(hardware, None), "it was away: what is known of it counts again"
         if device is None:
             device, note = _NOTHING, "it is new, and other hardware was in its place"
-        # Nobody knows who had it where it was.
+        # Its former owner there is unknown.
         device = device.doubted()
         old = left.get(address)
         if old is not None and old.server and not device.server:

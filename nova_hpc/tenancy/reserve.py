@@ -61,7 +61,7 @@ def decide_reservation(
     decided = ReservedProvider(
         provider.uuid, provider.resource_class, total, ours, theirs, gone=gone
     )
-    # Until the next look nobody knows whether Placement has heard of the change.
+    # Until the next look it is unknown whether Placement has heard of the change.
     return (
         decided
         if decided.reserved == provider.reserved

@@ -60,13 +60,13 @@ class HealthSign(enum.Enum):
     FAILED = "failed"
     #: It was ill lately and is tried again; see nova_hpc.tenancy.health_states.
     SUSPECT = "suspect"
-    #: It is not ready for the next server, or nobody knows whether it is.
+    #: It is not ready for the next server, or it is unknown whether it is.
     UNREADY = "unready"
     #: What the manager of the NVLink fabric says; see nova_hpc.tenancy.nvlink.step.
     NVLINK = "nvlink"
     #: No server may ever get it; see nova_hpc.tenancy.forbidden.
     NEVER = "never"
-    #: Nobody knows whether any server may ever get it.
+    #: It is unknown whether any server may ever get it.
     UNSURE = "unsure"
 
 

@@ -174,7 +174,7 @@ class TenancyStep(abc.ABC):
     def unreported(self) -> frozenset[str]:
         """Devices found fit after a server of which Placement has yet to hear.
 
-        :raises nova_hpc.tenancy.ledger.LedgerError: nobody knows.
+        :raises nova_hpc.tenancy.ledger.LedgerError: that is unknown.
         """
         return frozenset()
 

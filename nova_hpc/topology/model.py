@@ -180,14 +180,17 @@ class PciFunction:
     #: Every NUMA node that is local (several below a host bridge that is
     #: wired to a whole socket or machine); empty when unknown.
     local_numa_nodes: frozenset[int] = frozenset()
+    #: Physical package of its NUMA node; None: unknown.
     socket: int | None = None
     #: Root complex (host bridge) as the kernel names it, ``pci0000:17``.
     root: str | None = None
-    #: Addresses of the bridges above, outermost first; () directly below the root.
+    #: Addresses of all bridges above it, outermost first; () directly below the root.
     path: tuple[str, ...] = ()
     #: The points of the path that devices share; see Location.switches.
     switches: tuple[str, ...] = ()
     bridge: BridgeKind | None = None  # None: an endpoint
+    #: The kernel's number of its group, which lasts until the next boot; None: it has none,
+    #: or that is unknown.
     iommu_group: int | None = None
     #: The function's own ACS capability register (PCIe 7.7.11): what it can switch. None
     #: when it has none, and when the extended configuration space could not be read.

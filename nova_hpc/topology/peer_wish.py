@@ -59,7 +59,7 @@ class Lack:
     what: str
     #: What makes it right, where something does.
     cure: str = ""
-    #: Nobody knows whether it is wrong: registers could not be read.
+    #: Unknown whether it is wrong: registers could not be read.
     unread: bool = False
 
     @property

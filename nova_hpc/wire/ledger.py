@@ -98,7 +98,7 @@ class Trial:
     tries: int = 0
     #: Seconds from the boot to the last try.
     tried: float = 0.0
-    #: Which boot that was; None: nobody knows.
+    #: Which boot that was; None: unknown.
     boot: str | None = None
     #: Something is wrong, and it is offered all the same: too many others are suspect.
     spared: bool = False
@@ -116,18 +116,21 @@ class LedgerDevice:
     #: Which piece of hardware it is: ``serial:`` and its PCIe serial number,
     #: ``vpd:`` and that of its vital product data, or ``slot:`` and its address.
     hardware: str | None = None
+    #: OFFERED: Nova may give it, or a server has it. SUSPECT: withheld, and tried again.
+    #: QUARANTINED: withheld until an operator releases it.
     state: DeviceState = DeviceState.OFFERED
+    #: Why it is not offered, for operators; "": it is.
     reason: str = attrs.field(default="", converter=cut_reason)
     #: Since when, and how often it was tried; None: nothing was ever wrong.
     trial: Trial | None = None
     #: Who has had it since it was last found clean; None: nobody.
     server: str | None = None
-    #: Who has had it last before it was found clean; None: nobody knows.
+    #: Who has had it last before it was found clean; None: unknown.
     last_server: str | None = None
     #: It was found clean after a server, and Placement has yet to hear of it.
     unreported: bool = False
     #: Nova's record of it when it was known to be clean, "" as long as that was not read;
-    #: None: nobody knows whether it is clean.
+    #: None: it is unknown whether it is clean.
     proof: str | None = None
     baseline: Mapping[str, Any] | None = attrs.field(default=None, hash=False)
     #: Seconds from the boot to when the baseline's counters of errors were read.
@@ -225,7 +228,7 @@ class Ledger:
 
     #: Normalised PCI address -> what is known of the device.
     devices: Mapping[str, LedgerDevice] = attrs.field(factory=dict, hash=False)
-    #: Id of each NVLink partition that a server has; None: nobody knows.
+    #: Id of each NVLink partition that a server has; None: unknown.
     partitions: Mapping[int, PartitionTenancy] | None = attrs.field(factory=dict, hash=False)
     #: Every GPU that the manager of the NVLink fabric has ever shown.
     gpus: frozenset[str] = frozenset()
@@ -410,7 +413,7 @@ def _read_absent(body: Any, problems: list[str]) -> dict[str, LedgerDevice]:
         try:
             absent[require_type(key, str)] = _read_device_entry(value)
         except (AttributeError, KeyError, TypeError, ValueError):
-            # Hardware that comes back without an entry is one that nobody knows: its
+            # Hardware that comes back without an entry is an unknown one: its
             # serial number is not for a log.
             problems.append(f"absent hardware number {number}: {_DAMAGED}")
     return absent

@@ -346,7 +346,7 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
-        """Refuse a key that is there twice: nobody knows which one is meant."""
+        """Refuse a key that is there twice: which one is meant is unknown."""
         seen = set()
         for key, _ in node.value:
             name = self.construct_object(key, deep=True)

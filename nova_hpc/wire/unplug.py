@@ -35,7 +35,7 @@ class Unplug:
 def read_unplug(text: object) -> Unplug | None:
     """Read a stored text; None: there is none, and nobody has asked the guest.
 
-    :raises nova_hpc.wire.version.WireError: it cannot be read: nobody knows who asked.
+    :raises nova_hpc.wire.version.WireError: it cannot be read: who asked is unknown.
     """
     if text is None:
         return None

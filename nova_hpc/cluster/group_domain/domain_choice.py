@@ -239,7 +239,7 @@ class Ground:
         return {host: order[part] for host, part in parts.items()}
 
     def _part(self, host: str) -> tuple[str, str]:
-        """The leaf of a host, or, where nobody knows, itself; its NVLink domain and part of it.
+        """The leaf of a host, or, where it is unknown, itself; its NVLink domain and part of it.
 
         The planner puts a gang into one part of an NVLink domain where it fits, so members that
         come one after the other have to find it again.

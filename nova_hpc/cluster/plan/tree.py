@@ -49,13 +49,13 @@ class FreeSpot:
     name: str
     free: int
     place: FabricPlace
-    #: The domain of each level; None: nobody knows. There are many hosts, and many questions.
+    #: The domain of each level; None: unknown. There are many hosts, and many questions.
     domains: tuple[str | None, ...]
     #: The domain that encloses it at the gang's level; see ``Place.enclosing``.
     enclosing: tuple[FabricLevel, str] | None
 
     def domain(self, level: FabricLevel) -> str | None:
-        """The domain of *level* that it is in; None: nobody knows."""
+        """The domain of *level* that it is in; None: unknown."""
         return self.domains[level]
 
 

@@ -152,7 +152,7 @@ Records = Mapping[str, AdapterRecord]
 def adapter_records_of(ledger: Ledger) -> dict[str, AdapterRecord]:
     """Every record of the ledger, by address.
 
-    :raises ValueError: one of them is damaged: nobody knows what was set.
+    :raises ValueError: one of them is damaged: it is unknown what was set.
     """
     records = {}
     for address, device in ledger.devices.items():

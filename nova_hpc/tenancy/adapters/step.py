@@ -210,7 +210,7 @@ class AdapterStep(TenancyStep):
     def keep(self, server: str, node: Node, addresses: Iterable[str]) -> AdapterOutcome:
         """Set functions again that a server has already, as they were.
 
-        :raises LedgerError: nobody knows how they were.
+        :raises LedgerError: it is unknown how they were.
         """
         own_addresses = self._of(server) & set(addresses)
         if not own_addresses:
@@ -259,7 +259,7 @@ class AdapterStep(TenancyStep):
 
         :param read: a fresh reading of the node, asked for only if there are any.
         :returns: address -> why it could not be put back.
-        :raises LedgerError: nobody knows what was set.
+        :raises LedgerError: it is unknown what was set.
         """
         addresses = self._of(server)
         return self._put_back(read(), addresses, server) if addresses else {}
@@ -274,7 +274,7 @@ class AdapterStep(TenancyStep):
 
         :param taken: asks for the devices that servers have now.
         :returns: address -> why it could not be put back.
-        :raises LedgerError: nobody knows what was set.
+        :raises LedgerError: it is unknown what was set.
         """
         # Nova knows who gets a device before its record is written; so a record that
         # is seen first, and is not in the answer, has outlived its server.

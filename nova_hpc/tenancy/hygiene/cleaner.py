@@ -70,7 +70,7 @@ class Cleaner(abc.ABC):
         """Clean a device that nobody has.
 
         :param function: as it was just read.
-        :raises CleanError: it is not clean, or nobody knows.
+        :raises CleanError: it is not clean, or that is unknown.
         :raises nova_hpc.tenancy.hygiene.reset.ResetError: likewise.
         """
 

@@ -89,7 +89,7 @@ class ResetError(Exception):
 
 
 class HeldError(ResetError):
-    """A device was not touched, since somebody has it, or nobody knows that nobody has."""
+    """A device was not touched, since somebody has it, or it is unknown whether somebody has."""
 
 
 def run_with_deadline(

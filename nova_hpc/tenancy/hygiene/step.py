@@ -288,7 +288,7 @@ class HygieneStep(TenancyStep):
         """Only what Nova, libvirt and the kernel know nobody to have is touched.
 
         :param marked: it may have the mark of a server that is gone.
-        :raises LedgerError: somebody has it, or nobody knows.
+        :raises LedgerError: somebody has it, or that is unknown.
         """
         server = self.records.known().device(address).server
         if server is not None and not marked:
@@ -309,7 +309,7 @@ class HygieneStep(TenancyStep):
         """Check devices, and mark them with the server that gets them.
 
         A device that still has the mark of another server is cleaned first, and so is one of
-        which nobody knows whether it is clean.
+        which it is unknown whether it is clean.
 
         :param server: its UUID.
         :param wanted: address -> device, as it was just read.

@@ -231,7 +231,7 @@ class HygieneUpdate:
         offered: Mapping[str, DeviceCandidate],
         taken: Callable[[], frozenset[str]],
     ) -> dict[str, str]:
-        """Clean what servers have left, and what nobody knows to be clean."""
+        """Clean what servers have left, and what is not known to be clean."""
         reasons: dict[str, str] = {}
         with contextlib.ExitStack() as stack:
             locked = []
@@ -316,7 +316,7 @@ class HygieneUpdate:
 def _needs_first_cleaning(
     ledger: Ledger, candidate: DeviceCandidate, busy: Collection[str]
 ) -> bool:
-    """Whether a device that nobody has is to be cleaned because nobody knows who had it."""
+    """Whether a device that nobody has is to be cleaned because its last owner is unknown."""
     function = candidate.function
     device = ledger.device(function.address)
     if device.server is not None or device.proof is not None or function.address in busy:

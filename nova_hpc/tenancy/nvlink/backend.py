@@ -84,14 +84,14 @@ class NvlinkBackend(abc.ABC):
     def activate(self, partition: int) -> None:
         """Link the GPUs of a partition.
 
-        :raises NvlinkFabricError: they are not linked, or nobody knows.
+        :raises NvlinkFabricError: they are not linked, or that is unknown.
         """
 
     @abc.abstractmethod
     def deactivate(self, partition: int) -> None:
         """Cut the links of a partition; one that has none is no error.
 
-        :raises NvlinkFabricError: they are still there, or nobody knows.
+        :raises NvlinkFabricError: they are still there, or that is unknown.
         """
 
     @abc.abstractmethod

@@ -19,7 +19,7 @@ from nova_hpc.wire.ledger import SOMEBODY, PartitionTenancy
 
 
 class NvlinkFabricError(Exception):
-    """The fabric cannot be set, or nobody knows how it is; the text is for operators."""
+    """The fabric cannot be set, or its state is unknown; the text is for operators."""
 
 
 class NoPartitionError(NvlinkFabricError):

@@ -105,7 +105,7 @@ class NvlinkState:
     tenancies: Tenancies = attrs.field(factory=dict, hash=False)
     #: Every GPU that the manager has ever shown.
     known: frozenset[str] = frozenset()
-    #: Why nobody knows which server has which partition; None: it is known.
+    #: Why it is unknown which server has which partition; None: it is known.
     lost: str | None = None
 
 
@@ -282,7 +282,7 @@ class NvlinkStep(TenancyStep):
         :param others: devices that other servers have.
         :param linked: its flavor requires NVLinks.
         :raises NoPartitionError: there is none with exactly these.
-        :raises NvlinkFabricError: they are not active, or nobody knows.
+        :raises NvlinkFabricError: they are not active, or that is unknown.
         :raises LedgerError: nothing can be remembered.
         """
         self._make(server, frozenset(gpus), others, linked, fresh=True)
@@ -419,7 +419,7 @@ class NvlinkStep(TenancyStep):
         """Tell a manager that was restarted which partitions servers have.
 
         :returns: their ids.
-        :raises NvlinkFabricError: it did not take them, or nobody knows which.
+        :raises NvlinkFabricError: it did not take them, or it is unknown which.
         :raises LedgerError: another process is at work.
         """
         with self._locked():

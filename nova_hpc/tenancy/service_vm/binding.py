@@ -92,7 +92,7 @@ def bind_device(root: Path, address: str, driver: str, timeout: float) -> None:
 
     :param root: where ``sys`` is.
     :param timeout: seconds.
-    :raises BindError: it is not there then, or nobody knows.
+    :raises BindError: it is not there then, or that is unknown.
     """
     if _NAME.fullmatch(driver) is None:
         raise BindError(f"{driver[:40]!r} is no name of a driver")

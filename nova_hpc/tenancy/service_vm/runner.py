@@ -44,7 +44,7 @@ class StageOutcome:
     #: Address -> why the device did not pass; "": it passed. Every device has one, or
     #: there is a *problem*.
     verdicts: Mapping[str, str] = attrs.field(factory=dict, hash=False)
-    #: Why nobody knows: it was not looked at, or not to the end; "": it was.
+    #: Why that is unknown: it was not looked at, or not to the end; "": it was.
     problem: str = ""
     #: The problem is one of the host, and says nothing of the device.
     host: bool = False

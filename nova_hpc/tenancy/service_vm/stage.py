@@ -11,7 +11,7 @@ starts, so whoever is killed afterwards leaves a device that is due. It is one o
 ``clean``  the stage has passed; what it took is kept, for people
 =========  =============================================================================
 
-Only ``clean`` lets a device be given: without an entry nobody knows who has had it, and
+Only ``clean`` lets a device be given: without an entry its last owner is unknown, and
 the stage becomes due when the node looks next. A stage that did not pass is due
 again; whether the device is suspect or in quarantine for it is up to
 :mod:`nova_hpc.tenancy.health_states`.
@@ -27,7 +27,7 @@ import attrs
 
 from nova_hpc.wire.values import require_finite, require_type
 
-#: A damaged entry: something may have the device, and nobody knows what.
+#: A damaged entry: something unknown may have the device.
 _UNREAD: Final = "unread"
 
 

@@ -234,7 +234,7 @@ class StageStep(TenancyStep):
         return WithheldDevices(findings, notes)
 
     def _make_due(self, view: NodeView, used: frozenset[str]) -> Ledger:
-        """Make due what is free and has no entry: nobody knows who has had it.
+        """Make due what is free and has no entry: its last owner is unknown.
 
         It is new here, or the ledger is; or its role has had no stage until now.
         """
