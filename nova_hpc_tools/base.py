@@ -35,12 +35,12 @@ MOST: Final = 1_000_000
 
 
 class CommandError(Exception):
-    """What was asked for cannot be done; the text is for the user, one line each."""
+    """The command cannot be done; the text is for the user, one line each."""
 
 
 @attrs.frozen
 class CommandAnswer:
-    """What a command has found or done."""
+    """The findings or deeds of a command."""
 
     columns: Sequence[str]
     #: The rows of a list; the values of a single record.

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What nova-compute loads: the libvirt driver subclass."""
+"""The part that nova-compute loads: the libvirt driver subclass."""

@@ -213,7 +213,7 @@ def _is_secret(text: str) -> bool:
 
 
 def word_start_failure(error: BaseException | None, reason: str, request: str) -> str:
-    """What the user reads of the failed start of a server.
+    """The text for the user whose server failed to start.
 
     This project's own reasons are said as they are, and Nova's where they name nothing
     of the host. Otherwise the kind is said.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What only root may do, for a service that is not root: by oslo.privsep.
+"""Deeds that only root may do, for a service that is not root: by oslo.privsep.
 
 The service says which device and no more. Where ``sys`` is, where locks are kept, how long
 is waited and which drivers there are for devices, the daemon reads in its own
@@ -60,7 +60,7 @@ class SettingsError(Exception):
 
 @attrs.frozen
 class HelperSettings:
-    """What the daemon goes by."""
+    """The settings of the daemon."""
 
     root: Path
     #: Beside it the locks of resets are kept.

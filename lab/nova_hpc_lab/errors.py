@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes wrong in the lab, told to the person who typed the command."""
+"""Errors of the lab, told to the person who typed the command."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _ROLES: Final = [
 
 @attrs.frozen
 class Asked:
-    """What the flavor says."""
+    """The wishes of the flavor."""
 
     #: Alias -> number of devices.
     devices: Mapping[str, int]
@@ -68,7 +68,7 @@ class Record:
 
 @attrs.frozen
 class Domain:
-    """What libvirt's domain says."""
+    """The facts in libvirt's domain."""
 
     hostdevs: tuple[str, ...]
     #: vCPU -> host CPUs.
@@ -91,7 +91,7 @@ class GuestDevice:
 
 @attrs.frozen
 class Guest:
-    """What the guest reports of itself."""
+    """The guest's report of itself."""
 
     devices: tuple[GuestDevice, ...]
     cpus: int

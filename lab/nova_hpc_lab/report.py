@@ -60,7 +60,7 @@ class LabReport:
 
     @property
     def troubles(self) -> list[str]:
-        """What does not work, each with the name of the part."""
+        """The troubles, each with the name of the part."""
         return [f"{one.title}: {one.trouble}" for one in self.services if one.trouble] + [
             f"node {one.status.name}: {one.status.state.value}, its nova-compute: {one.compute}"
             for one in self.nodes

@@ -116,7 +116,7 @@ class Configure(ListCommand):
 
 @attrs.frozen
 class NodeOffer:
-    """What a node offers, and by which wishes."""
+    """The offer of a node, and the wishes behind it."""
 
     spec: device_spec.DeviceSpec
     roles: roles.Roles
@@ -235,7 +235,7 @@ class NodeSetup:
         )
 
     def before(self) -> Configured:
-        """What is configured; what was held back is in the declaration now."""
+        """The present settings; what was held back is in the declaration now."""
         configuration = self.told.configured
         if self.file.declaration is None or settings.COMPUTE not in configuration.files:
             return configuration
@@ -250,7 +250,7 @@ class NodeSetup:
         return attrs.evolve(configuration, held_back=held)
 
     def offer(self) -> NodeOffer:
-        """What the node offers, and by which wishes."""
+        """The node's offer, and the wishes behind it."""
         node, wishes, before = self.node, self.wishes, self.before()
         table = self.table()
         sets = nvlink_sets.parse_nvlink_sets(wishes.nvlink_sets or self.told.nvlink_set)
@@ -331,7 +331,7 @@ class NodeSetup:
         return node_wishes.keep_foreign_entries(self.declared, self.node.hostname, kept)
 
     def plan(self, spec: device_spec.DeviceSpec) -> replacement.ReplacementPlan:
-        """What becomes of the entries of others."""
+        """The plan for the entries of others."""
         return replacement.plan_replacement(
             self.told.configured.other_device_spec,
             spec.lines(),
@@ -342,7 +342,7 @@ class NodeSetup:
         )
 
     def edits(self, spec: device_spec.DeviceSpec) -> list[include_files.FileChange]:
-        """What changes in files of others; in a layout theirs are not what counts.
+        """The changes in files of others; in a layout theirs are not what counts.
 
         :raises include_files.IncludeError: an entry is not found, or not once.
         """
@@ -356,7 +356,7 @@ class NodeSetup:
         )
 
     def render(self) -> tuple[device_spec.DeviceSpec, settings.NovaSettings]:
-        """What the node offers, and the texts of all files."""
+        """The node's offer, and the texts of all files."""
         args, node, wishes = self.args, self.node, self.wishes
         offered = self.offer()
         spec, table = offered.spec, offered.roles
@@ -403,7 +403,7 @@ class NodeSetup:
         return spec, attrs.evolve(result, remarks=remarks)
 
     def _stock(self, spec: device_spec.DeviceSpec) -> list[str]:
-        """What entries of stock Nova mean for this node and for others."""
+        """The meaning of stock Nova's entries for this node and for others."""
         before, table = self.before(), self.table()
         offered = {offer.tags.role for offer in spec.offers}
         chosen = {role for role, wish in node_wishes.role_wishes_of(self.wishes) if wish.identity}
@@ -497,7 +497,7 @@ def _check_node(node: Node) -> None:
 
 
 def _build_loss_refusal(losses: Sequence[Loss]) -> CommandError:
-    """What would be lost, one line each, and how it is kept or given up."""
+    """The losses, one line each, and how each is kept or given up."""
     return CommandError("\n".join(loss.refusal for loss in losses))
 
 

@@ -293,7 +293,7 @@ def _add_output_options(output: Any) -> None:
 
 
 def wishes_of_options(args: argparse.Namespace) -> NodeWishes:
-    """What the options of one run say, and nothing else.
+    """The wishes in the options of one run, and nothing else.
 
     :raises CommandError: a value makes no sense.
     :raises roles.RoleError: a bad role.

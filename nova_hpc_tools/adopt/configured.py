@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the services of a node are told already, and what new settings would take from it.
+"""The settings that a node's services have, and what new ones would take from them.
 
 Pure: texts of options in, losses out. Other people's filters, weighers and
 aliases are added to. What cannot be added to, because only one value counts or
@@ -67,7 +67,7 @@ class Loss:
 
 @attrs.frozen
 class HeldBack:
-    """What the operator holds back."""
+    """The devices that the operator holds back."""
 
     left_out: frozenset[str] = frozenset()
     whole: frozenset[str] = frozenset()
@@ -86,7 +86,7 @@ class HeldBack:
 
 @attrs.frozen
 class Configured:
-    """What the services are told now; None or nothing: the option is not set."""
+    """The settings that the services have now; None or nothing: the option is not set."""
 
     filters: tuple[str, ...] | None = None
     weighers: tuple[str, ...] | None = None
@@ -117,7 +117,7 @@ class Configured:
 
 
 def losses_of_list(option: str, before: Iterable[str] | None, after: Sequence[str]) -> list[Loss]:
-    """What a list has now and would not have any more."""
+    """The items that a list has now and would not have any more."""
     gone = [name for name in before or () if name not in after]
     return [Loss(option, name, f"{option} would lose {name}") for name in gone]
 
@@ -162,7 +162,7 @@ def merge_aliases(
 
 
 def _devices_of_alias(alias: Mapping[str, Any]) -> dict[str, str]:
-    """What an alias asks for."""
+    """The devices that an alias asks for."""
     return {
         key: str(value).lower() for key, value in alias.items() if key not in {"name", *_NO_DEVICES}
     }
@@ -223,7 +223,7 @@ def device_losses(
 def _no_longer_offered(
     configured: Configured, spec: DeviceSpec, told: Collection[str]
 ) -> Iterator[Loss]:
-    """What the node's own file offers, and would offer no more."""
+    """The offers of the node's own file that would end."""
     offered = {address for offer in spec.offers for address in (offer.provider, *offer.functions)}
     reasons = {item.address: item.reason for item in spec.omitted}
     seen = set()
@@ -283,7 +283,7 @@ def _losses_of_held_back(
 
 
 def _lost_wishes(configured: Configured, node: Node, spec: DeviceSpec) -> Iterator[Loss]:
-    """What the operator wished for a device and would not get any more."""
+    """The operator's wishes for a device that would not be met any more."""
     before = {
         _entry_key_of(entry): entry
         for entry in map(spec_entries.read_spec_entry, configured.device_spec)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the operator wants of a node's offer that its inventory cannot know."""
+"""The operator's wishes for a node's offer that its inventory cannot know."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def check_network(name: str) -> str:
 
 @attrs.frozen
 class Declaration:
-    """What the operator wants that the inventory cannot know."""
+    """The operator's wishes that the inventory cannot know."""
 
     #: Addresses of physical functions that are given whole although virtual
     #: functions are switched on, which are then not offered; or EVERY.

@@ -117,7 +117,7 @@ def identify_devices(root: Path | None, node: Node) -> IdentifiedHardware:
 
 @attrs.frozen
 class UnofferedDevices:
-    """What is not offered without an explicit word."""
+    """Devices that are not offered without an explicit word."""
 
     #: Address -> why it must never be given.
     never: Mapping[str, str] = attrs.field(factory=dict)

@@ -212,7 +212,7 @@ class _Sieve:
         )
 
     def pools(self) -> list[_OfferPool]:
-        """What may be offered as far as single functions and adapters go."""
+        """The pools to offer as far as single functions and adapters go."""
         able = []
         #: Physical function -> one of its virtual functions that is not given.
         kept: dict[str | None, str] = {}

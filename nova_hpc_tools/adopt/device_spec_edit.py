@@ -206,7 +206,7 @@ def _verify_edit(
 
 
 def replacement_of_line(line: str, rewritten: Mapping[str, str]) -> str:
-    """What is to be in the place of an entry."""
+    """The text that takes the place of an entry."""
     for old, new in rewritten.items():
         if replacement.is_same_entry(line, spec_entries.read_spec_entry(old)):
             return new

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``nova-hpc doctor`` finds: the checks, how bad each is and why it matters. Pure."""
+"""The findings of ``nova-hpc doctor``: the checks, how bad each is and why it matters. Pure."""
 
 from __future__ import annotations
 

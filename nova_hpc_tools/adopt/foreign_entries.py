@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``nova-hpc configure`` makes of entries of ``[pci]device_spec`` of others.
+"""Entries of ``[pci]device_spec`` of others, as ``nova-hpc configure`` treats them.
 
 ``--replace ENTRY`` takes one out, where ours says all that it says. What Nova would not start
 with, once devices are reported in Placement, is refused, and nothing is written.
@@ -54,7 +54,7 @@ def find_replaced_entries(replace: Iterable[str], others: Sequence[str]) -> Repl
 
 
 def translate_configured_interfaces(configuration: Configured, node: Node) -> Configured:
-    """What is configured, with addresses in the place of interfaces."""
+    """The present entries, with addresses in the place of interfaces."""
     return attrs.evolve(
         configuration,
         device_spec=spec_entries.translate_interfaces(configuration.device_spec, node),
@@ -90,7 +90,7 @@ def functions_on_vendor_driver(device_spec: Iterable[str], node: Node) -> dict[s
 
 
 def find_entry_losses(plan: ReplacementPlan, spec: DeviceSpec, node: Node) -> Iterator[Loss]:
-    """What would be lost, and what Nova would not start with."""
+    """The losses, and the entries that Nova would not start with."""
     for loss in plan.losses:
         yield Loss(_OPTION, loss.address, loss.text)
     lines = [*plan.others, *spec.lines()]

@@ -72,7 +72,7 @@ class Pages:
 
 @attrs.frozen
 class HostStart:
-    """What is done when the host starts."""
+    """The work that is done when the host starts."""
 
     #: Functions that are there when the kernel starts and belong to guests.
     vfio: tuple[BoundFunction, ...] = ()

@@ -87,7 +87,7 @@ def build_host_files(host: HostStart, boot_loader: str, initramfs: str) -> tuple
 def commands_after_writing(
     host: HostStart, changed: frozenset[str], boot_loader: str, initramfs: str
 ) -> list[str]:
-    """What has to be run once the files are there, so that the next start finds them.
+    """The commands to run once the files are there, so that the next start finds them.
 
     :param changed: paths that were written or removed.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``nova-hpc configure`` writes: shown first, and given back by ``--undo``."""
+"""The files that ``nova-hpc configure`` writes: shown first, and given back by ``--undo``."""
 
 from __future__ import annotations
 

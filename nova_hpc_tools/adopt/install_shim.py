@@ -49,7 +49,7 @@ print(json.dumps(found))
 
 
 class ShimError(RuntimeError):
-    """What is wrong, and the cure."""
+    """A fault of the shim, and its cure."""
 
 
 @attrs.frozen

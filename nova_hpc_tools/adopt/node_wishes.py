@@ -34,7 +34,7 @@ _DEVICES: Final = ("left_out", "offer_in_use", "whole_pf")
 
 
 def wishes_for_node(declared: NodeDeclaration, hostname: str | None, source: str) -> NodeWishes:
-    """What the file says for the node of that name.
+    """The wishes in the file for the node of that name.
 
     :raises DeclarationError: it is for other nodes.
     """
@@ -162,7 +162,7 @@ def keep_foreign_entries(
 
 
 def wishes_before_declarations(held: HeldBack | None, device_role: Iterable[str]) -> NodeWishes:
-    """What the files of a release without declarations say.
+    """The wishes in the files of a release without declarations.
 
     :param device_role: of the node's own file.
     """

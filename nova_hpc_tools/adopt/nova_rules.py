@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What nova-compute refuses of ``[pci]device_spec`` once it reports devices in Placement. Pure.
+"""The rules of nova-compute for ``[pci]device_spec`` once it reports in Placement. Pure.
 
 ``configure`` switches that report on, on machines that have no Nova, too; so these few rules
 of nova/compute/pci_placement_translator.py (32 to 34) are known here, and a test holds them
@@ -22,7 +22,7 @@ _FALSE: Final = frozenset({"", "0", "f", "false", "off", "n", "no", "none"})
 
 @attrs.frozen
 class PciSettings:
-    """What nova-compute of a node is told of PCI devices, by all files together."""
+    """The settings for PCI devices of a node's nova-compute, by all files together."""
 
     #: Values of the options, as oslo.config has them.
     device_spec: tuple[str, ...] = ()
@@ -47,7 +47,7 @@ class NovaRefusal:
 
 
 def placement_refusals_of(lines: Iterable[str], node: Node) -> list[NovaRefusal]:
-    """What of these entries Nova refuses where it reports to Placement.
+    """The entries that Nova refuses where it reports to Placement.
 
     :param lines: one entry each, see :func:`nova_hpc_tools.adopt.spec_entries.split_entries`.
     """
@@ -56,7 +56,7 @@ def placement_refusals_of(lines: Iterable[str], node: Node) -> list[NovaRefusal]
 
 
 def driver_refusals(lines: Iterable[str], node: Node) -> list[NovaRefusal]:
-    """What of these entries this project's own driver does not start with.
+    """The entries that this project's own driver does not start with.
 
     Virtual functions of one adapter of which some have tags and some have none, or other ones
     (virt_driver_patches/driver/contract.py): Nova reports them as one provider.

@@ -92,7 +92,7 @@ class ConfiguredService:
 def find_option_changes(
     service: ConfiguredService, files: Mapping[Path, tuple[str | None, str | None]]
 ) -> list[OptionChange]:
-    """What the service is told otherwise once *files* are written.
+    """The options of the service that change once *files* are written.
 
     :param files: path -> text now and then; None: no such file. A directory that the
         service does not read by itself is taken to be the last that it reads.

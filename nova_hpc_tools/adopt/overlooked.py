@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a node serves nobody, and no service says so. Pure.
+"""Hardware of a node that serves nobody, and no service says so. Pure.
 
 Devices whose NUMA node is not known, devices beside GPUs that have no role, NVSwitches that
 nobody runs: nothing fails, and servers do not get what the hardware has.

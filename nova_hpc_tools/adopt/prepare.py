@@ -146,7 +146,7 @@ class Prepare(ListCommand):
 
 
 def find_host_file_changes(root: Path, wanted: Sequence[File]) -> list[FileChange]:
-    """What has to be written below *root*, and what of this command's to be removed.
+    """The files to write below *root*, and what of this command's to be removed.
 
     :raises IncludeError: a file is somebody else's, or cannot be read.
     """

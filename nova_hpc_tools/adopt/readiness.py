@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of the host itself keeps offered devices from servers: said at once. Pure.
+"""States of the host that keep offered devices from servers: said at once. Pure.
 
 Nothing here changes what is offered. nova-compute withholds what it may not give, and a
 node whose offer waits for its host is a node that is not finished.
@@ -23,7 +23,7 @@ _MANY: Final = 4
 def check_readiness(
     node: Node, spec: DeviceSpec, roles: Roles, wishes: NodeWishes
 ) -> list[DoctorFinding]:
-    """What has to be done on the host before servers get its devices.
+    """The work to do on the host before servers get its devices.
 
     :param node: read from sysfs; lstopo's XML says nothing of this.
     :param spec: what it offers.

@@ -24,7 +24,7 @@ _FLAGS: Final = frozenset({"managed", "live_migratable", "one_time_use", "remote
 
 @attrs.frozen
 class KeyLoss:
-    """What a function has now and would not have any more."""
+    """A property that a function has now and would not have any more."""
 
     address: str
     #: A sentence without its full stop.
@@ -104,7 +104,7 @@ def as_tag(value: object) -> str | None:
 
 @attrs.frozen
 class ReplacementPlan:
-    """What becomes of the entries of others."""
+    """The plan for the entries of others."""
 
     #: What they say afterwards, one entry each.
     others: tuple[str, ...]

@@ -126,7 +126,7 @@ def config_files_of(
 
 
 def _config_files_in(folder: Path, more: Iterable[Path] = ()) -> list[Path]:
-    """What oslo.config reads of a directory: no hidden files."""
+    """The files of a directory that oslo.config reads: no hidden ones."""
     resolved_folder = folder.resolve()
     names = {path.name for path in more if path.parent.resolve() == resolved_folder}
     there = {*folder.glob("*.conf"), *(folder / name for name in names)}
@@ -200,7 +200,7 @@ def _build_config_error(error: Exception) -> ConfigError:
 
 @attrs.frozen
 class ServiceSettings:
-    """What the services of this machine are told now."""
+    """The settings that the services of this machine have now."""
 
     device_role: tuple[str, ...]
     nvlink_set: tuple[str, ...]

@@ -76,7 +76,7 @@ SINGLE: Final = (*CPU_SETS, NOVA_LIMIT, PLACEMENT_LIMIT, CACHE)
 
 @attrs.frozen
 class SettingsOptions:
-    """What the operator wants that the inventory cannot know."""
+    """The operator's wishes that the inventory cannot know."""
 
     #: Hosts that may match one request; the limits of Placement reach them all.
     hosts: int = 1

@@ -25,7 +25,7 @@ from nova_hpc_tools.snapshot.direct_ports import DirectPorts
 
 @attrs.frozen
 class NodeCapacity:
-    """What fits on one node."""
+    """The number of servers that fit on one node."""
 
     #: As it would be then.
     node: SnapshotNode
@@ -37,7 +37,7 @@ class NodeCapacity:
 
 @attrs.frozen
 class Capacity:
-    """What fits on each node of a cloud."""
+    """The number of servers that fit on each node of a cloud."""
 
     flavor: Flavor
     rooms: tuple[NodeCapacity, ...]

@@ -34,7 +34,7 @@ _REASONS: Final = 8
 
 @attrs.frozen
 class _CapacityReport:
-    """What the command has found."""
+    """The findings of the command."""
 
     capacity: Capacity
     fabric: FabricMap

@@ -41,7 +41,7 @@ _SERVICE: Final = "nova-compute"
 
 @attrs.frozen
 class _HostSurvey:
-    """What is on the host, and what is on its way from there."""
+    """The servers on the host, and those on their way from there."""
 
     service: Any
     #: With wishes of this project's.
@@ -189,7 +189,7 @@ class Drain(ListCommand):
 
 
 def _survey_drained_host(cloud: DrainCloud, host: str) -> _HostSurvey:
-    """What has to leave, and why it cannot."""
+    """The servers that have to leave, and why they cannot."""
     service = cloud.service(host)
     there = cloud.servers_of(host)
     migrations = cloud.moves_from(host)

@@ -46,7 +46,7 @@ class FamilyFlavor:
 
 @attrs.frozen
 class _Share:
-    """What one GPU gets."""
+    """The share of one GPU."""
 
     cpus: int
     pages: int

@@ -27,7 +27,7 @@ class DrainStopError(Exception):
 
 
 class ServerMover(Protocol):
-    """What moves servers."""
+    """The door to moves of servers."""
 
     def server(self, uuid: str) -> DrainServer | None:
         """One server; None: it was deleted."""

@@ -84,7 +84,7 @@ def assess_group_fit(
     """Whether *members* servers would come together.
 
     :param seats: the hosts, and how many such servers fit on each.
-    :param lines: what Placement holds of every group; None: nobody knows.
+    :param lines: what Placement holds of every group; None: unknown.
     :param group: UUID of their server group, if there is one.
     """
     ground = Ground(tuple(seats))

@@ -24,7 +24,7 @@ _RESTART: Final = "and restart nova-scheduler."
 
 @attrs.frozen
 class Controller:
-    """What nova-scheduler and nova-api are told."""
+    """The settings of nova-scheduler and nova-api."""
 
     filters: tuple[str, ...] = settings.NOVA_FILTERS
     available: tuple[str, ...] = (_ALL,)
@@ -43,7 +43,7 @@ class Controller:
 
 @attrs.frozen
 class PlacementOptions:
-    """What the Placement API is told."""
+    """The settings of the Placement API."""
 
     strategy: str = "depth-first"
     limit: int = -1
@@ -51,7 +51,7 @@ class PlacementOptions:
 
 
 def check_controller(told: Controller, hosts: int = 1) -> list[DoctorFinding]:
-    """What is wrong with a controller.
+    """The faults of a controller.
 
     :param hosts: how many can match one request, as it is declared.
     """
@@ -196,7 +196,7 @@ def _check_alias_lines(lines: Iterable[str]) -> Iterator[DoctorFinding]:
 def check_placement(
     told: PlacementOptions, limit: int | None = None, hosts: int = 1
 ) -> list[DoctorFinding]:
-    """What is wrong with Placement.
+    """The faults of Placement.
 
     :param limit: ``[scheduler]max_placement_results``, where it is known.
     """
@@ -231,7 +231,7 @@ def check_placement(
 
 
 def check_fleet(aliases: Mapping[str, Iterable[str]]) -> list[DoctorFinding]:
-    """What is wrong between nodes.
+    """The faults between nodes.
 
     :param aliases: node -> values of its ``[pci]alias``.
     """

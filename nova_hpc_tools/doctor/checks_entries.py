@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with entries and aliases of others, and of ours beside them. Pure.
+"""Faults of entries and aliases of others, and of ours beside them. Pure.
 
 Advice is tried before it is given: an entry of others is taken out only where ours says all
 that it says, by the same function by which ``configure`` does it.
@@ -45,7 +45,7 @@ class Entries:
 
 
 def check_entries(facts: Entries) -> Iterator[DoctorFinding]:
-    """What is wrong."""
+    """The faults of entries and aliases."""
     for refusal in facts.refusals:
         yield _refusal_finding(refusal, facts)
     if facts.unasked is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with how a host starts and runs. Pure.
+"""Faults in how a host starts and runs. Pure.
 
 Address space, two tools for one thing, a restart that is due, the IOMMU's mode, saved power.
 """
@@ -44,7 +44,7 @@ class Rule:
 
 @attrs.frozen
 class HostFacts:
-    """What files of the host say."""
+    """The facts in the files of the host."""
 
     #: Address -> numbers of the BARs that have no address.
     unassigned: Mapping[str, tuple[int, ...]] = attrs.field(factory=dict, hash=False)
@@ -73,7 +73,7 @@ class HostFacts:
 def check_host(
     host: HostFacts, node: Node, offered: Iterable[PciFunction]
 ) -> Iterator[DoctorFinding]:
-    """What is wrong with a host.
+    """The faults of a host.
 
     :param offered: what servers can be given.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with a node: its host, and what its nova-compute is told. Pure."""
+"""Faults of a node: its host, and the settings of its nova-compute. Pure."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Facts:
 
     @property
     def entries(self) -> list[Mapping[str, Any]]:
-        """What is offered, as objects."""
+        """The offered devices, as objects."""
         return [spec_entries.read_spec_entry(text) for text in self.device_spec]
 
     @property
@@ -424,7 +424,7 @@ def _check_own_entries(
 
 
 def _stale_tags_of(before: Mapping[str, Any], expected: Mapping[str, Any] | None) -> str:
-    """What of the place has changed; "": nothing, or nobody knows."""
+    """The changes of the place; "": none, or unknown."""
     if expected is None:
         return ""
     keys = [key for key in expected if key.startswith("hpc_")]

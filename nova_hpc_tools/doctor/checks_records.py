@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong between Nova's records, Placement's and the fabric map's. Pure."""
+"""Faults between Nova's records, Placement's and the fabric map's. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LOG: Final = "look in the log of its nova-compute why it does not update Placem
 
 
 def check_records(records: CloudRecords) -> list[DoctorFinding]:
-    """What is wrong."""
+    """The faults between the records."""
     return [
         *_check_unread_hosts(records),
         *_check_service_role(records),

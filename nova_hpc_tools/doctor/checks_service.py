@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with what nova-compute needs: libvirt, the shim, the ledger's folder. Pure."""
+"""Faults in what nova-compute needs: libvirt, the shim, the ledger's folder. Pure."""
 
 from __future__ import annotations
 
@@ -60,19 +60,19 @@ class LedgerPath:
 
 @attrs.frozen
 class ServiceFacts:
-    """What nova-compute finds when it starts."""
+    """The facts that nova-compute finds when it starts."""
 
     too_old: tuple[TooOld, ...] = ()
     shim: Shim | None = None
     #: The folder of the ledger and the ledger, as far as they are there.
     folder: LedgerPath | None = None
     ledger: LedgerPath | None = None
-    #: Who nova-compute runs as; None: nobody knows.
+    #: Who nova-compute runs as; None: unknown.
     user: User | None = None
 
 
 def check_service(service: ServiceFacts) -> Iterator[DoctorFinding]:
-    """What is wrong."""
+    """The faults in what nova-compute needs."""
     for too_old in service.too_old:
         yield DoctorFinding(
             "libvirt-old",

@@ -197,10 +197,10 @@ def _convert_finding(finding: DoctorFinding) -> WireFinding:
 
 @attrs.frozen
 class MachineFindings:
-    """What was looked at, and what is wrong."""
+    """The machine that was looked at, and its faults."""
 
     found: tuple[DoctorFinding, ...]
-    #: Its name; None: nobody knows.
+    #: Its name; None: unknown.
     node: str | None
     #: Values of ``[pci]alias``.
     aliases: tuple[str, ...]
@@ -209,7 +209,7 @@ class MachineFindings:
 
 
 def examine_this_machine(args: argparse.Namespace) -> MachineFindings:
-    """What is wrong here.
+    """The faults of this machine.
 
     :raises Exception: what :attr:`Doctor.errors` names, and CommandError.
     """

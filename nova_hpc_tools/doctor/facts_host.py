@@ -47,7 +47,7 @@ def read_host_facts(
 ) -> HostFacts:
     """Read it; what cannot be read is not there.
 
-    :param root: where the host's files are; None: nobody knows.
+    :param root: where the host's files are; None: unknown.
     :param addresses: the functions that are offered, and the adapters that they are of.
     :param cpus: those that servers have for themselves.
     """

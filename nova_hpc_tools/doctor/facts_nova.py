@@ -26,7 +26,7 @@ def read_entries_with_nova(
     Without Nova the rules that this project knows itself are all that is looked at, and where
     others have written something, that is said.
 
-    :param root: where the node's files are; None: nobody knows.
+    :param root: where the node's files are; None: unknown.
     :param nova: with groups ``[pci]`` and ``[filter_scheduler]``.
     :param expected: what ``nova-hpc configure`` would write.
     """

@@ -35,7 +35,7 @@ def read_service_facts(
 ) -> ServiceFacts:
     """Read it; what cannot be read is not there.
 
-    :param root: where the host's files are; None: nobody knows.
+    :param root: where the host's files are; None: unknown.
     :param offered: what servers can be given.
     :param nova: with groups ``[DEFAULT]``, ``[libvirt]`` and ``[hpc]``.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What differs between two maps, and what that means for clusters that run."""
+"""Differences between two maps, and what they mean for clusters that run."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ClusterSpread:
 def compare_fabric_maps(
     old: FabricMap, new: FabricMap, cables: bool = True
 ) -> tuple[FabricDifference, ...]:
-    """What differs, sorted by kind and name.
+    """The differences, sorted by kind and name.
 
     :param cables: also the links; aggregates of Nova say nothing of them.
     """

@@ -95,7 +95,7 @@ def add_map_files_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def exclusions_of(args: argparse.Namespace) -> Exclusions:
-    """What the options leave out."""
+    """The names that the options leave out."""
     return Exclusions(args.ignore, args.ignore_switches, args.ignore_rails, args.unknown)
 
 

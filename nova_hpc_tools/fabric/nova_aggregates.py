@@ -200,7 +200,7 @@ class FabricCloud:
 
 
 def _format_nova_fault(answer: Any) -> str:
-    """What Nova says is wrong."""
+    """The fault in Nova's words."""
     try:
         message = next(iter(json.loads(answer.content).values()))["message"]
     except (ValueError, AttributeError, KeyError, StopIteration, TypeError):

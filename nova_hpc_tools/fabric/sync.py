@@ -54,7 +54,7 @@ class SyncStep:
 
 @attrs.frozen
 class SyncPlan:
-    """What has to be done, and what an operator has to know before."""
+    """The steps to do, and what an operator has to know before."""
 
     steps: tuple[SyncStep, ...] = ()
     #: Why nothing of it may be done.

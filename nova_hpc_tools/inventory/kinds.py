@@ -43,7 +43,7 @@ class NodeKind:
 
 @attrs.frozen
 class KindValue:
-    """What some nodes of a kind have at a place."""
+    """The value that some nodes of a kind have at a place."""
 
     value: str
     nodes: tuple[str, ...]
@@ -78,7 +78,7 @@ class KindDifference:
 
 @attrs.frozen
 class NodeFleet:
-    """What nodes have in common, and in what they differ."""
+    """The common values of nodes, and their differences."""
 
     kinds: tuple[NodeKind, ...]
     differences: tuple[KindDifference, ...]

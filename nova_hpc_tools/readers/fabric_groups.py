@@ -23,7 +23,7 @@ from nova_hpc_tools.snapshot.group_fleet import (
 
 
 def read_group_lines(arguments: Sequence[str] = ()) -> tuple[GroupLine, ...]:
-    """What Placement holds of every group.
+    """The records in Placement of every group.
 
     :param arguments: as those of :func:`nova_hpc_tools.readers.snapshot.read_snapshot`.
     :raises nova_hpc_tools.snapshot.SnapshotError: it cannot be read; the text names the cure.
@@ -37,7 +37,7 @@ def read_group_lines(arguments: Sequence[str] = ()) -> tuple[GroupLine, ...]:
 
 
 def reap_group_domains(arguments: Sequence[str] = ()) -> Reaped:
-    """Take away what nobody has any more.
+    """Take away the records of groups that have no server any more.
 
     :raises nova_hpc_tools.snapshot.SnapshotError: it cannot be read; the text names the cure.
     """

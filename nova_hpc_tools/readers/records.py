@@ -302,7 +302,7 @@ def _group_by_consumer(placement: _PlacementRecords, providers: Iterable[str]) -
 def _find_cure_text(
     context: Any, suspect: LeftoverConsumer, host: str, cell: _CellRecords
 ) -> str | None:
-    """What helps; None: the consumer has a right to it, or nobody knows."""
+    """The cure; None: the consumer has a right to it, or that is unknown."""
     try:
         mapping = objects.InstanceMapping.get_by_instance_uuid(context, suspect.consumer)
     except exception.InstanceMappingNotFound:

@@ -37,7 +37,7 @@ def task_kind_of(shape: TaskShape) -> int:
 
 
 class SimulatedCluster:
-    """What is free on every node; changed by :meth:`take` and :meth:`give`."""
+    """The free devices of every node; changed by :meth:`take` and :meth:`give`."""
 
     def __init__(self, machines: Sequence[SimulatedMachine]) -> None:
         self.machines = tuple(machines)

@@ -132,7 +132,7 @@ WHOLE: Final = 1000
 
 @attrs.frozen
 class TaskShape:
-    """What one task asks for."""
+    """The devices that one task asks for."""
 
     cpu_milli: int
     memory_mib: int

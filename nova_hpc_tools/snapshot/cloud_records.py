@@ -82,7 +82,7 @@ class CloudRecords:
     providers: tuple[PciProvider, ...] = ()
     leftovers: tuple[Leftover, ...] = ()
     aliases: tuple[ServiceAlias, ...] = ()
-    #: Of Nova's user in Placement; None: nobody knows.
+    #: Of Nova's user in Placement; None: unknown.
     roles: frozenset[str] | None = None
     #: What could not be read, one sentence each.
     problems: tuple[str, ...] = ()

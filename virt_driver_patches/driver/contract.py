@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold before the service may start with ``hpc_*`` tags.
+"""Conditions for the service to start with ``hpc_*`` tags.
 
 Every refusal names the option to change. Without tags nothing is checked.
 """

@@ -93,7 +93,7 @@ def record_guest_abi(instance: objects.Instance, abi: Abi | None) -> None:
 
 @attrs.frozen
 class GuestLimits:
-    """What guests of this node can have at most."""
+    """The most that guests of this node can have."""
 
     #: Width of the physical addresses of their processors; None: not known, or as many
     #: as are needed.

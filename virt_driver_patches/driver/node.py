@@ -33,7 +33,7 @@ LOG = logging.getLogger(__name__)
 
 
 class HpcNode:
-    """What the driver knows of its node. It does not know the checks of servers.
+    """The driver's knowledge of its node. It does not know the checks of servers.
 
     Everything is made when it is first asked for: a node without ``hpc_*`` tags
     makes nothing.

@@ -23,7 +23,7 @@ LOG = logging.getLogger(__name__)
 
 
 def configured_wish_of(conf: Any) -> PeerWish:
-    """What ``[hpc]peer_to_peer`` says."""
+    """The wish in ``[hpc]peer_to_peer``."""
     return PeerWish(conf.hpc.peer_to_peer)
 
 

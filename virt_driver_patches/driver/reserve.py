@@ -46,7 +46,7 @@ _CHILDREN: Final = (fields.PciDeviceType.SRIOV_VF, fields.PciDeviceType.VDPA)
 
 @attrs.frozen
 class WithheldLook:
-    """What the last periodic update has found."""
+    """The findings of the last periodic update."""
 
     node: Node
     #: Everything that ``device_spec`` matches.
@@ -317,7 +317,7 @@ class ProviderReserver:
     # -- what is remembered ---------------------------------------------------------
 
     def _recorded(self) -> Mapping[str, ReservedProvider] | None:
-        """What was last written; None: nobody knows."""
+        """The amount that was last written; None: unknown."""
         if self._records is None:
             ledger = self._ledger.read()
             if not ledger.lost:

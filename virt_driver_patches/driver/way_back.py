@@ -74,7 +74,7 @@ def check_revert_possible(
 def _unusable_at_source(
     context: nova_context.RequestContext, migration: objects.Migration, addresses: frozenset[str]
 ) -> dict[str, str]:
-    """What the other host says of these devices."""
+    """The other host's word on these devices."""
     try:
         node = objects.ComputeNode.get_by_host_and_nodename(
             context, migration.source_compute, migration.source_node

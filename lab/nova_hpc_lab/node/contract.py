@@ -53,7 +53,7 @@ class State(enum.Enum):
 
 @attrs.frozen
 class NodeStatus:
-    """What is known of one node right now."""
+    """The present state of one node."""
 
     name: str
     state: State
@@ -78,7 +78,7 @@ class NodeStatus:
 
 @attrs.frozen
 class Plan:
-    """What a supervisor has to run; ``plan.json`` in the node's folder."""
+    """The programs that a supervisor runs; ``plan.json`` in the node's folder."""
 
     argv: tuple[str, ...]
     disk: str

@@ -136,7 +136,7 @@ def find_nodes(cloud: Snapshot, host: str | None) -> tuple[SnapshotNode, ...]:
 def judge_node(
     node: SnapshotNode, flavor: Flavor, request: Request, chooser: Chooser
 ) -> NodeVerdict:
-    """What the scheduler would choose on one node, or why nothing."""
+    """The choice of the scheduler on one node, or why there is none."""
     if node.out is not None:
         return NodeVerdict(node=node, reason=node.out)
     answer = chooser.choose(request, flavor, node)

@@ -17,7 +17,7 @@ from nova_hpc_tools.snapshot.unplaced_requests import UnplacedRequest
 
 @attrs.frozen
 class FlavorQuestion:
-    """What somebody wants to have explained."""
+    """A question that ``explain`` answers."""
 
     flavor: str
     image: str | None = None
@@ -31,7 +31,7 @@ class FlavorQuestion:
 
 @attrs.frozen
 class NodeChoice:
-    """What the scheduler would choose on one node."""
+    """The choice of the scheduler on one node."""
 
     devices: DeviceSet
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What would make a server fit. Nothing is guessed: each remedy was tried.
+"""Remedies that make a server fit. Nothing is guessed: each remedy was tried.
 
 Every candidate is a changed flavor or a changed node that goes through
 choose_device_sets() like the original. The first that fits of each kind is named,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What users do with clusters: create, finish, scale, replace, delete.
+"""Commands of users for clusters: create, finish, scale, replace, delete.
 
 Each leaves either what was asked for, or what was there before, or a cluster that is
 listed as incomplete and that ``create --resume`` finishes and ``delete`` ends.

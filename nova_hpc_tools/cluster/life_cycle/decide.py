@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What brings a cluster from what it is to what it is to be, step by step.
+"""Steps that bring a cluster from what it is to what it is to be, step by step.
 
 Nothing is remembered between two steps: each plan is made from what Nova and Neutron
 say. A client that was killed leaves a state like any other, and whoever comes next

@@ -36,7 +36,7 @@ class Quota:
 
 @attrs.frozen
 class QuotaNeed:
-    """What a command will add.
+    """The amounts that a command will add.
 
     :ivar members: servers that are to be created.
     :ivar in_group: members that the server group will then have.
@@ -52,7 +52,7 @@ class QuotaNeed:
     ports: int
 
     def by_name(self) -> dict[str, int]:
-        """What is added to each quota."""
+        """The amount that is added to each quota."""
         return {
             "instances": self.members,
             "cores": self.members * self.vcpus,

@@ -22,7 +22,7 @@ _GOING: Final = ("deleting", "soft-deleting")
 
 
 class ClusterState(enum.Enum):
-    """What a cluster is, in one word."""
+    """The state of a cluster, in one word."""
 
     ACTIVE = "ACTIVE"
     #: Every member exists, and some are not ready yet.
@@ -151,7 +151,7 @@ class Cluster:
 
     @property
     def state(self) -> ClusterState:
-        """What the cluster is, in one word."""
+        """The state of the cluster, in one word."""
         return self._judged[0]
 
     @property
