@@ -3,8 +3,7 @@
 
 A command answers with columns and rows, which ``-f json|yaml|table|csv|value``
 writes as the ``openstack`` command does. Without ``-f`` most commands write for people:
-a tree, a difference, a line. ``--format`` also takes the words that earlier releases had
-for that.
+a tree, a difference, a line.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Final
 
 import attrs
@@ -62,8 +61,6 @@ class _BaseCommand(InertOutput, DisplayCommandBase):
     errors: ClassVar[tuple[type[Exception], ...]] = ()
     #: Without -f, this command writes for people; otherwise it writes a table.
     for_people: ClassVar[bool] = True
-    #: Words of --format in earlier releases -> the option that now says the same.
-    old_formats: ClassVar[Mapping[str, str]] = {}
     #: The options with which this command changes something, which is done whether anybody
     #: reads of it or not; None: it always does.
     acts_with: ClassVar[tuple[str, ...] | None] = None
@@ -76,9 +73,6 @@ class _BaseCommand(InertOutput, DisplayCommandBase):
             parser.set_defaults(formatter=None)
             action = parser._option_string_actions["-f"]
             action.help = "the output format (default: text for people)"
-            if self.old_formats:
-                # Only --format knows the old words, and the help does not show them.
-                parser._option_string_actions["--format"] = _OldFormat(action, self.old_formats)
         return parser
 
     def say(self, text: str = "", end: str = "\n") -> None:
@@ -179,35 +173,6 @@ class _OneLine(commaseparated.CSVLister):
         parsed_args: argparse.Namespace,
     ) -> None:
         self.emit_list(column_names, [data], stdout, parsed_args)
-
-
-class _OldFormat(argparse.Action):
-    """``--format``, with the words of earlier releases."""
-
-    def __init__(self, action: argparse.Action, old: Mapping[str, str]) -> None:
-        super().__init__(
-            ["--format"], action.dest, choices=[*(action.choices or ()), *old], metavar=None
-        )
-        self._old = old
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        """Set what the new option would set."""
-        new = self._old.get(values)
-        if new is None:
-            setattr(namespace, self.dest, values)
-            return
-        setattr(namespace, self.dest, None)
-        option, _, value = new.partition(" ")
-        if value:
-            setattr(namespace, option.removeprefix("--"), value)
-        instead = f"write {new}" if value else "leave it out"
-        print(f"{parser.prog}: --format {values} is deprecated: {instead}", file=sys.stderr)
 
 
 @attrs.frozen

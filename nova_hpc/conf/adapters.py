@@ -49,14 +49,4 @@ that two addresses are the same more easily. A running server keeps what it has
 until it moves.
 """,
     ),
-    cfg.StrOpt(
-        "adapters_file",
-        default="$state_path/hpc-adapters.json",
-        deprecated_for_removal=True,
-        deprecated_reason="The ledger takes its place.",
-        help="""
-Where releases before the ledger kept which virtual functions were set, and what
-they go back to. A file that is there is read into ``[hpc]ledger_file`` and renamed.
-""",
-    ),
 ]

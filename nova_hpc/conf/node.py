@@ -29,17 +29,6 @@ nor its copy can be read, nobody knows which devices may be given, and none is
 offered; see the documentation of ``nova-hpc device``.
 """,
     ),
-    cfg.StrOpt(
-        "quarantine_file",
-        default="$state_path/hpc-quarantine.json",
-        deprecated_for_removal=True,
-        deprecated_reason="The ledger takes its place.",
-        help="""
-Where releases before the ledger kept the quarantine, a JSON object of PCI
-addresses to reasons. A file that is there is read into ``[hpc]ledger_file`` and
-renamed.
-""",
-    ),
     cfg.BoolOpt(
         "clean_devices",
         default=True,
@@ -54,16 +43,6 @@ Related options:
 * ``[hpc]ledger_file``
 * ``[hpc]reset_timeout``
 * ``[hpc]cleaners``
-""",
-    ),
-    cfg.StrOpt(
-        "hygiene_file",
-        default="$state_path/hpc-hygiene.json",
-        deprecated_for_removal=True,
-        deprecated_reason="The ledger takes its place.",
-        help="""
-Where releases before the ledger kept the baselines of devices and who has had
-them. A file that is there is read into ``[hpc]ledger_file`` and renamed.
 """,
     ),
     cfg.FloatOpt(

@@ -97,14 +97,4 @@ those of that machine; then all GPUs have to be named. The physical id is the
 ``Module ID`` that ``nvidia-smi -q`` shows.
 """,
     ),
-    cfg.StrOpt(
-        "nvlink_file",
-        default="$state_path/hpc-nvlink.json",
-        deprecated_for_removal=True,
-        deprecated_reason="The ledger takes its place.",
-        help="""
-Where releases before the ledger kept which server has which NVLink partition. A
-file that is there is read into ``[hpc]ledger_file`` and renamed.
-""",
-    ),
 ]

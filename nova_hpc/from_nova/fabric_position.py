@@ -72,7 +72,7 @@ def read_fabric_position(host: str, project: str) -> FabricPosition:
             host, [dict(aggregate.metadata or {}) for aggregate in host_aggregates]
         )
         if not reading.salt:
-            return FabricPosition()  # none of a map, or of one that an earlier release wrote
+            return FabricPosition()  # none of a map, or of one that nobody has synced
         names = Names(reading.salt, reading.map, project)
         return FabricPosition(names.domains(reading.place), names.rails(reading.place))
     except Exception as error:

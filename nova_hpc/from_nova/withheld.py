@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which of the devices that a node withholds would serve which alias, by the node's own word.
 
-A node of an earlier release does not say of which class its devices are: then nothing is
-counted, and they are in no alias's count.
+Devices of which the node does not say the class are in no alias's count.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ always counts; what it *allows* counts while there is proof:
   gets the device and when it gives it back, in Nova's database, which is not restored
   together with a file of the node. Another record, or none: somebody may have had it;
 * nova-compute compares when it starts, and as soon as the file is not the one that it wrote
-  last (:attr:`nova_hpc.tenancy.ledger.LedgerFile.takes_over`); until then it gives nothing.
+  last (:attr:`nova_hpc.tenancy.ledger.LedgerFile.of_compute`); until then it gives nothing.
 
 What libvirt and the kernel say of who has a device now is asked besides, of every device
 that is given or cleaned (:mod:`nova_hpc.tenancy.owners`).

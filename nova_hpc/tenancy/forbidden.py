@@ -201,8 +201,7 @@ class ForbiddenDevices(TenancyStep):
     def _save(self) -> None:
         """Keep the answers that could be read: for the others the next start tries again.
 
-        Empty: it may be given. The release before wrote its sentence where the sign is, and
-        takes the sign for it.
+        Empty: it may be given.
         """
         sure = {
             address: "" if symptom is None else symptom.sign.value

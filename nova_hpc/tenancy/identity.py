@@ -140,7 +140,5 @@ def _has_other_hardware(
         return False
     if not is_hardware_known(entry.hardware):
         return hardware in ledger.absent
-    if hardware.startswith(f"{entry.hardware}/"):
-        return False  # as an earlier release wrote it
     # What is recorded here may be a number that several have.
     return entry.hardware in recorded_addresses or entry.hardware not in reported_hardware

@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file of the ledger: whole at all times, below locks, taken over from before.
+"""The file of the ledger: whole at all times, and changed below locks.
 
 A file is written beside its place, flushed to the disk and renamed, and then a
 copy of it likewise: whoever is killed at any moment leaves the old or the new
 text, and a file that a failing disk has cut in half is read from its copy. No
 function here writes a log: they run below locks.
-
-The release before kept four files. They are read as long as they are there, and
-put away (renamed, never deleted) once the ledger that has them is on the disk.
 """
 
 from __future__ import annotations
@@ -32,7 +29,6 @@ import fasteners
 from nova_hpc.topology import handles
 from nova_hpc.topology.model import normalise_address
 from nova_hpc.wire import ledger as wire
-from nova_hpc.wire import ledger_before
 from nova_hpc.wire.documents import LEDGER
 from nova_hpc.wire.ledger import DeviceState, Ledger, Trial
 from nova_hpc.wire.version import LaterError, WireError
@@ -43,8 +39,6 @@ _LONGEST: Final = (LEDGER.longest or 0) + 1
 _PAUSE: Final = 0.02
 #: How the names of files end that are not in their place yet.
 _BESIDE: Final = ".new"
-#: How the names of files end that the ledger has taken over.
-_AWAY: Final = ".before-ledger"
 #: Seconds to wait for another process that changes the same file.
 _PATIENCE: Final = 60.0
 #: Bytes by which the file may grow until it is found out again whether there is room.
@@ -75,21 +69,17 @@ class LedgerFile:
     """The ledger of one node, on its disk."""
 
     path: Path
-    #: Where the release before kept its files, by :data:`nova_hpc.wire.ledger.BEFORE`.
-    before: Mapping[str, Path] = attrs.field(factory=dict, hash=False)
-    #: This process is nova-compute. It puts these away: as long as that of the release
-    #: before runs, it goes by them, and without them it would know of nothing. And it
-    #: believes a file that it has compared itself and written last, and no other.
-    takes_over: bool = False
+    #: This process is nova-compute: it believes a file that it has compared itself and
+    #: written last, and no other.
+    of_compute: bool = False
     _last: _LastWritten = attrs.field(
         init=False, eq=False, repr=False, factory=lambda: _LastWritten()
     )
 
     @classmethod
-    def from_options(cls, options: Any, takes_over: bool = False) -> LedgerFile:
+    def from_options(cls, options: Any, of_compute: bool = False) -> LedgerFile:
         """As group ``[hpc]`` of the configuration says."""
-        before = {name: Path(getattr(options, f"{name}_file")) for name in wire.BEFORE}
-        return cls(Path(options.ledger_file), before, takes_over)
+        return cls(Path(options.ledger_file), of_compute)
 
     # -- what it says ------------------------------------------------------------
 
@@ -98,7 +88,7 @@ class LedgerFile:
         while True:
             last = self._last.written
             ledger = self._read()
-            if not (self.takes_over and ledger.compared) or ledger.written in last:
+            if not (self.of_compute and ledger.compared) or ledger.written in last:
                 return ledger
             if self._last.written is last:
                 # An older copy, one of another life of this service, or of another node.
@@ -106,8 +96,6 @@ class LedgerFile:
             # Another thread has written it meanwhile.
 
     def _read(self) -> Ledger:
-        # The files of before first: one that is put away meanwhile is in the ledger.
-        old = {name: text for name, path in self.before.items() if (text := _LedgerText.of(path))}
         text = _LedgerText.of(self.path)
         ledger = Ledger()
         problems: list[str] = []
@@ -116,15 +104,6 @@ class LedgerFile:
                 ledger = text.parse(f"{_WHAT} {self.path}", _load_ledger, problems)
             except WireError as error:
                 return Ledger(problems=(str(error),), lost=True)
-        for name, text in old.items():
-            fold = functools.partial(ledger_before.fold_old_file, ledger, name)
-            try:
-                ledger = text.parse(f"{name} file {self.before[name]}", fold, problems)
-            except WireError as error:
-                if name != "nvlink":
-                    return Ledger(problems=(str(error), *problems), lost=True)
-                # The manager of the fabric can be asked.
-                ledger = attrs.evolve(ledger, partitions=None)
         problems += ledger.problems
         if ledger.partitions is None:
             problems.append(f"the {_WHAT} {self.path} does not say who has NVLink partitions")
@@ -144,25 +123,15 @@ class LedgerFile:
         """Change the file; nothing is written when nothing changes.
 
         :returns: what it says then.
-        :raises LedgerError: the file is lost, or cannot be written; or nova-compute has
-            not taken over yet what the release before has left.
+        :raises LedgerError: the file is lost, or cannot be written.
         """
         with self._locked():
-            old = self._before()
             before = self.known()
             after = edit(before)
-            if old and not self.takes_over:
-                raise LedgerError(
-                    f"{old[0]} is of the release before: restart nova-compute of this node, which "
-                    "takes it over, first"
-                )
-            if after != before or any(path.exists() for path in self.before.values()):
-                after = self._write(after)
-            self._set_aside(old)
-            return after
+            return after if after == before else self._write(after)
 
     def _write(self, ledger: Ledger) -> Ledger:
-        believed = self.takes_over and ledger.compared
+        believed = self.of_compute and ledger.compared
         if believed:
             ledger = attrs.evolve(ledger, written=secrets.token_hex(8))
             self._last.written |= {ledger.written}
@@ -203,31 +172,12 @@ class LedgerFile:
         except OSError as error:
             raise LedgerError(f"cannot keep a copy of {self._text}: {error}") from error
 
-    def take_over(self) -> None:
-        """Put away what the release before has left, once the ledger has it.
-
-        :raises LedgerError: one of its files is lost, or the ledger cannot be written.
-        """
-        self.change(lambda ledger: ledger)
-
     def _locked(self) -> contextlib.AbstractContextManager[None]:
         return _locked_ledger(self.path.with_name(f".{self.path.name}.lock"), self._text, _PATIENCE)
 
     @property
     def _text(self) -> str:
         return f"the {_WHAT} {self.path}"
-
-    def _before(self) -> list[Path]:
-        """The files of before, each followed by its copy: one without the other is no news."""
-        paths = [place for path in self.before.values() for place in (path, copy_of(path))]
-        return [path for path in paths if path.exists()]
-
-    def _set_aside(self, old: list[Path]) -> None:
-        for path in old:
-            try:
-                path.rename(_free_path_beside(path, _AWAY))
-            except OSError as error:
-                raise LedgerError(f"cannot put {path} away: {error}") from error
 
     # -- quarantine ----------------------------------------------------------------
 
@@ -269,12 +219,7 @@ class LedgerFile:
     @property
     def locks(self) -> Path:
         """The directory of the locks of single devices, beside the file."""
-        return _locks_of(self.path)
-
-    @property
-    def all_locks(self) -> tuple[Path, ...]:
-        """The same and the one of the release before, whose resets may not have ended."""
-        return (self.locks, *(_locks_of(self.before[name]) for name in self.before))
+        return self.path.with_name(f".{self.path.name}.locks")
 
     @contextlib.contextmanager
     def locked(self, name: str, patience: float = _PATIENCE) -> Iterator[None]:
@@ -324,10 +269,6 @@ def _free_path_beside(path: Path, end: str) -> Path:
     while (place := path.with_name(f"{name}-{number}" if number > 1 else name)).exists():
         number += 1
     return place
-
-
-def _locks_of(path: Path) -> Path:
-    return path.with_name(f".{path.name}.locks")
 
 
 _Parsed = TypeVar("_Parsed")

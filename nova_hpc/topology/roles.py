@@ -83,7 +83,7 @@ class Roles:
 
     patterns: tuple[RolePattern, ...] = ()
 
-    #: Role of the patterns -> the name that its devices have kept from an earlier release.
+    #: Role of the patterns -> the name that its devices have in the node's entries.
     kept: Mapping[str, str] = attrs.field(factory=dict, hash=False)
 
     def role_of(self, function: PciFunction, node: Node | None = None) -> str | None:

@@ -43,7 +43,7 @@ def stand_in(number: int, size: int) -> bytes:
 def stands_in(serial: str | None) -> bool:
     """Whether a serial number, or hardware that is named by one, is a counted number.
 
-    Archives of earlier releases do not say what was replaced; no maker has such numbers.
+    Also where the archive does not say what was replaced: no maker has such numbers.
     """
     return serial is not None and _STAND_IN.fullmatch(serial) is not None
 

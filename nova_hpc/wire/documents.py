@@ -88,10 +88,9 @@ SNAPSHOT: Final = WireDocument(
     lives="a file of the operator's",
     writer="nova_hpc_tools.snapshot.document:dump_cloud_snapshot",
     readers=("nova_hpc_tools.snapshot.document:load_cloud_snapshot",),
-    # 2: adapters that are for direct ports, and the roles of networks. 3: how many of the
-    # devices that a node withholds would serve each alias.
+    # 3: how many of the devices that a node withholds would serve each alias.
     version=3,
-    reads=(1, 2, 3),
+    reads=(2, 3),
     schema="nova-hpc/snapshot",
     cure="take the snapshot again: nova-hpc simulate snapshot FILE",
 )
@@ -99,8 +98,6 @@ LEDGER: Final = WireDocument(
     name="ledger",
     lives="[hpc]ledger_file of the node, and a copy beside it",
     writer="nova_hpc.wire.ledger:Ledger.dumps",
-    # And what the release before it kept in four files:
-    # nova_hpc.wire.ledger_before:fold_old_file.
     readers=("nova_hpc.wire.ledger:read_ledger",),
     key="v",
     # A thousand devices need about 1 MiB.

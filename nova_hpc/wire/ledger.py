@@ -42,10 +42,8 @@ gets it, and so does one of which Nova has another record when nova-compute star
 is another text each time that nova-compute writes: an older copy does not have the last.
 
 Writer and readers: nova-compute of the node and ``nova-hpc device`` and
-``nova-hpc nvlink``. The version before the first one was four files, one of each
-step, which :func:`nova_hpc.wire.ledger_before.fold_old_file` turns into this one. A broken
-entry makes its device one that nobody may have. Keys that this release does not know
-are written again as they were read.
+``nova-hpc nvlink``. A broken entry makes its device one that nobody may have. Keys
+that this release does not know are written again as they were read.
 """
 
 from __future__ import annotations
@@ -66,9 +64,6 @@ from nova_hpc.wire.values import cut_reason, require_finite, require_type, requi
 
 #: A server that had the device when it was first seen.
 SOMEBODY: Final = "unknown"
-
-#: The files of the release before, by the name of their part of this one.
-BEFORE: Final = ("quarantine", "hygiene", "adapters", "nvlink")
 
 _DAMAGED: Final = "its entry in the ledger is damaged"
 _LONGEST_SERVER: Final = 64
@@ -389,7 +384,7 @@ def read_ledger(text: str) -> Ledger:
             by_address[address] = LedgerDevice(
                 state=DeviceState.QUARANTINED, reason=_DAMAGED, server=SOMEBODY
             )
-    partitions, gpus = read_nvlink_tenancies(body.get("nvlink"), "gpus")
+    partitions, gpus = _read_nvlink_tenancies(body.get("nvlink"))
     return Ledger(
         by_address,
         partitions,
@@ -450,10 +445,10 @@ def _read_device_entry(body: Any) -> LedgerDevice:
         last_server=require_type_or_none(body.get("last_server"), str) or None,
         unreported=body.get("unreported") is True,
         proof=_text_or_none(body.get("clean")),
-        baseline=step_part_of(body.get("baseline")),
+        baseline=_step_part_of(body.get("baseline")),
         counted=None if body.get("counted") is None else require_finite(body["counted"]),
-        adapter=step_part_of(body.get("adapter")),
-        stage=step_part_of(body.get("stage")),
+        adapter=_step_part_of(body.get("adapter")),
+        stage=_step_part_of(body.get("stage")),
         differs=require_type(body.get("differs", ""), str),
         cleaned=require_type(counts.get("cleaned", 0), int),
         failed=require_type(counts.get("failed", 0), int),
@@ -461,13 +456,13 @@ def _read_device_entry(body: Any) -> LedgerDevice:
     )
 
 
-def step_part_of(value: Any) -> Mapping[str, Any] | None:
+def _step_part_of(value: Any) -> Mapping[str, Any] | None:
     """The part of a step; what is none is left to it as something that it cannot read."""
     return value if isinstance(value, dict) or value is None else {"": ""}
 
 
-def read_nvlink_tenancies(
-    body: Any, key: str
+def _read_nvlink_tenancies(
+    body: Any,
 ) -> tuple[dict[int, PartitionTenancy] | None, frozenset[str]]:
     """Partitions and GPUs; None in place of partitions: nobody knows."""
     try:
@@ -478,6 +473,6 @@ def read_nvlink_tenancies(
             )
             for number, partition in body["partitions"].items()
         }
-        return partitions, frozenset(map(normalise_address, body[key]))
+        return partitions, frozenset(map(normalise_address, body["gpus"]))
     except (AddressError, AttributeError, KeyError, TypeError, ValueError):
         return None, frozenset()

@@ -337,7 +337,7 @@ def add_roles_to_current(
     if args.device_role:
         current_roles = tuple(json.loads(text) for text in args.device_role)
     if current_roles is None:
-        # The names that devices of this node have kept from an earlier release stay theirs.
+        # The names that devices of this node have in its entries stay theirs.
         kept = service_settings.role_table_of(
             told.device_role, node, told.configured.device_spec
         ).kept

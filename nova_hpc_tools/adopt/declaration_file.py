@@ -91,8 +91,8 @@ class IdentifiedHardware:
 def identify_devices(root: Path | None, node: Node) -> IdentifiedHardware:
     """Ask each device which hardware it is.
 
-    Virtual functions have no serial number of their own. In an archive of an earlier release
-    numbers stand for serial numbers, and it does not say so; they are told by their form.
+    Virtual functions have no serial number of their own. Where an archive does not say that
+    numbers stand for serial numbers, they are told by their form.
 
     :param root: where the node's files are; None: it came from an XML, which tells none.
     """

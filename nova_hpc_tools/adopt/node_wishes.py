@@ -180,7 +180,7 @@ def wishes_before_declarations(held: HeldBack | None, device_role: Iterable[str]
 
 
 def without_stand_ins(declared: NodeDeclaration, source: str) -> tuple[NodeDeclaration, list[str]]:
-    """The file without the numbers of a saved node, which an earlier release took for hardware.
+    """The file without the numbers of a saved node, which name no hardware.
 
     :param source: of the file, for the message.
     :returns: the file with the addresses alone, and those.

@@ -60,7 +60,6 @@ class Explain(ListCommand):
 
     acts_with = ()
     errors = (SnapshotError,)
-    old_formats = {"table": ""}
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""

@@ -70,7 +70,7 @@ class ManagedNode:
         """
         options = service_settings.read_node_options(config, _NEEDED)
         file = LedgerFile.from_options(options.hpc)
-        busy = hygiene_reset.list_busy_resets(*file.all_locks)
+        busy = hygiene_reset.list_busy_resets(file.locks)
         node = sysfs.read_sysfs_node(Path(options.hpc.sysfs_root), busy)
         try:
             table = service_settings.role_table_of(

@@ -74,7 +74,7 @@ def note_placeholders(
 def exclude_places(
     fabric: FabricMap, exclusions: Exclusions, collector: ProblemCollector
 ) -> FabricMap:
-    """A finished map without what is left out; an earlier release may have written it."""
+    """A finished map without what is left out."""
     nowhere: dict[str, list[str]] = {}
     kept = []
     for place in fabric.places:

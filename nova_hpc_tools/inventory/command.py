@@ -56,7 +56,6 @@ class Inventory(ListCommand):
 
     acts_with = ("save",)
     errors = (InventoryError,)
-    old_formats = {form: f"--show {form}" for form in ("tree", "device-spec", "nccl")}
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""

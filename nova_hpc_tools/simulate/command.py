@@ -33,7 +33,6 @@ class SimulatePolicies(ListCommand):
     """
 
     acts_with = ("svg",)
-    old_formats = {"table": ""}
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""

@@ -86,8 +86,6 @@ def load_cloud_snapshot(text: str) -> Snapshot:
     except WireError as error:
         raise SnapshotError(str(error)) from error
     body = {key: value for key, value in data.items() if key not in SNAPSHOT.head()}
-    if data[SNAPSHOT.key] == 1:
-        _add_ports(body)
     if data[SNAPSHOT.key] < 3:
         _add_withheld(body)
     try:
@@ -97,17 +95,6 @@ def load_cloud_snapshot(text: str) -> Snapshot:
     for problem in _find_contradictions(snapshot):
         raise SnapshotError(problem)
     return snapshot
-
-
-def _add_ports(body: dict[str, Any]) -> None:
-    """What version 1 did not say: which adapters are for direct ports. It knew none."""
-    body.setdefault("port_roles", [])
-    hosts = body.get("hosts")
-    for host in hosts if isinstance(hosts, list) else ():
-        devices = host.get("devices") if isinstance(host, dict) else None
-        for device in devices if isinstance(devices, list) else ():
-            if isinstance(device, dict):
-                device.setdefault("ports", None)
 
 
 def _add_withheld(body: dict[str, Any]) -> None:

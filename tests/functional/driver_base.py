@@ -17,7 +17,7 @@ from nova.tests.functional.libvirt import base as libvirt_base
 from nova_hpc.from_nova import contract
 from nova_hpc.tenancy.ledger import LedgerFile
 from nova_hpc.wire import decision, stats
-from nova_hpc.wire.ledger import BEFORE, Ledger
+from nova_hpc.wire.ledger import Ledger
 from tests.functional import base, fixtures
 from tests.functional.driver_fixtures import FakeSysfs
 
@@ -75,11 +75,9 @@ class DriverTest(base.HpcServersTest):
         self.sysfs[name] = tree
         if before is not None:
             before(tree)
-        old = {f"{each}_file": str(tree.root / each) for each in BEFORE}
         self.flags(
             sysfs_root=str(tree.root),
             ledger_file=str(self.ledger_path(name)),
-            **old,
             group="hpc",
         )
         self.start_host(name, shape, device_spec, **options)

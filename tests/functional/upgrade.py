@@ -22,9 +22,8 @@ from tests.functional.driver_base import DriverTest
 from tests.functional.driver_fixtures import FakeSysfs
 from tests.unit.tenancy import cards
 
-#: What the release before has left, by the names that its options had in the tests.
+#: What an earlier code has left.
 DATA = Path(__file__).parents[1] / "data/upgrade"
-FILES = ("quarantine", "hygiene", "adapters", "nvlink")
 
 SHAPE = fixtures.Shape(
     (fixtures.Switch(gpus=2, pfs=1, vfs=1), fixtures.Switch(gpus=3, pfs=1, vfs=1))
@@ -88,10 +87,6 @@ class UpgradeBase(DriverTest):
 
     def servers(self) -> dict[str, dict]:
         return {name: self.boot(self.make_flavor(specs)) for name, specs in FLAVORS.items()}
-
-    def path(self, name: str) -> Path:
-        """Where the release before kept one of its files."""
-        return self.sysfs["alpha"].root / name
 
     def facts(self, server: Mapping[str, Any]) -> dict[str, Any]:
         """What a server must keep."""

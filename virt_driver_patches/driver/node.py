@@ -17,7 +17,6 @@ from nova_hpc.from_nova import fabric_position
 from nova_hpc.from_nova.fabric_position import FabricPosition
 from nova_hpc.tenancy import holders
 from nova_hpc.tenancy.guest_domains import NodeGuestDomains
-from nova_hpc.tenancy.ledger import LedgerError
 from nova_hpc.tenancy.owners import DeviceOwners
 from virt_driver_patches import privileged
 from virt_driver_patches.driver import contract, identity
@@ -111,10 +110,6 @@ class HpcNode:
         contract.check_devices(offers, reading.node)
         identity.check_classes(self._host, reading.specs)
         identity.say_strange_roles(offers, CONF.hpc.device_role)
-        try:
-            self.source.ledger.take_over()
-        except LedgerError as error:
-            LOG.error("PCI devices are not offered: %s", error)
         self.tenancy.begin(reading)
 
     def report(self, resources: dict[str, Any], nodename: str) -> None:

@@ -53,7 +53,7 @@ class ReadingSource:
         return cls(
             specs=Specs.parse(conf.pci.device_spec),
             root=Path(conf.hpc.sysfs_root),
-            ledger=LedgerFile.from_options(conf.hpc, takes_over=True),
+            ledger=LedgerFile.from_options(conf.hpc, of_compute=True),
             signs=health.ALL - off,
         )
 
@@ -71,9 +71,7 @@ class ReadingSource:
     def read(self) -> NodeReading:
         """Read everything afresh; what cannot be read is no error but not there."""
         began = time.monotonic()
-        node = sysfs.read_sysfs_node(
-            self.root, hygiene_reset.list_busy_resets(*self.ledger.all_locks)
-        )
+        node = sysfs.read_sysfs_node(self.root, hygiene_reset.list_busy_resets(self.ledger.locks))
         # Single functions carry their own reason; a node without any does not.
         problems = () if node.functions else (*node.problems, "the node shows no PCI functions")
         ledger = self.ledger.read()

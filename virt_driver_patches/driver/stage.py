@@ -50,8 +50,8 @@ def check_roles(conf: Any, specs: Specs) -> None:
     """Refuse options of the stage that name a role which no device can have.
 
     A role that is mistyped would leave the devices of the right one uncleaned, in silence.
-    Roles of devices are those of ``[hpc]device_role``, and those that the entries of
-    ``[pci]device_spec`` have kept from an earlier release.
+    Roles of devices are those of ``[hpc]device_role``, and those that entries of
+    ``[pci]device_spec`` name.
 
     :raises OptionError: one does; the text says which option, which role, and which there are.
     """

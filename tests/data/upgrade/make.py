@@ -11,7 +11,7 @@ import os
 import shutil
 from pathlib import Path
 
-from tests.functional.upgrade import FILES, KILLED, VFS, UpgradeBase
+from tests.functional.upgrade import KILLED, VFS, UpgradeBase
 
 
 class MakeTest(UpgradeBase):
@@ -30,7 +30,4 @@ class MakeTest(UpgradeBase):
             "active": sorted(self.manager.active),
         }
         (folder / "servers.json").write_text(json.dumps(body, indent=1) + "\n")
-        for name in FILES:
-            path = self.path(name)
-            shutil.copy(path, folder / f"{name}.json")
-            shutil.copy(path.with_name(f".{path.name}.copy"), folder / f"{name}.copy.json")
+        shutil.copy(self.ledger_file("alpha").path, folder / "ledger.json")

@@ -168,28 +168,8 @@ def test_an_unknown_format_is_refused(run, name, capsys):
     assert "invalid choice: 'xml'" in err
 
 
-@pytest.mark.parametrize(
-    ("name", "old", "cure"),
-    [
-        ("inventory", "tree", "write --show tree"),
-        ("inventory", "device-spec", "write --show device-spec"),
-        ("inventory", "nccl", "write --show nccl"),
-        ("explain --flavor", "table", "leave it out"),
-        ("simulate", "table", "leave it out"),
-    ],
-)
-def test_the_words_of_earlier_releases(run, name, old, cure):
-    new = cure.split()[1:] if cure.startswith("write") else []
-    status, expected, _ = run(name, *new)
-    again = run(name, "--format", old)
-    assert again[:2] == (status, expected)
-    assert f"--format {old} is deprecated: {cure}" in again[2]
-    assert "deprecated" not in run(name, *new)[2]
-    assert not expected.startswith("+-")
-
-
 @pytest.mark.parametrize("name", ["inventory", "explain", "simulate"])
-def test_old_words_are_not_in_the_help(name, capsys):
+def test_the_help_has_the_formats(name, capsys):
     assert main([name, "--help"]) == 0
     assert "--format {csv,json,table,value,yaml}" in " ".join(capsys.readouterr().out.split())
 

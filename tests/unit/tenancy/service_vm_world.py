@@ -151,7 +151,7 @@ class Service:
         node = world.node
         self.hygiene = attrs.evolve(
             node.step(rules=HealthRules(suspect_retry=60.0)),
-            ledger=DeadlyFile(node.state, takes_over=True, world=world),
+            ledger=DeadlyFile(node.state, of_compute=True, world=world),
         )
         self.stage = StageStep(
             records=self.hygiene.records,

@@ -242,7 +242,7 @@ def test_a_full_disk_withholds_everything_and_is_said(found, monkeypatch):
 
 def test_nova_that_does_not_answer_after_a_server(tmp_path):
     node = make(tmp_path)
-    step = attrs.evolve(node.step(), ledger=attrs.evolve(node.file, takes_over=True))
+    step = attrs.evolve(node.step(), ledger=attrs.evolve(node.file, of_compute=True))
     step.sweep(node.candidates(GPU, OTHER))
 
     def silent():

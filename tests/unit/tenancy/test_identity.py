@@ -102,15 +102,15 @@ def test_a_number_that_turns_out_to_repeat():
 
 
 def test_what_could_not_be_told_apart_before_is_what_was_there():
-    """An earlier release knew virtual functions, and functions of a board, by less."""
-    now = ledger(f"slot:{PLACES[0]}", "serial:b")
+    """Its serial number can be read now."""
+    now = ledger(f"slot:{PLACES[0]}", "serial:b/fn1")
     seen = {PLACES[0]: "serial:a/vf+1", PLACES[1]: "serial:b/fn1"}
     moved = move_entries_with_hardware(now, seen)
     assert moved.notes == ()
     assert [found.hardware for found in moved.ledger.devices.values()] == [*seen.values()]
     assert [found.reason for found in moved.ledger.devices.values()] == [
         f"of slot:{PLACES[0]}",
-        "of serial:b",
+        "of serial:b/fn1",
     ]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file of the ledger: quarantine, locks, broken files, and the files before it."""
+"""The file of the ledger: quarantine, locks, broken files, and what is believed."""
 
 import json
 import multiprocessing
@@ -15,12 +15,10 @@ from nova_hpc.tenancy import ledger
 from nova_hpc.tenancy.ledger import LedgerError, LedgerFile, copy_of
 from nova_hpc.topology.model import AddressError
 from nova_hpc.wire.ledger import (
-    BEFORE,
     SOMEBODY,
     DeviceState,
     Ledger,
     LedgerDevice,
-    PartitionTenancy,
 )
 
 GPU, OTHER = "0000:41:00.0", "0000:42:00.0"
@@ -28,8 +26,7 @@ GPU, OTHER = "0000:41:00.0", "0000:42:00.0"
 
 @pytest.fixture
 def file(tmp_path):
-    before = {each: tmp_path / each for each in BEFORE}
-    return LedgerFile(tmp_path / "ledger.json", before, takes_over=True)
+    return LedgerFile(tmp_path / "ledger.json", of_compute=True)
 
 
 # -- quarantine --------------------------------------------------------------------
@@ -208,7 +205,7 @@ def test_root_gives_nothing_away_by_a_link(of_nova, tmp_path, what):
         place = of_nova.locks / GPU if what == "file" else of_nova.path.parent
         place = place if what == "file" else place / ".ledger.json.lock"
         place.symlink_to(target)
-    touch = of_nova.locked(GPU).__enter__ if what != "ledger's" else of_nova.take_over
+    touch = of_nova.locked(GPU).__enter__ if what != "ledger's" else of_nova.expect_room
     with pytest.raises(LedgerError, match="cannot"):
         touch()
     assert target.stat().st_uid == 0
@@ -241,180 +238,11 @@ def test_a_link_that_takes_the_place_of_a_lock_meanwhile(of_nova, tmp_path, monk
     assert not target.exists()
 
 
-# -- the files of the release before --------------------------------------------------------
-
-QUARANTINE = {GPU: "ticket", "gpu 3": "y"}
-HYGIENE = {
-    "v": 1,
-    "devices": {
-        GPU: {"baseline": {"width": 16}, "server": "one"},
-        OTHER: {"baseline": {"width": 8}, "owed": True},
-        "0000:43:00.0": 7,
-    },
-}
-MADE = {"server": "one", "index": 0, "before": {}, "made": {"mac": "0e:00:00:00:00:01"}}
-ADAPTERS = {"v": 1, "functions": {"0000:43:00.1": MADE}}
-NVLINK = {"known": [GPU, OTHER], "partitions": {"3": {"server": "one", "gpus": [GPU]}}}
-OLD = {"quarantine": QUARANTINE, "hygiene": HYGIENE, "adapters": ADAPTERS, "nvlink": NVLINK}
-NEW = Ledger(
-    devices={
-        GPU: LedgerDevice(
-            state=DeviceState.QUARANTINED, reason="ticket", server="one", baseline={"width": 16}
-        ),
-        OTHER: LedgerDevice(baseline={"width": 8}, unreported=True),
-        "0000:43:00.0": LedgerDevice(server=SOMEBODY),
-        "0000:43:00.1": LedgerDevice(adapter=MADE),
-    },
-    partitions={3: PartitionTenancy("one", frozenset({GPU}))},
-    gpus=frozenset({GPU, OTHER}),
-    unread={"gpu 3": "y"},
-)
-
-
-def write_old(file, **other):
-    for name, body in {**OLD, **other}.items():
-        text = body if isinstance(body, str) else json.dumps(body)
-        for path in (file.before[name], copy_of(file.before[name])):
-            path.write_text(text)
+# -- what is believed -----------------------------------------------------------------
 
 
 def names(file):
     return {each.name for each in file.path.parent.iterdir() if not each.name.endswith(".lock")}
-
-
-AWAY = {f"{name}{end}.before-ledger" for name in BEFORE for end in ("", ".copy")}
-
-
-def test_they_are_read_and_put_away_at_the_first_change(file):
-    write_old(file)
-    assert file.read() == NEW
-    assert "'gpu 3'" in file.read().problems[0]
-    assert not file.path.exists()
-    assert file.change(lambda now: now) == NEW
-    assert names(file) == {"ledger.json", ".ledger.json.copy"} | AWAY
-    assert json.loads((file.path.parent / "hygiene.before-ledger").read_text()) == HYGIENE
-    assert file.read() == NEW
-
-
-@pytest.mark.parametrize("name", ["quarantine", "hygiene", "adapters"])
-@pytest.mark.parametrize("text", ["{", "[]", '{"v": 2, "devices": {}, "functions": {}}'])
-def test_one_that_is_lost_is_repaired_first(file, name, text):
-    if name == "quarantine" and text.startswith('{"v"'):
-        text = '"x"'
-    write_old(file, **{name: text})
-    before = names(file)
-    found = file.read()
-    assert found.lost
-    assert f"the {name} file {file.before[name]}" in found.problems[0]
-    with pytest.raises(LedgerError, match="repair or remove it first"):
-        file.quarantine({OTHER: "x"})
-    assert names(file) == before
-    for path in (file.before[name], copy_of(file.before[name])):
-        path.write_text(json.dumps(OLD[name]))
-    file.quarantine({OTHER: "x"})
-    assert file.read().quarantined == {GPU: "ticket", OTHER: "x"}
-
-
-@pytest.mark.parametrize("text", ["{", '{"partitions": {"x": 1}}', '{"known": ["x"]}'])
-def test_of_partitions_the_manager_can_be_asked(file, text):
-    write_old(file, nvlink=text)
-    found = file.change(lambda now: now)
-    assert (found.partitions, found.lost) == (None, False)
-    assert file.read().partitions is None
-    assert "who has NVLink partitions" in file.read().problems[-1]
-    assert found.devices == NEW.devices
-
-
-def test_one_that_comes_back_adds_to_the_ledger(file):
-    write_old(file)
-    file.change(lambda now: now)
-    file.before["quarantine"].write_text(json.dumps({OTHER: "newer"}))
-    again = {"v": 1, "devices": {OTHER: {"server": "two"}}}
-    file.before["hygiene"].write_text(json.dumps(again))
-    file.change(lambda now: now)
-    now = file.read()
-    assert now.quarantined == {GPU: "ticket", OTHER: "newer"}
-    assert now.marked == {GPU: "one", OTHER: "two", "0000:43:00.0": SOMEBODY}
-    assert now.device(OTHER).baseline == {"width": 8}
-    assert {"quarantine.before-ledger-2", "hygiene.before-ledger-2"} <= names(file)
-
-
-def test_only_the_service_takes_them_over(file):
-    """The one of the release before may run still, and without them it knows of nothing."""
-    write_old(file)
-    before = names(file)
-    command = attrs.evolve(file, takes_over=False)
-    assert command.read() == NEW
-    with pytest.raises(LedgerError, match="restart nova-compute of this node"):
-        command.quarantine({OTHER: "x"})
-    assert names(file) == before
-    file.take_over()
-    command.quarantine({OTHER: "x"})
-    assert file.read().quarantined == {GPU: "ticket", OTHER: "x"}
-
-
-def test_a_reader_finds_everything_while_they_are_put_away(file, monkeypatch):
-    """Before and after every single step of the change."""
-    write_old(file)
-    seen = []
-    for module, name in ((ledger.os, "replace"), (ledger.Path, "rename")):
-        plain = getattr(module, name)
-
-        def step(*arguments, plain=plain):
-            seen.append(file.read())
-            result = plain(*arguments)
-            seen.append(file.read())
-            return result
-
-        monkeypatch.setattr(module, name, step)
-    file.change(lambda now: now)
-    assert len(seen) > 10
-    assert all(each == NEW for each in seen)
-
-
-def test_killed_while_they_are_put_away(tmp_path):
-    """At every step: the next change finishes what was begun, and nothing is lost."""
-    for number in range(60):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        before = {each: folder / each for each in BEFORE}
-        file = LedgerFile(folder / "ledger.json", before, takes_over=True)
-        write_old(file)
-        child = os.fork()
-        if child == 0:
-            left = [number]
-
-            def dying(plain, left=left):
-                def call(*arguments, **keywords):
-                    if left[0] == 0:
-                        os._exit(9)
-                    left[0] -= 1
-                    return plain(*arguments, **keywords)
-
-                return call
-
-            for module, name in (
-                *((ledger.os, each) for each in ("open", "write", "fsync", "replace")),
-                (ledger.Path, "rename"),
-            ):
-                setattr(module, name, dying(getattr(module, name)))
-            try:
-                file.change(lambda now: now)
-            finally:
-                os._exit(0)
-        _, status = os.waitpid(child, 0)
-        assert file.read() == NEW
-        file.quarantine({OTHER: "x"})
-        assert file.read().quarantined == {GPU: "ticket", OTHER: "x"}
-        assert names(file) == {"ledger.json", ".ledger.json.copy"} | AWAY
-        if os.waitstatus_to_exitcode(status) == 0:
-            break
-    else:
-        pytest.fail("it never ends")
-    assert number > 15
-
-
-# -- what is believed -----------------------------------------------------------------
 
 
 def _compared(file):
@@ -422,7 +250,7 @@ def _compared(file):
 
 
 def test_only_what_this_process_has_written_last_is_believed(file):
-    command = attrs.evolve(file, takes_over=False)
+    command = attrs.evolve(file, of_compute=False)
     assert not file.read().compared
     _compared(file)
     old = file.path.read_bytes()

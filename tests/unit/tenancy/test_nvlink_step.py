@@ -44,7 +44,7 @@ def options(tmp_path):
             "".join(
                 [
                     "[hpc]\n",
-                    f"ledger_file = {tmp_path}/state\nnvlink_file = {tmp_path}/before\n",
+                    f"ledger_file = {tmp_path}/state\n",
                     *lines,
                 ]
             )
@@ -70,7 +70,7 @@ def links(manager, options):
 
 
 def links_of(options):
-    return NvlinkStep.from_options(options, LedgerFile.from_options(options, takes_over=True))
+    return NvlinkStep.from_options(options, LedgerFile.from_options(options, of_compute=True))
 
 
 def restarted(links):
