@@ -301,7 +301,16 @@ def test_the_jobs_name_what_is_there() -> None:
         if "project" in each
     )
     weekly = set(project["periodic-weekly"]["jobs"])
-    assert set(project["check"]["jobs"]) == set(project["gate"]["jobs"]) == jobs.keys() - weekly
+    assert project["check"]["jobs"] == project["gate"]["jobs"]
+    # Defined by OpenStack for all projects: each runs the environment of tox that it is named after.
+    shared = {each for each in project["check"]["jobs"] if each not in jobs}
+    assert set(project["check"]["jobs"]) - shared == jobs.keys() - weekly
+    assert shared == {"openstack-tox-py311", "openstack-tox-py312", "openstack-tox-py313"}
+    tox = (TOP / "tox.ini").read_text()
+    for job in jobs.values():
+        env = job.get("vars", {}).get("tox_envlist", "all")
+        release = env.rpartition("-")[2]
+        assert env == "all" or f"[testenv:{env}]" in tox or f"{release}: nova>={release}" in tox
 
 
 def test_the_weekly_job_runs_the_contract_tests_beside_novas_master() -> None:
