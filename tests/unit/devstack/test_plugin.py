@@ -302,7 +302,7 @@ def test_the_jobs_name_what_is_there() -> None:
     )
     weekly = set(project["periodic-weekly"]["jobs"])
     assert project["check"]["jobs"] == project["gate"]["jobs"]
-    # Defined by OpenStack for all projects: each runs the environment of tox that it is named after.
+    # Defined by OpenStack for all projects: each runs the environment of tox of its name.
     shared = {each for each in project["check"]["jobs"] if each not in jobs}
     assert set(project["check"]["jobs"]) - shared == jobs.keys() - weekly
     assert shared == {"openstack-tox-py311", "openstack-tox-py312", "openstack-tox-py313"}
