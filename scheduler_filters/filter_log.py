@@ -14,7 +14,8 @@ from nova import objects
 from oslo_log import log as logging
 
 from nova_hpc.from_nova.hosts import HostView
-from nova_hpc.from_nova.log_throttle import LOG_THROTTLE, format_held_back, join_first_names
+from nova_hpc.from_nova.log_throttle import LOG_THROTTLE, format_held_back
+from nova_hpc.outside.name_lists import join_first
 from nova_hpc.placement.model import DeviceMiss
 from nova_hpc.placement.solver.costs import PassWork
 
@@ -96,7 +97,7 @@ def log_rejected_hosts(
         LOG.log(
             logging.DEBUG if held is None or number >= _FEW else logging.INFO,
             "HpcTopologyFilter rejects %s for flavor %s%s: %s",
-            join_first_names(names, _NAMED, "; "),
+            join_first(names, _NAMED, "; "),
             spec.flavor.flavorid,
             format_held_back(held or 0),
             text,
@@ -115,7 +116,7 @@ def log_rejected_hosts(
 def _whole_reason_of(miss: DeviceMiss, view: HostView | None) -> str:
     text = miss.operator
     if view is not None and view.unusable:
-        text += f"; not usable: {join_first_names(view.unusable, joint='; ')}"
+        text += f"; not usable: {join_first(view.unusable, 4, '; ')}"
     if view is not None and view.withheld:
         shown = [f"{address} ({reason})" for address, reason in sorted(view.withheld.items())]
         number = "" if view.counted else f"{len(shown)} "

@@ -19,7 +19,8 @@ from nova_hpc.cluster.group_domain.model import GroupDomain, Size
 from nova_hpc.fabric import aggregates
 from nova_hpc.fabric.model import FabricLevel, FabricPlace
 from nova_hpc.from_nova import fabric_fit
-from nova_hpc.from_nova.log_throttle import LOG_THROTTLE, format_held_back, join_first_names
+from nova_hpc.from_nova.log_throttle import LOG_THROTTLE, format_held_back
+from nova_hpc.outside.name_lists import join_first
 from nova_hpc.placement.flavor import Fabric
 
 CONF = cfg.CONF
@@ -117,7 +118,7 @@ def locate_hosts(hosts: Sequence[Any], spec: objects.RequestSpec) -> FabricView:
         if held is not None:
             LOG.warning(
                 "Where hosts are on the fabric is not clear (%s)%s: %s",
-                join_first_names(sorted(names)),
+                join_first(sorted(names), 4),
                 format_held_back(held),
                 text,
             )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import Final
 
 from oslo_config import cfg
@@ -70,9 +70,3 @@ LOG_THROTTLE: Final = LogThrottle()
 def format_held_back(held: int) -> str:
     """The text after a line whose like was held back so often; "" for none."""
     return f" (and {held} times since the last such line)" if held else ""
-
-
-def join_first_names(names: Sequence[str], limit: int = 4, joint: str = ", ") -> str:
-    """The names; of many only the first, and how many more there are."""
-    rest = len(names) - limit
-    return joint.join(names[:limit]) + (f" and {rest} more" if rest > 0 else "")

@@ -38,6 +38,7 @@ from typing import Any, Final
 
 import attrs
 
+from nova_hpc.outside.name_lists import join_first
 from nova_hpc.tenancy.sign import HealthSign, Symptom
 from nova_hpc.wire.ledger import DeviceState, LedgerDevice, Trial
 
@@ -313,10 +314,7 @@ def _share_alarm_text(
 
 def shorten_address_list(addresses: Iterable[str]) -> str:
     """Some addresses, for a sentence."""
-    all_of_them = sorted(addresses)
-    text = ", ".join(all_of_them[:_SHOWN])
-    more = len(all_of_them) - _SHOWN
-    return f"{text} and {more} more" if more > 0 else text
+    return join_first(sorted(addresses), _SHOWN)
 
 
 # -- events of a model ------------------------------------------------------------------

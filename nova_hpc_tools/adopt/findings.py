@@ -9,6 +9,8 @@ from typing import Final
 
 import attrs
 
+from nova_hpc.outside.name_lists import join_first
+
 #: Where each check is explained, below the documentation's root.
 PAGE: Final = "admin/doctor.html"
 #: Names in one line.
@@ -210,9 +212,7 @@ CHECKS: Final[Mapping[str, DoctorCheck]] = {
 
 def join_first_few(names: Iterable[str]) -> str:
     """The first names of many, and how many more there are."""
-    all_names = list(names)
-    more = f" and {len(all_names) - _NAMES} more" if len(all_names) > _NAMES else ""
-    return f"{', '.join(all_names[:_NAMES])}{more}"
+    return join_first(list(names), _NAMES)
 
 
 @attrs.frozen

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
+from nova_hpc.outside.name_lists import join_first
 from nova_hpc.topology.model import HugePages, Node, NumaNode, PciFunction, address_key
 from nova_hpc.topology.roles import Roles
 from nova_hpc.wire.node_declaration import NodeWishes, page_kib
@@ -204,6 +205,4 @@ def _first_addresses(addresses: Iterable[str]) -> list[str]:
 
 
 def _list_addresses(addresses: Iterable[str]) -> str:
-    ordered = sorted(addresses, key=address_key)
-    more = f" and {len(ordered) - _MANY} more" if len(ordered) > _MANY else ""
-    return f"{', '.join(_first_addresses(ordered))}{more}"
+    return join_first(sorted(addresses, key=address_key), _MANY)

@@ -14,12 +14,12 @@ import attrs
 from nova_hpc.cluster.plan.tree import natural_sort_key
 from nova_hpc.fabric.aggregates import read_aggregate_place
 from nova_hpc.fabric.model import FabricMap, FabricPlace
+from nova_hpc.outside.name_lists import join_first
 from nova_hpc_tools.base import CommandAnswer, Count, ListCommand
 from nova_hpc_tools.cloud.capacity import Capacity, measure_capacity
 from nova_hpc_tools.cloud.explain_command import direct_ports
 from nova_hpc_tools.cluster.capacity import AtLevel, count_clusters_by_level
 from nova_hpc_tools.fabric import map_files
-from nova_hpc_tools.fabric.hostlist import shorten_names
 from nova_hpc_tools.fabric.plan_command import read_reported_map
 from nova_hpc_tools.fabric.problems import FabricMapError
 from nova_hpc_tools.snapshot import Snapshot, SnapshotError, cloud_readers
@@ -201,7 +201,7 @@ def _print_capacity_report(report: _CapacityReport) -> None:
         by_fit.setdefault(room.fit, []).append(room.node.name)
     for fit in sorted(by_fit, reverse=True):
         prefix = "each of " if len(by_fit[fit]) > 1 else ""
-        print(f"  {fit} on {prefix}{shorten_names(sorted(by_fit[fit], key=natural_sort_key))}")
+        print(f"  {fit} on {prefix}{join_first(sorted(by_fit[fit], key=natural_sort_key), 5)}")
     reasons = Counter(room.reason for room in capacity.rooms if not room.fit)
     if reasons:
         print("\nWhere none fits:")

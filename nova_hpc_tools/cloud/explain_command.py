@@ -16,6 +16,7 @@ from nova_hpc.cluster.group_domain.domain_choice import FabricSeat
 from nova_hpc.cluster.plan import GangPolicy
 from nova_hpc.fabric.aggregates import read_aggregate_place
 from nova_hpc.fabric.model import FabricLevel
+from nova_hpc.outside.name_lists import join_first
 from nova_hpc.placement.flavor import read_fabric
 from nova_hpc.placement.grouping import GROUP, takes_ports
 from nova_hpc.placement.model import Request
@@ -328,7 +329,7 @@ def _print_host_group(
 ) -> None:
     first = group[0]
     console.print()
-    names = _format_host_names([verdict.node.name for verdict in group])
+    names = join_first([verdict.node.name for verdict in group], _NAMED)
     if first.choice is None:
         console.print(Text.assemble((names, "bold red"), f": {first.reason}"))
     else:
@@ -345,11 +346,6 @@ def _print_host_group(
     if drawn and first.node.devices and first.node.out is None:
         marks = _marks_by_provider(answer.request, first.choice)
         console.print(_draw_device_tree(first.node, marks, answer.names, mark))
-
-
-def _format_host_names(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_NAMED])
-    return shown if len(names) <= _NAMED else f"{shown} and {len(names) - _NAMED} more"
 
 
 def _marks_by_provider(request: Request, choice: NodeChoice | None) -> dict[str, str]:
@@ -441,8 +437,7 @@ def _format_device_line(
         line.append(f", IOMMU unit {device.unit}")
     owners = sorted({names.get(use.server, use.server) for use in device.used})
     if owners:
-        text = ", ".join(owners[:2]) + (f" and {len(owners) - 2} more" if len(owners) > 2 else "")
-        line.append(f", in use by {text}", style="dim")
+        line.append(f", in use by {join_first(owners, 2)}", style="dim")
     if chosen is not None:
         line.append(f"  {mark} {chosen}", style="bold green")
     return line

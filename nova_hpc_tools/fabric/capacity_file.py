@@ -9,6 +9,7 @@ from typing import Final
 
 from nova_hpc.cluster.plan.model import MOST_MEMBERS
 from nova_hpc.fabric.model import wrong_name
+from nova_hpc.outside.name_lists import cut_after
 
 COLUMNS: Final = ("host", "fit")
 #: Errors that are named before the rest is only counted.
@@ -49,10 +50,8 @@ def read_capacity_lines(lines: Iterable[str], source: str) -> dict[str, int]:
     except csv.Error as error:
         errors.append(f"{source}: line {reader.line_num}: {error}")
     if errors:
-        more = len(errors) - _SHOWN
-        raise CapacityError(
-            "\n".join([*errors[:_SHOWN], *([f"and {more} more errors"] if more > 0 else [])])
-        )
+        lines = cut_after(errors, _SHOWN, lambda rest: f"and {rest} more errors")
+        raise CapacityError("\n".join(lines))
     return capacity
 
 

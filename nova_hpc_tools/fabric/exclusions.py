@@ -10,7 +10,7 @@ from typing import Any, Final
 import attrs
 
 from nova_hpc.fabric.model import FabricLevel, FabricMap
-from nova_hpc_tools.fabric.hostlist import shorten_names
+from nova_hpc.outside.name_lists import join_first
 from nova_hpc_tools.fabric.problems import ProblemCollector
 
 #: Names that stand for "not known" in what others write (topograph's is "no-topology").
@@ -66,7 +66,7 @@ def note_placeholders(
         if exclusions.is_placeholder(name):
             those = sorted(set(hosts))
             collector.note(
-                f'{name!r} is no domain but stands for "not known": {shorten_names(those)} '
+                f'{name!r} is no domain but stands for "not known": {join_first(those, 5)} '
                 f"{'is' if len(those) == 1 else 'are'} in none there"
             )
 

@@ -35,8 +35,8 @@ from nova_hpc.fabric.model import (
     Rail,
     wrong_name,
 )
+from nova_hpc.outside.name_lists import join_first
 from nova_hpc_tools.fabric.exclusions import NOTHING, Exclusions, note_placeholders
-from nova_hpc_tools.fabric.hostlist import shorten_names
 from nova_hpc_tools.fabric.problems import FabricReading, ProblemCollector
 from nova_hpc_tools.fabric.switch_groups import SwitchGroups, group_switches, separate_switches
 
@@ -286,7 +286,7 @@ def _settle_domains(
     """User -> the domain that it belongs to; those without one are missing."""
     for disagreeing in groups.disagreeing:
         collector.wrong(
-            f"some of the switches {shorten_names(disagreeing)} serve nearly the same, "
+            f"some of the switches {join_first(disagreeing, 5)} serve nearly the same, "
             f"others do not: "
             f"none of them are taken for one {level.word}"
         )
@@ -319,8 +319,8 @@ def _settle_domains(
         others = sorted(switch for switch, domain in groups.domain_of.items() if domain == wider)
         verb, it, they = ("es", "", "they count") if len(others) > 1 else ("", "s", "it counts")
         collector.note(
-            f"switch{verb} {shorten_names(others)} also serve{it} what is in the "
-            f"{level.noun(len(inside))} {shorten_names(sorted(inside))}, so {they} for "
+            f"switch{verb} {join_first(others, 5)} also serve{it} what is in the "
+            f"{level.noun(len(inside))} {join_first(sorted(inside), 5)}, so {they} for "
             f"no {level.word} "
             "there (a network for storage or management? --ignore-switches leaves it out)"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 #: The most names that one list may stand for.
@@ -61,13 +61,6 @@ def compress_hostlist(names: Iterable[str]) -> str:
         text = f"{prefix}[{','.join(ranges)}]" if len(padded) > 1 else prefix + padded[0]
         entries.append((prefix + padded[0], text))
     return ",".join(text for _, text in sorted(entries))
-
-
-def shorten_names(names: Collection[str], most: int = 5) -> str:
-    """The first *most* of *names*, in their order, and how many more there are."""
-    more = len(names) - most
-    first = ", ".join(itertools.islice(names, most))
-    return f"{first} and {more} more" if more > 0 else first
 
 
 def _split_number(name: str) -> re.Match[str] | None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from nova_hpc.fabric.model import FabricLevel, FabricMap, SourceProblem
+from nova_hpc.outside.name_lists import cut_after
 from nova_hpc.outside.text import printable_text
 from nova_hpc.wire import fabric_map
 from nova_hpc.wire.documents import FABRIC_MAP
@@ -131,10 +132,12 @@ def read_fabric_files(paths: Sequence[str], args: argparse.Namespace) -> FabricR
 def report_map_problems(reading: FabricReading, args: argparse.Namespace) -> None:
     """Say on standard error what is wrong with a map, and what else is worth a word."""
     _print_problems(reading.problems, "problem: ")
-    notes = reading.notes
-    if not args.all_notes and len(notes) > _MOST_NOTES:
-        more = SourceProblem(f"and {len(notes) - _MOST_NOTES} more; --all-notes shows them")
-        notes = (*notes[:_MOST_NOTES], more)
+    limit = len(reading.notes) if args.all_notes else _MOST_NOTES
+    notes = cut_after(
+        reading.notes,
+        limit,
+        lambda rest: SourceProblem(f"and {rest} more; --all-notes shows them"),
+    )
     _print_problems(notes, "note: ")
 
 

@@ -10,10 +10,10 @@ from typing import Final
 
 from nova_hpc.cluster.plan import Gang, GangOrder, GangPlan, GangPolicy, GangRefusal, plan_gang
 from nova_hpc.fabric.model import FabricLevel, FabricMap, FabricPlace
+from nova_hpc.outside.name_lists import join_first
 from nova_hpc_tools.base import CommandAnswer, CommandError, Count, ListCommand
 from nova_hpc_tools.fabric import capacity_file, map_files, plan_document
 from nova_hpc_tools.fabric.capacity_file import CapacityError
-from nova_hpc_tools.fabric.hostlist import shorten_names
 from nova_hpc_tools.fabric.plan_picture import draw_plan_picture
 from nova_hpc_tools.fabric.problems import FabricMapError
 
@@ -104,7 +104,7 @@ class FabricPlan(ListCommand):
         strangers = [host for host in capacity if fabric.place(host) is None]
         if strangers:
             _print_plan_warning(
-                f"{args.fabric} does not know {shorten_names(strangers, _SHOWN)}: without a domain"
+                f"{args.fabric} does not know {join_first(strangers, _SHOWN)}: without a domain"
             )
         gang = Gang(
             members=args.members,
@@ -174,10 +174,10 @@ def _print_gang_plan(fabric: FabricMap, answer: GangPlan) -> None:
         times = f" x{members}" if members > 1 else ""
         hosts.setdefault(leaf, []).append(f"{host}{times}")
     for leaf, members in answer.leaves.items():
-        print(f"  {leaf}: {members} on {shorten_names(hosts[leaf], _SHOWN)}")
+        print(f"  {leaf}: {members} on {join_first(hosts[leaf], _SHOWN)}")
     if None in hosts:
         rest = sum(answer.hosts.values()) - sum(answer.leaves.values())
-        print(f"  leaf unknown: {rest} on {shorten_names(hosts[None], _SHOWN)}")
+        print(f"  leaf unknown: {rest} on {join_first(hosts[None], _SHOWN)}")
     if not answer.proven:
         print("The search was cut short: leaves of blocks that are equally good may be smaller.")
 

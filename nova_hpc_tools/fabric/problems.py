@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Final
 
 import attrs
 
 from nova_hpc.fabric.model import FabricMap, SourceProblem
+from nova_hpc.outside.name_lists import cut_after
 
 #: The most problems that are kept of one source; a file that was cut has thousands.
 MOST: Final = 200
@@ -60,10 +61,8 @@ class ProblemCollector:
         )
 
 
-def _limit_problems(problems: Iterable[SourceProblem]) -> Iterator[SourceProblem]:
+def _limit_problems(problems: Iterable[SourceProblem]) -> list[SourceProblem]:
     ordered_problems = sorted(
         dict.fromkeys(problems), key=lambda problem: (problem.line is None, problem.line or 0)
     )
-    yield from ordered_problems[:MOST]
-    if len(ordered_problems) > MOST:
-        yield SourceProblem(f"and {len(ordered_problems) - MOST} more")
+    return cut_after(ordered_problems, MOST, lambda rest: SourceProblem(f"and {rest} more"))

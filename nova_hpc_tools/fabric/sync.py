@@ -16,7 +16,7 @@ import attrs
 
 from nova_hpc.fabric import aggregates as ours
 from nova_hpc.fabric.model import FabricLevel, FabricMap, FabricPlace, wrong_name
-from nova_hpc_tools.fabric.hostlist import shorten_names
+from nova_hpc.outside.name_lists import join_first
 
 #: How a step is called in the output.
 CREATE: Final = "create"
@@ -237,7 +237,7 @@ def check_removals(
     accepted_text = "" if accepted is None else f" (--accept-removals says {accepted})"
     return (
         f"by the new map {len(lost)} of {len(old.places)} hosts would lose a domain that Nova has "
-        f"now{accepted_text}: {shorten_names(lost)}; if that is meant, say "
+        f"now{accepted_text}: {join_first(lost, 5)}; if that is meant, say "
         f"--accept-removals {len(lost)}"
     )
 
@@ -318,7 +318,7 @@ def _two_maps(
         both = sorted(mapped & set(aggregate.hosts))
         if both:
             yield (
-                f"two maps at once: {shorten_names(both)} are in aggregate "
+                f"two maps at once: {join_first(both, 5)} are in aggregate "
                 f"{aggregate.name!r} of the map "
                 f"{other_map!r}, and in this map, {name!r}; take them out of one, or "
                 f"give this one the "

@@ -11,6 +11,7 @@ from typing import Final
 
 from rich.progress import track
 
+from nova_hpc.outside.name_lists import join_first
 from nova_hpc.topology import sysfs
 from nova_hpc.topology.files import show_path
 from nova_hpc.topology.model import InventoryError, Node
@@ -120,7 +121,7 @@ def _rows_of_differences(
 def _print_fleet(fleet: kinds.NodeFleet) -> None:
     for kind in fleet.kinds:
         count = f"{len(kind.nodes)} node{'s' if len(kind.nodes) != 1 else ''}"
-        print(f"Kind {kind.number}: {count}: {_format_node_names(kind.nodes)}")
+        print(f"Kind {kind.number}: {count}: {join_first(kind.nodes, _NAMES)}")
         print(f"  {kind.processors}")
         for product, number in kind.devices.items():
             print(f"  {number} x {product}")
@@ -133,7 +134,7 @@ def _print_fleet(fleet: kinds.NodeFleet) -> None:
         for v in difference.odd
         for node in v.nodes
     }
-    print(f"Odd ones out: {_format_node_names(sorted(nodes)) or 'none'}")
+    print(f"Odd ones out: {join_first(sorted(nodes), _NAMES) or 'none'}")
 
 
 def _print_odd(differences: Iterable[kinds.KindDifference]) -> None:
@@ -141,18 +142,13 @@ def _print_odd(differences: Iterable[kinds.KindDifference]) -> None:
         if difference.usual:
             for odd_value in difference.odd:
                 print(
-                    f"  {_format_node_names(odd_value.nodes)}: {difference.place}: "
+                    f"  {join_first(odd_value.nodes, _NAMES)}: {difference.place}: "
                     f"{difference.fact} {odd_value.value}, "
                     f"{len(difference.usual.nodes)} others {difference.usual.value}"
                 )
         else:
             values = "; ".join(
-                f"{node_value.value} on {_format_node_names(node_value.nodes)}"
+                f"{node_value.value} on {join_first(node_value.nodes, _NAMES)}"
                 for node_value in difference.values
             )
             print(f"  not the same: {difference.place}: {difference.fact} {values}")
-
-
-def _format_node_names(names: Sequence[str]) -> str:
-    more = len(names) - _NAMES
-    return ", ".join(names[:_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -12,6 +12,7 @@ from typing import Final
 
 import attrs
 
+from nova_hpc.outside.name_lists import cut_after
 from nova_hpc.topology import classes, peer
 from nova_hpc.topology.cpuset import format_list
 from nova_hpc.topology.model import BridgeKind, HugePages, Node, NumaNode, PcieLink, PciFunction
@@ -72,10 +73,10 @@ def _iterate_node_lines(
         yield ""
     for mark in sorted(marks):
         yield f"{mark}  {_LEGEND[mark]}"
-    for problem in node.problems[:_MOST_PROBLEMS]:
+    for problem in cut_after(
+        node.problems, _MOST_PROBLEMS, lambda rest: f"and {rest} more; the JSON has them all"
+    ):
         yield f"problem: {problem}"
-    if len(node.problems) > _MOST_PROBLEMS:
-        yield f"problem: and {len(node.problems) - _MOST_PROBLEMS} more; the JSON has them all"
 
 
 def _find_unsure_switches(node: Node) -> frozenset[str]:

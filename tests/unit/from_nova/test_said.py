@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 
-from nova_hpc.from_nova.log_throttle import LogThrottle, format_held_back, join_first_names
+from nova_hpc.from_nova.log_throttle import LogThrottle, format_held_back
 
 
 class Clock:
@@ -60,5 +60,3 @@ def test_one_thread_of_many_is_first() -> None:
 def test_words() -> None:
     assert format_held_back(0) == ""
     assert format_held_back(3) == " (and 3 times since the last such line)"
-    assert join_first_names(["a", "b"], 2) == "a, b"
-    assert join_first_names(list("abcde"), 2, "; ") == "a; b and 3 more"
