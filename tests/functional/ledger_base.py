@@ -222,7 +222,7 @@ class LedgerBase(CleaningBase):
                 if mine and after is not None:
                     after()
 
-        with fixtures.fixtures.MonkeyPatch(f"{TenancySteps.__module__}.Tenancy.{name}", call):
+        with fixtures.fixtures.MonkeyPatch(f"{TenancySteps.__module__}.TenancySteps.{name}", call):
             yield
 
     # -- what happens to ledgers --------------------------------------------------------

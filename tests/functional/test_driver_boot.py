@@ -87,7 +87,9 @@ class HostBootTest(DriverTest):
                 tell(list(found))
             return found
 
-        self.useFixture(fixtures.fixtures.MonkeyPatch(f"{host_boot.__name__}.missing", seen))
+        self.useFixture(
+            fixtures.fixtures.MonkeyPatch(f"{host_boot.__name__}.list_missing_resources", seen)
+        )
         self.assertEqual(60, waits.patience)
 
 

@@ -246,7 +246,7 @@ class OwnersTest(_Base):
         self.host("alpha", ONE)
         busy = {FIRST: KernelHolder("a process of this host has /dev/vfio/41 open")}
         patch = fixtures.fixtures.MockPatch(
-            "virt_driver_patches.driver.node.holders.holders", return_value=busy
+            "virt_driver_patches.driver.node.holders.find_kernel_holders", return_value=busy
         )
         with patch:
             self.assert_untouched("alpha", FIRST, SOMEBODY, "has /dev/vfio/41 open")

@@ -68,9 +68,9 @@ def test_reset_and_reading(node: FakeNode) -> None:
     node.hang(OTHER)
     found = run(
         f"""
-tell(privileged.reset, "{GPU}")
-tell(privileged.reset, "{OTHER}")
-found = privileged.read_configs(["{GPU}", "0000:99:00.0", "../../etc"])
+tell(privileged.reset_by_helper, "{GPU}")
+tell(privileged.reset_by_helper, "{OTHER}")
+found = privileged.read_configs_by_helper(["{GPU}", "0000:99:00.0", "../../etc"])
 print(sorted(found), len(found["{GPU}"]), found["{GPU}"].hex()[:16])
 """,
         node.root,
@@ -88,11 +88,12 @@ print(sorted(found), len(found["{GPU}"]), found["{GPU}"].hex()[:16])
 HOSTILE = f"""
 import attrs
 for place in ("/", "../..", "../../../../etc", "{GPU}/../../../../etc", "{GPU}\\n", "", "lo", "*"):
-    tell(privileged.reset, place)
-    tell(privileged.bind, root, place, "vfio-pci", 1.0)
-    tell(privileged.read_vpd, place)
-    print(privileged.read_configs([place]), sorted(privileged.holders([place])))
-    tell(adapters_privileged._write, place, "mac", "0e:00:00:00:00:01")
+    tell(privileged.reset_by_helper, place)
+    tell(privileged.bind_by_helper, root, place, "vfio-pci", 1.0)
+    tell(privileged.read_vpd_by_helper, place)
+    holders = sorted(privileged.find_holders_by_helper([place]))
+    print(privileged.read_configs_by_helper([place]), holders)
+    tell(adapters_privileged._write_setting_in_helper, place, "mac", "0e:00:00:00:00:01")
 """
 
 
@@ -123,12 +124,12 @@ def test_roots_folders_and_times_are_not_the_callers(node: FakeNode, tmp_path: P
     found = run(
         f"""
 other = sys.argv[2]
-tell(privileged._reset, other, "{GPU}", 20.0, other + "/locks")
-tell(privileged._holders, other, ["{GPU}"])
-tell(privileged._read_configs, other, ["{GPU}"])
-tell(privileged._bind, other, "{GPU}", "nvidia", 20.0)
-tell(privileged._read_vpd, other, "{GPU}")
-tell(privileged.bind, Path(other), "{GPU}", "nvidia", 20.0)
+tell(privileged._reset_in_helper, other, "{GPU}", 20.0, other + "/locks")
+tell(privileged._find_holders_in_helper, other, ["{GPU}"])
+tell(privileged._read_configs_in_helper, other, ["{GPU}"])
+tell(privileged._bind_in_helper, other, "{GPU}", "nvidia", 20.0)
+tell(privileged._read_vpd_in_helper, other, "{GPU}")
+tell(privileged.bind_by_helper, Path(other), "{GPU}", "nvidia", 20.0)
 """,
         node.root,
         str(other),
@@ -154,10 +155,10 @@ def test_links_are_not_followed_out_of_sys(node: FakeNode) -> None:
     (node.root / "sys/bus/pci/drivers_probe").symlink_to("/etc/shadow")
     found = run(
         f"""
-tell(privileged.reset, "{GPU}")
-tell(privileged.bind, root, "{GPU}", "nvidia", 1.0)
-tell(privileged.read_vpd, "{GPU}")
-tell(privileged.read_configs, ["{GPU}"])
+tell(privileged.reset_by_helper, "{GPU}")
+tell(privileged.bind_by_helper, root, "{GPU}", "nvidia", 1.0)
+tell(privileged.read_vpd_by_helper, "{GPU}")
+tell(privileged.read_configs_by_helper, ["{GPU}"])
 """,
         node.root,
     )
@@ -174,7 +175,7 @@ def test_no_lock_is_made_through_a_link(node: FakeNode) -> None:
     state = node.root / "state"
     os.chown(state, 65534, 65534)
     (state / ".ledger.json.locks").symlink_to(target)
-    found = run(f'tell(privileged.reset, "{GPU}")\n', node.root)
+    found = run(f'tell(privileged.reset_by_helper, "{GPU}")\n', node.root)
     assert found[0].startswith("ResetError: cannot make the directory of locks ")
     assert not list(target.iterdir())
     assert not node.resets(GPU)
@@ -182,7 +183,7 @@ def test_no_lock_is_made_through_a_link(node: FakeNode) -> None:
     state.rename(node.root / "real")
     os.chown(node.root, 65534, 65534)
     state.symlink_to(target)
-    (text,) = run(f'tell(privileged.reset, "{GPU}")\n', node.root)
+    (text,) = run(f'tell(privileged.reset_by_helper, "{GPU}")\n', node.root)
     assert "others than root may write" in text
     assert not list(target.iterdir())
 
@@ -206,7 +207,9 @@ def test_which_drivers_there_are(node: FakeNode) -> None:
         "alias pci:v000010DEd*sv*sd*bc03sc*i* nouveau\n"
     )
     names = ("nvidia", "nvgrace-gpu-vfio-pci", "mlx5_vfio_pci", "nouveau", "evil\\n", "../x")
-    text = "".join(f'tell(privileged.bind, root, "{GPU}", "{each}", 1.0)\n' for each in names)
+    text = "".join(
+        f'tell(privileged.bind_by_helper, root, "{GPU}", "{each}", 1.0)\n' for each in names
+    )
     found = run(text, node.root)
     assert found[0] == "BindError: it cannot be bound to nvidia: it is bound to vfio-pci"
     variant = "nvgrace-gpu-vfio-pci"
@@ -222,20 +225,20 @@ def test_which_drivers_there_are(node: FakeNode) -> None:
     (node.devices / GPU / "driver/unbind").write_text("")
     found = run(
         f"""
-tell(privileged.bind, root, "{GPU}", "i915", 1.0)
-tell(privileged.bind, root, "{GPU}", "vfio-pci", 1.0)
+tell(privileged.bind_by_helper, root, "{GPU}", "i915", 1.0)
+tell(privileged.bind_by_helper, root, "{GPU}", "vfio-pci", 1.0)
 link = root / "sys/bus/pci/devices/{GPU}/driver"
 link.unlink()
-tell(privileged.bind, root, "{GPU}", "i915", 1.0)
+tell(privileged.bind_by_helper, root, "{GPU}", "i915", 1.0)
 # As the daemon, with a kernel that does what it is told.
 privileged.default.set_client_mode(False)
 def kernel(root, address, driver, timeout):
     link.unlink(missing_ok=True)
     link.symlink_to(f"/sys/bus/pci/drivers/{{driver}}")
-privileged.binding.bind = kernel
+privileged.binding.bind_device = kernel
 kernel(root, "", "xe", 0)
 for each in ("vfio-pci", "xe", "nvidia", "i915"):
-    tell(privileged.bind, root, "{GPU}", each, 1.0)
+    tell(privileged.bind_by_helper, root, "{GPU}", each, 1.0)
 """,
         node.root,
     )
@@ -255,7 +258,8 @@ def test_nothing_is_taken_from_the_host(node: FakeNode) -> None:
     (net / "flags").write_text("0x1003\n")
     (net / "upper_bond0").symlink_to("/sys/class/net/bond0")
     found = run(
-        f'tell(privileged.reset, "{GPU}")\ntell(privileged.bind, root, "{GPU}", "vfio-pci", 1.0)\n',
+        f'tell(privileged.reset_by_helper, "{GPU}")\n'
+        f'tell(privileged.bind_by_helper, root, "{GPU}", "vfio-pci", 1.0)\n',
         node.root,
     )
     assert found[0].startswith("HeldError: the host uses its network interface ens1")
@@ -267,9 +271,9 @@ def test_nothing_is_taken_from_the_host(node: FakeNode) -> None:
 def test_another_configuration_is_noticed(node: FakeNode) -> None:
     found = run(
         """
-tell(privileged.expect_same, CONF)
+tell(privileged.expect_same_settings, CONF)
 CONF.set_override("ledger_file", "/elsewhere/ledger.json", group="hpc")
-tell(privileged.expect_same, CONF)
+tell(privileged.expect_same_settings, CONF)
 """,
         node.root,
     )
@@ -286,11 +290,11 @@ def test_a_root_where_others_write_is_refused(node: FakeNode, mode: int) -> None
     node.root.chmod(mode)
     found = run(
         f"""
-tell(privileged.reset, "{GPU}")
-tell(privileged.bind, root, "{GPU}", "vfio-pci", 1.0)
-tell(privileged.read_vpd, "{GPU}")
-print(privileged.holders(["{GPU}"])["{GPU}"].text)
-tell(privileged.expect_same, CONF)
+tell(privileged.reset_by_helper, "{GPU}")
+tell(privileged.bind_by_helper, root, "{GPU}", "vfio-pci", 1.0)
+tell(privileged.read_vpd_by_helper, "{GPU}")
+print(privileged.find_holders_by_helper(["{GPU}"])["{GPU}"].text)
+tell(privileged.expect_same_settings, CONF)
 """,
         node.root,
     )
@@ -315,13 +319,13 @@ import nova.conf
 from nova_hpc import conf as hpc_conf
 from virt_driver_patches import privileged
 CONF = nova.conf.CONF
-hpc_conf.register(CONF)
+hpc_conf.register_all_options(CONF)
 CONF(["--config-file", sys.argv[1]], project="nova")
-privileged.expect_same(CONF)
-privileged.reset("{GPU}")
+privileged.expect_same_settings(CONF)
+privileged.reset_by_helper("{GPU}")
 CONF.set_override("sysfs_root", "/", group="hpc")
 try:
-    privileged.expect_same(CONF)
+    privileged.expect_same_settings(CONF)
 except privileged.SettingsError as error:
     print(error)
 print(privileged.default.channel is not None)

@@ -256,7 +256,7 @@ class ReaderTest(ReserveTest):
             (verdict,) = explain_flavor(
                 snapshot.take_cloud_snapshot(), FlavorQuestion(pair)
             ).verdicts
-            self.assertEqual("1 gpu free (needs 2)", verdict.reason)
+            self.assertEqual("1 of 2 gpu, one is withheld", verdict.reason)
             self.assertTrue(any(FIRST in note and text in note for note in verdict.notes))
             server = self.boot(pair, state="ERROR")
             self._delete_server(server)
@@ -269,4 +269,4 @@ class ReaderTest(ReserveTest):
             self.update("alpha")
         flavor = self.make_flavor({"pci_passthrough:alias": "vf:3", "hpc:affinity": "switch"})
         (verdict,) = explain_flavor(snapshot.take_cloud_snapshot(), FlavorQuestion(flavor)).verdicts
-        self.assertEqual("2 vf free (needs 3)", verdict.reason)
+        self.assertEqual("2 of 3 vf, one is withheld", verdict.reason)

@@ -326,7 +326,7 @@ class Truth(fixtures.Fixture):
         for name, new in (("_mark_running", started), ("_mark_not_running", stopped)):
             path = f"nova.tests.fixtures.libvirt.Connection.{name}"
             self.useFixture(fixtures.MonkeyPatch(path, new))
-        self.useFixture(fixtures.MonkeyPatch(f"{hygiene_reset.__name__}.reset", reset))
+        self.useFixture(fixtures.MonkeyPatch(f"{hygiene_reset.__name__}.reset_device", reset))
 
     def started(self, host: str, domain: Any) -> None:
         """A guest begins to use its devices."""
