@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Iterator
 from typing import Final
 
 import attrs
@@ -84,16 +85,12 @@ def skim_config(handle: int, limit: int = SIZE) -> bytes:
     if len(start) < _STANDARD or start.count(0xFF) == len(start):
         return start
     space = bytearray(start).ljust(SIZE, b"\0")
-    seen: set[int] = set()
-    offset = _STANDARD
-    while _STANDARD <= offset <= limit - _EXTENDED_PART and offset not in seen:
-        seen.add(offset)
+    for offset in walk_extended_capabilities(space, limit - _EXTENDED_PART):
         part = os.pread(handle, _EXTENDED_PART, offset)
         if len(part) < _EXTENDED_PART:
             # Conventional PCI, or a capture that ends here.
             return start
         space[offset : offset + _EXTENDED_PART] = part
-        offset = _next_extended_offset(_read_register(part, 0, 4))
     return bytes(space)
 
 
@@ -133,29 +130,46 @@ def config_essence_of(data: bytes) -> bytes:
         kept[offset : offset + size] = data[offset : offset + size]
 
     if len(data) >= _STANDARD:
-        seen: set[int] = set()
-        offset = data[0x34] & ~3
-        while offset >= _HEADER and offset not in seen:
-            seen.add(offset)
+        for offset in walk_capabilities(data):
             express = data[offset] == _CAP_EXPRESS and offset + 0x14 <= _STANDARD
             keep(offset, 0x14 if express else 2)
-            offset = data[offset + 1] & ~3
     if len(data) == SIZE:
-        seen = set()
-        offset = _STANDARD
-        while _STANDARD <= offset <= SIZE - _EXTENDED_PART and offset not in seen:
-            seen.add(offset)
+        for offset in walk_extended_capabilities(data, SIZE - _EXTENDED_PART):
             keep(offset, _EXTENDED_PART)
-            offset = _next_extended_offset(_read_register(data, offset, 4))
         serial = serial_at(data)
         if serial is not None:
             keep(serial, 8)
     return bytes(kept)
 
 
-def _next_extended_offset(head: int) -> int:
-    """Offset of the extended capability after the one with this head; 0: it was the last."""
-    return 0 if head == 0xFFFFFFFF else head >> 20 & ~3
+def walk_capabilities(data: bytes) -> Iterator[int]:
+    """Offset of each standard capability, in the order of their list, each once.
+
+    :param data: at least the first 256 bytes of a space whose status says that it has a list.
+    """
+    seen: set[int] = set()
+    offset = data[0x34] & ~3
+    while offset >= _HEADER and offset not in seen:
+        seen.add(offset)
+        yield offset
+        offset = data[offset + 1] & ~3
+
+
+def walk_extended_capabilities(data: bytes | bytearray, last: int) -> Iterator[int]:
+    """Offset of each extended capability up to *last*, in the order of their list, each once.
+
+    The first offset comes whether anything is there or not. A head is read when the next
+    offset is asked for, so that a caller may read a space as far as its list leads.
+
+    :param last: no more than four bytes before the end of *data*.
+    """
+    seen: set[int] = set()
+    offset = _STANDARD
+    while _STANDARD <= offset <= last and offset not in seen:
+        seen.add(offset)
+        yield offset
+        head = _read_register(data, offset, 4)
+        offset = 0 if head == 0xFFFFFFFF else head >> 20 & ~3
 
 
 # From one reading of a node to the next, nearly all spaces stay the same.
@@ -211,7 +225,7 @@ def link_bandwidth_of(speed: float, width: int) -> float:
     return round(speed * coding * width / 8, 3)
 
 
-def _read_register(data: bytes, offset: int, size: int) -> int:
+def _read_register(data: bytes | bytearray, offset: int, size: int) -> int:
     return int.from_bytes(data[offset : offset + size], "little")
 
 
@@ -233,14 +247,10 @@ def _find_capability(data: bytes, wanted: int) -> int | None:
         return 0
     if len(data) < _STANDARD:
         return None
-    seen: set[int] = set()
-    offset = data[0x34] & ~3
-    while offset >= _HEADER and offset not in seen:
-        seen.add(offset)
+    for offset in walk_capabilities(data):
         if data[offset] == wanted:
             # The parts used here end 0x14 after the start.
             return offset if offset + 0x14 <= _STANDARD else 0
-        offset = data[offset + 1] & ~3
     return 0
 
 
@@ -261,14 +271,9 @@ def _find_extended_capability(data: bytes, express: int | None, wanted: int) -> 
         return 0  # conventional PCI has none
     if express is None or len(data) < SIZE:
         return None
-    seen: set[int] = set()
-    offset = _STANDARD
-    while _STANDARD <= offset <= SIZE - _EXTENDED_PART and offset not in seen:
-        seen.add(offset)
-        head = _read_register(data, offset, 4)
-        if head & 0xFFFF == wanted:
+    for offset in walk_extended_capabilities(data, SIZE - _EXTENDED_PART):
+        if _read_register(data, offset, 2) == wanted:
             return offset
-        offset = _next_extended_offset(head)
     return 0
 
 

@@ -10,6 +10,7 @@ PCI Express Base 5.0 chapter 7; counters: the kernel's
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -200,23 +201,14 @@ def _capabilities_of_config(config: bytes) -> tuple[str, ...] | None:
         return None  # only root sees them
     names = []
     if config[6] & 0x10:
-        offset = config[0x34] & ~3
-        seen: set[int] = set()
-        while _HEADER <= offset < _STANDARD - 1 and offset not in seen:
-            seen.add(offset)
+        for offset in confspace.walk_capabilities(config):
             names.append(f"{config[offset]:02x}@{offset:02x}")
-            offset = config[offset + 1] & ~3
-    seen = set()
-    offset = _STANDARD
-    while len(config) >= offset + 4 and offset not in seen and len(seen) < _MOST_CAPABILITIES:
-        seen.add(offset)
+    walk = confspace.walk_extended_capabilities(config, len(config) - 4)
+    for offset in itertools.islice(walk, _MOST_CAPABILITIES):
         header = int.from_bytes(config[offset : offset + 4], "little")
         if header in (0, 0xFFFFFFFF):
             break
         names.append(f"{header & 0xFFFF:04x}.{header >> 16 & 0xF:x}@{offset:03x}")
-        offset = header >> 20 & ~3
-        if offset < _STANDARD:
-            break
     return tuple(names)
 
 
