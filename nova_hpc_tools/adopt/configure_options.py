@@ -26,10 +26,9 @@ from nova_hpc.wire.node_declaration import (
 )
 from nova_hpc_tools.adopt import declaration, layouts, node_wishes, service_settings, settings
 from nova_hpc_tools.adopt.identity import Form
-from nova_hpc_tools.base import CommandError, Count
+from nova_hpc_tools.base import MOST, CommandError, Count
 
 _PAGES: Final = re.compile(r"[1-9][0-9]{0,5}[KMG]", re.ASCII)
-_MOST: Final = 1_000_000
 
 
 def add_configure_options(parser: argparse.ArgumentParser) -> None:
@@ -420,8 +419,8 @@ def _split_pairs(
 def _parse_counts(option: str, values: Iterable[str], form: str = "ROLE=N") -> dict[str, int]:
     counts = {}
     for name, text in _split_pairs(option, values, form):
-        if not text.isascii() or not text.isdigit() or int(text) > _MOST:
-            raise CommandError(f"{option}: {text!r} is no number from 0 to {_MOST}")
+        if not text.isascii() or not text.isdigit() or int(text) > MOST:
+            raise CommandError(f"{option}: {text!r} is no number from 0 to {MOST}")
         counts[name] = int(text)
     return counts
 

@@ -127,6 +127,14 @@ def read_plain_file(path: Path) -> str | None:
         raise IncludeError(f"{path} cannot be read: {error.strerror}") from error
 
 
+def read_text_or_empty(path: Path) -> str:
+    """The text of a plain file; "" where there is none, or none that can be read."""
+    try:
+        return read_plain_file(path) or ""
+    except IncludeError:
+        return ""
+
+
 def read_exact_file(path: Path) -> str | None:
     """The text of a plain file of somebody else's, byte for byte; None: there is none.
 

@@ -55,7 +55,9 @@ def read_host_facts(
         return HostFacts()
     tree, offered_addresses = FileTree(root), tuple(addresses)
     prepared = [
-        path for path in host_files.ALL if host_files.is_prepared_file(_read_host_text(root / path))
+        path
+        for path in host_files.ALL
+        if host_files.is_prepared_file(include_files.read_text_or_empty(root / path))
     ]
     return HostFacts(
         unassigned={
@@ -69,19 +71,12 @@ def read_host_facts(
         else (),
         not_booted=tuple(_find_missing_boot_words(root)) if host_files.GRUB in prepared else (),
         rules=_find_driver_rules(root, offered_addresses, prepared),
-        command_line=tuple(_read_host_text(root / "proc/cmdline").split()),
+        command_line=tuple(include_files.read_text_or_empty(root / "proc/cmdline").split()),
         translated=tuple(_find_translated_functions(tree, node)),
         aspm=_read_aspm_policy(tree),
         frequencies=dict(_read_cpu_frequencies(tree, cpus)),
         partition_hooks=tuple(_find_partition_hooks(root)),
     )
-
-
-def _read_host_text(path: Path) -> str:
-    try:
-        return include_files.read_plain_file(path) or ""
-    except include_files.IncludeError:
-        return ""
 
 
 def _find_unassigned_bars(tree: FileTree, address: str) -> Iterator[int]:
@@ -98,27 +93,29 @@ def _find_unassigned_bars(tree: FileTree, address: str) -> Iterator[int]:
 def _read_driverctl_overrides(root: Path, addresses: Iterable[str]) -> Iterator[tuple[str, str]]:
     """What driverctl binds at boot: a file for each device, ``pci-`` and its address."""
     for address in addresses:
-        driver = _read_host_text(root / f"etc/driverctl.d/pci-{address}").strip()
+        driver = include_files.read_text_or_empty(root / f"etc/driverctl.d/pci-{address}").strip()
         if driver:
             yield address, driver
 
 
 def _has_prepared_numvfs(root: Path, prepared: Iterable[str]) -> bool:
-    return any(_NUMVFS in _read_host_text(root / path) for path in prepared)
+    return any(_NUMVFS in include_files.read_text_or_empty(root / path) for path in prepared)
 
 
 def _find_numvfs_writers(root: Path, prepared: Iterable[str]) -> Iterator[str]:
     prepared_paths = {root / path for path in prepared}
     for pattern in _BOOT:
         for path in sorted(root.glob(pattern)):
-            if path not in prepared_paths and _NUMVFS in _read_host_text(path):
+            if path not in prepared_paths and _NUMVFS in include_files.read_text_or_empty(path):
                 yield f"/{path.relative_to(root)}"
 
 
 def _find_missing_boot_words(root: Path) -> Iterator[str]:
     """Words of the prepared command line without which the kernel was started."""
-    booted_words = _read_host_text(root / "proc/cmdline").split()
-    match = re.search(r'"\$GRUB_CMDLINE_LINUX ([^"]*)"', _read_host_text(root / host_files.GRUB))
+    booted_words = include_files.read_text_or_empty(root / "proc/cmdline").split()
+    match = re.search(
+        r'"\$GRUB_CMDLINE_LINUX ([^"]*)"', include_files.read_text_or_empty(root / host_files.GRUB)
+    )
     if booted_words and match is not None:
         yield from (word for word in match[1].split() if word not in booted_words)
 
@@ -134,7 +131,7 @@ def _find_driver_rules(
             if path in prepared_paths or path.name in seen:
                 continue
             seen.add(path.name)
-            for line in _read_host_text(path).replace("\\\n", " ").splitlines():
+            for line in include_files.read_text_or_empty(path).replace("\\\n", " ").splitlines():
                 match = _OVERRIDE.search(line)
                 if line.lstrip().startswith("#") or match is None:
                     continue
@@ -148,7 +145,7 @@ def _find_driver_rules(
 def _find_partition_hooks(root: Path) -> Iterator[str]:
     for pattern in _HOOKS:
         for path in sorted(root.glob(pattern)):
-            if path.is_file() and _PARTITIONS.search(_read_host_text(path)):
+            if path.is_file() and _PARTITIONS.search(include_files.read_text_or_empty(path)):
                 yield f"/{path.relative_to(root)}"
 
 

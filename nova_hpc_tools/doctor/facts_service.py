@@ -150,19 +150,19 @@ def _read_service_unit(root: Path, name: str) -> Iterator[str]:
     """The unit and what is dropped in, a later one wins."""
     folders = (*_FOLDERS, _OLD_FOLDER)
     for folder in folders:
-        text = _read_unit_text(root / folder / f"{name}.service")
+        text = include_files.read_text_or_empty(root / folder / f"{name}.service")
         if text:
             yield text
             break
     for folder in reversed(folders):
         for path in sorted((root / folder / f"{name}.service.d").glob("*.conf")):
-            yield _read_unit_text(path)
+            yield include_files.read_text_or_empty(path)
 
 
 def _read_passwd_account(root: Path, name: str) -> User | None:
     if name in ("root", "0"):
         return User("root", 0)
-    for line in _read_unit_text(root / "etc/passwd").splitlines():
+    for line in include_files.read_text_or_empty(root / "etc/passwd").splitlines():
         words = line.split(":")
         if len(words) > 3 and name in (words[0], words[2]) and words[2].isdigit():
             groups = {int(words[3])} if words[3].isdigit() else set()
@@ -173,14 +173,7 @@ def _read_passwd_account(root: Path, name: str) -> User | None:
 
 
 def _read_group_ids(root: Path, name: str) -> Iterator[int]:
-    for line in _read_unit_text(root / "etc/group").splitlines():
+    for line in include_files.read_text_or_empty(root / "etc/group").splitlines():
         words = line.split(":")
         if len(words) > 3 and words[2].isdigit() and name in words[3].split(","):
             yield int(words[2])
-
-
-def _read_unit_text(path: Path) -> str:
-    try:
-        return include_files.read_plain_file(path) or ""
-    except include_files.IncludeError:
-        return ""
