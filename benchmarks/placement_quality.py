@@ -3,7 +3,7 @@
 
 ::
 
-    python benchmarks/placement_quality.py FOLDER [--seeds N] [--only NAME]
+    python -m benchmarks.placement_quality FOLDER [--seeds N] [--only NAME]
 
 FOLDER holds the openb trace (``openb_node_list_gpu_node.csv.gz`` and the two
 lists ``openb_pod_list_default.csv.gz`` and ``openb_pod_list_multigpu50.csv.gz``).
@@ -24,8 +24,8 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from nova_hpc_tools.simulate.command import SimulatePolicies
-from nova_hpc_tools.simulate.policies import ABLATION
+from benchmarks.simulate.__main__ import ResearchSimulation
+from benchmarks.simulate.policies import ABLATION
 from nova_hpc_tools.simulate.results import draw_curves
 from nova_hpc_tools.simulate.scenario import Scenario, Summary
 
@@ -110,7 +110,7 @@ def main() -> int:
 
 
 def _simulate(words: list[str]) -> str:
-    command = SimulatePolicies(None, None)
+    command = ResearchSimulation(None, None)
     text = io.StringIO()
     with contextlib.redirect_stdout(text):
         status = command.run(command.get_parser("simulate").parse_args(words))

@@ -27,14 +27,6 @@ from nova_hpc_tools.simulate.model import WHOLE, Layout, SimulatedMachine, TaskS
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-#: Label of a task's kind, for the policy that gathers tasks of one kind.
-SHARE: Final = -1
-
-
-def task_kind_of(shape: TaskShape) -> int:
-    """The kind of a task: its number of GPUs, or SHARE; 0 without GPUs."""
-    return shape.gpus if shape.exclusive or not shape.gpus else SHARE
-
 
 class SimulatedCluster:
     """The free devices of every node; changed by :meth:`take` and :meth:`give`."""
@@ -58,8 +50,6 @@ class SimulatedCluster:
         #: goes up whenever the node changes, so that scores can be kept
         self.version: Ints = np.ones(count, dtype=np.int64)
         self.capacity: Final = int(self.gpu.sum())
-        self.kinds: dict[int, Ints] = {}
-        self._fitting: dict[object, Bools] = {}
         #: Tasks with GPUs that are placed, by their shapes.
         self.running: Counter[TaskShape] = Counter()
         self._layouts: dict[Layout, dict[Level, tuple[tuple[int, ...], ...]]] = {}
@@ -106,21 +96,6 @@ class SimulatedCluster:
             by_level[level] = tuple(tuple(numbers) for numbers in gpus_by_domain.values())
         return by_level[level]
 
-    def satisfied(self, node: int, free: frozenset[int], shapes: tuple[TaskShape, ...]) -> Bools:
-        """Which shapes of whole GPUs fit on these GPUs of a node, as far as GPUs decide."""
-        key = (self.machines[node].layout, self.machines[node].gpus, free, shapes)
-        fitting = self._fitting.get(key)
-        if fitting is None:
-            groups = (
-                sum(len(free.intersection(d)) // s.group_size for d in self.domains(node, s.level))
-                if s.local
-                else len(free) // max(s.gpus, 1) * s.groups
-                for s in shapes
-            )
-            fitting = np.array([n >= s.groups for n, s in zip(groups, shapes, strict=True)])
-            self._fitting[key] = fitting
-        return fitting
-
     def free(self, node: int) -> tuple[int, ...]:
         """The wholly free GPUs of a node."""
         return tuple(int(number) for number in np.flatnonzero(self.gpu[node] == WHOLE))
@@ -151,13 +126,6 @@ class SimulatedCluster:
         """A task that :meth:`take` placed has ended."""
         self._change(node, shape, sorted(gpus), 1)
 
-    def variety(self) -> Ints:
-        """How many kinds of tasks with GPUs each node has."""
-        total: Ints = np.zeros(len(self), dtype=np.int64)
-        for count in self.kinds.values():
-            total += count > 0
-        return total
-
     def _change(self, node: int, shape: TaskShape, chosen: list[int], sign: int) -> None:
         self.cpu[node] += sign * shape.cpu_milli
         self.memory[node] += sign * shape.memory_mib
@@ -167,11 +135,7 @@ class SimulatedCluster:
             self.idle[node] = row.sum()
             self.whole[node] = (row == WHOLE).sum()
             self.most[node] = row.max()
-            kind = task_kind_of(shape)
             self.running[shape] -= sign
-            if kind not in self.kinds:
-                self.kinds[kind] = np.zeros(len(self), dtype=np.int64)
-            self.kinds[kind][node] -= sign
             for (level, size), room in self._rooms.items():
                 room[node] = self._groups(node, level, size)
         self.version[node] += 1

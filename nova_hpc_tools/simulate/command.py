@@ -5,22 +5,19 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from nova_hpc_tools.base import CommandAnswer, CommandError, Count, ListCommand
 
 if TYPE_CHECKING:
+    from nova_hpc_tools.simulate.policies import NamedPolicy
     from nova_hpc_tools.simulate.scenario import Scenario
 
 _EPILOG: Final = """
-Policies: nova-random, nova-spread, nova-pack (stock Nova with its weighers off,
-as they are by default, and turned round), nova:ram=N,cpu=N,pci=N,subset=N (with
-your own multipliers and host_subset_size), random, first-fit, best-fit,
-dot-product, clustering, packing, fgd, fgd-memory, fgd-topology, nova-hpc. Only if
-named, ours with one thing changed: nova-hpc-known, nova-hpc-equal,
-nova-hpc-unknown, nova-hpc-score, nova-hpc-exact, nova-hpc-no-memory,
-nova-hpc-loose, nova-hpc-first.
+Policies: nova-spread (stock Nova with its weighers as they are by default),
+nova-pack (its RAM and CPU weighers turned round), nova-hpc (ours).
 """
 
 
@@ -96,7 +93,7 @@ class SimulatePolicies(ListCommand):
             "--policy",
             action="append",
             metavar="NAME",
-            help="policy to simulate, see below; may be repeated (default: all but nova-hpc-...)",
+            help="policy to simulate, see below; may be repeated (default: all)",
         )
         amount = run.add_mutually_exclusive_group()
         amount.add_argument(
@@ -136,18 +133,17 @@ class SimulatePolicies(ListCommand):
         """Simulate, and draw where that is asked for."""
         args = parsed_args
         _require_libraries(args.svg is not None)
-        from nova_hpc_tools.simulate import policies, results
+        from nova_hpc_tools.simulate import results
         from nova_hpc_tools.simulate.scenario import build_simulation_document, summarise_outcomes
 
         try:
-            names = dict.fromkeys(args.policy or policies.DEFAULT)
-            checked = [policies.check_policy_name(name) for name in names]
+            chosen = self.choose_policies(args.policy or ())
             scenario, left_out = _read_scenario(args)
         except ValueError as error:
             raise CommandError(str(error)) from error
         if args.svg is not None and not args.svg.absolute().parent.is_dir():
             raise CommandError(f"--svg {args.svg}: there is no such directory")
-        outcomes = results.play_all(scenario, checked, range(args.seeds), args.jobs)
+        outcomes = results.play_all(scenario, chosen, range(args.seeds), args.jobs)
         summaries = summarise_outcomes(outcomes)
         if args.svg is not None:
             try:
@@ -167,6 +163,15 @@ class SimulatePolicies(ListCommand):
                 + "\n"
             ),
         )
+
+    def choose_policies(self, names: Iterable[str]) -> dict[str, NamedPolicy]:
+        """The policies of these names; all where there is none.
+
+        :raises ValueError: there is no such policy.
+        """
+        from nova_hpc_tools.simulate.policies import choose_policies
+
+        return choose_policies(names)
 
 
 def _require_libraries(drawing: bool) -> None:

@@ -27,6 +27,7 @@ from nova_hpc.topology.model import InventoryError
 from nova_hpc_tools.printing import InertConsole
 from nova_hpc_tools.simulate import inputs, model
 from nova_hpc_tools.simulate.model import Layout, SimulatedMachine, SimulatedTask
+from nova_hpc_tools.simulate.policies import NamedPolicy
 from nova_hpc_tools.simulate.scenario import (
     FigureSpread,
     ReplayOutcome,
@@ -143,14 +144,14 @@ _scenario: Scenario | None = None
 
 
 def play_all(
-    scenario: Scenario, names: Sequence[str], seeds: Sequence[int], jobs: int
+    scenario: Scenario, chosen: Mapping[str, NamedPolicy], seeds: Sequence[int], jobs: int
 ) -> list[ReplayOutcome]:
     """Every policy with every seed, by policy and then by seed.
 
     :param jobs: processes; 0: as many as CPUs may be used. The outcomes do not
         depend on it.
     """
-    wanted = [(name, seed) for name in names for seed in seeds]
+    wanted = [(name, seed) for name in chosen for seed in seeds]
     jobs = min(jobs or len(os.sched_getaffinity(0)), len(wanted))
     columns = (
         TextColumn("{task.description}", markup=False),
@@ -162,18 +163,21 @@ def play_all(
     outcomes: dict[tuple[str, int], ReplayOutcome] = {}
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task("simulations", total=len(wanted))
-        for outcome in _play_in_processes(scenario, wanted, jobs):
+        for outcome in _play_in_processes(scenario, chosen, wanted, jobs):
             outcomes[outcome.policy, outcome.seed] = outcome
             progress.update(bar, advance=1, description=f"{outcome.policy}, seed {outcome.seed}")
     return [outcomes[pair] for pair in wanted]
 
 
 def _play_in_processes(
-    scenario: Scenario, wanted: Sequence[tuple[str, int]], jobs: int
+    scenario: Scenario,
+    chosen: Mapping[str, NamedPolicy],
+    wanted: Sequence[tuple[str, int]],
+    jobs: int,
 ) -> Iterator[ReplayOutcome]:
     if jobs == 1:
         for name, seed in wanted:
-            yield play_scenario(scenario, name, seed)
+            yield play_scenario(scenario, name, seed, chosen[name])
         return
     pool = ProcessPoolExecutor(
         jobs,
@@ -185,7 +189,10 @@ def _play_in_processes(
     try:
         # The slowest policy is the last of the list, and begins first.
         for future in as_completed(
-            [pool.submit(_play_in_worker, *run) for run in reversed(wanted)]
+            [
+                pool.submit(_play_in_worker, name, seed, chosen[name])
+                for name, seed in reversed(wanted)
+            ]
         ):
             yield future.result()
     finally:
@@ -197,9 +204,9 @@ def _set_worker_scenario(scenario: Scenario) -> None:
     _scenario = scenario
 
 
-def _play_in_worker(name: str, seed: int) -> ReplayOutcome:
+def _play_in_worker(name: str, seed: int, named: NamedPolicy) -> ReplayOutcome:
     assert _scenario is not None
-    return play_scenario(_scenario, name, seed)
+    return play_scenario(_scenario, name, seed, named)
 
 
 # --- results -------------------------------------------------------------------

@@ -6,12 +6,12 @@ from __future__ import annotations
 import heapq
 import random
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
 
-from nova_hpc_tools.simulate import model, policies
+from nova_hpc_tools.simulate import model
 from nova_hpc_tools.simulate.cluster import Measure, SimulatedCluster
 from nova_hpc_tools.simulate.model import (
     WHOLE,
@@ -22,6 +22,7 @@ from nova_hpc_tools.simulate.model import (
     typical_shapes_of,
     with_levels,
 )
+from nova_hpc_tools.simulate.policies import POLICIES, NamedPolicy
 from nova_hpc_tools.simulate.policy import SimulatedPolicy
 
 PERCENT: Final = 100
@@ -142,17 +143,12 @@ def replay_tasks(
     *,
     capacity: int,
     timed: bool,
-    progress: Callable[[int], None] = lambda at: None,
 ) -> ReplayOutcome:
     """Replay *tasks* and sum up.
 
     :param timed: by the tasks' times; otherwise in their order, and none leaves
-    :param progress: called with the per cent that is done
     """
-    samples = []
-    for sample in run.by_time(tasks) if timed else run.by_demand(tasks, capacity):
-        samples.append(sample)
-        progress(sample.at)
+    samples = list(run.by_time(tasks) if timed else run.by_demand(tasks, capacity))
     last = samples[-1]
     allocated, fragmented = last.allocated, last.fragmented
     full = next((sample.allocated for sample in samples if sample.at >= PERCENT), 0.0)
@@ -233,9 +229,11 @@ def prepare_scenario(
 
 
 def play_scenario(
-    scenario: Scenario, policy: str, seed: int, progress: Callable[[int], None] = lambda at: None
+    scenario: Scenario, policy: str, seed: int, named: NamedPolicy | None = None
 ) -> ReplayOutcome:
     """What *policy* does; the same for the same arguments.
+
+    :param named: what has this name; default: that of :data:`policies.POLICIES`.
 
     The seed decides the order of the arrivals, which of the requests need a
     level, the order in which equal nodes are taken, and the policy's own dice.
@@ -244,12 +242,13 @@ def play_scenario(
     if scenario.levels:
         sizes = model.domain_sizes([machine.layout for machine in scenario.machines])
         tasks = with_levels(tasks, seed, scenario.levels, *sizes)
+    named = named or POLICIES[policy]
     workload = typical_shapes_of(tasks)
-    own = typical_shapes_of(tasks, memory=True) if policies.counts_memory(policy) else workload
+    own = typical_shapes_of(tasks, memory=True) if named.memory else workload
     machines = list(scenario.machines)
     random.Random(f"nodes {seed}").shuffle(machines)
-    cluster = SimulatedCluster(machines)
-    chosen = policies.build_policy(policy, cluster, random.Random(f"{policy} {seed}"), own)
+    cluster = named.cluster(machines)
+    chosen = named.make(cluster, random.Random(f"{policy} {seed}"), own)
     timed = scenario.demand is None
     if scenario.demand is not None:
         tasks = draw_arrivals(tasks, scenario.capacity * scenario.demand // PERCENT, seed)
@@ -260,7 +259,6 @@ def play_scenario(
         tasks,
         capacity=scenario.capacity,
         timed=timed,
-        progress=progress,
     )
 
 

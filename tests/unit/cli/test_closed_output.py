@@ -288,7 +288,7 @@ READS = {
     "explain": "explain --snapshot {}/cloud.json --flavor pair",
     "explain a server": "explain --snapshot {}/cloud.json --server s1 -f yaml",
     "simulate": "simulate --nodes {}/nodes.csv --requests {}/requests.csv --jobs 1 --seeds 1 "
-    "--policy first-fit",
+    "--policy nova-pack",
     "doctor": "doctor --root {}/machine --part compute",
     "prepare": "prepare --root {}/machine",
     "device list": "device list --config-file {}/nova.conf",

@@ -68,7 +68,7 @@ def run(request, machine, tmp_path, monkeypatch, capsys):
         "explain --server": [*explain, "--server", "s1"],
         "simulate": [
             *("simulate", "--nodes", tmp_path / "nodes.csv", "--jobs", "1", "--seeds", "1"),
-            *("--requests", tmp_path / "requests.csv", "--policy", "first-fit"),
+            *("--requests", tmp_path / "requests.csv", "--policy", "nova-pack"),
         ],
         "simulate snapshot": ["simulate", "snapshot", tmp_path / "new.json"],
         "install-shim": ["install-shim", "--check", "--python", sys.executable],

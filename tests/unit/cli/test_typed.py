@@ -198,7 +198,7 @@ def test_sample_files_of_the_simulation(tmp_path, capsys):
         (tmp_path / name).write_text(text + "\n")
     (typed,) = (each for each in pages.commands(page) if "--nodes" in each.words)
     words = [str(tmp_path / each) if each.endswith(".csv") else each for each in typed.words[1:]]
-    status = main([*words, "--seeds", "1", "--jobs", "1", "--policy", "first-fit"])
+    status = main([*words, "--seeds", "1", "--jobs", "1", "--policy", "nova-pack"])
     assert (status, capsys.readouterr().err) == (0, "")
 
 

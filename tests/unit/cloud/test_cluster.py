@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.simulate.literature import CountingCluster
 from nova_hpc.topology.level import Level
 from nova_hpc_tools.simulate.cluster import SimulatedCluster, gpus_together
 from nova_hpc_tools.simulate.model import all_dgx, dgx_layout
@@ -43,7 +44,7 @@ def possible(cluster, node, wanted):
 @given(st.lists(st.tuples(st.sampled_from(SHAPES), st.randoms(use_true_random=False)), max_size=25))
 def test_random_histories(steps):
     machines = all_dgx([machine("a", 8, 20), machine("b", 4, 20), machine("c", 1, 9)])
-    cluster = SimulatedCluster(machines)
+    cluster = CountingCluster(machines)
     running = []
     for wanted, rng in steps:
         fits = cluster.fits(wanted)

@@ -14,6 +14,8 @@ import xml.etree.ElementTree as ET
 import attrs
 import pytest
 
+from benchmarks.simulate import policies as research
+from nova_hpc_tools.simulate import policies
 from nova_hpc_tools.simulate.command import SimulatePolicies
 from nova_hpc_tools.snapshot import document
 from tests.unit.cloud import clouds
@@ -37,11 +39,14 @@ def run(folder, *words, nodes="nodes.csv", requests="requests.csv.gz"):
 
 
 def test_table(files, capsys):
-    assert run(files, "--seeds", "2", "--jobs", "1", "--policy", "fgd", "--policy", "random") == 0
+    assert (
+        run(files, "--seeds", "2", "--jobs", "1", "--policy", "nova-pack", "--policy", "nova-hpc")
+        == 0
+    )
     out = capsys.readouterr().out.splitlines()
     assert out[0] == "4 nodes, 20 free GPUs; requests for 130 % of them; 2 seeds"
     assert out[1].split()[:2] == ["policy", "allocated"]
-    assert [line.split()[0] for line in out[2:]] == ["fgd", "random"]
+    assert [line.split()[0] for line in out[2:]] == ["nova-pack", "nova-hpc"]
 
 
 def test_json_and_picture(files, capsys):
@@ -67,10 +72,21 @@ def test_more_nodes_help(files, capsys):
     assert refused() >= 6  # 26 GPUs are asked for, 20 are there
 
 
+def test_every_policy_that_went_is_where_the_error_says():
+    names = {*research.POLICIES, "nova:ram=1"} - policies.POLICIES.keys()
+    for name in names:
+        with pytest.raises(ValueError, match=r"benchmarks\.simulate"):
+            policies.choose_policies([name])
+    assert names > policies.RESEARCH
+    assert list(research.choose_policies(names)) == list(names)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--policy", "best"], "no policy 'best'; there are nova-random"),
+        (["--policy", "best"], "no policy 'best'; there are nova-spread, nova-pack, nova-hpc"),
+        (["--policy", "fgd"], "policy 'fgd' is for research: python -m benchmarks.simulate"),
+        (["--policy", "nova:ram=1"], "policy 'nova:ram=1' is for research: python -m benchm"),
         (["--nodes-add", "1", "--nodes-add-type", "x"], "no node of type 'x'; there are big, sma"),
         (["--nodes-add-type", "big"], "--nodes-add-type needs --nodes-add"),
         (["--topology", "x"], "--topology x: write dgx, or TYPE=FILE"),
@@ -132,9 +148,9 @@ def test_topology_from_lstopo(files, synthetic, tmp_path, capsys):
     environment = {**os.environ, "HWLOC_FSROOT": str(synthetic("hgx-h100"))}
     subprocess.run(command, env=environment, check=True, capture_output=True)
     words = ["--seeds", "1", "--jobs", "1", "--topology", f"big={xml}", "--levels", "100"]
-    assert run(files, *words, "--policy", "first-fit", "--policy", "nova-hpc") == 0
+    assert run(files, *words, "--policy", "nova-pack", "--policy", "nova-hpc") == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]] == [
-        "first-fit",
+        "nova-pack",
         "nova-hpc",
     ]
 
@@ -143,9 +159,9 @@ def test_topology_of_a_dgx_2(files, captures, capsys):
     """The DGX-2 has 16 GPUs in its XML; a node of eight takes the first eight."""
     xml = captures / "hwloc" / "nvidiaDGX2.xml"
     words = ["--seeds", "1", "--jobs", "1", "--topology", f"big={xml}", "--levels", "100"]
-    assert run(files, *words, "--policy", "first-fit", "--policy", "nova-hpc") == 0
+    assert run(files, *words, "--policy", "nova-pack", "--policy", "nova-hpc") == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]] == [
-        "first-fit",
+        "nova-pack",
         "nova-hpc",
     ]
 
@@ -168,7 +184,7 @@ def test_what_of_a_cloud_is_not_simulated_is_said(tmp_path, capsys):
             document.dump_cloud_snapshot(clouds.cloud(node, flavors=flavors, servers=servers))
         )
         command = SimulatePolicies(None, None)
-        words = ["--snapshot", str(path), "--seeds", "1", "--jobs", "1", "--policy", "fgd"]
+        words = ["--snapshot", str(path), "--seeds", "1", "--jobs", "1", "--policy", "nova-pack"]
         parser = command.get_parser("nova-hpc simulate")
         assert command.run(parser.parse_args([*words, "--format", form])) == 0
         return capsys.readouterr().out

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from benchmarks.simulate.policies import POLICIES
 from nova_hpc_tools.simulate import results
 from nova_hpc_tools.simulate.scenario import play_scenario, prepare_scenario
 
@@ -17,4 +18,5 @@ def test_best_fit_is_as_published(captures):
     )
     scenario = prepare_scenario(machines, tasks, whole=False, demand=130, levels=0.0, added=0)
     assert (len(machines), scenario.capacity) == (1213, 6_212_000)
-    assert 95.3 < play_scenario(scenario, "best-fit", 0).allocated < 96.3
+    best_fit = POLICIES["best-fit"]
+    assert 95.3 < play_scenario(scenario, "best-fit", 0, best_fit).allocated < 96.3

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.simulate import policies
+from benchmarks.simulate.literature import CountingCluster, satisfied_shapes
 from nova_hpc.topology.level import Level
-from nova_hpc_tools.simulate import policies
 from nova_hpc_tools.simulate import policy as simulated
-from nova_hpc_tools.simulate.cluster import SimulatedCluster
 from nova_hpc_tools.simulate.model import Typical, all_dgx
 from tests.unit.cloud.build import HALVES, machine, picks, policy, shape
 
@@ -21,7 +21,7 @@ from tests.unit.cloud.build import HALVES, machine, picks, policy, shape
 @pytest.fixture
 def three():
     """Node 0 is empty, 1 has five of eight GPUs free, 2 has one of two free."""
-    cluster = SimulatedCluster([machine("a", 8, 96), machine("b", 8, 96), machine("c", 2, 96)])
+    cluster = CountingCluster([machine("a", 8, 96), machine("b", 8, 96), machine("c", 2, 96)])
     cluster.take(1, shape(3, cpus=48), (0, 1, 2))
     cluster.take(2, shape(1, cpus=4), (0,))
     return cluster
@@ -59,7 +59,7 @@ def test_choice(three, name, gpus, node):
 
 def test_fgd_takes_the_gpu_that_fragments_least():
     """0.5 of the GPU with 0.5 left fits exactly; of a free one it would waste the rest."""
-    cluster = SimulatedCluster([machine("a", 2)])
+    cluster = CountingCluster([machine("a", 2)])
     half = shape(1, gpu_milli=500)
     cluster.take(0, half, (1,))
     workload = (Typical(shape(1, memory_mib=0), 1.0),)
@@ -68,7 +68,7 @@ def test_fgd_takes_the_gpu_that_fragments_least():
 
 def test_fgd_keeps_the_cpus_of_free_gpus():
     """By hand: on node 0 the CPUs of eight free GPUs would go; node 1 has no GPU free."""
-    cluster = SimulatedCluster([machine("a", 8, 16), machine("b", 2, 64)])
+    cluster = CountingCluster([machine("a", 8, 16), machine("b", 2, 64)])
     cluster.take(1, shape(2, cpus=2), (0, 1))
     assert picks("fgd", cluster, shape(0, cpus=16)) == 1
     assert picks("nova-hpc", cluster, shape(0, cpus=16)) == 1
@@ -77,7 +77,7 @@ def test_fgd_keeps_the_cpus_of_free_gpus():
 def test_fgd_with_memory_takes_gpus_of_a_node_without_memory():
     """Nobody else could use them; FGD as published does not see that."""
     sold = (Typical(shape(1, cpus=1, memory_mib=4000), 1.0),)
-    cluster = SimulatedCluster([machine("a", 2), machine("b", 2, memory_mib=1500)])
+    cluster = CountingCluster([machine("a", 2), machine("b", 2, memory_mib=1500)])
     wanted = shape(1, memory_mib=1000)
     chosen = {
         name: policy(name, cluster, sold).node(wanted, cluster.fits(wanted))
@@ -88,7 +88,7 @@ def test_fgd_with_memory_takes_gpus_of_a_node_without_memory():
 
 def test_fgd_with_levels_takes_gpus_that_are_alone():
     """By hand: on node 1 switches are broken already, and no pair loses its place."""
-    cluster = SimulatedCluster(all_dgx([machine("a", 8), machine("b", 8)]))
+    cluster = CountingCluster(all_dgx([machine("a", 8), machine("b", 8)]))
     cluster.take(1, shape(4), (1, 3, 5, 7))
     sold = (Typical(shape(2, level=Level.SWITCH, memory_mib=0), 1.0),)
     wanted = shape(1)
@@ -99,17 +99,17 @@ def test_fgd_with_levels_takes_gpus_that_are_alone():
 
 @given(st.sets(st.integers(0, 7)), st.sampled_from(list(Level)), st.integers(1, 4))
 def test_whether_gpus_suffice_is_what_the_cluster_counts(taken, level, size):
-    cluster = SimulatedCluster(all_dgx([machine("a", 8)]))
+    cluster = CountingCluster(all_dgx([machine("a", 8)]))
     if taken:
         cluster.take(0, shape(len(taken)), tuple(taken))
     wanted = shape(size, level=level)
     free = frozenset(cluster.free(0))
-    (found,) = cluster.satisfied(0, free, (wanted,))
+    (found,) = satisfied_shapes(cluster, 0, free, (wanted,))
     assert found == (cluster.room(level, size)[0] >= 1 if wanted.local else len(free) >= size)
 
 
 def test_shares_go_to_the_fullest_gpu_with_room():
-    cluster = SimulatedCluster([machine("a", 3)])
+    cluster = CountingCluster([machine("a", 3)])
     cluster.take(0, shape(1, gpu_milli=300), (0,))
     cluster.take(0, shape(1, gpu_milli=700), (2,))
     chosen = policy("best-fit", cluster)
@@ -128,7 +128,7 @@ def test_nova_weighers(three):
 
 def test_nova_draws_among_equals_and_in_the_subset(three):
     def drawn(name, wanted):
-        chosen = policies.build_policy(name, three, random.Random(1), HALVES)
+        chosen = policies.choose_policies([name])[name].make(three, random.Random(1), HALVES)
         fits = three.fits(wanted)
         return collections.Counter(chosen.node(wanted, fits) for _ in range(300))
 
@@ -138,7 +138,7 @@ def test_nova_draws_among_equals_and_in_the_subset(three):
 
 
 def test_nova_takes_any_devices():
-    cluster = SimulatedCluster([machine("a", 8)])
+    cluster = CountingCluster([machine("a", 8)])
     chosen = simulated.Nova(cluster, random.Random(0), HALVES, simulated.Multipliers())
     seen = {tuple(sorted(chosen.gpus(0, shape(2)))) for _ in range(500)}
     assert len(seen) == 28  # every pair of eight
@@ -150,4 +150,4 @@ def test_nova_takes_any_devices():
 )  # fmt: skip
 def test_unknown_policies_are_refused(name):
     with pytest.raises(ValueError, match=r"polic"):
-        policies.check_policy_name(name)
+        policies.choose_policies([name])

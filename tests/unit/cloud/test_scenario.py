@@ -6,6 +6,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
+from benchmarks.simulate.policies import POLICIES, choose_policies
 from nova_hpc.topology.level import Level
 from nova_hpc_tools.simulate import model, results
 from nova_hpc_tools.simulate.model import (
@@ -23,6 +24,8 @@ from nova_hpc_tools.simulate.scenario import (
 )
 from tests.unit.cloud.build import machine, shape
 
+FIRST_FIT = POLICIES["first-fit"]
+SPREAD = "nova:ram=1,cpu=1,pci=0"
 OPTIONS = {"whole": True, "demand": 150, "levels": 0.0, "added": 0}
 
 
@@ -33,7 +36,7 @@ def tasks(count, wanted, **more):
 def test_demand_and_refusals():
     """Two hosts of four GPUs, 150 per cent in pairs: six arrive, four find a place."""
     scenario = prepare_scenario([machine("a", 4), machine("b", 4)], tasks(3, shape(2)), **OPTIONS)
-    found = play_scenario(scenario, "first-fit", 0)
+    found = play_scenario(scenario, "first-fit", 0, FIRST_FIT)
     assert (found.arrived, found.refused, found.refused_several) == (6, 2, 2)
     assert (found.refused_gpus, found.allocated, found.fragmented) == (4.0, 100.0, 0.0)
     assert [(one.at, one.allocated) for one in found.samples][:2] == [(25, 25.0), (50, 50.0)]
@@ -43,7 +46,7 @@ def test_demand_and_refusals():
 def test_more_nodes_and_the_same_demand():
     machines = model.add_machines([machine("a", 4), machine("b", 4)], 1)
     scenario = prepare_scenario(machines, tasks(3, shape(2)), **{**OPTIONS, "added": 1})
-    found = play_scenario(scenario, "first-fit", 0)
+    found = play_scenario(scenario, "first-fit", 0, FIRST_FIT)
     assert (found.arrived, found.refused, found.allocated) == (6, 0, 100.0)
     with pytest.raises(ValueError, match="no node of type 'x'; there are node"):
         model.add_machines(machines, 1, "x")
@@ -57,7 +60,7 @@ def test_spreading_fragments_what_packing_keeps():
         [machine("a", 2), machine("b", 2)], timed, whole=True, demand=None, levels=0.0, added=0
     )
     assert play_scenario(scenario, "nova-hpc", 0).refused == 0
-    assert play_scenario(scenario, "nova:ram=1,cpu=1,pci=0", 0).refused == 1
+    assert play_scenario(scenario, SPREAD, 0, choose_policies([SPREAD])[SPREAD]).refused == 1
 
 
 def test_departures():
@@ -71,7 +74,7 @@ def test_departures():
     scenario = prepare_scenario(
         [machine("n", 1)], wanted, whole=True, demand=None, levels=0.0, added=0
     )
-    found = play_scenario(scenario, "first-fit", 0)
+    found = play_scenario(scenario, "first-fit", 0, FIRST_FIT)
     assert (found.arrived, found.refused) == (3, 1)
     assert [sample.allocated for sample in found.samples] == [100.0] * 59 + [0.0] * 40 + [100.0]
 
@@ -131,8 +134,8 @@ def test_processes_change_nothing():
     wanted = [SimulatedTask(f"t{n}", shape(1 + n % 4)) for n in range(40)]
     scenario = prepare_scenario(machines, wanted, **{**OPTIONS, "levels": 0.5})
     names = ["nova-random", "random", "fgd", "nova-hpc"]
-    alone = results.play_all(scenario, names, range(2), 1)
-    assert alone == results.play_all(scenario, names, range(2), 2)
+    alone = results.play_all(scenario, choose_policies(names), range(2), 1)
+    assert alone == results.play_all(scenario, choose_policies(names), range(2), 2)
     assert [(one.policy, one.seed) for one in alone] == [(n, s) for n in names for s in (0, 1)]
     assert [one.policy for one in summarise_outcomes(alone)] == names
     result = build_simulation_document(scenario, alone, {})
