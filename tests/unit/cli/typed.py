@@ -75,7 +75,7 @@ def ask(path, words):
 def serve(path):
     from nova_hpc_tools.main import main
 
-    for name in ("configure", "doctor", "inventory_fleet"):
+    for name in ("adopt.configure", "doctor", "inventory.fleet_command"):
         importlib.import_module(f"nova_hpc_tools.{name}")
 
     with socket.socket(socket.AF_UNIX) as here:
