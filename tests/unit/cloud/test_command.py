@@ -179,14 +179,14 @@ def test_what_of_a_cloud_is_not_simulated_is_said(tmp_path, capsys):
     ]
     path = tmp_path / "cloud.json"
 
-    def simulate(*servers, form="table"):
+    def simulate(*servers, form=()):
         path.write_text(
             document.dump_cloud_snapshot(clouds.cloud(node, flavors=flavors, servers=servers))
         )
         command = SimulatePolicies(None, None)
         words = ["--snapshot", str(path), "--seeds", "1", "--jobs", "1", "--policy", "nova-pack"]
         parser = command.get_parser("nova-hpc simulate")
-        assert command.run(parser.parse_args([*words, "--format", form])) == 0
+        assert command.run(parser.parse_args([*words, *form])) == 0
         return capsys.readouterr().out
 
     said = [line for line in simulate().splitlines() if line.startswith("not simulated: ")]
@@ -196,7 +196,7 @@ def test_what_of_a_cloud_is_not_simulated_is_said(tmp_path, capsys):
     ]
     assert said[2].startswith("not simulated: flavor store: hpc:group names 'storage'")
     assert len(said) == 3
-    about = json.loads(simulate(form="json"))["about"]
+    about = json.loads(simulate(form=["--format", "json"]))["about"]
     assert [f"not simulated: {each}" for each in about["not_simulated"]] == said
     # What nobody runs is not asked for.
     assert "not simulated" not in simulate(clouds.server("s", "one", flavor="plain"))
