@@ -75,7 +75,7 @@ def test_inventory_reads_the_directory_too(home, machine, capsys):
     file = home / ".nova/nova.conf.d/nova-hpc-compute.conf"
     file.write_text(f"[hpc]\ndevice_role = {role}\n", encoding="ascii")
     command = Inventory(None, None)
-    words = ["--root", str(machine), "--format", "device-spec"]
+    words = ["--root", str(machine), "--show", "device-spec"]
     parser = command.get_parser("nova-hpc inventory")
     assert command.run(parser.parse_args(words)) == 0
     assert '"hpc_role": "accelerator"' in capsys.readouterr().out

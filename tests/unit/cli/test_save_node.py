@@ -409,7 +409,8 @@ def test_all_formats_of_an_archive(synthetic, tmp_path, capsys):
     texts = {}
     for source in (["--root", str(root)], ["--from", str(archive)]):
         for form in ("tree", "nccl", "device-spec", "json"):
-            assert main(["inventory", *source, "--format", form]) == 0
+            option = "--format" if form == "json" else "--show"
+            assert main(["inventory", *source, option, form]) == 0
             texts.setdefault(form, []).append(capsys.readouterr().out)
     assert texts["nccl"][0] == texts["nccl"][1]
     assert texts["device-spec"][0] == texts["device-spec"][1]

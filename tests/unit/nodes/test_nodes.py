@@ -406,7 +406,7 @@ def test_what_it_offers(name, synthetic, tmp_path):
 
 
 def test_its_own_nccl_file(name, node, synthetic):
-    text = walk.command("--root", synthetic(name), "--format", "nccl")
+    text = walk.command("--root", synthetic(name), "--show", "nccl")
     same(f"{name}/host.xml", text)
     agrees(text, {each.address: each.address for each in node.functions}, node)
 

@@ -40,7 +40,7 @@ def device_spec(root: Path, config: Path, nvlink_sets: Sequence[str]) -> str:
     """The entries of ``[pci]device_spec``, as an operator gets them."""
     lines = [f"nvlink_set = {entry}" for entry in nvlink_sets]
     config.write_text("\n".join(["[hpc]", *lines, ""]))
-    return command("--root", root, "--format", "device-spec", "--config-file", config)
+    return command("--root", root, "--show", "device-spec", "--config-file", config)
 
 
 def host(node: Node, spec: str) -> FreeHost:

@@ -248,7 +248,7 @@ def test_no_processor(tmp_path):
 
 
 def test_the_command_writes_a_file_for_nccl(virtual_node, capsys):
-    assert main(["inventory", "--root", str(virtual_node), "--format", "nccl"]) == 0
+    assert main(["inventory", "--root", str(virtual_node), "--show", "nccl"]) == 0
     system = read(capsys.readouterr().out)
     assert len(devices(system)) > 3
     assert {cpu.values["numaid"] for cpu in system.below} == {"0", "1"}

@@ -252,7 +252,7 @@ def test_the_command_writes_device_specs(virtual_node: Path, tmp_path: Path) -> 
         'device_role = {"role": "gpu", "vendor_id": "1234", "product_id": "1111"}\n'
         'device_role = {"role": "vf", "vendor_id": "8086", "product_id": "10ca"}\n'
     )
-    done = run("--root", virtual_node, "--format", "device-spec", "--config-file", config)
+    done = run("--root", virtual_node, "--show", "device-spec", "--config-file", config)
     assert done.returncode == 0
     lines = done.stdout.splitlines()
     specs = [json.loads(line.removeprefix("device_spec = ")) for line in lines]
@@ -269,9 +269,9 @@ def test_the_command_writes_device_specs(virtual_node: Path, tmp_path: Path) -> 
         (("--xml", "/no/such.xml"), "/no/such.xml: no such file"),
         (("--xml", "{tmp}"), "no such file"),
         (("--xml", "{tmp}/file.xml"), "file.xml: not well-formed XML"),
-        (("--root", "{node}", "--format", "device-spec", "--config-file", "{tmp}/no.conf"),
+        (("--root", "{node}", "--show", "device-spec", "--config-file", "{tmp}/no.conf"),
          "device_role cannot be used"),
-        (("--root", "{node}", "--format", "device-spec", "--config-file", "{tmp}/bad.conf"),
+        (("--root", "{node}", "--show", "device-spec", "--config-file", "{tmp}/bad.conf"),
          "device_role cannot be used"),
         (("--root", "{node}", "--format", "xml"), "invalid choice: 'xml'"),
         (("--root", "{node}", "--xml", "x"), "not allowed with argument"),
