@@ -66,7 +66,7 @@ def playbook(lab, folder, options):
     (folder / "inventory.json").write_text(
         json.dumps({"hpc_nodes": {"hosts": {"hpc1": variables}}})
     )
-    roles = [f"nova_hpc_tools.cloud.{name}" for name in ("configure", "prepare")]
+    roles = [f"nova_hpc.cloud.{name}" for name in ("configure", "prepare")]
     (folder / "play.yml").write_text(
         json.dumps([{"hosts": "hpc_nodes", "gather_facts": False, "roles": roles}])
     )

@@ -132,3 +132,13 @@ def test_every_role_is_described():
         for name in defaults:
             assert name in tasks, (role.name, name)
         assert yaml.safe_load((role / "meta" / "main.yml").read_text())["galaxy_info"]
+
+
+def test_the_page_and_the_playbook_name_the_collection() -> None:
+    """Its name looks like a package of the project, and is none."""
+    top = Path(__file__).parents[3]
+    galaxy = yaml.safe_load((top / "ansible/galaxy.yml").read_text())
+    name = f"{galaxy['namespace']}.{galaxy['name']}"
+    assert f"a collection, ``{name}``," in (top / "docs/source/admin/ansible.rst").read_text()
+    roles = yaml.safe_load((top / "ansible/playbooks/node.yml").read_text())[0]["roles"]
+    assert {each["role"].rpartition(".")[0] for each in roles} == {name}
