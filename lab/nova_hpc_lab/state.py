@@ -12,13 +12,13 @@ import json
 import os
 import secrets
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 import attrs
 
+from nova_hpc.topology import atomic_files
 from nova_hpc_lab.errors import LabError
 
 # A unix socket's path has at most 107 bytes; the longest one that the lab has
@@ -204,18 +204,7 @@ def write(path: Path, text: str, mode: int = 0o644) -> None:
         if path.read_text() == text and path.stat().st_mode & 0o777 == mode:
             return
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    beside = Path(name)
-    try:
-        with os.fdopen(handle, "w") as stream:
-            os.fchmod(stream.fileno(), mode)
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        beside.replace(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
+    atomic_files.write_file(path, text.encode(), mode)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 from typing import ClassVar, Final
@@ -26,7 +25,7 @@ from nova_hpc.tenancy.hygiene import baseline
 from nova_hpc.tenancy.owners import DeviceOwners
 from nova_hpc.tenancy.sign import HealthSign, Symptom
 from nova_hpc.tenancy.step import DeviceTenant, NodeView, RefusedError, TenancyStep, WithheldDevices
-from nova_hpc.topology import vpd
+from nova_hpc.topology import atomic_files, vpd
 from nova_hpc.topology.files import FileError, FileTree
 from nova_hpc.topology.model import Node, PciFunction
 
@@ -209,7 +208,5 @@ class ForbiddenDevices(TenancyStep):
             if symptom is None or symptom.sign is not HealthSign.UNSURE
         }
         body = {"boot": baseline.boot_of(FileTree(self.root)), "known": sure}
-        beside = self.cache.with_name(f"{self.cache.name}.new")
         with contextlib.suppress(OSError):
-            beside.write_text(json.dumps(body))
-            os.replace(beside, self.cache)  # noqa: PTH105
+            atomic_files.write_file(self.cache, json.dumps(body).encode(), 0o644)

@@ -16,7 +16,6 @@ import glob
 import os
 import secrets
 import stat
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +25,7 @@ from typing import Any, Final, TypeVar
 import attrs
 import fasteners
 
-from nova_hpc.topology import handles
+from nova_hpc.topology import atomic_files, handles
 from nova_hpc.topology.model import normalise_address
 from nova_hpc.wire import ledger as wire
 from nova_hpc.wire.documents import LEDGER
@@ -37,8 +36,6 @@ _WHAT: Final = "ledger"
 #: One character more than any text that is looked at.
 _LONGEST: Final = (LEDGER.longest or 0) + 1
 _PAUSE: Final = 0.02
-#: How the names of files end that are not in their place yet.
-_BESIDE: Final = ".new"
 #: Seconds to wait for another process that changes the same file.
 _PATIENCE: Final = 60.0
 #: Bytes by which the file may grow until it is found out again whether there is room.
@@ -342,44 +339,22 @@ def _save_with_copy(path: Path, data: bytes) -> None:
 
 def _try_writing_beside(path: Path, size: int) -> None:
     """Write so many bytes beside the file at *path*; take them away."""
-    Path(_write_file_beside(path, bytes(size))).unlink(missing_ok=True)
+    _write_file_beside(path, bytes(size)).unlink(missing_ok=True)
 
 
-def _write_file_beside(path: Path, data: bytes) -> str:
+def _write_file_beside(path: Path, data: bytes) -> Path:
     """Write *data* to the disk, in a file beside that at *path*."""
     # What a writer that was killed has left: nobody else writes below the lock.
-    for old in path.parent.glob(f"{glob.escape(f'.{path.name}.')}*{_BESIDE}"):
+    prefix = glob.escape(atomic_files.draft_prefix_of(path))
+    for old in path.parent.glob(f"{prefix}*{atomic_files.DRAFT_END}"):
         old.unlink(missing_ok=True)
-    # Beside the file, so that the replacement is atomic.
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_BESIDE)
-    try:
-        try:
-            _adopt_folder_owner(handle, path.parent)
-            rest = memoryview(data)
-            while rest:
-                rest = rest[os.write(handle, rest) :]
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    return name
+    return atomic_files.write_draft(
+        path, data, prepare=lambda handle: _adopt_folder_owner(handle, path.parent)
+    )
 
 
 def _replace_file(path: Path, data: bytes) -> None:
-    name = _write_file_beside(path, data)
-    try:
-        os.replace(name, path)  # noqa: PTH105
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    # The rename itself is on the disk only when the directory is.
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    atomic_files.replace_file(path, _write_file_beside(path, data))
 
 
 def _adopt_folder_owner(handle: int, folder: Path) -> None:

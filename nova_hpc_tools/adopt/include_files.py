@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import os
 import stat
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 import attrs
+
+from nova_hpc.topology import atomic_files
 
 #: First line of every file; a file without it belongs to somebody else.
 MARKER: Final = "# Written by nova-hpc configure. Do not edit: run it again instead."
@@ -108,7 +110,8 @@ def write_file_changes(changes: list[FileChange]) -> None:
                 else:
                     draft.replace(path)
         for folder in {path.parent for path, _ in ready}:
-            _flush_folder(folder)
+            with _explain_write_errors(folder):
+                atomic_files.flush_folder(folder)
 
 
 def read_plain_file(path: Path) -> str | None:
@@ -168,18 +171,9 @@ def _write_draft(change: FileChange, leftovers: contextlib.ExitStack) -> Path | 
     folder = change.path.parent
     with _explain_write_errors(change.path):
         folder.mkdir(parents=True, exist_ok=True)
-        # The name does not end in .conf: services that read the directory
-        # right now must not see it.
-        handle, name = tempfile.mkstemp(prefix=f".{change.path.name}.", suffix=".new", dir=folder)
-        draft = Path(name)
-        leftovers.callback(draft.unlink, missing_ok=True)
-        with os.fdopen(handle, "w", encoding="utf-8", newline="") as stream:
-            stream.write(change.new)
-            if change.owner is not None:
-                _copy_file_labels(change, stream.fileno())
-            os.fchmod(stream.fileno(), change.mode)
-            stream.flush()
-            os.fsync(stream.fileno())
+        prepare = None if change.owner is None else functools.partial(_copy_file_labels, change)
+        draft = atomic_files.write_draft(change.path, change.new.encode(), change.mode, prepare)
+    leftovers.callback(draft.unlink, missing_ok=True)
     return draft
 
 
@@ -196,15 +190,6 @@ def _copy_file_labels(change: FileChange, handle: int) -> None:
             # Labels are given by the system's policy, too.
             if name == _ACCESS:
                 raise
-
-
-def _flush_folder(folder: Path) -> None:
-    with _explain_write_errors(folder):
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 @contextlib.contextmanager

@@ -13,16 +13,15 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Final
 
 import attrs
 
+from nova_hpc.topology import atomic_files
 from nova_hpc_tools.base import CommandAnswer, RecordCommand
 
 NAME: Final = "hpc.py"
@@ -136,18 +135,8 @@ def shim_state_of(target: Path, text: str) -> str:
 def write_shim(target: Path, text: str) -> None:
     """Place the file whole or not at all."""
     try:
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{NAME}.")
+        atomic_files.write_file(target, text.encode(), 0o644)
     except OSError as error:
-        raise ShimError(f"cannot write to {target.parent}: {error.strerror}") from error
-    try:
-        with os.fdopen(handle, "w") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        Path(name).chmod(0o644)
-        Path(name).replace(target)
-    except OSError as error:
-        Path(name).unlink(missing_ok=True)
         raise ShimError(f"cannot write {target}: {error.strerror}") from error
 
 

@@ -13,15 +13,13 @@ from __future__ import annotations
 import contextlib
 import io
 import lzma
-import os
 import re
 import tarfile
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from nova_hpc.topology import confspace, nccl, sysfs
+from nova_hpc.topology import atomic_files, confspace, nccl, sysfs
 from nova_hpc.topology.files import FileError, FileTree, decode_kernel_text, show_path
 from nova_hpc.topology.model import InventoryError
 from nova_hpc.wire import capture
@@ -307,7 +305,7 @@ def save_node_archive(
     check_hidden(record, identities)
     record[capture.PLACE] = capture.write_capture_note(replaced).encode("ascii")
     try:
-        _write_archive(target, _pack_archive(record))
+        atomic_files.write_file(target, _pack_archive(record))
     except OSError as error:
         raise InventoryError(f"--save {show_path(target)}: {error.strerror}") from error
     names = f"the host is called {capture.NAME!r}"
@@ -350,20 +348,6 @@ def _pack_archive(record: Mapping[str, Entry]) -> bytes:
             info.mode = 0o755
             archive.addfile(info)
     return target.getvalue()
-
-
-def _write_archive(target: Path, data: bytes) -> None:
-    """All of it or nothing."""
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def load_node_archive(path: Path) -> FileTree:

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nova_hpc.tenancy import ledger
 from nova_hpc.tenancy.health_states import HealthRules
 from nova_hpc.tenancy.hygiene import cleaner
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
-from nova_hpc.topology import sysfs
+from nova_hpc.topology import atomic_files, sysfs
 from nova_hpc.topology.model import ADDRESS, AddressError, normalise_address
 from nova_hpc.wire import tags
 from tests.unit.tenancy.hygiene_node import GPU, OTHER, make
@@ -191,8 +190,8 @@ def test_what_a_killed_writer_has_left_is_removed(tmp_path, monkeypatch):
         raise KeyboardInterrupt  # as far as the files go, see the next line
 
     with monkeypatch.context() as patch:
-        patch.setattr(ledger.os, "replace", killed)
-        patch.setattr(ledger.Path, "unlink", lambda path, missing_ok=False: None)
+        patch.setattr(atomic_files.os, "replace", killed)
+        patch.setattr(atomic_files.Path, "unlink", lambda path, missing_ok=False: None)
         with pytest.raises(KeyboardInterrupt):
             step.sweep(node.candidates(GPU), frozenset)
     (tmp_path / ".ledger.json.original").write_text("an operator's")

@@ -19,12 +19,13 @@ import pytest
 from nova_hpc.tenancy import ledger
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
 from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
+from nova_hpc.topology import atomic_files
 from tests.unit.tenancy.hygiene_node import GPU, OTHER, make
 
 ONE, TWO = "server-1", "server-2"
 #: Devices are cleaned side by side, and what is dirty is one file.
 _ONE_BY_ONE = threading.Lock()
-COUNTED = ("open", "write", "fsync", "close", "replace", "chown", "fchown")
+COUNTED = ("open", "write", "fsync", "close", "replace", "chown", "fchown", "fchmod")
 
 
 class Deadly:
@@ -112,7 +113,7 @@ def live(world, kill_at):
     if child == 0:
         status = 1
         try:
-            ledger.os = Deadly(kill_at)
+            ledger.os = atomic_files.os = Deadly(kill_at)
             world.life()
             status = 0
         finally:
@@ -192,7 +193,7 @@ def test_a_disk_that_fills_up_at_any_step(tmp_path, monkeypatch):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return os.write(handle, data)
 
-    monkeypatch.setattr(ledger, "os", Full())
+    monkeypatch.setattr(atomic_files, "os", Full())
     errors = 0
     for number in range(1, 30):
         writes.clear()

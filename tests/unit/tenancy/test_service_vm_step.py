@@ -25,7 +25,7 @@ ONE, TWO = "server-1", "server-2"
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch):
     """The disk is not what is tested here."""
-    monkeypatch.setattr("nova_hpc.tenancy.ledger.os.fsync", lambda handle: None)
+    monkeypatch.setattr("nova_hpc.topology.atomic_files.os.fsync", lambda handle: None)
 
 
 @pytest.fixture
