@@ -25,8 +25,8 @@ from nova_hpc.tenancy.holders import KernelHolder
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
 from nova_hpc.tenancy.hygiene.reset import HeldError, ResetError
 from nova_hpc.tenancy.ledger import LedgerFile
-from nova_hpc.tenancy.service_vm import binding
-from nova_hpc.tenancy.service_vm.binding import BindError
+from nova_hpc.tenancy.stage import binding
+from nova_hpc.tenancy.stage.binding import BindError
 from nova_hpc.topology import confspace, handles
 from nova_hpc.topology.device import DEVICES
 from nova_hpc.topology.files import FileError, FileTree
@@ -219,7 +219,7 @@ def read_vpd_by_helper(address: str) -> bytes | None:
 
 
 def bind_by_helper(root: Path, address: str, driver: str, timeout: float) -> None:
-    """As :func:`nova_hpc.tenancy.service_vm.binding.bind_device`.
+    """As :func:`nova_hpc.tenancy.stage.binding.bind_device`.
 
     :param root: the daemon's own; it is not told.
     :param timeout: likewise.

@@ -103,7 +103,7 @@ able to read it; the kernel of the node itself will do.
         default="",
         help="""
 The file of the initial RAM file system that a service VM boots, on the compute node.
-``python3 -m nova_hpc.tenancy.service_vm.build`` makes one.
+``python3 -m nova_hpc.tenancy.stage.build`` makes one.
 """,
     ),
     cfg.StrOpt(

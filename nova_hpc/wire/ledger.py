@@ -30,7 +30,7 @@ One JSON object in a file of the node, ``[hpc]ledger_file``::
 ``server`` is written before a server starts and taken away only after the
 device was found clean. ``baseline``, ``adapter`` and ``stage`` belong to the steps that
 write them (:mod:`nova_hpc.tenancy.hygiene.baseline`,
-:mod:`nova_hpc.tenancy.adapters.settings`, :mod:`nova_hpc.tenancy.service_vm.stage`) and
+:mod:`nova_hpc.tenancy.adapters.settings`, :mod:`nova_hpc.tenancy.stage.device_stage`) and
 are carried here as they are.
 ``absent`` is what was known of hardware that is not in the node any more.
 ``compared`` says that nova-compute has marked what servers have by Nova's records: a

@@ -23,8 +23,8 @@ from nova_hpc.tenancy.hygiene import reset as hygiene_reset
 from nova_hpc.tenancy.hygiene.step import HygieneStep
 from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
 from nova_hpc.tenancy.owners import DeviceOwners
-from nova_hpc.tenancy.service_vm import stage
 from nova_hpc.tenancy.sign import HealthSign
+from nova_hpc.tenancy.stage import device_stage
 from nova_hpc.tenancy.step import DeviceCandidate, NodeView, TenancyStep
 from nova_hpc.topology import roles, sysfs
 from nova_hpc.topology.model import AddressError, Node, address_key, normalise_address
@@ -116,7 +116,7 @@ class ManagedNode:
 
     def cleaned_in(self, address: str) -> str:
         """Seconds that the last stage of a device took that it passed; "": none did."""
-        entry = stage.load_stage(self.ledger.device(address).stage)
+        entry = device_stage.load_stage(self.ledger.device(address).stage)
         return "" if entry is None or entry.seconds is None else f"{entry.seconds:g}"
 
     def addresses(self) -> list[str]:
@@ -134,14 +134,14 @@ class ManagedNode:
         if reason is not None:
             return "quarantined", reason
         device = self.ledger.device(address)
-        entry = stage.load_stage(device.stage)
+        entry = device_stage.load_stage(device.stage)
         if (
             entry is not None
             and entry.pending
             and device.state is DeviceState.OFFERED
             and server in (None, entry.holder)
         ):
-            return "cleaning", stage.word_waiting_stage(entry)
+            return "cleaning", device_stage.word_waiting_stage(entry)
         if (server is not None and device.state is not DeviceState.SUSPECT) or device.differs:
             return "in use", "; ".join(filter(None, (device.differs, ill.get(address, ""))))
         if address in self.ledger.suspect:

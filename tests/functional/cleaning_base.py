@@ -10,9 +10,9 @@ from pathlib import Path
 
 import attrs
 
-from nova_hpc.tenancy.service_vm import process, stage
-from nova_hpc.tenancy.service_vm.stage import StageMode
-from nova_hpc.tenancy.service_vm.step import StageStep
+from nova_hpc.tenancy.stage import device_stage, process
+from nova_hpc.tenancy.stage.device_stage import StageMode
+from nova_hpc.tenancy.stage.step import StageStep
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
 
@@ -86,8 +86,8 @@ class CleaningBase(DriverTest):
         steps = tuple(fake if each is step else each for each in node.tenancy.steps)
         node.__dict__["tenancy"] = attrs.evolve(node.tenancy, steps=steps)
 
-    def entry(self) -> stage.Stage:
-        found = stage.load_stage(self.ledger("alpha").device(FIRST).stage)
+    def entry(self) -> device_stage.Stage:
+        found = device_stage.load_stage(self.ledger("alpha").device(FIRST).stage)
         assert found is not None
         return found
 

@@ -13,9 +13,9 @@ import attrs
 from nova.tests.fixtures import libvirt as fakelibvirt
 
 from nova_hpc.tenancy.ledger import copy_of
-from nova_hpc.tenancy.service_vm import domain
-from nova_hpc.tenancy.service_vm.runner import StageOutcome, StageRunner
-from nova_hpc.tenancy.service_vm.stage import StageMode
+from nova_hpc.tenancy.stage import domain
+from nova_hpc.tenancy.stage.device_stage import StageMode
+from nova_hpc.tenancy.stage.runner import StageOutcome, StageRunner
 from tests.functional import fixtures
 from tests.functional.cleaning_base import FIRST, GPU, ONE, CleaningBase
 from tests.functional.kills.hypervisor import devices_of

@@ -10,8 +10,8 @@ import attrs
 from nova import exception
 from nova.virt.libvirt.driver import LibvirtDriver
 
-from nova_hpc.tenancy.service_vm import process, stage
-from nova_hpc.tenancy.service_vm.stage import StageMode, StagePhase
+from nova_hpc.tenancy.stage import device_stage, process
+from nova_hpc.tenancy.stage.device_stage import StageMode, StagePhase
 from nova_hpc.wire.ledger import DeviceState
 from tests.functional.cleaning_base import FIRST, GPU, ONE, CleaningBase
 
@@ -133,7 +133,7 @@ class CleaningTest(CleaningBase):
                     FIRST: attrs.evolve(
                         now.device(FIRST),
                         server=vm,
-                        stage=stage.begin_stage(self.entry(), vm, 0.0).dumps(),
+                        stage=device_stage.begin_stage(self.entry(), vm, 0.0).dumps(),
                     )
                 }
             )

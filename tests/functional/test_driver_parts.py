@@ -19,7 +19,7 @@ from nova_hpc.tenancy.ledger import LedgerFile
 from nova_hpc.tenancy.owners import DeviceOwners
 from nova_hpc.tenancy.step import TenancyStep
 from nova_hpc.wire import guest_abi
-from virt_driver_patches.driver import guest_topology, orphans, reading
+from virt_driver_patches.driver import guest_topology, leftover_allocations, reading
 from virt_driver_patches.driver.tenancy import TenancySteps
 
 
@@ -116,7 +116,7 @@ class TestOrphans:
 
     def test_a_move_that_ends_between_two_looks_has_left_nothing(self, over) -> None:
         """A resize was reverted after the last pass, which still showed its allocation."""
-        looks = orphans.LeftoverAllocations()
+        looks = leftover_allocations.LeftoverAllocations()
         looks.suspects = self.a_pass("migration")
         assert looks.look("alpha") == ()
         looks.suspects = self.a_pass("migration")
@@ -127,7 +127,7 @@ class TestOrphans:
         assert looks.look("alpha") == ()
 
     def test_what_stays_is_named_until_it_is_gone(self, over) -> None:
-        looks = orphans.LeftoverAllocations()
+        looks = leftover_allocations.LeftoverAllocations()
         over.add("migration")
         looks.suspects = self.a_pass("migration", "server")
         assert looks.look("alpha") == ()

@@ -241,7 +241,7 @@ class VanishedTest(ReserveTest):
             self.update("alpha")
             self.assertEqual((1, 1), self.reserved("alpha")[FIRST])
             gone = self.ledger("alpha").providers[FIRST].gone
-            with mock.patch("virt_driver_patches.driver.reserve.time") as clock:
+            with mock.patch("virt_driver_patches.driver.provider_reserver.time") as clock:
                 clock.time.return_value = gone + seconds - 1
                 self.update("alpha")
                 self.assertEqual((1, 1), self.reserved("alpha")[FIRST])

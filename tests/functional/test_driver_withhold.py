@@ -16,7 +16,7 @@ from nova_hpc.wire import stats
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
 from virt_driver_patches.driver import contract
-from virt_driver_patches.driver.withhold import list_used_devices
+from virt_driver_patches.driver.withholder import list_used_devices
 
 GPU = {"pci_passthrough:alias": "gpu:1", "hpc:affinity": "switch"}
 STOCK = {"pci_passthrough:alias": "gpu:1"}

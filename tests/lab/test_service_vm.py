@@ -60,7 +60,7 @@ def gpu(lab):
 def staged(lab, gpu):
     """The GPU has a stage between two servers, with an image that the node itself has built."""
     began = time.monotonic()
-    lab.inside(f"{PYTHON} -m nova_hpc.tenancy.service_vm.build {IMAGE} --python /usr/bin/python3")
+    lab.inside(f"{PYTHON} -m nova_hpc.tenancy.stage.build {IMAGE} --python /usr/bin/python3")
     print(f"RESULT: image made in {time.monotonic() - began:.0f} s, {lab.inside(f'ls -l {IMAGE}')}")
     arguments = "tsc=reliable no_timer_check nokaslr nohz=off highres=off nopvspin"
     lab.inside(

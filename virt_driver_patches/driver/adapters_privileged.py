@@ -11,15 +11,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nova_hpc.tenancy.adapters import find, settings
-from nova_hpc.tenancy.adapters.apply import UnsupportedError
-from nova_hpc.tenancy.adapters.find import AdapterBackends
+from nova_hpc.tenancy.adapters import settings, virtual_functions
+from nova_hpc.tenancy.adapters.function_changes import UnsupportedError
 from nova_hpc.tenancy.adapters.settings import (
     AdapterError,
     AdapterFunction,
     AdapterSetting,
     LinkState,
 )
+from nova_hpc.tenancy.adapters.virtual_functions import AdapterBackends
 from nova_hpc.topology.files import FileTree
 from nova_hpc.topology.model import AddressError
 from virt_driver_patches import privileged
@@ -34,7 +34,7 @@ def _write_setting_in_helper(address: str, name: str, value: object) -> tuple[bo
     root = privileged.read_helper_settings().root
     try:
         setting = settings.check_setting(name, _parse_helper_value(name, value))
-        function = find.look_at_virtual_function(FileTree(root), address)
+        function = virtual_functions.look_at_virtual_function(FileTree(root), address)
         with AdapterBackends(root) as backends:
             backends.of(function).write(function, setting)
     except (AdapterError, AddressError) as error:
@@ -55,7 +55,7 @@ def _parse_helper_value(name: str, value: object) -> object:
 
 
 def write_setting_by_helper(root: Path, function: AdapterFunction, setting: AdapterSetting) -> None:
-    """As :meth:`nova_hpc.tenancy.adapters.apply.AdapterBackend.write`.
+    """As :meth:`nova_hpc.tenancy.adapters.function_changes.AdapterBackend.write`.
 
     :param root: the daemon's own; it is not told.
     """

@@ -22,7 +22,7 @@ from nova_hpc.from_nova.claim import Specs
 from nova_hpc.tenancy.health import OfferedFunction
 from nova_hpc.topology import roles
 from nova_hpc.wire import tags
-from virt_driver_patches.driver.withhold import TAKEN
+from virt_driver_patches.driver.withholder import TAKEN
 
 LOG = logging.getLogger(__name__)
 

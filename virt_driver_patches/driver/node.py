@@ -24,7 +24,7 @@ from virt_driver_patches.driver.notifications import DeviceStateNotifier
 from virt_driver_patches.driver.providers import NodeProviders
 from virt_driver_patches.driver.reading import NodeReading, Offers, ReadingSource
 from virt_driver_patches.driver.tenancy import TenancySteps, steps_of
-from virt_driver_patches.driver.withhold import Withholder, list_used_devices, read_device_rows
+from virt_driver_patches.driver.withholder import Withholder, list_used_devices, read_device_rows
 
 CONF = nova.conf.CONF
 hpc_conf.register_all_options(CONF)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nova_hpc.tenancy.peer import write
-from nova_hpc.tenancy.peer.write import PeerOutcome
+from nova_hpc.tenancy.peer import acs_registers
+from nova_hpc.tenancy.peer.acs_registers import PeerOutcome
 from nova_hpc.topology.peer_wish import PeerWish
 from virt_driver_patches.privileged import SettingsError, default, read_helper_settings
 
@@ -19,12 +19,12 @@ from virt_driver_patches.privileged import SettingsError, default, read_helper_s
 @default.entrypoint
 def _apply_wish_in_helper() -> tuple[str, list[str], dict[str, str], list[str]]:
     own = read_helper_settings()
-    outcome = write.apply_peer_wish(own.root, PeerWish(own.peer_to_peer))
+    outcome = acs_registers.apply_peer_wish(own.root, PeerWish(own.peer_to_peer))
     return own.peer_to_peer, list(outcome.made), dict(outcome.failed), list(outcome.lacks)
 
 
 def apply_wish_by_helper(root: Path, wish: PeerWish) -> PeerOutcome:
-    """As :func:`~nova_hpc.tenancy.peer.write.apply_peer_wish`; raises where no helper answers.
+    """As :func:`nova_hpc.tenancy.peer.acs_registers.apply_peer_wish`; an error without answer.
 
     :param root: the daemon's own; it is not told.
     """

@@ -15,9 +15,13 @@ from nova_hpc.from_nova.gate import Call
 from nova_hpc.tenancy.ledger import LedgerFile
 from nova_hpc.topology.model import Node
 from virt_driver_patches.driver.generations import ProviderGenerations
-from virt_driver_patches.driver.isolate import ProviderIsolator
-from virt_driver_patches.driver.orphans import LeftoverAllocations
-from virt_driver_patches.driver.reserve import ProviderReserver, WithheldLook, pci_providers_of
+from virt_driver_patches.driver.leftover_allocations import LeftoverAllocations
+from virt_driver_patches.driver.provider_isolation import ProviderIsolator
+from virt_driver_patches.driver.provider_reserver import (
+    ProviderReserver,
+    WithheldLook,
+    pci_providers_of,
+)
 
 LOG = logging.getLogger(__name__)
 

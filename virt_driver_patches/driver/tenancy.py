@@ -34,7 +34,7 @@ from nova_hpc.tenancy.nvlink.backend import BackendError
 from nova_hpc.tenancy.nvlink.nvlink_sets import SWITCH_ROLE
 from nova_hpc.tenancy.nvlink.step import NvlinkStep
 from nova_hpc.tenancy.owners import DeviceOwners
-from nova_hpc.tenancy.peer import write as peer_write
+from nova_hpc.tenancy.peer import acs_registers
 from nova_hpc.tenancy.peer.step import PeerToPeerStep
 from nova_hpc.tenancy.sign import HealthSign, Symptom
 from nova_hpc.tenancy.step import DeviceTenant, NodeView, RefusedError, StepError, TenancyStep
@@ -314,7 +314,7 @@ def steps_of(conf: Any, source: ReadingSource) -> Iterator[TenancyStep]:
         LOG.warning("[hpc]set_adapters is off: virtual functions are left as they are")
     wish = PeerWish(conf.hpc.peer_to_peer)
     if wish is not PeerWish.KEEP:
-        make = peer_write.apply_peer_wish if root else peer_privileged.apply_wish_by_helper
+        make = acs_registers.apply_peer_wish if root else peer_privileged.apply_wish_by_helper
         yield PeerToPeerStep(Path(conf.hpc.sysfs_root), wish, make)
 
 

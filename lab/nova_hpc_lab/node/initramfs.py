@@ -12,15 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from nova_hpc.tenancy.service_vm import archive
-from nova_hpc.tenancy.service_vm.archive import CpioArchive, add_tree, base_archive, plain_module
+from nova_hpc.tenancy.stage import archive
+from nova_hpc.tenancy.stage.archive import CpioArchive, add_tree, base_archive, plain_module
 from nova_hpc_lab.errors import LabError
 
 __all__ = ["CpioArchive", "add_modules", "add_tree", "base_archive", "module_files", "plain_module"]
 
 
 def module_files(modules: Path, names: Iterable[str]) -> list[Path]:
-    """See :func:`nova_hpc.tenancy.service_vm.archive.module_files`.
+    """See :func:`nova_hpc.tenancy.stage.archive.module_files`.
 
     :raises LabError: a module does not exist.
     """

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from nova_hpc.tenancy.adapters.apply import NoBackendError
+from nova_hpc.tenancy.adapters.function_changes import NoBackendError
 from nova_hpc.tenancy.adapters.settings import (
     AdapterError,
     AdapterFunction,

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from nova_hpc.tenancy.adapters.apply import NoBackendError, UnsupportedError
+from nova_hpc.tenancy.adapters.function_changes import NoBackendError, UnsupportedError
 from nova_hpc.tenancy.adapters.settings import (
     AdapterError,
     AdapterFunction,

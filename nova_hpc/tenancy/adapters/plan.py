@@ -25,10 +25,10 @@ from typing import Any, Final
 
 import attrs
 
-from nova_hpc.tenancy.adapters import apply, find, settings
-from nova_hpc.tenancy.adapters.apply import FunctionChange, NoBackendError
-from nova_hpc.tenancy.adapters.find import AdapterBackends
+from nova_hpc.tenancy.adapters import function_changes, settings, virtual_functions
+from nova_hpc.tenancy.adapters.function_changes import FunctionChange, NoBackendError
 from nova_hpc.tenancy.adapters.settings import AdapterError, AdapterFunction, LinkState, PortLayer
+from nova_hpc.tenancy.adapters.virtual_functions import AdapterBackends
 from nova_hpc.topology.files import FileTree
 from nova_hpc.topology.model import Node
 from nova_hpc.wire.ledger import Ledger
@@ -228,7 +228,7 @@ class AdapterWork:
 
         :raises AdapterError: it cannot be found or read.
         """
-        function = find.find_virtual_function(self.tree, self.node, address)
+        function = virtual_functions.find_virtual_function(self.tree, self.node, address)
         seen = dict(self.backends.of(function).read(function))
         if function.layer is PortLayer.INFINIBAND:
             # A driver that shows none yet has given none.
@@ -289,7 +289,7 @@ class AdapterPlanner:
             function, seen = self.work.look(address)
             if old is not None and old.server != self.server:
                 change = FunctionChange(function, old.before, old.made)
-                left = apply.restore_functions(self.work.backends.of, [change])
+                left = function_changes.restore_functions(self.work.backends.of, [change])
                 if left:
                     raise AdapterError(left[address])
         except NoBackendError as error:

@@ -21,9 +21,8 @@ from typing import ClassVar, Final
 
 import attrs
 
-from nova_hpc.tenancy.adapters import apply, find, settings
-from nova_hpc.tenancy.adapters.apply import FunctionChange
-from nova_hpc.tenancy.adapters.find import AdapterBackends, SettingWriter
+from nova_hpc.tenancy.adapters import function_changes, settings, virtual_functions
+from nova_hpc.tenancy.adapters.function_changes import FunctionChange
 from nova_hpc.tenancy.adapters.plan import (
     AdapterPlanner,
     AdapterRecord,
@@ -33,6 +32,7 @@ from nova_hpc.tenancy.adapters.plan import (
     adapter_records_of,
 )
 from nova_hpc.tenancy.adapters.settings import AdapterError
+from nova_hpc.tenancy.adapters.virtual_functions import AdapterBackends, SettingWriter
 from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
 from nova_hpc.tenancy.owners import DeviceOwners
 from nova_hpc.tenancy.sign import HealthSign, Symptom
@@ -242,7 +242,7 @@ class AdapterStep(TenancyStep):
             for address, record in records.items()
         ]
         try:
-            unknown = apply.make_function_changes(work.backends.of, changes, self.strict)
+            unknown = function_changes.make_function_changes(work.backends.of, changes, self.strict)
         except AdapterError as error:
             # They were put back; what could not be, the next sweep finds.
             return str(error)
@@ -300,12 +300,12 @@ class AdapterStep(TenancyStep):
                 if node.function(address) is None:
                     continue  # when it is there again, there is something to put back
                 try:
-                    function = find.find_virtual_function(work.tree, node, address)
+                    function = virtual_functions.find_virtual_function(work.tree, node, address)
                 except AdapterError as error:
                     failed[address] = str(error)
                     continue
                 change = FunctionChange(function, record.before, record.made)
-                failed |= apply.restore_functions(work.backends.of, [change])
+                failed |= function_changes.restore_functions(work.backends.of, [change])
                 if address not in failed:
                     done.add(address)
             self._change(
@@ -367,5 +367,5 @@ def adapter_functions_of(view: NodeView, addresses: Iterable[str]) -> frozenset[
     return frozenset(
         address
         for address in addresses
-        if view.roles.get(address) and find.parent_of(view.node, address) is not None
+        if view.roles.get(address) and virtual_functions.parent_of(view.node, address) is not None
     )

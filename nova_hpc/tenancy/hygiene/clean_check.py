@@ -29,7 +29,7 @@ Check = Callable[[Path, Mapping[str, Any]], Any]
 
 #: Name -> module and function; loaded when they are asked for.
 OWN: Final[Mapping[str, tuple[str, str]]] = {
-    "memory": ("nova_hpc.tenancy.service_vm.inside.memory", "clean"),
+    "memory": ("nova_hpc.tenancy.stage.inside.memory", "clean"),
     "nvidia": ("nova_hpc.tenancy.hygiene.clean_nvidia", "check"),
     "amd": ("nova_hpc.tenancy.hygiene.clean_amd", "check"),
     "nic": ("nova_hpc.tenancy.hygiene.clean_nic", "check"),

@@ -38,8 +38,8 @@ from nova_hpc.tenancy.hygiene.snapshots import (
 from nova_hpc.tenancy.hygiene.update import HygieneSweep, HygieneUpdate
 from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
 from nova_hpc.tenancy.owners import DeviceOwners
-from nova_hpc.tenancy.service_vm import stage
 from nova_hpc.tenancy.sign import HealthSign, Symptom
+from nova_hpc.tenancy.stage import device_stage
 from nova_hpc.tenancy.step import (
     DeviceCandidate,
     DeviceTenant,
@@ -281,7 +281,7 @@ class HygieneStep(TenancyStep):
             "Last server": device.last_server or "",
             "Hardware": device.hardware or "",
             "Baseline": baseline_text,
-            "Stage": stage.describe_stage(stage.load_stage(device.stage)),
+            "Stage": device_stage.describe_stage(device_stage.load_stage(device.stage)),
         }
 
     def _expect_nobodys(self, address: str, owners: DeviceOwners, marked: bool = False) -> None:

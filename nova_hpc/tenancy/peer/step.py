@@ -16,8 +16,8 @@ from typing import ClassVar
 import attrs
 
 from nova_hpc.tenancy.owners import DeviceOwners
-from nova_hpc.tenancy.peer.write import PeerOutcome
-from nova_hpc.tenancy.peer.write import apply_peer_wish as apply_here
+from nova_hpc.tenancy.peer.acs_registers import PeerOutcome
+from nova_hpc.tenancy.peer.acs_registers import apply_peer_wish as apply_here
 from nova_hpc.tenancy.step import DeviceTenant, NodeView, TenancyStep, WithheldDevices
 from nova_hpc.topology import peer, peer_wish
 from nova_hpc.topology.peer_wish import PeerWish

@@ -37,7 +37,7 @@ _TRACKER: Final = "nova.compute.resource_tracker:ResourceTracker"
 _LIBVIRT: Final = "nova.virt.libvirt.driver:LibvirtDriver"
 _DRIVER: Final = "virt_driver_patches.driver.hpc_libvirt:HpcLibvirtDriver"
 _HYGIENE: Final = "nova_hpc.tenancy.hygiene.step:HygieneStep"
-_STAGE: Final = "nova_hpc.tenancy.service_vm.step:StageStep"
+_STAGE: Final = "nova_hpc.tenancy.stage.step:StageStep"
 
 #: Where the threads that are killed begin.
 ROOTS: Final = (
@@ -77,7 +77,7 @@ TRACED: Final = (
     f"{_STAGE}.before_start",
     f"{_STAGE}._settle",
     "nova_hpc.tenancy.hygiene.cleaning:DeviceCleaning.clean",
-    "virt_driver_patches.driver.reserve:ProviderReserver.complete",
+    "virt_driver_patches.driver.provider_reserver:ProviderReserver.complete",
     f"{_LIBVIRT}._create_guest_with_network",
     f"{_LIBVIRT}._destroy",
     f"{_LIBVIRT}.cleanup",

@@ -21,9 +21,9 @@ from typing import Any, Final
 
 from nova import exception
 
-from nova_hpc.tenancy.service_vm import process
-from nova_hpc.tenancy.service_vm.runner import ServiceVmRunner
-from nova_hpc.tenancy.service_vm.step import StageStep
+from nova_hpc.tenancy.stage import process
+from nova_hpc.tenancy.stage.runner import ServiceVmRunner
+from nova_hpc.tenancy.stage.step import StageStep
 from tests.functional.kills.agent import AGENT
 from virt_driver_patches.driver import stage
 

@@ -13,7 +13,7 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.tenancy.peer import write as peer
+from nova_hpc.tenancy.peer import acs_registers as peer
 from nova_hpc.topology.peer_wish import PeerWish
 from nova_hpc_tools.adopt import host_files, install_shim, settings
 from nova_hpc_tools.adopt.findings import CHECKS

@@ -8,7 +8,7 @@ import attrs
 import pytest
 
 from nova_hpc.tenancy.ledger import LedgerFile, copy_of
-from nova_hpc.tenancy.service_vm import stage
+from nova_hpc.tenancy.stage import device_stage
 from nova_hpc.wire.reservation import ReservedProvider
 from nova_hpc_tools.device import bulk_commands
 from nova_hpc_tools.device import command as device
@@ -64,15 +64,15 @@ def test_how_far_the_stage_of_a_device_is(node, ask):
         row = listed(ask)[GPU]
         return row["State"], row["Reason"], row["Cleaned in s"], json.loads(out)["Stage"]
 
-    due = stage.make_stage_due(None, SERVER, 1.0)
+    due = device_stage.make_stage_due(None, SERVER, 1.0)
     assert put(due) == ("cleaning", "it waits to be cleaned between two servers", "", "due")
-    begun = stage.begin_stage(due, "vm-1", 2.0)
+    begun = device_stage.begin_stage(due, "vm-1", 2.0)
     state, why, _, text = put(begun)
     assert (state, text) == ("cleaning", "begun by vm-1")
     assert "in service VM vm-1" in why
-    passed = stage.pass_stage(begun, 41.23, 3.0)
+    passed = device_stage.pass_stage(begun, 41.23, 3.0)
     assert put(passed) == ("free", "", "41.2", "passed in 41.2 s")
-    again = stage.make_stage_due(passed, SERVER, 4.0)
+    again = device_stage.make_stage_due(passed, SERVER, 4.0)
     assert put(again)[2:] == ("41.2", "due, took 41.2 s the last time")
     # A server that has it has it, whatever is due afterwards.
     node.step().give(SERVER, node.candidates(GPU))

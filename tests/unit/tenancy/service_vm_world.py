@@ -15,10 +15,10 @@ from nova_hpc.tenancy.guest_domains import (
 from nova_hpc.tenancy.health_states import HealthRules
 from nova_hpc.tenancy.ledger import LedgerFile
 from nova_hpc.tenancy.owners import NovaDeviceRow, NovaDeviceRows
-from nova_hpc.tenancy.service_vm import domain
-from nova_hpc.tenancy.service_vm.runner import StageOutcome, StageRunner
-from nova_hpc.tenancy.service_vm.stage import StageMode
-from nova_hpc.tenancy.service_vm.step import StageStep
+from nova_hpc.tenancy.stage import domain
+from nova_hpc.tenancy.stage.device_stage import StageMode
+from nova_hpc.tenancy.stage.runner import StageOutcome, StageRunner
+from nova_hpc.tenancy.stage.step import StageStep
 from nova_hpc.tenancy.step import DeviceTenant, NodeView, RefusedError
 from nova_hpc.topology import sysfs
 from tests.unit.tenancy.hygiene_node import GPU, OTHER, make

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.tenancy.adapters import apply, netlink
+from nova_hpc.tenancy.adapters import function_changes, netlink
 from nova_hpc.tenancy.adapters import settings as adapter
-from nova_hpc.tenancy.adapters.apply import FunctionChange, NoBackendError
-from nova_hpc.tenancy.adapters.find import AdapterBackends, find_virtual_function, index_of
+from nova_hpc.tenancy.adapters.function_changes import FunctionChange, NoBackendError
 from nova_hpc.tenancy.adapters.mlx5 import Mlx5Backend
 from nova_hpc.tenancy.adapters.netlink import NetlinkBackend
 from nova_hpc.tenancy.adapters.settings import (
@@ -22,6 +21,11 @@ from nova_hpc.tenancy.adapters.settings import (
     LinkState,
     PortLayer,
     setting_values_of,
+)
+from nova_hpc.tenancy.adapters.virtual_functions import (
+    AdapterBackends,
+    find_virtual_function,
+    index_of,
 )
 from nova_hpc.topology.files import FileTree
 from nova_hpc.topology.model import Node, PciFunction, RdmaDevice, RdmaPort
@@ -194,19 +198,19 @@ PLAIN = setting_values_of(EthernetSettings(NO_MAC))
 def test_ethernet_settings_are_made_read_back_and_put_back(first, settings):
     kernel = Kernel()
     choose = through(kernel)
-    apply.make_function_changes(choose, [change(kernel, OTHER, first)])
+    function_changes.make_function_changes(choose, [change(kernel, OTHER, first)])
     second = change(kernel, OTHER, settings)
     assert second.before == setting_values_of(first)
-    assert apply.make_function_changes(choose, [second]) == {}
+    assert function_changes.make_function_changes(choose, [second]) == {}
     assert NetlinkBackend(kernel).read(OTHER) == setting_values_of(settings)
     assert NetlinkBackend(kernel).read(ROCE) == PLAIN
-    assert apply.restore_functions(choose, [second]) == {}
+    assert function_changes.restore_functions(choose, [second]) == {}
     assert NetlinkBackend(kernel).read(OTHER) == setting_values_of(first)
 
 
 def test_what_is_so_already_is_not_written():
     kernel = Kernel()
-    apply.make_function_changes(
+    function_changes.make_function_changes(
         through(kernel), [change(kernel, ROCE, EthernetSettings("fa:16:3e:00:00:01"))]
     )
     assert kernel.writes == [(0, "IFLA_VF_MAC")]
@@ -215,20 +219,20 @@ def test_what_is_so_already_is_not_written():
 def test_what_somebody_has_changed_since_is_left_alone():
     kernel = Kernel()
     made = change(kernel, ROCE, FULL)
-    apply.make_function_changes(through(kernel), [made])
+    function_changes.make_function_changes(through(kernel), [made])
     kernel.functions[0]["IFLA_VF_MAC"]["mac"] = "52:54:00:00:00:09"
-    assert apply.restore_functions(through(kernel), [made]) == {}
+    assert function_changes.restore_functions(through(kernel), [made]) == {}
     assert NetlinkBackend(kernel).read(ROCE) == PLAIN | {"mac": "52:54:00:00:00:09"}
 
 
 def test_the_link_comes_up_last_and_goes_down_first():
     kernel = Kernel()
     made = change(kernel, ROCE, attrs.evolve(FULL, spoof_check=False))
-    apply.make_function_changes(through(kernel), [made])
+    function_changes.make_function_changes(through(kernel), [made])
     names = [name.removeprefix("IFLA_VF_") for _, name in kernel.writes]
     assert names == ["MAC", "VLAN", "SPOOFCHK", "TRUST", "RATE", "LINK_STATE"]
     kernel.writes.clear()
-    apply.restore_functions(through(kernel), [made])
+    function_changes.restore_functions(through(kernel), [made])
     names = [name.removeprefix("IFLA_VF_") for _, name in kernel.writes]
     assert names == ["LINK_STATE", "RATE", "TRUST", "SPOOFCHK", "VLAN", "MAC"]
 
@@ -248,21 +252,21 @@ def test_a_setting_that_the_driver_does_not_know(name):
     kernel = Kernel(unknown=(name,))
     full = change(kernel, ROCE, FULL)
     with pytest.raises(AdapterError, match=r"^0000:3b:00.2: .*(not supported|read back otherwise)"):
-        apply.make_function_changes(through(kernel), [full])
+        function_changes.make_function_changes(through(kernel), [full])
     # Nothing is left behind.
     assert NetlinkBackend(kernel).read(ROCE)["mac"] == NO_MAC
     plain = change(kernel, ROCE, EthernetSettings("fa:16:3e:00:00:01"))
     if name == "IFLA_VF_SPOOFCHK":
         with pytest.raises(AdapterError):
-            apply.make_function_changes(through(kernel), [plain])
-        assert apply.make_function_changes(through(kernel), [plain], strict=False) == {
+            function_changes.make_function_changes(through(kernel), [plain])
+        assert function_changes.make_function_changes(through(kernel), [plain], strict=False) == {
             ROCE.address: ["spoof_check"]
         }
     else:
-        assert apply.make_function_changes(through(kernel), [plain]) == {}
-    assert apply.restore_functions(through(kernel), [plain]) == {}
+        assert function_changes.make_function_changes(through(kernel), [plain]) == {}
+    assert function_changes.restore_functions(through(kernel), [plain]) == {}
     # Where it may be left out, it is, and said.
-    assert apply.make_function_changes(through(kernel), [full], strict=False) == {
+    assert function_changes.make_function_changes(through(kernel), [full], strict=False) == {
         ROCE.address: [NAMES[name]]
     }
 
@@ -272,7 +276,7 @@ def test_a_right_that_shows_and_cannot_be_taken_is_refused():
     kernel.functions[0]["IFLA_VF_TRUST"]["trust"] = 1
     kernel.unknown = ("IFLA_VF_TRUST",)
     with pytest.raises(AdapterError, match=r"read back otherwise: trust"):
-        apply.make_function_changes(
+        function_changes.make_function_changes(
             through(kernel),
             [change(kernel, ROCE, EthernetSettings("fa:16:3e:00:00:01"))],
             strict=False,
@@ -286,7 +290,7 @@ def test_a_setting_that_does_not_stick_refuses_the_start(name):
     changed = attrs.evolve(FULL, spoof_check=False)
     changes = [change(kernel, OTHER, FULL), change(kernel, ROCE, changed)]
     with pytest.raises(AdapterError, match=r"read back otherwise: "):
-        apply.make_function_changes(through(kernel), changes)
+        function_changes.make_function_changes(through(kernel), changes)
     # Both are again as they were.
     for each in (OTHER, ROCE):
         assert NetlinkBackend(kernel).read(each) == PLAIN
@@ -295,15 +299,15 @@ def test_a_setting_that_does_not_stick_refuses_the_start(name):
 def test_what_cannot_be_put_back_is_named():
     kernel = Kernel()
     made = [change(kernel, each, FULL) for each in (ROCE, OTHER)]
-    apply.make_function_changes(through(kernel), made)
+    function_changes.make_function_changes(through(kernel), made)
     kernel.deaf |= {(0, "IFLA_VF_MAC"), (1, "IFLA_VF_MAC")}
-    assert apply.restore_functions(through(kernel), made) == {
+    assert function_changes.restore_functions(through(kernel), made) == {
         each.address: f"{each.address}: read back otherwise: mac" for each in (ROCE, OTHER)
     }
     kernel.deaf.add((0, "IFLA_VF_VLAN"))
     again = FunctionChange(ROCE, made[0].before, setting_values_of(attrs.evolve(FULL, vlan=5)))
     with pytest.raises(AdapterError, match=r"then it could not be put back: 0000:3b:00.2: "):
-        apply.make_function_changes(through(kernel), [again])
+        function_changes.make_function_changes(through(kernel), [again])
 
 
 def test_no_device():
@@ -332,12 +336,12 @@ NEW = {"node_guid": 0, "port_guid": 0, "link_state": LinkState.DOWN}
 def test_guids_are_written_as_the_driver_takes_them(root):
     made = FunctionChange(IB, Mlx5Backend(root).read(IB), setting_values_of(GUIDS))
     assert made.before == NEW
-    assert apply.make_function_changes(lambda function: Mlx5Backend(root), [made]) == {}
+    assert function_changes.make_function_changes(lambda function: Mlx5Backend(root), [made]) == {}
     written = ("00:11:22:33:44:55:66:77", "00:11:22:33:44:55:66:88", "Follow")
     assert cards.sriov(root, PARENT, 1) == written
     untouched = (cards.NO_GUID, cards.NO_GUID, "Down")
     assert cards.sriov(root, PARENT, 0) == untouched
-    assert apply.restore_functions(lambda function: Mlx5Backend(root), [made]) == {}
+    assert function_changes.restore_functions(lambda function: Mlx5Backend(root), [made]) == {}
     assert cards.sriov(root, PARENT, 1) == untouched
 
 
@@ -346,7 +350,7 @@ def test_any_guid(root):
 
     @given(INFINIBANDS)
     def check(settings):
-        apply.make_function_changes(
+        function_changes.make_function_changes(
             lambda function: backend, [FunctionChange(IB, NEW, setting_values_of(settings))]
         )
         assert backend.read(IB) == setting_values_of(settings)
@@ -365,16 +369,16 @@ def test_broken_files(root):
     made = [FunctionChange(IB, NEW, setting_values_of(GUIDS))]
     (folder / "port").unlink()
     with pytest.raises(AdapterError, match=r"0000:5e:00.3: there is no .*/1/port"):
-        apply.make_function_changes(lambda function: Mlx5Backend(root), made)
+        function_changes.make_function_changes(lambda function: Mlx5Backend(root), made)
     (folder / "port").mkdir()
     with pytest.raises(AdapterError, match=r"0000:5e:00.3: .*"):
-        apply.make_function_changes(lambda function: Mlx5Backend(root), made)
+        function_changes.make_function_changes(lambda function: Mlx5Backend(root), made)
     (folder / "port").rmdir()
     (folder / "port").write_text("rubbish")
     (folder / "policy").write_text("rubbish")
     assert set(Mlx5Backend(root).read(IB)) == {"node_guid"}
     # What cannot be read cannot be said to be gone.
-    found = apply.restore_functions(lambda function: Mlx5Backend(root), made)
+    found = function_changes.restore_functions(lambda function: Mlx5Backend(root), made)
     assert found == {IB.address: "0000:5e:00.3: its port_guid cannot be read"}
 
 
@@ -408,14 +412,16 @@ def test_guids_are_made_read_back_and_put_back(first, settings, number):
     function = attrs.evolve(IB, index=number)
     choose = lambda function: NetlinkBackend(kernel)  # noqa: E731
     others = [dict(each) for each in kernel.functions]
-    apply.make_function_changes(choose, [FunctionChange(function, NEW, setting_values_of(first))])
+    function_changes.make_function_changes(
+        choose, [FunctionChange(function, NEW, setting_values_of(first))]
+    )
     second = FunctionChange(
         function, NetlinkBackend(kernel).read(function), setting_values_of(settings)
     )
     assert second.before == setting_values_of(first)
-    assert apply.make_function_changes(choose, [second]) == {}
+    assert function_changes.make_function_changes(choose, [second]) == {}
     assert NetlinkBackend(kernel).read(function) == setting_values_of(settings)
-    assert apply.restore_functions(choose, [second]) == {}
+    assert function_changes.restore_functions(choose, [second]) == {}
     assert NetlinkBackend(kernel).read(function) == setting_values_of(first)
     for each in {0, 1, 2} - {number}:
         assert kernel.functions[each] == others[each]
@@ -425,7 +431,7 @@ def test_a_guid_that_does_not_stick_refuses_the_start():
     kernel = InfinibandKernel()
     kernel.deaf.add((1, "port_guid"))
     with pytest.raises(AdapterError, match=r"0000:5e:00.3: read back otherwise: port_guid"):
-        apply.make_function_changes(
+        function_changes.make_function_changes(
             lambda function: NetlinkBackend(kernel),
             [FunctionChange(IB, NEW, setting_values_of(GUIDS))],
         )
@@ -438,7 +444,7 @@ def test_a_kernel_or_a_driver_without_guids():
     unable = InfinibandKernel(known=False)
     made = [FunctionChange(IB, NEW, setting_values_of(GUIDS))]
     with pytest.raises(AdapterError, match=r"0000:5e:00.3: node_guid of ib0: .*not supported"):
-        apply.make_function_changes(lambda function: NetlinkBackend(unable), made)
+        function_changes.make_function_changes(lambda function: NetlinkBackend(unable), made)
 
 
 @pytest.mark.parametrize("value", [b"", b"\x08\0\x0a\0\1\0\0\0", {"vf": 1}])

@@ -10,15 +10,15 @@ from nova_hpc.tenancy import comparison, ledger
 from nova_hpc.tenancy.comparison import add_row_proofs, confirm_ledger_by_rows
 from nova_hpc.tenancy.ledger import LedgerError, copy_of
 from nova_hpc.tenancy.owners import NovaDeviceRow, NovaDeviceRows
-from nova_hpc.tenancy.service_vm import stage
-from nova_hpc.tenancy.service_vm.stage import StagePhase
+from nova_hpc.tenancy.stage import device_stage
+from nova_hpc.tenancy.stage.device_stage import StagePhase
 from nova_hpc.wire.ledger import SOMEBODY, DeviceState, Ledger, LedgerDevice, PartitionTenancy
 from tests.unit.tenancy.hygiene_node import GPU, OTHER, make
 from tests.unit.tenancy.service_vm_world import Service, world
 
 ONE, TWO = "server-1", "server-2"
-CLEAN = stage.pass_stage(stage.make_stage_due(None, ONE, 1.0), 2.0, 3.0).dumps()
-DUE = stage.make_stage_due(None, ONE, 1.0).dumps()
+CLEAN = device_stage.pass_stage(device_stage.make_stage_due(None, ONE, 1.0), 2.0, 3.0).dumps()
+DUE = device_stage.make_stage_due(None, ONE, 1.0).dumps()
 KNOWN = LedgerDevice(proof="7 monday", stage=CLEAN)
 
 
@@ -148,7 +148,7 @@ def found(tmp_path):
 
 
 def _entry(found):
-    return stage.load_stage(found.node.ledger.device(GPU).stage)
+    return device_stage.load_stage(found.node.ledger.device(GPU).stage)
 
 
 def _lose(found):

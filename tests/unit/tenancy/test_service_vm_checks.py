@@ -11,11 +11,11 @@ import pytest
 
 from nova_hpc.tenancy.hygiene import clean_amd, clean_check, clean_nic, clean_nvidia
 from nova_hpc.tenancy.hygiene.clean_errors import UnableError, UncleanError
-from nova_hpc.tenancy.service_vm import binding, build, process
-from nova_hpc.tenancy.service_vm.archive import ArchiveError
-from nova_hpc.tenancy.service_vm.binding import BindError
-from nova_hpc.tenancy.service_vm.host import HostRunner
-from nova_hpc.tenancy.service_vm.inside import command, memory
+from nova_hpc.tenancy.stage import binding, build, process
+from nova_hpc.tenancy.stage.archive import ArchiveError
+from nova_hpc.tenancy.stage.binding import BindError
+from nova_hpc.tenancy.stage.host import HostRunner
+from nova_hpc.tenancy.stage.inside import command, memory
 from tests.unit.tenancy.hygiene_node import GPU, OTHER, make
 
 MIB = 1 << 20
@@ -159,7 +159,7 @@ def test_an_image_has_what_the_checks_need(tmp_path):
     text = gzip.decompress(target.read_bytes())
     for name in (
         *("init", "checks/scrub", "etc/x", "modules/order", "lib/nova-hpc/python"),
-        "lib/nova-hpc/nova_hpc/tenancy/service_vm/inside/command.py",
+        "lib/nova-hpc/nova_hpc/tenancy/stage/inside/command.py",
         "lib/nova-hpc/nova_hpc/__init__.py",
     ):
         assert f"{name}\0".encode() in text

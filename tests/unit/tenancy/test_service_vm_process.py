@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lxml import etree
 
-from nova_hpc.tenancy.service_vm import domain, process, report, reserve
-from nova_hpc.tenancy.service_vm.domain import ServiceVmMachine
-from nova_hpc.tenancy.service_vm.process import LateError
-from nova_hpc.tenancy.service_vm.reserve import ShortError
-from nova_hpc.tenancy.service_vm.runner import ServiceVmRunner
+from nova_hpc.tenancy.stage import domain, process, report, spare_capacity
+from nova_hpc.tenancy.stage.domain import ServiceVmMachine
+from nova_hpc.tenancy.stage.process import LateError
+from nova_hpc.tenancy.stage.runner import ServiceVmRunner
+from nova_hpc.tenancy.stage.spare_capacity import ShortError
 
 FAKE = Path(__file__).parent / "fake_libvirt"
 GPU, VF = "0000:41:00.0", "10000:e1:00.7"
@@ -94,8 +94,8 @@ def test_a_vm_that_gives_no_answer_of_this_run(host, runner, does, words):
 
 
 def test_a_libvirt_that_hangs(runner, monkeypatch):
-    monkeypatch.setattr("nova_hpc.tenancy.service_vm.runner._GRACE", 1.0)
-    monkeypatch.setattr("nova_hpc.tenancy.service_vm.runner._END", 1.0)
+    monkeypatch.setattr("nova_hpc.tenancy.stage.runner._GRACE", 1.0)
+    monkeypatch.setattr("nova_hpc.tenancy.stage.runner._END", 1.0)
     found = runner("stuck", timeout=1.0)
     outcome = found.run(VM, {GPU: "gpu"})
     assert "did not end within 2 seconds and was killed" in outcome.problem
@@ -109,9 +109,9 @@ def test_the_vm_ends_with_the_process_that_has_asked_for_it(host, runner):
         VM, ServiceVmMachine("/k", "/i"), [GPU], {0}, "a" * 32, ["memory"]
     )
     asked = {"uri": f"fake://{host}", "xml": xml, "nonce": "a" * 32, "seconds": 600}
-    argv = [sys.executable, "-s", "-m", "nova_hpc.tenancy.service_vm.attend", "run"]
+    argv = [sys.executable, "-s", "-m", "nova_hpc.tenancy.stage.attendant", "run"]
     code = (
-        "import json, sys; from nova_hpc.tenancy.service_vm import process;"
+        "import json, sys; from nova_hpc.tenancy.stage import process;"
         "process.run_stage_program(json.loads(sys.argv[1]), 600, json.loads(sys.argv[2]))"
     )
     words = [json.dumps([*argv, json.dumps(asked)]), json.dumps(environ())]
@@ -178,7 +178,7 @@ def test_a_node_without_memory_or_files_starts_nothing(host, runner):
 @given(*[st.frozensets(st.integers(0, 9))] * 3)
 def test_cpus_are_never_those_of_servers(online, dedicated, shared):
     try:
-        found = reserve.spare_cpus_of(online, dedicated, shared)
+        found = spare_capacity.spare_cpus_of(online, dedicated, shared)
     except ShortError:
         assert online <= dedicated
         return

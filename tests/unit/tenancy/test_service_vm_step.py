@@ -6,15 +6,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nova_hpc.tenancy.service_vm import stage
-from nova_hpc.tenancy.service_vm.runner import StageOutcome, StageRunner
-from nova_hpc.tenancy.service_vm.stage import (
+from nova_hpc.tenancy.stage import device_stage
+from nova_hpc.tenancy.stage.device_stage import (
     DeviceStage,
     StageAction,
     StageFacts,
     StageMode,
     StagePhase,
 )
+from nova_hpc.tenancy.stage.runner import StageOutcome, StageRunner
 from nova_hpc.wire.ledger import SOMEBODY, DeviceState
 from tests.unit.tenancy.hygiene_node import GPU, OTHER
 from tests.unit.tenancy.service_vm_world import DEVICES, Killed, Service, killed_after, world
@@ -34,7 +34,7 @@ def found(tmp_path):
 
 
 def _entry(found, address=GPU):
-    return stage.load_stage(found.node.ledger.device(address).stage)
+    return device_stage.load_stage(found.node.ledger.device(address).stage)
 
 
 def test_the_ordinary_life(found):
@@ -350,7 +350,7 @@ def test_random_histories(tmp_path_factory, steps):
     )
 )
 def test_nothing_begins_on_what_somebody_has(seen):
-    action = stage.decide_stage_action(seen)
+    action = device_stage.decide_stage_action(seen)
     if action is StageAction.BEGIN:
         assert seen.stage.phase is StagePhase.DUE
         assert not any((seen.taken, seen.mine, seen.quarantined, seen.early))
@@ -364,13 +364,17 @@ def test_nothing_begins_on_what_somebody_has(seen):
 
 
 def test_nobody_gets_a_device_that_is_being_cleaned():
-    due = stage.make_stage_due(None, ONE, 0.0)
-    assert stage.refusal_of_stage(due, ONE) is None  # its start failed, and it is tried again
-    assert stage.refusal_of_stage(due, TWO) == "it waits to be cleaned between two servers"
-    begun = stage.begin_stage(due, "vm", 1.0)
+    due = device_stage.make_stage_due(None, ONE, 0.0)
+    assert (
+        device_stage.refusal_of_stage(due, ONE) is None
+    )  # its start failed, and it is tried again
+    assert device_stage.refusal_of_stage(due, TWO) == "it waits to be cleaned between two servers"
+    begun = device_stage.begin_stage(due, "vm", 1.0)
     for server in (ONE, TWO):
-        assert stage.refusal_of_stage(begun, server) == "it is being cleaned in service VM vm"
-    assert stage.refusal_of_stage(stage.pass_stage(begun, 1.0, 2.0), TWO) is None
+        assert (
+            device_stage.refusal_of_stage(begun, server) == "it is being cleaned in service VM vm"
+        )
+    assert device_stage.refusal_of_stage(device_stage.pass_stage(begun, 1.0, 2.0), TWO) is None
 
 
 @pytest.mark.parametrize(
@@ -383,13 +387,13 @@ def test_nobody_gets_a_device_that_is_being_cleaned():
     ],
 )
 def test_a_damaged_entry_is_due(body):
-    found = stage.load_stage(body)
+    found = device_stage.load_stage(body)
     assert found.phase is StagePhase.DUE
-    assert stage.refusal_of_stage(found, ONE) is not None
+    assert device_stage.refusal_of_stage(found, ONE) is not None
 
 
 def test_what_is_written_is_read_again():
     entry = DeviceStage(StagePhase.BEGUN, ONE, "vm", 12.5, 3.25)
-    assert stage.load_stage(entry.dumps()) == entry
-    assert stage.load_stage(None) is None
+    assert device_stage.load_stage(entry.dumps()) == entry
+    assert device_stage.load_stage(None) is None
     assert attrs.evolve(entry, server=SOMEBODY).pending

@@ -8,9 +8,9 @@ import struct
 import attrs
 import pytest
 
-from nova_hpc.tenancy.peer import write
+from nova_hpc.tenancy.peer import acs_registers
+from nova_hpc.tenancy.peer.acs_registers import PeerError, PeerOutcome
 from nova_hpc.tenancy.peer.step import PeerToPeerStep
-from nova_hpc.tenancy.peer.write import PeerError, PeerOutcome
 from nova_hpc.tenancy.step import NodeView
 from nova_hpc.topology import confspace, peer, peer_wish
 from nova_hpc.topology.peer import PeerPath, PeerReason
@@ -70,7 +70,7 @@ def test_translated_is_set_and_read_back(small):
         each.address: space(small, each.address).read_bytes()
         for each in read_sysfs_node(small).functions
     }
-    found = write.apply_peer_wish(small, PeerWish.TRANSLATED)
+    found = acs_registers.apply_peer_wish(small, PeerWish.TRANSLATED)
     assert len(found.made) == PORTS
     assert (found.failed, found.lacks) == ({}, ())
     assert states(small) == {(PeerPath.SWITCH, PeerReason.ATS)}
@@ -83,7 +83,7 @@ def test_translated_is_set_and_read_back(small):
             struct.pack_into("<H", now, confspace.acs_control_at(data), 0x1D)
         assert bytes(now) == data, address
     # Again: nothing to do.
-    assert write.apply_peer_wish(small, PeerWish.TRANSLATED) == PeerOutcome()
+    assert acs_registers.apply_peer_wish(small, PeerWish.TRANSLATED) == PeerOutcome()
 
 
 def test_direct_would_join_groups_and_is_refused(small):
@@ -93,7 +93,7 @@ def test_direct_would_join_groups_and_is_refused(small):
     assert set(plan.lacks) == set(peer.find_peer_pairs(node))
     assert all("past the IOMMU" in each for each in plan.texts)
     assert len(plan.texts) == PORTS
-    found = write.apply_peer_wish(small, PeerWish.DIRECT)
+    found = acs_registers.apply_peer_wish(small, PeerWish.DIRECT)
     assert (found.made, found.lacks) == ((), plan.texts)
     assert states(small) == {(PeerPath.ROOT, PeerReason.REDIRECT)}
 
@@ -118,7 +118,7 @@ def test_direct_where_one_group_has_it_all(small):
 
 
 def test_keep_touches_nothing(small):
-    assert write.apply_peer_wish(small, PeerWish.KEEP) == PeerOutcome()
+    assert acs_registers.apply_peer_wish(small, PeerWish.KEEP) == PeerOutcome()
     assert (
         peer_wish.plan_peer_changes(read_sysfs_node(small), PeerWish.KEEP) == peer_wish.PeerPlan()
     )
@@ -143,7 +143,7 @@ def test_firmware_without_ats_is_named_with_the_command(small):
     pair = first_pair(small)
     for each in pair.functions:
         no_ats(small, each)
-    found = write.apply_peer_wish(small, PeerWish.TRANSLATED)
+    found = acs_registers.apply_peer_wish(small, PeerWish.TRANSLATED)
     assert len(found.made) == PORTS
     assert found.lacks == (
         f"{pair.adapter}: its firmware does not offer ATS: mlxconfig -d {pair.adapter} set "
@@ -151,7 +151,7 @@ def test_firmware_without_ats_is_named_with_the_command(small):
     )
     no_ats(small, pair.gpu)
     assert f"{pair.gpu}: it has no ATS, or its firmware does not offer it" in (
-        write.apply_peer_wish(small, PeerWish.TRANSLATED).lacks
+        acs_registers.apply_peer_wish(small, PeerWish.TRANSLATED).lacks
     )
 
 
@@ -167,7 +167,7 @@ def test_ports_that_cannot(small, able, does, words):
     at = confspace.acs_control_at(space(small, where).read_bytes())
     patch(small, where, at - 2, able)
     patch(small, where, at, does)
-    found = write.apply_peer_wish(small, PeerWish.TRANSLATED)
+    found = acs_registers.apply_peer_wish(small, PeerWish.TRANSLATED)
     assert len(found.made) == PORTS - 1
     assert [each for each in found.lacks if each.startswith(f"{where}: {words}")]
     assert control(small, where) == does
@@ -201,13 +201,13 @@ def test_lists_of_capabilities_that_loop(small):
         if each.acs_capability is not None and len(space(small, each.address).read_bytes()) == 4096:
             loop(small, each.address)
     assert read_sysfs_node(small).functions == before.functions
-    assert len(write.apply_peer_wish(small, PeerWish.TRANSLATED).made) == PORTS
+    assert len(acs_registers.apply_peer_wish(small, PeerWish.TRANSLATED).made) == PORTS
     # And where the list leads nowhere before the one that is looked for.
     where = peer_wish.plan_peer_changes(before, PeerWish.TRANSLATED).changes[0].port
     patch(small, where, 0x102, 0x1001)  # the first leads to itself
     assert confspace.acs_control_at(space(small, where).read_bytes()) is None
     with pytest.raises(PeerError, match=r"it has no ACS any more"):
-        write.write_acs_control(small, AcsChange(where, 0x5D, 0x1D))
+        acs_registers.write_acs_control(small, AcsChange(where, 0x5D, 0x1D))
 
 
 # -- writing ----------------------------------------------------------------------------------
@@ -217,17 +217,17 @@ def test_what_is_not_ours_is_never_written(small):
     change = peer_wish.plan_peer_changes(read_sysfs_node(small), PeerWish.TRANSLATED).changes[0]
     for after in (0x1C, 0x5F, 0x00):
         with pytest.raises(PeerError, match=r"changes bits that are not ours"):
-            write.write_acs_control(small, attrs.evolve(change, after=after))
+            acs_registers.write_acs_control(small, attrs.evolve(change, after=after))
     with pytest.raises(PeerError, match=r"has changed in the meantime"):
-        write.write_acs_control(small, attrs.evolve(change, before=0x5D, after=0x1D))
+        acs_registers.write_acs_control(small, attrs.evolve(change, before=0x5D, after=0x1D))
     with pytest.raises(PeerError, match=r"it is gone"):
-        write.write_acs_control(small, attrs.evolve(change, port="0000:ff:00.0"))
+        acs_registers.write_acs_control(small, attrs.evolve(change, port="0000:ff:00.0"))
     assert control(small, change.port) == 0x1D
 
 
 def test_a_register_that_does_not_take_it(small, monkeypatch):
     monkeypatch.setattr(os, "pwrite", lambda handle, data, offset: len(data))
-    found = write.apply_peer_wish(small, PeerWish.TRANSLATED)
+    found = acs_registers.apply_peer_wish(small, PeerWish.TRANSLATED)
     assert found.made == ()
     assert len(found.failed) == PORTS
     assert all("reads back as 0x001d, not 0x005d" in each for each in found.failed.values())
@@ -238,7 +238,7 @@ def test_a_kernel_that_forbids_it(small, monkeypatch):
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "pwrite", deny)
-    found = write.apply_peer_wish(small, PeerWish.TRANSLATED)
+    found = acs_registers.apply_peer_wish(small, PeerWish.TRANSLATED)
     assert all("cannot be written: [Errno 1]" in each for each in found.failed.values())
 
 
@@ -288,7 +288,7 @@ def test_the_inventory_says_it_of_each_pair(small):
     before = json.loads(inventory.write_inventory(read_sysfs_node(small), PeerWish.TRANSLATED))
     assert before["peer_wish"] == "translated"
     assert not any(each["as_wished"] for each in before["peer_pairs"])
-    write.apply_peer_wish(small, PeerWish.TRANSLATED)
+    acs_registers.apply_peer_wish(small, PeerWish.TRANSLATED)
     after = json.loads(inventory.write_inventory(read_sysfs_node(small), PeerWish.TRANSLATED))[
         "peer_pairs"
     ]

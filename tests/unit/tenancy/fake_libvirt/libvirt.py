@@ -11,7 +11,7 @@ import re
 import time
 from pathlib import Path
 
-from nova_hpc.tenancy.service_vm import report
+from nova_hpc.tenancy.stage import report
 
 VIR_DOMAIN_START_PAUSED = 1
 VIR_DOMAIN_START_AUTODESTROY = 2

@@ -3,7 +3,7 @@
 
 Nova's PCI tracker loses a device that is missing in ``pci_passthrough_devices``, for
 every flavor and for forced hosts; its provider in Placement stays, reserved
-(:mod:`virt_driver_patches.driver.reserve`). The one exception is a device that a server
+(:mod:`virt_driver_patches.driver.provider_reserver`). The one exception is a device that a server
 has: it stays with its server.
 """
 

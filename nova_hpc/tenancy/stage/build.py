@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make the initial RAM file system of service VMs from what a machine has.
 
-``python3 -m nova_hpc.tenancy.service_vm.build FILE`` packs a static busybox, the system's
+``python3 -m nova_hpc.tenancy.stage.build FILE`` packs a static busybox, the system's
 Python with the few modules that the checks need, this project's checks, and what the
 options add: kernel modules, the operator's programs, any other file. A few megabytes.
 """
@@ -15,16 +15,16 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from nova_hpc.tenancy.service_vm import archive
-from nova_hpc.tenancy.service_vm.archive import ArchiveError, CpioArchive
+from nova_hpc.tenancy.stage import archive
+from nova_hpc.tenancy.stage.archive import ArchiveError, CpioArchive
 
 _HERE: Final = Path(__file__).parent
 _PACKAGE: Final = _HERE.parents[1]
 #: Of this project, by their place in its package.
 _OURS: Final = (
-    "tenancy/service_vm/report.py",
-    "tenancy/service_vm/inside/command.py",
-    "tenancy/service_vm/inside/memory.py",
+    "tenancy/stage/report.py",
+    "tenancy/stage/inside/command.py",
+    "tenancy/stage/inside/memory.py",
     "tenancy/hygiene/clean_amd.py",
     "tenancy/hygiene/clean_check.py",
     "tenancy/hygiene/clean_errors.py",
@@ -140,7 +140,7 @@ def _parse_name_and_file(text: str) -> tuple[str, Path]:
 def main(arguments: list[str] | None = None) -> int:
     """Write the file; 0, or 2 after one line that says what is wrong."""
     parser = argparse.ArgumentParser(
-        prog="python3 -m nova_hpc.tenancy.service_vm.build",
+        prog="python3 -m nova_hpc.tenancy.stage.build",
         description="Make the initial RAM file system of service VMs.",
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="where to write it")

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Protocol
 
-from nova_hpc.tenancy.adapters.apply import AdapterBackend, NoBackendError
+from nova_hpc.tenancy.adapters.function_changes import AdapterBackend, NoBackendError
 from nova_hpc.tenancy.adapters.mlx5 import Mlx5Backend
 from nova_hpc.tenancy.adapters.netlink import NetlinkBackend
 from nova_hpc.tenancy.adapters.settings import (
@@ -33,7 +33,7 @@ class SettingWriter(Protocol):
     """Makes one setting where this process may not."""
 
     def __call__(self, root: Path, function: AdapterFunction, setting: AdapterSetting) -> None:
-        """See :meth:`nova_hpc.tenancy.adapters.apply.AdapterBackend.write`."""
+        """See :meth:`nova_hpc.tenancy.adapters.function_changes.AdapterBackend.write`."""
 
 
 def parent_of(node: Node, address: str) -> PciFunction | None:

@@ -11,16 +11,11 @@ from typing import Any, Final
 
 import attrs
 
-from nova_hpc.tenancy.service_vm import binding, process, report
-from nova_hpc.tenancy.service_vm.binding import BindError
-from nova_hpc.tenancy.service_vm.process import LateError
-from nova_hpc.tenancy.service_vm.runner import (
-    ProgramRun,
-    StageOutcome,
-    StageRunner,
-    problem_of_check,
-)
-from nova_hpc.tenancy.service_vm.stage import StageMode
+from nova_hpc.tenancy.stage import binding, process, report
+from nova_hpc.tenancy.stage.binding import BindError
+from nova_hpc.tenancy.stage.device_stage import StageMode
+from nova_hpc.tenancy.stage.process import LateError
+from nova_hpc.tenancy.stage.runner import ProgramRun, StageOutcome, StageRunner, problem_of_check
 from nova_hpc.topology.device import DEVICES
 
 _CHECK: Final = "nova_hpc.tenancy.hygiene.clean_check"

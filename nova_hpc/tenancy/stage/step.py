@@ -33,10 +33,10 @@ from nova_hpc.tenancy.hygiene.cleaning import DeviceCleaning
 from nova_hpc.tenancy.hygiene.records import HygieneRecords
 from nova_hpc.tenancy.ledger import LedgerError
 from nova_hpc.tenancy.owners import DeviceOwners
-from nova_hpc.tenancy.service_vm import domain, stage
-from nova_hpc.tenancy.service_vm.runner import StageOutcome, StageRunner
-from nova_hpc.tenancy.service_vm.stage import StageAction, StageFacts, StageMode, StagePhase
 from nova_hpc.tenancy.sign import HealthSign, Symptom
+from nova_hpc.tenancy.stage import device_stage, domain
+from nova_hpc.tenancy.stage.device_stage import StageAction, StageFacts, StageMode, StagePhase
+from nova_hpc.tenancy.stage.runner import StageOutcome, StageRunner
 from nova_hpc.tenancy.step import DeviceTenant, NodeView, RefusedError, TenancyStep, WithheldDevices
 from nova_hpc.topology.model import address_key
 from nova_hpc.wire.ledger import SOMEBODY, DeviceState, Ledger, LedgerDevice
@@ -117,15 +117,15 @@ class StageStep(TenancyStep):
             refused.clear()
             changed = {}
             for address, role in roles.items():
-                entry = stage.load_stage(devices[address].stage)
+                entry = device_stage.load_stage(devices[address].stage)
                 staged = self.mode(role) is not StageMode.NONE
-                refusal = stage.refusal_of_stage(entry, tenant.server)
+                refusal = device_stage.refusal_of_stage(entry, tenant.server)
                 if refusal is not None and (staged or (entry and entry.phase is StagePhase.BEGUN)):
                     refused[address] = refusal
                 elif staged:
                     changed[address] = attrs.evolve(
                         devices[address],
-                        stage=stage.make_stage_due(entry, tenant.server, wall).dumps(),
+                        stage=device_stage.make_stage_due(entry, tenant.server, wall).dumps(),
                     )
             return {} if refused else changed
 
@@ -168,10 +168,11 @@ class StageStep(TenancyStep):
         self.records.change(
             lambda ledger: {
                 address: attrs.evolve(
-                    ledger.device(address), stage=stage.make_stage_due(entry, server, wall).dumps()
+                    ledger.device(address),
+                    stage=device_stage.make_stage_due(entry, server, wall).dumps(),
                 )
                 for address in addresses
-                if (entry := stage.load_stage(ledger.device(address).stage)) is None
+                if (entry := device_stage.load_stage(ledger.device(address).stage)) is None
                 or not entry.pending
             }
         )
@@ -182,7 +183,9 @@ class StageStep(TenancyStep):
         """Nothing that a delete waits for: what is due was written down before its start."""
         with contextlib.suppress(LedgerError):
             ledger = self.records.known()
-            entries = (stage.load_stage(ledger.device(address).stage) for address in ledger.staged)
+            entries = (
+                device_stage.load_stage(ledger.device(address).stage) for address in ledger.staged
+            )
             if any(entry is not None and entry.server == server for entry in entries):
                 self._work.soon = time.monotonic() + _SOON
                 self._wake()
@@ -220,10 +223,10 @@ class StageStep(TenancyStep):
         findings = {}
         for address in ledger.staged - used:
             device = ledger.device(address)
-            entry = stage.load_stage(device.stage)
+            entry = device_stage.load_stage(device.stage)
             if entry is None or (roles.get(address, "") is not None and self._off(address, roles)):
                 continue
-            reason = stage.word_waiting_stage(entry)
+            reason = device_stage.word_waiting_stage(entry)
             if device.state is not DeviceState.OFFERED:
                 reason = f"{reason}: {device.reason}"
             findings[address] = Symptom(HealthSign.UNREADY, reason)
@@ -249,7 +252,8 @@ class StageStep(TenancyStep):
         return self.records.change(
             lambda ledger: {
                 address: attrs.evolve(
-                    ledger.device(address), stage=stage.make_stage_due(None, SOMEBODY, wall).dumps()
+                    ledger.device(address),
+                    stage=device_stage.make_stage_due(None, SOMEBODY, wall).dumps(),
                 )
                 for address in free
                 if ledger.device(address).stage is None
@@ -312,7 +316,7 @@ class StageStep(TenancyStep):
         waiting = False
         for address in sorted(ledger.staged, key=address_key):
             device = ledger.device(address)
-            entry = stage.load_stage(device.stage)
+            entry = device_stage.load_stage(device.stage)
             # What is not offered keeps its entry: it may be offered again.
             gone = address not in view.roles
             early = device.state is DeviceState.SUSPECT and not health_states.is_trial_due(
@@ -326,7 +330,7 @@ class StageStep(TenancyStep):
                 quarantined=device.state is DeviceState.QUARANTINED,
                 early=early,
             )
-            action = stage.decide_stage_action(seen)
+            action = device_stage.decide_stage_action(seen)
             waiting = waiting or seen.taken
             if not gone or action is StageAction.END:
                 actions[action].append(address)
@@ -347,7 +351,9 @@ class StageStep(TenancyStep):
         if domains.problem is not None:
             return
         ledger = self.records.known()
-        entries = (stage.load_stage(ledger.device(address).stage) for address in ledger.staged)
+        entries = (
+            device_stage.load_stage(ledger.device(address).stage) for address in ledger.staged
+        )
         holders = {entry.holder for entry in entries if entry is not None}
         runner = self.runners[StageMode.SERVICE_VM]
         left = [
@@ -373,7 +379,7 @@ class StageStep(TenancyStep):
         ledger = self.records.known()
         addresses_by_holder: dict[str, list[str]] = defaultdict(list)
         for address in addresses:
-            entry = stage.load_stage(ledger.device(address).stage)
+            entry = device_stage.load_stage(ledger.device(address).stage)
             if entry is not None:
                 addresses_by_holder[entry.holder].append(address)
         return addresses_by_holder
@@ -412,8 +418,8 @@ class StageStep(TenancyStep):
                     lambda ledger: {
                         address: attrs.evolve(
                             ledger.device(address),
-                            stage=stage.make_due_again(
-                                stage.load_stage(ledger.device(address).stage), wall
+                            stage=device_stage.make_due_again(
+                                device_stage.load_stage(ledger.device(address).stage), wall
                             ).dumps(),
                         )
                         for address in devices
@@ -472,8 +478,8 @@ class StageStep(TenancyStep):
             lambda ledger: {
                 address: attrs.evolve(
                     ledger.device(address),
-                    stage=stage.begin_stage(
-                        stage.load_stage(ledger.device(address).stage), holder, wall
+                    stage=device_stage.begin_stage(
+                        device_stage.load_stage(ledger.device(address).stage), holder, wall
                     ).dumps(),
                     server=holder,
                 )
@@ -514,15 +520,15 @@ class StageStep(TenancyStep):
         seconds: float,
         moment: Moment,
     ) -> LedgerDevice:
-        entry = stage.load_stage(device.stage)
+        entry = device_stage.load_stage(device.stage)
         last = entry.server if entry is not None and entry.server else device.last_server
         if clean and symptom is None:
-            entry_after = stage.pass_stage(entry, seconds, moment.wall)
+            entry_after = device_stage.pass_stage(entry, seconds, moment.wall)
             advanced = health_states.advance_device_state(device, (), moment, self.records.rules)
             return attrs.evolve(
                 advanced, stage=entry_after.dumps(), last_server=last, unreported=True
             )
-        entry_after = stage.make_due_again(entry, moment.wall)
+        entry_after = device_stage.make_due_again(entry, moment.wall)
         if symptom is not None:
             device = health_states.advance_device_state(
                 device, (symptom,), moment, self.records.rules

@@ -2,7 +2,7 @@
 """The program of a service VM: put each device through its checks, and say what came of it.
 
 The kernel's command line says the nonce of this run and the names of the checks. The
-devices are behind the root ports that :mod:`nova_hpc.tenancy.service_vm.domain` has made.
+devices are behind the root ports that :mod:`nova_hpc.tenancy.stage.domain` has made.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from nova_hpc.tenancy.hygiene import clean_check
 from nova_hpc.tenancy.hygiene.clean_errors import UnableError, UncleanError
-from nova_hpc.tenancy.service_vm import report
+from nova_hpc.tenancy.stage import report
 
 _DEVICES = Path("/sys/bus/pci/devices")
 _CHECKS = Path("/checks")

@@ -13,11 +13,11 @@ from typing import Any, Final, Protocol
 
 import attrs
 
-from nova_hpc.tenancy.service_vm import domain, process, report, reserve
-from nova_hpc.tenancy.service_vm.domain import ServiceVmMachine
-from nova_hpc.tenancy.service_vm.process import LateError
-from nova_hpc.tenancy.service_vm.reserve import ShortError
 from nova_hpc.tenancy.sign import HealthSign, Symptom
+from nova_hpc.tenancy.stage import domain, process, report, spare_capacity
+from nova_hpc.tenancy.stage.domain import ServiceVmMachine
+from nova_hpc.tenancy.stage.process import LateError
+from nova_hpc.tenancy.stage.spare_capacity import ShortError
 from nova_hpc.topology.cpuset import parse_list
 from nova_hpc.topology.files import FileError, FileTree
 
@@ -25,11 +25,11 @@ from nova_hpc.topology.files import FileError, FileTree
 _GRACE: Final = 20.0
 #: Seconds for libvirt to end a VM that was left.
 _END: Final = 60.0
-_ATTEND: Final = "nova_hpc.tenancy.service_vm.attend"
+_ATTEND: Final = "nova_hpc.tenancy.stage.attendant"
 
 
 class ProgramRun(Protocol):
-    """Runs a program; see :func:`nova_hpc.tenancy.service_vm.process.run_stage_program`."""
+    """Runs a program; see :func:`nova_hpc.tenancy.stage.process.run_stage_program`."""
 
     def __call__(
         self, argv: Sequence[str], timeout: float, more: Mapping[str, str] | None = None
@@ -166,9 +166,9 @@ class ServiceVmRunner(StageRunner):
 
     def _reserve(self) -> frozenset[int]:
         tree = FileTree(self.root)
-        reserve.check_spare_memory(tree.text("/proc/meminfo") or "", self.machine.memory_mib)
+        spare_capacity.check_spare_memory(tree.text("/proc/meminfo") or "", self.machine.memory_mib)
         online = parse_list(tree.text("/sys/devices/system/cpu/online") or "")
-        return reserve.spare_cpus_of(online, self.dedicated, self.shared)
+        return spare_capacity.spare_cpus_of(online, self.dedicated, self.shared)
 
     def _ask(self, what: str, asked: Mapping[str, Any], timeout: float) -> dict[str, Any]:
         argv = [sys.executable, "-s", "-m", _ATTEND, what, json.dumps(asked)]

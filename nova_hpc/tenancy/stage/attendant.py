@@ -7,7 +7,7 @@ transient and made with libvirt's *auto-destroy*: libvirt itself ends it when th
 connection closes, however this process ends. Its standard input is a pipe that only its
 parent holds open: when nova-compute is killed, the pipe closes, and this process goes.
 
-``python -m nova_hpc.tenancy.service_vm.attend run|end JSON`` writes one JSON object to its
+``python -m nova_hpc.tenancy.stage.attendant run|end JSON`` writes one JSON object to its
 standard output: ``results``, ``ended`` or ``problem``.
 """
 
@@ -21,7 +21,7 @@ import threading
 import time
 from typing import Any, Final
 
-from nova_hpc.tenancy.service_vm import report
+from nova_hpc.tenancy.stage import report
 
 #: Seconds between looks at what the console has said.
 _PAUSE: Final = 0.1
@@ -108,7 +108,7 @@ def end_service_vm(libvirt: Any, uri: str, vm: str) -> dict[str, Any]:
 
     :returns: ``{"ended": True}`` also where there is none, or ``{"problem": why}``.
     """
-    from nova_hpc.tenancy.service_vm import domain as service_domain
+    from nova_hpc.tenancy.stage import domain as service_domain
 
     connection = libvirt.open(uri)
     try:

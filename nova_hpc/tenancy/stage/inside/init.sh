@@ -7,5 +7,5 @@ mount -t proc proc /proc
 mount -t sysfs sysfs /sys
 mount -t devtmpfs dev /dev
 while read -r module; do insmod "/modules/$module"; done </modules/order
-"$(cat /lib/nova-hpc/python)" -S -m nova_hpc.tenancy.service_vm.inside.command
+"$(cat /lib/nova-hpc/python)" -S -m nova_hpc.tenancy.stage.inside.command
 poweroff -f
