@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Deeds that only root may do, for a service that is not root: by oslo.privsep.
 
-The service says which device and no more. Where ``sys`` is, where locks are kept, how long
+The service says which device and no more, of an adapter also which setting; which adapter that
+is, which number the function has there and what is written to ports of switches the daemon
+finds out by itself. Where ``sys`` is, where locks are kept, how long
 is waited and which drivers there are for devices, the daemon reads in its own
 configuration: a service that was taken over cannot have it write elsewhere.
 """
@@ -21,23 +23,35 @@ from oslo_privsep import capabilities, priv_context
 from nova_hpc import conf as hpc_conf
 from nova_hpc.tenancy import forbidden_vpd
 from nova_hpc.tenancy import holders as tenancy_holders
+from nova_hpc.tenancy.adapters import settings, virtual_functions
+from nova_hpc.tenancy.adapters.function_changes import UnsupportedError
+from nova_hpc.tenancy.adapters.settings import (
+    AdapterError,
+    AdapterFunction,
+    AdapterSetting,
+    LinkState,
+)
+from nova_hpc.tenancy.adapters.virtual_functions import AdapterBackends
 from nova_hpc.tenancy.holders import KernelHolder
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
 from nova_hpc.tenancy.hygiene.reset import HeldError, ResetError
 from nova_hpc.tenancy.ledger import LedgerFile
+from nova_hpc.tenancy.peer import acs_registers
+from nova_hpc.tenancy.peer.acs_registers import PeerOutcome
 from nova_hpc.tenancy.stage import binding
 from nova_hpc.tenancy.stage.binding import BindError
 from nova_hpc.topology import confspace, handles
 from nova_hpc.topology.device import DEVICES
 from nova_hpc.topology.files import FileError, FileTree
 from nova_hpc.topology.model import AddressError, normalise_address
+from nova_hpc.topology.peer_wish import PeerWish
 
 default = priv_context.PrivContext(
     "virt_driver_patches",
     cfg_section="nova_hpc_privileged",
     pypath=f"{__name__}.default",
     # To write "reset", to read beyond the first 64 bytes of "config", to open VFIO groups
-    # and disks, and to set virtual functions (see adapters_privileged).
+    # and disks, and to set virtual functions.
     capabilities=[
         capabilities.CAP_DAC_OVERRIDE,
         capabilities.CAP_NET_ADMIN,
@@ -51,6 +65,8 @@ _BIND: Final = 60.0
 _MOST: Final = 1 << 16
 #: Address -> drivers from which it was taken: it may go back.
 _had: Final[dict[str, set[str]]] = {}
+#: Settings with two numbers.
+_PAIRS: Final = ("vlan", "rate")
 _NO_ANSWER: Final = "the privileged helper of nova-compute does not answer ({})"
 
 
@@ -188,6 +204,39 @@ def _read_vpd_in_helper(address: str) -> tuple[bytes | None, str]:
         return None, str(error)
 
 
+@default.entrypoint
+def _write_setting_in_helper(address: str, name: str, value: object) -> tuple[bool, str] | None:
+    """Whether the driver does not know the setting, and why; None: it is made."""
+    root = read_helper_settings().root
+    try:
+        setting = settings.check_setting(name, _parse_helper_value(name, value))
+        function = virtual_functions.look_at_virtual_function(FileTree(root), address)
+        with AdapterBackends(root) as backends:
+            backends.of(function).write(function, setting)
+    except (AdapterError, AddressError) as error:
+        return isinstance(error, UnsupportedError), str(error)
+    return None
+
+
+def _parse_helper_value(name: str, value: object) -> object:
+    try:
+        if name == "link_state":
+            return LinkState(value)
+        # What carries it knows no tuples, and no numbers of 64 bits with a sign.
+        if name in _PAIRS:
+            return tuple(value)  # type: ignore[arg-type]
+        return int(str(value), 16) if name.endswith("_guid") else value
+    except (TypeError, ValueError) as error:
+        raise AdapterError(f"{str(value)[:40]!r} is no value of {name[:40]!r}") from error
+
+
+@default.entrypoint
+def _apply_wish_in_helper() -> tuple[str, list[str], dict[str, str], list[str]]:
+    own = read_helper_settings()
+    outcome = acs_registers.apply_peer_wish(own.root, PeerWish(own.peer_to_peer))
+    return own.peer_to_peer, list(outcome.made), dict(outcome.failed), list(outcome.lacks)
+
+
 # -- in the service ---------------------------------------------------------------------
 
 
@@ -257,6 +306,39 @@ def read_configs_by_helper(addresses: Sequence[str]) -> Mapping[str, bytes]:
     """Address -> configuration space, as far as it can be read."""
     configs: Mapping[str, bytes] = _read_configs_in_helper(list(addresses))
     return configs
+
+
+def write_setting_by_helper(root: Path, function: AdapterFunction, setting: AdapterSetting) -> None:
+    """As :meth:`nova_hpc.tenancy.adapters.function_changes.AdapterBackend.write`.
+
+    :param root: the daemon's own; it is not told.
+    """
+    value = setting.value
+    if isinstance(value, LinkState):
+        value = value.value
+    elif setting.name.endswith("_guid"):
+        value = f"{value:016x}"
+    try:
+        failed = _write_setting_in_helper(function.address, setting.name, value)
+    except SettingsError as error:
+        raise AdapterError(str(error)) from error
+    if failed is not None:
+        unknown, reason = failed
+        raise (UnsupportedError if unknown else AdapterError)(reason)
+
+
+def apply_wish_by_helper(root: Path, wish: PeerWish) -> PeerOutcome:
+    """As :func:`nova_hpc.tenancy.peer.acs_registers.apply_peer_wish`; an error without answer.
+
+    :param root: the daemon's own; it is not told.
+    """
+    word, made, failed, lacks = _apply_wish_in_helper()
+    if word != wish.value:
+        raise SettingsError(
+            f"the privileged helper goes by [hpc]peer_to_peer = {word}, and this service by "
+            f"{wish.value}: restart nova-compute"
+        )
+    return PeerOutcome(tuple(made), dict(failed), tuple(lacks))
 
 
 def _word_silent_helper(error: Exception) -> str:

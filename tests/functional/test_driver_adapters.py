@@ -205,7 +205,6 @@ from nova_hpc.topology import sysfs
 from nova_hpc.tenancy.adapters.step import AdapterStep
 from nova_hpc.tenancy.ledger import LedgerFile
 from virt_driver_patches import privileged
-from virt_driver_patches.driver import adapters_privileged
 
 root = Path(sys.argv[1])
 CONF = nova.conf.CONF
@@ -215,7 +214,7 @@ CONF.set_override("sysfs_root", str(root), group="hpc")
 privileged.default.start(priv_context.Method.FORK)
 privileged.expect_same_settings(CONF)
 file = LedgerFile(root / "ledger")
-write = adapters_privileged.write_setting_by_helper
+write = privileged.write_setting_by_helper
 step = AdapterStep(root, file, AddressPrefix(bytes([14])), write=write)
 node = sysfs.read_sysfs_node(root)
 print(step.give("one", node, [sys.argv[2]]).refused)
@@ -238,7 +237,7 @@ for name, value in (
     ("vlan", (4096, 0)), ("rate", (0, 1 << 32)), ("trust", 1), ("driver", "x"), ("mac", "x\\n"),
 ):
     try:
-        adapters_privileged.write_setting_by_helper(root, lies, AdapterSetting(name, value))
+        privileged.write_setting_by_helper(root, lies, AdapterSetting(name, value))
     except AdapterError as error:
         print(error)
 sys.stdout.flush()

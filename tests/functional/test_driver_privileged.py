@@ -22,7 +22,6 @@ from oslo_privsep import priv_context
 import nova.conf
 from nova_hpc import conf as hpc_conf
 from virt_driver_patches import privileged
-from virt_driver_patches.driver import adapters_privileged
 
 root = Path(sys.argv[1])
 CONF = nova.conf.CONF
@@ -93,7 +92,7 @@ for place in ("/", "../..", "../../../../etc", "{GPU}/../../../../etc", "{GPU}\\
     tell(privileged.read_vpd_by_helper, place)
     holders = sorted(privileged.find_holders_by_helper([place]))
     print(privileged.read_configs_by_helper([place]), holders)
-    tell(adapters_privileged._write_setting_in_helper, place, "mac", "0e:00:00:00:00:01")
+    tell(privileged._write_setting_in_helper, place, "mac", "0e:00:00:00:00:01")
 """
 
 

@@ -122,7 +122,7 @@ from nova_hpc import conf as hpc_conf
 from nova_hpc.topology import peer, sysfs
 from nova_hpc.topology.peer_wish import PeerWish
 from virt_driver_patches import privileged
-from virt_driver_patches.driver import peer_privileged, peer_reading
+from virt_driver_patches.driver import peer_reading
 
 import nova.conf
 hpc_conf.register_all_options(cfg.CONF)
@@ -133,14 +133,14 @@ for wish in (PeerWish.DIRECT, PeerWish.TRANSLATED, PeerWish.TRANSLATED):
     cfg.CONF.set_override("peer_to_peer", wish.value, "hpc")
     privileged.default.stop()
     privileged.default.start(priv_context.Method.FORK)
-    found = peer_privileged.apply_wish_by_helper(Path("/elsewhere"), wish)
+    found = privileged.apply_wish_by_helper(Path("/elsewhere"), wish)
     print(len(found.made), len(found.failed), len(found.lacks))
     try:
-        peer_privileged.apply_wish_by_helper(Path(sys.argv[1]), PeerWish.KEEP)
+        privileged.apply_wish_by_helper(Path(sys.argv[1]), PeerWish.KEEP)
     except privileged.SettingsError as error:
         print(error)
     try:
-        peer_privileged._apply_wish_in_helper(sys.argv[1], "direct")
+        privileged._apply_wish_in_helper(sys.argv[1], "direct")
     except TypeError as error:
         print(type(error).__name__)
 # A service that sees no registers itself has those of a server's devices read.

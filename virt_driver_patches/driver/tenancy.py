@@ -41,7 +41,6 @@ from nova_hpc.tenancy.step import DeviceTenant, NodeView, RefusedError, StepErro
 from nova_hpc.topology.peer_wish import PeerWish
 from nova_hpc.wire import tags
 from virt_driver_patches import privileged
-from virt_driver_patches.driver import adapters_privileged, peer_privileged
 from virt_driver_patches.driver import stage as cleaning
 from virt_driver_patches.driver.reading import NodeReading, ReadingSource
 from virt_driver_patches.errors import ClaimRefused, DeviceFault
@@ -314,7 +313,7 @@ def steps_of(conf: Any, source: ReadingSource) -> Iterator[TenancyStep]:
         LOG.warning("[hpc]set_adapters is off: virtual functions are left as they are")
     wish = PeerWish(conf.hpc.peer_to_peer)
     if wish is not PeerWish.KEEP:
-        make = acs_registers.apply_peer_wish if root else peer_privileged.apply_wish_by_helper
+        make = acs_registers.apply_peer_wish if root else privileged.apply_wish_by_helper
         yield PeerToPeerStep(Path(conf.hpc.sysfs_root), wish, make)
 
 
@@ -363,7 +362,7 @@ def _adapter_step_of(conf: Any, source: ReadingSource, root: bool) -> adapters.A
         ledger=source.ledger,
         prefix=prefix,
         mode=conf.hpc.set_adapters,
-        write=None if root else adapters_privileged.write_setting_by_helper,
+        write=None if root else privileged.write_setting_by_helper,
     )
 
 
