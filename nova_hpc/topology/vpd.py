@@ -7,6 +7,7 @@ so reading it is left to whoever has a deadline for it; here are bytes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 #: No VPD is longer: its address has 15 bits.
@@ -25,7 +26,18 @@ class VpdError(Exception):
 
 
 def read_vpd_keywords(data: bytes) -> dict[str, str]:
-    """The keywords of the read-only part.
+    """The keywords of the read-only part; the first of each counts.
+
+    :raises VpdError: see :func:`walk_vpd_fields`.
+    """
+    fields: dict[str, str] = {}
+    for word, value in walk_vpd_fields(data):
+        fields.setdefault(word, value.decode("ascii", "replace").strip("\0 "))
+    return fields
+
+
+def walk_vpd_fields(data: bytes) -> Iterator[tuple[str, bytes]]:
+    """Keywords and values of the read-only part, as far as *data* go.
 
     :raises VpdError: it begins as none, or ends before its own length says so.
     """
@@ -44,27 +56,25 @@ def read_vpd_keywords(data: bytes) -> dict[str, str]:
             raise VpdError("it is cut off")
         start = offset + 3
         end = start + int.from_bytes(data[offset + 1 : start], "little")
+        if tag == _READ_ONLY:
+            yield from _split_vpd_fields(data[start:end])
         if end > len(data):
             raise VpdError("it is cut off")
         if tag == _READ_ONLY:
-            return _split_vpd_fields(data[start:end])
+            break
         offset = end
-    return {}
 
 
-def _split_vpd_fields(data: bytes) -> dict[str, str]:
-    fields: dict[str, str] = {}
+def _split_vpd_fields(data: bytes) -> Iterator[tuple[str, bytes]]:
     place = 0
     while place + 3 <= len(data):
         word = data[place : place + 2].decode("ascii", "replace")
         size = data[place + 2]
-        value = data[place + 3 : place + 3 + size]
         # "RV" is a checksum and what is reserved: nothing follows.
         if word == "RV":
             break
-        fields.setdefault(word, value.decode("ascii", "replace").strip("\0 "))
+        yield word, data[place + 3 : place + 3 + size]
         place += 3 + size
-    return fields
 
 
 def manages_switches(data: bytes) -> bool:

@@ -10,6 +10,7 @@ PCI Express Base 5.0 chapter 7; counters: the kernel's
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,7 @@ from nova_hpc.topology import confspace
 from nova_hpc.topology.device import DEVICES
 from nova_hpc.topology.files import FileError, FileTree
 from nova_hpc.topology.model import PciFunction
+from nova_hpc.topology.vpd import VpdError, walk_vpd_fields
 from nova_hpc.wire import announcements, capture
 
 _HEADER: Final = 64
@@ -31,7 +33,6 @@ _MOST_CAPABILITIES: Final = 512
 _TOTAL: Final = re.compile(r"TOTAL_ERR_(?:FATAL|NONFATAL)[ \t]+(\d{1,18})", re.ASCII)
 _BOOT: Final = "/proc/sys/kernel/random/boot_id"
 _LONGEST: Final = 64
-_VPD_READ_ONLY: Final = 0x90
 _MOST_VPD: Final = 4096
 
 
@@ -249,19 +250,12 @@ def _port_suffix_of(function: PciFunction) -> str:
 
 
 def _vpd_serial(data: bytes) -> str | None:
-    """The keyword SN of the read-only vital product data (PCI Local Bus 3.0, appendix I)."""
-    offset = 0
-    while offset + 3 <= len(data) and data[offset] & 0x80:
-        length = int.from_bytes(data[offset + 1 : offset + 3], "little")
-        start, end = offset + 3, offset + 3 + length
-        if data[offset] == _VPD_READ_ONLY:
-            while start + 3 <= min(end, len(data)):
-                word, size = data[start : start + 2], data[start + 2]
-                if word == b"SN":
-                    text = data[start + 3 : start + 3 + size].decode("ascii", "replace").strip()
-                    return text if text.isprintable() and text else None
-                start += 3 + size
-        offset = end
+    """The serial number in the vital product data, of which *data* may be the beginning."""
+    with contextlib.suppress(VpdError):
+        for word, value in walk_vpd_fields(data):
+            if word == "SN":
+                text = value.decode("ascii", "replace").strip()
+                return text if text.isprintable() and text else None
     return None
 
 
