@@ -213,12 +213,7 @@ def build_map_from_graph(
     links = [
         link for link in _build_links(graph, tiers, no_leaves) if {link.lower, link.upper} <= kept
     ]
-    fabric = FabricMap(places, switches, links, name, source)
-    for text in fabric.contradictions():
-        collector.wrong(text)
-    for text in fabric.crossings():
-        collector.note(text)
-    return collector.reading(fabric)
+    return collector.checked_reading(FabricMap(places, switches, links, name, source))
 
 
 def _key_of_domain(tier: int, domain: str) -> str:

@@ -54,11 +54,7 @@ def merge_readings(readings: Sequence[FabricReading], name: str | None = None) -
         name or maps[0].name,
         ", ".join(fabric.source for fabric in maps if fabric.source),
     )
-    for text in merged.contradictions():
-        collector.wrong(text)
-    for text in merged.crossings():
-        collector.note(text)
-    return collector.reading(merged)
+    return collector.checked_reading(merged)
 
 
 def _prefix_with_source(problem: SourceProblem, source: str) -> SourceProblem:

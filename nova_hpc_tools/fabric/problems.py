@@ -49,6 +49,14 @@ class ProblemCollector:
         """Something is worth a word."""
         self.notes.append(SourceProblem(text, line))
 
+    def checked_reading(self, fabric: FabricMap) -> FabricReading:
+        """The same of a map that was just made; also what contradicts itself in it."""
+        for text in fabric.contradictions():
+            self.wrong(text)
+        for text in fabric.crossings():
+            self.note(text)
+        return self.reading(fabric)
+
     def reading(self, fabric: FabricMap) -> FabricReading:
         """All of it, in the order of the lines, with a bound on how much.
 

@@ -35,8 +35,17 @@ _MOST: Final = 64
 _Key = TypeVar("_Key", str, tuple[str, str])
 
 
+class _HpcPayload(base.NotificationPayloadBase):
+    """A payload that is made of its fields."""
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__()
+        for name, value in values.items():
+            setattr(self, name, value)
+
+
 @nova_base.NovaObjectRegistry.register_notification
-class HpcDeviceStatePayload(base.NotificationPayloadBase):
+class HpcDeviceStatePayload(_HpcPayload):
     """A device of a node, before and now."""
 
     # Version 1.0: Initial version
@@ -59,11 +68,6 @@ class HpcDeviceStatePayload(base.NotificationPayloadBase):
         "left_out": fields.IntegerField(),
     }
 
-    def __init__(self, **values: Any) -> None:
-        super().__init__()
-        for name, value in values.items():
-            setattr(self, name, value)
-
 
 @nova_base.NovaObjectRegistry.register_notification
 class HpcDeviceStateNotification(base.NotificationBase):
@@ -75,7 +79,7 @@ class HpcDeviceStateNotification(base.NotificationBase):
 
 
 @nova_base.NovaObjectRegistry.register_notification
-class HpcGuestDevicePayload(base.NotificationPayloadBase):
+class HpcGuestDevicePayload(_HpcPayload):
     """A device that a server should have, or should not."""
 
     # Version 1.0: Initial version
@@ -92,11 +96,6 @@ class HpcGuestDevicePayload(base.NotificationPayloadBase):
         # Changes of the same update of which nothing is told.
         "left_out": fields.IntegerField(),
     }
-
-    def __init__(self, **values: Any) -> None:
-        super().__init__()
-        for name, value in values.items():
-            setattr(self, name, value)
 
 
 @nova_base.NovaObjectRegistry.register_notification

@@ -82,9 +82,4 @@ class Spoken:
             for host, by_level in self._said.items()
             if not self.exclusions.leaves_out_host(host)
         ]
-        fabric = FabricMap(places, switches, links, name, source)
-        for text in fabric.contradictions():
-            self.found.wrong(text)
-        for text in fabric.crossings():
-            self.found.note(text)
-        return self.found.reading(fabric)
+        return self.found.checked_reading(FabricMap(places, switches, links, name, source))
