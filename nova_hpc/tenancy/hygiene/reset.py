@@ -19,13 +19,12 @@ import fcntl
 import os
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final
 
 from nova_hpc.tenancy import holders
+from nova_hpc.tenancy.programs import ends_in_time
 from nova_hpc.topology import handles
 from nova_hpc.topology.device import DEVICES
 from nova_hpc.topology.files import FileError, FileTree
@@ -77,11 +76,7 @@ os._exit(0)
 
 _SUFFIX: Final = ".reset"
 _GRACE: Final = 0.1
-_PAUSE: Final = 0.05
 _LONGEST: Final = 1 << 16
-
-_abandoned: list[subprocess.Popen[bytes]] = []
-_lock = threading.Lock()
 
 
 class ResetError(Exception):
@@ -103,7 +98,6 @@ def run_with_deadline(
     :returns: exit status and output.
     :raises ResetError: it did not end in time, or cannot be started.
     """
-    _reap_abandoned()
     # No pipe, and no waiting by the standard library: eventlet's own version of
     # it raises other exceptions than it says.
     with os.fdopen(os.memfd_create("output"), "w+b") as output:
@@ -119,32 +113,10 @@ def run_with_deadline(
             )
         except OSError as error:
             raise ResetError(f"cannot start {argv[0]}: {error}") from error
-        if not _has_ended_in_time(process, timeout):
-            process.kill()
-            # A process in the kernel dies only when the kernel returns.
-            if not _has_ended_in_time(process, _GRACE):
-                with _lock:
-                    _abandoned.append(process)
+        if not ends_in_time(process, timeout, _GRACE):
             raise ResetError(_NO_ANSWER.format(timeout))
         output.seek(0)
         return process.returncode, output.read(_LONGEST).decode("utf-8", "replace")
-
-
-def _has_ended_in_time(process: subprocess.Popen[bytes], patience: float) -> bool:
-    deadline = time.monotonic() + patience
-    pause = 0.001
-    while process.poll() is None:
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(pause)
-        pause = min(2 * pause, _PAUSE)
-    return True
-
-
-def _reap_abandoned() -> None:
-    """Collect what was left behind and has ended since."""
-    with _lock:
-        _abandoned[:] = [process for process in _abandoned if process.poll() is None]
 
 
 def list_busy_resets(*folders: Path) -> frozenset[str]:

@@ -11,18 +11,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-_GRACE: Final = 2.0
-_PAUSE: Final = 0.05
-_LONGEST: Final = 1 << 20
+from nova_hpc.tenancy.programs import ends_in_time
 
-#: Killed, and not dead yet: in the kernel.
-_abandoned: list[subprocess.Popen[bytes]] = []
-_lock = threading.Lock()
+_GRACE: Final = 2.0
+_LONGEST: Final = 1 << 20
 
 
 class LateError(Exception):
@@ -40,8 +35,6 @@ def run_stage_program(
     :returns: what it has written to its standard output.
     :raises LateError: it did not end in time, ended badly, or cannot be started.
     """
-    with _lock:
-        _abandoned[:] = [former for former in _abandoned if former.poll() is None]
     reading, writing = os.pipe()
     environ = {
         "PATH": os.environ.get("PATH", os.defpath),
@@ -64,11 +57,7 @@ def run_stage_program(
                 raise LateError(f"cannot start {argv[0]}: {error.strerror}") from error
             finally:
                 os.close(reading)
-            if not _is_over_in_time(process, timeout):
-                process.kill()
-                if not _is_over_in_time(process, _GRACE):
-                    with _lock:
-                        _abandoned.append(process)
+            if not ends_in_time(process, timeout, _GRACE):
                 raise LateError(f"it did not end within {timeout:g} seconds and was killed")
             if process.returncode < 0:
                 raise LateError(f"it was killed by signal {-process.returncode}")
@@ -78,14 +67,3 @@ def run_stage_program(
             return answer.read(_LONGEST).decode("utf-8", "replace")
     finally:
         os.close(writing)
-
-
-def _is_over_in_time(process: subprocess.Popen[bytes], patience: float) -> bool:
-    deadline = time.monotonic() + patience
-    pause = 0.001
-    while process.poll() is None:
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(pause)
-        pause = min(2 * pause, _PAUSE)
-    return True

@@ -92,7 +92,7 @@ DURABLE: Final = {
     "nova_hpc.tenancy.ledger:_replace_file": "file {0}",
     # The write itself is another process's: it may outlive this one.
     "nova_hpc.tenancy.hygiene.reset:reset_device": "reset a device",
-    "nova_hpc.tenancy.hygiene.reset:_has_ended_in_time": "a device is being reset",
+    "nova_hpc.tenancy.hygiene.reset:ends_in_time": "a device is being reset",
     f"{_LIBVIRT}.delete_instance_files": "files of the instance",
     "nova.scheduler.client.report:SchedulerReportClient.put": "Placement: PUT {1}",
     "nova.scheduler.client.report:SchedulerReportClient.post": "Placement: POST {1}",

@@ -129,18 +129,18 @@ class ServiceVms:
                 **{**options, "uri": f"fake://{self.folder}", "execute": self.execute}
             )
 
-        plain = process._is_over_in_time
+        plain = process.ends_in_time
 
-        def ended(child: subprocess.Popen[bytes], patience: float) -> bool:
+        def ended(child: subprocess.Popen[bytes], patience: float, grace: float) -> bool:
             if not (self.folder / "go").exists():
                 end = time.monotonic() + _SOON
                 while child.poll() is None and not self.devices() and time.monotonic() < end:
                     time.sleep(0.01)
                 AGENT.step("a service VM has the devices")
                 (self.folder / "go").touch()
-            return plain(child, patience)
+            return plain(child, patience, grace)
 
-        process._is_over_in_time = ended
+        process.ends_in_time = ended
         stage.ServiceVmRunner = service  # type: ignore[assignment,misc]
         stage.StageStep = functools.partial(  # type: ignore[assignment,misc]
             StageStep, spawn=lambda attend: None

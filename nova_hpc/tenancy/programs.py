@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs that may never end: waited for so long, then killed or left behind."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from typing import Final
+
+_PAUSE: Final = 0.05
+
+#: Killed, and not dead yet: in the kernel.
+_abandoned: list[subprocess.Popen[bytes]] = []
+_lock = threading.Lock()
+
+
+def ends_in_time(process: subprocess.Popen[bytes], timeout: float, grace: float) -> bool:
+    """Whether a program ends by itself; otherwise it is killed.
+
+    :param timeout: seconds.
+    :param grace: seconds to die. A process in the kernel dies only when the kernel returns:
+        it is left behind, and collected by a later call.
+    """
+    with _lock:
+        _abandoned[:] = [former for former in _abandoned if former.poll() is None]
+    if _has_ended(process, timeout):
+        return True
+    process.kill()
+    if not _has_ended(process, grace):
+        with _lock:
+            _abandoned.append(process)
+    return False
+
+
+def _has_ended(process: subprocess.Popen[bytes], patience: float) -> bool:
+    deadline = time.monotonic() + patience
+    pause = 0.001
+    while process.poll() is None:
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(pause)
+        pause = min(2 * pause, _PAUSE)
+    return True
