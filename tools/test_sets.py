@@ -93,7 +93,9 @@ _OURS: Final = ("python", "-m", "pytest", *_TRIES, "--durations", "8", "tests/fu
 _NOT_SLOW: Final = ("-m", "not slow")
 _NOT_LONG: Final = ("-m", "not long and not slow")
 #: About half of the unit tests; the quick set has a process for these and one for the rest.
-_NODES: Final = ("tests/unit/cli", "tests/unit/lab", "tests/unit/tenancy")
+_NODES: Final = tuple(
+    f"tests/unit/{room}" for room in ("adopt", "commands", "device", "doctor", "lab", "tenancy")
+)
 _NOT_NODES: Final = tuple(f"--ignore={each}" for each in _NODES)
 #: Of the functional tests: what another release of Nova can break.
 _WRAPS_NOVA: Final = (*_NOT_SLOW, "-k", "contract or patches or errors or reader")

@@ -31,7 +31,7 @@ from nova_hpc.topology import lstopo, roles, sysfs
 from nova_hpc.wire import tags
 from nova_hpc_tools.adopt import configured, declaration, device_spec, settings, spec_entries
 from tests.nodes.catalogue import NODES
-from tests.unit.offer.machines import ROLES, adapter, gpu, machines, node
+from tests.unit.adopt.machines import ROLES, adapter, gpu, machines, node
 
 CONF = nova.conf.CONF
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``nova-hpc doctor --part cloud``: faults made in Placement and Nova, found, and cured as it says.
 
-The rows of the documentation's table are in :data:`tests.unit.cli.doctor_faults.CLOUD`.
+The rows of the documentation's table are in :data:`tests.unit.doctor.doctor_faults.CLOUD`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from nova_hpc_tools.readers import records
 from nova_hpc_tools.snapshot import cloud_readers
 from tests.functional import base, fixtures
 from tests.functional.reserve_base import ADAPTER, FIRST, NEAR, PF, TWO, ReserveTest
-from tests.unit.cli import doctor_faults
+from tests.unit.doctor import doctor_faults
 
 CONF = cfg.CONF
 LEAVES = {"alpha": "leaf1", "beta": "leaf1", "gamma": "leaf1"}

@@ -17,7 +17,7 @@ from nova_hpc.topology import sysfs
 from nova_hpc_tools.adopt import identity, nova_rules, replacement, spec_entries
 from nova_hpc_tools.adopt.nova_rules import PciSettings
 from nova_hpc_tools.readers import pci_settings
-from tests.unit.offer.machines import adapter, gpu, machines, node
+from tests.unit.adopt.machines import adapter, gpu, machines, node
 
 several = hypothesis_settings(
     deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

@@ -12,7 +12,7 @@ from oslo_config import cfg
 from oslo_limit import opts as limit_opts
 from placement.conf import opts as placement_opts
 
-from tests.unit.cli import pages
+from tests.unit.commands import pages
 
 
 def everything(*lists):

@@ -17,7 +17,7 @@ from nova_hpc.topology.model import NumaNode
 from nova_hpc_tools.adopt import device_spec, include_files, settings
 from nova_hpc_tools.adopt.declaration import Declaration
 from nova_hpc_tools.adopt.identity import Form
-from tests.unit.offer.machines import adapter, gpu, node
+from tests.unit.adopt.machines import adapter, gpu, node
 
 ETC = Path(__file__).resolve().parents[2] / "etc"
 

@@ -18,7 +18,7 @@ from nova_hpc_tools.cloud.explain.model import FlavorQuestion, FlavorReport
 from nova_hpc_tools.cloud.explain.server_report import explain_server
 from nova_hpc_tools.snapshot import SnapshotDevice, SnapshotError, SnapshotNode
 from nova_hpc_tools.snapshot.direct_ports import DirectPorts, PortAdapter
-from tests.unit.cloud import clouds
+from tests.unit.snapshot import clouds
 
 
 def ask(*hosts: SnapshotNode, servers=(), flavor=None, **question) -> FlavorReport:

@@ -15,7 +15,7 @@ from nova_hpc_tools.fabric import nova_aggregates
 from nova_hpc_tools.main import main
 from nova_hpc_tools.snapshot import SnapshotError
 from nova_hpc_tools.snapshot import document as snapshot_document
-from tests.unit.cloud import clouds
+from tests.unit.snapshot import clouds
 
 
 def host(gpus=(2, 2, 2, 2), vfs=True, cpus=34, pages=1000, name="node7", **more):

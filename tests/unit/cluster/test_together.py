@@ -20,8 +20,8 @@ from nova_hpc_tools.main import main
 from nova_hpc_tools.snapshot import document as snapshot_document
 from nova_hpc_tools.snapshot.group_fleet import GroupLine
 from nova_hpc_tools.snapshot.unplaced_requests import UnplacedRequest
-from tests.unit.cloud import clouds
 from tests.unit.cluster.plan.test_capacity import synced
+from tests.unit.snapshot import clouds
 
 LEAF = FabricLevel.LEAF
 GROUP = "6f9a5d3e-1111-4222-8333-444455556666"

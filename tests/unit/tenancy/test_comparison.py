@@ -14,7 +14,7 @@ from nova_hpc.tenancy.stage import device_stage
 from nova_hpc.tenancy.stage.device_stage import StagePhase
 from nova_hpc.wire.ledger import SOMEBODY, DeviceState, Ledger, LedgerDevice, PartitionTenancy
 from tests.unit.tenancy.hygiene_node import GPU, OTHER, make
-from tests.unit.tenancy.service_vm_world import Service, world
+from tests.unit.tenancy.stage_world import Service, world
 
 ONE, TWO = "server-1", "server-2"
 CLEAN = device_stage.pass_stage(device_stage.make_stage_due(None, ONE, 1.0), 2.0, 3.0).dumps()

@@ -12,7 +12,7 @@ from nova_hpc.tenancy.hygiene.cleaner import (
     NvidiaGpu,
     check_gpu_memory,
 )
-from tests.unit.offer.machines import gpu
+from tests.unit.adopt.machines import gpu
 
 ADDRESS = "0000:41:00.0"
 

@@ -10,7 +10,7 @@ from nova_hpc.topology import nvlink as tags
 from nova_hpc.topology import roles
 from nova_hpc_tools.adopt import device_spec
 from nova_hpc_tools.adopt.declaration import Declaration
-from tests.unit.offer.machines import adapter, gpu, node
+from tests.unit.adopt.machines import adapter, gpu, node
 
 ROLES = roles.parse_roles(
     [

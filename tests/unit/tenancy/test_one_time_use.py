@@ -3,7 +3,7 @@ import pytest
 
 from nova_hpc_tools.adopt import device_spec
 from nova_hpc_tools.adopt.declaration import Declaration, DeclarationError
-from tests.unit.offer.machines import ROLES, adapter, gpu, node
+from tests.unit.adopt.machines import ROLES, adapter, gpu, node
 
 GPU = "0000:41:00.0"
 NODE = node(gpu(GPU, group=1), *adapter("0000:42:00.0", ["0000:42:00.1"], [2]))

@@ -158,20 +158,20 @@ def test_changes_that_begin_alike_are_two():
 
 def test_what_vpd_has_said_is_kept_as_a_sign(tmp_path):
     """Beside the ledger, for both releases: the one before wrote a sentence there."""
-    from tests.unit.tenancy import test_never
+    from tests.unit.tenancy import test_forbidden
 
     node = make(tmp_path, GPU)
-    node.add(test_never.PF)
+    node.add(test_forbidden.PF)
     for name, text in {"vendor": "0x15b3", "device": "0x1021", "class": "0x020700"}.items():
-        node.write(test_never.PF, name, text)
-    node.config(test_never.PF, vendor=0x15B3, device=0x1021)
-    view = test_never.view(node)
-    step = test_never.step(node, lambda address: test_never.MANAGER)
-    assert step.reasons(view, [test_never.PF]).keys() == {test_never.PF}
+        node.write(test_forbidden.PF, name, text)
+    node.config(test_forbidden.PF, vendor=0x15B3, device=0x1021)
+    view = test_forbidden.view(node)
+    step = test_forbidden.step(node, lambda address: test_forbidden.MANAGER)
+    assert step.reasons(view, [test_forbidden.PF]).keys() == {test_forbidden.PF}
     kept = json.loads((node.root / "vpd").read_text())
-    assert kept == {"boot": "first", "known": {test_never.PF: "never"}}
+    assert kept == {"boot": "first", "known": {test_forbidden.PF: "never"}}
     for said in ("NVSwitches are managed by it", "nobody knows of this sentence", "never"):
-        (node.root / "vpd").write_text(json.dumps({**kept, "known": {test_never.PF: said}}))
-        again = test_never.step(node, lambda address: None)
+        (node.root / "vpd").write_text(json.dumps({**kept, "known": {test_forbidden.PF: said}}))
+        again = test_forbidden.step(node, lambda address: None)
         again.begin(view)
-        assert again.reasons(view, [test_never.PF]).keys() == {test_never.PF}
+        assert again.reasons(view, [test_forbidden.PF]).keys() == {test_forbidden.PF}

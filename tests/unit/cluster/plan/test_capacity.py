@@ -23,8 +23,8 @@ from nova_hpc_tools.cluster.capacity import count_clusters_by_level
 from nova_hpc_tools.main import main
 from nova_hpc_tools.snapshot import Snapshot, SnapshotError, cloud_readers
 from nova_hpc_tools.snapshot import document as snapshot_document
-from tests.unit.cloud import clouds
 from tests.unit.cluster.plan.fabrics import Case, cases
+from tests.unit.snapshot import clouds
 
 free = st.lists(st.integers(0, 4), min_size=1, max_size=4)
 

@@ -1,0 +1,505 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``nova-hpc prepare``: what a host does at its start, written, repeated, removed."""
+
+import dataclasses
+import json
+import re
+import shutil
+import stat
+import subprocess
+
+import pytest
+
+from nova_hpc.topology import sysfs
+from nova_hpc.topology.vfio import Vfio
+from nova_hpc_tools.adopt import host_files, spec_entries
+from nova_hpc_tools.doctor.command import Doctor
+from nova_hpc_tools.main import main
+from tests.nodes.catalogue import NODES
+from tests.nodes.write import write
+from tests.unit.adopt.booting import Booting, kernel_places
+from tests.unit.node_files import put
+
+GPU, PF, VF = "0000:18:00.0", "0000:19:00.0", "0000:19:00.1"
+UDEV = host_files.UDEV
+
+
+@pytest.fixture
+def debian(tmp_path):
+    """The root of a host with GRUB and initramfs-tools."""
+    root = tmp_path / "root"
+    for name in ("etc/initramfs-tools", "etc/default/grub.d"):
+        (root / name).mkdir(parents=True)
+    (root / "etc/default/grub").touch()
+    return root
+
+
+@pytest.fixture
+def prepare(machine, at_home, capsys):
+    put(machine, "/proc/cpuinfo", "processor : 0\nvendor_id : AuthenticAMD")
+    put(machine, "/sys/firmware/acpi/tables/IVRS", "IVRS")
+
+    def run(*words, root=machine):
+        mine = ["prepare", "--root", root]
+        declaration = at_home.folder / "node.yaml"
+        if root == machine and declaration.exists():
+            mine += ["--declaration", declaration]
+        status = main(list(map(str, [*mine, *words])))
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    run.configure = at_home
+    return run
+
+
+def state(root):
+    return {
+        str(path.relative_to(root)): (path.read_text(), stat.S_IMODE(path.stat().st_mode))
+        for path in root.rglob("*")
+        if path.is_file()
+    }
+
+
+def declared(prepare, *words):
+    status, _, err = prepare.configure(*words)
+    assert status == 0, err
+
+
+def rules(text):
+    """udev's rules as sets of their terms."""
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return [frozenset(line.split(", ")) for line in lines]
+
+
+def test_what_a_host_gets(prepare, debian):
+    declared(prepare, "--vfs", f"{PF}=4", "--hugepages", "1G=6", "--hugepages", "2M=100")
+    status, out, err = prepare("--write", debian)
+    assert (status, err) == (0, "")
+    files = {name: text for name, (text, _) in state(debian).items()}
+    assert "Run now: update-grub\nRun now: update-initramfs -u -k all\nThen restart" in out
+    assert (
+        'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX iommu=pt hugepagesz=2M hugepages=100 '
+        in (files[host_files.GRUB])
+    )
+    assert 'hugepagesz=1G hugepages=6"' in files[host_files.GRUB]
+    assert files[host_files.MODULES].splitlines()[1:] == ["vfio-pci", "vfio_iommu_type1"]
+    pool = "/sys/devices/system/node/node0/hugepages/hugepages"
+    assert files[host_files.TMPFILES].splitlines()[2:] == [
+        f"w {pool}-2048kB/nr_hugepages - - - - 100",
+        f"w {pool}-1048576kB/nr_hugepages - - - - 6",
+    ]
+    override = 'ATTR{driver_override}="vfio-pci"'
+    probe = 'ATTR{[subsystem/pci]drivers_probe}="$kernel"'
+    # The GPU and the virtual functions are overridden, the adapter itself never.
+    assert rules(files[UDEV]) == [
+        {'ACTION=="add"', 'SUBSYSTEM=="pci"', f'KERNEL=="{GPU}"', override, probe},
+        {
+            'ACTION=="bind"',
+            'SUBSYSTEM=="pci"',
+            f'KERNEL=="{GPU}"',
+            'DRIVER!="vfio-pci"',
+            override,
+            'ATTR{driver/unbind}="$kernel"',
+            probe,
+        },
+        {
+            'ACTION=="add"',
+            'SUBSYSTEM=="net|infiniband"',
+            f'KERNELS=="{PF}"',
+            'ATTR{device/sriov_drivers_autoprobe}="0"',
+            'ATTR{device/sriov_numvfs}="4"',
+        },
+        {
+            'ACTION=="add|bind"',
+            'SUBSYSTEM=="pci"',
+            f'KERNEL=="{PF}"',
+            'DRIVER=="?*"',
+            'ATTR{sriov_drivers_autoprobe}="0"',
+            'ATTR{sriov_numvfs}="4"',
+        },
+        {
+            'ACTION=="add"',
+            'SUBSYSTEM=="pci"',
+            f'ATTR{{physfn/uevent}}=="*PCI_SLOT_NAME={PF}*"',
+            override,
+            probe,
+        },
+    ]
+    for name in (host_files.HOOK, host_files.SCRIPT):
+        assert (debian / name).stat().st_mode & 0o111 == 0o111
+        subprocess.run(["sh", "-n", debian / name], check=True)
+        assert subprocess.run([debian / name, "prereqs"], capture_output=True).stdout == b""
+    assert f"/sys/bus/pci/devices/{GPU}/driver_override" in files[host_files.SCRIPT]
+    assert PF not in files[host_files.SCRIPT]
+
+
+def test_a_second_run_changes_nothing_and_remove_leaves_nothing(prepare, debian):
+    before = state(debian)
+    declared(prepare, "--vfs", f"{PF}=1", "--hugepages", "1G=1")
+    first = prepare("--write", debian, "--dry-run")
+    assert "Nothing written" in first[1]
+    assert state(debian) == before
+    prepare("--write", debian)
+    written = state(debian)
+    assert prepare("--write", debian) == (0, "Nothing to do.\n", "")
+    assert state(debian) == written
+    status, out, _ = prepare("--write", debian, "--remove")
+    assert status == 0
+    assert "Run now: update-initramfs" in out
+    assert state(debian) == before
+
+
+def test_what_is_needed_no_more_is_removed(prepare, debian):
+    declared(prepare, "--vfs", f"{PF}=1", "--hugepages", "1G=1")
+    prepare("--write", debian)
+    assert host_files.TMPFILES in state(debian)
+    path = prepare.configure.folder / "node.yaml"
+    path.write_text(path.read_text().replace("hugepages:\n  1G: 1\n", ""))
+    prepare("--write", debian)
+    assert host_files.TMPFILES not in state(debian)
+    assert "hugepages" not in (debian / host_files.GRUB).read_text()
+
+
+def test_a_file_of_somebody_else_is_not_touched(prepare, debian):
+    put(debian, f"/{host_files.MODULES}", "mine")
+    before = state(debian)
+    status, out, err = prepare("--write", debian)
+    assert (status, out.count("Wrote")) == (2, 0)
+    assert "was not written by this command: move it away" in err
+    assert state(debian) == before
+    assert prepare("--write", debian, "--remove")[0] == 0
+    assert state(debian) == before
+
+
+def test_an_adapter_of_which_nothing_is_said_keeps_its_driver(prepare, machine, debian):
+    (machine / "sys/bus/pci/devices" / VF).unlink()
+    (machine / f"sys/devices/pci0000:17/{PF}/virtfn0").unlink()
+    status, out, _ = prepare("--write", debian)
+    assert status == 0
+    assert f"# {PF}: nobody has said whether it is given whole" in out
+    assert PF not in (debian / UDEV).read_text()
+    # By its role, before there is any virtual function to be seen.
+    put(machine, f"/sys/devices/pci0000:17/{PF}/sriov_vf_device", "101e")
+    declared(prepare, "--vfs", "pf=3")
+    prepare("--write", debian)
+    assert 'sriov_numvfs}="3"' in (debian / UDEV).read_text()
+    assert "physfn/uevent" in (debian / UDEV).read_text()
+    # Whole: it is bound itself.
+    path = prepare.configure.folder / "node.yaml"
+    path.write_text(path.read_text().replace("vfs:\n  pf: 3\n", ""))
+    declared(prepare, "--whole-pf", PF)
+    prepare("--write", debian)
+    text = (debian / UDEV).read_text()
+    assert "sriov" not in text
+    assert f'KERNEL=="{PF}"' in text
+
+
+def test_more_than_the_adapter_can_have_is_said_and_not_done(prepare, debian):
+    declared(prepare, "--vfs", f"{PF}=9")
+    _, out, _ = prepare("--write", debian)
+    assert f"{PF}: 9 virtual functions are declared, and it can have 8" in out
+    assert PF not in (debian / UDEV).read_text()
+
+
+def test_those_for_ports_keep_their_driver(prepare, debian):
+    declared(prepare, "--vfs", f"{PF}=2", "--physical-network", "vf=physnet1")
+    prepare("--write", debian)
+    text = (debian / UDEV).read_text()
+    assert 'sriov_numvfs}="2"' in text
+    assert "autoprobe" not in text
+    assert "physfn" not in text
+
+
+def test_left_out_is_left_alone(prepare, debian):
+    declared(prepare, "--leave-out", GPU, "--leave-out", PF)
+    _, out, _ = prepare("--write", debian)
+    assert "nothing is to be prepared" in out
+    assert UDEV not in state(debian)
+
+
+def test_the_sound_of_a_gpu_goes_with_it(prepare, machine, debian):
+    sound = "0000:18:00.1"
+    folder = f"/sys/devices/pci0000:17/{sound}"
+    for name, text in (("vendor", "0x10de"), ("device", "0x22f0"), ("class", "0x040300")):
+        put(machine, f"{folder}/{name}", text)
+    (machine / "sys/bus/pci/devices" / sound).symlink_to(f"../../../devices/pci0000:17/{sound}")
+    prepare("--write", debian)
+    assert sound not in (debian / UDEV).read_text()
+    for address in (GPU, sound):
+        group = machine / "sys/kernel/iommu_groups/7/devices"
+        group.mkdir(parents=True, exist_ok=True)
+        (group / address).symlink_to(f"../../../../devices/pci0000:17/{address}")
+        link = machine / f"sys/devices/pci0000:17/{address}/iommu_group"
+        link.symlink_to("../../../kernel/iommu_groups/7")
+    prepare("--write", debian)
+    assert sound in (debian / UDEV).read_text()
+
+
+def test_memory_of_a_node_without_cpus_is_not_counted(prepare, machine, debian):
+    put(machine, "/sys/devices/system/node/online", "0-1")
+    put(machine, "/sys/devices/system/node/node1/cpulist", "")
+    put(machine, "/sys/devices/system/node/node1/meminfo", "Node 1 MemTotal: 1048576 kB")
+    declared(prepare, "--hugepages", "1G=5")
+    prepare("--write", debian)
+    assert "hugepages=0:5" in (debian / host_files.GRUB).read_text()
+
+
+@pytest.mark.parametrize(
+    ("table", "vendor", "words"),
+    [
+        ("DMAR", "AuthenticAMD", "intel_iommu=on iommu=pt"),  # what the firmware says counts
+        (None, "AuthenticAMD", "iommu=pt"),
+        (None, "GenuineIntel", "intel_iommu=on iommu=pt"),
+        (None, None, "intel_iommu=on iommu=pt"),
+        ("IORT", None, "iommu.passthrough=1"),
+    ],
+)
+def test_the_word_that_switches_the_iommu_on(prepare, machine, debian, table, vendor, words):
+    (machine / "sys/firmware/acpi/tables/IVRS").unlink()
+    (machine / "proc/cpuinfo").unlink()
+    if table:
+        put(machine, f"/sys/firmware/acpi/tables/{table}", table)
+    if vendor:
+        put(machine, "/proc/cpuinfo", f"vendor_id : {vendor}")
+    prepare("--write", debian)
+    (line,) = re.findall(r'LINUX (.*)"', (debian / host_files.GRUB).read_text())
+    assert line == words
+
+
+def test_grubby_and_dracut(prepare, tmp_path):
+    root = tmp_path / "rocky"
+    for name in ("etc/dracut.conf.d", "usr/sbin"):
+        (root / name).mkdir(parents=True)
+    (root / "usr/sbin/grubby").touch()
+    _, out, _ = prepare("--write", root)
+    assert "Run now: grubby --update-kernel=ALL --args=iommu=pt\n" in out
+    assert "Run now: dracut --force --regenerate-all\n" in out
+    assert f"/{UDEV}" in (root / host_files.DRACUT).read_text()
+    assert not (root / "etc/default").exists()
+
+
+def test_what_was_said_of_the_boot_is_remembered(prepare, tmp_path):
+    root = tmp_path / "root"
+    (root / "etc").mkdir(parents=True)
+    prepare("--write", root, "--boot-loader", "grub", "--initramfs", "dracut")
+    assert (root / host_files.GRUB).exists()
+    assert prepare("--write", root)[1].endswith("Nothing to do.\n")
+
+
+def test_bad_words(prepare, tmp_path):
+    assert prepare("--dry-run")[0] == 2
+    status, _, err = prepare("--write", tmp_path / "typo")
+    assert status == 2
+    assert "name the root of the host" in err
+    assert not (tmp_path / "typo").exists()
+
+
+def test_without_write_the_files_are_shown(prepare):
+    status, out, _ = prepare("--boot-loader", "grub", "--initramfs", "dracut")
+    assert status == 0
+    assert f"### /{UDEV}\n{host_files.MARKER}\n" in out
+    rows = json.loads(prepare("-f", "json")[1])
+    assert [row["File"] for row in rows] == [
+        f"/{name}" for name in (UDEV, host_files.MODULES, host_files.SYSCTL)
+    ]
+
+
+def test_doctor_knows_when_the_host_has_drifted(prepare, machine, debian, capsys):
+    def found():
+        command = Doctor(None, None)
+        words = ["--root", machine, "--declaration", prepare.configure.folder / "node.yaml"]
+        parser = command.get_parser("nova-hpc doctor")
+        command.run(parser.parse_args([*map(str, words), "-f", "json"]))
+        answer = json.loads(capsys.readouterr().out)["findings"]
+        return [each["seen"] for each in answer if each["check"] == "prepare-drift"]
+
+    shutil.copytree(debian, machine, dirs_exist_ok=True)
+    declared(prepare, "--vfs", f"{PF}=1", "--hugepages", "1G=1")
+    assert found() == []  # it is prepared by other means
+    prepare("--write", machine)
+    assert found() == []
+    declared(prepare, "--vfs", f"{PF}=2")
+    (said,) = found()
+    assert f"/{UDEV}" in said
+    prepare("--write", machine)
+    assert found() == []
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_no_adapter_of_the_host_loses_its_driver(prepare, synthetic, debian, name):
+    """On every synthetic node only what is offered is bound, and a second run does nothing."""
+    root = synthetic(name)
+    node = sysfs.read_sysfs_node(root)
+    status, _, err = prepare("--write", debian, root=root)
+    if not node.functions:
+        assert status == 2
+        return
+    assert status == 0, err
+    text = (debian / UDEV).read_text() if (debian / UDEV).exists() else ""
+    bound = set(re.findall(r'KERNEL=="([^"]+)", ATTR\{driver_override', text))
+    for each in node.functions:
+        if each.virtual_functions or each.is_bridge or each.physical_function:
+            assert each.address not in bound
+    assert "Nothing to do." in prepare("--write", debian, root=root)[1]
+
+
+# --- function by function -------------------------------------------------------------
+
+
+def bond(root, *addresses):
+    """Make virtual functions part of the host's bond."""
+    for number, address in enumerate(addresses):
+        folder = (root / "sys/bus/pci/devices" / address).resolve()
+        driver = folder / "driver"
+        driver.unlink(missing_ok=True)
+        shutil.rmtree(folder / "vfio-dev", ignore_errors=True)
+        driver.symlink_to("../../../../bus/pci/drivers/mlx5_core")
+        name = f"eth{number}"
+        put(folder, f"net/{name}/flags", "0x1903")
+        put(folder, f"net/{name}/type", "1")
+        put(folder, f"net/{name}/upper_bond0/address", "02:00:00:00:00:01")
+
+
+def started(files, root):
+    """The host after a start with the files."""
+    texts = {name: text for name, (text, _) in files.items()}
+    node = sysfs.read_sysfs_node(root)
+    return Booting(node, kernel_places(node), texts, early=True).run()
+
+
+@pytest.fixture
+def both(prepare, tmp_path):
+    """Runs configure with words and then prepare, on a node that may be changed."""
+
+    def run(root, debian, *words):
+        status, _, err = prepare.configure("--root", root, *words)
+        assert status == 0, err
+        declaration = prepare.configure.folder / "node.yaml"
+        said = ["--declaration", declaration] if declaration.exists() else []
+        status, out, more = prepare("--write", debian, *said, root=root)
+        assert (status, more) == (0, "")
+        return started(state(debian), root), err, out
+
+    return run
+
+
+def test_the_hosts_bond_keeps_its_virtual_functions(both, debian, tmp_path):
+    """Two of four are part of a bond: configure leaves them out, and so does the start."""
+    root = write(NODES["two-socket"], tmp_path / "node")
+    mine, others = ["0000:b1:00.2", "0000:b1:00.3"], ["0000:b1:00.4", "0000:b1:00.5"]
+    bond(root, *others)
+    host, said, _ = both(root, debian)
+    for each in others:
+        assert f"Not offered: {each} (ethvf): the host uses its network interface" in said
+        assert host.devices[each].driver == "native"
+        assert each not in (debian / UDEV).read_text()
+    assert {*mine} <= host.touched
+    assert "autoprobe" not in (debian / UDEV).read_text()
+    assert "0000:b1:00.0" not in host.touched
+
+
+def test_one_virtual_function_that_is_left_out_keeps_its_driver(both, debian, tmp_path):
+    root = write(NODES["two-socket"], tmp_path / "node")
+    host, _, _ = both(root, debian, "--leave-out", "0000:b1:00.3")
+    assert host.devices["0000:b1:00.3"].driver == "native"
+    assert {"0000:b1:00.2", "0000:b1:00.4", "0000:b1:00.5"} <= host.touched
+
+
+def test_an_adapter_whose_virtual_functions_are_all_the_hosts_is_not_given(both, debian, tmp_path):
+    """Before, configure offered the adapter itself, with the bond on it."""
+    root = write(NODES["two-socket"], tmp_path / "node")
+    bond(root, *(f"0000:b1:00.{number}" for number in range(2, 6)))
+    host, said, _ = both(root, debian)
+    assert "Not offered: 0000:b1:00.0 (ethpf): its virtual function 0000:b1:00.2 is not" in said
+    assert not {f"0000:b1:00.{number}" for number in (0, 2, 3, 4, 5)} & host.touched
+    assert "0000:b1:00.0" not in (debian / UDEV).read_text()
+
+
+def test_the_virtual_functions_of_a_card_that_is_never_given(both, debian, tmp_path):
+    """An MI300X is never given as a whole; before, its virtual functions got no line either."""
+    root = write(NODES["mi300x"], tmp_path / "node")
+    host, said, _ = both(root, debian, "--vfs", "0000:06:00.0=4")
+    assert "Not offered: 0000:06:00.0 (gpu): an MI300X as a whole" in said
+    (text,) = [each for each in rules((debian / UDEV).read_text()) if is_bind(each, "06:00.0")]
+    assert 'ATTR{driver_override}="vfio-pci"' in text
+    mine = {f"0000:06:00.{number}" for number in range(1, 5)}
+    assert mine <= host.touched
+    assert host.devices["0000:06:00.0"].driver == "native"
+    assert "0000:09:00.0" not in (debian / UDEV).read_text()
+
+
+def is_bind(terms, name):
+    return any(f"PCI_SLOT_NAME=0000:{name}" in each for each in terms)
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_the_start_follows_what_configure_writes(both, prepare, debian, tmp_path, name):
+    """Entries of device_spec, as they are written, against the drivers after the start."""
+    root = write(NODES[name], tmp_path / "node")
+    found = sysfs.read_sysfs_node(root)
+    virtual = [each for each in found.functions if each.physical_function][:3]
+    bond(root, *(each.address for each in virtual[:1]))
+    words = [word for each in virtual[2:] for word in ("--leave-out", each.address)]
+    host, _, said = both(root, debian, *words)
+    entries = [spec_entries.read_spec_entry(text) for text in prepare.configure.told("device_spec")]
+    offered = {
+        each.address
+        for each in found.functions
+        if any(spec_entries.entry_matches(entry, each) for entry in entries)
+    }
+    bare = set(re.findall(r"^# (\S+): nobody has said", said, re.MULTILINE))
+    # NVIDIA's driver has its vGPUs and gives them itself.
+    vgpus = {each.address for each in found.functions if each.vfio is Vfio.VENDOR}
+    assert host.touched == host.on(DRIVERS) == offered - bare - vgpus
+
+
+# --- drivers ------------------------------------------------------------------------------
+
+VARIANT = "nvgrace_gpu_vfio_pci"
+DRIVERS = {"vfio-pci", VARIANT, "mlx5_vfio_pci"}
+
+
+def test_a_variant_that_the_kernel_has_is_written(both, debian, tmp_path):
+    """Before, the rules forced vfio-pci, by which a Grace GPU shows its guest no memory."""
+    root = write(NODES["gh200-host"], tmp_path / "node")
+    host, said, _ = both(root, debian)
+    gpus = ["0009:01:00.0", "0019:01:00.0"]
+    assert [host.devices[each].driver for each in gpus] == [VARIANT, VARIANT]
+    files = {name: text for name, (text, _) in state(debian).items()}
+    assert f'KERNEL=="{gpus[0]}", DRIVER!="{VARIANT}"' in files[UDEV]
+    modules = ["vfio-pci", "mlx5_vfio_pci", VARIANT, "vfio_iommu_type1"]
+    assert files[host_files.MODULES].splitlines()[1:] == modules
+    assert f"manual_add_modules {' '.join(modules)}\n" in files[host_files.HOOK]
+    assert f"echo {VARIANT} >/sys/bus/pci/devices/{gpus[0]}/" in files[host_files.SCRIPT]
+    assert f"modprobe -q -b {VARIANT}" in files[host_files.SCRIPT]
+    # What configure advises until then is the same driver.
+    assert f"withheld until bound to {VARIANT}. driverctl set-override {gpus[0]} {VARIANT}" in said
+
+
+def test_a_variant_that_is_bound_is_kept(both, debian, tmp_path):
+    """No modules.alias is to be seen, and yet the kernel has bound it."""
+    root = write(NODES["gh200"], tmp_path / "node")
+    host, said, _ = both(root, debian)
+    assert host.devices["0009:01:00.0"].driver == VARIANT
+    assert "driverctl" not in said
+
+
+def test_vgpus_stay_with_their_vendors_driver(both, debian, tmp_path):
+    """Before: withheld, with the advice to take the driver of all of them away."""
+    root = write(NODES["vgpu"], tmp_path / "node")
+    host, said, out = both(root, debian)
+    text = (debian / UDEV).read_text()
+    assert "0000:17:" not in text
+    assert "driverctl" not in said
+    assert "0000:17:00.0: its driver nvidia gives its virtual functions to guests itself" in out
+    assert host.devices["0000:65:00.0"].driver == "vfio-pci"
+    assert {"mlx5_vfio_pci"} == {host.devices[f"0000:81:00.{n}"].driver for n in range(1, 8)}
+
+
+def test_a_vgpu_of_which_the_kernel_says_nothing_is_not_taken_away_by_advice(prepare, tmp_path):
+    """An older kernel, or one without a type yet: the advice leaves them where they are."""
+    root = write(dataclasses.replace(NODES["vgpu"], vfio=("vfio-pci",)), tmp_path / "node")
+    status, _, said = prepare.configure("--root", root)
+    assert status == 0
+    assert "bound to nvidia, withheld until bound to vfio-pci. If they are vGPUs" in said
+    assert "driverctl set-override 0000:17" not in said

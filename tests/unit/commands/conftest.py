@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+from tests.unit.node_files import at_home, libvirt, machine  # noqa: F401

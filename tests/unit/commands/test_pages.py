@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pages for administrators, executed: each command block is typed on a node of files.
+
+What belongs to others (pip, openstack) is a program that does nothing. The page "Adopt a cloud"
+has a test of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from nova_hpc_tools.adopt import host_files
+from tests.nodes.catalogue import NODES
+from tests.nodes.write import write
+from tests.unit.commands import typed
+
+pytestmark = pytest.mark.long
+
+TOP = Path(__file__).resolve().parents[3]
+ADMIN = TOP / "docs/source/admin"
+NAME = "node17"
+NOVA = "[DEFAULT]\ncompute_driver = libvirt.LibvirtDriver\n"
+
+
+class Node:
+    """A node of files, and a shell on it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.root = write(dataclasses.replace(NODES["hgx-h100"], name=NAME), folder / "root")
+        for name in ("etc/initramfs-tools", "etc/default/grub.d"):
+            (self.root / name).mkdir(parents=True)
+        (self.root / "etc/default/grub").touch()
+        self.home = folder / "home"
+        for project, text in {"nova": NOVA, "placement": ""}.items():
+            place = self.home / f".{project}"
+            (place / f"{project}.conf.d").mkdir(parents=True)
+            (place / f"{project}.conf").write_text(text)
+        self.work = folder / "work"
+        self.work.mkdir()
+        self.bin = folder / "bin"
+        self.bin.mkdir()
+        self.calls = folder / "calls"
+        self.server = typed.Server(folder, self.calls)
+        self.program("nova-hpc", self.server.command)
+        self.program("hostname", f"#!/bin/sh\necho {NAME}\n")
+
+    def program(self, name: str, text: str) -> None:
+        (self.bin / name).write_text(text)
+        (self.bin / name).chmod(0o755)
+
+    def type(self, text: str, **more: str):
+        """Type a block of a page."""
+        for there, here in {
+            "/etc/nova/": f"{self.home}/.nova/",
+            "/etc/placement/": f"{self.home}/.placement/",
+            "/var/tmp/": f"{self.folder}/",
+            "--write / ": f"--write {self.root} ",
+            "/etc/kolla/config": f"{self.work}/kolla",
+            "/etc/openstack_deploy": f"{self.work}/osa",
+        }.items():
+            text = f"{text}\n".replace(there, here).rstrip("\n")
+        text = text.replace("--write /\n", f"--write {self.root}\n")
+        if text.endswith("--write /"):
+            text = f"{text[:-1]}{self.root}"
+        env = {
+            **os.environ,
+            "PATH": f"{self.bin}:{os.environ['PATH']}",
+            "HOME": str(self.home),
+            "ROOT": str(self.root),
+            "DECLARATION": str(self.home / ".nova/nova.conf.d/node.yaml"),
+            **more,
+        }
+        done = subprocess.run(
+            ["bash", "-ec", text],
+            cwd=self.work,
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    def well(self, text: str, **more: str) -> str:
+        status, out, err = self.type(text, **more)
+        assert status == 0, (text, out, err)
+        return out
+
+    def wrote(self, name: str) -> bool:
+        return (self.home / f".nova/nova.conf.d/nova-hpc-{name}.conf").is_file()
+
+
+@pytest.fixture
+def node(tmp_path):
+    found = Node(tmp_path)
+    yield found
+    found.server.end()
+
+
+def test_prepare(node):
+    look, do = typed.blocks(ADMIN / "prepare.rst")
+    out = node.well(look)
+    assert "Nothing written: --dry-run" in out
+    assert node.wrote("compute")
+    assert not (node.root / host_files.UDEV).exists()
+    out = node.well(do)
+    assert (node.root / host_files.UDEV).is_file()
+    assert 'sriov_numvfs}="8"' in (node.root / host_files.UDEV).read_text()
+    assert "240" in (node.root / host_files.TMPFILES).read_text()
+    assert node.well(do).startswith("Nothing to do.")
+
+
+def test_configure_a_node(node):
+    found = typed.blocks(ADMIN / "configure-node.rst")
+    inventory, show, do, refused, controllers, filters, entries, split, look = found
+    assert "NVIDIA" in node.well(inventory) or "10de:2330" in node.well(inventory)
+    assert "### nova-hpc-compute.conf" in node.well(show)
+    assert not node.wrote("compute")
+    node.well(do)
+    assert node.wrote("compute")
+    assert node.well(do) == "Nothing to do.\n"
+    # One of two entries goes, the one that is named.
+    theirs = '{"address": "*:fe:00.*", "physical_network": "tenants"}'
+    ours = shlex.split(entries)[-1]
+    text = f"[pci]\ndevice_spec = {theirs}\ndevice_spec = {ours}\n"
+    conf = node.home / ".nova/nova.conf"
+    conf.write_text(text)
+    node.well(entries)
+    assert conf.read_text() == text.replace(f"device_spec = {ours}\n", "")
+    conf.unlink()
+    # What a refusal looks like: the very words, once a device is away.
+    gpu = "0000:19:00.0"
+    text, said = refused.replace("0000:18:00.0", gpu).splitlines()
+    (node.root / "sys/bus/pci/devices" / gpu).unlink()
+    status, _, err = node.type(text.removeprefix("# "))
+    assert status == 2
+    assert said in err.splitlines()
+    node.well(controllers)
+    assert node.wrote("controller")
+    placement = node.home / ".placement/placement.conf.d/nova-hpc-placement.conf"
+    assert "max_allocation_candidates = 1000" in placement.read_text()
+    assert "ComputeFilter,MyFilter,HpcTopologyFilter," in node.well(filters, HOME=str(node.folder))
+    assert split.count("--device-role") == 3
+    node.program("openstack", '#!/bin/sh\necho "$*" >>openstack\necho 0000:00.0\n')
+    node.well(look)
+    assert (node.work / "openstack").read_text().splitlines() == [
+        "resource provider list",
+        "resource provider inventory list UUID",
+    ]
+
+
+def test_split_a_role(node):
+    """A node as an earlier release has left it: one role for both kinds of functions."""
+    *_, split, _ = typed.blocks(ADMIN / "configure-node.rst")
+    commands = split.partition("\n\n")[0]
+    node.well(
+        "nova-hpc configure --write /etc/nova/nova.conf.d --part compute --part common "
+        """--device-role '{"role": "gpu", "vendor_id": "10de", "class": "0302"}' """
+        """--device-role '{"role": "vf", "vendor_id": "15b3", "dev_type": "type-VF"}' """
+        "--role-identity gpu=ids --role-identity vf=ids"
+    )
+    (node.home / ".nova/nova.conf.d/node.yaml").unlink()
+    out = node.well(commands)
+    assert "CUSTOM_HPC_ROLE_IBVF" in out
+    assert node.well(commands) == "Nothing to do.\n"
+
+
+def test_doctor(node):
+    here, controller, cloud, fleet, others = typed.blocks(ADMIN / "doctor.rst")
+    configure = typed.blocks(ADMIN / "configure-node.rst")
+    node.well(f"{configure[2]}\n{configure[4]}")
+    worst, out, _ = node.type(here)
+    assert worst in (0, 1), out
+    # It is of the machine alone, and this node is of files.
+    status, _, err = node.type(others)
+    assert (status, "--root names another one" in err) == (2, True)
+    # On Nova's own stack: tests/functional/test_doctor_cloud.py; with Keystone: tests/lab.
+    status, _, err = node.type(cloud, ROOT="", DECLARATION="")
+    assert (status, "where nova-manage runs" in err) == (2, True), err
+    # Nova's own quota lets a server group of no cluster that large be.
+    status, out, _ = node.type(controller)
+    assert (status, re.findall(r"\[([a-z-]+)\]$", out, re.M)) == (1, ["group-members"])
+    (node.folder / "fleet").mkdir()
+    # Each file is brought to one directory in between.
+    write_down, look = fleet.splitlines()
+    status, _, err = node.type(write_down)
+    assert (status, err) == (worst, "")
+    shutil.copy(node.folder / f"{NAME}.json", node.folder / "fleet")
+    assert node.type(look)[0] == worst
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_deployment_tools(node, number):
+    save, *tools = typed.blocks(ADMIN / "deployment-tools.rst")
+    block = tools[number]
+    node.well(save)
+    (node.work / NAME).mkdir()
+    node.well(f"tar -xf {NAME}.tar.xz -C {NAME}")
+    for name in (NAME, "controller"):
+        (node.work / name).mkdir(exist_ok=True)
+        (node.work / name / "nova.conf").write_text(NOVA)
+    (node.work / "kolla").mkdir()
+    (node.work / "osa").mkdir()
+    plain = {"ROOT": "", "DECLARATION": ""}
+    node.well(block, **plain)
+    written = {
+        str(path.relative_to(node.work))
+        for tool in ("kolla", "osa")
+        for path in (node.work / tool).rglob("*")
+        if path.suffix in (".conf", ".yml")
+    }
+    assert written == (
+        {
+            f"kolla/nova/{NAME}/nova-compute.conf",
+            *(f"kolla/nova/nova-{each}.conf" for each in ("api", "conductor", "scheduler")),
+            "kolla/placement.conf",
+        }
+        if number == 0
+        else {f"osa/host_vars/{NAME}/nova-hpc.yml"}
+    )
+    out = node.well(block, **plain)
+    assert set(out.splitlines()) == {"Nothing to do."}
+
+
+def test_upgrade(node):
+    check, controllers, do, back, host, reserved = typed.blocks(ADMIN / "upgrade.rst")
+    configure = typed.blocks(ADMIN / "configure-node.rst")
+    node.well(f"{configure[2]}\n{configure[4]}")
+    with (node.home / ".nova/nova.conf").open("a") as file:
+        file.write(f"[hpc]\nledger_file = {node.folder}/ledger\n")
+    status, out, _ = node.type(check)
+    assert status in (0, 1), out
+    assert "Upgrade Check Results of nova-hpc" in out
+    status, out, _ = node.type(controllers)
+    assert status == 1
+    assert "server_group_members is 10" in " ".join(out.split())
+    out = node.well(do)
+    assert out.count("Nothing to do.") == 2
+    node.well(f"nova-hpc prepare --write {node.root}")
+    assert (node.root / host_files.UDEV).is_file()
+    # The controllers' file was written last, then the node's.
+    before = (node.home / ".nova/nova.conf.d/nova-hpc-controller.conf").read_text()
+    assert before
+    node.well(back)
+    assert not node.wrote("controller")
+    node.well(host)
+    assert not (node.root / host_files.UDEV).exists()
+    assert node.well(reserved) == "Nothing is reserved in Placement.\n"
+
+
+def test_ansible(node):
+    """The collection, built and installed; pip is a program that does nothing."""
+    (block,) = typed.blocks(ADMIN / "ansible.rst")
+    shutil.copytree(TOP / "ansible", node.work / "ansible")
+    venv = node.folder / "venv"
+    (venv / "bin").mkdir(parents=True)
+    for name in ("activate", "python", "pip", "nova-hpc"):
+        text = "#!/bin/sh\nexit 0\n"
+        (venv / "bin" / name).write_text(text)
+        (venv / "bin" / name).chmod(0o755)
+    place = ["--root", str(node.root), "--declaration", str(node.home / "node.yaml")]
+    values = {
+        "ansible_connection": "local",
+        "ansible_python_interpreter": sys.executable,
+        "ansible_become": False,
+        "nova_hpc_venv": str(venv),
+        "nova_hpc_command": str(node.bin / "nova-hpc"),
+        "nova_hpc_config_dir": str(node.home / ".nova/nova.conf.d"),
+        "nova_hpc_configure_options": place,
+        "nova_hpc_host_root": str(node.root),
+        "nova_hpc_prepare_options": ["--root", str(node.root)],
+        "nova_hpc_prepare_run": False,
+        "nova_hpc_doctor_options": place,
+    }
+    inventory = {"hpc_nodes": {"hosts": {NAME: values}}}
+    (node.work / "inventory").write_text(yaml.safe_dump(inventory))
+    bin_ = Path(sys.executable).parent
+    status, out, err = node.type(
+        block,
+        PATH=f"{node.bin}:{bin_}:{os.environ['PATH']}",
+        ROOT="",
+        DECLARATION="",
+        ANSIBLE_LOCAL_TEMP=str(node.folder / "ansible"),
+        ANSIBLE_LOCALHOST_WARNING="false",
+    )
+    assert status == 0, out + err
+    assert node.wrote("compute")
+    assert (node.root / host_files.UDEV).is_file()

@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``nova-hpc doctor``: faults made for real, found, and cured by their cures."""
+
+import json
+import shutil
+
+import pytest
+
+from nova_hpc_tools.adopt import findings
+from nova_hpc_tools.doctor import facts_service
+from nova_hpc_tools.doctor.command import Doctor
+from nova_hpc_tools.main import main
+from tests.unit.doctor import doctor_faults
+from tests.unit.doctor.doctor_faults import CLOUD, FAULTS
+from tests.unit.doctor.doctor_place import Place
+from tests.unit.node_files import GPU, VF
+
+PARTS = ("node", "controller", "placement")
+IS_HERE = facts_service.is_this_machine
+
+
+@pytest.fixture
+def place(at_home, machine, monkeypatch, tmp_path, libvirt):
+    """A healthy node that is a controller, too."""
+    folder = at_home.home.parent / ".placement" / "placement.conf.d"
+    folder.mkdir(parents=True)
+    (folder.parent / "placement.conf").touch()
+    found = Place(
+        machine, at_home.folder, folder, at_home.home / "nova.conf", at_home, libvirt=libvirt
+    )
+    found.healthy()
+    # Its files lie below a directory, and its Nova and libvirt answer as this machine's.
+    found.installed(monkeypatch, tmp_path / "elsewhere")
+    monkeypatch.setattr(facts_service, "is_this_machine", lambda root: True)
+    return found
+
+
+@pytest.fixture
+def doctor(place, capsys):
+    def run(*words, parts=PARTS):
+        command = Doctor(None, None)
+        parser = command.get_parser("nova-hpc doctor")
+        mine = ["--root", place.root, "--declaration", place.folder / "node.yaml"]
+        mine += [word for part in parts for word in ("--part", part)]
+        status = command.run(parser.parse_args(list(map(str, [*mine, *words]))))
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    def checks():
+        status, out, err = run("-f", "json")
+        assert err == ""
+        found = json.loads(out)["findings"]
+        worst = {"error": 3, "warning": 1}
+        assert status == max((worst[each["severity"]] for each in found), default=0)
+        return {each["check"]: each for each in found}
+
+    run.checks = checks
+    return run
+
+
+def test_a_healthy_node_has_nothing(doctor):
+    assert doctor() == (0, "Nothing is wrong.\n", "")
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.text)
+def test_a_fault_is_found_and_cured(doctor, place, fault):
+    fault.make(place)
+    found = doctor.checks()
+    assert fault.check in found
+    said = found[fault.check]
+    assert said["severity"] == findings.CHECKS[fault.check].severity.word
+    assert said["seen"].endswith(".")
+    assert said["docs"] == f"admin/doctor.html#doctor-{fault.check}"
+    fault.cure(place)
+    assert fault.check not in doctor.checks()
+
+
+def test_every_check_has_a_fault():
+    without = set(findings.CHECKS) - {fault.check for fault in (*FAULTS, *CLOUD)}
+    # Of the fleet, below.
+    assert without == {
+        *("aliases-differ", "aliases-missing"),
+        # Of other tools, in a file of their own.
+        *("host-validate", "option-unknown", "not-looked"),
+    }
+    assert len(FAULTS) >= 30
+
+
+def test_the_tables_of_the_documentation():
+    page = doctor_faults.PAGE
+    assert page.read_text(encoding="utf-8") == doctor_faults.table()
+    checks = page.with_name("doctor-checks.inc")
+    assert checks.read_text(encoding="utf-8") == doctor_faults.checks()
+
+
+def test_for_people(doctor, place):
+    place.driver(GPU, "nvidia")
+    status, out, _ = doctor(parts=("node",))
+    assert status == 3
+    assert f"ERROR {GPU}: bound to nvidia, withheld until bound to vfio-pci. [driver]" in out
+    assert f"  Cure: driverctl set-override {GPU} vfio-pci\n" in out
+    assert "  admin/doctor.html#doctor-driver\n" in out
+
+
+def test_a_node_of_which_nothing_is_known(doctor, tmp_path):
+    (tmp_path / "empty").mkdir()
+    status, _, err = doctor("--root", tmp_path / "empty")
+    assert status == 2
+    assert "no CPU and no PCI device" in err
+
+
+# --- what is no fault --------------------------------------------------------------------
+
+
+def test_power_that_nova_saves(doctor, place):
+    """Nova gives CPUs that nobody has the governor cpu_power_governor_low."""
+    place.frequencies("acpi-cpufreq", "powersave")
+    assert "cpus-slow" in doctor.checks()
+    place.say("[libvirt]\ncpu_power_management = true")
+    assert "cpus-slow" in doctor.checks()
+    place.say("cpu_power_management_strategy = governor")
+    assert "cpus-slow" not in doctor.checks()
+
+
+def test_drivers_that_choose_the_frequency(doctor, place):
+    for driver in ("intel_pstate", "amd-pstate-epp"):
+        place.frequencies(driver, "powersave")
+        assert "cpus-slow" not in doctor.checks()
+    # The same drivers where the kernel chooses.
+    for driver in ("intel_cpufreq", "amd-pstate"):
+        place.frequencies(driver, "powersave")
+        assert driver in doctor.checks()["cpus-slow"]["seen"]
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("intel_iommu=on iommu=nopt", True),
+        ("iommu=pt iommu.passthrough=0", True),
+        ("iommu=memaper,pt", False),
+        ("iommu.passthrough=1", False),
+        ("", False),  # nobody knows
+    ],
+)
+def test_the_mode_of_the_iommu(doctor, place, line, found):
+    """One device may need translation where all others pass."""
+    place.put("/sys/kernel/iommu_groups/1/type", "DMA")
+    place.put("/proc/cmdline", line)
+    assert ("iommu-translated" in doctor.checks()) is found
+
+
+def test_a_restart_that_is_due_is_said_once(doctor, place):
+    doctor_faults._translated(place)
+    place.prepare()
+    found = doctor.checks()
+    assert "prepare-restart" in found
+    assert "iommu-translated" not in found
+
+
+def test_a_kernel_that_passes_without_a_word(doctor, place):
+    """Some are built so (CONFIG_IOMMU_DEFAULT_PASSTHROUGH)."""
+    place.put("/proc/cmdline", "root=/dev/sda1")
+    assert "iommu-translated" not in doctor.checks()
+
+
+def test_registers_that_nobody_can_read(doctor, place):
+    place.leaf("leaf", ats=False)
+    place.again()
+    place.say("[hpc]\npeer_to_peer = translated")
+    assert "peer-lacking" in doctor.checks()
+    for path in (place.root / "sys/devices/pci0000:40").rglob("config"):
+        path.write_bytes(path.read_bytes()[:64])
+    assert not {"peer-lacking", "peer-ports"} & doctor.checks().keys()
+
+
+def test_a_service_of_nobody_knows_whom(doctor, place):
+    folder = place.root / "var/lib/nova"
+    folder.chmod(0o555)
+    unit = place.root / "usr/lib/systemd/system/nova-compute.service"
+    for text in ("[Service]\nUser=stack\n", "[Service]\n"):  # no account of it; root
+        unit.write_text(text)
+        assert "ledger-closed" not in doctor.checks()
+    (unit.parent / "nova-compute.service.d").mkdir()
+    (unit.parent / "nova-compute.service.d/who.conf").write_text("[Service]\nUser=nova\n")
+    assert "ledger-closed" in doctor.checks()
+    unit.unlink()
+    shutil.rmtree(unit.parent / "nova-compute.service.d")
+    assert "ledger-closed" not in doctor.checks()
+    shutil.rmtree(folder)
+    folder.touch()
+    assert doctor.checks() == {}
+
+
+def test_a_capture_has_no_libvirt_and_no_shim(doctor, place, monkeypatch):
+    place.say("[hpc]\ngpudirect_clique = true")
+    (place.virt / "hpc.py").unlink()
+    place.libvirt.version = 1_000_000
+    assert doctor.checks().keys() == {"shim", "libvirt-old"}
+    monkeypatch.setattr(facts_service, "is_this_machine", IS_HERE)
+    assert doctor.checks() == {}
+
+
+def test_a_libvirt_that_is_silent(place, doctor):
+    """It is a finding for those who ask what others know."""
+    place.say("[hpc]\ngpudirect_clique = true")
+    place.libvirt.guests = None
+    assert doctor.checks() == {}
+    assert place.libvirt.asked == ["qemu:///system"]
+
+
+# --- the fleet ------------------------------------------------------------------------
+
+
+def test_a_fleet(doctor, place, tmp_path, capsys):
+    folder = tmp_path / "fleet"
+    folder.mkdir()
+    place.put("/proc/sys/kernel/hostname", "gpu1")
+    (folder / "a.json").write_text(doctor("-f", "json")[1], encoding="ascii")
+    assert doctor("--merge", folder)[0] == 0
+    place.put("/proc/sys/kernel/hostname", "gpu2")
+    place.driver(GPU, "nvidia")
+    place.edit("common", '"product_id": "2330"', '"product_id": "2331"')
+    (folder / "b.json").write_text(doctor("-f", "json")[1], encoding="ascii")
+    (folder / "c.json").write_text("{", encoding="ascii")
+    status, out, _ = doctor("--merge", folder)
+    assert status == 3
+    assert f"ERROR gpu2: {GPU}: bound to nvidia" in out
+    assert "ERROR [pci]alias gpu differs: gpu1: " in out
+    assert "WARNING c: c.json: the findings is not JSON" in out
+    assert "aliases-missing" not in out
+    short = json.loads((folder / "b.json").read_text())
+    short.update(node="api", findings=[], aliases=short["aliases"][1:])
+    (folder / "d.json").write_text(json.dumps(short), encoding="ascii")
+    status, out, _ = doctor("--merge", folder)
+    assert "WARNING [pci]alias gpu is not known on api. [aliases-missing]" in out
+    assert "  Cure: Copy the line of gpu1, gpu2 there, and restart the services.\n" in out
+    (folder / "d.json").unlink()
+    # As rows.
+    assert main(["doctor", "--merge", str(folder), "-f", "json"]) == 3
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["Node"] for row in rows} >= {"gpu2", "c", ""}
+    # What a later release finds is shown, too.
+    later = json.loads((folder / "a.json").read_text())
+    later["findings"] = [
+        {"check": "new", "severity": "notice", "seen": "s", "why": "w", "cure": "c", "docs": "d"}
+    ]
+    for path in folder.iterdir():
+        path.unlink()
+    (folder / "a.json").write_text(json.dumps(later), encoding="ascii")
+    status, out, _ = doctor("--merge", folder)
+    assert status == 1
+    assert "NOTICE gpu1: s [new]" in out
+
+
+def test_no_fleet(doctor, tmp_path):
+    assert doctor("--merge", tmp_path / "none")[0] == 2
+    (tmp_path / "none").mkdir()
+    status, _, err = doctor("--merge", tmp_path / "none")
+    assert status == 2
+    assert "no .json file" in err
+
+
+# --- entries of others ----------------------------------------------------------------------
+
+
+def test_without_nova_what_others_wrote_is_unknown(doctor, place):
+    """Nova is not installed beside these tests; what is ours needs no look of its."""
+    theirs = f'{{"vendor_id": "15b3", "address": "{VF}", "physical_network": "tenants"}}'
+    (place.folder / "aa.conf").write_text(f"[pci]\npassthrough_whitelist = {theirs}\n")
+    found = doctor.checks()
+    assert "Nova cannot be loaded here" in found["not-looked"]["seen"] or (
+        "no reader of Nova is registered" in found["not-looked"]["seen"]
+    )
+    # All that it says is carried over, so it may go, and the command is given.
+    assert found["entry-hidden"]["cure"].count(f"--replace '{theirs}'") == 1
+
+
+def test_removal_is_not_advised_where_ours_says_less(doctor, place):
+    theirs = f'{{"address": "{GPU}", "managed": "yes"}}'
+    (place.folder / "aa.conf").write_text(f"[pci]\ndevice_spec = {theirs}\n")
+    cure = doctor.checks()["entry-hidden"]["cure"]
+    assert "--replace" not in cure
+    assert cure.startswith("Leave it: ours cannot say what it says")
+    assert "managed is yes and would be no" in cure
+
+
+def test_reporting_is_not_advised_where_nova_would_not_start(doctor, place):
+    (place.folder / "aa.conf").write_text('[pci]\ndevice_spec = {"devname": "eth0"}\n')
+    place.option("compute", "report_in_placement", "false")
+    assert "Set [pci]report" not in doctor.checks()["pci-report"]["cure"]
