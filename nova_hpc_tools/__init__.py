@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What people type: the ``nova-hpc`` command and the ``openstack hpc`` plug-in."""
+"""The commands that people type: ``nova-hpc`` and the ``openstack hpc`` plug-in."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every ``nova-hpc`` command is made of: its output formats and its one error handler.
+"""The base of every ``nova-hpc`` command: its output formats and its one error handler.
 
 A command answers with columns and rows, which ``-f json|yaml|table|csv|value``
 writes as the ``openstack`` command does. Without ``-f`` most commands write for people:

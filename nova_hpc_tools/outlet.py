@@ -25,7 +25,7 @@ UNWRITTEN: Final = 2
 
 
 class OutletError(BrokenPipeError):
-    """What is said reaches nobody, and the command has nothing else to do."""
+    """The output reaches nobody, and the command has nothing else to do."""
 
 
 class Outlet:
@@ -171,7 +171,7 @@ def fill_descriptors() -> None:
 
 
 class HeardOutput:
-    """What a command of cliff has besides: no reader that goes away stops its work."""
+    """A command of cliff whose work no reader stops by going away."""
 
     app: Any
     cmd_name: Any

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How commands print text of others: nothing in it is obeyed by a terminal, a shell or a sheet.
+"""Output of text of others: nothing in it is obeyed by a terminal, a shell or a sheet.
 
 Rows keep their texts exactly as they are: JSON and YAML write them in ASCII, with escapes. In
 all other formats they go through :mod:`nova_hpc.outside.text`.
@@ -29,7 +29,7 @@ _NO_VARIABLE: Final = re.compile(r"[^A-Za-z0-9_]", re.ASCII)
 
 
 class InertOutput:
-    """What a command of cliff prints in its formats."""
+    """The output of a command of cliff in its formats."""
 
     app: Any
 

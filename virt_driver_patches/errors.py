@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the driver raises, and what the user reads of what others raise.
+"""The driver's errors, and the user's text for errors of others.
 
 A message is the server's fault as its user reads it: counts, levels, the kind of thing
 that failed and the id of the request, by which the operator finds the rest in the logs;
@@ -71,7 +71,7 @@ LONGEST: Final = 255
 
 
 class FaultKind(enum.Enum):
-    """Which kind of thing failed, in the words of the user's fault."""
+    """The kind of thing that failed, in the words of the user's fault."""
 
     NETWORK = "its network could not be set up"
     VOLUME = "a volume could not be attached"
@@ -160,7 +160,7 @@ _SECRET: Final = re.compile(
 
 
 def fault_kind_of(error: BaseException | None) -> FaultKind:
-    """What kind of thing failed, by the exception's class, then by where it was raised."""
+    """The kind of thing that failed, by the exception's class, then by where it was raised."""
     chain = list(_causes_of_error(error))
     for cause in chain:
         for kind, classes in _CLASSES.items():
@@ -269,7 +269,7 @@ def _append_request_id(text: str, request: str, before: int = 0, after: str = ""
 
 
 def fault_of(error: Exception, request: str) -> StartFault | None:
-    """What to raise for *error* of Nova's driver; None: *error* itself, which Nova knows.
+    """The fault to raise for *error* of Nova's driver; None: *error* itself, which Nova knows.
 
     An error of libvirt, of os-brick or of the kernel is no NovaException: its user would
     read the name of a class (``exception_to_dict`` of nova/compute/utils.py, 32 to 34).

@@ -111,7 +111,7 @@ class HelperSettings:
 
 
 def read_helper_settings() -> HelperSettings:
-    """What the daemon's own configuration says; for functions that run in the daemon.
+    """Read the daemon's own configuration; for functions that run in the daemon.
 
     :raises SettingsError: others than root may write where it would write.
     """
@@ -143,7 +143,7 @@ def _helper_words_of_settings() -> dict[str, str]:
 
 @default.entrypoint
 def _reset_in_helper(address: str) -> tuple[bool, str] | None:
-    """Why the reset has failed, and whether somebody has the device; None: it has not."""
+    """Reset a device; why that failed, and whether somebody has the device. None: it did not."""
     own = read_helper_settings()
     try:
         hygiene_reset.reset_device(own.root, address, own.reset_timeout, own.ledger.locks)
@@ -177,7 +177,7 @@ def _read_configs_in_helper(addresses: list[str]) -> dict[str, bytes]:
 
 @default.entrypoint
 def _bind_in_helper(address: str, driver: str) -> str | None:
-    """Why a device is not with a driver; None: it is."""
+    """Bind a device to a driver; why that failed, or None: it has it."""
     own = read_helper_settings()
     try:
         address = normalise_address(address)
@@ -206,7 +206,7 @@ def _read_vpd_in_helper(address: str) -> tuple[bytes | None, str]:
 
 @default.entrypoint
 def _write_setting_in_helper(address: str, name: str, value: object) -> tuple[bool, str] | None:
-    """Whether the driver does not know the setting, and why; None: it is made."""
+    """Make a setting; whether the driver does not know it, and why it failed. None: it is made."""
     root = read_helper_settings().root
     try:
         setting = settings.check_setting(name, _parse_helper_value(name, value))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the cloud holds before its first user comes: catalog, service user, images, a network."""
+"""The cloud before its first user comes: catalog, service user, images, a network."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ class Cloud:
     # Status.
 
     def service_statuses(self) -> list[ServiceStatus]:
-        """How every process of the control plane is doing, asked right now."""
+        """The state of every process of the control plane, asked right now."""
 
         def look(service: Service) -> ServiceStatus:
             return ServiceStatus(
@@ -244,7 +244,7 @@ MOST_NODES = 99
 
 @attrs.frozen
 class Wishes:
-    """What the user asked for; None where nothing was said."""
+    """The user's wishes; None where nothing was said."""
 
     nodes: int | None = None
     shape: str | None = None

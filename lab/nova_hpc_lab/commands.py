@@ -45,7 +45,7 @@ class _Number:
 
 
 class _LabCommand(Command):
-    """What the commands of the lab have in common."""
+    """The common part of the lab's commands."""
 
     def run(self, parsed_args: argparse.Namespace) -> int:
         """Run the command; a module that is missing is told as such."""
@@ -67,7 +67,7 @@ class _LabCommand(Command):
         return cloud.existing(Paths.from_environment())
 
     def console(self) -> Console:
-        """Where tables are printed; a pipe is as wide as they need."""
+        """The console for tables; a pipe is as wide as they need."""
         from nova_hpc_tools.printing import InertConsole
 
         # Its own texts have markup; what others wrote is escaped where it is put into them.

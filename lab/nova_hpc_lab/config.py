@@ -78,14 +78,14 @@ DEVICE_ROLES: Final = (
 
 
 def database_url(settings: Settings, database: str) -> str:
-    """Where SQLAlchemy finds *database*."""
+    """The URL at which SQLAlchemy finds *database*."""
     password = settings.passwords["database"]
     port = settings.ports["database"]
     return f"mysql+pymysql://lab:{password}@{LOOPBACK}:{port}/{database}?charset=utf8"
 
 
 def transport_url(settings: Settings, address: str = LOOPBACK) -> str:
-    """Where oslo.messaging finds RabbitMQ."""
+    """The URL at which oslo.messaging finds RabbitMQ."""
     password = settings.passwords["messages"]
     return f"rabbit://lab:{password}@{address}:{settings.ports['messages']}/"
 
@@ -171,7 +171,7 @@ def glance(paths: Paths, settings: Settings) -> Sections:
 
 
 def _nova(settings: Settings, address: str = LOOPBACK) -> dict[str, dict[str, Value]]:
-    """What the controllers and the computes of Nova have in common."""
+    """The options that the controllers and the computes of Nova have in common."""
     client = _client(settings, address)
 
     def user(service: str) -> dict[str, Value]:

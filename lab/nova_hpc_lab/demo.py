@@ -80,7 +80,7 @@ class OpenStack:
 
 
 def comparison(server: str, host: str, found: evidence.Evidence) -> Table:
-    """What was asked, chosen, attached and reported, side by side."""
+    """The wish, the choice, the domain and the guest's report, side by side."""
     title = Text(f"Server {server} on node {host}", style="table.title")
     table = Table(title=title, title_justify="left", show_lines=True)
     for column in (
@@ -158,7 +158,7 @@ def outcome(checks: Sequence[compare.Check]) -> Group:
 
 @attrs.define
 class Servers:
-    """What a run of the demonstration does with servers, and how it shows that."""
+    """The servers of a run of the demonstration, and how it shows them."""
 
     cloud: Cloud
     console: Console
@@ -216,7 +216,7 @@ class Servers:
             self.connection.compute.wait_for_delete(server, interval=2, wait=int(_BUILD_LIMIT))
 
     def report(self, server: Any) -> node.GuestReport:
-        """What the guest says on its console; a silent one is started again.
+        """The guest's report on its console; a silent one is started again.
 
         :raises LabError: it says nothing, however often it is started.
         """
@@ -258,7 +258,7 @@ class Servers:
 
     @property
     def scheduler_log(self) -> Path:
-        """What the operator reads."""
+        """The log that the operator reads."""
         return self.cloud.services()["nova-scheduler"].process.log
 
     def tell_why(self, server: Any, flavor: str, since: int) -> str:
@@ -275,7 +275,7 @@ class Servers:
 
 
 def operator_lines(log: Path, offset: int, flavor: str) -> list[str]:
-    """What the scheduler's log says since *offset* of a request with *flavor*."""
+    """Lines of the scheduler's log since *offset* on a request with *flavor*."""
     found = []
     with log.open(errors="replace") as stream:
         stream.seek(offset)

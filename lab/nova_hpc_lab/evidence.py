@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of one server: the flavor's wishes, each part of the cloud, the guest's report."""
+"""Evidence about one server: the flavor's wishes, each part of the cloud, the guest's report."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class Evidence:
 
 
 def remote(machine: node.Node, command: Sequence[str]) -> str:
-    """What *command* prints in the node.
+    """The output of *command* in the node.
 
     :raises LabError: it cannot be reached, or the command fails.
     """
@@ -149,7 +149,7 @@ def identity(bars: Iterable[int], macs: Iterable[str]) -> str:
 
 
 def asked(extra_specs: Mapping[str, str], vcpus: int, memory_mib: int) -> Asked:
-    """What a flavor of the lab says."""
+    """The wishes of a flavor of the lab."""
     devices = {}
     for term in extra_specs.get("pci_passthrough:alias", "").split(","):
         name, _, count = term.partition(":")
@@ -299,7 +299,7 @@ def parse_numa_maps(text: str, page_kib: int) -> dict[int, int]:
 
 
 def guest(report: node.GuestReport) -> Guest:
-    """What a guest's report says of passed-through devices and of its size."""
+    """The passed-through devices and the size in a guest's report."""
     ids = {f"{role['vendor_id']}:{role['product_id']}" for role in _ROLES}
     return Guest(
         devices=tuple(

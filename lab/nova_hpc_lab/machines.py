@@ -106,7 +106,7 @@ def _wait_up(machine: node.Node, report: Report, aborted: threading.Event) -> No
 
 
 def started_again(status: node.NodeStatus) -> str:
-    """How often the supervisor had to, and why the last time; empty for a node that ran through."""
+    """The supervisor's restarts of a node, with the last reason; empty for one that ran through."""
     if not status.restarts:
         return ""
     times = "once" if status.restarts == 1 else f"{status.restarts} times"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Placement and Nova know of the nodes' devices; read only."""
+"""The knowledge of Placement and Nova about the nodes' devices; read only."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Provider:
 
     @property
     def most(self) -> int:
-        """How many servers have and can have."""
+        """The number that servers have and can have."""
         return max(self.used, self.total - self.reserved)
 
     @property
@@ -92,7 +92,7 @@ def providers(cloud: Any) -> list[Provider]:
 
 
 def allocation(cloud: Any, server: str) -> dict[str, dict[str, int]]:
-    """What Placement has allocated to *server*: provider name -> class -> amount."""
+    """The allocation of *server* in Placement: provider name -> class -> amount."""
     names = {
         item["uuid"]: item["name"]
         for item in _get(cloud, "/resource_providers")["resource_providers"]
@@ -122,7 +122,7 @@ def pci_records(settings: Settings, server: str) -> list[PciRecord]:
 
 
 def stored_decision(settings: Settings, server: str) -> decision.Decision | None:
-    """What the node noted when it claimed the devices of *server*."""
+    """The node's record of its claim of the devices of *server*."""
     with connect(settings, "nova") as connection, connection.cursor() as cursor:
         cursor.execute(
             "SELECT value FROM instance_system_metadata"
@@ -154,7 +154,7 @@ def compute_services(cloud: Any) -> dict[str, str]:
 
 
 def last_report(cloud: Any, host: str) -> float:
-    """When nova-compute of *host* last gave a sign of life: seconds of the epoch; 0: never."""
+    """The last sign of life of nova-compute of *host*: seconds of the epoch; 0: never."""
     said = [
         datetime.fromisoformat(one.updated_at).replace(tzinfo=UTC).timestamp()
         for one in cloud.compute.services(binary="nova-compute", host=host)

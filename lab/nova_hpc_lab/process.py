@@ -61,7 +61,7 @@ class Process:
 
     @property
     def log(self) -> Path:
-        """What the process wrote to its standard output and error."""
+        """The file of the process's standard output and error."""
         return self.paths.logs / f"{self.name}.log"
 
     def spawn(self, argv: Sequence[str], environ: Mapping[str, str] | None = None) -> int:

@@ -150,7 +150,7 @@ class Service:
                 raise InterruptedStepError
 
     def trouble(self) -> str:
-        """Why the service does not work; empty where it does."""
+        """The reason why the service does not work; empty where it does."""
         if self.process.pid() is None:
             return "not running"
         try:
@@ -332,7 +332,7 @@ def mariadb_argv(paths: Paths, settings: Settings) -> tuple[str, ...]:
 
 
 def rabbitmq_environment(paths: Paths, settings: Settings) -> dict[str, str]:
-    """What keeps RabbitMQ on the loopback and below the lab's state directory."""
+    """The variables that keep RabbitMQ on the loopback and below the lab's state directory."""
     home = paths.data / "rabbitmq"
     ports = settings.ports
     return {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a lab remembers between commands and where: folders, settings, the lock.
+"""A lab's memory between commands: folders, settings, the lock.
 
 Folders are below the XDG base directories. Files are written so that a crash leaves no half one.
 """

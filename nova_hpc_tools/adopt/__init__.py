@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a node and a cloud take the project up: configure, prepare, install-shim, upgrade check."""
+"""A node and a cloud take the project up: configure, prepare, install-shim, upgrade check."""

@@ -25,7 +25,7 @@ _LAST_BUS: Final = 0xFF
 
 @attrs.frozen
 class Switched:
-    """How many virtual functions a physical function has at the start."""
+    """The number of virtual functions that a physical function has at the start."""
 
     count: int
     #: The operator has said so; else it is what is switched on now.

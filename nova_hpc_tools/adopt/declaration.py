@@ -121,7 +121,7 @@ class Declaration:
         return self.networks.get(role) if own_network is None else own_network
 
     def refuses(self, function: PciFunction, role: str) -> str | None:
-        """Why a *function* of this role is not offered; None: it may be."""
+        """The reason not to offer a *function* of this role; None: it may be offered."""
         if {function.address, function.physical_function} & self.left_out:
             return "it is left out (--leave-out)"
         if function.address in self.withheld:

@@ -39,7 +39,7 @@ class NodeFile:
     declaration: NodeDeclaration | None = None
 
     def change(self, declaration: NodeDeclaration) -> include_files.FileChange | None:
-        """What has to be written; None: the file says it already."""
+        """The change of the file; None: it has it already."""
         if self.path is None or declaration == self.declaration:
             return None
         return include_files.FileChange(
@@ -80,7 +80,7 @@ def read_node_file(
 
 @attrs.frozen
 class IdentifiedHardware:
-    """Which hardware is where, as far as the node's files say it."""
+    """The places of hardware, as far as the node's files tell them."""
 
     #: Address -> what a device says that it is, by its serial number; else its slot.
     hardware: Mapping[str, str] = attrs.field(factory=dict, hash=False)

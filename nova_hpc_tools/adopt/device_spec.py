@@ -53,7 +53,7 @@ class DeviceOffer:
 
     @property
     def reported_as(self) -> tuple[str, frozenset[str], bool] | None:
-        """What Placement would know of its provider; None: nothing."""
+        """Class and traits of its provider, and whether it migrates live; None: it has none."""
         if self.network:
             return None
         entry = self.entries[0]
@@ -277,7 +277,7 @@ class _Sieve:
         yield from groups.values()
 
     def _family_unfit(self, functions: list[PciFunction]) -> str | None:
-        """Why the virtual functions of one adapter cannot be one provider."""
+        """The reason why the virtual functions of one adapter cannot be one provider."""
         if len({(f.vendor_id, f.product_id) for f in functions}) > 1:
             return "the virtual functions of one adapter have different ids"
         roles = sorted({self._role[f.address] for f in functions})
@@ -287,7 +287,7 @@ class _Sieve:
 
 
 def _why_never_given(function: PciFunction) -> str | None:
-    """Why Nova could never give this function."""
+    """The reason why Nova could never give this function."""
     if function.unknown is not None:
         return function.unknown
     if function.vendor_id is None or function.product_id is None:

@@ -94,7 +94,7 @@ def _find_only_place(texts: Mapping[Path, str], line: str) -> _EntryPlace:
 
 
 class _OptionLocator(iniparser.BaseParser):
-    """Where the values of the option are: number of the first line, and how many."""
+    """Finds the values of the option: the number of the first line of each, and its lines."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ def _find_option_values(path: Path, text: str) -> Iterator[_OptionSpan]:
 
 
 def _find_entry_spans(text: str, start: int, end: int) -> list[tuple[int, int]]:
-    """Where the entries of one value are; none, where it is no JSON of entries."""
+    """The places of the entries in one value; none, where it is no JSON of entries."""
     decoder = json.JSONDecoder()
     place = _skip_characters(text, start, end, _SPACES + "\"'")
     several = text[place : place + 1] == "["

@@ -18,7 +18,7 @@ _NAMES: Final = 4
 
 
 class Severity(enum.Enum):
-    """How bad it is, and the exit status that it makes."""
+    """The weight of a finding, and the exit status that it makes."""
 
     WARNING = 1
     ERROR = 3
@@ -229,12 +229,12 @@ class DoctorFinding:
 
     @property
     def severity(self) -> Severity:
-        """How bad it is."""
+        """The weight of it."""
         return CHECKS[self.check].severity
 
     @property
     def anchor(self) -> str:
-        """Where the documentation explains it."""
+        """The place in the documentation that explains it."""
         return f"{PAGE}#doctor-{self.check}"
 
 

@@ -150,7 +150,7 @@ def describe_hidden_entries(
 def keys_to_remember(
     kept: Mapping[str, Mapping[str, str | None]], spec: DeviceSpec
 ) -> dict[str, dict[str, str | None]]:
-    """What of it no entry of ours would tell the next run."""
+    """Those of its keys that no entry of ours would tell the next run."""
     offered = {address for offer in spec.offers for address in offer.functions}
     remembered = {
         address: {key: value for key, value in keys.items() if key != spec_entries.NETWORK}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a host has to start so that servers can get its devices: what is done at boot. Pure.
+"""The start of a host whose devices servers can get: what is done at boot. Pure.
 
 Which functions belong to guests and by which driver, which adapters get virtual functions,
 how many hugepages each NUMA node has, and what the kernel's command line says.
@@ -166,7 +166,7 @@ def plan_host_start(
 
 
 def _functions_for_aliases(spec: DeviceSpec) -> Iterator[str]:
-    """What is offered for aliases; libvirt binds the devices of ports itself."""
+    """Devices that are offered for aliases; libvirt binds those of ports itself."""
     for offer in spec.offers:
         if offer.network is None:
             yield from offer.functions
@@ -184,7 +184,7 @@ def _is_bare(function: PciFunction, declaration: Declaration) -> bool:
 def companions_of_devices(
     boot: Boot, spec: DeviceSpec, roles: Roles, declaration: Declaration
 ) -> tuple[str, ...]:
-    """What goes with offered devices: the other functions of a card in its IOMMU group.
+    """The companions of offered devices: the other functions of a card in its IOMMU group.
 
     The kernel gives all of a group or none, so the sound, USB and UCSI functions of a graphics
     card go where its picture goes. What has a role is offered or not by itself, what is

@@ -45,7 +45,7 @@ _STANDARD: Final = re.compile(r"(?:COMPUTE|HW|MISC|OWNER|STORAGE)_[A-Z0-9_]+", r
 
 
 class Form(enum.Enum):
-    """How the devices of one role are told from others."""
+    """The marks by which the devices of one role are told from others."""
 
     CLASS = "class"
     TRAIT = "trait"

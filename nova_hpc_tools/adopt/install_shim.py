@@ -53,7 +53,7 @@ class ShimError(RuntimeError):
 
 @attrs.frozen
 class ShimPlace:
-    """Where the file belongs for one interpreter."""
+    """The place of the file for one interpreter."""
 
     python: str
     target: Path

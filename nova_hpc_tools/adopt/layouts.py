@@ -41,7 +41,7 @@ Sections = Mapping[str, Mapping[str, Sequence[str]]]
 
 @attrs.frozen
 class LayoutFile:
-    """What one file of a layout says; it is made of these parts, in this order."""
+    """The content of one file of a layout; it is made of these parts, in this order."""
 
     path: str
     parts: tuple[str, ...]
@@ -99,7 +99,7 @@ def render_override(override: LayoutFile, parts: Mapping[str, Sections], others:
 
 
 def own_lines_of(text: str, override: LayoutFile) -> str:
-    """What a file says of this project's own, as oslo.config reads it; "" where it is broken."""
+    """This project's own options in a file, as oslo.config reads it; "" where it is broken."""
     try:
         theirs = _read_repeated(text)
         if override.variable:

@@ -243,7 +243,7 @@ def check_replaced(declared: NodeDeclaration, replaced: Collection[str], source:
 def devices_named_by_place(
     wishes: NodeWishes, node: Node, stand_ins: Iterable[str], replaced: Collection[str]
 ) -> list[str]:
-    """Which declared devices are named by where they are and not by what they are.
+    """The declared devices that are named by where they are and not by what they are.
 
     :param stand_ins: addresses of :func:`without_stand_ins`.
     :param replaced: what is replaced in the node's files, see :mod:`nova_hpc.wire.capture`.
@@ -271,7 +271,7 @@ def devices_named_by_place(
 
 @attrs.frozen
 class LocatedDevices:
-    """Where the devices of a list are."""
+    """The places of a list of devices."""
 
     addresses: frozenset[str]
     #: One sentence each: what is not there.
@@ -281,7 +281,7 @@ class LocatedDevices:
 def locate_declared_devices(
     devices: Iterable[DeclaredDevice] | None, hardware: Mapping[str, str], node: Node
 ) -> LocatedDevices:
-    """Where declared devices are on this node.
+    """Find declared devices on this node.
 
     Hardware counts before its address: a card that was plugged in elsewhere is the same
     card. One that does not say what it is here, or is not there, keeps its address.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a service is told, before and after files are written: values, not lines.
+"""The options of a service, before and after files are written: values, not lines.
 
 oslo.config itself reads the files, in the service's own order, with those of this project
 as they are and as they would be. So a value that a later file hides is seen to change
@@ -85,7 +85,7 @@ class ConfiguredService:
     words: tuple[str, ...] = ()
 
     def files(self, paths: Iterable[Path] = ()) -> tuple[Path, ...]:
-        """What it reads, with *paths* as if they were there."""
+        """The files that it reads, with *paths* as if they were there."""
         return service_settings.config_files_of(self.words, self.prog, self.project, paths)
 
 

@@ -34,7 +34,7 @@ _KINDS: Final[Mapping[str, str]] = {
 def find_overlooked_devices(
     node: Node, roles: Roles, offered: Iterable[PciFunction], own_roles: bool
 ) -> list[DoctorFinding]:
-    """What nobody says of the node's devices.
+    """Find devices of the node without a NUMA node or a role, of which no service says so.
 
     :param offered: what servers can be given.
     :param own_roles: a file of the operator's own has ``[hpc]device_role``.
@@ -47,7 +47,7 @@ def find_overlooked_devices(
 
 
 def _check_numa_nodes(node: Node, offered: Iterable[PciFunction]) -> Iterator[DoctorFinding]:
-    """Where there is one NUMA node, nobody has to say which."""
+    """Find devices without a NUMA node; where there is one node alone, it is that."""
     numbers = [numa.id for numa in node.numa_nodes if numa.cpus]
     lost = [
         function.address
@@ -125,7 +125,7 @@ def _kind_word_of(function: PciFunction) -> str | None:
 
 
 def _part_for_servers(node: Node, function: PciFunction) -> PciFunction:
-    """What servers would be given of it: its virtual functions, where it has some."""
+    """The part of it that servers would be given: a virtual function, where it has some."""
     for address in function.virtual_functions:
         virtual_function = node.function(address)
         if virtual_function is not None:

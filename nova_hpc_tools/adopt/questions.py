@@ -138,7 +138,7 @@ def _ask_limits(wishes: NodeWishes) -> DeclaredLimits:
 
 
 def _ask_hugepages(wishes: NodeWishes, node: Node) -> dict[str, int] | None:
-    """What is there now may be declared, so that it is missed when it is gone."""
+    """Ask whether to declare the hugepages that are there, so that they are missed when gone."""
     there = dict(readiness.pages_now(node.numa_nodes))
     if wishes.hugepages is not None or not there:
         return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is lost when an entry of ``[pci]device_spec`` of somebody else's is taken out. Pure.
+"""The losses when an entry of ``[pci]device_spec`` of somebody else's is taken out. Pure.
 
 The entry that counts for each function before is compared with the one that counts after,
 key by key: ``configure`` refuses by it, and ``doctor`` advises by it.
@@ -43,7 +43,7 @@ def is_same_entry(line: str, entry: Mapping[str, Any]) -> bool:
 def losses_of_functions(
     before: Iterable[str], after: Iterable[str], node: Node
 ) -> Iterator[KeyLoss]:
-    """What functions lose for which an entry that is not ours counts before.
+    """The losses of functions for which an entry that is not ours has counted.
 
     :param before: one entry each, interfaces translated.
     """

@@ -136,7 +136,7 @@ def _config_files_in(folder: Path, more: Iterable[Path] = ()) -> list[Path]:
 def load_options(
     paths: Iterable[Path], more: Mapping[str, Sequence[cfg.Opt]] | None = None
 ) -> cfg.ConfigOpts:
-    """What these files say of this project's options, and of others.
+    """Load this project's options, and others, from files.
 
     :param more: group -> options of the services themselves that are read, too.
     :raises ConfigError: a file cannot be read.
@@ -331,7 +331,7 @@ def foreign_config_files(words: Sequence[str], folder: Path | None) -> list[Path
 
 
 def _values_without(theirs: Iterable[str] | None, ours: Iterable[str] | None) -> tuple[str, ...]:
-    """What others say: files that a deployment tool has merged say ours, too."""
+    """The values of others: files that a deployment tool has merged have ours, too."""
     return tuple(value for value in theirs or () if value not in (ours or ()))
 
 

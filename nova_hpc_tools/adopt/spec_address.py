@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How an entry of ``[pci]device_spec`` names its devices.
+"""The names that an entry of ``[pci]device_spec`` has for its devices.
 
 What Nova's matcher (``nova/pci/devspec.py``) does, and what follows:
 

@@ -70,7 +70,7 @@ def is_own_entry(entry: Mapping[str, Any]) -> bool:
 
 
 def carried_keys_of(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """What an entry says beside where its devices are and what this project says of them."""
+    """The keys of an entry beside those of its devices' places and those of this project."""
     return {
         key: value
         for key, value in entry.items()

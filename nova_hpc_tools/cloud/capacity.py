@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many servers of a flavor still fit on each host. Pure.
+"""The number of servers of a flavor that still fit on each host. Pure.
 
 There is no second way to count: each host is asked what the scheduler would choose on it,
 the devices, CPUs and pages of the answer are taken away, and it is asked again. So what is
@@ -54,14 +54,14 @@ class Capacity:
 
     @property
     def total(self) -> int:
-        """How many servers fit on all of them."""
+        """The number of servers that fit on all of them."""
         return sum(room.fit for room in self.rooms)
 
 
 def measure_capacity(
     cloud: Snapshot, name: str, image: str | None = None, ports: Iterable[DirectPorts] = ()
 ) -> Capacity:
-    """How many servers of the flavor *name* fit on each node of *cloud*.
+    """Count the servers of the flavor *name* that fit on each node of *cloud*.
 
     :param ports: the direct ports that each server brings.
     :raises SnapshotError: there is no such flavor, or nobody can create servers of it.

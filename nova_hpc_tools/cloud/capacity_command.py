@@ -45,7 +45,7 @@ class _CapacityReport:
     problems: tuple[str, ...]
 
     def place(self, host: str) -> FabricPlace:
-        """Where a host is."""
+        """The place of a host."""
         return self.fabric.place(host) or FabricPlace(host=host)
 
     @property

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the servers of a host can go. Pure: a snapshot in, a plan or its refusals out.
+"""New places for the servers of a host. Pure: a snapshot in, a plan or its refusals out.
 
 Each server is asked about with the scheduler's own functions, on hosts as they would be
 after the moves before it. Those that need most are placed first, each on the best host of
@@ -121,7 +121,7 @@ def plan_drain(cloud: Snapshot, host: str, movers: Iterable[DrainedServer]) -> D
 def _find_allowed_hosts(
     mover: DrainedServer, places: Mapping[str, FabricPlace], host: str
 ) -> tuple[str, tuple[frozenset[str], ...]]:
-    """What the server stays in, and the hosts of it; then, if it may, all others."""
+    """The domain that the server stays in, and its hosts; then, if it may leave, all others."""
     everywhere = frozenset(places) - {host} - mover.apart
     word = mover.extra_specs.get(FABRIC)
     if word is None:
@@ -246,7 +246,7 @@ class _DrainSearch:
         ]
 
     def why(self, wanted: Sequence[_PlannedServer]) -> tuple[str, ...]:
-        """Why :meth:`place` found nothing."""
+        """The reasons why :meth:`place` found nothing."""
         if self._tries >= _TRIES:
             return (f"no plan was found in {_TRIES} tries: move some of the servers by hand",)
         at, server = self._stuck

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``nova-hpc drain`` asks of Nova's public API, with the rights of an operator."""
+"""The client of Nova's public API for ``nova-hpc drain``, with the rights of an operator."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ class DrainCloud(FabricCloud):
         self._call("post", f"/servers/{uuid}/action", body, microversion=MICROVERSION)
 
     def why(self, uuid: str) -> str:
-        """What Nova says of the server's last cold migration; "" where it says nothing."""
+        """Nova's words on the server's last cold migration; "" where it has none."""
         path = f"/servers/{uuid}/os-instance-actions"
         try:
             actions = self._get(path, MICROVERSION)["instanceActions"]

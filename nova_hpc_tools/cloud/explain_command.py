@@ -499,7 +499,7 @@ def _print_past_decision(console: Console, answer: ServerReport, mark: str) -> N
 
 
 def _mark_own_device(answer: ServerReport, given: AssignedDevices) -> str:
-    """What is said of a device of the server."""
+    """The words for a device of the server."""
     functions = [address for address in given.addresses if address != given.device.address]
     text = f"its {', '.join(functions)}" if functions else "its own"
     groups = set()

@@ -149,7 +149,7 @@ def _choose_adapter_alias(
 
 
 def _flavor_state_of(cloud: Snapshot, flavor: Flavor) -> str:
-    """What the snapshot knows of a flavor of that name; its disk it does not know."""
+    """The word for a flavor of that name in the snapshot, which does not know its disk."""
     for known_flavor in cloud.flavors:
         if known_flavor.name == flavor.name and known_flavor.image is None:
             same = (known_flavor.vcpus, known_flavor.memory_mb, dict(known_flavor.extra_specs)) == (

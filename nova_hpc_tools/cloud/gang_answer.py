@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``nova-hpc explain`` says of servers that are to be together, for people."""
+"""The answer of ``nova-hpc explain`` about servers that are to be together, for people."""
 
 from __future__ import annotations
 

@@ -39,12 +39,12 @@ class ServerMover(Protocol):
         """End a cold migration."""
 
     def why(self, uuid: str) -> str:
-        """What Nova says of the server's last cold migration."""
+        """Nova's words on the server's last cold migration."""
 
 
 @attrs.frozen
 class MovePatience:
-    """How long one server may take."""
+    """The time that one server may take."""
 
     seconds: float
     sleep: Callable[[float], None] = time.sleep
@@ -114,7 +114,7 @@ def _format_move_reason(cloud: ServerMover, move: Move) -> str:
 
 
 def find_unmovable_servers(servers: Iterable[DrainServer]) -> tuple[str, ...]:
-    """Why servers cannot be moved as they are now."""
+    """Find the servers that cannot be moved as they are now, each with the reason."""
     refusals = []
     for server in servers:
         if server.task:

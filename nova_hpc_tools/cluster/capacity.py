@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many whole clusters still fit, at which level of the fabric. Pure."""
+"""The number of whole clusters that still fit, at each level of the fabric. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nova_hpc.fabric.model import FabricLevel, FabricMap, FabricPlace
 
 @attrs.frozen
 class AtLevel:
-    """What fits if each cluster has to lie in one domain of a level."""
+    """The clusters that fit if each has to lie in one domain of a level."""
 
     #: A word of ``hpc:fabric``, or ``anywhere``.
     level: str

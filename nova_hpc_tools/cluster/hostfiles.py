@@ -46,7 +46,7 @@ class MemberHost:
 
     @property
     def reached(self) -> str:
-        """What other hosts call it by."""
+        """The name or address by which other hosts call it."""
         return self.address or self.name
 
 

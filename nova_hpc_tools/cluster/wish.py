@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a wish means to Nova and Neutron: names, tags, and the bodies of requests."""
+"""A wish in the words of Nova and Neutron: names, tags, and the bodies of requests."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _USER_DATA: Final = 65535
 
 
 class WishError(ValueError):
-    """What is asked for cannot be a cluster; the text says why and what would be one."""
+    """The wish cannot be a cluster; the text says why and what would be one."""
 
 
 @attrs.frozen
 class Secrets:
-    """What Nova's records do not give back: who finishes a cluster says it again.
+    """Words of a wish that Nova's records do not give back: who finishes a cluster says them again.
 
     :ivar user_data: as it is given to each member.
     :ivar volumes: ids of volumes that exist, in the order of the members' numbers.

@@ -126,7 +126,7 @@ class _BulkDeviceCommand(base.ListCommand):
         return rows
 
     def nothing(self, address: str, place: ManagedNode) -> str:
-        """Why nothing is to be done about a device that was named."""
+        """The reason why nothing is to be done about a device that was named."""
         raise NotImplementedError
 
     def confirm(

@@ -110,7 +110,7 @@ class ManagedNode:
         return ":".join(word for word in words if word is not None)
 
     def since(self, address: str) -> str:
-        """When the state of a device began; "": nothing was ever wrong."""
+        """The time at which the state of a device began; "": nothing was ever wrong."""
         trial = self.ledger.device(address).trial
         return format_ledger_time(trial.since) if trial is not None and trial.since else ""
 
@@ -166,7 +166,7 @@ class ManagedNode:
         }
 
     def step(self) -> TenancyStep:
-        """What cleans and checks devices.
+        """The step that cleans and checks devices.
 
         :raises cleaner.CleanerError: ``[hpc]cleaners`` cannot be used.
         """
@@ -185,7 +185,7 @@ class ManagedNode:
         return HygieneStep(root, self.file, cleaners, hpc.reset_timeout, rules=rules)
 
     def owners(self) -> DeviceOwners:
-        """Who is asked whether anybody has a device: the ledger's marks stand for Nova.
+        """The witnesses of who has a device: the ledger's marks stand for Nova.
 
         :raises CommandError: they do not, since the ledger is new.
         """

@@ -52,7 +52,7 @@ class _PartitionCommand(base.ListCommand):
         return self.act()
 
     def act(self) -> CommandAnswer:
-        """What the command is for."""
+        """Do what the command is for."""
         raise NotImplementedError
 
 

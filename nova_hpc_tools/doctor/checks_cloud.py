@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with what controllers and Placement are told, and with a fleet. Pure."""
+"""Faults in the settings of controllers, in Placement, and in a fleet. Pure."""
 
 from __future__ import annotations
 

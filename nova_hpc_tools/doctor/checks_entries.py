@@ -29,7 +29,7 @@ _ID: Final = re.compile(r"[0-9a-f]{4}", re.ASCII)
 
 @attrs.frozen
 class Entries:
-    """What nova-compute is told of devices, by whom, and what Nova says to it."""
+    """The entries and aliases of nova-compute, their files, and Nova's words on them."""
 
     node: Node
     #: Entries of others, one each, as they are written; those of ours; and what
@@ -80,7 +80,7 @@ def _refusal_finding(refusal: NovaRefusal, facts: Entries) -> DoctorFinding:
 
 
 def _cure_of_refusal(theirs: Sequence[str], node: Node) -> str:
-    """What makes it right, a sentence without its full stop."""
+    """The cure of a refusal, a sentence without its full stop."""
     (line, *more) = [*theirs, None]
     if line is None or more != [None]:
         return "Take one of the entries that name the device out of the file that has it"

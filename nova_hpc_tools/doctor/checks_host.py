@@ -28,7 +28,7 @@ _CHOOSES: Final = ("intel_pstate", "amd-pstate-epp")
 
 @attrs.frozen
 class Frequency:
-    """How the frequency of CPUs is chosen."""
+    """The choice of the CPUs' frequency."""
 
     driver: str
     governor: str

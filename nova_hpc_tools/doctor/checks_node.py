@@ -193,7 +193,7 @@ def _check_nvswitches(facts: Facts) -> Iterator[DoctorFinding]:
 
 
 def _free_group(others: Iterable[PciFunction], offered: Iterable[PciFunction]) -> str:
-    """What makes a group viable. Other functions of a card go with it; the rest is the host's."""
+    """The cure of a group. Other functions of a card go with it; the rest is the host's."""
     slots = {function.address.partition(".")[0] for function in offered}
     movable = [
         function

@@ -40,7 +40,7 @@ class Shim:
 
 @attrs.frozen
 class User:
-    """Who a service runs as."""
+    """The user that a service runs as."""
 
     name: str
     uid: int
@@ -86,7 +86,7 @@ def check_service(service: ServiceFacts) -> Iterator[DoctorFinding]:
 
 
 def shim_finding(shim: Shim) -> DoctorFinding:
-    """What is said of it."""
+    """The finding about it."""
     return DoctorFinding("not-looked" if shim.unknown else "shim", shim.seen, shim.cure)
 
 

@@ -347,7 +347,7 @@ def _read_placement_settings() -> PlacementOptions:
 
 
 def _merge_fleet_findings(folder: Path) -> tuple[list[tuple[str | None, WireFinding]], int]:
-    """What was found on all nodes, and between them; what cannot be read is a finding."""
+    """The findings on all nodes, and between them; a node that cannot be read is one."""
     if not folder.is_dir():
         raise CommandError(f"--merge: there is no directory {folder}")
     rows: list[tuple[str | None, WireFinding]] = []

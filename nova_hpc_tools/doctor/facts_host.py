@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``nova-hpc doctor`` reads of a host besides its inventory: who else sets it up, and how."""
+"""Facts about a host for ``nova-hpc doctor``, beside its inventory: who else sets it up, how."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _find_unassigned_bars(tree: FileTree, address: str) -> Iterator[int]:
 
 
 def _read_driverctl_overrides(root: Path, addresses: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """What driverctl binds at boot: a file for each device, ``pci-`` and its address."""
+    """The bindings of driverctl at boot: a file for each device, ``pci-`` and its address."""
     for address in addresses:
         driver = include_files.read_text_or_empty(root / f"etc/driverctl.d/pci-{address}").strip()
         if driver:

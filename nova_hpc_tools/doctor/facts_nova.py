@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``nova-hpc doctor`` lets Nova itself say of entries and aliases, where Nova is here."""
+"""Nova's own words on entries and aliases, for ``nova-hpc doctor``, where Nova is here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def read_entries_with_nova(
     nova: Any,
     expected: Iterable[str],
 ) -> Entries:
-    """What nova-compute is told, and what Nova makes of it.
+    """Read the entries of nova-compute, and what Nova makes of them.
 
     Without Nova the rules that this project knows itself are all that is looked at, and where
     others have written something, that is said.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``nova-hpc doctor`` looks at in a whole cloud: Nova's records, Placement's, the map's."""
+"""The records of a whole cloud for ``nova-hpc doctor``: Nova's, Placement's, the map's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nova_hpc_tools.snapshot import SnapshotError, cloud_readers
 
 
 def examine_records_twice(config: Sequence[str], alone: bool = True) -> list[DoctorFinding]:
-    """What is wrong, of two looks: what was only changing is no fault.
+    """Find the faults that two looks have in common: what was only changing is no fault.
 
     :param config: --config-file=FILE and --config-dir=DIR of Nova's scheduler.
     :param alone: nothing else is looked at.

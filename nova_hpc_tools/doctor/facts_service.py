@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``nova-hpc doctor`` reads of what nova-compute needs: its libvirt, its shim, its files."""
+"""The needs of nova-compute, for ``nova-hpc doctor``: its libvirt, its shim, its files."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def read_service_facts(
 def configured_libvirt_needs(
     node: Node, offered: Iterable[PciFunction], nova: Any
 ) -> tuple[LibvirtNeed, ...]:
-    """What is configured or offered here, and needs a libvirt newer than Nova does."""
+    """Features that are configured or offered here, and need a libvirt newer than Nova does."""
     memory = sum(numa_node.memory_kib or 0 for numa_node in node.numa_nodes) << 10
     return tuple(needs.libvirt_needs_of(offered, memory, nova.hpc.gpudirect_clique))
 
@@ -80,7 +80,7 @@ def _find_too_old_libvirt(wishes: Iterable[LibvirtNeed], nova: Any) -> Iterator[
 
 
 def libvirt_uri_of(nova: Any) -> str:
-    """Where nova-compute of this machine finds libvirt."""
+    """The URI at which nova-compute of this machine finds libvirt."""
     return nova.libvirt.connection_uri or libvirt_domains.DEFAULT_URI
 
 
@@ -88,7 +88,7 @@ def libvirt_uri_of(nova: Any) -> str:
 
 
 def find_shim_fault(driver: str | None) -> Shim | None:
-    """What is wrong with the file through which Nova finds the driver; None: nothing.
+    """Find the fault of the file through which Nova finds the driver; None: there is none.
 
     :param driver: ``[DEFAULT]compute_driver``; for another driver nothing is needed.
     """
@@ -137,7 +137,7 @@ def _stat_service_path(tree: FileTree, root: Path, path: str, kind: Any) -> Ledg
 
 
 def _find_service_user(root: Path) -> User | None:
-    """Who the unit of nova-compute runs it as; None: there is none, or it cannot be read."""
+    """The user of the unit of nova-compute; None: there is no unit, or it cannot be read."""
     for unit in _UNITS:
         texts = list(_read_service_unit(root, unit))
         if texts:

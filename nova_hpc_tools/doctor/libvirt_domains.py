@@ -22,7 +22,7 @@ PATIENCE: Final = 30.0
 
 
 def guest_domain_reader(options: Any) -> Callable[[], NodeGuestDomains]:
-    """What asks the libvirt that nova-compute of this node uses.
+    """A function that asks the libvirt that nova-compute of this node uses.
 
     :param options: with group ``[libvirt]``, as node_config reads it.
     """
@@ -80,7 +80,7 @@ def libvirt_version_of(uri: str, patience: float = PATIENCE) -> Version | None:
 
 
 def _ask_libvirt(question: Callable[[Any], Answer], patience: float) -> Answer | None:
-    """What libvirt answers; None: nothing within *patience* seconds.
+    """The answer of libvirt; None: none within *patience* seconds.
 
     :raises ImportError: libvirt-python is not there.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What other tools find on this machine: ``nova-hpc doctor --others`` runs and reads them.
+"""Other tools' findings on this machine: ``nova-hpc doctor --others`` runs and reads them.
 
 ``virt-host-validate`` knows the host as QEMU needs it, and ``oslo-config-validator`` which options
 there are. Neither is written again here.
@@ -36,7 +36,7 @@ _PROBE: Final = (
 def run_other_checkers(
     files: Iterable[Path], python: str | None = None, libvirt: str | None = None
 ) -> Iterator[DoctorFinding]:
-    """What they find; one that is not there, or says nothing, is named.
+    """Run them; one that is not there, or says nothing, is named.
 
     :param files: that Nova's services read.
     :param python: that runs Nova; None: that of the nova-compute on PATH, or this one.
@@ -96,7 +96,7 @@ def _report_silent_checker(program: str, cure: str) -> DoctorFinding:
 
 
 def _output_of_checker(words: Sequence[str]) -> str | None:
-    """What a program writes, whatever its exit status; None: it cannot be run."""
+    """The output of a program, whatever its exit status; None: it cannot be run."""
     try:
         done = subprocess.run(
             words, capture_output=True, text=True, timeout=_SECONDS, check=False, errors="replace"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a source is left out: by the operator's word, or because it stands for "not known"."""
+"""The parts of a source that are left out: by the operator, or because they mean "not known"."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class Cables:
 
 @attrs.frozen
 class Graph:
-    """What a source says, before anything is made of it. All names are good ones."""
+    """The facts of a source, before anything is made of them. All names are good ones."""
 
     ports: tuple[HostPort, ...] = ()
     cables: tuple[Cables, ...] = ()
@@ -354,7 +354,7 @@ def _place_hosts(
 def _build_links(
     graph: Graph, tiers: list[frozenset[str]], no_leaves: Container[str]
 ) -> list[FabricLink]:
-    """What connects the switches, and what is missing there.
+    """The links between the switches, and those that are missing.
 
     :param no_leaves: switches beside the leaves, which are cabled in another way.
     """

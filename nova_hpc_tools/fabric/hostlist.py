@@ -64,7 +64,7 @@ def compress_hostlist(names: Iterable[str]) -> str:
 
 
 def _split_number(name: str) -> re.Match[str] | None:
-    """What stands before a name's last number, and the number."""
+    """Split a name into what stands before its last number, and the number."""
     return None if any(letter in name for letter in "[],") else _NUMBERED.fullmatch(name)
 
 

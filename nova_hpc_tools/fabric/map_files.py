@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the commands of the fabric get a map from."""
+"""The sources of a map, for the commands of the fabric."""
 
 from __future__ import annotations
 

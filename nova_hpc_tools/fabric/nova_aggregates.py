@@ -69,7 +69,7 @@ def connect_compute_proxy(args: argparse.Namespace) -> Any:
 
 
 class FabricCloud:
-    """What ``nova-hpc fabric`` reads and writes.
+    """The aggregates and servers that ``nova-hpc fabric`` reads and writes.
 
     :param compute: the compute proxy of openstacksdk.
     """

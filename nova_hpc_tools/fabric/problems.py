@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a reader finds wrong with a source, and what it delivers all the same."""
+"""The problems of a source, and what its reader delivers all the same."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class FabricMapError(Exception):
 
 @attrs.frozen
 class FabricReading:
-    """What a source says."""
+    """The content of a source."""
 
     fabric: FabricMap
     #: What is damaged or contradicts itself: what it concerns is unknown in the map.

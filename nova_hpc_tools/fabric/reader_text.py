@@ -44,7 +44,7 @@ class LineValue:
 
     @property
     def kind(self) -> str:
-        """What it is, in words."""
+        """The kind of it, in words."""
         for kind, word in ((dict, "a mapping"), (list, "a list"), (str, "a text")):
             if isinstance(self.value, kind):
                 return word

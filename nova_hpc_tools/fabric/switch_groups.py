@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which switches of one tier are one domain, and which domains are wider than others. Pure.
+"""The switches of one tier that are one domain, and the domains wider than others. Pure.
 
 Hosts with several rails are on as many leaf switches, and a pod has several spine switches
 over the same leaves: such switches are one domain. A network for storage or management has
@@ -195,7 +195,7 @@ class _Kinds:
         return {number: frozenset(those) for number, those in beside.items()}
 
     def count_shared(self, first: int, second: int) -> int:
-        """How many users two kinds share."""
+        """The number of users that two kinds share."""
         return self._shared[min(first, second), max(first, second)]
 
     def agree(self, first: int, second: int) -> bool:

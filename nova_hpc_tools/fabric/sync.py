@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which steps make Nova's host aggregates say what a map says. Pure: nothing is done here.
+"""The steps that make Nova's host aggregates agree with a map. Pure: nothing is done here.
 
 Only aggregates with our mark are ours, of these only the keys with our prefix, and of
 several maps only those of the map's own name. Each step can be repeated, and after any of
@@ -105,7 +105,7 @@ def map_as_in_nova(fabric: FabricMap, hosts: Iterable[str]) -> FabricMap:
 def map_of_aggregates(
     aggregates: Iterable[CloudAggregate], name: str
 ) -> tuple[FabricMap, tuple[str, ...]]:
-    """What the aggregates of the map *name* say of all hosts, and what makes no sense in them."""
+    """The map *name* that the aggregates hold, and what makes no sense in them."""
     of_host: dict[str, list[Mapping[str, str]]] = {}
     for aggregate in aggregates:
         if aggregate.metadata.get(ours.MAP_KEY) not in (name, None):
@@ -220,7 +220,7 @@ def plan_sync(
 def check_removals(
     old: FabricMap, new: FabricMap, share: float, accepted: int | None = None
 ) -> str | None:
-    """Why *new* may not take the place of *old*, of which it would lose too much; None: it may.
+    """The reason why *new* may not replace *old*, of which it would lose too much; None: it may.
 
     A host is lost when the cloud knew a domain of it, of any level, and the new map knows none
     of that level: a map that was cut short, or that was read while switches did not answer,
@@ -340,7 +340,7 @@ def _two_maps(
 
 
 def _aggregate_name_of(aggregate: CloudAggregate) -> str:
-    """What an aggregate of ours should be called, by its metadata, else by its name."""
+    """The name that an aggregate of ours should have, by its metadata, else by its name."""
     kind = aggregate.metadata.get(ours.KIND_KEY, "")
     domain = aggregate.metadata.get(f"{ours.PREFIX}{kind}")
     return f"{ours.NAME_PREFIX}{kind}:{domain}" if domain else aggregate.name

@@ -191,7 +191,7 @@ def _verify_written_aggregates(cloud: FabricCloud, fabric: FabricMap) -> str | N
 
 
 def describe_sync_step(step: SyncStep) -> str:
-    """What a step does to its aggregate, in words."""
+    """A step on its aggregate, in words."""
     if step.kind == sync.METADATA:
         return ", ".join(
             _describe_metadata_item(key, value) for key, value in step.metadata.items()

@@ -175,7 +175,7 @@ def _read_processor(args: argparse.Namespace) -> nccl.Processor | None:
 
 
 def _peer_wish_of(args: argparse.Namespace) -> PeerWish:
-    """What the node is to be like: of another machine only where its files are named."""
+    """The peer-to-peer wish for the node: of another machine only where its files are named."""
     on_this_machine = args.xml is None and args.archive is None and args.root.resolve() == Path("/")
     if not on_this_machine and not args.config:
         return PeerWish.KEEP

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What many nodes have in common, as a JSON document with a version.
+"""The kinds of a fleet's nodes, as a JSON document with a version.
 
 Within a version, keys may be added; a key is never removed and never changes meaning.
 """

@@ -65,14 +65,14 @@ class KindDifference:
 
     @property
     def usual(self) -> KindValue | None:
-        """What more than half of the nodes have; None: there is no such value."""
+        """The value that more than half of the nodes have; None: there is none."""
         first, *others = self.values
         rest = sum(len(value.nodes) for value in others)
         return first if len(first.nodes) > rest else None
 
     @property
     def odd(self) -> tuple[KindValue, ...]:
-        """What is not usual; every value where none is."""
+        """The values that are not usual; every value where none is."""
         return self.values[1:] if self.usual else self.values
 
 
@@ -267,7 +267,7 @@ def _facts_of_product(
 
 
 def _facts_of_device(node: Node, function: PciFunction) -> Iterator[tuple[str, str]]:
-    """What is compared of a device. A speed is not: an idle device may lower it."""
+    """The facts of a device that are compared. A speed is not: an idle device may lower it."""
     yield "NUMA node", "unknown" if function.numa_node is None else str(function.numa_node)
     yield "driver", function.driver or "none"
     yield "beside it at its switch", _products_beside(node, function)

@@ -55,7 +55,7 @@ _LINES: Final = {
 
 
 class HiddenIdentities:
-    """What may not be told, and what stands for it."""
+    """Identities that may not be told, and what stands for them."""
 
     def __init__(self) -> None:
         self._stand_ins: dict[bytes, bytes] = {}
@@ -66,7 +66,7 @@ class HiddenIdentities:
         return len(self._stand_ins)
 
     def add(self, identity: bytes) -> bytes:
-        """What stands for the bytes of a MAC, a GUID or a serial number.
+        """The stand-in for the bytes of a MAC, a GUID or a serial number.
 
         A number of local administration, which is no maker's, counted in the
         order in which they are added. All zeros or all ones name nothing and stay.
@@ -351,7 +351,7 @@ def _pack_archive(record: Mapping[str, Entry]) -> bytes:
 
 
 def load_node_archive(path: Path) -> FileTree:
-    """What an archive holds, to be read as if it were the machine.
+    """Load an archive, to be read as if it were the machine.
 
     Nothing of it is unpacked: whoever made it may have meant harm.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a reading of a node looked at: recorded while it is read, and read again.
+"""The files of one reading of a node: recorded while it is read, and read again.
 
 A record holds exactly what the readers asked for and was there, so there is no
 second list of files that could fall behind them. Reading a record gives the

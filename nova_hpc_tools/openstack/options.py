@@ -176,7 +176,7 @@ def add_secret_options(parser: argparse.ArgumentParser) -> None:
 
 
 def read_secrets(args: argparse.Namespace) -> Secrets:
-    """What no record gives back.
+    """Read what no record gives back.
 
     :raises ClusterError: the file cannot be read.
     """
@@ -190,7 +190,7 @@ def read_secrets(args: argparse.Namespace) -> Secrets:
 def wish_of_options(
     cloud: SdkCloud, args: argparse.Namespace, given: Secrets
 ) -> tuple[ClusterWish, QuotaNeed]:
-    """What the options ask for, with names looked up.
+    """The wish in the options, with names looked up.
 
     :raises ClusterError: it cannot be a cluster.
     """
@@ -230,7 +230,7 @@ def wish_of_options(
 def quota_need_of(
     wish: ClusterWish, flavor: Any, members: int, in_group: int, group: bool
 ) -> QuotaNeed:
-    """What quotas have to leave room for."""
+    """The need that quotas have to leave room for."""
     return QuotaNeed(
         members=members,
         in_group=in_group,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the OpenStack client asks of a plug-in (entry point ``openstack.cli.extension``)."""
+"""The plug-in of the OpenStack client (entry point ``openstack.cli.extension``)."""
 
 from __future__ import annotations
 

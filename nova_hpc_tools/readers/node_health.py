@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all nodes of a cloud say about their devices, as Nova's database has it."""
+"""The words of all nodes of a cloud on their devices, as Nova's database has them."""
 
 from __future__ import annotations
 

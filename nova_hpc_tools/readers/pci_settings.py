@@ -27,7 +27,7 @@ _SERIAL: Final = "not read"
 
 
 def list_refused_settings(told: PciSettings, node: Node, root: Path) -> list[NovaRefusal]:
-    """What Nova refuses of it, in Nova's own words.
+    """List the settings that Nova refuses, in Nova's own words.
 
     :param node: whose devices Nova would see.
     :param root: where the node's ``sys`` is.
@@ -52,7 +52,7 @@ def _check_device_entries(told: PciSettings, node: Node) -> Iterator[NovaRefusal
 
 
 def _check_device_providers(entries: whitelist.Whitelist, node: Node) -> Iterator[NovaRefusal]:
-    """What Nova refuses when it makes providers of the devices."""
+    """Find what Nova refuses when it makes providers of the devices."""
     view = pci_placement_translator.PlacementView("node", [])
     refused = set()
     for function in node.functions:

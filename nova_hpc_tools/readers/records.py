@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Nova's databases, Placement and Keystone have of a cloud, for ``nova-hpc doctor``.
+"""The records of Nova's databases, Placement and Keystone, for ``nova-hpc doctor``.
 
 The entry point ``nova_records`` of ``nova_hpc.readers``. Allocations are read before the
 records of servers: one that is made meanwhile is not seen, instead of being seen without
@@ -54,7 +54,7 @@ Track = Callable[[Sequence[Any]], Iterable[Any]]
 
 
 def make_records_reader(arguments: Sequence[str] = ()) -> Callable[[Track], CloudRecords]:
-    """What reads them, as often as it is called.
+    """A function that reads them, as often as it is called.
 
     It takes what shows how far it is: two requests to Placement for each device take long.
 
@@ -94,7 +94,7 @@ def collect_records(track: Track = iter) -> CloudRecords:
 
 @attrs.frozen
 class _PlacementRecords:
-    """What was read of it."""
+    """The records that were read of Placement."""
 
     providers: list[PciProvider]
     #: Provider -> consumer -> its resources there.
@@ -174,7 +174,7 @@ def _roles_in_placement() -> frozenset[str] | None:
 
 @attrs.frozen
 class _CellRecords:
-    """What was read of one cell."""
+    """The records that were read of one cell."""
 
     mapping: Any
     hosts: list[RecordedHost]

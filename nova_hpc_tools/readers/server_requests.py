@@ -146,7 +146,7 @@ def _describe_request(
 
 
 def _explain_by_placement(context: Any, spec: objects.RequestSpec) -> str | None:
-    """What no host has by Placement, as the log of nova-scheduler would say it now.
+    """The shortage by Placement, as the log of nova-scheduler would say it now.
 
     None: each wish is met somewhere together with the others, or a host was forced. Ports'
     own request groups are not stored with the request, and not in it.
@@ -195,7 +195,7 @@ def _count_announced_members(spec: objects.RequestSpec) -> int | None:
 
 
 def _list_constraints(spec: objects.RequestSpec) -> Iterator[str]:
-    """What narrows the hosts down, or asks for more, beside the flavor."""
+    """List what narrows the hosts down, or asks for more, beside the flavor."""
     if spec.availability_zone:
         yield f"availability zone {make_printable_text(spec.availability_zone)}"
     hints = spec.scheduler_hints if "scheduler_hints" in spec else None

@@ -347,7 +347,7 @@ def _ask_glance(adapter: Any, url: str, image: str) -> dict[str, Any] | None:
 
 
 def _why_service_is_out(service: objects.Service) -> str | None:
-    """Why the scheduler gives a host no servers."""
+    """The reason why the scheduler gives a host no servers."""
     if service.disabled:
         reason = (
             f" ({make_printable_text(service.disabled_reason)})" if service.disabled_reason else ""

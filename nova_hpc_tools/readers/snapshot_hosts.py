@@ -42,7 +42,7 @@ _TAKEN: Final = (fields.PciDeviceStatus.CLAIMED, fields.PciDeviceStatus.ALLOCATE
 
 
 def ask_free_devices(task: ServerTask) -> tuple[dict[DeviceKind, Free | None], list[str]]:
-    """What Placement says is free, for every alias; and what it does not say."""
+    """Ask Placement for the free devices of every alias; and what it does not say."""
     free = {kind: providers.free_providers(kind, providers.MOST) for kind in task.kinds}
     problems = [
         f"Placement could not be asked which {kind.resource_class} are free; going by "

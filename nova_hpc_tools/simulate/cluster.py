@@ -71,7 +71,7 @@ class SimulatedCluster:
         return fit
 
     def room(self, level: Level, size: int) -> Ints:
-        """How many groups of *size* whole GPUs at *level* each node can hold."""
+        """The number of groups of *size* whole GPUs at *level* that each node can hold."""
         key = (level, size)
         room = self._rooms.get(key)
         if room is None:

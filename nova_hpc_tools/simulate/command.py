@@ -195,7 +195,7 @@ def _parse_percent(text: str) -> int:
 
 
 def _read_scenario(args: argparse.Namespace) -> tuple[Scenario, tuple[str, ...]]:
-    """What is simulated, and what is not."""
+    """Read the scenario, and what of the input is not simulated."""
     from nova_hpc_tools.simulate import model, results
     from nova_hpc_tools.simulate.scenario import prepare_scenario
 

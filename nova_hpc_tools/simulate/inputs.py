@@ -327,7 +327,7 @@ def tasks_of(snapshot: cloud.Snapshot, role: str) -> list[SimulatedTask]:
 
 
 def not_simulated(snapshot: cloud.Snapshot, role: str) -> tuple[str, ...]:
-    """What flavors ask for and :func:`tasks_of` does not have, one sentence each.
+    """Wishes of flavors that :func:`tasks_of` does not have, one sentence each.
 
     Ports belong to servers, so no snapshot has them; other devices are not modelled.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is simulated: machines, with where their GPUs sit, and tasks, with their order.
+"""The model of a simulation: machines, with where their GPUs sit, and tasks, with their order.
 
 Data and drawing, no state.
 """
@@ -166,7 +166,7 @@ class TaskShape:
 
     @property
     def groups(self) -> int:
-        """How many groups it has."""
+        """The number of its groups."""
         return self.gpus // self.group_size if self.gpus else 0
 
 

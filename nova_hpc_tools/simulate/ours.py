@@ -50,7 +50,7 @@ _NEVER: Final = -1e18
 
 
 class Weights(enum.Enum):
-    """What a scheduler knows of its users."""
+    """A scheduler's knowledge of its users."""
 
     #: As it is installed: flavors count by the servers of them that run.
     LEARNED = "learned"
@@ -64,7 +64,7 @@ class Weights(enum.Enum):
 
 @attrs.frozen
 class Variant:
-    """How hosts are ranked; the defaults are what a scheduler does as it is installed."""
+    """The ranking of hosts; the defaults are those of a scheduler as it is installed."""
 
     weights: Weights = Weights.LEARNED
     #: The damage comes first among hosts that reach the level; otherwise the whole score
@@ -321,7 +321,7 @@ def _request_for_engine(shape: TaskShape, cells: int) -> model.Request:
 
 
 def _count_usable_gpus(host: model.FreeHost, profile: Profile) -> int:
-    """How many of the free GPUs the shapes can use; weighted."""
+    """Count the free GPUs that the shapes can use; weighted."""
     host_profile = HostProfile.of(profile, frozenset({_ROLE}), frozenset({_ROLE}))
     opened = host_profile.open([len(host.pools)], host_profile.limits_on_host(host.nodes, ()))
     total = 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every policy is, and those of stock Nova.
+"""The protocol of a policy, and the policies of stock Nova.
 
 A policy picks a node, and then GPUs on it.
 

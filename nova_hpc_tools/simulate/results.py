@@ -276,7 +276,7 @@ def _format_figure(name: str, spread: FigureSpread) -> str:
 
 
 def describe_provenance() -> Mapping[str, Any]:
-    """When and where the figures were made."""
+    """The origin of the figures: when and where they were made."""
     import numpy
 
     return {

@@ -40,7 +40,7 @@ class ClusterSample:
 
 @attrs.frozen
 class ReplayOutcome:
-    """What one policy did with one order of arrivals."""
+    """The outcome of one policy for one order of arrivals."""
 
     policy: str
     seed: int
@@ -82,7 +82,7 @@ class PolicyReplay:
         return node, gpus
 
     def sample(self, at: int) -> ClusterSample:
-        """Where it stands."""
+        """Sample the cluster as it stands."""
         capacity = max(self.cluster.capacity, 1)
         used = self.cluster.capacity - int(self.cluster.idle.sum())
         return ClusterSample(
@@ -176,7 +176,7 @@ VERSION: Final = 1
 
 @attrs.frozen
 class Scenario:
-    """What every policy is put to."""
+    """The machines and tasks that every policy is put to."""
 
     machines: tuple[SimulatedMachine, ...]
     tasks: tuple[SimulatedTask, ...]
@@ -190,7 +190,7 @@ class Scenario:
 
     @property
     def capacity(self) -> int:
-        """What 100 per cent of demand is, in thousandths of a GPU."""
+        """The measure of demand, 100 per cent, in thousandths of a GPU."""
         first = self.machines[: len(self.machines) - self.added]
         return WHOLE * sum(machine.free for machine in first)
 
@@ -231,7 +231,7 @@ def prepare_scenario(
 def play_scenario(
     scenario: Scenario, policy: str, seed: int, named: NamedPolicy | None = None
 ) -> ReplayOutcome:
-    """What *policy* does; the same for the same arguments.
+    """Play *policy* on one order; the same for the same arguments.
 
     :param named: what has this name; default: that of :data:`policies.POLICIES`.
 

@@ -99,7 +99,7 @@ class Flavor:
 
     @property
     def server(self) -> ServerSpec:
-        """What a server of it asks for."""
+        """The wishes of a server of it."""
         return ServerSpec(
             extra_specs=self.extra_specs,
             wants=tuple(
@@ -176,13 +176,13 @@ class SnapshotNode:
 
     @property
     def name(self) -> str:
-        """What people call it: the host, and the node where that differs."""
+        """The name for people: the host, and the node where that differs."""
         return self.host if self.host == self.node else f"{self.host}, {self.node}"
 
 
 @attrs.frozen
 class ServerCell:
-    """What a server holds of one host NUMA node."""
+    """A server's share of one host NUMA node."""
 
     numa: int
     dedicated_cpus: int = 0
@@ -288,7 +288,7 @@ def engine_host(
     roles: Mapping[str, str] | None = None,
     ports: Sequence[DirectPorts] = (),
 ) -> FreeHost:
-    """What is free on one node, in the engine's words.
+    """The free resources of one node, in the engine's words.
 
     :param roles: Want.key -> the role that its devices have to have.
     :param ports: of the server.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where commands get a cloud from: a file, or what the entry points ``nova_hpc.readers`` read."""
+"""The sources of a cloud for commands: a file, or the entry points ``nova_hpc.readers``."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def obtain_snapshot(
 
 
 def read_health(config: Sequence[str] = ()) -> Sequence[NodeHealth]:
-    """What every node of the cloud says about its devices.
+    """Read the words of every node of the cloud on its devices.
 
     :raises SnapshotError: it cannot be had; the text names the cure.
     """
@@ -86,7 +86,7 @@ def read_health(config: Sequence[str] = ()) -> Sequence[NodeHealth]:
 
 
 def records_reader(config: Sequence[str]) -> Callable[[Track], CloudRecords]:
-    """What reads all that Nova's databases and Placement have of the cloud.
+    """A function that reads all that Nova's databases and Placement have of the cloud.
 
     :raises SnapshotError: also when it is called: it cannot be had; the text names the cure.
     """
@@ -96,7 +96,7 @@ def records_reader(config: Sequence[str]) -> Callable[[Track], CloudRecords]:
 def read_asked(
     config: Sequence[str], name: str | None, request: str | None = None
 ) -> UnplacedRequest:
-    """What was asked for a server without a host, or by a request.
+    """Read the wishes of a server without a host, or of a request.
 
     :raises SnapshotError: it cannot be had; the text names the cure.
     """
@@ -104,7 +104,7 @@ def read_asked(
 
 
 def read_fabric_groups(config: Sequence[str]) -> Sequence[GroupLine]:
-    """What Placement holds of every server group.
+    """Read what Placement holds of every server group.
 
     :raises SnapshotError: it cannot be had; the text names the cure.
     """
@@ -120,7 +120,7 @@ def reap_fabric(config: Sequence[str]) -> Reaped:
 
 
 def check_pci_settings(told: PciSettings, node: Node, root: Path) -> Sequence[NovaRefusal]:
-    """What Nova itself refuses of entries and aliases for PCI devices.
+    """List what Nova itself refuses of entries and aliases for PCI devices.
 
     :raises SnapshotError: Nova is not here; the text names the cure.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Nova's databases and Placement have of a cloud's devices. Data only."""
+"""The records of a cloud's devices in Nova's databases and in Placement. Data only."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class ServiceAlias:
 
 @attrs.frozen
 class CloudRecords:
-    """What Nova and Placement have of a cloud."""
+    """The records of a cloud in Nova and in Placement."""
 
     hosts: tuple[RecordedHost, ...] = ()
     providers: tuple[PciProvider, ...] = ()

@@ -18,7 +18,7 @@ from nova_hpc.placement.model import Ports
 
 @attrs.frozen
 class PortAdapter:
-    """What an adapter is for whose functions are for direct ports alone."""
+    """The use of an adapter whose functions are for direct ports alone."""
 
     #: The physical network; None: networks without one.
     network: str | None = None
@@ -102,7 +102,7 @@ def merge_equal_ports(ports: Iterable[DirectPorts]) -> tuple[DirectPorts, ...]:
 
 
 def adapter_of(pool: Mapping[str, object]) -> PortAdapter | None:
-    """What one of Nova's pools is for; None: for flavors.
+    """The adapter behind one of Nova's pools; None: the pool is for flavors.
 
     Nova's words, which are the same in ``[pci]device_spec``.
     """
@@ -118,7 +118,7 @@ def adapter_of(pool: Mapping[str, object]) -> PortAdapter | None:
 
 
 def direct_ports_of_spec(spec: Mapping[str, object], count: int = 1) -> DirectPorts:
-    """What Nova's request of a port wants, in the same words."""
+    """The wish of Nova's request of a port, in the same words."""
     network, trusted = spec.get("physical_network"), spec.get("trusted")
     return DirectPorts(
         network=None if network is None else str(network),

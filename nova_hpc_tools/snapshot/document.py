@@ -98,7 +98,7 @@ def load_cloud_snapshot(text: str) -> Snapshot:
 
 
 def _add_withheld(body: dict[str, Any]) -> None:
-    """What version 2 did not say: which aliases the withheld devices would serve."""
+    """Add what version 2 did not have: the aliases that the withheld devices would serve."""
     hosts = body.get("hosts")
     for host in hosts if isinstance(hosts, list) else ():
         if isinstance(host, dict):

@@ -44,7 +44,7 @@ class DomainFleet:
 
 @attrs.frozen
 class GroupLine:
-    """What operators see of one group."""
+    """One group, as operators see it."""
 
     #: The server group's UUID.
     group: str
@@ -92,7 +92,7 @@ def list_group_lines(fleet: DomainFleet, dead: Collection[str]) -> tuple[GroupLi
 
 @attrs.frozen
 class Reaped:
-    """What ``nova-hpc fabric reap`` has taken away."""
+    """The providers that ``nova-hpc fabric reap`` has taken away."""
 
     swept: SweptProviders = attrs.field(factory=SweptProviders)
     #: Domains that no group has any more; the next one makes them again.

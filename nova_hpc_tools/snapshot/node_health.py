@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one node of a cloud says about its devices. Data only."""
+"""The words of one node of a cloud on its devices. Data only."""
 
 from __future__ import annotations
 

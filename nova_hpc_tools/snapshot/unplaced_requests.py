@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was asked for servers that never got a host. Data only.
+"""The requests for servers that never got a host. Data only.
 
 No part of a snapshot: a snapshot is what the scheduler knows of the cloud, and this is
 what users wanted of it.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the guest is told, put into its domain as entries of fw_cfg.
+"""The guest's documents in its domain, as entries of fw_cfg.
 
 Everything that is said follows from the finished domain (which device sits where in
 the guest) and a reading of the node (where it sits on the host).

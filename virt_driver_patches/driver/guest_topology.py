@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which PCIe tree a server gets: the flavor's word, the record, the plan.
+"""The PCIe tree that a server gets: the flavor's word, the record, the plan.
 
 The record (``hpc_guest_abi``) is made when a server starts for the first time
 here. It fixes the rules for as long as the server lives; the word of the

@@ -30,7 +30,7 @@ _KIB: Final = 1024
 
 
 def list_missing_resources(instance: objects.Instance, reading: NodeReading) -> tuple[str, ...]:
-    """What the host has not made yet that a server needs; one sentence each, for operators."""
+    """List what the host has not made yet and a server needs; one sentence each, for operators."""
     return (*_missing_devices_of(instance, reading), *_missing_pages_of(instance, reading.node))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a node's devices are still what Placement and the servers on it know them as.
+"""Checks that a node's devices are still what Placement and its servers know them as.
 
 Placement changes the resource class of no provider while a server has one of its
 devices: it answers ``InventoryInUse``, and Nova's first update of the node fails

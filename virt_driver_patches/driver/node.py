@@ -47,12 +47,12 @@ class HpcNode:
 
     @functools.cached_property
     def source(self) -> ReadingSource:
-        """Where this node's topology and quarantine are read."""
+        """The source of this node's topology and quarantine."""
         return ReadingSource.from_config(CONF)
 
     @functools.cached_property
     def tenancy(self) -> TenancySteps:
-        """What is done to devices around a server; nothing without ``hpc_*`` tags.
+        """The steps on devices around a server; none without ``hpc_*`` tags.
 
         :raises nova.exception.InvalidConfiguration: it cannot be done.
         """
@@ -60,7 +60,7 @@ class HpcNode:
         return TenancySteps(steps, owners=self.owners)
 
     def owners(self, nodename: str) -> DeviceOwners:
-        """Who is asked whether anybody has a device.
+        """The witnesses of who has a device.
 
         :param nodename: Nova's name for this node.
         """
@@ -74,11 +74,11 @@ class HpcNode:
 
     @functools.cached_property
     def providers(self) -> NodeProviders:
-        """What Placement is told of this node's devices."""
+        """This node's resource providers in Placement."""
         return NodeProviders.of(self.source.ledger, CONF.hpc.keep_vanished, CONF.hpc.clean_devices)
 
     def whereabouts(self, instance: objects.Instance) -> FabricPosition:
-        """Where this node is on the fabric, in the names of the server's project."""
+        """This node's place on the fabric, in the names of the server's project."""
         return fabric_position.read_fabric_position(self._host, instance.project_id)
 
     @property

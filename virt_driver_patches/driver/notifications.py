@@ -182,7 +182,7 @@ class GuestNotifier:
 def _select_changes(
     before: Mapping[_Key, object], after: Mapping[_Key, object]
 ) -> Iterator[tuple[_Key, int]]:
-    """What has changed, _MOST of it, each with the number of others."""
+    """Select the changes to tell, at most _MOST, each with the number of others."""
     changed = sorted(
         key for key in before.keys() | after.keys() if before.get(key) != after.get(key)
     )

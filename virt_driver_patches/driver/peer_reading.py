@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server and its record are told of peer-to-peer, for a service that is not root.
+"""The peer-to-peer facts for a server and its record, read for a service that is not root.
 
 nova-compute reads the node by itself, and sees no registers of ACS and ATS unless it is
 root. The few that decide about one server's devices are read by the privileged helper.

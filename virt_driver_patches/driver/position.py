@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the owner of a server reads in its metadata: where it is, and what it was given.
+"""A server's metadata for its owner: where it is, and which devices it was given.
 
 Written when a server starts, in the names of its project. Users cannot change metadata
 while a task of Nova's runs (compute/api.py, ``update_instance_metadata``: task_state=None),

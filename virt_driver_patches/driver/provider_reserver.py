@@ -118,7 +118,7 @@ class TreeProvider:
 
     @property
     def unwritten(self) -> int | None:
-        """What was an operator's when the node could not write down its own; None: it could."""
+        """The operator's amount when the node could not write down its own; None: it could."""
         ends = [
             trait.removeprefix(UNWRITTEN)
             for trait in self.data.traits
@@ -147,7 +147,7 @@ def pci_providers_of(tree: ProviderTree, nodename: str) -> dict[str, TreeProvide
 
 @attrs.frozen
 class ProviderNote:
-    """What operators are told of a provider that this node does not withhold by itself."""
+    """A note for operators on a provider that this node does not withhold by itself."""
 
     text: str
     #: It is about each of its devices.
@@ -191,7 +191,7 @@ class ProviderReserver:
         return shown
 
     def held(self) -> frozenset[str]:
-        """What is left out of Nova's tracker, or will be at the next update."""
+        """The devices that are left out of Nova's tracker, or will be at the next update."""
         look, ledger = self._look, self._ledger.read()
         sick = ledger.staged.union(ledger.quarantined)
         return sick if look is None else sick.union(*look.withheld.values())
@@ -299,7 +299,7 @@ class ProviderReserver:
         provider: PlacedProvider,
         removed: Collection[str],
     ) -> ReservedProvider | None:
-        """What is remembered of a provider whose devices Nova has none of; None: it may go."""
+        """The record of a provider of whose devices Nova has none; None: it may go."""
         if not provider.used:
             # Nobody has it, and an operator may have taken it out of the configuration.
             if self._look is not None and not self._look.vanished(address, removed):
@@ -450,7 +450,7 @@ def _placed_provider_of(
 def _restore_unwritten(
     record: ReservedProvider | None, former: TreeProvider | None
 ) -> ReservedProvider | None:
-    """What is known of a provider of which more is reserved than could be written down."""
+    """The record of a provider of which more is reserved than could be written down."""
     if former is None or former.unwritten is None or not former.resource_class:
         return record
     if record is None or record.uuid != former.uuid:
@@ -506,7 +506,7 @@ def _put_provider_back(tree: ProviderTree, data: Any) -> None:
 def _provider_notes_of(
     records: Mapping[str, ReservedProvider], placed: Mapping[str, PlacedProvider]
 ) -> Iterable[tuple[str, ProviderNote]]:
-    """What operators are told of what this node does not withhold by itself."""
+    """Notes for operators on providers that this node does not withhold by itself."""
     for address, record in records.items():
         theirs = min(record.operators, record.total)
         if record.gone is not None:

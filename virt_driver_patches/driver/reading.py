@@ -38,7 +38,7 @@ class _LastReading:
 
 @attrs.frozen
 class ReadingSource:
-    """Where readings come from."""
+    """The source of readings."""
 
     specs: Specs
     root: Path
@@ -107,7 +107,7 @@ class NodeReading:
     _offers: list[Offers] = attrs.field(init=False, eq=False, repr=False, factory=list)
 
     def offers(self) -> Offers:
-        """What the node's entries offer, matched once: every check asks for it."""
+        """The devices that the node's entries offer, matched once: every check asks for them."""
         if not self._offers:
             self._offers.append(self.specs.offers(self.node))
         return dict(self._offers[0])

@@ -135,7 +135,7 @@ def stage_of(conf: Any, hygiene: HygieneStep) -> StageStep | None:
 
 
 def forbidden_step_of(conf: Any, ledger: LedgerFile) -> ForbiddenDevices:
-    """What is never offered."""
+    """The step that withholds devices that are never offered."""
     root = Path(conf.hpc.sysfs_root)
     read = functools.partial(forbidden_vpd.read_vpd_in_time, root)
     return ForbiddenDevices(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is done to devices around a server, in Nova's words.
+"""The steps on devices around a server, in Nova's words.
 
 The steps are :class:`nova_hpc.tenancy.step.TenancyStep`; here their protocol meets the
 instance, its task, the claim, the periodic update and Placement, whichever
@@ -63,7 +63,7 @@ _ELSEWHERE = (
 
 
 class _LoggedTexts:
-    """What was logged already, so that not every start and update repeats it."""
+    """The texts that were logged already, so that not every start and update repeats them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -166,7 +166,7 @@ class Withholder:
 def _read_withheld_kinds(
     withheld: Iterable[str], reading: NodeReading, offers: Offers
 ) -> dict[str, str]:
-    """Which class and traits withheld devices have in Placement, for who counts them."""
+    """Read the class and traits of withheld devices in Placement, for who counts them."""
     kinds = {}
     for address in withheld:
         function, offer = reading.node.function(address), offers.get(address)

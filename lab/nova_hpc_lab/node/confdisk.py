@@ -73,7 +73,7 @@ def make(
 
 
 def describe(name: str, number: int, shape: Shape, identity: str) -> dict[str, object]:
-    """What the node's own start-up script has to know."""
+    """The facts for the node's own start-up script."""
     devices = [device for _, device in shape.devices()]
     return {
         "name": name,
@@ -167,7 +167,7 @@ def _project(target: Path) -> None:
 
 
 def _folder(package: str) -> Path:
-    """Where a package of the project is, without its being imported: two of them need Nova."""
+    """The folder of a package of the project, without its being imported: two of them need Nova."""
     found = importlib.util.find_spec(package)
     if found is None or found.origin is None:
         raise LabError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the parts of a virtual node tell each other, and the rest of the lab.
+"""The words between the parts of a virtual node, and with the rest of the lab.
 
 The control plane of the lab (``nova_hpc_lab``) and the virtual node
 (``nova_hpc_lab.node``) know each other only through these types.
@@ -42,7 +42,7 @@ class NodeCloud(Protocol):
 
 
 class State(enum.Enum):
-    """How a node is doing."""
+    """The state of a node."""
 
     ABSENT = "absent"  #: not started, or stopped
     STARTING = "starting"  #: QEMU runs, nova-compute has not said it is up

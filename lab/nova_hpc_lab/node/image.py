@@ -178,7 +178,7 @@ def _version(root: Path) -> str:
 
 
 def _settings(root: Path) -> None:
-    """What makes the disk a node: busybox's init, no automatic loading of drivers, folders."""
+    """Make the disk a node: busybox's init, no automatic loading of drivers, folders."""
     # Nothing but udev is left of the system's own services; init is busybox's.
     (root / "usr/bin/init").symlink_to("busybox")
     # The node loads the few drivers that it needs by name.

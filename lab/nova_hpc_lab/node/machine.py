@@ -94,7 +94,7 @@ class Node:
         self.process.stop(grace=30.0)
 
     def status(self) -> NodeStatus:
-        """What is known right now; never raises for a node in a bad state."""
+        """The state right now; never raises for a node in a bad state."""
         try:
             known: dict[str, Any] = json.loads((self.folder / "status.json").read_text())
             state = State(known["state"])

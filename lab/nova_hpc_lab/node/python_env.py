@@ -183,7 +183,7 @@ def _interpreter(root: Path) -> None:
 
 
 def _requires(found: importlib.metadata.Distribution, extra: str) -> Iterator[tuple[str, str]]:
-    """What a distribution needs for one of its extras ("": for itself), as (name, extra)."""
+    """The needs of a distribution for one of its extras ("": for itself), as (name, extra)."""
     for text in found.requires or ():
         try:
             requirement = Requirement(text)
@@ -199,7 +199,7 @@ def _plain(name: str) -> str:
 
 
 def for_guest(root: Path, command: bytes) -> dict[str, bytes]:
-    """What a guest needs to run *command*.
+    """The files that a guest needs to run *command*.
 
     :param root: a Debian root file system with Python, as for ``chroot``.
     :param command: the packed command, see :func:`nova_hpc.guest.build.single_file`.

@@ -74,7 +74,7 @@ class Value:
         return {name: value for name, (_, value) in found.items()}
 
     def one_of(self, *kinds: str) -> str:
-        """Which one of *kinds* is a key of this mapping.
+        """The one of *kinds* that is a key of this mapping.
 
         :raises ShapeError: none or several of them are.
         """
@@ -324,7 +324,7 @@ def _flat(ports: tuple[Port, ...]) -> Iterator[Gpu | Adapter]:
 
 @attrs.define
 class _Counter:
-    """What was seen so far, to find names and identities that are given twice."""
+    """The names and identities seen so far, to find those that are given twice."""
 
     names: dict[str, int] = attrs.field(factory=dict)
     memory: dict[int, str] = attrs.field(factory=dict)

@@ -42,7 +42,7 @@ _SHOWN: Final = 40
 
 @attrs.frozen
 class Patience:
-    """How long to wait, in seconds. Emulation on a busy machine pauses for half a minute."""
+    """Times to wait, in seconds. Emulation on a busy machine pauses for half a minute."""
 
     #: Without any sign of life since the start, and since the last one, after
     #: which a node counts as frozen.
@@ -238,7 +238,7 @@ class Supervisor:
 
 
 def last_words(serial: Path, offset: int) -> list[str]:
-    """What a kernel said of its own death, without its time stamps; empty if it did not.
+    """A kernel's words on its own death, without time stamps; empty if it had none.
 
     :param serial: the node's serial log, to which each run adds.
     :param offset: where the run began in it, in bytes.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a server would get the devices that it would get, or none.
+"""The reasons for the devices that a server would get, or for none.
 
 Pure: a snapshot and a question in, a report out. The answer for each host is
 that of choose_device_sets(), which the scheduler calls with the same words; so is
@@ -198,7 +198,7 @@ def _nodes_after_placing(
 
 
 def _notes_on_devices(node: SnapshotNode) -> tuple[str, ...]:
-    """What is wrong with devices of the node, which may be why it misses."""
+    """The troubles of devices of the node, which may be why it misses."""
     notes = [f"{text}" for text in node.unusable[:_SHOWN]]
     if len(node.unusable) > _SHOWN:
         notes.append(f"{len(node.unusable) - _SHOWN} more devices are not usable")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was decided for a server that is there: its record, and its devices."""
+"""The decision for a server that is there: its record, and its devices."""
 
 from __future__ import annotations
 

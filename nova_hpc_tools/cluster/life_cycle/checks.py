@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What members say of themselves on their consoles.
+"""The members' own reports, on their consoles.
 
 An image reports where it runs ``nova-hpc-guest check`` at boot and lets its lines go to
 the console. Nova's API gives the last lines to the server's owner.

@@ -48,7 +48,7 @@ class Founder(ClusterCloud, Protocol):
 
 @attrs.frozen
 class Nearness:
-    """What Nova's server group asks for.
+    """The nearness that Nova's server group asks for.
 
     :ivar max_per_host: for anti-affinity alone.
     """

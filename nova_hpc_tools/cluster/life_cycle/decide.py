@@ -110,7 +110,7 @@ Move = Act | Wait | Stuck | Done
 
 @attrs.frozen
 class Terms:
-    """What may be done to servers that were there before the command began.
+    """Limits of what is done to servers that were there before the command began.
 
     :ivar remake: ids of servers that failed before they ever ran, and are made anew.
     :ivar bear: ids of servers in error that are left as they are.
@@ -238,12 +238,12 @@ def format_finish_commands(cluster: Cluster) -> str:
 
 
 def _server_in_command(cluster: Cluster, member: ClusterMember) -> str:
-    """What a command calls a server: its id where its name is not the one it was made with."""
+    """A server's name in a command: its id where its name is not the one it was made with."""
     return member.id if wishes.member_number_of(cluster.name, member.name) is None else member.name
 
 
 def _member_in_command(cluster: Cluster, member: ClusterMember) -> str:
-    """What a command of the cluster calls a member: its number where its name says none."""
+    """A member's name in a command of the cluster: its number where its name says none."""
     if wishes.member_number_of(cluster.name, member.name) is not None:
         return member.name
     numbers = (

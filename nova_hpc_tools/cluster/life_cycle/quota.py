@@ -91,7 +91,7 @@ def find_short_quotas(need: QuotaNeed, quotas: Mapping[str, Quota]) -> list[Shor
 
 
 def format_short_quotas(short_quotas: Sequence[Short], project: str) -> str:
-    """What is too low, and the one line with which an operator changes it."""
+    """The quotas that are too low, and the one line with which an operator changes them."""
     lines = []
     for quota in short_quotas:
         text = f"quota {quota.name}: {quota.needed} more needed"

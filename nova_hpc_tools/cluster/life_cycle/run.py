@@ -42,7 +42,7 @@ class ClusterError(Exception):
 
 
 class ClusterCloud(Protocol):
-    """What a client can do, for one cluster whose server group has the id *group*."""
+    """The client's deeds for one cluster, whose server group has the id *group*."""
 
     def look(self, group: str) -> Cluster:
         """All that there is of the cluster."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which members go when a cluster shrinks: those whose going brings the others nearest.
+"""The members that go when a cluster shrinks: those whose going brings the others nearest.
 
 Exact: of all ways to keep so many members, the one that keeps the fewest failed ones,
 then spans the fewest domains of the widest level, then of the next one, down to hosts;
@@ -28,7 +28,7 @@ UNKNOWN: Final = ""
 
 @attrs.frozen
 class MemberPlace:
-    """Where a member is.
+    """The place of a member.
 
     :ivar path: names of its domains, the widest first, its host last; empty where unknown.
     """

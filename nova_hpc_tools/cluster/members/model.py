@@ -156,7 +156,7 @@ class Cluster:
 
     @property
     def reason(self) -> str:
-        """Why it is in that state; empty for ACTIVE."""
+        """The reason for that state; empty for ACTIVE."""
         return self._judged[1]
 
     @property
@@ -196,7 +196,7 @@ class Cluster:
 
 @attrs.frozen
 class Numbered:
-    """Which server is which member.
+    """Servers by their numbers as members.
 
     :ivar surplus: servers that are no member: too many, or not wanted any more.
     :ivar going: servers that are being deleted; the number of each where its name says it.

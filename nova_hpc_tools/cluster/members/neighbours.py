@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who of a cluster is beside whom, from what its owner can see.
+"""The neighbours of each member of a cluster, from what its owner can see.
 
 Nova gives each project its own word for a host; the node may write the project's own
 words for its domains on the fabric. Both say who shares something, and nothing else.
@@ -68,7 +68,7 @@ class ClusterDomain:
 
     @property
     def size(self) -> int:
-        """How many members are in it."""
+        """The number of members in it."""
         return len(self.seats) + sum(domain.size for domain in self.domains)
 
 
@@ -91,7 +91,7 @@ def _domain_path_of(member: ClusterMember) -> tuple[str, ...]:
 
 
 def member_places_of(cluster: Cluster) -> dict[int, MemberPlace]:
-    """Where each member is, for the choice of those that go."""
+    """The place of each member, for the choice of those that go."""
     return {
         seat.number: MemberPlace(seat.path, seat.member.failed)
         for seat in order_seats_by_nearness(cluster)
@@ -114,7 +114,7 @@ def narrowest_shared_level(first: MemberSeat, second: MemberSeat) -> str:
 
 
 def count_spanned_domains(cluster: Cluster) -> dict[str, int]:
-    """How many domains of each level the cluster is in; levels that nobody knows are missing."""
+    """The number of domains of each level that the cluster is in; unknown levels are missing."""
     counts = {}
     for at, level in enumerate(PATH):
         names = {seat.path[at] for seat in order_seats_by_nearness(cluster)}
@@ -131,7 +131,7 @@ def format_cluster_tree(cluster: Cluster) -> str:
 
 
 def format_nearness_matrix(cluster: Cluster) -> str:
-    """What each two members share, in the manner of ``nvidia-smi topo``."""
+    """The domain that each two members share, in the manner of ``nvidia-smi topo``."""
     order = order_seats_by_nearness(cluster)
     rows = [["", *(seat.member.shown for seat in order)]]
     for row_seat in order:

@@ -53,7 +53,7 @@ _FEW: Final = 0.25
 
 @attrs.frozen
 class _End:
-    """Where a port's cable goes to."""
+    """The other end of a port's cable."""
 
     guid: str
     port: int

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which reader a text is for."""
+"""The reader for a text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _IB: Final = re.compile(r'^(?:Switch|Ca)\s+\d+\s+"[SH]-[0-9a-f]+"', re.M)
 
 @attrs.frozen
 class ReaderOptions:
-    """What a text does not say itself."""
+    """The facts that a text does not have itself."""
 
     #: Name of the map; None: what the text says, or "fabric".
     name: str | None = None

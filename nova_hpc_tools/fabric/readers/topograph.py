@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What topograph writes (https://github.com/NVIDIA/topograph): graphs and models.
+"""Reader of topograph's output (https://github.com/NVIDIA/topograph): graphs and models.
 
 The engine ``graph`` writes JSON with one entry for each instance: its switches, the nearest
 first, and labels, of which one is the NVLink domain (docs/engines/graph.md; up to 0.5 it was

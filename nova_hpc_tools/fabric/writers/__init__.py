@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What others read: Slurm, topograph, people."""
+"""Writers of maps for others: Slurm, topograph, people."""

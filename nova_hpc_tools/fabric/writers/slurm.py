@@ -140,7 +140,7 @@ def format_topology_yaml(
 
 
 def block_level(fabric: FabricMap) -> FabricLevel | None:
-    """What a block of Slurm is on this fabric: the NVLink domains, else blocks, else leaves."""
+    """The level that is a block of Slurm: the NVLink domains, else blocks, else leaves."""
     for level in (FabricLevel.NVLINK_DOMAIN, FabricLevel.BLOCK, FabricLevel.LEAF):
         if fabric.domains(level):
             return level

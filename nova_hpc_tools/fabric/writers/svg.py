@@ -48,7 +48,7 @@ class _DomainBox:
 
 @attrs.frozen
 class _Paint:
-    """How hosts look."""
+    """The looks of hosts."""
 
     #: Host -> how many members are on it.
     members: Mapping[str, int]

@@ -59,7 +59,7 @@ def draw_fabric_tree(fabric: FabricMap) -> Iterator[str]:
 
 
 def summarise_fabric(fabric: FabricMap) -> list[str]:
-    """How much there is of what, e.g. ``["121 hosts", "8 leaves"]``."""
+    """The amounts of everything, e.g. ``["121 hosts", "8 leaves"]``."""
     phrases = [_format_host_count(len(fabric.places))]
     for level in FabricLevel:
         count = len(fabric.domains(level))

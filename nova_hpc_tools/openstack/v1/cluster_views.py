@@ -45,7 +45,7 @@ def translate_errors() -> Iterator[None]:
 
 
 def cluster_record_of(cluster: Cluster) -> tuple[Sequence[str], Sequence[Any]]:
-    """What is known of one cluster, as columns and values."""
+    """The facts about one cluster, as columns and values."""
     wish = cluster.wish
     numbered_members = number_members(cluster)
     networks: list[str] = []
@@ -156,7 +156,7 @@ class _ListWithTexts(HeardOutput, InertOutput, command.Lister):
     """A list with further formats, which ``--format`` takes like any other."""
 
     def texts(self) -> Mapping[str, Callable[[], str]]:
-        """What writes each of them, once the cluster is known."""
+        """The writer of each of them, once the cluster is known."""
         raise NotImplementedError
 
     def _load_formatter_plugins(self) -> stevedore.ExtensionManager:

@@ -41,7 +41,7 @@ class ShowServer(HeardOutput, InertOutput, command.ShowOne):
 
 
 def server_record_of(server: OneServer) -> tuple[Sequence[str], Sequence[Any]]:
-    """What is known of one server, as columns and values; empty where nobody has told."""
+    """The facts about one server, as columns and values; empty where nobody has told."""
     devices, where = server.devices or ServerDevices(), server.position
     values: dict[str, Any] = {
         "name": server.name,
