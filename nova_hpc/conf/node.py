@@ -25,8 +25,8 @@ The file in which the compute node keeps what it has to remember of its devices:
 which are in quarantine, the baseline of each, which server has had it since it
 was last found clean, what its virtual function was set to, and which server has
 which NVLink partition. It has a copy and locks beside it. While neither the file
-nor its copy can be read, nobody knows which devices may be given, and none is
-offered; see the documentation of ``nova-hpc device``.
+nor its copy can be read, the node does not know which devices may be given, and
+none is offered; see the documentation of ``nova-hpc device``.
 """,
     ),
     cfg.BoolOpt(

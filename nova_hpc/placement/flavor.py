@@ -171,8 +171,8 @@ def build_request(
         # Cyborg binds its devices after the host was chosen, and Nova tells nobody where they sit.
         raise FlavorError(
             f"{DEVICE_PROFILE}={_quote_value(extra_specs[DEVICE_PROFILE])} asks Cyborg "
-            f"for devices, and "
-            f"nobody knows where they sit before they are bound, so {AFFINITY} cannot place them; "
+            f"for devices, and Nova does not know where they sit before Cyborg has bound them, so "
+            f"{AFFINITY} cannot place them; "
             "ask for all devices with pci_passthrough:alias, or remove the hpc: keys"
         )
     level = Level.from_word(extra_specs[AFFINITY])

@@ -107,7 +107,7 @@ def symptom_of_vpd(read: Read, address: str) -> Symptom | None:
 
 def _symptom_of_unsure(reason: str) -> Symptom:
     return Symptom(
-        HealthSign.UNSURE, f"nobody knows whether NVSwitches are managed by it: {reason}"
+        HealthSign.UNSURE, f"the node cannot tell whether it manages NVSwitches: {reason}"
     )
 
 

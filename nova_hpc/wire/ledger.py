@@ -311,7 +311,7 @@ class Ledger:
             if device is not None and device.state is DeviceState.QUARANTINED:
                 return device.reason or "no reason given"
         if self.lost:
-            return f"nobody knows which devices are in it; {self.problems[0]}"
+            return f"the ledger does not say which devices are in it; {self.problems[0]}"
         return None
 
     def dumps(self) -> str:
@@ -464,7 +464,7 @@ def _step_part_of(value: Any) -> Mapping[str, Any] | None:
 def _read_nvlink_tenancies(
     body: Any,
 ) -> tuple[dict[int, PartitionTenancy] | None, frozenset[str]]:
-    """Partitions and GPUs; None in place of partitions: nobody knows."""
+    """Partitions and GPUs; None in place of partitions: they are unknown."""
     try:
         partitions = {
             int(number): PartitionTenancy(

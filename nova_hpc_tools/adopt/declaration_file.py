@@ -123,7 +123,7 @@ class UnofferedDevices:
     never: Mapping[str, str] = attrs.field(factory=dict)
     #: Address -> who of the host uses it now.
     in_use: Mapping[str, str] = attrs.field(factory=dict)
-    #: One sentence each: what nobody knows.
+    #: One sentence for each thing that is unknown.
     notes: tuple[str, ...] = ()
 
     @property
@@ -149,7 +149,7 @@ def find_withheld_devices(
 
     What is offered already is not asked who uses it: its server does.
 
-    :param root: where the node's ``sys``, ``proc`` and ``dev`` are; None: nobody knows.
+    :param root: where the node's ``sys``, ``proc`` and ``dev`` are; None: unknown.
     :param device_spec: what is offered already.
     :param in_use: addresses that are offered although they are in use.
     :param whole: adapters that are given whole, or ``all``.

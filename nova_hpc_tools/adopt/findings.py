@@ -206,7 +206,7 @@ CHECKS: Final[Mapping[str, DoctorCheck]] = {
     "aliases-missing": DoctorCheck(
         _W, "A flavor is refused, or its servers cannot be resized, where its name is not known."
     ),
-    "not-read": DoctorCheck(_W, "Nobody knows how that node is."),
+    "not-read": DoctorCheck(_W, "Nothing is known of that node, which cannot be read."),
 }
 
 

@@ -283,7 +283,7 @@ def _plan_unplaced_adapter(
     never: Collection[str],
     notes: list[str],
 ) -> Iterator[SplitAdapter]:
-    """Nobody knows their addresses: all of them are bound where none can be the host's."""
+    """Functions whose addresses are unknown: all are bound where none can be the host's."""
     address, count = adapter.address, boot.switched[adapter.address].count
     role = roles.role_of(at_boot.imagine_virtual_function(adapter), boot.node)
     if address in never:
@@ -299,7 +299,7 @@ def _plan_unplaced_adapter(
     sure = {*adapter.virtual_functions} <= {*offered_vfs} and all(
         map(boot.node.function, held_back)
     )
-    # In which IOMMU groups the others will be nobody knows either; alone is what is usual.
+    # The IOMMU groups of the others are unknown, too; alone is what is usual.
     alone = all(
         len(boot.node.group_members(vf)) < 2 for vf in map(boot.node.function, offered_vfs) if vf
     )

@@ -140,7 +140,7 @@ def _find_allowed_hosts(
         return domain, (inside, everywhere - inside)
     if home is None:
         raise SnapshotError(
-            f"its flavor asks for {FABRIC}={word}, and nobody knows the {word} of {host}: write a "
+            f"its flavor asks for {FABRIC}={word}, and Nova has no {word} of {host}: write a "
             "map into Nova with nova-hpc fabric sync"
         )
     return domain, (inside,)

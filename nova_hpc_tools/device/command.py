@@ -152,7 +152,10 @@ class ManagedNode:
         if told is not None and told.operators >= told.total:
             return "withheld", reserve.BY_OPERATOR
         if self.options.hpc.clean_devices and device.proof is None:
-            return "withheld", "nobody knows whether it is clean: the next update cleans it"
+            return (
+                "withheld",
+                "the ledger does not say that it is clean: the next update cleans it",
+            )
         return "free", ""
 
     def ill(self) -> dict[str, str]:
@@ -192,8 +195,8 @@ class ManagedNode:
         if not self.ledger.compared:
             raise CommandError(
                 f"the ledger {self.file.path} is new, or of another release: nova-compute has not "
-                "compared it with Nova's records yet, so nobody knows which devices servers have; "
-                "start nova-compute of this node and wait for its next periodic update"
+                "compared it with Nova's records yet, so it cannot say which devices servers "
+                "have; start nova-compute of this node and wait for its next periodic update"
             )
         return DeviceOwners(
             records=lambda: frozenset(self.file.known().marked),

@@ -141,4 +141,4 @@ def _describe_place(fabric: FabricMap, host: str) -> str:
         domain = None if place is None else place.domain(level)
         if domain is not None:
             words.append(f"{level.word} {domain}")
-    return ", ".join(words) or "nobody knows where"
+    return ", ".join(words) or "place unknown"

@@ -125,7 +125,7 @@ class FabricCloud:
     def apply(self, step: SyncStep) -> None:
         """Do one step.
 
-        :raises NovaApiError: Nova refuses it, or nobody knows whether it took effect.
+        :raises NovaApiError: Nova refuses it, or does not say whether it took effect.
         """
         if step.kind == sync.CREATE:
             made = self._call("post", "/os-aggregates", {"aggregate": {"name": step.aggregate}})

@@ -300,8 +300,7 @@ class _SortedAggregates:
             else:
                 notes.append(
                     f"aggregate {aggregate.name!r} was edited by hand: it has lost "
-                    f"{ours.MAP_KEY}, so "
-                    "nobody knows whose it is; delete it if no map has such a domain"
+                    f"{ours.MAP_KEY}, so its map is unknown; delete it if no map has such a domain"
                 )
         return cls(tuple(own), tuple(others), begun, tuple(foreign), tuple(refusals), tuple(notes))
 

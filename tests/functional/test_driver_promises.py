@@ -73,7 +73,7 @@ class PromisesTest(GuestTest):
     def test_a_device_is_gone(self) -> None:
         self.assertEqual({}, self.differs())
         # Not even when the service has started for the first time.
-        self.assertEqual([], self.log_lines("Nobody knows whether the servers"))
+        self.assertEqual([], self.log_lines("The driver cannot tell whether the servers"))
         self.lose()
         found = self.differs()
         self.assertEqual({self.address}, found.keys())

@@ -82,7 +82,7 @@ class GuestComparison:
                     kept_devices.difference_words_of(self._look.known), host, nodename
                 )
         except Exception:
-            LOG.exception("Nobody knows whether the servers have their devices")
+            LOG.exception("The driver cannot tell whether the servers have their devices")
 
     def removed(self, server: str) -> None:
         """A running guest has lost a device. Never raises.

@@ -42,7 +42,7 @@ def _notes_of_comparison(path: Path, outcome: LedgerComparison, new: bool) -> tu
         )
     if new:
         return (
-            f"the ledger {path} is new: nobody knows who has had the devices of this node, and "
+            f"the ledger {path} is new: it does not say who has had the devices of this node, and "
             "each is cleaned before anybody gets it",
         )
     if outcome.doubted:

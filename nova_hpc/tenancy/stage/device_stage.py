@@ -126,7 +126,7 @@ def refusal_of_stage(stage: DeviceStage | None, server: str) -> str | None:
     failed, and it is tried again.
     """
     if stage is None:
-        return "nobody knows who has had it: it waits to be cleaned from within"
+        return "the ledger does not say who has had it: it waits to be cleaned from within"
     if not stage.pending:
         return None
     if stage.phase is StagePhase.DUE and stage.server == server:

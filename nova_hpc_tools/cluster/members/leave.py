@@ -22,7 +22,7 @@ _Kept = tuple[Any, ...]
 #: Best cost and numbers for each count of members kept.
 _Table = list[tuple[_Cost, _Kept]]
 
-#: The domain of members of which nobody knows it; they count as if they shared one.
+#: The domain of members whose own is unknown; they count as if they shared one.
 UNKNOWN: Final = ""
 
 

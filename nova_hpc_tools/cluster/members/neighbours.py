@@ -189,7 +189,7 @@ def _flatten_seats(domains: Sequence[ClusterDomain]) -> list[MemberSeat]:
 
 
 def _drop_unknown_domains(domains: Sequence[ClusterDomain]) -> tuple[ClusterDomain, ...]:
-    """The same without domains that nobody knows: what is in them moves up."""
+    """The same without unknown domains: what is in them moves up."""
     kept: list[ClusterDomain] = []
     for domain in domains:
         inside = _drop_unknown_domains(domain.domains)
@@ -266,7 +266,7 @@ def _append_switches(
     tops: list[str] = []
     for domain, inside in groups.items():
         below = [] if last else _append_switches(cluster, depth + 1, inside, lines)
-        # A level that nobody knows is no switch, but a node has to be below one.
+        # An unknown level is no switch, but a node has to be below one.
         if domain == UNKNOWN and not last:
             tops += below
             continue

@@ -150,7 +150,7 @@ def block_level(fabric: FabricMap) -> FabricLevel | None:
 def tree_switches_of(fabric: FabricMap) -> list[TreeSwitch]:
     """The switches of the tree, those with hosts first, each after all that is below it.
 
-    Hosts whose leaf nobody knows hang on a switch of their own below the next domain that is
+    Hosts whose leaf is unknown hang on a switch of their own below the next domain that is
     known: a switch of Slurm has hosts or switches, not both. Hosts without any domain are
     in no switch.
     """

@@ -120,7 +120,7 @@ def _outermost_boxes(fabric: FabricMap) -> list[_DomainBox]:
     for box in box_of_path.values():
         box.below.sort(key=lambda child: child.name)
     if strangers:
-        top.append(_DomainBox(None, "nobody knows where", strangers))
+        top.append(_DomainBox(None, "place unknown", strangers))
     return top
 
 

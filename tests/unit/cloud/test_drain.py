@@ -154,7 +154,7 @@ def test_what_cannot_be_planned_is_said() -> None:
     nodes = [node("a", 0, None, {"m": 1}), node("b", 1)]
     taken, (mover,) = cloud(nodes, {"m": flavor(1, LEAF)})
     (text,) = plan_drain(taken, "a", [mover]).refusals
-    assert "nobody knows the leaf of a" in text
+    assert "Nova has no leaf of a" in text
     changed = attrs.evolve(mover, extra_specs=SPECS)
     (text,) = plan_drain(taken, "a", [changed]).refusals
     assert "was changed since it was created" in text

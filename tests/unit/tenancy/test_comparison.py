@@ -259,7 +259,7 @@ def test_the_words_for_operators(found):
     service.update()
     _lose(found)
     withheld = service.hygiene.withhold(service.view(), found.owners())
-    assert "is new: nobody knows who has had the devices" in withheld.notes[0]
+    assert "is new: it does not say who has had the devices" in withheld.notes[0]
     known = found.node.ledger
     found.node.file.change(lambda now: attrs.evolve(now, node="there"))
     service = Service(found)
