@@ -89,27 +89,27 @@ def _normalise_or_none(text: str | None) -> str | None:
         return None
 
 
-def find_cure(context: Any, suspect: LeftoverConsumer, host: str) -> Cure | None:
+def find_cure(context: Any, leftover: LeftoverConsumer, host: str) -> Cure | None:
     """The remedy for the allocation; None: the consumer has a right to it."""
     try:
-        server = objects.Instance.get_by_uuid(context, suspect.consumer)
+        server = objects.Instance.get_by_uuid(context, leftover.consumer)
     except exception.InstanceNotFound:
         try:
-            migration = objects.Migration.get_by_uuid(context, suspect.consumer)
+            migration = objects.Migration.get_by_uuid(context, leftover.consumer)
         except exception.MigrationNotFound:
-            return Cure(delete_command_of(suspect))
-        return _cure_of_migration(context, suspect, migration)
+            return Cure(delete_command_of(leftover))
+        return _cure_of_migration(context, leftover, migration)
     if server.host in (None, host) or server.task_state is not None:
         return None
     moves = objects.MigrationList.get_in_progress_by_instance(context, server.uuid)
     if len(moves):
         return None
     # It lives elsewhere: what it has there must stay.
-    named = " ".join(f"--provider {provider}" for provider in suspect.providers)
-    return Cure(f"openstack resource provider allocation unset {named} {suspect.consumer}")
+    named = " ".join(f"--provider {provider}" for provider in leftover.providers)
+    return Cure(f"openstack resource provider allocation unset {named} {leftover.consumer}")
 
 
-def _cure_of_migration(context: Any, suspect: LeftoverConsumer, migration: Any) -> Cure | None:
+def _cure_of_migration(context: Any, leftover: LeftoverConsumer, migration: Any) -> Cure | None:
     server = migration.instance_uuid
     every = context.elevated(read_deleted="yes")
     try:
@@ -122,12 +122,12 @@ def _cure_of_migration(context: Any, suspect: LeftoverConsumer, migration: Any) 
         # Its node was killed in the middle of it, and then the server was deleted: nobody
         # ends it any more. What Nova does not call over is named, and not removed.
         gone = instance is None or instance.deleted
-        return Cure(delete_command_of(suspect)) if gone else None
-    if instance is None or instance.deleted or server not in suspect.owners:
-        return Cure(delete_command_of(suspect), removed=True)
+        return Cure(delete_command_of(leftover)) if gone else None
+    if instance is None or instance.deleted or server not in leftover.owners:
+        return Cure(delete_command_of(leftover), removed=True)
     return Cure(f"a move of server {server} failed; it goes with the server")
 
 
-def delete_command_of(suspect: LeftoverConsumer) -> str:
+def delete_command_of(leftover: LeftoverConsumer) -> str:
     """The command that removes all that the consumer has."""
-    return f"openstack resource provider allocation delete {suspect.consumer}"
+    return f"openstack resource provider allocation delete {leftover.consumer}"

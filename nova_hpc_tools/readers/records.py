@@ -280,14 +280,14 @@ def _find_leftovers(
         by_node[provider.node][provider.uuid] = provider.address
     for cell in cells:
         for host in cell.hosts:
-            for suspect in leftovers.find_leftover_consumers(
+            for leftover in leftovers.find_leftover_consumers(
                 _group_by_consumer(placement, by_node.get(host.node, {})),
                 by_node.get(host.node, {}),
                 cell.devices[host.node],
             ):
-                cure = _find_cure_text(context, suspect, host.host, cell)
+                cure = _find_cure_text(context, leftover, host.host, cell)
                 if cure is not None:
-                    yield Leftover(suspect.consumer, host.node, suspect.addresses, cure)
+                    yield Leftover(leftover.consumer, host.node, leftover.addresses, cure)
 
 
 def _group_by_consumer(placement: _PlacementRecords, providers: Iterable[str]) -> Mapping[str, Any]:
@@ -300,21 +300,21 @@ def _group_by_consumer(placement: _PlacementRecords, providers: Iterable[str]) -
 
 
 def _find_cure_text(
-    context: Any, suspect: LeftoverConsumer, host: str, cell: _CellRecords
+    context: Any, leftover: LeftoverConsumer, host: str, cell: _CellRecords
 ) -> str | None:
     """The cure; None: the consumer has a right to it, or that is unknown."""
     try:
-        mapping = objects.InstanceMapping.get_by_instance_uuid(context, suspect.consumer)
+        mapping = objects.InstanceMapping.get_by_instance_uuid(context, leftover.consumer)
     except exception.InstanceMappingNotFound:
         mapping = None  # a migration, or a server that was archived
     if mapping is not None and mapping.cell_mapping is None:
         return None  # it is being scheduled
     where = cell.mapping if mapping is None else mapping.cell_mapping
     if where.is_cell0():
-        return leftovers.delete_command_of(suspect)  # no host was found for it, and none ever is
+        return leftovers.delete_command_of(leftover)  # no host was found for it, and none ever is
     try:
         with nova_context.target_cell(context, where) as in_cell:
-            cure = leftovers.find_cure(in_cell, suspect, host)
+            cure = leftovers.find_cure(in_cell, leftover, host)
     except Exception:
         return None
     return None if cure is None else cure.text

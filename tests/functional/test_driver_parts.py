@@ -92,7 +92,7 @@ def test_a_server_keeps_its_hardware_whatever_the_option_says(clique) -> None:
     assert guest_topology.next_abi_of(old, specs, clique) == Abi(TopologyMode.MIRROR, not clique)
 
 
-class TestOrphans:
+class TestLeftovers:
     """Whose allocations are called left behind; what Placement said is replaced by each pass."""
 
     @pytest.fixture
@@ -102,8 +102,8 @@ class TestOrphans:
         monkeypatch.setattr(
             leftovers,
             "find_cure",
-            lambda context, suspect, host: (
-                leftovers.Cure("remove it", removed=True) if suspect.consumer in found else None
+            lambda context, leftover, host: (
+                leftovers.Cure("remove it", removed=True) if leftover.consumer in found else None
             ),
         )
         return found
@@ -117,23 +117,23 @@ class TestOrphans:
     def test_a_move_that_ends_between_two_looks_has_left_nothing(self, over) -> None:
         """A resize was reverted after the last pass, which still showed its allocation."""
         looks = leftover_allocations.LeftoverAllocations()
-        looks.suspects = self.a_pass("migration")
+        looks.leftovers = self.a_pass("migration")
         assert looks.look("alpha") == ()
-        looks.suspects = self.a_pass("migration")
+        looks.leftovers = self.a_pass("migration")
         over.add("migration")
         assert looks.look("alpha") == ()
         assert looks.look("alpha") == ()  # Placement was not asked since
-        looks.suspects = self.a_pass()
+        looks.leftovers = self.a_pass()
         assert looks.look("alpha") == ()
 
     def test_what_stays_is_named_until_it_is_gone(self, over) -> None:
         looks = leftover_allocations.LeftoverAllocations()
         over.add("migration")
-        looks.suspects = self.a_pass("migration", "server")
+        looks.leftovers = self.a_pass("migration", "server")
         assert looks.look("alpha") == ()
-        looks.suspects = self.a_pass("migration", "server")
+        looks.leftovers = self.a_pass("migration", "server")
         named = ("0000:40:00.0: allocation left behind by migration: remove it",)
         assert looks.look("alpha") == named
         assert looks.look("alpha") == named
-        looks.suspects = self.a_pass("server")
+        looks.leftovers = self.a_pass("server")
         assert looks.look("alpha") == ()

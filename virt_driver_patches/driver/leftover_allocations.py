@@ -38,21 +38,21 @@ class LeftoverAllocations:
         self._named: tuple[str, ...] = ()
         self._over: tuple[LeftoverConsumer, ...] = ()
         #: Replaced by the resource tracker, below its lock.
-        self.suspects: tuple[LeftoverConsumer, ...] = ()
+        self.leftovers: tuple[LeftoverConsumer, ...] = ()
 
     def look(self, host: str) -> tuple[str, ...]:
         """Once in each periodic update: one sentence for each that was left behind."""
-        suspects = self.suspects
-        if suspects and suspects is self._seen:
+        consumers = self.leftovers
+        if consumers and consumers is self._seen:
             return self._named  # Placement was not asked since
-        over = dict(_find_leftover_allocations(suspects, host))
-        certain = {suspect: cure for suspect, cure in over.items() if suspect in self._before}
+        over = dict(_find_leftover_allocations(consumers, host))
+        certain = {leftover: cure for leftover, cure in over.items() if leftover in self._before}
         texts = tuple(cure.text for cure in certain.values())
         for text in texts:
             if text not in self._named:
                 LOG.warning("%s", text)
-        self._over = tuple(suspect for suspect, cure in certain.items() if cure.removed)
-        self._seen, self._before, self._named = suspects, frozenset(over), texts
+        self._over = tuple(leftover for leftover, cure in certain.items() if cure.removed)
+        self._seen, self._before, self._named = consumers, frozenset(over), texts
         return texts
 
     def finish(self, client: Any, context: Any) -> None:
@@ -63,34 +63,34 @@ class LeftoverAllocations:
         :param client: Nova's, of Placement.
         """
         over, self._over = self._over, ()
-        for suspect in over:
+        for leftover in over:
             try:
                 # Not by force: should anybody change it just now, the next look sees that.
                 client.delete_allocation_for_instance(
-                    context, suspect.consumer, consumer_type="migration"
+                    context, leftover.consumer, consumer_type="migration"
                 )
             except Exception as error:
-                LOG.warning("The allocation of migration %s stays: %s", suspect.consumer, error)
+                LOG.warning("The allocation of migration %s stays: %s", leftover.consumer, error)
             else:
                 LOG.warning(
                     "%s: the allocation that migration %s had left behind is removed",
-                    ", ".join(suspect.addresses),
-                    suspect.consumer,
+                    ", ".join(leftover.addresses),
+                    leftover.consumer,
                 )
 
 
 def _find_leftover_allocations(
-    suspects: Iterable[LeftoverConsumer], host: str
+    consumers: Iterable[LeftoverConsumer], host: str
 ) -> Iterator[tuple[LeftoverConsumer, Cure]]:
     """Those that have no right to what is allocated to them, each with a sentence."""
     context = nova_context.get_admin_context()
-    for suspect in sorted(suspects, key=lambda entry: entry.addresses):
+    for leftover in sorted(consumers, key=lambda entry: entry.addresses):
         try:
-            cure = leftovers.find_cure(context, suspect, host)
+            cure = leftovers.find_cure(context, leftover, host)
         except Exception as error:
-            LOG.debug("Nobody knows whether %s still lives: %s", suspect.consumer, error)
+            LOG.debug("Nova does not say whether %s still lives: %s", leftover.consumer, error)
             continue
         if cure is not None:
-            where = ", ".join(suspect.addresses)
-            text = f"{where}: allocation left behind by {suspect.consumer}: {cure.text}"
-            yield suspect, attrs.evolve(cure, text=text)
+            where = ", ".join(leftover.addresses)
+            text = f"{where}: allocation left behind by {leftover.consumer}: {cure.text}"
+            yield leftover, attrs.evolve(cure, text=text)

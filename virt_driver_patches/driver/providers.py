@@ -32,7 +32,7 @@ class NodeProviders:
 
     reserver: ProviderReserver
     isolator: ProviderIsolator = attrs.field(factory=ProviderIsolator)
-    orphans: LeftoverAllocations = attrs.field(factory=LeftoverAllocations)
+    leftover_allocations: LeftoverAllocations = attrs.field(factory=LeftoverAllocations)
     generations: ProviderGenerations = attrs.field(factory=ProviderGenerations)
 
     @classmethod
@@ -61,7 +61,7 @@ class NodeProviders:
         shown = self.reserver.look(WithheldLook.of(node, entries, reported, withheld))
         for address, reason in self.isolator.refused.items():
             shown.setdefault(address, f"Placement refuses its resource provider: {reason}")
-        notes = self.orphans.look(host)
+        notes = self.leftover_allocations.look(host)
         if self.isolator.unhealed:
             servers = ", ".join(self.isolator.unhealed)
             notes += (f"Placement refuses to set right the allocations of {servers}",)
@@ -71,7 +71,7 @@ class NodeProviders:
 
     def guard(self, tracker: Any, call: Call) -> Any:
         """Around ``ResourceTracker._update_to_placement``."""
-        self.orphans.finish(tracker.reportclient, call.given["context"])
+        self.leftover_allocations.finish(tracker.reportclient, call.given["context"])
         self.generations.ask(tracker.reportclient, call.given["context"])
         return self.isolator.guard(tracker, call, call.given["context"], call.given["compute_node"])
 
@@ -101,7 +101,7 @@ class NodeProviders:
         before = pci_providers_of(tree, nodename)
         healed = bool(call())
         try:
-            self.orphans.suspects = leftovers.find_leftover_consumers(
+            self.leftover_allocations.leftovers = leftovers.find_leftover_consumers(
                 allocations,
                 {provider.uuid: address for address, provider in before.items()},
                 devices,

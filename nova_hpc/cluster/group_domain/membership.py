@@ -121,7 +121,7 @@ class GroupDomains:
 
     records: ProviderRecords
     servers: NovaServers
-    _suspects: set[str] = attrs.field(factory=set, init=False)
+    _stale: set[str] = attrs.field(factory=set, init=False)
     _places: dict[str, frozenset[str]] = attrs.field(factory=dict, init=False)
 
     def where(self, server: str) -> str | None:
@@ -289,7 +289,7 @@ class GroupDomains:
         """
         tree = self.records.tree(domain.uuid)
         if tree.rooms:
-            swept = sweep_domain_tree(self.records, self.servers, tree, self._suspects)
+            swept = sweep_domain_tree(self.records, self.servers, tree, self._stale)
             if swept.tickets or swept.records or swept.rooms:
                 tree = self.records.tree(domain.uuid)
             placed = self._placed(tree, ask, offer, free)
@@ -315,7 +315,7 @@ class GroupDomains:
             if verdict is not RoomVerdict.WAIT:
                 return verdict
             self.records.pause(number)
-        self._suspects.update(
+        self._stale.update(
             rival.record.uuid if rival.record else rival.uuid
             for rival in tree.rooms
             if not rival.settled

@@ -264,13 +264,13 @@ def sweep_domain_tree(
     records: ProviderRecords,
     servers: NovaServers,
     tree: DomainTree,
-    suspects: set[str] | None = None,
+    stale: set[str] | None = None,
 ) -> SweptProviders:
     """Take away what nobody has any more; safe at any time, beside anybody.
 
     Who is about to use what goes away finds no parent, and begins anew.
 
-    :param suspects: a record without tickets and a room without a record, which somebody may
+    :param stale: a record without tickets and a room without a record, which somebody may
         be about to use, are taken away only where their UUIDs are in it, and put into it
         otherwise. None: no such grace.
     """
@@ -278,9 +278,9 @@ def sweep_domain_tree(
     swept = SweptProviders(tickets=sum(records.remove(ticket) for ticket in sorted(gone)))
     for room in tree.rooms:
         if room.record is None:
-            swept += _remove_room(records, room.uuid, suspects)
+            swept += _remove_room(records, room.uuid, stale)
         elif gone.issuperset(room.record.tickets):
-            if not room.record.tickets and _spare_suspect_once(room.record.uuid, suspects):
+            if not room.record.tickets and _spare_stale_once(room.record.uuid, stale):
                 continue
             if records.remove(room.record.uuid):
                 swept += SweptProviders(records=1)
@@ -288,14 +288,14 @@ def sweep_domain_tree(
     return swept
 
 
-def _spare_suspect_once(uuid: str, suspects: set[str] | None) -> bool:
-    if suspects is None or uuid in suspects:
+def _spare_stale_once(uuid: str, stale: set[str] | None) -> bool:
+    if stale is None or uuid in stale:
         return False
-    suspects.add(uuid)
+    stale.add(uuid)
     return True
 
 
-def _remove_room(records: ProviderRecords, uuid: str, suspects: set[str] | None) -> SweptProviders:
-    if _spare_suspect_once(uuid, suspects):
+def _remove_room(records: ProviderRecords, uuid: str, stale: set[str] | None) -> SweptProviders:
+    if _spare_stale_once(uuid, stale):
         return SweptProviders()
     return SweptProviders(rooms=int(records.remove(uuid)))
