@@ -13,6 +13,7 @@ from typing import Final
 
 import attrs
 
+from nova_hpc.placement.flavor import AFFINITY, GROUP, NUMA_POLICY
 from nova_hpc.placement.model import WantedCell
 from nova_hpc_tools import snapshot
 from nova_hpc_tools.cloud.capacity import measure_flavor
@@ -41,7 +42,7 @@ class FamilyFlavor:
     @property
     def level(self) -> str:
         """The value of hpc:affinity."""
-        return self.flavor.extra_specs["hpc:affinity"]
+        return self.flavor.extra_specs[AFFINITY]
 
 
 @attrs.frozen
@@ -150,14 +151,14 @@ def _flavors_by_level(
         specs = {
             "hw:cpu_policy": "dedicated",
             "hw:mem_page_size": str(share.page_kib),
-            "hw:pci_numa_affinity_policy": policy,
-            "hpc:affinity": level,
+            NUMA_POLICY: policy,
+            AFFINITY: level,
             "pci_passthrough:alias": ",".join(f"{alias}:{count}" for alias in names),
         }
         if cells > 1:
             specs["hw:numa_nodes"] = str(cells)
         if beside:
-            specs["hpc:group"] = ",".join(f"{alias}:1" for alias in names)
+            specs[GROUP] = ",".join(f"{alias}:1" for alias in names)
         yield Flavor(
             name=f"{name}.{gpu}{count}",
             id="",
