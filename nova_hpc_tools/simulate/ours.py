@@ -3,7 +3,8 @@
 
 Every host that fits is asked by :func:`nova_hpc.placement.choose.choose_device_sets`, with
 the workload's typical shapes as the profile, weighted as a scheduler weighs flavors.
-What that leaves equal, and requests without GPUs, are left to Nova's own weighers.
+What that leaves equal, and requests without whole GPUs, are left to Nova's own weighers: the
+engine gives whole devices, and a share of one is not its to give.
 Answers are kept by what can change them: the layout, which GPUs are free, what is
 asked, and for how many servers of each shape CPUs and memory suffice before and
 after. The amounts themselves, of which there are many more, cannot change an answer.
@@ -77,7 +78,7 @@ class Variant:
     tight: bool = True
     #: What is left equal, and requests without GPUs, are Nova's to decide, with the weighers
     #: that it has by default. Otherwise the first host of the list is taken, and requests
-    #: without GPUs go where they do the least damage.
+    #: without GPUs go where they do the least damage. Shares of a GPU are Nova's always.
     nova: bool = True
 
 
@@ -188,7 +189,7 @@ class Ours(SimulatedPolicy):
 
     def node(self, shape: TaskShape, fits: Bools) -> int:
         """Pick it."""
-        if self.variant.nova and not shape.gpus:
+        if not shape.exclusive or (self.variant.nova and not shape.gpus):
             return self.nova.node(shape, fits)
         if self.variant.weights is Weights.LEARNED and self.placed % _LEARN == 0:
             self._sell(self.cluster.running)
@@ -205,6 +206,8 @@ class Ours(SimulatedPolicy):
         """Pick them."""
         if not shape.gpus:
             return ()
+        if not shape.exclusive:
+            return self.nova.gpus(node, shape)
         return self._verdicts(shape, np.array([node]))[0].gpus
 
     def _compute(self, shape: TaskShape, nodes: Ints) -> Floats:

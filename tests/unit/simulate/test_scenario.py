@@ -94,6 +94,16 @@ def test_shares_are_rounded_up():
     assert round_to_whole_gpus(tasks(1, shape(1, gpu_milli=300))) == tasks(1, shape(1))
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_shares_of_one_gpu_share_it(policy):
+    """Four halves on two hosts of one GPU: the third and the fourth find no GPU wholly free."""
+    machines = [machine("a", 1), machine("b", 1)]
+    halves = tasks(4, shape(1, gpu_milli=500))
+    scenario = prepare_scenario(machines, halves, **{**OPTIONS, "whole": False, "demand": 100})
+    outcome = play_scenario(scenario, policy, 0, POLICIES[policy])
+    assert (outcome.arrived, outcome.refused, outcome.allocated) == (4, 0, 100.0)
+
+
 def test_levels():
     wanted = [*tasks(1000, shape(4)), *tasks(1000, shape(2)), *tasks(10, shape(1))]
     drawn = [task.shape for task in with_levels(wanted, 0, 0.5, 2, 4)]
