@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import attrs
 from keystoneauth1 import exceptions as keystone_exceptions
@@ -14,8 +14,19 @@ from rich.markup import escape
 from rich.table import Table
 
 from nova_hpc.outside.text import printable_text
-from nova_hpc_lab import bootstrap, machines, node, observe
+from nova_hpc_lab import bootstrap, config, machines, node, observe
 from nova_hpc_lab.cloud import Cloud, ServiceStatus
+from nova_hpc_tools.adopt import identity
+
+#: Resource class of Placement -> role; configure makes one of the two classes for a role.
+_ROLE_OF_CLASS: Final = {
+    name: role["role"]
+    for role in config.DEVICE_ROLES
+    for name in (
+        identity.product_class(role["vendor_id"], role["product_id"]),
+        identity.class_of_role(role["role"]),
+    )
+}
 
 
 @attrs.frozen
@@ -28,6 +39,11 @@ class Device:
     used: int
     #: Why it is not offered; empty where it is.
     withheld: str = ""
+
+    @property
+    def role(self) -> str:
+        """The role that the lab gives devices of the class; empty where that does not say it."""
+        return _ROLE_OF_CLASS.get(self.resource_class, "")
 
 
 @attrs.frozen
@@ -90,7 +106,9 @@ class LabReport:
                     "state": one.status.state.value,
                     "healthy": one.healthy,
                     "nova_compute": one.compute,
-                    "providers": [attrs.asdict(device) for device in one.devices],
+                    "providers": [
+                        {**attrs.asdict(device), "role": device.role} for device in one.devices
+                    ],
                 }
                 for one in self.nodes
             ],
@@ -146,7 +164,10 @@ def _devices(
             for one in mine
             if one.offered
         ]
-        devices += [Device(address, "", 0, 0, why[address]) for address in sorted(why)]
+        classes = {one.address: one.resource_class for one in mine}
+        devices += [
+            Device(address, classes.get(address, ""), 0, 0, why[address]) for address in sorted(why)
+        ]
         # Of a physical function whose virtual functions are all withheld, those say why.
         devices += [
             Device(one.address, one.resource_class, 0, 0, "it is reserved in Placement")
@@ -189,17 +210,17 @@ def _node(report: NodeReport) -> Table:
     if again := machines.started_again(status):
         facts.append(_plain(again.removeprefix(", ")))
     table = Table(title=f"Node {status.name}: {', '.join(facts)}", title_justify="left")
-    for column in ("Device", "Resource class", "Used", "Health"):
+    for column in ("Device", "Role", "Used", "Health", "Resource class"):
         table.add_column(column)
     for device in report.devices:
+        used, health = f"{device.used} of {device.total}", "[green]offered[/green]"
         if device.withheld:
-            table.add_row(device.address, "-", "-", f"[red]withheld: {_plain(device.withheld)}[/]")
-        else:
-            used = f"{device.used} of {device.total}"
-            table.add_row(device.address, device.resource_class, used, "[green]offered[/green]")
+            used, health = "-", f"[red]withheld: {_plain(device.withheld)}[/]"
+        known = [_plain(text) or "-" for text in (device.role, device.resource_class)]
+        table.add_row(device.address, known[0], used, health, known[1])
     if not report.devices:
         for line in status.devices:
-            table.add_row(_plain(line), "", "", "not in Placement")
+            table.add_row(_plain(line), "", "", "not in Placement", "")
     else:
         table.caption = "\n".join(_plain(line) for line in status.devices)
         table.caption_justify = "left"

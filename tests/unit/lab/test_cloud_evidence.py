@@ -8,7 +8,9 @@ from nova_hpc_lab import evidence, node, report
 from nova_hpc_lab.demo import offered, specs, tightest
 from nova_hpc_lab.errors import LabError
 from nova_hpc_lab.evidence import Asked
+from nova_hpc_lab.node import qemu
 from nova_hpc_lab.observe import PciRecord, Provider
+from nova_hpc_tools.adopt import identity
 
 DOMAIN = """
 <domain type='kvm' id='1'>
@@ -174,6 +176,24 @@ def test_a_device_that_is_reserved_is_shown_as_withheld():
         ("0000:84:00.0", 0, 0, "it is reserved in Placement"),
     ]
     assert [(one.total, one.withheld) for one in found["hpc2"]] == [(1, "")]
+
+
+def test_a_device_is_shown_by_its_role():
+    """A role is what flavors name; its resource class is behind it."""
+    gpu = identity.product_class(*qemu.GPU_IDS)
+    providers = [
+        Provider("hpc1", "0000:81:00.0", gpu, total=1, used=0),
+        Provider("hpc1", "0000:82:00.0", "CUSTOM_HPC_VF", total=4, used=1),
+        Provider("hpc1", "0000:83:00.0", "CUSTOM_Y", total=1, used=0),
+        Provider("hpc1", "0000:84:00.0", gpu, total=1, used=0, reserved=1),
+    ]
+    withheld = {"hpc1": {"0000:84:00.0": "it is hot", "0000:85:00.0": "it is cold"}}
+    found = report._devices(providers, withheld, {"hpc1": "up"})["hpc1"]
+    assert [device.role for device in found] == ["gpu", "vf", "", "gpu", ""]
+    status = node.NodeStatus("hpc1", node.State.UP)
+    table = report._node(report.NodeReport(status, "up", found))
+    assert [column.header for column in table.columns][:2] == ["Device", "Role"]
+    assert [list(column.cells) for column in table.columns][1] == ["gpu", "vf", "-", "gpu", "-"]
 
 
 def test_a_vf_is_counted_at_its_physical_function():
