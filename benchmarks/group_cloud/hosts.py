@@ -21,8 +21,8 @@ import attrs
 
 from benchmarks.concurrency import computes, nova_process
 from benchmarks.group_cloud import elsewhere
-from nova_hpc.fabric import aggregates
 from nova_hpc.fabric.model import FabricMap, FabricPlace
+from nova_hpc_tools.fabric import map_aggregates
 
 _NAMESPACE = uuid.UUID("1f0e7e0a-95b6-4f0e-9d57-b7b1e3f6d2aa")
 _TOPICS = ("compute", "compute-alt")
@@ -145,7 +145,7 @@ class Hosts:
         from nova import objects
 
         places = (FabricPlace(host, leaf=leaf, spine="spine") for host, leaf in self.shape.names())
-        for each in aggregates.aggregates_of(FabricMap(name="race", places=tuple(places))):
+        for each in map_aggregates.aggregates_of(FabricMap(name="race", places=tuple(places))):
             made = objects.Aggregate(self.context, name=each.name)
             made.create()
             made.update_metadata(dict(each.metadata))

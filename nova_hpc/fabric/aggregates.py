@@ -18,7 +18,6 @@ Nova's images cannot have (it logs that, as for every key). There is never an av
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -26,9 +25,7 @@ import attrs
 
 from nova_hpc.fabric.model import (
     OF_NVLINK,
-    TREE,
     FabricLevel,
-    FabricMap,
     FabricPlace,
     Rail,
     wrong_name,
@@ -36,8 +33,6 @@ from nova_hpc.fabric.model import (
 
 #: Of every metadata key that is ours.
 PREFIX: Final = "hpc_fabric:"
-#: Of the name of every aggregate that is ours.
-NAME_PREFIX: Final = "hpc-fabric:"
 #: The key that marks an aggregate as ours; its value is the version of all keys.
 VERSION_KEY: Final = f"{PREFIX}version"
 VERSION: Final = "1"
@@ -51,8 +46,6 @@ RAILS_KEY: Final = f"{PREFIX}rails"
 #: (:mod:`nova_hpc.fabric.pseudonym`): 32 hexadecimal digits, the same in all aggregates of
 #: a map. Nova tells the metadata of aggregates to operators alone.
 SALT_KEY: Final = f"{PREFIX}salt"
-#: Longest value of a metadata item (nova/objects/aggregate.py), in characters.
-_LONGEST_VALUE: Final = 255
 
 
 def aggregate_key_of(level: FabricLevel) -> str:
@@ -62,17 +55,6 @@ def aggregate_key_of(level: FabricLevel) -> str:
 
 _KEYS: Final = tuple((level, aggregate_key_of(level)) for level in FabricLevel)
 _BY_WORD: Final = {level.word: level for level in FabricLevel}
-
-
-@attrs.frozen
-class Aggregate:
-    """A host aggregate of ours."""
-
-    name: str
-    #: Key and value, in the order of the keys.
-    metadata: tuple[tuple[str, str], ...]
-    #: In the order of their names.
-    hosts: tuple[str, ...]
 
 
 @attrs.frozen
@@ -88,52 +70,6 @@ class PlaceReading:
     salt: str = ""
 
 
-def aggregates_of(fabric: FabricMap) -> tuple[Aggregate, ...]:
-    """The aggregates that *fabric* means, in the order of their names.
-
-    Hosts of which the map knows no domain are in none.
-    """
-    aggregates: list[Aggregate] = []
-    tree: dict[tuple[FabricLevel, str], list[FabricPlace]] = {}
-    for place in fabric.places:
-        for level in TREE:
-            name = place.domain(level)
-            if name is not None:
-                tree.setdefault((level, name), []).append(place)
-                break
-    for (level, name), places in tree.items():
-        metadata = {}
-        for above in TREE[TREE.index(level) :]:
-            names = {place.domain(above) for place in places}
-            if len(names) == 1 and (only := names.pop()) is not None:
-                metadata[aggregate_key_of(above)] = only
-        rails = _common_rails(places)
-        if rails:
-            metadata[RAILS_KEY] = rails
-        aggregates.append(
-            _build_aggregate(fabric, level, name, metadata, [place.host for place in places])
-        )
-    for level in OF_NVLINK:
-        for name, hosts in fabric.domains(level).items():
-            aggregates.append(
-                _build_aggregate(fabric, level, name, {aggregate_key_of(level): name}, hosts)
-            )
-    return tuple(sorted(aggregates, key=lambda aggregate: aggregate.name))
-
-
-def is_fabric_aggregate(metadata: Mapping[str, str]) -> bool:
-    """Whether an aggregate with this metadata belongs to the fabric map."""
-    return VERSION_KEY in metadata
-
-
-def fabric_place_of(host: str, metadata: Iterable[Mapping[str, str]]) -> FabricPlace:
-    """Where *host* is, by the metadata of all aggregates that it is in.
-
-    Metadata that make no sense, as somebody's hand may leave them, are unknown.
-    """
-    return read_aggregate_place(host, metadata).place
-
-
 def salt_of(metadata: Iterable[Mapping[str, str]]) -> str:
     """The secret of a map, by the metadata of its aggregates; "" where none says it.
 
@@ -147,7 +83,10 @@ _SALT: Final = re.compile("[0-9a-f]{32}", re.ASCII)
 
 
 def read_aggregate_place(host: str, metadata: Iterable[Mapping[str, str]]) -> PlaceReading:
-    """As :func:`fabric_place_of`, with what makes no sense."""
+    """Where *host* is, by the metadata of all aggregates that it is in.
+
+    Metadata that make no sense, as somebody's hand may leave them, are unknown.
+    """
     problems: list[str] = []
     ours = [mapping for mapping in metadata if any(key.startswith(PREFIX) for key in mapping)]
     sound = [mapping for mapping in ours if _is_sound_metadata(mapping, problems)]
@@ -223,26 +162,3 @@ def _belongs_in_aggregate(level: FabricLevel, kind: FabricLevel) -> bool:
     if kind in OF_NVLINK:
         return level is kind
     return level >= kind
-
-
-def _build_aggregate(
-    fabric: FabricMap,
-    level: FabricLevel,
-    name: str,
-    entries: Mapping[str, str],
-    hosts: Iterable[str],
-) -> Aggregate:
-    metadata = {VERSION_KEY: VERSION, MAP_KEY: fabric.name, KIND_KEY: level.word, **entries}
-    return Aggregate(
-        name=f"{NAME_PREFIX}{level.word}:{name}",
-        metadata=tuple(sorted(metadata.items())),
-        hosts=tuple(sorted(hosts)),
-    )
-
-
-def _common_rails(places: list[FabricPlace]) -> str:
-    """Rails that more than half of the hosts have; "" where the value would be too long."""
-    counts = Counter(rail.name for place in places for rail in place.rails)
-    names = sorted(name for name, count in counts.items() if 2 * count > len(places))
-    text = ",".join(names)
-    return text if len(text) <= _LONGEST_VALUE else ""

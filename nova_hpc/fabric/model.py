@@ -147,14 +147,6 @@ class FabricPlace:
         domains = ((level, self.domain(level)) for level in reversed(TREE))
         return tuple((level, name) for level, name in domains if name is not None)
 
-    def common(self, neighbour: FabricPlace) -> FabricLevel | None:
-        """The tightest level at which both hosts are in one domain; None: at none."""
-        for level in FabricLevel:
-            name = self.domain(level)
-            if name is not None and name == neighbour.domain(level):
-                return level
-        return None
-
 
 @attrs.frozen
 class FabricSwitch:
@@ -181,18 +173,6 @@ class FabricLink:
     dead: int = 0
     #: Of the slowest cable that is up, e.g. ``4xNDR``; None: unknown.
     rate: str | None = None
-
-
-@attrs.frozen
-class SourceProblem:
-    """A fault of a source, for the operator."""
-
-    text: str
-    #: Line of the source, from 1; None: no single line.
-    line: int | None = None
-
-    def __str__(self) -> str:
-        return self.text if self.line is None else f"line {self.line}: {self.text}"
 
 
 def _by_host(self: FabricMap) -> Mapping[str, FabricPlace]:
@@ -271,23 +251,6 @@ class FabricMap:
         place = self.place(host)
         return () if place is None else place.path
 
-    def outline(self) -> Mapping[str, tuple[tuple[FabricLevel, str], ...]]:
-        """Host -> its :meth:`path` as drawings and other programs need it, in the hosts' order.
-
-        A core that was named after the only domain below it says nothing more and is left out.
-        """
-        below: dict[str, set[tuple[FabricLevel, str] | None]] = {}
-        for place in self.places:
-            if place.core is not None:
-                path = place.path
-                below.setdefault(place.core, set()).add(path[1] if len(path) > 1 else None)
-        only = {core: parts.copy().pop() for core, parts in below.items() if len(parts) == 1}
-        again = {core for core, part in only.items() if part is not None and part[1] == core}
-        return {
-            place.host: place.path[1:] if place.core in again else place.path
-            for place in self.places
-        }
-
     def contradictions(self) -> tuple[str, ...]:
         """Where domains do not nest, in words: no domain of the tree lies in two others."""
         sentences = []
@@ -305,15 +268,4 @@ class FabricMap:
                             f"{level.noun(1)} {name!r} lies in more than one {above.noun(1)}: "
                             f"{text}"
                         )
-        return tuple(sentences)
-
-    def crossings(self) -> tuple[str, ...]:
-        """NVLink domains that lie in more than one leaf, in words. This is allowed."""
-        sentences = []
-        for name, hosts in self.domains(FabricLevel.NVLINK_DOMAIN).items():
-            leaves = sorted(
-                {place.leaf for place in map(self._of_host.__getitem__, hosts) if place.leaf}
-            )
-            if len(leaves) > 1:
-                sentences.append(f"NVLink domain {name!r} crosses leaves: {', '.join(leaves)}")
         return tuple(sentences)

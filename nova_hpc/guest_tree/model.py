@@ -83,11 +83,6 @@ class TreeSeat:
     #: Bus of the port, so the guest's address is ``0000:BUS:00.0``.
     bus: int
 
-    @property
-    def guest_address(self) -> str:
-        """The device's address as the guest reads it."""
-        return f"0000:{self.bus:02x}:00.0"
-
 
 @attrs.frozen
 class TreePlan:

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import attrs
@@ -377,7 +377,3 @@ def replace_by_model_events(
             )
             result[address] = (symptom, *rest)
     return result
-
-
-#: Says the time; see :class:`Moment`.
-Clock = Callable[[], Moment]

@@ -22,14 +22,12 @@ leaves out. What follows from its reader, which is not an XML parser (read in NC
 from __future__ import annotations
 
 import collections
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 import attrs
 
 from nova_hpc.topology import classes
-from nova_hpc.topology.files import FileError, FileTree
 from nova_hpc.topology.model import InventoryError, Node, PcieLink, PciFunction
 
 #: Of the file, for NCCL and for RCCL (NCCL_TOPO_XML_VERSION of each).
@@ -82,32 +80,6 @@ class NcclDevice:
     #: Keys of the switches above, outermost first.
     switches: tuple[str, ...] = ()
     link: PcieLink | None = None
-
-
-def from_node(node: Node, processor: Processor | None = None) -> str:
-    """The file for *node* itself: its GPUs and adapters without virtual functions.
-
-    :raises NcclError: more than NCCL can read.
-    """
-    chosen = [function for function in node.functions if _is_device(function)]
-    shared = switches_above(chosen)
-    devices = [
-        NcclDevice(
-            busid=function.address,
-            class_code=function.class_code or "",
-            numa=function.numa_node,
-            switches=tuple(point for point in function.switches if point in shared),
-            link=best_link(node, function),
-        )
-        for function in chosen
-    ]
-    switches = {point: switch_of(node, point) for device in devices for point in device.switches}
-    cells = {numa.id: numa.cpus for numa in node.numa_nodes}
-    return write_nccl_file(devices, switches, cells, processor, version_for(chosen))
-
-
-def _is_device(function: PciFunction) -> bool:
-    return function.bridge is None and function.physical_function is None and is_read(function)
 
 
 def is_read(function: PciFunction) -> bool:
@@ -298,23 +270,3 @@ def _link_attributes_of(link: PcieLink | None) -> dict[str, str]:
 
 def _format_attributes(values: Mapping[str, str]) -> str:
     return "".join(f' {key}="{value}"' for key, value in values.items())
-
-
-def read_nccl_processor(tree: FileTree) -> Processor | None:
-    """The processor as ``/proc/cpuinfo`` has it; None: not readable, or another kind."""
-    try:
-        text = tree.text("/proc/cpuinfo") or ""
-    except FileError:
-        return None
-    first: dict[str, str] = {}
-    for line in text.splitlines():
-        key, _, value = line.partition(":")
-        first.setdefault(key.strip(), value.strip())
-    if re.fullmatch(r"[A-Za-z ]{12}", first.get("vendor_id", ""), re.ASCII):
-        family, model = first.get("cpu family", ""), first.get("model", "")
-        if re.fullmatch(r"\d{1,5}", family, re.ASCII) and re.fullmatch(r"\d{1,5}", model, re.ASCII):
-            return Processor("x86_64", first["vendor_id"], int(family), int(model))
-        return None
-    if "CPU implementer" in first:
-        return Processor("arm64")
-    return Processor("ppc64") if first.get("cpu", "").startswith("POWER") else None

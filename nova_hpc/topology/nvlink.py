@@ -16,6 +16,9 @@ from typing import Final
 
 import attrs
 
+#: The role of NVSwitches in the default of ``[hpc]device_role``.
+SWITCH_ROLE: Final = "nvswitch"
+
 #: Names of sets are short, because a tag holds 255 characters.
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}", re.ASCII)
 

@@ -7,7 +7,6 @@ Nothing raises: what cannot be read or makes no sense makes one function
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Collection
 from pathlib import Path
@@ -20,8 +19,6 @@ from nova_hpc.topology.device import DEVICES
 from nova_hpc.topology.files import FileError, FileTree, show_path
 from nova_hpc.topology.function_places import Raw, make_groups, place_functions
 from nova_hpc.topology.model import ADDRESS, Node, PciFunction, address_key, normalise_address
-
-LOG = logging.getLogger(__name__)
 
 _GROUPS: Final = "/sys/kernel/iommu_groups"
 
@@ -144,27 +141,3 @@ def _with_virtual_functions(functions: list[PciFunction]) -> list[PciFunction]:
             function = attrs.evolve(function, virtual_functions=ordered)
         completed.append(function)
     return completed
-
-
-def with_names(node: Node) -> Node:
-    """Fill in :attr:`PciFunction.model` of a node that was read from ``/``.
-
-    The kernel has numbers; udev's hardware database has ``GH100 [H100 SXM5 80GB]``.
-    For people only, so where udev is missing or silent there are no names.
-    """
-    try:
-        # pyudev loads libudev when it is imported; it may not be there.
-        import pyudev
-
-        devices = pyudev.Context().list_devices(subsystem="pci")
-        names = {device.sys_name: device.get("ID_MODEL_FROM_DATABASE") for device in devices}
-    except (ImportError, OSError, ValueError) as error:
-        LOG.debug("no names from udev: %s", error)
-        return node
-    return attrs.evolve(
-        node,
-        functions=tuple(
-            attrs.evolve(function, model=names.get(function.address) or function.model)
-            for function in node.functions
-        ),
-    )

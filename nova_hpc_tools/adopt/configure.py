@@ -12,7 +12,6 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.tenancy.nvlink import nvlink_sets
 from nova_hpc.topology import lstopo, roles, sysfs
 from nova_hpc.topology.model import InventoryError, Node
 from nova_hpc.wire import capture
@@ -30,6 +29,7 @@ from nova_hpc_tools.adopt import (
     layout_files,
     layouts,
     node_wishes,
+    nvlink_sets,
     overlooked,
     questions,
     readiness,

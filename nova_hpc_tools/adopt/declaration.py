@@ -9,13 +9,13 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.tenancy.nvlink import nvlink_sets
-from nova_hpc.tenancy.nvlink.nvlink_sets import NvlinkSet
 from nova_hpc.topology.model import Node, PciFunction
+from nova_hpc.topology.nvlink import SWITCH_ROLE
 from nova_hpc.topology.roles import Roles
 from nova_hpc.wire import node_declaration
-from nova_hpc_tools.adopt import identity
+from nova_hpc_tools.adopt import identity, nvlink_sets
 from nova_hpc_tools.adopt.identity import Form
+from nova_hpc_tools.adopt.nvlink_sets import NvlinkSet
 
 #: Value of :attr:`Declaration.whole` that means every adapter.
 EVERY: Final = node_declaration.EVERY
@@ -126,7 +126,7 @@ class Declaration:
             return "it is left out (--leave-out)"
         if function.address in self.withheld:
             return self.withheld[function.address]
-        if role == nvlink_sets.SWITCH_ROLE and not self.switches:
+        if role == SWITCH_ROLE and not self.switches:
             return (
                 "who has the NVSwitches links the GPUs of all servers (--offer-switches offers "
                 "them)"
@@ -139,7 +139,7 @@ class Declaration:
         :raises DeclarationError: a role that no entry of ``[hpc]device_role``
             names, or an address that is no function of the node, or no
             physical one with a role where that is needed.
-        :raises nova_hpc.tenancy.nvlink.nvlink_sets.NvlinkError: a set of GPUs that the
+        :raises nova_hpc_tools.adopt.nvlink_sets.NvlinkError: a set of GPUs that the
             node does not have like that.
         """
         nvlink_sets.check_nvlink_sets(self.nvlink or (), node, roles)

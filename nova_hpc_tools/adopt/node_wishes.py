@@ -14,7 +14,6 @@ from typing import Any, Final
 
 import attrs
 
-from nova_hpc.tenancy.nvlink import nvlink_sets
 from nova_hpc.topology.model import Node
 from nova_hpc.wire import capture
 from nova_hpc.wire.node_declaration import (
@@ -24,7 +23,7 @@ from nova_hpc.wire.node_declaration import (
     NodeWishes,
     RoleWish,
 )
-from nova_hpc_tools.adopt import declaration
+from nova_hpc_tools.adopt import declaration, nvlink_sets
 from nova_hpc_tools.adopt.configured import HeldBack
 from nova_hpc_tools.adopt.declaration import Declaration, DeclarationError
 from nova_hpc_tools.adopt.identity import Form

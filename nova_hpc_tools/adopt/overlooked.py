@@ -11,11 +11,13 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from nova_hpc.tenancy.nvlink import nvlink_sets
 from nova_hpc.topology import classes
 from nova_hpc.topology.level import Level, common_level
 from nova_hpc.topology.model import Node, PciFunction
+from nova_hpc.topology.nvlink import SWITCH_ROLE
 from nova_hpc.topology.roles import Roles
+from nova_hpc_tools import class_names
+from nova_hpc_tools.adopt import nvlink_sets
 from nova_hpc_tools.adopt.findings import DoctorFinding, join_first_few
 
 #: ``[hpc]nvlink_backend`` where nobody activates partitions.
@@ -104,7 +106,7 @@ def _check_roleless_devices(
         how = (
             f"with {vfs} virtual functions" if vfs else f"bound to {function.driver or 'no driver'}"
         )
-        name = classes.class_name_of(function.class_code)
+        name = class_names.class_name_of(function.class_code)
         cure = (
             f"Add device_role = {line} to [hpc] of the file that has the others, then {_WRITE}"
             if own_roles
@@ -169,9 +171,7 @@ def find_idle_nvswitches(
     scripts = tuple(hooks)
     given = {function.address for function in offered}
     nvswitches = [
-        function
-        for function in node.functions
-        if roles.role_of(function, node) == nvlink_sets.SWITCH_ROLE
+        function for function in node.functions if roles.role_of(function, node) == SWITCH_ROLE
     ]
     for script in scripts if nvswitches or backend != NOBODY else ():
         restart = "and restart libvirtd and nova-compute."

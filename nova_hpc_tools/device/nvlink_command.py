@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Final
 
 from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
-from nova_hpc.tenancy.nvlink import nvlink_sets as sets
 from nova_hpc.tenancy.nvlink import partitions as nvlink
 from nova_hpc.tenancy.nvlink.backend import BackendError
 from nova_hpc.tenancy.nvlink.partitions import NvlinkFabricError
@@ -19,6 +18,7 @@ from nova_hpc.tenancy.nvlink.step import NvlinkStep
 from nova_hpc.topology import roles, sysfs
 from nova_hpc.topology.model import address_key
 from nova_hpc_tools import base
+from nova_hpc_tools.adopt import nvlink_sets as sets
 from nova_hpc_tools.adopt import service_settings
 from nova_hpc_tools.base import CommandAnswer
 

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from nova_hpc.guest_tree import needs
-from nova_hpc.guest_tree.needs import LibvirtNeed
+from nova_hpc.guest_tree.needs import format_dotted_version
 from nova_hpc.topology.files import FileError, FileTree
 from nova_hpc.topology.model import Node, PciFunction
 from nova_hpc_tools.adopt import include_files, install_shim, settings
-from nova_hpc_tools.doctor import libvirt_domains
+from nova_hpc_tools.doctor import libvirt_domains, libvirt_needs
 from nova_hpc_tools.doctor.checks_service import LedgerPath, ServiceFacts, Shim, TooOld, User
+from nova_hpc_tools.doctor.libvirt_needs import LibvirtNeed
 
 #: Units that start nova-compute: of Debian and Ubuntu, of RDO, of devstack.
 _UNITS: Final = ("nova-compute", "openstack-nova-compute", "devstack@n-cpu")
@@ -63,18 +63,18 @@ def configured_libvirt_needs(
 ) -> tuple[LibvirtNeed, ...]:
     """Features that are configured or offered here, and need a libvirt newer than Nova does."""
     memory = sum(numa_node.memory_kib or 0 for numa_node in node.numa_nodes) << 10
-    return tuple(needs.libvirt_needs_of(offered, memory, nova.hpc.gpudirect_clique))
+    return tuple(libvirt_needs.libvirt_needs_of(offered, memory, nova.hpc.gpudirect_clique))
 
 
 def _find_too_old_libvirt(wishes: Iterable[LibvirtNeed], nova: Any) -> Iterator[TooOld]:
-    libvirt_needs = tuple(wishes)
-    version = libvirt_domains.libvirt_version_of(libvirt_uri_of(nova)) if libvirt_needs else None
-    for need in libvirt_needs:
+    needs = tuple(wishes)
+    version = libvirt_domains.libvirt_version_of(libvirt_uri_of(nova)) if needs else None
+    for need in needs:
         if version is not None and version < need.least:
             yield TooOld(
                 need.what,
-                needs.format_dotted_version(need.least),
-                needs.format_dotted_version(version),
+                format_dotted_version(need.least),
+                format_dotted_version(version),
                 need.otherwise,
             )
 

@@ -55,13 +55,6 @@ def read_capacity_lines(lines: Iterable[str], source: str) -> dict[str, int]:
     return capacity
 
 
-def format_capacity_lines(capacity: Mapping[str, int]) -> Iterator[str]:
-    """The lines of such a file, without line ends."""
-    yield ",".join(COLUMNS)
-    for host, fit in capacity.items():
-        yield f"{host},{fit}"
-
-
 def _find_row_errors(row: list[str], first: Mapping[str, int]) -> Iterator[str]:
     if not row:
         return

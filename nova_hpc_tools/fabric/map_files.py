@@ -9,15 +9,21 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from nova_hpc.fabric.model import FabricLevel, FabricMap, SourceProblem
+from nova_hpc.fabric.model import FabricLevel, FabricMap
 from nova_hpc.outside.name_lists import cut_after
 from nova_hpc.outside.text import printable_text
 from nova_hpc.wire import fabric_map
 from nova_hpc.wire.documents import FABRIC_MAP
 from nova_hpc.wire.version import WireError
 from nova_hpc_tools.fabric.exclusions import Exclusions, exclude_places
+from nova_hpc_tools.fabric.map_outline import find_crossed_leaves
 from nova_hpc_tools.fabric.merge import merge_readings
-from nova_hpc_tools.fabric.problems import FabricMapError, FabricReading, ProblemCollector
+from nova_hpc_tools.fabric.problems import (
+    FabricMapError,
+    FabricReading,
+    ProblemCollector,
+    SourceProblem,
+)
 from nova_hpc_tools.fabric.readers import reader_choice as readers
 
 _LONGEST: Final = 1 << 28
@@ -153,7 +159,7 @@ def _parse_fabric_text(text: str, where: str, args: argparse.Namespace) -> Fabri
         if args.name is not None:
             fabric = _rename_fabric(fabric, args.name)
         collector = ProblemCollector()
-        for text in fabric.crossings():
+        for text in find_crossed_leaves(fabric):
             collector.note(text)
         return collector.reading(exclude_places(fabric, exclusions_of(args), collector))
     try:

@@ -13,9 +13,8 @@ from nova_hpc.fabric.model import (
     FabricPlace,
     FabricSwitch,
     Rail,
-    SourceProblem,
 )
-from nova_hpc_tools.fabric.problems import FabricReading, ProblemCollector
+from nova_hpc_tools.fabric.problems import FabricReading, ProblemCollector, SourceProblem
 
 
 def merge_readings(readings: Sequence[FabricReading], name: str | None = None) -> FabricReading:

@@ -10,6 +10,7 @@ from xml.sax.saxutils import escape
 from nova_hpc.cluster.plan.model import GangPlan
 from nova_hpc.cluster.plan.tree import leaf_of, natural_sort_key
 from nova_hpc.fabric.model import FabricLevel, FabricMap, FabricPlace
+from nova_hpc_tools.fabric.map_outline import outline_map
 
 _CELL: Final = 9
 _GAP: Final = 2
@@ -40,7 +41,7 @@ def draw_plan_picture(fabric: FabricMap, capacity: Mapping[str, int], plan: Gang
         leaves.setdefault(leaf_of(fabric.place(host) or FabricPlace(host=host)), []).append(host)
     # Hosts without a leaf are drawn together.
     lost = [host for (has_leaf, _), members in leaves.items() if not has_leaf for host in members]
-    outline = fabric.outline()
+    outline = outline_map(fabric)
     boxes = [
         (_domains_above_leaf(outline[members[0]]), name, members)
         for (has_leaf, name), members in leaves.items()

@@ -8,8 +8,9 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.fabric.model import FabricMap, SourceProblem
+from nova_hpc.fabric.model import FabricMap
 from nova_hpc.outside.name_lists import cut_after
+from nova_hpc_tools.fabric.map_outline import find_crossed_leaves
 
 #: The most problems that are kept of one source; a file that was cut has thousands.
 MOST: Final = 200
@@ -21,6 +22,18 @@ NO_HOST: Final = "the map names no host"
 
 class FabricMapError(Exception):
     """Something that is no fabric map at all, or that cannot be done; one line each."""
+
+
+@attrs.frozen
+class SourceProblem:
+    """A fault of a source, for the operator."""
+
+    text: str
+    #: Line of the source, from 1; None: no single line.
+    line: int | None = None
+
+    def __str__(self) -> str:
+        return self.text if self.line is None else f"line {self.line}: {self.text}"
 
 
 @attrs.frozen
@@ -53,7 +66,7 @@ class ProblemCollector:
         """The same of a map that was just made; also what contradicts itself in it."""
         for text in fabric.contradictions():
             self.wrong(text)
-        for text in fabric.crossings():
+        for text in find_crossed_leaves(fabric):
             self.note(text)
         return self.reading(fabric)
 

@@ -17,6 +17,7 @@ import attrs
 from nova_hpc.fabric import aggregates as ours
 from nova_hpc.fabric.model import FabricLevel, FabricMap, FabricPlace, wrong_name
 from nova_hpc.outside.name_lists import join_first
+from nova_hpc_tools.fabric import map_aggregates
 
 #: How a step is called in the output.
 CREATE: Final = "create"
@@ -139,7 +140,7 @@ def plan_sync(
     nova = sorted(set(hosts))
     names = names_in_nova(fabric, nova)
     there = map_as_in_nova(fabric, nova)
-    wanted = {aggregate.name: aggregate for aggregate in ours.aggregates_of(there)}
+    wanted = {aggregate.name: aggregate for aggregate in map_aggregates.aggregates_of(there)}
     sorted_aggregates = _SortedAggregates.of(fabric.name, aggregates, wanted)
     refusals = [
         *sorted_aggregates.refusals,
@@ -278,7 +279,7 @@ class _SortedAggregates:
             version = aggregate.metadata.get(ours.VERSION_KEY)
             if version is None:
                 if (
-                    aggregate.name.startswith(ours.NAME_PREFIX)
+                    aggregate.name.startswith(map_aggregates.NAME_PREFIX)
                     and not aggregate.hosts
                     and not aggregate.metadata.keys() - {"availability_zone"}
                 ):
@@ -307,7 +308,7 @@ class _SortedAggregates:
 
 def _two_maps(
     there: FabricMap,
-    wanted: Mapping[str, ours.Aggregate],
+    wanted: Mapping[str, map_aggregates.Aggregate],
     sorted_aggregates: _SortedAggregates,
     name: str,
 ) -> Iterable[str]:
@@ -342,7 +343,7 @@ def _aggregate_name_of(aggregate: CloudAggregate) -> str:
     """The name that an aggregate of ours should have, by its metadata, else by its name."""
     kind = aggregate.metadata.get(ours.KIND_KEY, "")
     domain = aggregate.metadata.get(f"{ours.PREFIX}{kind}")
-    return f"{ours.NAME_PREFIX}{kind}:{domain}" if domain else aggregate.name
+    return f"{map_aggregates.NAME_PREFIX}{kind}:{domain}" if domain else aggregate.name
 
 
 def _metadata_changes(has: Mapping[str, str], wants: Mapping[str, str]) -> dict[str, str | None]:

@@ -19,7 +19,7 @@ from nova_hpc.topology.peer_wish import PeerWish
 from nova_hpc.wire import inventory
 from nova_hpc_tools.adopt import service_settings
 from nova_hpc_tools.base import CommandAnswer, ListCommand
-from nova_hpc_tools.inventory import node_archive, peer_text, text
+from nova_hpc_tools.inventory import device_names, nccl_node, node_archive, peer_text, text
 from nova_hpc_tools.printing import InertConsole
 
 _THEME: Final = Theme(
@@ -139,7 +139,7 @@ def _print_inventory(node: Node, args: argparse.Namespace) -> None:
     if args.show == "tree":
         _draw_inventory_tree(node, args.all, _peer_wish_of(args))
     elif args.show == "nccl":
-        sys.stdout.write(nccl.from_node(node, _read_processor(args)))
+        sys.stdout.write(nccl_node.from_node(node, _read_processor(args)))
     else:
         for line in _format_device_spec(node, args.config):
             print(line)
@@ -165,13 +165,13 @@ def _read_inventory_node(args: argparse.Namespace) -> Node:
             f"--root {root}: neither CPUs nor PCI functions below it; "
             "give the directory that holds sys and proc of a node"
         )
-    return sysfs.with_names(node) if root.resolve() == Path("/") else node
+    return device_names.with_names(node) if root.resolve() == Path("/") else node
 
 
 def _read_processor(args: argparse.Namespace) -> nccl.Processor | None:
     if args.archive is not None:
-        return nccl.read_nccl_processor(node_archive.load_node_archive(args.archive))
-    return nccl.read_nccl_processor(FileTree(args.root)) if args.xml is None else None
+        return nccl_node.read_nccl_processor(node_archive.load_node_archive(args.archive))
+    return nccl_node.read_nccl_processor(FileTree(args.root)) if args.xml is None else None
 
 
 def _peer_wish_of(args: argparse.Namespace) -> PeerWish:
@@ -203,9 +203,8 @@ def _draw_inventory_tree(node: Node, everything: bool, wish: PeerWish) -> None:
 
 
 def _format_device_spec(node: Node, config: Sequence[str]) -> Iterator[str]:
-    from nova_hpc.tenancy.nvlink import nvlink_sets
     from nova_hpc.topology import roles
-    from nova_hpc_tools.adopt import configured, device_spec
+    from nova_hpc_tools.adopt import configured, device_spec, nvlink_sets
     from nova_hpc_tools.adopt.declaration import Declaration
 
     try:

@@ -19,10 +19,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from nova_hpc.topology import atomic_files, confspace, nccl, sysfs
+from nova_hpc.topology import atomic_files, confspace, sysfs
 from nova_hpc.topology.files import FileError, FileTree, decode_kernel_text, show_path
 from nova_hpc.topology.model import InventoryError
 from nova_hpc.wire import capture
+from nova_hpc_tools.inventory import nccl_node
 from nova_hpc_tools.inventory.record import Entry, RecordingTree, ReplayTree
 
 _HOSTNAME: Final = "/proc/sys/kernel/hostname"
@@ -289,7 +290,7 @@ def save_node_archive(
     """
     recorder = RecordingTree(root)
     node = sysfs.read_tree(recorder, show_path(root))
-    nccl.read_nccl_processor(recorder)
+    nccl_node.read_nccl_processor(recorder)
     if not node.functions and not node.cpus:
         raise InventoryError(f"--root {show_path(root)}: neither CPUs nor PCI functions below it")
     record = recorder.record()

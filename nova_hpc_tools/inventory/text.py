@@ -13,9 +13,10 @@ from typing import Final
 import attrs
 
 from nova_hpc.outside.name_lists import cut_after
-from nova_hpc.topology import classes, peer
+from nova_hpc.topology import peer
 from nova_hpc.topology.cpuset import format_list
 from nova_hpc.topology.model import BridgeKind, HugePages, Node, NumaNode, PcieLink, PciFunction
+from nova_hpc_tools import class_names
 
 _DOT: Final = " · "
 _MOST_PROBLEMS: Final = 20
@@ -154,12 +155,14 @@ class _Drawing:
             return function.bridge is BridgeKind.DOWNSTREAM or not used
         if function.physical_function is not None:
             return self.node.function(function.physical_function) is not None
-        return not function.path and classes.is_chipset(function.class_code)
+        return not function.path and class_names.is_chipset(function.class_code)
 
     def describe(self, function: PciFunction) -> str:
         kind = _KINDS.get(function.bridge) if function.bridge else None
         ids = f"{function.vendor_id or '????'}:{function.product_id or '????'}"
-        parts = [f"{function.address} {kind or classes.class_name_of(function.class_code)} {ids}"]
+        parts = [
+            f"{function.address} {kind or class_names.class_name_of(function.class_code)} {ids}"
+        ]
         if function.model:
             parts[0] += f" {function.model}"
         if function.link is not None:

@@ -14,9 +14,9 @@ from oslo_config import cfg
 from nova_hpc import conf as hpc_conf
 from nova_hpc.cluster.group_domain import model as group_domain
 from nova_hpc.cluster.group_domain.model import DomainTree, GroupProvider
-from nova_hpc.fabric import aggregates
 from nova_hpc.fabric.model import FabricMap, FabricPlace
 from nova_hpc.from_nova import fabric, fabric_records, log_throttle
+from nova_hpc_tools.fabric import map_aggregates
 
 CONF = cfg.CONF
 
@@ -70,7 +70,7 @@ class FabricTest(integrated_helpers.ProviderUsageBaseTestCase):
                         spine="spine",
                     )
                 )
-        for each in aggregates.aggregates_of(FabricMap(name="ib", places=tuple(places))):
+        for each in map_aggregates.aggregates_of(FabricMap(name="ib", places=tuple(places))):
             self.make_aggregate(each.name, dict(each.metadata), each.hosts)
 
     def make_aggregate(self, name: str, metadata: Mapping[str, str], hosts: Iterable[str]) -> int:

@@ -14,10 +14,10 @@ from keystoneauth1 import noauth, session
 from openstack import connection
 from oslo_config import cfg
 
-from nova_hpc.fabric.aggregates import aggregates_of
 from nova_hpc.fabric.model import FabricMap, FabricPlace
 from nova_hpc_tools.cloud import drain_api, drain_command, server_moves
 from nova_hpc_tools.fabric import nova_aggregates
+from nova_hpc_tools.fabric.map_aggregates import aggregates_of
 from nova_hpc_tools.main import NovaHpc
 from nova_hpc_tools.readers import snapshot
 from nova_hpc_tools.snapshot import cloud_readers

@@ -31,13 +31,13 @@ from nova_hpc.tenancy.hygiene import reset as hygiene_reset
 from nova_hpc.tenancy.hygiene.step import HygieneStep
 from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
 from nova_hpc.tenancy.nvlink.backend import BackendError
-from nova_hpc.tenancy.nvlink.nvlink_sets import SWITCH_ROLE
 from nova_hpc.tenancy.nvlink.step import NvlinkStep
 from nova_hpc.tenancy.owners import DeviceOwners
 from nova_hpc.tenancy.peer import acs_registers
 from nova_hpc.tenancy.peer.step import PeerToPeerStep
 from nova_hpc.tenancy.sign import HealthSign, Symptom
 from nova_hpc.tenancy.step import DeviceTenant, NodeView, RefusedError, StepError, TenancyStep
+from nova_hpc.topology.nvlink import SWITCH_ROLE
 from nova_hpc.topology.peer_wish import PeerWish
 from nova_hpc.wire import tags
 from virt_driver_patches import privileged

@@ -220,13 +220,6 @@ class DomainTree:
         """Servers with a ticket, of all groups."""
         return tuple(ticket for room in self.rooms if room.record for ticket in room.record.tickets)
 
-    def record_of(self, group: str) -> tuple[GroupRoom, GroupRecord] | None:
-        """The record of *group* and its room; None: it is not here."""
-        for room in self.rooms:
-            if room.record is not None and room.record.group == group:
-                return room, room.record
-        return None
-
     def promised(
         self,
         group: str,

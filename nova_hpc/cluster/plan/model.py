@@ -99,10 +99,6 @@ class GangPlan:
     #: One sentence for operators.
     why: str
 
-    def domain_at(self, level: FabricLevel) -> str | None:
-        """The domain of *level* that holds the whole gang; None: there is none."""
-        return dict(self.around).get(level)
-
     def enclosing(self, level: FabricLevel) -> tuple[FabricLevel, str] | None:
         """As :meth:`nova_hpc.fabric.model.FabricPlace.enclosing`, of the whole gang."""
         shared: dict[str, Any] = {around_level.word: name for around_level, name in self.around}

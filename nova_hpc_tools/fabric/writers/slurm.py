@@ -22,6 +22,7 @@ from nova_hpc.fabric.model import TREE, FabricLevel, FabricMap
 from nova_hpc.outside.host_names import explain_wrong_host
 from nova_hpc.outside.text import printable_text
 from nova_hpc_tools.fabric.hostlist import compress_hostlist
+from nova_hpc_tools.fabric.map_outline import outline_map
 from nova_hpc_tools.fabric.problems import FabricMapError
 
 #: (year, month) of a release.
@@ -156,7 +157,7 @@ def tree_switches_of(fabric: FabricMap) -> list[TreeSwitch]:
     """
     hosts: dict[tuple[FabricLevel, str], list[str]] = {}
     below: dict[tuple[FabricLevel, str], set[tuple[FabricLevel, str]]] = {}
-    for host, outline in fabric.outline().items():
+    for host, outline in outline_map(fabric).items():
         _check_slurm_host(host)
         path = outline[::-1]
         if not path:

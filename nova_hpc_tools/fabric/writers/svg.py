@@ -11,6 +11,7 @@ from xml.sax.saxutils import escape, quoteattr
 import attrs
 
 from nova_hpc.fabric.model import TREE, FabricLevel, FabricMap, FabricPlace, FabricSwitch
+from nova_hpc_tools.fabric.map_outline import outline_map
 from nova_hpc_tools.fabric.writers.text import summarise_fabric
 
 _HOST: Final = 14
@@ -106,7 +107,7 @@ def _outermost_boxes(fabric: FabricMap) -> list[_DomainBox]:
         if switch.domain is not None:
             switches.setdefault((switch.level, switch.domain), []).append(switch)
     top: list[_DomainBox] = []
-    for place, path in zip(fabric.places, fabric.outline().values(), strict=True):
+    for place, path in zip(fabric.places, outline_map(fabric).values(), strict=True):
         for depth in range(1, len(path) + 1):
             if path[:depth] not in box_of_path:
                 level, name = path[depth - 1]

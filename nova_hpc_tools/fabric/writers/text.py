@@ -10,6 +10,7 @@ import attrs
 from nova_hpc.fabric.model import OF_NVLINK, TREE, FabricLevel, FabricMap
 from nova_hpc_tools.fabric.graph import speed_of_rate
 from nova_hpc_tools.fabric.hostlist import compress_hostlist
+from nova_hpc_tools.fabric.map_outline import outline_map
 
 
 @attrs.define
@@ -32,7 +33,7 @@ def draw_fabric_tree(fabric: FabricMap) -> Iterator[str]:
             key = (switch.level, switch.domain)
             switches[key] = switches.get(key, 0) + 1
     top: dict[tuple[FabricLevel, str], _FabricBranch] = {}
-    for host, path in fabric.outline().items():
+    for host, path in outline_map(fabric).items():
         _add_host(top, host, path)
     for branch in _branches_in_order(top):
         yield from _draw_branch(branch, switches, "", "")

@@ -21,7 +21,6 @@ from oslo_config import cfg
 from nova_hpc import conf as hpc_conf
 from nova_hpc.cluster.group_domain.membership import GroupDomains
 from nova_hpc.cluster.group_domain.model import EVERYWHERE, GroupDomain
-from nova_hpc.fabric import aggregates
 from nova_hpc.fabric.model import FabricLevel, FabricMap, FabricPlace
 from nova_hpc.from_nova import (
     contract,
@@ -32,6 +31,7 @@ from nova_hpc.from_nova import (
     placement_answer,
 )
 from nova_hpc.from_nova.patches import answers
+from nova_hpc_tools.fabric import map_aggregates
 from scheduler_filters.hpc_fabric_filter import HpcFabricFilter
 from tests.unit.cluster.placement_model import Client, World, records
 from tests.unit.cluster.plan.command import planned
@@ -60,7 +60,7 @@ def _hosts(fabric_map: FabricMap, capacity: dict[str, int]) -> list[Any]:
         ident = str(uuid.uuid5(uuid.NAMESPACE_DNS, name))
         where = [
             SimpleNamespace(metadata=dict(each.metadata))
-            for each in aggregates.aggregates_of(fabric_map)
+            for each in map_aggregates.aggregates_of(fabric_map)
             if name in each.hosts
         ]
         allocations = {ident: {"resources": {"VCPU": 2}}}

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nova_hpc.fabric.aggregates import aggregates_of
 from nova_hpc.fabric.model import FabricMap, FabricPlace
 from nova_hpc.topology.level import Location
 from nova_hpc_tools import snapshot
@@ -20,6 +19,7 @@ from nova_hpc_tools.cloud import server_moves
 from nova_hpc_tools.cloud.drain import DrainedServer, DrainPlan, Move, plan_drain
 from nova_hpc_tools.cloud.drain_api import DrainServer
 from nova_hpc_tools.cloud.server_moves import DrainStopError, MovePatience
+from nova_hpc_tools.fabric.map_aggregates import aggregates_of
 from nova_hpc_tools.snapshot import (
     Flavor,
     FlavorWant,

@@ -65,8 +65,6 @@ def test_a_tree_is_read_whatever_the_order(providers: list[GroupProvider]) -> No
     assert {each.uuid for each in tree.strange} == {"odd1", "odd2", "odd3"}
     assert tree.name == LEAF.provider_name
     assert tree.tickets == ("s1", "s2")
-    assert tree.record_of("g1") == (tree.rooms[0], tree.rooms[0].record)
-    assert tree.record_of("g2") is None
 
 
 def test_no_tree() -> None:

@@ -47,7 +47,7 @@ def ask(members: int, *lines: GroupLine, policy: str = "required", group: str = 
 def test_the_domain_and_what_each_lacks() -> None:
     found = ask(7)
     assert isinstance(found.answer, GangPlan)
-    assert found.answer.domain_at(LEAF) == "leaf-b"
+    assert dict(found.answer.around)[LEAF] == "leaf-b"
     assert found.rooms == (
         DomainFit(GroupDomain("leaf", "ib/leaf-b"), 2, 8, 0, 0),
         DomainFit(GroupDomain("leaf", "ib/leaf-a"), 3, 6, 0, 1),

@@ -5,14 +5,11 @@ import pytest
 from hypothesis import given
 
 from nova_hpc.fabric.aggregates import (
-    NAME_PREFIX,
     PREFIX,
-    aggregates_of,
-    fabric_place_of,
-    is_fabric_aggregate,
     read_aggregate_place,
 )
 from nova_hpc.fabric.model import FabricMap, FabricPlace, Rail
+from nova_hpc_tools.fabric.map_aggregates import NAME_PREFIX, aggregates_of
 from tests.unit.fabric.strategies import fabrics
 
 LEAF = {
@@ -75,7 +72,6 @@ def test_no_key_is_one_that_nova_reads(fabric):
     found = aggregates_of(fabric)
     assert len({each.name for each in found}) == len(found)
     for each in found:
-        assert is_fabric_aggregate(dict(each.metadata))
         assert each.name.startswith(NAME_PREFIX)
         assert len(each.name) <= 255
         assert list(each.hosts) == sorted(set(each.hosts))
@@ -87,10 +83,12 @@ def test_no_key_is_one_that_nova_reads(fabric):
 
 def test_aggregates_of_others_say_nothing():
     others = [{"availability_zone": "az1"}, {"leaf": "l9"}, {}]
-    assert fabric_place_of("n1", [*others, LEAF]) == FabricPlace("n1", leaf="l1", spine="s1")
+    assert read_aggregate_place("n1", [*others, LEAF]).place == FabricPlace(
+        "n1", leaf="l1", spine="s1"
+    )
     assert read_aggregate_place("n1", others).problems == ()
     # Somebody may add keys of his own to an aggregate of ours.
-    assert fabric_place_of("n1", [{**LEAF, "colour": "red"}]).leaf == "l1"
+    assert read_aggregate_place("n1", [{**LEAF, "colour": "red"}]).place.leaf == "l1"
 
 
 @pytest.mark.parametrize(

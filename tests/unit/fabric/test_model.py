@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import itertools
-
 import pytest
 from hypothesis import given
 
 from nova_hpc.fabric.model import TREE, FabricLevel, FabricMap, FabricPlace, wrong_name
+from nova_hpc_tools.fabric.map_outline import find_crossed_leaves
 from tests.unit.fabric.strategies import fabrics
 
 TWO_LEAVES = FabricMap(
@@ -40,17 +39,8 @@ def test_hosts_and_domains_are_in_the_order_of_their_names():
     assert TWO_LEAVES.path("stranger") == ()
 
 
-def test_an_unknown_domain_is_shared_with_nobody():
-    unknown = FabricPlace("n4")
-    assert unknown.common(FabricPlace("n5")) is None
-    assert (
-        FabricPlace("a", leaf="l", spine="s").common(FabricPlace("b", spine="s"))
-        is FabricLevel.SPINE
-    )
-
-
 def test_an_nvlink_domain_may_cross_a_leaf_and_is_told():
-    assert TWO_LEAVES.crossings() == ("NVLink domain 'v1' crosses leaves: l1, l2",)
+    assert find_crossed_leaves(TWO_LEAVES) == ("NVLink domain 'v1' crosses leaves: l1, l2",)
     assert TWO_LEAVES.contradictions() == ()
 
 
@@ -81,18 +71,13 @@ def test_equal_maps_are_equal_wherever_they_come_from():
 
 
 @given(fabrics())
-def test_hosts_share_a_domain_as_their_places_say(fabric):
+def test_hosts_are_in_the_domains_that_their_places_say(fabric):
     assert fabric.contradictions() == ()
-    for one, other in itertools.combinations(fabric.places, 2):
-        shared = [
-            level
-            for level in FabricLevel
-            if any(
-                one.host in hosts and other.host in hosts
-                for hosts in fabric.domains(level).values()
-            )
-        ]
-        assert one.common(other) == (min(shared) if shared else None)
+    for level in FabricLevel:
+        for name, hosts in fabric.domains(level).items():
+            assert [place.host for place in fabric.places if place.domain(level) == name] == [
+                *hosts
+            ]
     for level in TREE:
         members = [host for hosts in fabric.domains(level).values() for host in hosts]
         assert len(members) == len(set(members))

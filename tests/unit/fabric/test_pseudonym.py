@@ -10,9 +10,10 @@ import attrs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.fabric.aggregates import aggregates_of, read_aggregate_place
+from nova_hpc.fabric.aggregates import read_aggregate_place
 from nova_hpc.fabric.model import FabricMap, FabricPlace, Rail
 from nova_hpc.fabric.pseudonym import Names
+from nova_hpc_tools.fabric.map_aggregates import aggregates_of
 
 SALT = "00112233445566778899aabbccddeeff"
 OTHER_SALT = "ff112233445566778899aabbccddeeff"

@@ -8,6 +8,7 @@ import shutil
 import pytest
 
 from nova_hpc.fabric.model import TREE, FabricLevel, FabricMap, FabricPlace
+from nova_hpc_tools.fabric.map_outline import outline_map
 from nova_hpc_tools.fabric.readers import reader_choice as readers
 from nova_hpc_tools.fabric.readers.reader_choice import ReaderOptions
 from nova_hpc_tools.fabric.writers import slurm
@@ -33,7 +34,7 @@ def check(fabric: FabricMap, folder) -> None:
         for name, members in fabric.domains(level).items():
             assert found[name][1] == frozenset(members)
     # The levels rise with the tree, from the switches that have hosts.
-    for path in fabric.outline().values():
+    for path in outline_map(fabric).values():
         heights = [found[name][0] for _, name in reversed(path)]
         assert heights == sorted(set(heights))
 

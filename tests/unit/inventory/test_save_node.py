@@ -20,11 +20,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nova_hpc.topology import nccl, sysfs
+from nova_hpc.topology import sysfs
 from nova_hpc.topology.files import FileTree
 from nova_hpc.topology.model import Node
 from nova_hpc.wire import inventory
-from nova_hpc_tools.inventory import node_archive
+from nova_hpc_tools.inventory import nccl_node, node_archive
 from nova_hpc_tools.inventory.record import RecordingTree, ReplayTree
 from nova_hpc_tools.main import main
 from tests.nodes.catalogue import NODES
@@ -134,7 +134,11 @@ def test_a_saved_node_reads_as_the_node(name, synthetic, tmp_path):
     assert identities
     names_none(data, identities, {name} - {"vmd"})  # which is a driver's name as well
     archive = node_archive.load_node_archive(tmp_path / "node.tar.xz")
-    assert nccl.read_nccl_processor(archive) == nccl.read_nccl_processor(FileTree(root)) is not None
+    assert (
+        nccl_node.read_nccl_processor(archive)
+        == nccl_node.read_nccl_processor(FileTree(root))
+        is not None
+    )
 
 
 def test_a_real_capture(capture_of_ours, tmp_path, capsys):

@@ -44,7 +44,7 @@ FOREIGN = {
     ("nova_hpc_tools/adopt/prepare.py", "key.strip() == 'CPU implementer'"): "/proc/cpuinfo",
     ("nova_hpc_tools/inventory/node_archive.py", "line.startswith('model name')"): "/proc/cpuinfo",
     ("nova_hpc_tools/simulate/results.py", "key.strip() == 'model name'"): "/proc/cpuinfo",
-    ("nova_hpc/topology/nccl.py", "'CPU implementer' in first"): "/proc/cpuinfo",
+    ("nova_hpc_tools/inventory/nccl_node.py", "'CPU implementer' in first"): "/proc/cpuinfo",
 }
 #: What only looks like a text for people: (file, source of the expression) -> what it is.
 OTHERWISE = {

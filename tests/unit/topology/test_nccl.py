@@ -13,6 +13,7 @@ from nova_hpc.topology.cpuset import parse_mask
 from nova_hpc.topology.files import FileTree
 from nova_hpc.topology.level import Distance, distance_between
 from nova_hpc.topology.model import BridgeKind, Node, PcieLink, PciFunction
+from nova_hpc_tools.inventory import nccl_node
 from nova_hpc_tools.main import main
 from tests.unit.guest.worlds import hosts
 from tests.unit.topology import nccl_reader
@@ -99,7 +100,7 @@ def plain(element: Element) -> tuple[object, ...]:
 
 @given(hosts())
 def test_nccl_sees_the_distances_of_the_inventory(host):
-    seen = devices(read(nccl.from_node(host)))
+    seen = devices(read(nccl_node.from_node(host)))
     chosen = [each for each in host.functions if each.class_code in ("030200", "020700")]
     assert seen.keys() == {each.address for each in chosen if not each.physical_function}
     for one, other in itertools.combinations(seen, 2):
@@ -111,7 +112,7 @@ def test_the_dgx2():
     if folder is None:
         pytest.skip("NOVA_HPC_TEST_DATA names no folder of captures")
     node = lstopo.read_lstopo_file(Path(folder, "hwloc/nvidiaDGX2.xml"))
-    seen = devices(read(nccl.from_node(node)))
+    seen = devices(read(nccl_node.from_node(node)))
     counts = {}
     for one, other in itertools.combinations(seen, 2):
         real = distance_between(node.function(one).location, node.function(other).location)
@@ -140,11 +141,11 @@ def test_a_link_is_as_good_as_its_worse_end():
         link=PcieLink(max_speed=16.0, max_width=8),
     )
     gpu = attrs.evolve(GPU, link=PcieLink(max_speed=32.0, max_width=16, speed=2.5, width=8))
-    (leaf,) = devices(read(nccl.from_node(Node("x", functions=(port, gpu))))).values()
+    (leaf,) = devices(read(nccl_node.from_node(Node("x", functions=(port, gpu))))).values()
     assert leaf.values["link_speed"] == "16.0 GT/s PCIe"
     assert leaf.values["link_width"] == "8"
     # Nothing is made up where nothing is known.
-    (leaf,) = devices(read(nccl.from_node(Node("x", functions=(GPU,))))).values()
+    (leaf,) = devices(read(nccl_node.from_node(Node("x", functions=(GPU,))))).values()
     assert leaf.values == {"busid": "0000:03:00.0", "class": "0x030200"}
 
 
@@ -154,7 +155,7 @@ def test_a_virtual_function_has_the_link_of_its_physical_function():
     node = Node("x", functions=(card, function))
     assert nccl.best_link(node, function) == PcieLink(max_speed=16.0, max_width=16)
     # ... and is not in the file of the host, whose NCCL uses the adapter itself.
-    assert list(devices(read(nccl.from_node(node)))) == [card.address]
+    assert list(devices(read(nccl_node.from_node(node)))) == [card.address]
     alone = Node("x", functions=(function,))
     assert nccl.best_link(alone, function) is None
     assert nccl.best_link(alone, attrs.evolve(card, physical_function=card.address)) is None
@@ -162,7 +163,7 @@ def test_a_virtual_function_has_the_link_of_its_physical_function():
 
 def test_devices_near_to_no_node_are_where_nccl_puts_them():
     far = attrs.evolve(GPU, numa_node=None)
-    (cpu,) = read(nccl.from_node(Node("x", functions=(far,)))).below
+    (cpu,) = read(nccl_node.from_node(Node("x", functions=(far,)))).below
     assert cpu.values == {"numaid": "-1"}
 
 
@@ -194,20 +195,20 @@ def test_an_accelerator_of_amd_is_a_gpu_to_rccl():
     card = attrs.evolve(gpu, address="0000:05:00.0", vendor_id="15b3", class_code="020700")
     vga = PciFunction("0000:06:00.0", vendor_id="1a03", class_code="030000", numa_node=0)
     node = Node("x", functions=(switch, gpu, card, vga))
-    text = nccl.from_node(node)
+    text = nccl_node.from_node(node)
     assert text.startswith('<system version="2">\n')
     seen = devices(read(text))
     assert path_type(seen[gpu.address], seen[card.address]) == "PIX"
     # NCCL's own GPUs decide where there are both.
     green = attrs.evolve(GPU, address="0000:07:00.0")
-    both = nccl.from_node(attrs.evolve(node, functions=(*node.functions, green)))
+    both = nccl_node.from_node(attrs.evolve(node, functions=(*node.functions, green)))
     assert both.startswith('<system version="1">\n')
 
 
 def test_a_root_port_is_no_switch():
     """NCCL climbs two bridges at a time: it never sees what two functions of a card share."""
     card = attrs.evolve(GPU, address="0000:03:00.1", class_code="020700")
-    seen = devices(read(nccl.from_node(Node("x", functions=(GPU, card)))))
+    seen = devices(read(nccl_node.from_node(Node("x", functions=(GPU, card)))))
     assert path_type(seen[GPU.address], seen[card.address]) == "PHB"
 
 
@@ -240,11 +241,11 @@ INTEL = (
 def test_the_processor(tmp_path, text, expected):
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/cpuinfo").write_bytes(text.encode("utf-8", "surrogateescape"))
-    assert nccl.read_nccl_processor(FileTree(tmp_path)) == expected
+    assert nccl_node.read_nccl_processor(FileTree(tmp_path)) == expected
 
 
 def test_no_processor(tmp_path):
-    assert nccl.read_nccl_processor(FileTree(tmp_path)) is None
+    assert nccl_node.read_nccl_processor(FileTree(tmp_path)) is None
 
 
 def test_the_command_writes_a_file_for_nccl(virtual_node, capsys):
@@ -273,6 +274,6 @@ def test_the_reader_is_as_strict_as_nccl(text):
 
 
 def test_the_file_has_no_declaration_and_plain_blanks():
-    text = nccl.from_node(Node("x", functions=(GPU,)))
+    text = nccl_node.from_node(Node("x", functions=(GPU,)))
     assert text.startswith('<system version="1">\n')
     assert not re.search(r"[&\t]|  +\w+=| />", text)

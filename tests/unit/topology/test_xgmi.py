@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nova_hpc.conf.roles import DEFAULT_ROLES
-from nova_hpc.tenancy.nvlink import nvlink_sets
 from nova_hpc.topology import roles, sysfs, xgmi
 from nova_hpc.topology.files import FileTree
 from nova_hpc.wire import inventory
-from nova_hpc_tools.adopt import device_spec
+from nova_hpc_tools.adopt import device_spec, nvlink_sets
 from nova_hpc_tools.inventory import node_archive
 from tests.unit.topology.builder import Machine, config
 

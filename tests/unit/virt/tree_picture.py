@@ -21,7 +21,7 @@ def lines(plan: TreePlan, names: Mapping[str, str] | None = None) -> Iterator[st
 
 def _rows(plan: TreePlan, names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     upstream = {bridge.index: bridge for bridge in plan.bridges}
-    buses = {seat.device.address: seat.guest_address for seat in plan.seats}
+    buses = {seat.device.address: f"0000:{seat.bus:02x}:00.0" for seat in plan.seats}
     # In the order of the numbering, which is that of the tree.
     switches = iter(
         f"{upstream[bridge.parent].bus:02x}:{bridge.slot:02x}.{bridge.function:x}"

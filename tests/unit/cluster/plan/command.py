@@ -13,8 +13,12 @@ from typing import Any
 
 from nova_hpc.fabric.model import FabricMap
 from nova_hpc.wire import fabric_map
-from nova_hpc_tools.fabric import capacity_file
 from nova_hpc_tools.main import main
+
+
+def capacity_text(capacity: Mapping[str, int]) -> str:
+    """A file of what fits on each host, as the command reads it."""
+    return "\n".join(["host,fit", *(f"{host},{fit}" for host, fit in capacity.items())])
 
 
 def planned(fabric: FabricMap, capacity: Mapping[str, int], *words: object) -> dict[str, Any]:
@@ -22,7 +26,7 @@ def planned(fabric: FabricMap, capacity: Mapping[str, int], *words: object) -> d
     with tempfile.TemporaryDirectory() as folder:
         where, what = Path(folder, "map.json"), Path(folder, "capacity.csv")
         where.write_text(fabric_map.write_fabric_map(fabric))
-        what.write_text("\n".join(capacity_file.format_capacity_lines(capacity)))
+        what.write_text(capacity_text(capacity))
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             argv = ["fabric", "plan", "--map", str(where), "--capacity", str(what)]

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from nova_hpc_tools.fabric import capacity_file
 from nova_hpc_tools.fabric.capacity_file import CapacityError
+from tests.unit.cluster.plan.command import capacity_text
 
 names = st.from_regex(r"[a-z0-9]([a-z0-9._-]{0,18}[a-z0-9])?", fullmatch=True)
 
@@ -73,4 +74,4 @@ def test_no_text_does_worse_than_an_error(text: str) -> None:
 
 @given(st.dictionaries(names, st.integers(0, 1000000)))
 def test_what_is_written_is_read(capacity: dict[str, int]) -> None:
-    assert read("\n".join(capacity_file.format_capacity_lines(capacity))) == capacity
+    assert read(capacity_text(capacity)) == capacity

@@ -49,8 +49,8 @@ def test_the_leaf_that_fits_best() -> None:
     assert answer.domain == "b1l2"
     assert (answer.level, answer.reached, answer.proven) == ("leaf", True, True)
     assert answer.why == "5 members on 5 hosts in leaf b1l2"
-    assert answer.domain_at(BLOCK) == "b1"
-    assert answer.domain_at(FabricLevel.CORE) is None
+    assert dict(answer.around)[BLOCK] == "b1"
+    assert FabricLevel.CORE not in dict(answer.around)
 
 
 def test_a_refusal_names_the_nearest_miss_and_what_would_help() -> None:

@@ -16,10 +16,9 @@ import attrs
 
 from nova_hpc.topology import nvlink
 from nova_hpc.topology.model import AddressError, Node, normalise_address
+from nova_hpc.topology.nvlink import SWITCH_ROLE
 from nova_hpc.topology.roles import Roles
 
-#: The role of NVSwitches in the default of ``[hpc]device_role``.
-SWITCH_ROLE: Final = "nvswitch"
 #: The role of the devices that they connect.
 GPU_ROLE: Final = "gpu"
 

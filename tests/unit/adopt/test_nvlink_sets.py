@@ -4,12 +4,11 @@ import json
 import attrs
 import pytest
 
-from nova_hpc.tenancy.nvlink import nvlink_sets
-from nova_hpc.tenancy.nvlink.nvlink_sets import NvlinkError, NvlinkSet
 from nova_hpc.topology import nvlink as tags
 from nova_hpc.topology import roles
-from nova_hpc_tools.adopt import device_spec
+from nova_hpc_tools.adopt import device_spec, nvlink_sets
 from nova_hpc_tools.adopt.declaration import Declaration
+from nova_hpc_tools.adopt.nvlink_sets import NvlinkError, NvlinkSet
 from tests.unit.adopt.machines import adapter, gpu, node
 
 ROLES = roles.parse_roles(

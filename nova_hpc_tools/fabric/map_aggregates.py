@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The aggregates that a fabric map means; :mod:`nova_hpc.fabric.aggregates` reads them back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import attrs
+
+from nova_hpc.fabric.aggregates import (
+    KIND_KEY,
+    MAP_KEY,
+    RAILS_KEY,
+    VERSION,
+    VERSION_KEY,
+    aggregate_key_of,
+)
+from nova_hpc.fabric.model import (
+    OF_NVLINK,
+    TREE,
+    FabricLevel,
+    FabricMap,
+    FabricPlace,
+)
+
+#: Of the name of every aggregate that is ours.
+NAME_PREFIX: Final = "hpc-fabric:"
+#: Longest value of a metadata item (nova/objects/aggregate.py), in characters.
+_LONGEST_VALUE: Final = 255
+
+
+@attrs.frozen
+class Aggregate:
+    """A host aggregate of ours."""
+
+    name: str
+    #: Key and value, in the order of the keys.
+    metadata: tuple[tuple[str, str], ...]
+    #: In the order of their names.
+    hosts: tuple[str, ...]
+
+
+def aggregates_of(fabric: FabricMap) -> tuple[Aggregate, ...]:
+    """The aggregates that *fabric* means, in the order of their names.
+
+    Hosts of which the map knows no domain are in none.
+    """
+    aggregates: list[Aggregate] = []
+    tree: dict[tuple[FabricLevel, str], list[FabricPlace]] = {}
+    for place in fabric.places:
+        for level in TREE:
+            name = place.domain(level)
+            if name is not None:
+                tree.setdefault((level, name), []).append(place)
+                break
+    for (level, name), places in tree.items():
+        metadata = {}
+        for above in TREE[TREE.index(level) :]:
+            names = {place.domain(above) for place in places}
+            if len(names) == 1 and (only := names.pop()) is not None:
+                metadata[aggregate_key_of(above)] = only
+        rails = _common_rails(places)
+        if rails:
+            metadata[RAILS_KEY] = rails
+        aggregates.append(
+            _build_aggregate(fabric, level, name, metadata, [place.host for place in places])
+        )
+    for level in OF_NVLINK:
+        for name, hosts in fabric.domains(level).items():
+            aggregates.append(
+                _build_aggregate(fabric, level, name, {aggregate_key_of(level): name}, hosts)
+            )
+    return tuple(sorted(aggregates, key=lambda aggregate: aggregate.name))
+
+
+def _build_aggregate(
+    fabric: FabricMap,
+    level: FabricLevel,
+    name: str,
+    entries: Mapping[str, str],
+    hosts: Iterable[str],
+) -> Aggregate:
+    metadata = {VERSION_KEY: VERSION, MAP_KEY: fabric.name, KIND_KEY: level.word, **entries}
+    return Aggregate(
+        name=f"{NAME_PREFIX}{level.word}:{name}",
+        metadata=tuple(sorted(metadata.items())),
+        hosts=tuple(sorted(hosts)),
+    )
+
+
+def _common_rails(places: list[FabricPlace]) -> str:
+    """Rails that more than half of the hosts have; "" where the value would be too long."""
+    counts = Counter(rail.name for place in places for rail in place.rails)
+    names = sorted(name for name, count in counts.items() if 2 * count > len(places))
+    text = ",".join(names)
+    return text if len(text) <= _LONGEST_VALUE else ""
