@@ -183,37 +183,3 @@ class TenancyStep(abc.ABC):
 
         :raises nova_hpc.tenancy.ledger.LedgerError: it cannot be remembered.
         """
-
-    # -- what an operator asks for -----------------------------------------------
-
-    def check(self, device: DeviceCandidate) -> list[str]:
-        """Find the faults of a device, without touching it."""
-        return []
-
-    def changes(self, devices: Iterable[DeviceCandidate]) -> dict[str, str]:
-        """Address -> how a device differs in what an operator can accept."""
-        return {}
-
-    def accept(self, device: DeviceCandidate, owners: DeviceOwners, reason: str = "") -> str:
-        """Take a device as it is now for right.
-
-        :param owners: asks who has devices.
-        :param reason: why, for colleagues; "": it stands for this device alone.
-        :returns: what has been done, for people.
-        :raises nova_hpc.tenancy.ledger.LedgerError: somebody has it, or it is not fit.
-        """
-        return ""
-
-    def release(self, device: DeviceCandidate, owners: DeviceOwners) -> str | None:
-        """Make a device ready, and end its quarantine.
-
-        :param owners: asks who has devices.
-        :returns: why it stays in quarantine; None: it is released.
-        :raises nova_hpc.tenancy.ledger.LedgerError: somebody has it, or it cannot
-            be remembered.
-        """
-        return None
-
-    def describe(self, address: str) -> Mapping[str, str]:
-        """The records of a device, for people: a name and a text each."""
-        return {}

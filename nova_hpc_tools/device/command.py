@@ -20,18 +20,18 @@ from nova_hpc.tenancy.health import OfferedFunction
 from nova_hpc.tenancy.health_states import HealthRules
 from nova_hpc.tenancy.hygiene import cleaner
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
-from nova_hpc.tenancy.hygiene.step import HygieneStep
 from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
 from nova_hpc.tenancy.owners import DeviceOwners
 from nova_hpc.tenancy.sign import HealthSign
 from nova_hpc.tenancy.stage import device_stage
-from nova_hpc.tenancy.step import DeviceCandidate, NodeView, TenancyStep
+from nova_hpc.tenancy.step import DeviceCandidate, NodeView
 from nova_hpc.topology import roles, sysfs
 from nova_hpc.topology.model import AddressError, Node, address_key, normalise_address
 from nova_hpc.wire.ledger import DeviceState, Ledger
 from nova_hpc_tools import base
 from nova_hpc_tools.adopt import device_spec, service_settings
 from nova_hpc_tools.base import CommandAnswer, CommandError
+from nova_hpc_tools.device.upkeep import DeviceUpkeep
 from nova_hpc_tools.doctor import libvirt_domains
 from nova_hpc_tools.snapshot import SnapshotError
 from nova_hpc_tools.snapshot.cloud_readers import read_health
@@ -168,7 +168,7 @@ class ManagedNode:
             ).items()
         }
 
-    def step(self) -> TenancyStep:
+    def step(self) -> DeviceUpkeep:
         """The step that cleans and checks devices.
 
         :raises cleaner.CleanerError: ``[hpc]cleaners`` cannot be used.
@@ -185,7 +185,7 @@ class ManagedNode:
         )
         cleaners = cleaner.load_cleaners(hpc.cleaners, tools)
         rules = HealthRules.from_options(hpc)
-        return HygieneStep(root, self.file, cleaners, hpc.reset_timeout, rules=rules)
+        return DeviceUpkeep(root, self.file, cleaners, hpc.reset_timeout, rules=rules)
 
     def owners(self) -> DeviceOwners:
         """The witnesses of who has a device: the ledger's marks stand for Nova.

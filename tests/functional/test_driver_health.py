@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import attrs
 from nova import context as nova_context
 from nova import objects
 from nova.tests import fixtures as nova_fixtures
@@ -10,6 +11,7 @@ from nova.tests import fixtures as nova_fixtures
 from nova_hpc.tenancy.step import NodeView
 from nova_hpc.wire import stats
 from nova_hpc.wire.ledger import DeviceState
+from nova_hpc_tools.device.upkeep import DeviceUpkeep
 from nova_hpc_tools.readers import node_health
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
@@ -153,9 +155,10 @@ class HealthTest(DriverTest):
         self.assertTrue(self.log_lines("4 of 4 devices of model 10de:.*have changed alike"))
         node = self.computes["alpha"].driver.hpc_node
         step = node.tenancy.step("hygiene")
+        upkeep = DeviceUpkeep(**attrs.asdict(step, recurse=False))
         view = NodeView(node.source.read().node, dict.fromkeys(GPUS, "gpu"))
         for each in GPUS:
-            step.accept(view.candidate(each), node.owners("alpha"), "firmware 2.0")
+            upkeep.accept(view.candidate(each), node.owners("alpha"), "firmware 2.0")
         self.update("alpha")
         self.assert_all_free("alpha")
         self.assertEqual(4, len(self.tracked("alpha")))

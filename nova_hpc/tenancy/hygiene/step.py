@@ -16,7 +16,6 @@ operator's command) respect, too.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -24,22 +23,14 @@ from typing import ClassVar
 import attrs
 
 from nova_hpc.tenancy.health_states import HealthRules
-from nova_hpc.tenancy.hygiene import baseline, symptoms
 from nova_hpc.tenancy.hygiene.cleaner import RoleCleaners
 from nova_hpc.tenancy.hygiene.cleaning import DeviceCleaning
 from nova_hpc.tenancy.hygiene.records import HygieneRecords, clock
-from nova_hpc.tenancy.hygiene.snapshots import (
-    add_first_baseline,
-    baseline_differences_of,
-    distrust_damaged_baselines,
-    excess_errors_of,
-    is_unused_by_host,
-)
+from nova_hpc.tenancy.hygiene.snapshots import add_first_baseline
 from nova_hpc.tenancy.hygiene.update import HygieneSweep, HygieneUpdate
 from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
 from nova_hpc.tenancy.owners import DeviceOwners
 from nova_hpc.tenancy.sign import HealthSign, Symptom
-from nova_hpc.tenancy.stage import device_stage
 from nova_hpc.tenancy.step import (
     DeviceCandidate,
     DeviceTenant,
@@ -48,8 +39,7 @@ from nova_hpc.tenancy.step import (
     TenancyStep,
     WithheldDevices,
 )
-from nova_hpc.wire.announcements import Accepted
-from nova_hpc.wire.ledger import SOMEBODY, DeviceState, Ledger
+from nova_hpc.wire.ledger import SOMEBODY, DeviceState
 
 
 @attrs.frozen
@@ -186,121 +176,6 @@ class HygieneStep(TenancyStep):
                 }
             )
 
-    def check(self, device: DeviceCandidate) -> list[str]:
-        """How a device differs from its baseline; nothing of one that a server has."""
-        ledger = distrust_damaged_baselines(self.ledger.read())
-        if ledger.lost:
-            return [ledger.problems[0]]
-        address = device.function.address
-        if ledger.device(address).server is not None:
-            return []  # a server may do with it what it likes
-        look = self.records.looker.look([device])[address]
-        entry = ledger.device(address)
-        faults = baseline_differences_of(entry, look, device.function)
-        faults += excess_errors_of(entry, look, self.records.moment(), self.rules)
-        return [symptom.reason for symptom in faults]
-
-    def changes(self, devices: Iterable[DeviceCandidate]) -> dict[str, str]:
-        """How devices differ from their baselines in what an operator can accept.
-
-        :returns: address -> the differences; of a device that a server may have only
-            where it was found changed when it was cleaned.
-        """
-        ledger = distrust_damaged_baselines(self.ledger.read())
-        wanted = {
-            candidate.function.address: candidate
-            for candidate in devices
-            if (device := ledger.device(candidate.function.address)).server is None
-            or device.state is not DeviceState.OFFERED
-        }
-        looks = self.records.looker.look(wanted.values())
-        differences = {
-            address: baseline_differences_of(ledger.device(address), look, wanted[address].function)
-            for address, look in looks.items()
-        }
-        return {
-            address: "; ".join(
-                symptom.reason for symptom in device_symptoms if symptom.sign in symptoms.EXPECTED
-            )
-            for address, device_symptoms in differences.items()
-            if any(symptom.sign in symptoms.EXPECTED for symptom in device_symptoms)
-        }
-
-    def accept(self, device: DeviceCandidate, owners: DeviceOwners, reason: str = "") -> str:
-        """Record a device as it is now; the same change at others of its model is right, too."""
-        address = device.function.address
-        with self.records.locks([address], 1.0):
-            entry = self.records.known().device(address)
-            found_changed = symptoms.is_change(entry)
-            self._expect_nobodys(address, owners, found_changed)
-            look = self.records.looker.look([device])[address]
-            change = symptoms.lasting_change_of(
-                tuple(baseline_differences_of(entry, look, device.function))
-            )
-            model = symptoms.recorded_model_of(entry)
-            accepted = None
-            if change and model is not None and reason:
-                accepted = Accepted(model, change, reason)
-            for wrong in baseline.find_inherent_faults(look, is_unused_by_host(device.function)):
-                if not (found_changed and wrong.sign is HealthSign.MASTER):
-                    raise LedgerError(f"{address}: {wrong.reason}")
-            ids = self.records.looker.identify([device], {address: look})
-            hardware = ids.get(address, f"slot:{address}")
-            moment = self.records.moment()
-
-            def edit(ledger: Ledger) -> Ledger:
-                ledger = distrust_damaged_baselines(ledger)
-                entry = symptoms.accept_changed_device(ledger.device(address), look, moment)
-                ledger = ledger.put({address: attrs.evolve(entry, hardware=hardware)})
-                if accepted is None or accepted in ledger.accepted:
-                    return ledger
-                return attrs.evolve(ledger, accepted=(*ledger.accepted, accepted))
-
-            entry = self.ledger.change(edit).device(address)
-        if entry.server is not None:
-            return "recorded as it is now; it is cleaned and offered at the next update"
-        return "recorded as it is now"
-
-    def release(self, device: DeviceCandidate, owners: DeviceOwners) -> str | None:
-        """Clean and check a device, and end its quarantine if it is well."""
-        address = device.function.address
-        with self.records.locks([address], self.timeout + 10):
-            self._expect_nobodys(address, owners)
-            _, dirty = self.cleaning.clean({address: device.role})
-            if dirty:
-                return dirty[address]
-            self.ledger.release(address)
-            return None
-
-    def describe(self, address: str) -> Mapping[str, str]:
-        """Who has had a device, its baseline, and how far its stage is."""
-        device = distrust_damaged_baselines(self.ledger.read()).device(address)
-        baseline_text = json.dumps(device.baseline, sort_keys=True) if device.baseline else ""
-        return {
-            "Server": device.server or "",
-            "Last server": device.last_server or "",
-            "Hardware": device.hardware or "",
-            "Baseline": baseline_text,
-            "Stage": device_stage.describe_stage(device_stage.load_stage(device.stage)),
-        }
-
-    def _expect_nobodys(self, address: str, owners: DeviceOwners, marked: bool = False) -> None:
-        """Only what Nova, libvirt and the kernel know nobody to have is touched.
-
-        :param marked: it may have the mark of a server that is gone.
-        :raises LedgerError: somebody has it, or that is unknown.
-        """
-        server = self.records.known().device(address).server
-        if server is not None and not marked:
-            raise LedgerError(
-                f"{address} is with server {server}, or has not been cleaned since: nova-compute "
-                "does that when the server is gone, at the latest at its next periodic update"
-            )
-        if address in owners.records() and not marked:
-            raise LedgerError(f"a server has {address}, by Nova's records")
-        for held in owners.held([address]).values():
-            raise LedgerError(f"{address} is not touched: {held.text}")
-
     # -- a server starts --------------------------------------------------------
 
     def give(
@@ -409,15 +284,3 @@ class HygieneStep(TenancyStep):
             return {
                 address: holding.text for address, holding in held.items()
             } | self.cleaning.clean(free)[1]
-
-    # -- from time to time --------------------------------------------------------
-
-    def sweep(
-        self,
-        offered: Mapping[str, DeviceCandidate],
-        owners: DeviceOwners,
-        ill: Mapping[str, Symptom] | None = None,
-        roles: Mapping[str, str | None] | None = None,
-    ) -> dict[str, str]:
-        """As :meth:`.HygieneUpdate.look`, and only address -> why a device must not be offered."""
-        return dict(self._update.look(offered, owners, ill or {}, roles).reasons)

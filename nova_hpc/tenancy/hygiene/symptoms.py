@@ -25,7 +25,7 @@ from nova_hpc.tenancy.hygiene.snapshots import (
 )
 from nova_hpc.tenancy.sign import HealthSign, Symptom
 from nova_hpc.tenancy.step import DeviceCandidate
-from nova_hpc.wire.ledger import SOMEBODY, DeviceState, Ledger, LedgerDevice
+from nova_hpc.wire.ledger import DeviceState, Ledger, LedgerDevice
 
 #: What an operator can expect to change.
 EXPECTED: Final = frozenset({HealthSign.CHANGED, HealthSign.FUNCTIONS})
@@ -135,37 +135,6 @@ def explain_expected_change(
         if change and (acceptance.model, acceptance.change) == (model, change):
             return f"accepted for its model: {acceptance.reason}"
     return None
-
-
-def is_change(device: LedgerDevice) -> bool:
-    """Whether a device is withheld because it has changed."""
-    sign = "" if device.trial is None else device.trial.sign
-    return device.state is not DeviceState.OFFERED and sign in (
-        HealthSign.CHANGED.value,
-        HealthSign.MODEL.value,
-    )
-
-
-def accept_changed_device(
-    device: LedgerDevice, look: DeviceSnapshot, moment: Moment
-) -> LedgerDevice:
-    """The entry of a device whose change an operator accepts.
-
-    One that is withheld for the change has to be cleaned, and is tried at once.
-    """
-    entry = attrs.evolve(renew_baseline(device, look, moment), unreported=False)
-    if not is_change(device):
-        sign = "" if device.trial is None else device.trial.sign
-        if device.state is DeviceState.SUSPECT and sign == HealthSign.FUNCTIONS.value:
-            return attrs.evolve(entry, state=DeviceState.OFFERED, reason="", trial=None)
-        return entry
-    server = device.server
-    if device.state is DeviceState.QUARANTINED:
-        server = server or device.last_server or SOMEBODY
-        return attrs.evolve(entry, state=DeviceState.SUSPECT, trial=None, server=server)
-    if server is None:
-        return attrs.evolve(entry, state=DeviceState.OFFERED, reason="", trial=None)
-    return attrs.evolve(entry, trial=None)
 
 
 def renew_baseline(device: LedgerDevice, look: DeviceSnapshot, moment: Moment) -> LedgerDevice:

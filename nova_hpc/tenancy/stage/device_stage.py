@@ -146,17 +146,6 @@ def word_waiting_stage(stage: DeviceStage) -> str:
     return "it waits to be cleaned between two servers"
 
 
-def describe_stage(stage: DeviceStage | None) -> str:
-    """How far it is and what it takes, for people; "": it has none."""
-    if stage is None:
-        return ""
-    took = "" if stage.seconds is None else f"{stage.seconds:g} s"
-    if stage.phase is StagePhase.CLEAN:
-        return f"passed in {took}" if took else "passed"
-    text = "due" if stage.phase is StagePhase.DUE else f"begun by {stage.holder}"
-    return f"{text}, took {took} the last time" if took else text
-
-
 # -- what to do --------------------------------------------------------------------------
 
 

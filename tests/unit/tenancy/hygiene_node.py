@@ -15,11 +15,11 @@ from nova_hpc.tenancy import holders
 from nova_hpc.tenancy.guest_domains import NodeGuestDomains
 from nova_hpc.tenancy.hygiene import cleaner
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
-from nova_hpc.tenancy.hygiene.step import HygieneStep
 from nova_hpc.tenancy.ledger import LedgerFile
 from nova_hpc.tenancy.owners import DeviceOwners
 from nova_hpc.tenancy.step import NodeView
 from nova_hpc.topology import sysfs
+from nova_hpc_tools.device.upkeep import DeviceUpkeep
 
 GPU, OTHER, PF, VF = "0000:41:00.0", "0000:42:00.0", "0000:43:00.0", "0000:43:00.1"
 BAR = 0x10
@@ -58,7 +58,7 @@ def owners_of(root, records=frozenset, domains=None):
     )
 
 
-class NodeHygiene(HygieneStep):
+class NodeHygiene(DeviceUpkeep):
     """The step; who has devices may be left out (nobody), or told as Nova's records alone."""
 
     def _owners(self, owners):
@@ -74,8 +74,9 @@ class NodeHygiene(HygieneStep):
     def take_back(self, server, roles, owners=None, recorded=()):
         return super().take_back(server, roles, self._owners(owners), recorded)
 
-    def sweep(self, offered, owners=None, *rest):
-        return super().sweep(offered, self._owners(owners), *rest)
+    def sweep(self, offered, owners=None, ill=None, roles=None):
+        """Address -> why a device must not be offered."""
+        return dict(self._update.look(offered, self._owners(owners), ill or {}, roles).reasons)
 
     def accept(self, device, owners=None, reason=""):
         if isinstance(owners, str):

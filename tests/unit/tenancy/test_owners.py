@@ -113,7 +113,7 @@ def node(tmp_path):
 
 
 def sweep(node, who):
-    return HygieneStep.sweep(node.step(), node.candidates(GPU, OTHER), who)
+    return node.step().sweep(node.candidates(GPU, OTHER), who)
 
 
 @pytest.mark.parametrize(
@@ -213,9 +213,7 @@ def test_a_device_that_is_given_meanwhile_is_not_looked_at(node):
         asked.extend(addresses)
         return {}
 
-    HygieneStep.sweep(
-        node.step(), node.candidates(GPU, OTHER), DeviceOwners(frozenset, domains, holders)
-    )
+    node.step().sweep(node.candidates(GPU, OTHER), DeviceOwners(frozenset, domains, holders))
     assert asked == [OTHER]
 
 
@@ -229,6 +227,6 @@ def test_what_an_operator_asks_for(node, what, who):
     (candidate,) = node.candidates(GPU).values()
     node.file.quarantine({GPU: "burnt"})
     with pytest.raises(LedgerError, match=GPU):
-        getattr(HygieneStep, what)(node.step(), candidate, who)
+        getattr(node.step(), what)(candidate, who)
     assert not node.resets(GPU)
     assert node.ledger.quarantined == {GPU: "burnt"}

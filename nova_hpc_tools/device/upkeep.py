@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an operator does with a device: see how it differs, accept it, release it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+
+import attrs
+
+from nova_hpc.tenancy.health_states import Moment
+from nova_hpc.tenancy.hygiene import baseline, symptoms
+from nova_hpc.tenancy.hygiene.baseline import DeviceSnapshot
+from nova_hpc.tenancy.hygiene.snapshots import (
+    baseline_differences_of,
+    distrust_damaged_baselines,
+    excess_errors_of,
+    is_unused_by_host,
+)
+from nova_hpc.tenancy.hygiene.step import HygieneStep
+from nova_hpc.tenancy.ledger import LedgerError
+from nova_hpc.tenancy.owners import DeviceOwners
+from nova_hpc.tenancy.sign import HealthSign
+from nova_hpc.tenancy.stage.device_stage import DeviceStage, StagePhase, load_stage
+from nova_hpc.tenancy.step import DeviceCandidate
+from nova_hpc.wire.announcements import Accepted
+from nova_hpc.wire.ledger import SOMEBODY, DeviceState, Ledger, LedgerDevice
+
+
+@attrs.frozen
+class DeviceUpkeep(HygieneStep):
+    """The step that keeps devices clean, with what an operator asks of it."""
+
+    def check(self, device: DeviceCandidate) -> list[str]:
+        """How a device differs from its baseline; nothing of one that a server has."""
+        ledger = distrust_damaged_baselines(self.ledger.read())
+        if ledger.lost:
+            return [ledger.problems[0]]
+        address = device.function.address
+        if ledger.device(address).server is not None:
+            return []  # a server may do with it what it likes
+        look = self.records.looker.look([device])[address]
+        entry = ledger.device(address)
+        faults = baseline_differences_of(entry, look, device.function)
+        faults += excess_errors_of(entry, look, self.records.moment(), self.rules)
+        return [symptom.reason for symptom in faults]
+
+    def changes(self, devices: Iterable[DeviceCandidate]) -> dict[str, str]:
+        """How devices differ from their baselines in what an operator can accept.
+
+        :returns: address -> the differences; of a device that a server may have only
+            where it was found changed when it was cleaned.
+        """
+        ledger = distrust_damaged_baselines(self.ledger.read())
+        wanted = {
+            candidate.function.address: candidate
+            for candidate in devices
+            if (device := ledger.device(candidate.function.address)).server is None
+            or device.state is not DeviceState.OFFERED
+        }
+        looks = self.records.looker.look(wanted.values())
+        differences = {
+            address: baseline_differences_of(ledger.device(address), look, wanted[address].function)
+            for address, look in looks.items()
+        }
+        return {
+            address: "; ".join(
+                symptom.reason for symptom in device_symptoms if symptom.sign in symptoms.EXPECTED
+            )
+            for address, device_symptoms in differences.items()
+            if any(symptom.sign in symptoms.EXPECTED for symptom in device_symptoms)
+        }
+
+    def accept(self, device: DeviceCandidate, owners: DeviceOwners, reason: str = "") -> str:
+        """Record a device as it is now; the same change at others of its model is right, too."""
+        address = device.function.address
+        with self.records.locks([address], 1.0):
+            entry = self.records.known().device(address)
+            found_changed = is_change(entry)
+            self._expect_nobodys(address, owners, found_changed)
+            look = self.records.looker.look([device])[address]
+            change = symptoms.lasting_change_of(
+                tuple(baseline_differences_of(entry, look, device.function))
+            )
+            model = symptoms.recorded_model_of(entry)
+            accepted = None
+            if change and model is not None and reason:
+                accepted = Accepted(model, change, reason)
+            for wrong in baseline.find_inherent_faults(look, is_unused_by_host(device.function)):
+                if not (found_changed and wrong.sign is HealthSign.MASTER):
+                    raise LedgerError(f"{address}: {wrong.reason}")
+            ids = self.records.looker.identify([device], {address: look})
+            hardware = ids.get(address, f"slot:{address}")
+            moment = self.records.moment()
+
+            def edit(ledger: Ledger) -> Ledger:
+                ledger = distrust_damaged_baselines(ledger)
+                entry = accept_changed_device(ledger.device(address), look, moment)
+                ledger = ledger.put({address: attrs.evolve(entry, hardware=hardware)})
+                if accepted is None or accepted in ledger.accepted:
+                    return ledger
+                return attrs.evolve(ledger, accepted=(*ledger.accepted, accepted))
+
+            entry = self.ledger.change(edit).device(address)
+        if entry.server is not None:
+            return "recorded as it is now; it is cleaned and offered at the next update"
+        return "recorded as it is now"
+
+    def release(self, device: DeviceCandidate, owners: DeviceOwners) -> str | None:
+        """Clean and check a device, and end its quarantine if it is well."""
+        address = device.function.address
+        with self.records.locks([address], self.timeout + 10):
+            self._expect_nobodys(address, owners)
+            _, dirty = self.cleaning.clean({address: device.role})
+            if dirty:
+                return dirty[address]
+            self.ledger.release(address)
+            return None
+
+    def describe(self, address: str) -> Mapping[str, str]:
+        """Who has had a device, its baseline, and how far its stage is."""
+        device = distrust_damaged_baselines(self.ledger.read()).device(address)
+        baseline_text = json.dumps(device.baseline, sort_keys=True) if device.baseline else ""
+        return {
+            "Server": device.server or "",
+            "Last server": device.last_server or "",
+            "Hardware": device.hardware or "",
+            "Baseline": baseline_text,
+            "Stage": describe_stage(load_stage(device.stage)),
+        }
+
+    def _expect_nobodys(self, address: str, owners: DeviceOwners, marked: bool = False) -> None:
+        """Only what Nova, libvirt and the kernel know nobody to have is touched.
+
+        :param marked: it may have the mark of a server that is gone.
+        :raises LedgerError: somebody has it, or that is unknown.
+        """
+        server = self.records.known().device(address).server
+        if server is not None and not marked:
+            raise LedgerError(
+                f"{address} is with server {server}, or has not been cleaned since: nova-compute "
+                "does that when the server is gone, at the latest at its next periodic update"
+            )
+        if address in owners.records() and not marked:
+            raise LedgerError(f"a server has {address}, by Nova's records")
+        for held in owners.held([address]).values():
+            raise LedgerError(f"{address} is not touched: {held.text}")
+
+
+def is_change(device: LedgerDevice) -> bool:
+    """Whether a device is withheld because it has changed."""
+    sign = "" if device.trial is None else device.trial.sign
+    return device.state is not DeviceState.OFFERED and sign in (
+        HealthSign.CHANGED.value,
+        HealthSign.MODEL.value,
+    )
+
+
+def accept_changed_device(
+    device: LedgerDevice, look: DeviceSnapshot, moment: Moment
+) -> LedgerDevice:
+    """The entry of a device whose change an operator accepts.
+
+    One that is withheld for the change has to be cleaned, and is tried at once.
+    """
+    entry = attrs.evolve(symptoms.renew_baseline(device, look, moment), unreported=False)
+    if not is_change(device):
+        sign = "" if device.trial is None else device.trial.sign
+        if device.state is DeviceState.SUSPECT and sign == HealthSign.FUNCTIONS.value:
+            return attrs.evolve(entry, state=DeviceState.OFFERED, reason="", trial=None)
+        return entry
+    server = device.server
+    if device.state is DeviceState.QUARANTINED:
+        server = server or device.last_server or SOMEBODY
+        return attrs.evolve(entry, state=DeviceState.SUSPECT, trial=None, server=server)
+    if server is None:
+        return attrs.evolve(entry, state=DeviceState.OFFERED, reason="", trial=None)
+    return attrs.evolve(entry, trial=None)
+
+
+def describe_stage(stage: DeviceStage | None) -> str:
+    """How far it is and what it takes, for people; "": it has none."""
+    if stage is None:
+        return ""
+    took = "" if stage.seconds is None else f"{stage.seconds:g} s"
+    if stage.phase is StagePhase.CLEAN:
+        return f"passed in {took}" if took else "passed"
+    text = "due" if stage.phase is StagePhase.DUE else f"begun by {stage.holder}"
+    return f"{text}, took {took} the last time" if took else text
