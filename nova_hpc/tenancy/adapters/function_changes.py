@@ -35,7 +35,7 @@ class AdapterBackend(Protocol):
         """
 
     def read(self, function: AdapterFunction) -> Mapping[str, Any]:
-        """The settings that the driver shows, as :func:`~.settings.setting_values_of` has them.
+        """The settings that the driver shows, by their names.
 
         :raises NoBackendError: it shows none.
         :raises AdapterError: they cannot be read.

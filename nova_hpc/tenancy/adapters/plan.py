@@ -116,7 +116,7 @@ _BOOLS: Final = ("spoof_check", "trust")
 
 @attrs.frozen
 class AdapterRecord:
-    """One virtual function; settings as :func:`~.settings.setting_values_of` has them."""
+    """One virtual function; settings by their names."""
 
     #: UUID of the server that it was set for.
     server: str

@@ -19,8 +19,6 @@ from nova_hpc.topology.model import PciFunction
 
 _MAC: Final = re.compile(r"[0-9a-f]{2}(?::[0-9a-f]{2}){5}", re.ASCII)
 NO_MAC: Final = "00:00:00:00:00:00"
-#: The longest rate that a 32-bit number of Mb/s is used for, 10 Tb/s.
-_MOST_RATE: Final = 10_000_000
 
 
 class AdapterError(Exception):
@@ -40,51 +38,6 @@ class LinkState(enum.Enum):
     AUTO = "auto"  # the link of the adapter
     UP = "up"
     DOWN = "down"
-
-
-def _validate_mac(instance: object, attribute: Any, value: str) -> None:
-    if not _MAC.fullmatch(value) or int(value[:2], 16) & 1:
-        raise ValueError(f"{value!r} is no MAC address of a single interface, in lower case")
-
-
-def _validate_guid(instance: object, attribute: Any, value: int) -> None:
-    # All ones is the broadcast of EUI-64.
-    if not 0 <= value < (1 << 64) - 1:
-        raise ValueError(f"{value:#x} is no GUID")
-
-
-def _validate_range(low: int, high: int) -> Any:
-    def check(instance: object, attribute: Any, value: int) -> None:
-        if not low <= value <= high:
-            raise ValueError(f"{attribute.name} is {value}, not within {low} and {high}")
-
-    return check
-
-
-@attrs.frozen
-class EthernetSettings:
-    """Settings of a virtual function on Ethernet (also RoCE). Rates in Mb/s; 0: none."""
-
-    mac: str = attrs.field(validator=_validate_mac)
-    vlan: int = attrs.field(default=0, validator=_validate_range(0, 4094))
-    qos: int = attrs.field(default=0, validator=_validate_range(0, 7))
-    spoof_check: bool = True
-    trust: bool = False
-    min_rate: int = attrs.field(default=0, validator=_validate_range(0, _MOST_RATE))
-    max_rate: int = attrs.field(default=0, validator=_validate_range(0, _MOST_RATE))
-    link_state: LinkState = LinkState.AUTO
-
-
-@attrs.frozen
-class InfinibandSettings:
-    """Settings of a virtual function on InfiniBand."""
-
-    node_guid: int = attrs.field(validator=_validate_guid)
-    port_guid: int = attrs.field(validator=_validate_guid)
-    link_state: LinkState = LinkState.AUTO
-
-
-Settings = EthernetSettings | InfinibandSettings
 
 
 @attrs.frozen
@@ -182,26 +135,8 @@ _GOOD: Final[Mapping[str, Callable[[Any], bool]]] = {
 }
 
 
-def setting_values_of(settings: Settings) -> dict[str, Any]:
-    """The settings by their names."""
-    if isinstance(settings, InfinibandSettings):
-        return {
-            "node_guid": settings.node_guid,
-            "port_guid": settings.port_guid,
-            "link_state": settings.link_state,
-        }
-    return {
-        "mac": settings.mac,
-        "vlan": (settings.vlan, settings.qos),
-        "spoof_check": settings.spoof_check,
-        "trust": settings.trust,
-        "rate": (settings.min_rate, settings.max_rate),
-        "link_state": settings.link_state,
-    }
-
-
 def order_settings(wanted: Mapping[str, Any], clearing: bool = False) -> tuple[AdapterSetting, ...]:
-    """The settings that make *wanted*, as :func:`setting_values_of` has it, in order."""
+    """The settings that make *wanted*, name -> value, in order."""
     ordered = tuple(AdapterSetting(name, wanted[name]) for name in _ORDER if name in wanted)
     return ordered[::-1] if clearing else ordered
 
@@ -223,7 +158,7 @@ def may_be_missing(setting: AdapterSetting) -> bool:
 def find_setting_differences(wanted: Mapping[str, Any], seen: Mapping[str, Any]) -> tuple[str, ...]:
     """Names of the settings that read back otherwise than they were made.
 
-    :param wanted: as :func:`setting_values_of`, or a part of it.
+    :param wanted: name -> value.
     :param seen: likewise; one that the driver does not show is left out.
     """
     return tuple(
@@ -234,33 +169,30 @@ def find_setting_differences(wanted: Mapping[str, Any], seen: Mapping[str, Any])
     )
 
 
-def plan_free_function(
-    layer: PortLayer, before: Mapping[str, Any], own: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Plan the settings of a function without a port.
-
-    VLAN and rate stay what they are: nobody here may give others, and an
-    operator who keeps functions apart by VLAN must find them apart.
-
-    :param before: what it was found with.
-    :param own: its addresses, as :func:`setting_values_of` names them.
-    """
-    if layer is PortLayer.INFINIBAND:
-        return setting_values_of(InfinibandSettings(own["node_guid"], own["port_guid"]))
-    vlan, qos = before.get("vlan", (0, 0))
-    least, most = before.get("rate", (0, 0))
-    return setting_values_of(
-        EthernetSettings(own["mac"], vlan=vlan, qos=qos, min_rate=least, max_rate=most)
-    )
-
-
-#: What the function of a port starts with where its owners say nothing else;
-#: its addresses and its VLAN are libvirt's.
+#: What a function starts with where its owners say nothing else.
 FLOOR: Final[Mapping[str, Any]] = {
     "spoof_check": True,
     "trust": False,
     "link_state": LinkState.AUTO,
 }
+
+
+def plan_free_function(
+    layer: PortLayer, before: Mapping[str, Any], own: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Plan the settings of a function without a port.
+
+    VLAN (with its priority) and rate (least and most, in Mb/s; 0: none) stay what they are:
+    nobody here may give others, and an operator who keeps functions apart by VLAN must find
+    them apart.
+
+    :param before: what it was found with.
+    :param own: its addresses.
+    """
+    if layer is PortLayer.INFINIBAND:
+        return {**own, "link_state": LinkState.AUTO}
+    kept = {name: before.get(name, (0, 0)) for name in ("vlan", "rate")}
+    return {**own, **kept, **FLOOR}
 
 
 def own_addresses_of(layer: PortLayer, before: Mapping[str, Any]) -> dict[str, Any] | None:

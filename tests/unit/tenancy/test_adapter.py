@@ -16,11 +16,8 @@ from nova_hpc.tenancy.adapters.settings import (
     NO_MAC,
     AdapterError,
     AdapterFunction,
-    EthernetSettings,
-    InfinibandSettings,
     LinkState,
     PortLayer,
-    setting_values_of,
 )
 from nova_hpc.tenancy.adapters.virtual_functions import (
     AdapterBackends,
@@ -30,6 +27,7 @@ from nova_hpc.tenancy.adapters.virtual_functions import (
 from nova_hpc.topology.files import FileTree
 from nova_hpc.topology.model import Node, PciFunction, RdmaDevice, RdmaPort
 from tests.unit.tenancy import cards
+from tests.unit.tenancy.adapter_settings import EthernetSettings, InfinibandSettings
 from tests.unit.tenancy.kernel import InfinibandKernel, Kernel
 
 ROCE = AdapterFunction("0000:3b:00.2", 0, PortLayer.ETHERNET, "mlx5_core", "ens1", "mlx5_0")
@@ -56,32 +54,6 @@ ETHERNETS = st.builds(
 INFINIBANDS = st.builds(
     InfinibandSettings, st.integers(0, (1 << 64) - 2), st.integers(0, (1 << 64) - 2), STATES
 )
-
-
-# -- what may be asked for -----------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"mac": "01:00:5e:00:00:01"},
-        {"mac": "fa:16:3E:00:00:01"},
-        {"mac": "fa:16:3e:00:00:01\n"},
-        {"mac": "x"},
-        {"mac": "fa:16:3e:00:00:01", "vlan": 4095},
-        {"mac": "fa:16:3e:00:00:01", "qos": 8},
-        {"mac": "fa:16:3e:00:00:01", "max_rate": -1},
-    ],
-)
-def test_nonsense_is_refused(values):
-    with pytest.raises(ValueError, match=r"."):
-        EthernetSettings(**values)
-
-
-@pytest.mark.parametrize("guid", [-1, (1 << 64) - 1, 1 << 64])
-def test_no_guid(guid):
-    with pytest.raises(ValueError, match=r"is no GUID"):
-        InfinibandSettings(guid, 1)
 
 
 PARENT = "0000:5e:00.0"
@@ -187,11 +159,11 @@ def change(
     kernel: Kernel, function: AdapterFunction, settings: EthernetSettings, **more: object
 ) -> FunctionChange:
     return FunctionChange(
-        function, dict(NetlinkBackend(kernel).read(function)), setting_values_of(settings) | more
+        function, dict(NetlinkBackend(kernel).read(function)), settings.values | more
     )
 
 
-PLAIN = setting_values_of(EthernetSettings(NO_MAC))
+PLAIN = EthernetSettings(NO_MAC).values
 
 
 @given(ETHERNETS, ETHERNETS)
@@ -200,12 +172,12 @@ def test_ethernet_settings_are_made_read_back_and_put_back(first, settings):
     choose = through(kernel)
     function_changes.make_function_changes(choose, [change(kernel, OTHER, first)])
     second = change(kernel, OTHER, settings)
-    assert second.before == setting_values_of(first)
+    assert second.before == first.values
     assert function_changes.make_function_changes(choose, [second]) == {}
-    assert NetlinkBackend(kernel).read(OTHER) == setting_values_of(settings)
+    assert NetlinkBackend(kernel).read(OTHER) == settings.values
     assert NetlinkBackend(kernel).read(ROCE) == PLAIN
     assert function_changes.restore_functions(choose, [second]) == {}
-    assert NetlinkBackend(kernel).read(OTHER) == setting_values_of(first)
+    assert NetlinkBackend(kernel).read(OTHER) == first.values
 
 
 def test_what_is_so_already_is_not_written():
@@ -305,7 +277,7 @@ def test_what_cannot_be_put_back_is_named():
         each.address: f"{each.address}: read back otherwise: mac" for each in (ROCE, OTHER)
     }
     kernel.deaf.add((0, "IFLA_VF_VLAN"))
-    again = FunctionChange(ROCE, made[0].before, setting_values_of(attrs.evolve(FULL, vlan=5)))
+    again = FunctionChange(ROCE, made[0].before, attrs.evolve(FULL, vlan=5).values)
     with pytest.raises(AdapterError, match=r"then it could not be put back: 0000:3b:00.2: "):
         function_changes.make_function_changes(through(kernel), [again])
 
@@ -334,7 +306,7 @@ NEW = {"node_guid": 0, "port_guid": 0, "link_state": LinkState.DOWN}
 
 
 def test_guids_are_written_as_the_driver_takes_them(root):
-    made = FunctionChange(IB, Mlx5Backend(root).read(IB), setting_values_of(GUIDS))
+    made = FunctionChange(IB, Mlx5Backend(root).read(IB), GUIDS.values)
     assert made.before == NEW
     assert function_changes.make_function_changes(lambda function: Mlx5Backend(root), [made]) == {}
     written = ("00:11:22:33:44:55:66:77", "00:11:22:33:44:55:66:88", "Follow")
@@ -351,9 +323,9 @@ def test_any_guid(root):
     @given(INFINIBANDS)
     def check(settings):
         function_changes.make_function_changes(
-            lambda function: backend, [FunctionChange(IB, NEW, setting_values_of(settings))]
+            lambda function: backend, [FunctionChange(IB, NEW, settings.values)]
         )
-        assert backend.read(IB) == setting_values_of(settings)
+        assert backend.read(IB) == settings.values
 
     check()
 
@@ -366,7 +338,7 @@ def test_the_files_of_another_driver_are_not_looked_for(root):
 
 def test_broken_files(root):
     folder = root / f"sys/bus/pci/devices/{PARENT}/sriov/1"
-    made = [FunctionChange(IB, NEW, setting_values_of(GUIDS))]
+    made = [FunctionChange(IB, NEW, GUIDS.values)]
     (folder / "port").unlink()
     with pytest.raises(AdapterError, match=r"0000:5e:00.3: there is no .*/1/port"):
         function_changes.make_function_changes(lambda function: Mlx5Backend(root), made)
@@ -403,7 +375,7 @@ def test_what_pyroute2_cannot_read_at_the_end_of_a_message():
     last = message.get("IFLA_VFINFO_LIST").get_attrs("IFLA_VF_INFO")[-1]
     assert isinstance(last.get("IFLA_VF_IB_PORT_GUID"), bytes)
     found = NetlinkBackend(kernel).read(IB)
-    assert found == setting_values_of(attrs.evolve(GUIDS, node_guid=0x1122))
+    assert found == attrs.evolve(GUIDS, node_guid=0x1122).values
 
 
 @given(INFINIBANDS, INFINIBANDS, st.integers(0, 2))
@@ -412,17 +384,13 @@ def test_guids_are_made_read_back_and_put_back(first, settings, number):
     function = attrs.evolve(IB, index=number)
     choose = lambda function: NetlinkBackend(kernel)  # noqa: E731
     others = [dict(each) for each in kernel.functions]
-    function_changes.make_function_changes(
-        choose, [FunctionChange(function, NEW, setting_values_of(first))]
-    )
-    second = FunctionChange(
-        function, NetlinkBackend(kernel).read(function), setting_values_of(settings)
-    )
-    assert second.before == setting_values_of(first)
+    function_changes.make_function_changes(choose, [FunctionChange(function, NEW, first.values)])
+    second = FunctionChange(function, NetlinkBackend(kernel).read(function), settings.values)
+    assert second.before == first.values
     assert function_changes.make_function_changes(choose, [second]) == {}
-    assert NetlinkBackend(kernel).read(function) == setting_values_of(settings)
+    assert NetlinkBackend(kernel).read(function) == settings.values
     assert function_changes.restore_functions(choose, [second]) == {}
-    assert NetlinkBackend(kernel).read(function) == setting_values_of(first)
+    assert NetlinkBackend(kernel).read(function) == first.values
     for each in {0, 1, 2} - {number}:
         assert kernel.functions[each] == others[each]
 
@@ -433,7 +401,7 @@ def test_a_guid_that_does_not_stick_refuses_the_start():
     with pytest.raises(AdapterError, match=r"0000:5e:00.3: read back otherwise: port_guid"):
         function_changes.make_function_changes(
             lambda function: NetlinkBackend(kernel),
-            [FunctionChange(IB, NEW, setting_values_of(GUIDS))],
+            [FunctionChange(IB, NEW, GUIDS.values)],
         )
     assert kernel.functions[1] == {"node_guid": 0, "port_guid": 0, "link_state": 2}
 
@@ -442,7 +410,7 @@ def test_a_kernel_or_a_driver_without_guids():
     with pytest.raises(NoBackendError, match=r"ib0 does not show its GUIDs; that needs Linux 5.5"):
         NetlinkBackend(InfinibandKernel(shown=False)).read(IB)
     unable = InfinibandKernel(known=False)
-    made = [FunctionChange(IB, NEW, setting_values_of(GUIDS))]
+    made = [FunctionChange(IB, NEW, GUIDS.values)]
     with pytest.raises(AdapterError, match=r"0000:5e:00.3: node_guid of ib0: .*not supported"):
         function_changes.make_function_changes(lambda function: NetlinkBackend(unable), made)
 
