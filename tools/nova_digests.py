@@ -1,6 +1,8 @@
 #!/usr/bin/env python
 # SPDX-License-Identifier: Apache-2.0
-"""Write what Nova's functions were when somebody read them: ``nova_hpc/from_nova/nova_digests.py``.
+"""Write what Nova's functions were when somebody read them.
+
+The table is ``nova_hpc/from_nova/nova_digests.json``.
 
 Run beside each Nova, once its functions were read and the lines of the patches are those of
 the release that ``nova_hpc.from_nova.nova_sources.READ`` names::
@@ -15,34 +17,17 @@ What it is not run beside stays. A test compares the table with the Nova that is
 from __future__ import annotations
 
 import ast
+import json
 import sys
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
 
 import nova
 from nova import version
 
-from nova_hpc.from_nova import contract, nova_digests, nova_sources, overridden
+from nova_hpc.from_nova import contract, nova_sources, overridden
 from nova_hpc.from_nova.patches import scheduler
 from virt_driver_patches import patches
 from virt_driver_patches.patches import overrides
-
-TABLE: Final = Path(nova_digests.__file__)
-_HEAD: Final = '''\
-# SPDX-License-Identifier: Apache-2.0
-"""Digests of Nova's functions as they were read; ``tools/nova_digests.py`` writes this file.
-
-Each is the SHA-256 that :func:`nova_hpc.from_nova.nova_sources.digest_function` makes, by release.
-"""
-
-from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Final
-
-DIGESTS: Final[Mapping[str, Mapping[int, str]]] = {
-'''
 
 
 def targets() -> list[str]:
@@ -57,7 +42,7 @@ def renewed(release: int, folder: Path) -> str:
     :raises SystemExit: a function is not there.
     """
     trees: dict[str, ast.Module] = {}
-    lines = [_HEAD]
+    table = {}
     for target in targets():
         file = nova_sources.file_of(target)
         if file not in trees:
@@ -65,17 +50,9 @@ def renewed(release: int, folder: Path) -> str:
         now = nova_sources.digest_function(trees[file], target)
         if now is None:
             raise SystemExit(f"{target} is not there")
-        row = {**nova_digests.DIGESTS.get(target, {}), release: now}
-        lines += _row(target, sorted(row.items()))
-    return "".join([*lines, "}\n"])
-
-
-def _row(target: str, row: Iterable[tuple[int, str]]) -> list[str]:
-    return [
-        f'    "{target}": {{\n',
-        *(f'        {release}: "{digest}",\n' for release, digest in row),
-        "    },\n",
-    ]
+        row = {**nova_sources.DIGESTS.get(target, {}), release: now}
+        table[target] = dict(sorted(row.items()))
+    return json.dumps(table, indent=1) + "\n"
 
 
 def main() -> None:
@@ -84,8 +61,8 @@ def main() -> None:
     read = nova_sources.READ.get(release or 0)
     if release is None or running != read:
         raise SystemExit(f"Nova {running} is installed, and {read} was read: install that")
-    TABLE.write_text(renewed(release, Path(nova.__file__).parent), encoding="utf-8")
-    sys.stdout.write(f"{TABLE}: {len(targets())} functions of Nova {running}\n")
+    nova_sources.TABLE.write_text(renewed(release, Path(nova.__file__).parent), encoding="utf-8")
+    sys.stdout.write(f"{nova_sources.TABLE}: {len(targets())} functions of Nova {running}\n")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 
 Names of parameters say little of what a function does with them. So of each function that is
 wrapped, overridden or relied on the body was read on the last release of each Nova, and its
-digest is kept (:mod:`nova_hpc.from_nova.nova_digests`, which ``tools/nova_digests.py`` writes).
+digest is kept (``nova_digests.json``, which ``tools/nova_digests.py`` writes).
 Comments, white space, docstrings and the version of Python make no difference: what is
 digested is the syntax tree. Nova is read as text and never imported.
 
@@ -14,16 +14,22 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
 import attrs
 
-from nova_hpc.from_nova.nova_digests import DIGESTS
-
 #: The releases that were read.
 READ: Final[Mapping[int, str]] = {32: "32.2.1", 33: "33.0.2", 34: "34.0.0"}
+#: Where the digests are.
+TABLE: Final = Path(__file__).with_name("nova_digests.json")
+#: Function -> release -> what :func:`digest_function` makes of it.
+DIGESTS: Final[Mapping[str, Mapping[int, str]]] = {
+    target: {int(release): digest for release, digest in row.items()}
+    for target, row in json.loads(TABLE.read_text(encoding="ascii")).items()
+}
 
 _FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
 #: Fields of the tree that say how something is written.

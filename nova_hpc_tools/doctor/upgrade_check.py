@@ -14,7 +14,7 @@ from typing import Any, Final
 from oslo_config import cfg
 
 from nova_hpc.from_nova import nova_sources
-from nova_hpc.from_nova.nova_digests import DIGESTS
+from nova_hpc.from_nova.nova_sources import DIGESTS
 from nova_hpc.tenancy.ledger import LedgerFile
 from nova_hpc_tools.adopt import install_shim, service_settings
 from nova_hpc_tools.adopt.findings import DoctorFinding, Severity

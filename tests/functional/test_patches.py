@@ -21,7 +21,7 @@ from docs import gated_patches as page
 from nova_hpc.from_nova import gate, nova_sources
 from nova_hpc.from_nova.cache import Once
 from nova_hpc.from_nova.contract import RELIED_ON, running_nova_release
-from nova_hpc.from_nova.nova_digests import DIGESTS
+from nova_hpc.from_nova.nova_sources import DIGESTS
 from nova_hpc.from_nova.patches import numa_fit, scheduler
 from tests.functional import fixtures
 from tests.functional.unit_scheduler.states import HostStates, pci_request, pool

@@ -7,7 +7,7 @@ import ast
 
 import pytest
 
-from nova_hpc.from_nova import nova_digests, nova_sources
+from nova_hpc.from_nova import nova_sources
 
 FIT = "nova.virt.hardware:Fitter.fit"
 PLAIN = '''
@@ -102,6 +102,6 @@ def test_what_is_told(tmp_path, monkeypatch):
 
 
 def test_the_table_is_whole() -> None:
-    for target, row in nova_digests.DIGESTS.items():
+    for target, row in nova_sources.DIGESTS.items():
         assert row.keys() == nova_sources.READ.keys(), target
         assert all(len(each) == 64 for each in row.values()), target
