@@ -23,13 +23,7 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.fabric.model import (
-    OF_NVLINK,
-    FabricLevel,
-    FabricPlace,
-    Rail,
-    wrong_name,
-)
+from nova_hpc.fabric.model import OF_NVLINK, FabricLevel, FabricPlace, Rail, wrong_name
 
 #: Of every metadata key that is ours.
 PREFIX: Final = "hpc_fabric:"

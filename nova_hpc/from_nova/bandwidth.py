@@ -151,9 +151,7 @@ def split_adapter_functions(
 
 
 def move_port_bandwidth(
-    candidate: Mapping[str, Any],
-    groups: Mapping[str, Bandwidth],
-    chosen: Mapping[str, str],
+    candidate: Mapping[str, Any], groups: Mapping[str, Bandwidth], chosen: Mapping[str, str]
 ) -> dict[str, Any]:
     """*candidate*, which is not changed, with the bandwidth of ports from other adapters.
 

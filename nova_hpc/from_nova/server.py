@@ -207,9 +207,7 @@ def read_port_roles() -> tuple[str, ...]:
     return roles.list_network_roles(CONF.hpc.port_roles)
 
 
-def port_requests(
-    requests: objects.InstancePCIRequests | None,
-) -> list[objects.InstancePCIRequest]:
+def port_requests(requests: objects.InstancePCIRequests | None) -> list[objects.InstancePCIRequest]:
     """The requests of Neutron's direct ports, in their order."""
     return [
         request
@@ -297,9 +295,7 @@ def alias_requests(
 
 
 def numa_policy_of_request(
-    flavor: objects.Flavor,
-    image: objects.ImageMeta,
-    requests: Sequence[objects.InstancePCIRequest],
+    flavor: objects.Flavor, image: objects.ImageMeta, requests: Sequence[objects.InstancePCIRequest]
 ) -> str | None:
     """The NUMA policy that binds all devices of a flavor; None: it asks for none.
 

@@ -179,9 +179,7 @@ def _parse_arguments(arguments: list[str]) -> _GuestOptions:
     for subparser in (checker, installer):
         subparser.add_argument("--quiet", action="store_true", help="print only what is wrong")
     installer.add_argument(
-        "--if-present",
-        action="store_true",
-        help="a machine that was promised nothing is no error",
+        "--if-present", action="store_true", help="a machine that was promised nothing is no error"
     )
     installer.add_argument(
         "--profile", action="store_true", help=f"also write {install.PROFILE} for login shells"

@@ -40,7 +40,7 @@ KNOWN: Final = {
     "1002:74a1": (
         "an MI300X as a whole: its reset by VFIO is known to hang until the host is booted; "
         "offer its virtual functions instead"
-    ),
+    )
 }
 
 #: The VPD of the function at an address; None: it has none.
@@ -50,10 +50,7 @@ Look = Callable[[str], Symptom | None]
 
 
 def find_forbidden_devices(
-    node: Node,
-    addresses: Iterable[str],
-    look: Look,
-    anyway: Container[str | None] = frozenset(),
+    node: Node, addresses: Iterable[str], look: Look, anyway: Container[str | None] = frozenset()
 ) -> dict[str, Symptom]:
     """Address -> why it is never given, or :attr:`HealthSign.UNSURE`.
 
@@ -77,10 +74,7 @@ def find_forbidden_devices(
 
 
 def _symptom_of_forbidden(
-    function: PciFunction,
-    look: Look,
-    anyway: Container[str | None],
-    of: str | None = None,
+    function: PciFunction, look: Look, anyway: Container[str | None], of: str | None = None
 ) -> Symptom | None:
     model = f"{function.vendor_id}:{function.product_id}"
     if any(name in anyway for name in (model, function.address, of)):

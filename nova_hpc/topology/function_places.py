@@ -60,9 +60,7 @@ class Raw:
 
 
 def place_functions(
-    raws: Iterable[Raw],
-    nodes: Sequence[NumaNode],
-    groups: Mapping[int, frozenset[str]],
+    raws: Iterable[Raw], nodes: Sequence[NumaNode], groups: Mapping[int, frozenset[str]]
 ) -> tuple[list[PciFunction], list[PciFunction]]:
     """Finish *raws*: functions, and bridges without bus numbers, by address.
 

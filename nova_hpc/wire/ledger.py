@@ -461,9 +461,7 @@ def _step_part_of(value: Any) -> Mapping[str, Any] | None:
     return value if isinstance(value, dict) or value is None else {"": ""}
 
 
-def _read_nvlink_tenancies(
-    body: Any,
-) -> tuple[dict[int, PartitionTenancy] | None, frozenset[str]]:
+def _read_nvlink_tenancies(body: Any) -> tuple[dict[int, PartitionTenancy] | None, frozenset[str]]:
     """Partitions and GPUs; None in place of partitions: they are unknown."""
     try:
         partitions = {

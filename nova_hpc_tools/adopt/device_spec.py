@@ -203,10 +203,7 @@ class _Sieve:
         """Remember why *function* is not offered."""
         self.omitted.append(
             Omitted(
-                function.address,
-                self._role[function.address],
-                reason,
-                function.physical_function,
+                function.address, self._role[function.address], reason, function.physical_function
             )
         )
 

@@ -141,10 +141,7 @@ def _adapter_rules(adapter: SplitAdapter) -> Iterator[str]:
         f"# {adapter.address}: {adapter.vfs} virtual functions, before its interface is brought up."
     )
     for match, where in (
-        (
-            f'ACTION=="add", SUBSYSTEM=="net|infiniband", KERNELS=="{adapter.address}"',
-            "device/",
-        ),
+        (f'ACTION=="add", SUBSYSTEM=="net|infiniband", KERNELS=="{adapter.address}"', "device/"),
         # An adapter of which no interface is made, or that was here before udev.
         (f'ACTION=="add|bind", SUBSYSTEM=="pci", KERNEL=="{adapter.address}", DRIVER=="?*"', ""),
     ):

@@ -40,10 +40,7 @@ FABRIC_FILTER: Final = "HpcFabricFilter"
 FILTER_CLASSES: Final = (FILTER_CLASS, f"scheduler_filters.hpc_fabric_filter.{FABRIC_FILTER}")
 ALL_WEIGHERS: Final = "nova.scheduler.weights.all_weighers"
 WEIGHER_CLASS: Final = "scheduler_filters.hpc_packing_weigher.HpcPackingWeigher"
-WEIGHER_CLASSES: Final = (
-    WEIGHER_CLASS,
-    "scheduler_filters.hpc_fabric_weigher.HpcFabricWeigher",
-)
+WEIGHER_CLASSES: Final = (WEIGHER_CLASS, "scheduler_filters.hpc_fabric_weigher.HpcFabricWeigher")
 DRIVER: Final = "hpc.HpcLibvirtDriver"
 
 #: Nova's default of ``[filter_scheduler]enabled_filters``, the same on 32-34.

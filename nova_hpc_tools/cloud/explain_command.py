@@ -386,13 +386,7 @@ def _draw_device_tree(
 
 def _device_sort_key(device: SnapshotDevice) -> tuple[object, ...]:
     place = device.location
-    return (
-        place.numa is None,
-        place.numa or 0,
-        place.root or "",
-        place.switches,
-        device.address,
-    )
+    return (place.numa is None, place.numa or 0, place.root or "", place.switches, device.address)
 
 
 def _labels_of_device(node: SnapshotNode, device: SnapshotDevice) -> Iterator[str]:

@@ -159,10 +159,7 @@ def group_body(
     wish: ClusterWish, attempt: str, policy: str, max_per_host: int | None
 ) -> dict[str, Any]:
     """For ``POST /os-server-groups``."""
-    body: dict[str, Any] = {
-        "name": cluster_wish.to_group_name(wish, attempt),
-        "policy": policy,
-    }
+    body: dict[str, Any] = {"name": cluster_wish.to_group_name(wish, attempt), "policy": policy}
     if max_per_host is not None:
         body["rules"] = {"max_server_per_host": max_per_host}
     return {"server_group": body}
@@ -213,10 +210,7 @@ def server_body(
     if wish.config_drive:
         server["config_drive"] = True
     server |= _boots_from(wish, several[0], secrets)
-    return {
-        "server": server,
-        "os:scheduler_hints": {"group": group, HINT: str(len(wish.members))},
-    }
+    return {"server": server, "os:scheduler_hints": {"group": group, HINT: str(len(wish.members))}}
 
 
 def _server_networks_of(wish: ClusterWish, ports: Mapping[int, str]) -> Any:

@@ -78,13 +78,7 @@ class ManagedNode:
             )
         except roles.RoleError as error:
             raise CommandError(f"[hpc]device_role cannot be used: {error}") from error
-        return cls(
-            options=options,
-            node=node,
-            table=table,
-            file=file,
-            ledger=file.read(),
-        )
+        return cls(options=options, node=node, table=table, file=file, ledger=file.read())
 
     def role(self, address: str) -> str | None:
         """The role of the device at *address*."""

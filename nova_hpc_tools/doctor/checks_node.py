@@ -264,9 +264,7 @@ def _check_cpu_sets(facts: Facts) -> Iterator[DoctorFinding]:
             sets[name] = cpus
     if facts.offered and _DEDICATED not in facts.cpu_sets:
         yield DoctorFinding(
-            "cpus-none",
-            f"[compute]{_DEDICATED} is not set.",
-            f"{_WRITE}, {_RESTART}",
+            "cpus-none", f"[compute]{_DEDICATED} is not set.", f"{_WRITE}, {_RESTART}"
         )
     node = facts.node
     for name, cpus in sets.items():
@@ -411,15 +409,11 @@ def _check_own_entries(
         stale = _stale_tags_of(entry, expected.get(_address_key_of_entry(entry)))
         if stale:
             yield DoctorFinding(
-                "tags-stale",
-                f"{place}: the tags say {stale}.",
-                f"{_WRITE}, {_RESTART}",
+                "tags-stale", f"{place}: the tags say {stale}.", f"{_WRITE}, {_RESTART}"
             )
         if entry.get("managed") != "no" and _NETWORK not in entry:
             yield DoctorFinding(
-                "managed",
-                f"{place}: its entry does not say managed: no.",
-                f"{_WRITE}, {_RESTART}",
+                "managed", f"{place}: its entry does not say managed: no.", f"{_WRITE}, {_RESTART}"
             )
 
 

@@ -52,20 +52,11 @@ _TABLET: Final = "usbtablet"
 #: Options of Nova and Placement with their defaults (nova/conf/scheduler.py, pci.py, libvirt.py,
 #: compute.py, vnc.py, spice.py and quota.py of 32 to 34; placement/conf/placement.py of 13 to 16).
 _NOVA: Final[Mapping[str, Sequence[cfg.Opt]]] = {
-    "DEFAULT": [
-        cfg.StrOpt("compute_driver"),
-        cfg.StrOpt("pointer_model", default=_TABLET),
-    ],
+    "DEFAULT": [cfg.StrOpt("compute_driver"), cfg.StrOpt("pointer_model", default=_TABLET)],
     "vnc": [cfg.BoolOpt("enabled", default=True)],
-    "spice": [
-        cfg.BoolOpt("enabled", default=False),
-        cfg.BoolOpt("agent_enabled", default=True),
-    ],
+    "spice": [cfg.BoolOpt("enabled", default=False), cfg.BoolOpt("agent_enabled", default=True)],
     "compute": [cfg.StrOpt(name) for name in settings.CPU_SETS],
-    "pci": [
-        *service_settings.PCI,
-        cfg.BoolOpt("report_in_placement", default=False),
-    ],
+    "pci": [*service_settings.PCI, cfg.BoolOpt("report_in_placement", default=False)],
     "filter_scheduler": [
         cfg.ListOpt("enabled_filters", default=list(settings.NOVA_FILTERS)),
         cfg.MultiStrOpt("available_filters", default=["nova.scheduler.filters.all_filters"]),
@@ -229,12 +220,7 @@ def examine_this_machine(args: argparse.Namespace) -> MachineFindings:
         facts = _collect_node_facts(work, nova)
         findings += checks_node.check_compute_node(facts)
         findings += checks_entries.check_entries(
-            facts_nova.read_entries_with_nova(
-                work.root,
-                work.node,
-                nova,
-                facts.spec.lines(),
-            )
+            facts_nova.read_entries_with_nova(work.root, work.node, nova, facts.spec.lines())
         )
         if facts_service.configured_libvirt_needs(work.node, facts.offered, nova):
             libvirt = facts_service.libvirt_uri_of(nova)

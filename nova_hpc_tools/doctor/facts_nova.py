@@ -16,10 +16,7 @@ from nova_hpc_tools.snapshot import SnapshotError, cloud_readers
 
 
 def read_entries_with_nova(
-    root: Path | None,
-    node: Node,
-    nova: Any,
-    expected: Iterable[str],
+    root: Path | None, node: Node, nova: Any, expected: Iterable[str]
 ) -> Entries:
     """Read the entries of nova-compute, and what Nova makes of them.
 

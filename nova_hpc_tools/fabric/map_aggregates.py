@@ -17,13 +17,7 @@ from nova_hpc.fabric.aggregates import (
     VERSION_KEY,
     aggregate_key_of,
 )
-from nova_hpc.fabric.model import (
-    OF_NVLINK,
-    TREE,
-    FabricLevel,
-    FabricMap,
-    FabricPlace,
-)
+from nova_hpc.fabric.model import OF_NVLINK, TREE, FabricLevel, FabricMap, FabricPlace
 
 #: Of the name of every aggregate that is ours.
 NAME_PREFIX: Final = "hpc-fabric:"

@@ -140,9 +140,7 @@ def report_map_problems(reading: FabricReading, args: argparse.Namespace) -> Non
     _print_problems(reading.problems, "problem: ")
     limit = len(reading.notes) if args.all_notes else _MOST_NOTES
     notes = cut_after(
-        reading.notes,
-        limit,
-        lambda rest: SourceProblem(f"and {rest} more; --all-notes shows them"),
+        reading.notes, limit, lambda rest: SourceProblem(f"and {rest} more; --all-notes shows them")
     )
     _print_problems(notes, "note: ")
 

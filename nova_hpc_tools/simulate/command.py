@@ -59,9 +59,7 @@ class SimulatePolicies(ListCommand):
             help="what if there were N nodes more; demand stays as it is without them",
         )
         inputs.add_argument(
-            "--nodes-add-type",
-            metavar="TYPE",
-            help="their type (default: the most frequent one)",
+            "--nodes-add-type", metavar="TYPE", help="their type (default: the most frequent one)"
         )
         inputs.add_argument(
             "--topology",

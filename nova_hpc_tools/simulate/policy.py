@@ -20,13 +20,7 @@ from typing import Final
 import attrs
 import numpy as np
 
-from nova_hpc_tools.simulate.cluster import (
-    Bools,
-    Floats,
-    Ints,
-    SimulatedCluster,
-    gpus_together,
-)
+from nova_hpc_tools.simulate.cluster import Bools, Floats, Ints, SimulatedCluster, gpus_together
 from nova_hpc_tools.simulate.model import WHOLE, TaskShape, Typical
 
 #: Scores of the given nodes for a shape; the best is the highest.

@@ -86,9 +86,7 @@ class PolicyReplay:
         capacity = max(self.cluster.capacity, 1)
         used = self.cluster.capacity - int(self.cluster.idle.sum())
         return ClusterSample(
-            at,
-            PERCENT * used / capacity,
-            PERCENT * self.measure.cluster(self.cluster) / capacity,
+            at, PERCENT * used / capacity, PERCENT * self.measure.cluster(self.cluster) / capacity
         )
 
     def by_demand(self, tasks: Sequence[SimulatedTask], capacity: int) -> Iterator[ClusterSample]:

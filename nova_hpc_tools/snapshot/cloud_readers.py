@@ -128,10 +128,7 @@ def check_pci_settings(told: PciSettings, node: Node, root: Path) -> Sequence[No
 
 
 def _load_reader(name: str) -> Callable[..., Any]:
-    (entry_point, *_) = [
-        *importlib.metadata.entry_points(group=READERS, name=name),
-        None,
-    ]
+    (entry_point, *_) = [*importlib.metadata.entry_points(group=READERS, name=name), None]
     if entry_point is None:
         raise SnapshotError(
             "nova-hpc is not installed completely (no reader of Nova is registered); "

@@ -83,10 +83,7 @@ def _word_ill_devices(findings: Iterable[Symptom], total: int) -> str:
 
 
 def _check_units(
-    instance: objects.Instance,
-    claim: ServerClaim,
-    node: Node,
-    offers: Mapping[str, object],
+    instance: objects.Instance, claim: ServerClaim, node: Node, offers: Mapping[str, object]
 ) -> None:
     claimed = set(claim.addresses)
     for address in claim.addresses:

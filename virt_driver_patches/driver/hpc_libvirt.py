@@ -20,10 +20,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import nova.conf
-from nova import context as nova_context
 from nova import exception, objects
 from nova.compute import task_states
 from nova.compute import utils as compute_utils
+from nova.context import RequestContext
 from nova.virt import hardware
 from nova.virt.libvirt import event as libvirtevent
 from nova.virt.libvirt.driver import LibvirtDriver
@@ -49,9 +49,7 @@ LOG = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def _word_start_fault(
-    context: nova_context.RequestContext, instance: objects.Instance
-) -> Iterator[None]:
+def _word_start_fault(context: RequestContext, instance: objects.Instance) -> Iterator[None]:
     """Say in the server's fault which kind of thing failed when it was started."""
     try:
         yield
@@ -172,11 +170,7 @@ class HpcLibvirtDriver(LibvirtDriver):
     # -- a server starts --------------------------------------------------------
 
     def spawn(
-        self,
-        context: nova_context.RequestContext,
-        instance: objects.Instance,
-        *args: Any,
-        **kwargs: Any,
+        self, context: RequestContext, instance: objects.Instance, *args: Any, **kwargs: Any
     ) -> None:
         """Check, then start; nothing has been made for the guest yet."""
         rebuilt = instance.task_state == task_states.REBUILD_SPAWNING
@@ -189,11 +183,7 @@ class HpcLibvirtDriver(LibvirtDriver):
             super().spawn(context, instance, *args, **kwargs)
 
     def rebuild(
-        self,
-        context: nova_context.RequestContext,
-        instance: objects.Instance,
-        *args: Any,
-        **kwargs: Any,
+        self, context: RequestContext, instance: objects.Instance, *args: Any, **kwargs: Any
     ) -> None:
         """Check before Nova tears the old guest down, and leave the rest to Nova.
 
@@ -209,11 +199,7 @@ class HpcLibvirtDriver(LibvirtDriver):
         super().rebuild(context, instance, *args, **kwargs)  # raises NotImplementedError
 
     def _hard_reboot(
-        self,
-        context: nova_context.RequestContext,
-        instance: objects.Instance,
-        *args: Any,
-        **kwargs: Any,
+        self, context: RequestContext, instance: objects.Instance, *args: Any, **kwargs: Any
     ) -> None:
         """Check before the old domain is destroyed.
 
@@ -226,11 +212,7 @@ class HpcLibvirtDriver(LibvirtDriver):
             super()._hard_reboot(context, instance, *args, **kwargs)
 
     def resume_state_on_host_boot(
-        self,
-        context: nova_context.RequestContext,
-        instance: objects.Instance,
-        *args: Any,
-        **kwargs: Any,
+        self, context: RequestContext, instance: objects.Instance, *args: Any, **kwargs: Any
     ) -> None:
         """Wait for what the host makes late, and tell the user why a server did not come back.
 
@@ -245,11 +227,7 @@ class HpcLibvirtDriver(LibvirtDriver):
             raise
 
     def resume(
-        self,
-        context: nova_context.RequestContext,
-        instance: objects.Instance,
-        *args: Any,
-        **kwargs: Any,
+        self, context: RequestContext, instance: objects.Instance, *args: Any, **kwargs: Any
     ) -> None:
         """Check before the saved guest is started and gets its devices back."""
         try:
@@ -259,7 +237,7 @@ class HpcLibvirtDriver(LibvirtDriver):
         with _word_start_fault(context, instance):
             super().resume(context, instance, *args, **kwargs)
 
-    def suspend(self, context: nova_context.RequestContext, instance: objects.Instance) -> None:
+    def suspend(self, context: RequestContext, instance: objects.Instance) -> None:
         """Refuse before anything is asked of a guest that may not give it up, or not now."""
         if not suspend.is_answering_for_guest(instance, self.hpc_node.active):
             super().suspend(context, instance)
@@ -296,11 +274,7 @@ class HpcLibvirtDriver(LibvirtDriver):
         )
 
     def attach_interface(
-        self,
-        context: nova_context.RequestContext,
-        instance: objects.Instance,
-        image_meta: Any,
-        vif: Any,
+        self, context: RequestContext, instance: objects.Instance, image_meta: Any, vif: Any
     ) -> None:
         """Check a direct port's device together with those that the server has."""
         slot = (vif.get("profile") or {}).get("pci_slot")
@@ -309,11 +283,7 @@ class HpcLibvirtDriver(LibvirtDriver):
         super().attach_interface(context, instance, image_meta, vif)
 
     def rescue(
-        self,
-        context: nova_context.RequestContext,
-        instance: objects.Instance,
-        *args: Any,
-        **kwargs: Any,
+        self, context: RequestContext, instance: objects.Instance, *args: Any, **kwargs: Any
     ) -> None:
         """Check before the guest is replaced by the rescue guest."""
         self.hpc_admission.restart(instance)
@@ -323,11 +293,7 @@ class HpcLibvirtDriver(LibvirtDriver):
     # -- a server ends --------------------------------------------------------
 
     def destroy(
-        self,
-        context: nova_context.RequestContext,
-        instance: objects.Instance,
-        *args: Any,
-        **kwargs: Any,
+        self, context: RequestContext, instance: objects.Instance, *args: Any, **kwargs: Any
     ) -> None:
         """Clean the devices of a server that is gone, before Nova frees them."""
         super().destroy(context, instance, *args, **kwargs)
@@ -336,11 +302,7 @@ class HpcLibvirtDriver(LibvirtDriver):
     # -- a server moves -----------------------------------------------------------
 
     def migrate_disk_and_power_off(
-        self,
-        context: nova_context.RequestContext,
-        instance: objects.Instance,
-        *args: Any,
-        **kwargs: Any,
+        self, context: RequestContext, instance: objects.Instance, *args: Any, **kwargs: Any
     ) -> Any:
         """On the source: its adapters forget a server that goes on elsewhere."""
         disks = super().migrate_disk_and_power_off(context, instance, *args, **kwargs)
@@ -349,7 +311,7 @@ class HpcLibvirtDriver(LibvirtDriver):
 
     def finish_migration(
         self,
-        context: nova_context.RequestContext,
+        context: RequestContext,
         migration: objects.Migration,
         instance: objects.Instance,
         *args: Any,
@@ -362,11 +324,7 @@ class HpcLibvirtDriver(LibvirtDriver):
             super().finish_migration(context, migration, instance, *args, **kwargs)
 
     def finish_revert_migration(
-        self,
-        context: nova_context.RequestContext,
-        instance: objects.Instance,
-        *args: Any,
-        **kwargs: Any,
+        self, context: RequestContext, instance: objects.Instance, *args: Any, **kwargs: Any
     ) -> None:
         """Back on the source, with the devices that the server had before."""
         self.hpc_admission.back(context, instance)
@@ -375,11 +333,7 @@ class HpcLibvirtDriver(LibvirtDriver):
             super().finish_revert_migration(context, instance, *args, **kwargs)
 
     def check_can_live_migrate_source(
-        self,
-        context: nova_context.RequestContext,
-        instance: objects.Instance,
-        *args: Any,
-        **kwargs: Any,
+        self, context: RequestContext, instance: objects.Instance, *args: Any, **kwargs: Any
     ) -> Any:
         """Refuse: nobody could check the destination's devices before the move."""
         if instance_has_hpc_keys(instance) and instance.pci_devices:
@@ -390,11 +344,7 @@ class HpcLibvirtDriver(LibvirtDriver):
         return super().check_can_live_migrate_source(context, instance, *args, **kwargs)
 
     def check_source_migrate_data_at_dest(
-        self,
-        ctxt: nova_context.RequestContext,
-        instance: objects.Instance,
-        *args: Any,
-        **kwargs: Any,
+        self, ctxt: RequestContext, instance: objects.Instance, *args: Any, **kwargs: Any
     ) -> Any:
         """On the destination, which has claimed devices for the server's ports by now.
 
@@ -409,11 +359,7 @@ class HpcLibvirtDriver(LibvirtDriver):
     # -- the domain ---------------------------------------------------------------
 
     def _get_guest_xml(
-        self,
-        context: nova_context.RequestContext,
-        instance: objects.Instance,
-        *args: Any,
-        **kwargs: Any,
+        self, context: RequestContext, instance: objects.Instance, *args: Any, **kwargs: Any
     ) -> str:
         """Nova's domain, with what the flavor's ``hpc:`` keys change in it."""
         xml: str = super()._get_guest_xml(context, instance, *args, **kwargs)

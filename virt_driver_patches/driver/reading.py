@@ -136,8 +136,5 @@ class NodeReading:
     ) -> dict[str, Symptom]:
         """Address -> why the offered device must not be given."""
         return health.judge_offered_functions(
-            self.node,
-            [offer for offer, _ in offers.values()],
-            self.ledger,
-            self.signs & signs,
+            self.node, [offer for offer, _ in offers.values()], self.ledger, self.signs & signs
         )

@@ -223,10 +223,7 @@ class TenancySteps:
         return findings, tuple(alarms)
 
     def unreserve(
-        self,
-        tree: provider_tree.ProviderTree,
-        nodename: str,
-        held: Collection[str] = (),
+        self, tree: provider_tree.ProviderTree, nodename: str, held: Collection[str] = ()
     ) -> None:
         """Let Placement give clean one-time-use devices again. Never raises.
 

@@ -102,20 +102,13 @@ def claim_port_adapters(
     topology = instance.numa_topology if running else hardware.numa_get_constraints(flavor, image)
     claim = PortClaim(
         ClaimingServer(
-            flavor,
-            image,
-            topology,
-            tuple(had[0].requests if had[0] else ()),
-            tuple(had[1] or ()),
+            flavor, image, topology, tuple(had[0].requests if had[0] else ()), tuple(had[1] or ())
         )
     )
     token = _CLAIM.set(claim)
     try:
         yield claim
-    except (
-        exception.ComputeResourcesUnavailable,
-        exception.PciDeviceRequestFailed,
-    ) as error:
+    except (exception.ComputeResourcesUnavailable, exception.PciDeviceRequestFailed) as error:
         if claim.refused is None:
             raise
         raise ClaimRefused(word_port_refusal(claim.refused, instance)) from error

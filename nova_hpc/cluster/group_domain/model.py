@@ -221,11 +221,7 @@ class DomainTree:
         return tuple(ticket for room in self.rooms if room.record for ticket in room.record.tickets)
 
     def promised(
-        self,
-        group: str,
-        size: Size,
-        placed: Collection[str] = (),
-        settled: bool = False,
+        self, group: str, size: Size, placed: Collection[str] = (), settled: bool = False
     ) -> int:
         """Places that are kept for other groups than *group*.
 

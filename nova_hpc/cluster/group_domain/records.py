@@ -261,10 +261,7 @@ def find_dead_tickets(
 
 
 def sweep_domain_tree(
-    records: ProviderRecords,
-    servers: NovaServers,
-    tree: DomainTree,
-    stale: set[str] | None = None,
+    records: ProviderRecords, servers: NovaServers, tree: DomainTree, stale: set[str] | None = None
 ) -> SweptProviders:
     """Take away what nobody has any more; safe at any time, beside anybody.
 

@@ -85,9 +85,7 @@ class NetlinkBackend:
     def read(self, function: AdapterFunction) -> Mapping[str, Any]:
         """Read the kernel's settings of the function."""
         messages = self._do(
-            function,
-            "read",
-            lambda link, index: link.get_links(index, ext_mask=_WITH_FUNCTIONS),
+            function, "read", lambda link, index: link.get_links(index, ext_mask=_WITH_FUNCTIONS)
         )
         for message in messages:
             functions = message.get("IFLA_VFINFO_LIST")

@@ -355,10 +355,7 @@ class AdapterStep(TenancyStep):
 
     @contextlib.contextmanager
     def _work(self, node: Node) -> Iterator[AdapterWork]:
-        with (
-            self.ledger.locked(self.name),
-            AdapterBackends(self.root, self.write) as backends,
-        ):
+        with self.ledger.locked(self.name), AdapterBackends(self.root, self.write) as backends:
             yield AdapterWork(FileTree(self.root), node, backends)
 
 

@@ -297,12 +297,7 @@ class NvlinkStep(TenancyStep):
         self._make(server, frozenset(gpus), others, linked, fresh=False)
 
     def _make(
-        self,
-        server: str,
-        gpus: frozenset[str],
-        others: Collection[str],
-        linked: bool,
-        fresh: bool,
+        self, server: str, gpus: frozenset[str], others: Collection[str], linked: bool, fresh: bool
     ) -> None:
         with self._locked():
             state = self.state()

@@ -199,10 +199,7 @@ def _fewer_devices(flavor: Flavor, request: Request) -> Iterator[tuple[str, Flav
         if any(totals[name] % count for name, count in per_group.items()):
             # The groups of the flavor do not go into it.
             specs.pop(GROUP, None)
-        yield (
-            f"with only {what}",
-            attrs.evolve(flavor, wants=wants, extra_specs=specs),
-        )
+        yield (f"with only {what}", attrs.evolve(flavor, wants=wants, extra_specs=specs))
 
 
 def _group_counts_of(request: Request) -> dict[str, int]:

@@ -41,8 +41,7 @@ def explain_server(cloud: Snapshot, name: str) -> ServerReport:
         raise SnapshotError(f"{len(matches)} servers are called {name!r}; give one's UUID: {which}")
     server = matches[0]
     node = next(
-        (node for node in cloud.hosts if (node.host, node.node) == (server.host, server.node)),
-        None,
+        (node for node in cloud.hosts if (node.host, node.node) == (server.host, server.node)), None
     )
     if node is None:
         raise SnapshotError(

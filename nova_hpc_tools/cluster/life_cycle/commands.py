@@ -163,11 +163,7 @@ def _known_wish(cluster: Cluster, given_wish: ClusterWish | None) -> ClusterWish
 
 
 def scale_cluster(
-    cloud: ClusterCloud,
-    cluster: Cluster,
-    members: Collection[int],
-    secrets: Secrets,
-    pace: Pace,
+    cloud: ClusterCloud, cluster: Cluster, members: Collection[int], secrets: Secrets, pace: Pace
 ) -> Cluster:
     """Give a cluster other members: more, or fewer.
 

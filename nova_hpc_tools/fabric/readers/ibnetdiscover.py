@@ -272,9 +272,7 @@ def _is_nameless(description: str, host: str, rail: str | None, exclusions: Excl
 
 
 def _ports_of_adapters(
-    sections: dict[str, _Section],
-    names: dict[str, str],
-    hosts: dict[str, tuple[str, str | None]],
+    sections: dict[str, _Section], names: dict[str, str], hosts: dict[str, tuple[str, str | None]]
 ) -> list[HostPort]:
     """The adapters' cables, from their own lines and from those of the switches."""
     port_ends: dict[tuple[str, int], tuple[str, _End]] = {}
