@@ -23,10 +23,9 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Hashable, Iterator, Mapping
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import attrs
-import cattrs
 import yaml
 
 from nova_hpc.topology.model import ADDRESS, normalise_address
@@ -42,7 +41,6 @@ IDENTITIES: Final = ("class", "trait", "ids")
 _PAGES: Final = re.compile(r"[1-9][0-9]{0,5}[KMG]", re.ASCII)
 _HOST: Final = re.compile(r"[\w.*?\[\]-]{1,253}", re.ASCII)
 _UNITS: Final = {"K": 1, "M": 1 << 10, "G": 1 << 20}
-_Class = TypeVar("_Class")
 
 
 @attrs.frozen
@@ -138,7 +136,7 @@ def read_declaration(text: object) -> NodeDeclaration:
     :raises WireError: it is broken; the text says where. Nothing of it counts.
     """
     document = _parse_yaml_document(text)
-    hosts = _structure_object({"for": document.pop("for", None)}, _HostPatterns, "for").hosts
+    hosts = _read_host_patterns(document.pop("for", None))
     nodes = document.pop("nodes", None)
     if nodes is None:
         nodes = {}
@@ -184,6 +182,13 @@ def _parse_yaml_document(text: object) -> dict[str, Any]:
     return document
 
 
+def _read_host_patterns(data: object) -> tuple[str, ...] | None:
+    try:
+        return strict.structure_document(_CONVERTER, {"hosts": data}, _HostPatterns, {}).hosts
+    except WireError as error:
+        raise WireError(str(error).replace("hosts", "for", 1)) from error
+
+
 def _check_host_name(name: object) -> str:
     if not isinstance(name, str) or not _HOST.fullmatch(name) or set(name) & set("*?["):
         raise WireError(f"nodes: {show_json_value(name)} is no host name")
@@ -201,8 +206,8 @@ def _read_wishes(data: object, where: str) -> NodeWishes:
                 ]
         if isinstance(data.get("roles"), list):
             data["roles"] = [_numbers_as_texts(entry) for entry in data["roles"]]
-    wishes = _structure_object(data, NodeWishes, where)
     try:
+        wishes = strict.structure_document(_CONVERTER, data, NodeWishes, _SINGULAR)
         return _check_wishes(wishes)
     except ValueError as error:
         raise WireError(f"{where}{error}") from error
@@ -280,57 +285,15 @@ _SINGULAR: Final = {
     "offer_in_use": "device",
     "whole_pf": "device",
     "nvlink_sets": "entry",
-    "for": "name",
     "traits": "trait",
 }
 _CONVERTER: Final = strict.make_strict_converter(
     {
         "housekeeping_cores": strict.number_field(0, 10_000),
         "hosts": strict.number_field(1),
-    }
-)
-_NAMES: Final = strict.make_strict_converter({})
-#: Which objects are inside another: their keys may be left out, too.
-_INSIDE: Final[Mapping[type, Mapping[str, type]]] = {
-    NodeWishes: {
-        "left_out": DeclaredDevice,
-        "offer_in_use": DeclaredDevice,
-        "whole_pf": DeclaredDevice,
-        "role_options": RoleWish,
-        "cpus": Cpus,
-        "limits": DeclaredLimits,
     },
-}
-
-
-def _structure_object(data: Any, kind: type[_Class], where: str) -> _Class:
-    converter = _CONVERTER
-    if kind is _HostPatterns:
-        data, converter = {"hosts": data["for"]}, _NAMES
-    filled = _fill_missing_keys(data, kind)
-    try:
-        return converter.structure(filled, kind)
-    except (WireError, cattrs.BaseValidationError, cattrs.ForbiddenExtraKeysError) as error:
-        problem = strict.explain_wire_error(error, filled, _SINGULAR)
-        if kind is _HostPatterns:
-            problem = problem.replace("hosts", "for", 1)
-        raise WireError(f"{where if kind is not _HostPatterns else ''}{problem}") from error
-
-
-def _fill_missing_keys(data: Any, kind: type) -> Any:
-    """With null for every key that is not there."""
-    if not isinstance(data, dict):
-        return data
-    filled = {**dict.fromkeys(field.name for field in attrs.fields(kind)), **data}
-    for key, inner in _INSIDE.get(kind, {}).items():
-        value = filled[key]
-        if isinstance(value, list):
-            filled[key] = [_fill_missing_keys(item, inner) for item in value]
-        elif key == "role_options" and isinstance(value, dict):
-            filled[key] = {name: _fill_missing_keys(item, inner) for name, item in value.items()}
-        else:
-            filled[key] = _fill_missing_keys(value, inner)
-    return filled
+    defaults=True,
+)
 
 
 class _Loader(yaml.SafeLoader):

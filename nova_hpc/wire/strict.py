@@ -2,10 +2,10 @@
 """Reads JSON objects into attrs classes strictly: every error says where and what.
 
 cattrs knows the classes. What it does not do by itself: it lets ``"7"`` pass for 7 and a
-text for a list of letters, it takes a key that is missing for the default, and its errors
-name Python's types. Here every key has to be there, every value has the type that it is
-written with, numbers have bounds, and an error reads "host one: devices 0000:40:00.0:
-free is -1; it must be 0 to 1000000".
+text for a list of letters, and its errors name Python's types. Here every value has the type
+that it is written with, numbers have bounds, and an error reads "host one: devices
+0000:40:00.0: free is -1; it must be 0 to 1000000". Whether keys may be missing or unknown is
+the document's rule.
 """
 
 from __future__ import annotations
@@ -14,19 +14,24 @@ import operator
 import types
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
 
 import attrs
 import cattrs
 from cattrs import cols, gen
 
-from nova_hpc.wire.version import WireError, show_json_value
+from nova_hpc.wire.version import WireDocument, WireError, show_json_value
 
 #: Reads one value, or raises :class:`WrongError`; cattrs also passes the type.
 Hook = Callable[[Any, Any], Any]
 
+_Class = TypeVar("_Class")
+
 #: How an object in a list is called: by the first of these that it has.
 _NAMES: Final = ("name", "host", "address")
+#: The longest name that is shown, in characters.
+_LONGEST_NAME: Final = 255
 
 
 class WrongError(WireError):
@@ -57,6 +62,14 @@ def _any_text(value: Any, _: Any) -> str:
 ANY_TEXT: Final = (str, _any_text)
 
 
+def _printable_text(value: Any, kind: Any) -> str:
+    return "" if value == "" else _structure_text(value, kind)
+
+
+#: A text that may be empty.
+PRINTABLE: Final = (str, _printable_text)
+
+
 def _structure_truth(value: Any, _: Any) -> bool:
     if not isinstance(value, bool):
         raise WrongError(f"is {show_json_value(value)}, not true or false")
@@ -73,15 +86,21 @@ def _structure_text(value: Any, kind: Any) -> str:
 
 
 def make_strict_converter(
-    fields: Mapping[str, tuple[type, Hook]], omit: Mapping[type, Collection[str]] | None = None
+    fields: Mapping[str, tuple[type, Hook]],
+    omit: Mapping[type, Collection[str]] | None = None,
+    *,
+    defaults: bool = False,
+    growing: bool = False,
 ) -> cattrs.Converter:
     """A converter for documents whose fields are called as those of the classes.
 
     :param fields: name of a field, in any class -> how numbers or texts in it are read;
         other numbers are 0 to 1000000, other texts printable and not empty.
     :param omit: class -> its fields that are in no document.
+    :param defaults: a key may be missing whose field has a default; otherwise none may.
+    :param growing: keys that are unknown are ignored; otherwise they are refused.
     """
-    strict_converter = cattrs.Converter(forbid_extra_keys=True)
+    strict_converter = cattrs.Converter(forbid_extra_keys=not growing)
     left_out: dict[type, dict[str, Any]] = {
         kind: {name: gen.override(omit=True) for name in names}
         for kind, names in (omit or {}).items()
@@ -96,7 +115,7 @@ def make_strict_converter(
         (_is_tuple, _make_items_factory(tuple)),
         (cols.is_frozenset, _make_items_factory(frozenset)),
         (cols.is_mapping, _make_mapping_hook),
-        (attrs.has, _make_class_factory(fields, left_out)),
+        (attrs.has, _make_class_factory(fields, left_out, defaults)),
         (_is_optional, _make_optional_hook),
     ):
         strict_converter.register_structure_hook_factory(matches, factory)
@@ -150,12 +169,18 @@ def _make_mapping_hook(kind: Any, made: cattrs.Converter) -> Hook:
 
 
 def _make_class_factory(
-    fields: Mapping[str, tuple[Any, Hook]], left_out: Mapping[type, Mapping[str, Any]]
+    fields: Mapping[str, tuple[Any, Hook]],
+    left_out: Mapping[type, Mapping[str, Any]],
+    defaults: bool,
 ) -> Any:
     def factory(kind: Any, made: cattrs.Converter) -> Hook:
         attrs.resolve_types(kind)
         overrides = {**left_out.get(kind, {})}
-        names = {field.name for field in attrs.fields(kind)} - overrides.keys()
+        names = {
+            field.name
+            for field in attrs.fields(kind)
+            if field.name not in overrides and not (defaults and field.default is not attrs.NOTHING)
+        }
         for field in attrs.fields(kind):
             if field.name in fields:
                 special = made.copy()
@@ -171,7 +196,6 @@ def _make_class_factory(
         def hook(value: Any, _: Any) -> Any:
             if not isinstance(value, dict):
                 raise WrongError(f"is {show_json_value(value)}, not an object")
-            # A default of the class is for those who make one, not for a document.
             if not names <= value.keys():
                 raise WireError(f"{min(names - value.keys())} is missing")
             return read(value, kind)
@@ -181,13 +205,41 @@ def _make_class_factory(
     return factory
 
 
-def explain_wire_error(error: Exception, data: Any, singular: Mapping[str, str]) -> str:
-    """Name the first fault, and where it is.
+def read_document(
+    document: WireDocument,
+    text: object,
+    converter: cattrs.Converter,
+    kind: type[_Class],
+    singular: Mapping[str, str] = MappingProxyType({}),
+) -> _Class:
+    """The *text* of a document as its class.
 
-    :param error: of the converter.
-    :param data: what it was given.
-    :param singular: name of a list -> what one of its objects is called.
+    :raises nova_hpc.wire.version.LaterError: only a later release reads it.
+    :raises WireError: it is broken.
     """
+    data = document.load(text)
+    try:
+        return structure_document(converter, data, kind, singular)
+    except WireError as error:
+        raise document.broken(f"is wrong: {error}") from error
+
+
+def structure_document(
+    converter: cattrs.Converter, data: Any, kind: type[_Class], singular: Mapping[str, str]
+) -> _Class:
+    """The *data* of a document as its class.
+
+    :param singular: name of a list -> what one of its objects is called.
+    :raises WireError: says what is wrong, and where.
+    """
+    try:
+        return converter.structure(data, kind)
+    except (cattrs.BaseValidationError, cattrs.ForbiddenExtraKeysError, WireError) as error:
+        raise WireError(_explain_wire_error(error, data, singular)) from error
+
+
+def _explain_wire_error(error: Exception, data: Any, singular: Mapping[str, str]) -> str:
+    """Name the first fault, and where it is."""
     parts: list[str] = []
     while isinstance(error, cattrs.BaseValidationError):
         noted, others = error.group_exceptions()  # type: ignore[attr-defined]
@@ -215,5 +267,5 @@ def explain_wire_error(error: Exception, data: Any, singular: Mapping[str, str])
 def _item_name_of(item: Any, number: int) -> str:
     names = [item[key] for key in _NAMES if key in item] if isinstance(item, dict) else []
     name = names[0] if names else None
-    good = isinstance(name, str) and name and name.isprintable()
+    good = isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME and name.isprintable()
     return str(name) if good else f"number {number}"

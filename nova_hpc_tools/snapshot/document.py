@@ -89,9 +89,9 @@ def load_cloud_snapshot(text: str) -> Snapshot:
     if data[SNAPSHOT.key] < 3:
         _add_withheld(body)
     try:
-        snapshot: Snapshot = _CONVERTER.structure(body, Snapshot)
-    except (cattrs.BaseValidationError, WireError) as error:
-        raise SnapshotError(strict.explain_wire_error(error, body, _SINGULAR)) from error
+        snapshot = strict.structure_document(_CONVERTER, body, Snapshot, _SINGULAR)
+    except WireError as error:
+        raise SnapshotError(str(error)) from error
     for problem in _find_contradictions(snapshot):
         raise SnapshotError(problem)
     return snapshot
