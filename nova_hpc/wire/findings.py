@@ -11,12 +11,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Final
 
 import attrs
 
+from nova_hpc.wire import strict
 from nova_hpc.wire.documents import FINDINGS
-from nova_hpc.wire.version import show_json_value
 
 
 @attrs.frozen
@@ -35,10 +35,20 @@ class WireFinding:
 class Findings:
     """Those of one node."""
 
-    node: str | None
+    node: str | None = None
     findings: tuple[WireFinding, ...] = ()
     #: Values of ``[pci]alias``.
     aliases: tuple[str, ...] = ()
+
+
+_CONVERTER: Final = strict.make_strict_converter(
+    {
+        **dict.fromkeys(("node", *attrs.fields_dict(WireFinding)), strict.PRINTABLE),
+        "aliases": strict.ANY_TEXT,
+    },
+    defaults=True,
+    growing=True,
+)
 
 
 def write_findings(document: Findings) -> str:
@@ -57,24 +67,4 @@ def read_findings(text: object) -> Findings:
 
     :raises nova_hpc.wire.version.WireError: it is broken, or only a later release reads it.
     """
-    document = FINDINGS.load(text)
-    entries = document.get("findings", [])
-    aliases = document.get("aliases", [])
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise FINDINGS.broken(f"has findings {show_json_value(entries)}, not a list of objects")
-    if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
-        raise FINDINGS.broken(f"has aliases {show_json_value(aliases)}, not a list of texts")
-    node = document.get("node")
-    if node is not None and (not isinstance(node, str) or not node.isprintable()):
-        raise FINDINGS.broken(f"has node {show_json_value(node)}, not a name")
-    return Findings(node, tuple(map(_read_finding, entries)), tuple(aliases))
-
-
-def _read_finding(entry: dict[str, Any]) -> WireFinding:
-    values = {}
-    for field in attrs.fields(WireFinding):
-        value = entry.get(field.name)
-        if not isinstance(value, str) or not value.isprintable():
-            raise FINDINGS.broken(f"has a finding whose {field.name} is {show_json_value(value)}")
-        values[field.name] = value
-    return WireFinding(**values)
+    return strict.read_document(FINDINGS, text, _CONVERTER, Findings, {"findings": "finding"})
