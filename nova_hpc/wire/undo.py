@@ -10,12 +10,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
+from nova_hpc.wire import strict
 from nova_hpc.wire.documents import UNDO
-from nova_hpc.wire.version import WireError, show_json_value
+from nova_hpc.wire.strict import WrongError
+from nova_hpc.wire.version import show_json_value
 
 
 @attrs.frozen
@@ -42,39 +44,28 @@ def read_undo(text: object) -> tuple[Step, ...]:
 
     :raises WireError: it is broken, or only a later release reads it.
     """
-    document = UNDO.load(text)
-    steps = []
-    for step in _read_objects(document, "steps"):
-        files = tuple(
-            Replaced(
-                _read_path(file), _read_file_text(file, "before"), _read_file_text(file, "after")
-            )
-            for file in _read_objects(step, "files")
-        )
-        if not files:
-            raise UNDO.broken("has a step without files")
-        steps.append(files)
-    return tuple(steps)
+    steps = strict.read_document(UNDO, text, _CONVERTER, _UndoSteps).steps
+    if not all(step.files for step in steps):
+        raise UNDO.broken("has a step without files")
+    return tuple(step.files for step in steps)
 
 
-def _read_objects(document: dict[str, Any], key: str) -> list[dict[str, Any]]:
-    entries = document.get(key)
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise UNDO.broken(f"has {key} {show_json_value(entries)}, not a list of objects")
-    return entries
-
-
-def _read_path(entry: dict[str, Any]) -> str:
-    path = entry.get("path")
+def _check_path(path: Any, _: Any) -> str:
     if not isinstance(path, str) or not path.startswith("/") or "\0" in path:
-        raise UNDO.broken(f"has a path {show_json_value(path)}, not an absolute one")
+        raise WrongError(f"is {show_json_value(path)}, not an absolute path")
     return path
 
 
-def _read_file_text(entry: dict[str, Any], key: str) -> str | None:
-    if key not in entry:
-        raise WireError(f"the {UNDO.name} has no key {key}")
-    text = entry[key]
-    if text is not None and not isinstance(text, str):
-        raise UNDO.broken(f"has {key} {show_json_value(text)}, not a text")
-    return text
+@attrs.frozen
+class _UndoStep:
+    files: tuple[Replaced, ...]
+
+
+@attrs.frozen
+class _UndoSteps:
+    steps: tuple[_UndoStep, ...]
+
+
+_CONVERTER: Final = strict.make_strict_converter(
+    {"path": (str, _check_path), "before": strict.ANY_TEXT, "after": strict.ANY_TEXT}, growing=True
+)
