@@ -168,7 +168,7 @@ class FabricLink:
     lower: str
     upper: str
     #: How many cables are up.
-    count: int
+    count: int = 1
     #: How many are known and down.
     dead: int = 0
     #: Of the slowest cable that is up, e.g. ``4xNDR``; None: unknown.

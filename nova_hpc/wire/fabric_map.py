@@ -13,8 +13,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import attrs
 
@@ -24,15 +23,14 @@ from nova_hpc.fabric.model import (
     FabricMap,
     FabricPlace,
     FabricSwitch,
-    Rail,
     wrong_name,
 )
+from nova_hpc.wire import strict
 from nova_hpc.wire.documents import FABRIC_MAP
+from nova_hpc.wire.strict import WrongError
 from nova_hpc.wire.version import WireError, show_json_value
 
-_MOST_CABLES: Final = 1_000_000
 _LONGEST: Final = 1000
-_Made = TypeVar("_Made")
 
 
 def build_fabric_document(fabric: FabricMap) -> dict[str, Any]:
@@ -66,14 +64,10 @@ def read_fabric_map(text: object) -> FabricMap:
 
     :raises WireError: it is broken, or only a later release reads it; nothing of it counts.
     """
-    document = FABRIC_MAP.load(text)
+    document = strict.read_document(FABRIC_MAP, text, _CONVERTER, _MapDocument, _SINGULAR)
     try:
         fabric = FabricMap(
-            places=[_read_place(entry) for entry in _entries_of_list(document, "hosts")],
-            switches=[_read_switch(entry) for entry in _entries_of_list(document, "switches")],
-            links=[_read_cables(entry) for entry in _entries_of_list(document, "links")],
-            name=document.get("name", "fabric"),
-            source=_read_optional_text(document, "source", "") or "",
+            document.hosts, document.switches, document.links, document.name, document.source or ""
         )
     except ValueError as error:
         raise FABRIC_MAP.broken(f"is wrong: {error}") from error
@@ -92,76 +86,38 @@ def _stated_fields_of(value: Any) -> dict[str, Any]:
     return stated
 
 
-def _entries_of_list(document: dict[str, Any], key: str) -> Iterator[dict[str, Any]]:
-    entries = document.get(key, [])
-    if not isinstance(entries, list):
-        raise WireError(f"{key} is {show_json_value(entries)}, not a list")
-    for number, entry in enumerate(entries, 1):
-        if not isinstance(entry, dict):
-            raise WireError(f"{key}: number {number} is {show_json_value(entry)}, not an object")
-        yield entry
+@attrs.frozen
+class _MapDocument:
+    """The map as it is written."""
+
+    hosts: tuple[FabricPlace, ...] = ()
+    switches: tuple[FabricSwitch, ...] = ()
+    links: tuple[FabricLink, ...] = ()
+    name: str = "fabric"
+    source: str | None = None
 
 
-def _read_place(entry: dict[str, Any]) -> FabricPlace:
-    host = _read_name(entry, "host")
-    domains = {level.word: _read_optional_text(entry, level.word) for level in FabricLevel}
-    rails = tuple(
-        Rail(
-            _read_name(rail, "name"),
-            _read_optional_text(rail, "switch"),
-            _read_optional_text(rail, "rate"),
-        )
-        for rail in _entries_of_list(entry, "rails")
-    )
-    return _make_or_refuse(lambda: FabricPlace(host, rails=rails, **domains), f"host {host!r}")
-
-
-def _read_switch(entry: dict[str, Any]) -> FabricSwitch:
-    name = _read_name(entry, "name")
-    level = _make_or_refuse(
-        lambda: FabricLevel.from_word(str(entry.get("level"))), f"switch {name!r}: level"
-    )
-    return FabricSwitch(
-        name, level, _read_optional_text(entry, "domain"), _read_optional_text(entry, "guid")
-    )
-
-
-def _read_cables(entry: dict[str, Any]) -> FabricLink:
-    return FabricLink(
-        _read_name(entry, "lower"),
-        _read_name(entry, "upper"),
-        _read_cable_count(entry, "count", 1),
-        _read_cable_count(entry, "dead", 0),
-        _read_optional_text(entry, "rate"),
-    )
-
-
-def _make_or_refuse(make: Callable[[], _Made], what: str) -> _Made:
-    try:
-        return make()
-    except ValueError as error:
-        raise WireError(f"{what}: {error}") from error
-
-
-def _read_name(entry: dict[str, Any], key: str) -> str:
-    value = entry.get(key)
+def _check_name(value: Any, _: Any) -> str:
     wrong = wrong_name(value)
     if wrong is not None:
-        raise WireError(f"{key}: {wrong if isinstance(value, str) else show_json_value(value)}")
+        raise WireError(wrong if isinstance(value, str) else show_json_value(value))
     return str(value)
 
 
-def _read_optional_text(entry: dict[str, Any], key: str, absent: str | None = None) -> str | None:
-    value = entry.get(key, absent)
-    if value is None or value == "":
-        return absent
+def _text_or_none(value: Any, _: Any) -> str | None:
     if not isinstance(value, str) or not value.isprintable() or len(value) > _LONGEST:
-        raise WireError(f"{key} is {show_json_value(value)}, not a printable text")
-    return value
+        raise WrongError(f"is {show_json_value(value)}, not a printable text")
+    return value or None
 
 
-def _read_cable_count(entry: dict[str, Any], key: str, absent: int) -> int:
-    value = entry.get(key, absent)
-    if type(value) is not int or not 0 <= value <= _MOST_CABLES:
-        raise WireError(f"{key} is {show_json_value(value)}, not a number of cables")
-    return value
+_SINGULAR: Final = {"hosts": "host", "switches": "switch", "links": "link"}
+_CONVERTER: Final = strict.make_strict_converter(
+    {
+        **dict.fromkeys(("host", "name", "lower", "upper"), (str, _check_name)),
+        **dict.fromkeys((level.word for level in FabricLevel), (str, _text_or_none)),
+        **dict.fromkeys(("source", "switch", "rate", "domain", "guid"), (str, _text_or_none)),
+        "level": (FabricLevel, lambda value, _: FabricLevel.from_word(str(value))),
+    },
+    defaults=True,
+    growing=True,
+)
