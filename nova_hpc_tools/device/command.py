@@ -20,6 +20,7 @@ from nova_hpc.tenancy.health import OfferedFunction
 from nova_hpc.tenancy.health_states import HealthRules
 from nova_hpc.tenancy.hygiene import cleaner
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
+from nova_hpc.tenancy.hygiene.records import HygieneRecords
 from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
 from nova_hpc.tenancy.owners import DeviceOwners
 from nova_hpc.tenancy.sign import HealthSign
@@ -178,8 +179,8 @@ class ManagedNode:
             need_reset=HealthSign.RESET.value in hpc.health_checks,
         )
         cleaners = cleaner.load_cleaners(hpc.cleaners, tools)
-        rules = HealthRules.from_options(hpc)
-        return DeviceUpkeep(root, self.file, cleaners, hpc.reset_timeout, rules=rules)
+        records = HygieneRecords(root, self.file, rules=HealthRules.from_options(hpc))
+        return DeviceUpkeep(records, cleaners, hpc.reset_timeout)
 
     def owners(self) -> DeviceOwners:
         """The witnesses of who has a device: the ledger's marks stand for Nova.

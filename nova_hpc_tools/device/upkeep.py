@@ -33,7 +33,7 @@ class DeviceUpkeep(HygieneStep):
 
     def check(self, device: DeviceCandidate) -> list[str]:
         """How a device differs from its baseline; nothing of one that a server has."""
-        ledger = distrust_damaged_baselines(self.ledger.read())
+        ledger = distrust_damaged_baselines(self.records.ledger.read())
         if ledger.lost:
             return [ledger.problems[0]]
         address = device.function.address
@@ -42,7 +42,7 @@ class DeviceUpkeep(HygieneStep):
         look = self.records.looker.look([device])[address]
         entry = ledger.device(address)
         faults = baseline_differences_of(entry, look, device.function)
-        faults += excess_errors_of(entry, look, self.records.moment(), self.rules)
+        faults += excess_errors_of(entry, look, self.records.moment(), self.records.rules)
         return [symptom.reason for symptom in faults]
 
     def changes(self, devices: Iterable[DeviceCandidate]) -> dict[str, str]:
@@ -51,7 +51,7 @@ class DeviceUpkeep(HygieneStep):
         :returns: address -> the differences; of a device that a server may have only
             where it was found changed when it was cleaned.
         """
-        ledger = distrust_damaged_baselines(self.ledger.read())
+        ledger = distrust_damaged_baselines(self.records.ledger.read())
         wanted = {
             candidate.function.address: candidate
             for candidate in devices
@@ -101,7 +101,7 @@ class DeviceUpkeep(HygieneStep):
                     return ledger
                 return attrs.evolve(ledger, accepted=(*ledger.accepted, accepted))
 
-            entry = self.ledger.change(edit).device(address)
+            entry = self.records.ledger.change(edit).device(address)
         if entry.server is not None:
             return "recorded as it is now; it is cleaned and offered at the next update"
         return "recorded as it is now"
@@ -114,12 +114,12 @@ class DeviceUpkeep(HygieneStep):
             _, dirty = self.cleaning.clean({address: device.role})
             if dirty:
                 return dirty[address]
-            self.ledger.release(address)
+            self.records.ledger.release(address)
             return None
 
     def describe(self, address: str) -> Mapping[str, str]:
         """Who has had a device, its baseline, and how far its stage is."""
-        device = distrust_damaged_baselines(self.ledger.read()).device(address)
+        device = distrust_damaged_baselines(self.records.ledger.read()).device(address)
         baseline_text = json.dumps(device.baseline, sort_keys=True) if device.baseline else ""
         return {
             "Server": device.server or "",

@@ -83,7 +83,7 @@ def stage_of(conf: Any, hygiene: HygieneStep) -> StageStep | None:
     hpc = conf.hpc
     modes = {role: StageMode(word) for role, word in hpc.clean_stage.items()}
     modes = {role: mode for role, mode in modes.items() if mode is not StageMode.NONE}
-    if not modes and not hygiene.ledger.read().staged:
+    if not modes and not hygiene.records.ledger.read().staged:
         return None
     checks = {role: tuple(filter(None, text.split("+"))) for role, text in hpc.clean_checks.items()}
     for role in modes:

@@ -28,6 +28,7 @@ from nova_hpc.tenancy.adapters.plan import AddressPrefix, PrefixError
 from nova_hpc.tenancy.health_states import HealthRules
 from nova_hpc.tenancy.hygiene import cleaner
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
+from nova_hpc.tenancy.hygiene.records import HygieneRecords
 from nova_hpc.tenancy.hygiene.step import HygieneStep
 from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
 from nova_hpc.tenancy.nvlink.backend import BackendError
@@ -334,8 +335,8 @@ def _hygiene_step_of(conf: Any, ledger: LedgerFile, root: bool) -> HygieneStep:
     if not root:
         # Without it every device would end in quarantine after its first server.
         _expect_helper(conf, "reset PCI devices", "clean_devices = False")
-    rules = HealthRules.from_options(conf.hpc)
-    return HygieneStep(sysfs, ledger, cleaners, timeout, read_config, rules)
+    records = HygieneRecords(sysfs, ledger, read_config, HealthRules.from_options(conf.hpc))
+    return HygieneStep(records, cleaners, timeout)
 
 
 def _adapter_step_of(conf: Any, source: ReadingSource, root: bool) -> adapters.AdapterStep | None:

@@ -16,19 +16,17 @@ operator's command) respect, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import ClassVar
 
 import attrs
 
-from nova_hpc.tenancy.health_states import HealthRules
 from nova_hpc.tenancy.hygiene.cleaner import RoleCleaners
 from nova_hpc.tenancy.hygiene.cleaning import DeviceCleaning
-from nova_hpc.tenancy.hygiene.records import HygieneRecords, clock
+from nova_hpc.tenancy.hygiene.records import HygieneRecords
 from nova_hpc.tenancy.hygiene.snapshots import add_first_baseline
 from nova_hpc.tenancy.hygiene.update import HygieneSweep, HygieneUpdate
-from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
+from nova_hpc.tenancy.ledger import LedgerError
 from nova_hpc.tenancy.owners import DeviceOwners
 from nova_hpc.tenancy.sign import HealthSign, Symptom
 from nova_hpc.tenancy.step import (
@@ -48,21 +46,10 @@ class HygieneStep(TenancyStep):
 
     name: ClassVar[str] = "hygiene"
 
-    root: Path
-    ledger: LedgerFile
+    records: HygieneRecords
     cleaners: RoleCleaners
     #: Seconds after which a reset is given up.
     timeout: float
-    #: Reads configuration spaces where this process may not read all of them.
-    read_config: Callable[[Sequence[str]], Mapping[str, bytes]] | None = None
-    rules: HealthRules = attrs.field(factory=HealthRules)
-    #: Seconds of the clock of the day, and of one that counts from the boot.
-    clock: Callable[[], tuple[float, float]] = clock
-
-    @property
-    def records(self) -> HygieneRecords:
-        """The records of the devices."""
-        return HygieneRecords(self.root, self.ledger, self.read_config, self.rules, self.clock)
 
     @property
     def cleaning(self) -> DeviceCleaning:
@@ -112,7 +99,7 @@ class HygieneStep(TenancyStep):
         try:
             recorded = owners.rows().of(server)
         except Exception as error:  # Nova does not answer
-            self.ledger.distrust()
+            self.records.ledger.distrust()
             text = f"Nova does not say which PCI devices the server had: {error}"
             return (text, *self._after_end(server, look, owners, frozenset()))
         return self._after_end(server, look, owners, recorded)
@@ -128,10 +115,10 @@ class HygieneStep(TenancyStep):
             if not recorded and not self.has_given(server):
                 return ()
             dirty = self.take_back(server, look().roles, owners, recorded)
-            quarantined = self.ledger.read().quarantined
+            quarantined = self.records.ledger.read().quarantined
         except LedgerError as error:
             # Nova frees them now: its records have to tell that they had a server.
-            self.ledger.distrust()
+            self.records.ledger.distrust()
             return (f"PCI devices are not clean yet: {error}",)
         return tuple(
             f"PCI device {address} is "
@@ -162,7 +149,7 @@ class HygieneStep(TenancyStep):
 
     def unreported(self) -> frozenset[str]:
         """See :meth:`TenancyStep.unreported`."""
-        devices = self.ledger.known().devices
+        devices = self.records.ledger.known().devices
         return frozenset(address for address, device in devices.items() if device.unreported)
 
     def report(self, addresses: Collection[str]) -> None:

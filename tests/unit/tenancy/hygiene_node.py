@@ -15,6 +15,7 @@ from nova_hpc.tenancy import holders
 from nova_hpc.tenancy.guest_domains import NodeGuestDomains
 from nova_hpc.tenancy.hygiene import cleaner
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
+from nova_hpc.tenancy.hygiene.records import HygieneRecords
 from nova_hpc.tenancy.ledger import LedgerFile
 from nova_hpc.tenancy.owners import DeviceOwners
 from nova_hpc.tenancy.step import NodeView
@@ -65,7 +66,7 @@ class NodeHygiene(DeviceUpkeep):
         return (
             owners
             if isinstance(owners, DeviceOwners)
-            else owners_of(self.root, owners or frozenset)
+            else owners_of(self.records.root, owners or frozenset)
         )
 
     def give(self, server, wanted, owners=None):
@@ -218,7 +219,7 @@ class FakeNode:
             sysfs.read_sysfs_node(self.root), dict.fromkeys(addresses, "gpu")
         ).candidates(addresses)
 
-    def step(self, timeout=20.0, reset=None, cleaners=None, rules=None):
+    def step(self, timeout=20.0, reset=None, cleaners=None, **more):
         folder = self.file.locks
         tools = cleaner.CleanerTools(
             root=self.root,
@@ -226,12 +227,13 @@ class FakeNode:
             reset=reset or (lambda a: hygiene_reset.reset_device(self.root, a, timeout, folder)),
         )
         return NodeHygiene(
-            root=self.root,
-            ledger=self.file,
+            HygieneRecords(
+                self.root,
+                clock=lambda: (self.now[0], self.now[1]),
+                **{"ledger": self.file, **more},
+            ),
             cleaners=cleaners or cleaner.load_cleaners({}, tools),
             timeout=timeout,
-            clock=lambda: (self.now[0], self.now[1]),
-            **({} if rules is None else {"rules": rules}),
         )
 
 

@@ -149,8 +149,8 @@ class Service:
     def __init__(self, world, modes=None):
         self.world = world
         node = world.node
-        self.hygiene = attrs.evolve(
-            node.step(rules=HealthRules(suspect_retry=60.0)),
+        self.hygiene = node.step(
+            rules=HealthRules(suspect_retry=60.0),
             ledger=DeadlyFile(node.state, of_compute=True, world=world),
         )
         self.stage = StageStep(

@@ -242,7 +242,7 @@ def test_a_full_disk_withholds_everything_and_is_said(found, monkeypatch):
 
 def test_nova_that_does_not_answer_after_a_server(tmp_path):
     node = make(tmp_path)
-    step = attrs.evolve(node.step(), ledger=attrs.evolve(node.file, of_compute=True))
+    step = node.step(ledger=attrs.evolve(node.file, of_compute=True))
     step.sweep(node.candidates(GPU, OTHER))
 
     def silent():
@@ -251,7 +251,7 @@ def test_nova_that_does_not_answer_after_a_server(tmp_path):
     owners = attrs.evolve(node.owners(), rows=silent)
     notes = step.after_end(ONE, lambda: None, owners)
     assert "no reply" in notes[0]
-    assert not step.ledger.read().compared
+    assert not step.records.ledger.read().compared
 
 
 def test_the_words_for_operators(found):

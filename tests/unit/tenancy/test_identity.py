@@ -175,7 +175,8 @@ def test_a_reading_that_lies_once_moves_nothing(tmp_path, monkeypatch):
             node.config(GPU, serial=0xA)
         return {each: (node.devices / each / "config").read_bytes() for each in addresses}
 
-    attrs.evolve(step, read_config=read).sweep(node.candidates(GPU, OTHER), frozenset)
+    reading = attrs.evolve(step.records, read_config=read)
+    attrs.evolve(step, records=reading).sweep(node.candidates(GPU, OTHER), frozenset)
     assert node.ledger.quarantined == {GPU: "bad"}
     assert node.ledger.absent == {}
 
