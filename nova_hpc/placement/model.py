@@ -117,7 +117,7 @@ class Request:
     #: REQUIRED: a wider set is a miss, in the filter and before the start. PREFERRED: it is
     #: taken, and ranked behind all that reach the level.
     policy: AffinityPolicy
-    #: () when the guest has no NUMA topology: its memory floats.
+    #: The guest's; () when it has no NUMA topology: its memory floats.
     cells: tuple[WantedCell, ...] = ()
     #: Groups must sit on the guest's cells (hw:pci_numa_affinity_policy).
     on_cells: bool = False
@@ -127,7 +127,8 @@ class Request:
     apart: bool = False
     #: Want.key -> the role that its devices have to have, where that is known.
     roles: Mapping[str, str] = attrs.field(factory=dict, converter=_copy_words, hash=False)
-    #: Neutron's direct ports, which are dealt to the groups.
+    #: Neutron's direct ports, which are dealt to the groups; the node has them, too, before
+    #: the start.
     ports: tuple[Ports, ...] = ()
     #: What holds for all ports of some networks together.
     caps: tuple[Cap, ...] = ()
@@ -206,15 +207,26 @@ class Pick:
 
 @attrs.frozen
 class DeviceSet:
-    """A choice of devices for the whole server."""
+    """A choice of devices for the whole server.
 
+    The scheduler makes a candidate of it. Before the start the node makes one of exactly the
+    claimed devices, and its level is what the record of the decision says.
+    """
+
+    #: One for each device. Of a virtual function the scheduler chooses the adapter alone; after
+    #: the claim it is the function itself.
     picks: tuple[Pick, ...]
-    level: Level  # the widest of its groups' levels
-    distance: Distance  # the longest path inside a group
-    #: guest cell id -> host NUMA node
+    #: The widest of its groups' levels: what ``hpc:affinity`` is held against, each time.
+    level: Level
+    #: The longest path inside a group.
+    distance: Distance
+    #: Guest cell id -> host NUMA node: the scheduler asks Nova to fit the guest there; where a
+    #: claim is judged, Nova has fitted it.
     cells: Mapping[int, int] = attrs.field(factory=dict, hash=False)
-    #: smaller is better, compared as a tuple; comparable between hosts
+    #: Smaller is better, compared as a tuple, also between hosts; where a claim is judged,
+    #: there is nothing to compare it with. Its parts: :mod:`nova_hpc.placement.solver.measure`.
     score: tuple[int, ...] = ()
+    #: For people: the scheduler's log and ``explain``.
     reason: str = ""
     #: Whether the damage in the score was measured; otherwise it stands for nothing.
     measured: bool = True

@@ -159,9 +159,16 @@ class RdmaDevice:
 
 @attrs.frozen
 class PciFunction:
-    """One PCI function."""
+    """One PCI function, as sysfs shows it at one reading of the node.
 
-    address: str  # normalised, see normalise_address()
+    A reading is as old as the moment that it was made: what a claim relies on is read anew. The
+    scheduler has no functions: of the place it knows what the tags of the pools say, of the state
+    what ``stats['hpc']`` says. Fields that change with a tenancy say how.
+    """
+
+    #: Normalised, see normalise_address(). A place, no identity: after a reboot other hardware
+    #: may be at it.
+    address: str
     vendor_id: str | None = None  # four lower-case hex digits, without 0x
     product_id: str | None = None
     subsystem_vendor_id: str | None = None
@@ -170,7 +177,9 @@ class PciFunction:
     #: of hwloc 1 and 2 does not say) the programming interface, two more.
     class_code: str | None = None
     revision: str | None = None
-    driver: str | None = None  # None: bound to no driver (or not readable)
+    #: None: bound to no driver (or not readable). While a server has it, one that gives it by
+    #: VFIO; free devices may have the host's.
+    driver: str | None = None
     #: What that driver makes of it, by the kernel's word; None: nobody has asked the kernel.
     vfio: Vfio | None = None
     #: The VFIO driver that the kernel has for its ids alone; None: vfio-pci, or not known.
@@ -182,7 +191,9 @@ class PciFunction:
     local_numa_nodes: frozenset[int] = frozenset()
     #: Physical package of its NUMA node; None: unknown.
     socket: int | None = None
-    #: Root complex (host bridge) as the kernel names it, ``pci0000:17``.
+    #: Root complex (host bridge) as the kernel names it, ``pci0000:17``. With `switches`, socket
+    #: and NUMA node it is the place, which the tags carry to the scheduler; a claim is judged by
+    #: a fresh reading.
     root: str | None = None
     #: Addresses of all bridges above it, outermost first; () directly below the root.
     path: tuple[str, ...] = ()
@@ -190,7 +201,7 @@ class PciFunction:
     switches: tuple[str, ...] = ()
     bridge: BridgeKind | None = None  # None: an endpoint
     #: The kernel's number of its group, which lasts until the next boot; None: it has none,
-    #: or that is unknown.
+    #: or that is unknown. All members of a group go to one server, or stay with the host.
     iommu_group: int | None = None
     #: The function's own ACS capability register (PCIe 7.7.11): what it can switch. None
     #: when it has none, and when the extended configuration space could not be read.
@@ -207,7 +218,8 @@ class PciFunction:
     #: It can translate addresses itself (Address Translation Services), as a
     #: direct path to a neighbour below redirecting ports needs; None: not known.
     ats: bool | None = None
-    #: It does so now; the kernel switches it on with the device's IOMMU domain.
+    #: It does so now; the kernel switches it on with the device's IOMMU domain: for a free
+    #: device on VFIO it is off, and says nothing of a guest.
     ats_enabled: bool | None = None
     #: The lowest address of the accelerators that it is linked to by xGMI, itself among
     #: them; None: none, or the driver that would say so is not bound.
@@ -216,9 +228,11 @@ class PciFunction:
     #: () none at all; None not known.
     reset_methods: tuple[str, ...] | None = None
     bars: tuple[Bar, ...] = ()
+    #: Of a free device maybe slower than with work to do; its width never changes.
     link: PcieLink | None = None
     physical_function: str | None = None  # set on a virtual function: its PF
-    virtual_functions: tuple[str, ...] = ()  # set on a PF: its enabled VFs
+    #: Set on a PF: its enabled VFs. One provider in Placement stands for all of them.
+    virtual_functions: tuple[str, ...] = ()
     total_vfs: int | None = None  # set on a PF: the most that it can have
     #: Of a PF: how far its first VF is from it, and one VF from the next, in routing ids
     #: (bus, device and function as one number), as far as the kernel knows before they are
@@ -226,13 +240,15 @@ class PciFunction:
     vf_offset: int | None = None
     vf_stride: int | None = None
     vf_product: str | None = None
+    #: Empty while VFIO has it, as `os_devices` is: what a guest has is the guest's to name.
     rdma: tuple[RdmaDevice, ...] = ()
     #: Kernel devices, as "subsystem name": ``net ib0``, ``nvme nvme0``.
     os_devices: tuple[str, ...] = ()
     #: What people call it, from a database of names; never used to decide.
     model: str | None = None
     #: Why this function must not be relied on; None: everything essential
-    #: (address, ids, class, place) was read and makes sense.
+    #: (address, ids, class, place) was read and makes sense. Else it is withheld while it is
+    #: free, and no server starts with it.
     unknown: str | None = None
     #: It answers with ones only, as a device that fell off the bus.
     silent: bool = False
@@ -288,19 +304,27 @@ def _group_index(node: Node) -> dict[int, IommuGroup]:
 
 @attrs.frozen
 class Node:
-    """One machine: its NUMA nodes and every PCI function."""
+    """One machine: its NUMA nodes and every PCI function, at one reading.
+
+    Read from sysfs at each periodic update, and anew before a guest starts. The scheduler never
+    has one: it knows a host by pools with tags, by its NUMA cells in Nova and by ``stats['hpc']``.
+    """
 
     source: str  # what was read, for people: "/", "dgx2.xml"
-    hostname: str | None = None
-    numa_nodes: tuple[NumaNode, ...] = ()  # by id
-    functions: tuple[PciFunction, ...] = ()  # by address
+    hostname: str | None = None  # the kernel's, for people; Nova may call the host otherwise
+    #: By id. Their CPUs are all that are online, whoever has them; free ones Nova counts.
+    numa_nodes: tuple[NumaNode, ...] = ()
+    #: By address, the host's own, offered and given ones alike.
+    functions: tuple[PciFunction, ...] = ()
     #: Bridges to which no bus numbers are assigned (an empty hot-plug port):
     #: nothing can be below them, and lstopo does not list them either.
     inactive: tuple[PciFunction, ...] = ()
-    iommu_groups: tuple[IommuGroup, ...] = ()  # by id
-    #: Pools of the whole machine; those of a node are in its NumaNode.
+    #: By id; where a device is judged, all members of its group are.
+    iommu_groups: tuple[IommuGroup, ...] = ()
+    #: Pools of the whole machine; those of a node are in its NumaNode. Free pages are those of
+    #: the kernel at that moment; what a server may get is Nova's to count.
     hugepages: tuple[HugePages, ...] = ()
-    #: What could not be read or made no sense, apart from single functions.
+    #: What could not be read or made no sense, apart from single functions; notes for operators.
     problems: tuple[str, ...] = ()
     _functions: dict[str, PciFunction] = attrs.field(
         init=False, eq=False, repr=False, default=attrs.Factory(_index_functions, takes_self=True)

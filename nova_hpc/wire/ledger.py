@@ -106,10 +106,16 @@ class Trial:
 
 @attrs.frozen
 class LedgerDevice:
-    """The ledger's record of the device at one address."""
+    """The ledger's record of the device at one address.
+
+    The node alone has it: the scheduler hears of the exceptions by ``stats['hpc']``. In the order
+    of a tenancy: `server`, `adapter` and a due `stage` are written after the claim, before the
+    guest starts; a clean `stage`, `proof` and `last_server` when it was found clean after it.
+    """
 
     #: Which piece of hardware it is: ``serial:`` and its PCIe serial number,
-    #: ``vpd:`` and that of its vital product data, or ``slot:`` and its address.
+    #: ``vpd:`` and that of its vital product data, or ``slot:`` and its address. As read from
+    #: sysfs; where it is at another address now, the record moves there.
     hardware: str | None = None
     #: OFFERED: Nova may give it, or a server has it. SUSPECT: withheld, and tried again.
     #: QUARANTINED: withheld until an operator releases it.
@@ -118,7 +124,8 @@ class LedgerDevice:
     reason: str = attrs.field(default="", converter=cut_reason)
     #: Since when, and how often it was tried; None: nothing was ever wrong.
     trial: Trial | None = None
-    #: Who has had it since it was last found clean; None: nobody.
+    #: Who has had it since it was last found clean, written before the guest starts; None:
+    #: nobody.
     server: str | None = None
     #: Who has had it last before it was found clean; None: unknown.
     last_server: str | None = None
@@ -127,14 +134,18 @@ class LedgerDevice:
     #: Nova's record of it when it was known to be clean, "" as long as that was not read;
     #: None: it is unknown whether it is clean.
     proof: str | None = None
+    #: Its looks in sysfs when it was well, with which each later look is compared; None: none
+    #: was taken yet.
     baseline: Mapping[str, Any] | None = attrs.field(default=None, hash=False)
     #: Seconds from the boot to when the baseline's counters of errors were read.
     counted: float | None = None
-    #: What its virtual function was set to, and goes back to.
+    #: What its virtual function was set to for its server, and goes back to after it; None: it
+    #: is as its driver made it.
     adapter: Mapping[str, Any] | None = attrs.field(default=None, hash=False)
     #: How far the stage is in which it is cleaned from within; None: it needs none.
     stage: Mapping[str, Any] | None = attrs.field(default=None, hash=False)
-    #: How a guest differs from what its server was given, as to this device; "": in nothing.
+    #: How a guest differs from what its server was given, as to this device, by the last
+    #: update; "": in nothing.
     differs: str = attrs.field(default="", converter=cut_reason)
     #: How often it was found clean after a server, and how often it was not.
     cleaned: int = 0
