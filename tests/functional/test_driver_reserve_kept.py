@@ -24,7 +24,7 @@ from tests.functional.reserve_base import (
     VFS,
     ReserveTest,
 )
-from virt_driver_patches.driver import provider_reserver
+from virt_driver_patches.driver import provider_tree
 
 
 class OperatorTest(ReserveTest):
@@ -133,8 +133,8 @@ class SwitchedOffTest(ReserveTest):
         """What a provider's trait says that was an operator's."""
         url = f"/resource_providers/{self.provider(host, address)['uuid']}/traits"
         traits = self.placement.get(url, version="1.6").body["traits"]
-        found = [each for each in traits if each.startswith(provider_reserver.UNWRITTEN)]
-        return [each.removeprefix(provider_reserver.UNWRITTEN) for each in found]
+        found = [each for each in traits if each.startswith(provider_tree.UNWRITTEN)]
+        return [each.removeprefix(provider_tree.UNWRITTEN) for each in found]
 
 
 class LeftBehindTest(ReserveTest):

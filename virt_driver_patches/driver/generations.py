@@ -21,7 +21,7 @@ from typing import Any
 
 from oslo_log import log as logging
 
-from virt_driver_patches.driver.provider_reserver import TreeProvider
+from virt_driver_patches.driver.provider_tree import TreeProvider
 
 LOG = logging.getLogger(__name__)
 

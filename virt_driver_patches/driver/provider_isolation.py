@@ -21,7 +21,7 @@ from nova import exception
 from nova.compute.provider_tree import ProviderTree
 from oslo_log import log as logging
 
-from virt_driver_patches.driver.provider_reserver import TreeProvider, pci_providers_of
+from virt_driver_patches.driver.provider_tree import TreeProvider, pci_providers_of
 
 LOG = logging.getLogger(__name__)
 

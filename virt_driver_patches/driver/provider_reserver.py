@@ -23,7 +23,6 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
 import attrs
-import os_traits
 from nova.compute.provider_tree import ProviderTree
 from nova.objects import fields
 from oslo_log import log as logging
@@ -31,16 +30,20 @@ from oslo_log import log as logging
 from nova_hpc.tenancy import reserve
 from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
 from nova_hpc.tenancy.reserve import PlacedProvider
-from nova_hpc.topology.model import AddressError, Node, normalise_address
+from nova_hpc.topology.model import Node
 from nova_hpc.wire.ledger import Ledger
 from nova_hpc.wire.reservation import ReservedProvider
+from virt_driver_patches.driver.provider_tree import (
+    TreeProvider,
+    normalise_or_empty,
+    pci_providers_of,
+    put_provider_back,
+    write_tree_provider,
+)
 
 LOG = logging.getLogger(__name__)
 
 _GONE: Final = (fields.PciDeviceStatus.REMOVED, fields.PciDeviceStatus.DELETED)
-#: Trait of a provider of which the node has reserved what it could not write down, before
-#: the number that was an operator's.
-UNWRITTEN: Final = "CUSTOM_HPC_RESERVED_UNWRITTEN_"
 _CHILDREN: Final = (fields.PciDeviceType.SRIOV_VF, fields.PciDeviceType.VDPA)
 
 
@@ -69,13 +72,13 @@ class WithheldLook:
         """
         withheld_by_provider: dict[str, set[str]] = {}
         for device in reported:
-            address = _normal_or_empty(device.get("address"))
+            address = normalise_or_empty(device.get("address"))
             # Nova does not report devices of Neutron's networks in Placement.
             if address not in withheld or "physical_network" in entries.get(address, ()):
                 continue
             provider = address
             if device.get("dev_type") in _CHILDREN:
-                provider = _normal_or_empty(device.get("parent_addr")) or address
+                provider = normalise_or_empty(device.get("parent_addr")) or address
             withheld_by_provider.setdefault(provider, set()).add(address)
         return cls(
             node,
@@ -95,54 +98,6 @@ class WithheldLook:
         if children:
             return not self.offered.isdisjoint(children)
         return address not in removed and bool(function.total_vfs)
-
-
-@attrs.frozen
-class TreeProvider:
-    """A provider of one device, or of one adapter's functions, in the tree."""
-
-    data: Any
-    #: Empty: Placement did not say what there is.
-    resource_class: str = ""
-    fields: Mapping[str, Any] = attrs.field(factory=dict, hash=False)
-
-    @property
-    def uuid(self) -> str:
-        """Its UUID."""
-        return str(self.data.uuid)
-
-    @property
-    def total(self) -> int:
-        """Devices in its inventory."""
-        return int(self.fields.get("total", 0))
-
-    @property
-    def unwritten(self) -> int | None:
-        """The operator's amount when the node could not write down its own; None: it could."""
-        ends = [
-            trait.removeprefix(UNWRITTEN)
-            for trait in self.data.traits
-            if trait.startswith(UNWRITTEN)
-        ]
-        return next((int(end) for end in ends if end.isdecimal()), None)
-
-    @property
-    def once(self) -> bool:
-        """Nova reserves it by itself."""
-        return os_traits.HW_PCI_ONE_TIME_USE in self.data.traits
-
-
-def pci_providers_of(tree: ProviderTree, nodename: str) -> dict[str, TreeProvider]:
-    """Address -> provider of this node's PCI devices, with one resource class at most."""
-    known_providers = {}
-    for uuid in tree.get_provider_uuids_in_tree(nodename):
-        data = tree.data(uuid)
-        node, _, rest = data.name.rpartition("_")
-        address = _normal_or_empty(rest)
-        managed = os_traits.COMPUTE_MANAGED_PCI_DEVICE in data.traits
-        if address and node == nodename and managed and len(data.inventory) <= 1:
-            known_providers[address] = TreeProvider(data, *next(iter(data.inventory.items()), ()))
-    return known_providers
 
 
 @attrs.frozen
@@ -230,7 +185,7 @@ class ProviderReserver:
             if not current.resource_class:
                 # What Placement did not say is unknown, and never nothing: it stays.
                 if new is None:
-                    _put_provider_back(tree, current.data)
+                    put_provider_back(tree, current.data)
                 if remembered is not None:
                     unread[address] = remembered
                 continue
@@ -264,7 +219,7 @@ class ProviderReserver:
                 reserved = min(max(placed[address].reserved, reserved), record.total)
                 if reserved > placed[address].reserved or (former and former.unwritten is not None):
                     more = record.operators
-            _write_tree_provider(tree, former, after.get(address), record, reserved, more)
+            write_tree_provider(tree, former, after.get(address), record, reserved, more)
         self._said = dict(_provider_notes_of(decided, placed))
 
     def _held(self, address: str) -> frozenset[str]:
@@ -382,16 +337,9 @@ class ProviderReserver:
             for address, record in decided.items():
                 if record.reserved != placed[address].reserved:
                     LOG.info("PCI device %s is not reserved in Placement any more", address)
-                    _write_tree_provider(
+                    write_tree_provider(
                         tree, current[address], current[address], record, record.reserved
                     )
-
-
-def _normal_or_empty(text: object) -> str:
-    try:
-        return normalise_address(str(text))
-    except AddressError:
-        return ""
 
 
 def _sort_tracked_devices(
@@ -400,12 +348,12 @@ def _sort_tracked_devices(
     """Tracked device -> address of its provider; those that were given up; those that are free."""
     tracked, removed, free = {}, set(), {}
     for device in devices:
-        address = _normal_or_empty(device.address)
+        address = normalise_or_empty(device.address)
         if device.status in _GONE:
             removed.add(address)
         else:
             child = device.dev_type in _CHILDREN
-            tracked[address] = _normal_or_empty(device.parent_addr) if child else address
+            tracked[address] = normalise_or_empty(device.parent_addr) if child else address
             if device.status == fields.PciDeviceStatus.AVAILABLE:
                 free[address] = tracked[address]
     return tracked, removed, free
@@ -462,45 +410,6 @@ def _restore_unwritten(
 def _clear_gone_mark(record: ReservedProvider | None) -> ReservedProvider | None:
     """The same of a device that is here."""
     return record if record is None or record.gone is None else attrs.evolve(record, gone=None)
-
-
-def _write_tree_provider(
-    tree: ProviderTree,
-    former: TreeProvider | None,
-    new: TreeProvider | None,
-    record: ReservedProvider,
-    reserved: int,
-    unwritten: int | None = None,
-) -> None:
-    """Put a provider into *tree* as it shall be; see :attr:`TreeProvider.unwritten`."""
-    current = new or former
-    assert current is not None
-    if new is None:
-        _put_provider_back(tree, current.data)
-    kept = (
-        former.fields
-        if former is not None and former.resource_class == current.resource_class
-        else {}
-    )
-    inventory = {
-        **kept,
-        **current.fields,
-        "total": record.total,
-        "max_unit": record.total,
-        "reserved": reserved,
-    }
-    tree.update_inventory(current.uuid, {current.resource_class: inventory})
-    kept_traits = {trait for trait in current.data.traits if not trait.startswith(UNWRITTEN)}
-    more = set() if unwritten is None else {f"{UNWRITTEN}{unwritten}"}
-    tree.update_traits(current.uuid, kept_traits | more)
-
-
-def _put_provider_back(tree: ProviderTree, data: Any) -> None:
-    """Give *tree* a provider again that Nova has taken out of it."""
-    tree.new_child(data.name, data.parent_uuid, uuid=data.uuid, generation=data.generation)
-    tree.update_inventory(data.uuid, data.inventory)
-    tree.update_traits(data.uuid, data.traits)
-    tree.update_aggregates(data.uuid, data.aggregates)
 
 
 def _provider_notes_of(

@@ -17,11 +17,8 @@ from nova_hpc.topology.model import Node
 from virt_driver_patches.driver.generations import ProviderGenerations
 from virt_driver_patches.driver.leftover_allocations import LeftoverAllocations
 from virt_driver_patches.driver.provider_isolation import ProviderIsolator
-from virt_driver_patches.driver.provider_reserver import (
-    ProviderReserver,
-    WithheldLook,
-    pci_providers_of,
-)
+from virt_driver_patches.driver.provider_reserver import ProviderReserver, WithheldLook
+from virt_driver_patches.driver.provider_tree import pci_providers_of
 
 LOG = logging.getLogger(__name__)
 

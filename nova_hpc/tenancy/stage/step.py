@@ -21,20 +21,19 @@ import contextlib
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar, Final
 
 import attrs
 
 from nova_hpc.tenancy import health_states
-from nova_hpc.tenancy.health_states import Moment
 from nova_hpc.tenancy.hygiene.cleaning import DeviceCleaning
 from nova_hpc.tenancy.hygiene.records import HygieneRecords
 from nova_hpc.tenancy.ledger import LedgerError
 from nova_hpc.tenancy.owners import DeviceOwners
 from nova_hpc.tenancy.sign import HealthSign, Symptom
-from nova_hpc.tenancy.stage import device_stage, domain
+from nova_hpc.tenancy.stage import device_stage, domain, ledger_edits
 from nova_hpc.tenancy.stage.device_stage import StageAction, StageFacts, StageMode, StagePhase
 from nova_hpc.tenancy.stage.runner import StageOutcome, StageRunner
 from nova_hpc.tenancy.step import DeviceTenant, NodeView, RefusedError, TenancyStep, WithheldDevices
@@ -166,15 +165,7 @@ class StageStep(TenancyStep):
         if not addresses:
             return
         self.records.change(
-            lambda ledger: {
-                address: attrs.evolve(
-                    ledger.device(address),
-                    stage=device_stage.make_stage_due(entry, server, wall).dumps(),
-                )
-                for address in addresses
-                if (entry := device_stage.load_stage(ledger.device(address).stage)) is None
-                or not entry.pending
-            }
+            lambda ledger: ledger_edits.make_devices_due(ledger, addresses, server, wall)
         )
 
     def after_end(
@@ -250,14 +241,7 @@ class StageStep(TenancyStep):
             and (address not in view.ill or view.ill[address].sign in health_states.CAPPED)
         ]
         return self.records.change(
-            lambda ledger: {
-                address: attrs.evolve(
-                    ledger.device(address),
-                    stage=device_stage.make_stage_due(None, SOMEBODY, wall).dumps(),
-                )
-                for address in free
-                if ledger.device(address).stage is None
-            }
+            lambda ledger: ledger_edits.make_new_devices_due(ledger, free, wall)
         )
 
     def _off(self, address: str, roles: Mapping[str, str | None]) -> bool:
@@ -335,9 +319,13 @@ class StageStep(TenancyStep):
             if not gone or action is StageAction.END:
                 actions[action].append(address)
         self._forget(actions[StageAction.FORGET])
-        for holder, devices in self._by_holder(actions[StageAction.END]).items():
+        for holder, devices in ledger_edits.group_by_holder(
+            self.records.known(), actions[StageAction.END]
+        ).items():
             self._end(holder, devices, owners)
-        batches = self._batches(actions[StageAction.BEGIN], ledger.staged, view)
+        batches = ledger_edits.batch_ready_devices(
+            actions[StageAction.BEGIN], ledger.staged, view.node
+        )
         if batches:
             with ThreadPoolExecutor(min(self.at_once, len(batches))) as pool:
                 list(pool.map(lambda batch: self._safely(batch, view, owners), batches))
@@ -368,38 +356,7 @@ class StageStep(TenancyStep):
 
     def _forget(self, addresses: Collection[str]) -> None:
         if addresses:
-            self.records.change(
-                lambda ledger: {
-                    address: attrs.evolve(ledger.device(address), stage=None)
-                    for address in addresses
-                }
-            )
-
-    def _by_holder(self, addresses: Iterable[str]) -> dict[str, list[str]]:
-        ledger = self.records.known()
-        addresses_by_holder: dict[str, list[str]] = defaultdict(list)
-        for address in addresses:
-            entry = device_stage.load_stage(ledger.device(address).stage)
-            if entry is not None:
-                addresses_by_holder[entry.holder].append(address)
-        return addresses_by_holder
-
-    def _batches(
-        self, addresses: Collection[str], staged: frozenset[str], view: NodeView
-    ) -> list[list[str]]:
-        """Devices that can only be given together; none while one of them is not ready."""
-        groups: dict[str, list[str]] = defaultdict(list)
-        for address in addresses:
-            function = view.node.function(address)
-            group = None if function is None else function.iommu_group
-            groups[address if group is None else f"group {group}"].append(address)
-        ready = []
-        for mates in groups.values():
-            function = view.node.function(mates[0])
-            others = staged & set(view.node.group_members(function)) if function else frozenset()
-            if others <= set(mates):
-                ready.append(mates)
-        return ready
+            self.records.change(lambda ledger: ledger_edits.forget_device_stages(ledger, addresses))
 
     def _end(self, holder: str, devices: list[str], owners: DeviceOwners) -> None:
         """End what a killed process has left; then the devices are due again."""
@@ -415,15 +372,7 @@ class StageStep(TenancyStep):
                         return
                 wall = self.records.moment().wall
                 self.records.change(
-                    lambda ledger: {
-                        address: attrs.evolve(
-                            ledger.device(address),
-                            stage=device_stage.make_due_again(
-                                device_stage.load_stage(ledger.device(address).stage), wall
-                            ).dumps(),
-                        )
-                        for address in devices
-                    }
+                    lambda ledger: ledger_edits.make_devices_due_again(ledger, devices, wall)
                 )
                 self._work.again = True
         except LedgerError as error:
@@ -475,16 +424,7 @@ class StageStep(TenancyStep):
     def _begin(self, holder: str, roles: Mapping[str, str | None]) -> None:
         wall = self.records.moment().wall
         self.records.change(
-            lambda ledger: {
-                address: attrs.evolve(
-                    ledger.device(address),
-                    stage=device_stage.begin_stage(
-                        device_stage.load_stage(ledger.device(address).stage), holder, wall
-                    ).dumps(),
-                    server=holder,
-                )
-                for address in roles
-            }
+            lambda ledger: ledger_edits.begin_device_stages(ledger, roles, holder, wall)
         )
 
     def _settle(
@@ -497,12 +437,13 @@ class StageStep(TenancyStep):
         moment = self.records.moment()
         self.records.change(
             lambda ledger: {
-                address: self._settled(
+                address: ledger_edits.settle_device_stage(
                     ledger.device(address),
                     None if address in unclean else outcome.symptom(address),
                     address not in unclean,
                     seconds,
                     moment,
+                    self.records.rules,
                 )
                 for address in roles
             }
@@ -511,27 +452,3 @@ class StageStep(TenancyStep):
             symptom = outcome.symptom(address)
             if symptom is not None:
                 self._note(f"PCI device {address} has not passed its stage: {symptom.reason}")
-
-    def _settled(
-        self,
-        device: LedgerDevice,
-        symptom: Symptom | None,
-        clean: bool,
-        seconds: float,
-        moment: Moment,
-    ) -> LedgerDevice:
-        entry = device_stage.load_stage(device.stage)
-        last = entry.server if entry is not None and entry.server else device.last_server
-        if clean and symptom is None:
-            entry_after = device_stage.pass_stage(entry, seconds, moment.wall)
-            advanced = health_states.advance_device_state(device, (), moment, self.records.rules)
-            return attrs.evolve(
-                advanced, stage=entry_after.dumps(), last_server=last, unreported=True
-            )
-        entry_after = device_stage.make_due_again(entry, moment.wall)
-        if symptom is not None:
-            device = health_states.advance_device_state(
-                device, (symptom,), moment, self.records.rules
-            )
-            device = attrs.evolve(device, failed=device.failed + 1)
-        return attrs.evolve(device, stage=entry_after.dumps(), last_server=last, unreported=False)

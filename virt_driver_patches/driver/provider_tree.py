@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The providers of a node's PCI devices in Nova's provider tree: read, and written again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+import os_traits
+from nova.compute.provider_tree import ProviderTree
+
+from nova_hpc.topology.model import AddressError, normalise_address
+from nova_hpc.wire.reservation import ReservedProvider
+
+#: Trait of a provider of which the node has reserved what it could not write down, before
+#: the number that was an operator's.
+UNWRITTEN: Final = "CUSTOM_HPC_RESERVED_UNWRITTEN_"
+
+
+@attrs.frozen
+class TreeProvider:
+    """A provider of one device, or of one adapter's functions, in the tree."""
+
+    data: Any
+    #: Empty: Placement did not say what there is.
+    resource_class: str = ""
+    fields: Mapping[str, Any] = attrs.field(factory=dict, hash=False)
+
+    @property
+    def uuid(self) -> str:
+        """Its UUID."""
+        return str(self.data.uuid)
+
+    @property
+    def total(self) -> int:
+        """Devices in its inventory."""
+        return int(self.fields.get("total", 0))
+
+    @property
+    def unwritten(self) -> int | None:
+        """The operator's amount when the node could not write down its own; None: it could."""
+        ends = [
+            trait.removeprefix(UNWRITTEN)
+            for trait in self.data.traits
+            if trait.startswith(UNWRITTEN)
+        ]
+        return next((int(end) for end in ends if end.isdecimal()), None)
+
+    @property
+    def once(self) -> bool:
+        """Nova reserves it by itself."""
+        return os_traits.HW_PCI_ONE_TIME_USE in self.data.traits
+
+
+def pci_providers_of(tree: ProviderTree, nodename: str) -> dict[str, TreeProvider]:
+    """Address -> provider of this node's PCI devices, with one resource class at most."""
+    known_providers = {}
+    for uuid in tree.get_provider_uuids_in_tree(nodename):
+        data = tree.data(uuid)
+        node, _, rest = data.name.rpartition("_")
+        address = normalise_or_empty(rest)
+        managed = os_traits.COMPUTE_MANAGED_PCI_DEVICE in data.traits
+        if address and node == nodename and managed and len(data.inventory) <= 1:
+            known_providers[address] = TreeProvider(data, *next(iter(data.inventory.items()), ()))
+    return known_providers
+
+
+def normalise_or_empty(text: object) -> str:
+    """The address in normal form; "" where the text is none."""
+    try:
+        return normalise_address(str(text))
+    except AddressError:
+        return ""
+
+
+def write_tree_provider(
+    tree: ProviderTree,
+    former: TreeProvider | None,
+    new: TreeProvider | None,
+    record: ReservedProvider,
+    reserved: int,
+    unwritten: int | None = None,
+) -> None:
+    """Put a provider into *tree* as it shall be; see :attr:`TreeProvider.unwritten`."""
+    current = new or former
+    assert current is not None
+    if new is None:
+        put_provider_back(tree, current.data)
+    kept = (
+        former.fields
+        if former is not None and former.resource_class == current.resource_class
+        else {}
+    )
+    inventory = {
+        **kept,
+        **current.fields,
+        "total": record.total,
+        "max_unit": record.total,
+        "reserved": reserved,
+    }
+    tree.update_inventory(current.uuid, {current.resource_class: inventory})
+    kept_traits = {trait for trait in current.data.traits if not trait.startswith(UNWRITTEN)}
+    more = set() if unwritten is None else {f"{UNWRITTEN}{unwritten}"}
+    tree.update_traits(current.uuid, kept_traits | more)
+
+
+def put_provider_back(tree: ProviderTree, data: Any) -> None:
+    """Give *tree* a provider again that Nova has taken out of it."""
+    tree.new_child(data.name, data.parent_uuid, uuid=data.uuid, generation=data.generation)
+    tree.update_inventory(data.uuid, data.inventory)
+    tree.update_traits(data.uuid, data.traits)
+    tree.update_aggregates(data.uuid, data.aggregates)
