@@ -10,7 +10,7 @@ from nova_hpc_tools.adopt import findings
 from nova_hpc_tools.doctor import facts_service
 from nova_hpc_tools.doctor.command import Doctor
 from nova_hpc_tools.main import main
-from tests.unit.doctor import doctor_faults
+from tests.unit.doctor import doctor_changes, doctor_page
 from tests.unit.doctor.doctor_faults import CLOUD, FAULTS
 from tests.unit.doctor.doctor_place import Place
 from tests.unit.node_files import GPU, VF
@@ -87,10 +87,10 @@ def test_every_check_has_a_fault():
 
 
 def test_the_tables_of_the_documentation():
-    page = doctor_faults.PAGE
-    assert page.read_text(encoding="utf-8") == doctor_faults.table()
+    page = doctor_page.PAGE
+    assert page.read_text(encoding="utf-8") == doctor_page.table()
     checks = page.with_name("doctor-checks.inc")
-    assert checks.read_text(encoding="utf-8") == doctor_faults.checks()
+    assert checks.read_text(encoding="utf-8") == doctor_page.checks()
 
 
 def test_for_people(doctor, place):
@@ -150,7 +150,7 @@ def test_the_mode_of_the_iommu(doctor, place, line, found):
 
 
 def test_a_restart_that_is_due_is_said_once(doctor, place):
-    doctor_faults._translated(place)
+    doctor_changes.translated(place)
     place.prepare()
     found = doctor.checks()
     assert "prepare-restart" in found

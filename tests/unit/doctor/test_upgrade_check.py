@@ -14,7 +14,7 @@ from nova_hpc_tools.adopt import install_shim, settings
 from nova_hpc_tools.doctor import upgrade_check
 from nova_hpc_tools.doctor.upgrade_check import FAILURE, SUCCESS, WARNING
 from nova_hpc_tools.main import main
-from tests.unit.doctor.doctor_faults import COMPUTE
+from tests.unit.doctor.doctor_changes import COMPUTE
 from tests.unit.doctor.doctor_place import Place
 from tests.unit.node_files import GPU
 
