@@ -41,18 +41,7 @@ class Root:
         """
         try:
             handle = os.open(self.place(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            try:
-                if not stat.S_ISREG(os.fstat(handle).st_mode):
-                    raise GuestFileError(f"{path}: not a file")
-                data = b""
-                while len(data) < LONGEST:
-                    piece = os.read(handle, LONGEST - len(data))
-                    if not piece:
-                        break
-                    data += piece
-                return data
-            finally:
-                os.close(handle)
+            return _read_and_close(handle, path)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError) as error:
@@ -166,11 +155,15 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def _read_own_file(folder: int, name: str, path: str) -> bytes:
-    handle = os.open(name, _FILE, dir_fd=folder)
+    return _read_and_close(os.open(name, _FILE, dir_fd=folder), path, own=True)
+
+
+def _read_and_close(handle: int, path: str, own: bool = False) -> bytes:
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise GuestFileError(f"{path}: not a file")
-        _expect_own(handle, path)
+        if own:
+            _expect_own(handle, path)
         data = b""
         while len(data) < LONGEST:
             piece = os.read(handle, LONGEST - len(data))
