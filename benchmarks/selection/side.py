@@ -96,7 +96,7 @@ class Side:
         # Only counts.
         report.SchedulerReportClient.get = get
         variant = Variant("ours" if ours else "stock", ours)
-        self._scheduler = scheduler.Scheduler(context, 1, variant, 0)
+        self.scheduler = scheduler.Scheduler(context, 1, variant, 0)
         self._hear_of_hosts()
 
     def _hear_of_hosts(self) -> None:
@@ -106,7 +106,7 @@ class Side:
         """
         from nova import objects
 
-        manager = self._scheduler.manager
+        manager = self.scheduler.manager
         names = [each.host for each in objects.HostMappingList.get_all(self._context)]
         for _ in range(_TOLD):
             for name in names:
@@ -123,16 +123,16 @@ class Side:
         from oslo_messaging.rpc import ExpectedException
 
         title = f"{question}, {'ours' if self._ours else 'stock'}"
-        self._scheduler.variant = _Asked(title, self._ours, question)
+        self.scheduler.variant = _Asked(title, self._ours, question)
         servers = [str(uuid.uuid4()) for _ in range(question.servers)]
-        spec = self._scheduler.request(servers[0])
+        spec = self.scheduler.request(servers[0])
         spec.num_instances = question.servers
         self._gets = 0
-        self._scheduler._claims.count = 0
+        self.scheduler._claims.count = 0
         fault = ""
         begin, cpu = time.perf_counter(), time.process_time()
         try:
-            self._scheduler.manager.select_destinations(
+            self.scheduler.manager.select_destinations(
                 self._context,
                 spec_obj=spec,
                 instance_uuids=servers,
@@ -147,11 +147,11 @@ class Side:
             seconds=time.perf_counter() - begin,
             cpu_seconds=time.process_time() - cpu,
             gets=self._gets,
-            lost=self._scheduler._claims.count - len(servers),
+            lost=self.scheduler._claims.count - len(servers),
             fault=fault,
         )
         for server in servers:
-            self._scheduler.client.delete_allocation_for_instance(self._context, server, force=True)
+            self.scheduler.client.delete_allocation_for_instance(self._context, server, force=True)
         return found
 
 
@@ -184,7 +184,7 @@ def names(count: int, first: int) -> Sequence[str]:
 
 def candidates(hosts: int) -> int:
     """How many candidates our documentation lets Placement return for so many hosts."""
-    return max(plugin.FEWEST_CANDIDATES, hosts)
+    return max(plugin.FEWEST_CANDIDATES, hosts + 1)
 
 
 def limits(hosts: int) -> dict[tuple[str, str], object]:

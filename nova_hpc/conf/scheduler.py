@@ -55,6 +55,36 @@ Related options:
 * ``[filter_scheduler]soft_anti_affinity_weight_multiplier``
 """,
     ),
+    cfg.StrOpt(
+        "placement_question",
+        default="hosts",
+        choices=[
+            (
+                "hosts",
+                "for CPUs, memory and disk, and for what ports ask for; a device is looked "
+                "for in what the answer says of each host",
+            ),
+            ("devices", "for each device in a request group of its own, as Nova does it"),
+        ],
+        help="""
+What nova-scheduler asks Placement for when it looks for hosts for a server with an
+``hpc:`` flavor.
+
+Placement looks at all providers of the cloud once for each device that is asked for: the
+answer for eight devices takes it five times as long as that for none. The hosts and the devices
+that are chosen are the same with either value, and so is the reason of a refusal.
+
+With ``hosts`` every host with enough CPUs, memory and disk takes one of the
+``[scheduler]max_placement_results`` candidates, hosts without devices among them. Where an
+answer has as many candidates as that, it was cut off, and Placement is asked for
+each device for the next five minutes. So set it, and Placement's own
+``[placement]max_allocation_candidates``, to more than the number of all hosts.
+
+Related options:
+
+* ``[scheduler]max_placement_results``
+""",
+    ),
     cfg.IntOpt(
         "candidates_per_host",
         default=8,

@@ -27,6 +27,7 @@ from oslo_messaging.rpc.dispatcher import ExpectedException
 from nova_hpc.from_nova import hosts, placement_answer, server, shortage, withheld
 from nova_hpc.from_nova.gate import Call, Patch, wrap_method
 from nova_hpc.from_nova.log_throttle import LOG_THROTTLE, format_held_back
+from nova_hpc.from_nova.patches import candidate_question
 from nova_hpc.placement import flavor, user_reasons
 from nova_hpc.placement.grouping import FlavorError, UnknownNameError
 from nova_hpc.placement.shortage import Shortage
@@ -128,8 +129,12 @@ def _decide_with_reason(call: Call) -> Any:
 
 
 def _select_with_reason(call: Call) -> Any:
+    asked_spec = call.given["spec_obj"]
     try:
-        return call()
+        if not _is_hpc_request(asked_spec):
+            return call()
+        with candidate_question.serve_question(asked_spec):
+            return call()
     except ExpectedException as expected:
         # What Nova's decorator makes of it (oslo_messaging/rpc/server.py).
         error = expected.exc_info[1]

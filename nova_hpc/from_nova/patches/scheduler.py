@@ -19,7 +19,7 @@ from nova.scheduler.filters import numa_topology_filter
 from nova_hpc.from_nova import overridden, patches, placement_answer
 from nova_hpc.from_nova.contract import RELIED_ON
 from nova_hpc.from_nova.gate import Call, Patch, warn_of_changes, wrap_method
-from nova_hpc.from_nova.patches import alternates, answers, claims, forced
+from nova_hpc.from_nova.patches import alternates, answers, candidate_question, claims, forced
 from nova_hpc.from_nova.patches.numa_cells import Values
 from nova_hpc.from_nova.patches.serving import current_served_flavor, serve_flavor
 
@@ -49,6 +49,7 @@ ALL: Final[tuple[Patch, ...]] = (
     alternates.ALTERNATES,
     claims.CLAIM,
     forced.FORCE,
+    candidate_question.ASK,
 )
 
 _MARK: Final = "hpc_serving"
@@ -80,6 +81,7 @@ def install_scheduler_patches() -> None:
         alternates.install_alternates_patch()
         claims.install_claims_patch()
         forced.install_forced_patch()
+        candidate_question.install_question_patch()
 
 
 def _consume_as_served(call: Call) -> Any:

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asks Placement for hosts, and finds their devices in what it says of each host.
+
+Nova asks for each device of a flavor in a request group of its own, and Placement looks at
+every provider of the cloud once for each group: an answer for eight devices takes five
+times as long as one for none. But each answer describes all providers of a host
+(``provider_summaries``), those of devices included. So the groups of the flavor's devices
+are left out of the question, hosts without enough free devices are taken out of the answer,
+and the candidates of the others get what was left out. The result is what Placement would
+have answered, but for two things: each host has one candidate for each candidate of what is
+not a device, and not one for each choice of its devices; and which devices it names is of no
+consequence, because HpcTopologyFilter replaces them.
+
+Example: a flavor asks for 2 CPUs and two GPUs, in the groups ``a`` and ``b``. The question is
+for the CPUs. Of a host with GPUs ``g1`` (in use), ``g2`` and ``g3`` the candidate
+``{host: VCPU 2}`` becomes ``{host: VCPU 2, g2: GPU 1, g3: GPU 1}`` with ``a`` on ``g2`` and ``b``
+on ``g3``. A host with ``g1`` and ``g2`` alone leaves the answer.
+
+Pure functions on plain data; nothing here imports Nova.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+
+from nova_hpc.from_nova.candidates import CandidateError, RequestedDevice
+from nova_hpc.from_nova.placement_answer import Summaries
+
+#: A provider that others use through an aggregate: of no host's tree.
+_SHARING: Final = "MISC_SHARES_VIA_AGGREGATE"
+
+#: Resource class -> providers of one host with free units of it, and how many.
+_FreeDevices = Mapping[str, Sequence[tuple[str, int]]]
+
+
+@attrs.frozen
+class HostQuestion:
+    """The devices that are left out of the question of one request."""
+
+    #: Resource class -> the request groups that ask for one unit of it each.
+    groups: Mapping[str, Sequence[str]]
+    #: Resource class -> traits of the providers that serve.
+    traits: Mapping[str, frozenset[str]]
+    #: Whether no two request groups may have the same provider (``group_policy=isolate``).
+    isolated: bool
+
+    @classmethod
+    def of(cls, resources: Any, devices: Iterable[RequestedDevice]) -> HostQuestion | None:
+        """The question that stands for Nova's; None: Nova's has to be asked.
+
+        :param resources: Nova's ``ResourceRequest``.
+        :param devices: all that the flavor's aliases ask for.
+        """
+        asked: Mapping[str | None, Any] = resources._rg_by_id
+        groups: dict[str, list[str]] = {}
+        traits: dict[str, set[frozenset[str]]] = {}
+        for device in devices:
+            group = asked.get(device.group)
+            if group is None or not _is_plain_group(group, device.resource_class):
+                return None
+            groups.setdefault(device.resource_class, []).append(device.group)
+            traits.setdefault(device.resource_class, set()).add(frozenset(group.required_traits))
+        left_out = {name for names in groups.values() for name in names}
+        others = [group for name, group in asked.items() if name not in left_out]
+        if (
+            not groups
+            # Two kinds of one class compete for devices: who gets which is Placement's to say.
+            or any(len(kinds) > 1 for kinds in traits.values())
+            or any(group.resources.keys() & groups.keys() for group in others)
+            or left_out.intersection(*[set().union(*resources._same_subtree)])
+            # Without an amount of the host's own there is nothing left to ask for.
+            or None not in asked
+            or not asked[None].resources
+        ):
+            return None
+        return cls(
+            {name: tuple(own_groups) for name, own_groups in groups.items()},
+            {name: next(iter(kinds)) for name, kinds in traits.items()},
+            resources.group_policy == "isolate",
+        )
+
+    def shorten(self, resources: Any) -> Any:
+        """Nova's ``ResourceRequest`` without the groups of devices; the original stays as it is."""
+        left_out = {name for names in self.groups.values() for name in names}
+        shortened = copy.copy(resources)
+        shortened._rg_by_id = {
+            name: group for name, group in resources._rg_by_id.items() if name not in left_out
+        }
+        return shortened
+
+    def complete(
+        self, candidates: Sequence[dict[str, Any]], summaries: Summaries
+    ) -> tuple[list[dict[str, Any]], dict[str, Mapping[str, Any]]]:
+        """Candidates with the devices that were left out, and the summaries of their hosts.
+
+        :param candidates: of Placement, to the shorter question; they are changed.
+        :returns: without the hosts that have too few devices.
+        :raises CandidateError: the answer is of a form that this release does not know.
+        """
+        try:
+            free = self._find_free_devices(summaries)
+            completed: list[dict[str, Any]] = []
+            hosts: set[str] = set()
+            shared: set[str] = set()
+            for candidate in candidates:
+                host = _find_host_of(candidate, summaries, shared)
+                if self._add_devices(candidate, free.get(host, {})):
+                    hosts.add(host)
+                    completed.append(candidate)
+            left = {
+                provider: summary
+                for provider, summary in summaries.items()
+                if summary["root_provider_uuid"] in hosts or provider in shared
+            }
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise CandidateError(f"{type(error).__name__}: {error}") from error
+        return completed, left
+
+    def _find_free_devices(self, summaries: Summaries) -> Mapping[str, _FreeDevices]:
+        """Provider of a host -> its free devices of the classes that were left out."""
+        free: dict[str, dict[str, list[tuple[str, int]]]] = {}
+        wanted = tuple(self.traits.items())
+        for provider, summary in summaries.items():
+            resources = summary["resources"]
+            for name, traits in wanted:
+                amounts = resources.get(name)
+                if amounts is None:
+                    continue
+                count = amounts["capacity"] - amounts["used"]
+                if count > 0 and traits.issubset(summary["traits"]):
+                    if _SHARING in summary["traits"]:
+                        raise CandidateError(f"{provider} shares {name} with other hosts")
+                    of_host = free.setdefault(summary["root_provider_uuid"], {})
+                    of_host.setdefault(name, []).append((provider, count))
+        return free
+
+    def _add_devices(self, candidate: dict[str, Any], free: _FreeDevices) -> bool:
+        """Take devices of one host into a candidate; False: there are too few."""
+        mappings = candidate["mappings"]
+        taken: set[str] = set()
+        if self.isolated:
+            taken = {
+                provider for group, providers in mappings.items() if group for provider in providers
+            }
+        chosen: list[tuple[str, str, str]] = []
+        for name, groups in self.groups.items():
+            units = self._list_units(free.get(name, ()), len(groups), taken)
+            if len(units) < len(groups):
+                return False
+            chosen += [
+                (name, group, provider) for group, provider in zip(groups, units, strict=True)
+            ]
+        allocations = candidate["allocations"]
+        for name, group, provider in chosen:
+            resources = allocations.setdefault(provider, {"resources": {}})["resources"]
+            resources[name] = resources.get(name, 0) + 1
+            mappings[group] = [provider]
+        return True
+
+    def _list_units(
+        self, free: Sequence[tuple[str, int]], most: int, taken: set[str]
+    ) -> Sequence[str]:
+        """The provider of each free unit, up to so many.
+
+        :param taken: where groups are isolated, the providers that others have; it grows.
+        """
+        units: list[str] = []
+        for provider, count in free:
+            if len(units) == most:
+                break
+            if not self.isolated:
+                units += [provider] * min(count, most - len(units))
+            elif provider not in taken:
+                taken.add(provider)
+                units.append(provider)
+        return units
+
+
+def _is_plain_group(group: Any, resource_class: str) -> bool:
+    """Whether a group asks for one device, by class and traits, and for nothing else."""
+    return (
+        group.use_same_provider
+        and dict(group.resources) == {resource_class: 1}
+        and not group.forbidden_traits
+        and not group.aggregates
+        and not group.forbidden_aggregates
+        and not group.in_tree
+    )
+
+
+def _find_host_of(candidate: Mapping[str, Any], summaries: Summaries, shared: set[str]) -> str:
+    """The host's own provider.
+
+    :param shared: providers of no host that a candidate uses; it grows.
+    :raises ValueError: there is not one.
+    """
+    hosts: collections.Counter[str] = collections.Counter()
+    for provider in candidate["allocations"]:
+        summary = summaries[provider]
+        if _SHARING in summary["traits"]:
+            shared.add(provider)
+        else:
+            hosts[summary["root_provider_uuid"]] += 1
+    (host,) = hosts
+    return host
