@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from nova_hpc.from_nova import hosts as reader
-from nova_hpc.from_nova import providers
+from nova_hpc.from_nova import placement_answer, providers
 from nova_hpc.from_nova.placement_answer import PlacementAnswer
 from scheduler_filters import choice
 
@@ -59,4 +59,5 @@ class ChooseAgain:
         if summaries is None:
             return False
         self.answer.renew(host.uuid, summaries)
+        placement_answer.forget_view(host)
         return True

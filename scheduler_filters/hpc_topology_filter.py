@@ -210,14 +210,19 @@ def _read_all_hosts(
     available = reader.Available.of(task, answer)
     views: dict[Any, reader.HostView] = {}
     misses: dict[Any, DeviceMiss] = {}
+    # Of ports with bandwidth Placement is asked again for each server.
+    same = None if answer is None or available.bandwidth else (answer, task.matching)
     for host in hosts:
-        got = _call_guarded(
-            host, reader.read_host, host, task, available.devices, available.bandwidth
-        )
-        if isinstance(got, DeviceMiss):
-            misses[host] = got
+        view = placement_answer.recall_view(host, same)
+        if view is None:
+            view = _call_guarded(
+                host, reader.read_host, host, task, available.devices, available.bandwidth
+            )
+        if isinstance(view, DeviceMiss):
+            misses[host] = view
         else:
-            views[host] = got
+            views[host] = view
+            placement_answer.keep_view(host, same, view)
     return views, misses
 
 

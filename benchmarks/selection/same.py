@@ -271,7 +271,7 @@ def _comparable(wish: Wish, answer: Answer) -> Answer:
     """
     return Answer(
         tuple((host, () if wish.forced else devices) for host, devices in answer.places),
-        answer.refusal.replace("None of the hosts looked at has", "No host has"),
+        answer.refusal.replace("None of the hosts looked at", "No host"),
     )
 
 

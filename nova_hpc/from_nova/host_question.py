@@ -111,7 +111,7 @@ class HostQuestion:
                 host = _find_host_of(candidate, summaries, shared)
                 if self._add_devices(candidate, free.get(host, {})):
                     hosts.add(host)
-                    completed.append(candidate)
+                    completed.append(_CopiedCandidate(candidate))
             left = {
                 provider: summary
                 for provider, summary in summaries.items()
@@ -179,6 +179,19 @@ class HostQuestion:
                 taken.add(provider)
                 units.append(provider)
         return units
+
+
+class _CopiedCandidate(dict[str, Any]):
+    """A candidate of which a copy costs little: Nova copies each for each request."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _CopiedCandidate:
+        new = _CopiedCandidate(self)
+        new["allocations"] = {
+            provider: {**allocation, "resources": dict(allocation["resources"])}
+            for provider, allocation in self["allocations"].items()
+        }
+        new["mappings"] = {group: list(providers) for group, providers in self["mappings"].items()}
+        return new
 
 
 def _is_plain_group(group: Any, resource_class: str) -> bool:

@@ -24,6 +24,8 @@ from nova_hpc.from_nova.providers import DeviceKind
 
 #: On a request specification.
 _ANSWER: Final = "_hpc_placement_answer"
+#: On a host state.
+_VIEW: Final = "_hpc_view"
 
 #: Provider -> ``{"resources": {class: {"capacity": n, "used": n}}, "traits": [...],
 #: "root_provider_uuid": ...}``.
@@ -134,7 +136,35 @@ def answer_of(spec: objects.RequestSpec) -> PlacementAnswer | None:
 
 def subtract_consumed(spec: objects.RequestSpec, host: Any) -> None:
     """A server of *spec* has got what *host* offered first (``_consume_selected_host``)."""
+    forget_view(host)
     answer = answer_of(spec)
     offered = getattr(host, "allocation_candidates", None)
     if answer is not None and offered:
         answer.take(offered[0]["allocations"])
+
+
+def keep_view(host: Any, same: tuple[PlacementAnswer, int] | None, view: Any) -> None:
+    """Put down what was read of a host state, for the other servers of the request.
+
+    Nova filters the same host states again for each of them, and all but the hosts that
+    have got a server are as they were.
+
+    :param same: what the view depends on beside the host: the answer, and which kinds of
+        devices are wanted; None: more than that, so it is not kept.
+    """
+    if same is not None:
+        setattr(host, _VIEW, (*same, view))
+
+
+def recall_view(host: Any, same: tuple[PlacementAnswer, int] | None) -> Any:
+    """What was put down of a host state; None: nothing that holds still."""
+    answer, matching, view = getattr(host, _VIEW, None) or (None, None, None)
+    if same is None or answer is not same[0] or matching != same[1]:
+        return None
+    return view
+
+
+def forget_view(host: Any) -> None:
+    """A host state has changed, or what Placement says of it."""
+    if getattr(host, _VIEW, None) is not None:
+        setattr(host, _VIEW, None)

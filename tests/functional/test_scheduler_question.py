@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import collections
 from typing import Any
 from unittest import mock
 from urllib import parse
 
 from nova.scheduler.client import report
 
+from nova_hpc.from_nova import hosts
 from nova_hpc.from_nova.patches import candidate_question
 from tests.functional import base, fixtures
 from tests.functional.fixtures import Shape, Switch
@@ -115,6 +117,37 @@ class QuestionTest(base.HpcServersTest):
         # One adapter cannot serve two groups, and Placement says so as well.
         self.assertEqual([0, 4], self.asked)
         self.assertIn("No valid host was found", self.fault(server))
+
+    def test_several_servers_read_each_host_once_and_the_chosen_one_again(self) -> None:
+        names = ("one", "two", "three")
+        for name in names:
+            self.start_host(name, fixtures.two_switches(gpus=2))
+        read: list[str] = []
+        plain = hosts.read_host
+
+        def read_host(state: Any, *arguments: Any) -> Any:
+            read.append(state.host)
+            return plain(state, *arguments)
+
+        self.useFixture(
+            fixtures.fixtures.MonkeyPatch("nova_hpc.from_nova.hosts.read_host", read_host)
+        )
+        self.flags(max_attempts=1, group="scheduler")
+        servers = self.boot_several(self.make_flavor(PAIR), 4)
+        self.assertEqual(0, self.scattered(servers))
+        self.assert_given_once()
+        self.assertEqual(sorted(names), sorted(read[:3]))
+        # Two servers fill a host, and each but the last is followed by a pass.
+        placed = collections.Counter(self.host_of(each) for each in servers)
+        self.assertEqual([2, 2], sorted(placed.values()))
+        self.assertEqual(3 + 3, len(read))
+
+    def boot_several(self, flavor: str, count: int) -> list[Any]:
+        """Servers of one request."""
+        body = self._build_server(flavor_id=flavor, networks="none")
+        self.api.post_server({"server": body | {"min_count": count, "max_count": count}})
+        found = self.api.get_servers(detail=False)
+        return [self._wait_for_state_change(each, "ACTIVE") for each in found]
 
     def answer(self, candidates: Any, summaries: Any) -> Any:
         """An answer of Placement."""

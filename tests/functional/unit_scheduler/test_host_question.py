@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 from typing import Any
 
 import pytest
@@ -130,6 +131,19 @@ def test_the_example_of_the_module() -> None:
         }
     ]
     assert list(left) == ["h", "g1", "g2", "g3"]
+
+
+def test_a_copy_shares_nothing_that_is_changed() -> None:
+    """Nova copies a host's candidates; a claim that is tried again changes one in its place."""
+    summaries = {"h": HOST, "g": summary("h", {GPU: (4, 0)}, FAST)}
+    (first,), _ = QUESTION.complete([candidate()], summaries)
+    before = json.dumps(first, sort_keys=True)
+    again = copy.deepcopy([first])[0]
+    assert json.dumps(again, sort_keys=True) == before
+    again["allocations"]["g"]["resources"][GPU] = 9
+    again["allocations"]["x"] = {}
+    again["mappings"]["a"].append("x")
+    assert json.dumps(first, sort_keys=True) == before
 
 
 def test_storage_that_hosts_share_stays_in_the_answer() -> None:
