@@ -17,7 +17,7 @@ import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import attrs
 from rich.console import Console
@@ -28,9 +28,9 @@ from benchmarks.concurrency.model import Cloud
 from benchmarks.concurrency.race import Runner
 from benchmarks.concurrency.stage import Stage, stage
 from benchmarks.report import provenance
-from benchmarks.selection import installed, rows, side, together
+from benchmarks.selection import growth, installed, rows, side, together
 from benchmarks.selection.kept import INSTALLED, PAIR, TOGETHER, Kept
-from benchmarks.selection.processes import SIDES, Crew
+from benchmarks.selection.processes import PARTS, SIDES, Crew
 from benchmarks.selection.side import Question, Sample
 
 RESULTS: Final = Path(__file__).with_name("RESULTS.rst")
@@ -40,8 +40,14 @@ QUESTIONS: Final = (
     Question(4, functions=4),
     Question(1, servers=16),
 )
+#: Those that are asked only by name (``--only``).
+MORE_QUESTIONS: Final = (Question(2), Question(8))
 #: Hosts that register themselves; all others are copies of the first.
 _REAL: Final = 10
+PART_COLUMNS: Final = (
+    *("hosts", "asked for", "neither", "the question alone", "kept states alone", "both"),
+    "samples",
+)
 COLUMNS: Final = (
     *("hosts", "asked for", "ratio", "its interval (95 %)"),
     *("ours, s", "stock, s", "CPU ratio", "GETs, ours", "GETs, stock", "samples", "faults"),
@@ -92,15 +98,29 @@ class Measured:
 
 
 def measure(
-    made: Stage, hosts: int, questions: Sequence[Question], samples: int, kept: Kept
+    made: Stage,
+    hosts: int,
+    questions: Sequence[Question],
+    samples: int,
+    kept: Kept,
+    parts: Sequence[str] = (),
 ) -> None:
-    """Each question, both sides in turn, the first after one that does not count."""
+    """Each question, all sides in turn, the first after one that does not count.
+
+    :param parts: of :data:`PARTS`, which are measured beside both sides.
+    """
+    sides = (*SIDES, *parts)
     with contextlib.ExitStack() as open_:
-        crews = {name: open_.enter_context(Crew(made, name, side.limits(hosts))) for name in SIDES}
+        crews = {
+            name: open_.enter_context(
+                Crew(made, name, {**side.limits(hosts), **PARTS.get(name, {})})
+            )
+            for name in sides
+        }
         for question in questions:
             wanted = samples - len(kept.all(PAIR, hosts, question))
             for number in range(wanted + 1 if wanted > 0 else 0):
-                names = SIDES if number % 2 else tuple(reversed(SIDES))
+                names = sides if number % 2 else tuple(reversed(sides))
                 pair = {name: attrs.asdict(crews[name].ask(question)) for name in names}
                 if number:
                     kept.add(PAIR, hosts, question, pair)
@@ -150,13 +170,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the exit status is 0 unless something was not placed."""
     options = _options(argv)
     os.environ |= nova_process.ENVIRONMENT
-    questions = [each for each in QUESTIONS if not options.only or str(each) in options.only]
+    questions = [
+        each
+        for each in (*QUESTIONS, *MORE_QUESTIONS)
+        if str(each) in (options.only or map(str, QUESTIONS))
+    ]
     kept = Kept(options.json, options.resume)
     for hosts, samples in zip(options.hosts, options.samples, strict=True):
         with contextlib.ExitStack() as open_:
             made = functools.cache(lambda hosts=hosts: open_.enter_context(cloud(hosts)))
             if any(len(kept.all(PAIR, hosts, each)) < samples for each in questions):
-                measure(made(), hosts, questions, samples, kept)
+                measure(made(), hosts, questions, samples, kept, options.parts)
+            if options.plainest:
+                growth.measure_plainest(made(), hosts, samples, kept)
             if options.installed:
                 installed.measure(
                     *(made(), hosts, questions, options.installed_samples, options.installed),
@@ -198,6 +224,13 @@ def _tables(
             more = [installed.cell(kept.all(INSTALLED, hosts, each))] if also else []
             answers.append([*_measured(kept, hosts, each).cells(), *more])
     found = {"Whole answers": (columns, answers)}
+    rows_of_parts = [
+        [f"{hosts}", f"{each}", *_part_cells(pairs)]
+        for hosts, each in asked
+        if (pairs := [pair for pair in kept.all(PAIR, hosts, each) if PARTS.keys() <= pair.keys()])
+    ]
+    if rows_of_parts:
+        found["Parts, alone and together"] = (PART_COLUMNS, rows_of_parts)
     rates = [
         together.cells(hosts, each, results)
         for hosts in clouds
@@ -205,6 +238,16 @@ def _tables(
         if (results := kept.all(TOGETHER, hosts, each))
     ]
     return found | ({"Several schedulers at once": (together.COLUMNS, rates)} if rates else {})
+
+
+def _part_cells(pairs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The ratio to stock Nova of each part, and of all together."""
+    stock = statistics.median(pair["stock"]["seconds"] for pair in pairs)
+    ratios = [
+        statistics.median(pair[name]["seconds"] for pair in pairs) / stock
+        for name in (*PARTS, "ours")
+    ]
+    return [*(f"{ratio:.2f}" for ratio in ratios), f"{len(pairs)}"]
 
 
 def _rst(
@@ -225,6 +268,16 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--samples", type=int, nargs="+", default=[30, 30], help="of each")
     parser.add_argument("--only", nargs="+", metavar="QUESTION", help="e.g. gpu:4,vf:4")
     parser.add_argument("--json", type=Path, help="write all samples to this file, a pair a line")
+    parser.add_argument(
+        "--plainest", action="store_true", help="measure Placement's plainest answer, too"
+    )
+    parser.add_argument(
+        "--parts",
+        action="store_const",
+        const=tuple(PARTS),
+        default=(),
+        help="measure what makes it fast alone and together, too",
+    )
     parser.add_argument("--resume", action="store_true", help="go on with what that file has")
     parser.add_argument(
         "--write", type=Path, nargs="?", const=RESULTS, help=f"write a table ({RESULTS.name})"

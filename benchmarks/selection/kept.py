@@ -14,6 +14,8 @@ from benchmarks.selection.side import Question
 PAIR: Final = "pair"
 INSTALLED: Final = "installed"
 TOGETHER: Final = "together"
+#: The same of Placement alone, for what the plainest server asks for.
+PLAINEST: Final = "plainest"
 
 
 class Kept:

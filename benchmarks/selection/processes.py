@@ -11,9 +11,18 @@ from typing import Any, Final
 
 from benchmarks.concurrency.stage import Stage
 from benchmarks.selection import side
+from benchmarks.selection.kept import INSTALLED
 from benchmarks.selection.side import Question, Sample
 
 SIDES: Final = ("ours", "stock")
+#: Names of those that do not have our filters.
+WITHOUT: Final = ("stock", INSTALLED)
+#: Our filters with a part of what makes them fast: name -> options that switch off the rest.
+PARTS: Final[Mapping[str, Mapping[tuple[str, str], object]]] = {
+    "neither": {("hpc", "placement_question"): "devices", ("hpc", "kept_hosts"): 0},
+    "question": {("hpc", "kept_hosts"): 0},
+    "kept": {("hpc", "placement_question"): "devices"},
+}
 #: Seconds until a scheduler is ready.
 _READY: Final = 300.0
 
@@ -29,7 +38,7 @@ class Crew:
         schedulers: int = 1,
     ) -> None:
         """
-        :param name: ``ours``: with our filters; else without.
+        :param name: with our filters, but for stock Nova and Nova as it is installed.
         :param options: (group, option) -> value, which the others do not have.
         """
         self._name = name
@@ -39,7 +48,7 @@ class Crew:
         for number in range(schedulers):
             here, there = spawn.Pipe()
             log = str(made.logs / f"{name}-{number}.log")
-            arguments = (str(made.nova_conf), log, name == "ours", dict(options), there)
+            arguments = (str(made.nova_conf), log, name not in WITHOUT, dict(options), there)
             process = spawn.Process(target=side.serve, args=arguments, daemon=True)
             process.start()
             there.close()

@@ -259,6 +259,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 raise RuntimeError(told)
             _count(counts, *told)
         process.join(10)
+    counts["different"] += 0
     print(", ".join(f"{count} {name}" for name, count in sorted(counts.items())))
     return min(counts["different"], 100)
 

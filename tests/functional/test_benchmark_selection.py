@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.selection import installed, together
-from benchmarks.selection.kept import INSTALLED, PAIR, TOGETHER, Kept
+from benchmarks.selection import growth, installed, together
+from benchmarks.selection.kept import INSTALLED, PAIR, PLAINEST, TOGETHER, Kept
 from benchmarks.selection.side import Question
 
 
@@ -29,7 +29,18 @@ def test_a_small_cloud(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr[-3000:]
         return done
 
-    done = run("--installed", "5", "--installed-samples", "1", "--together", "2", "--rounds", "1")
+    done = run(
+        "--plainest",
+        "--parts",
+        "--installed",
+        "5",
+        "--installed-samples",
+        "1",
+        "--together",
+        "2",
+        "--rounds",
+        "1",
+    )
     assert "rows as 9 hosts have made them through the API" in done.stderr
     for question in ("gpu:1", "gpu:4", "gpu:4,vf:4", "16 servers of gpu:1"):
         assert question in done.stdout
@@ -37,11 +48,45 @@ def test_a_small_cloud(tmp_path: Path) -> None:
     assert "not within 5 s" in done.stdout
     before = (tmp_path / "kept").read_text()
     kinds = [json.loads(line)["kind"] for line in before.splitlines()]
-    assert [kinds.count(each) for each in (PAIR, INSTALLED, TOGETHER)] == [4, 4, 2]
+    counts = [kinds.count(each) for each in (PAIR, PLAINEST, INSTALLED, TOGETHER)]
+    assert counts == [4, 1, 4, 2]
+    assert "the question alone" in done.stdout
     # Nothing is left to measure, so not even a cloud is made.
     again = run("--resume")
     assert "hosts have made them" not in again.stderr
     assert (tmp_path / "kept").read_text() == before
+
+
+@pytest.mark.slow
+def test_speed_changes_no_answer() -> None:
+    """Random requests on a real Placement, with what makes a scheduler fast on and off."""
+    names = {k: v for k, v in os.environ.items() if k != "OS_NOVA_DISABLE_EVENTLET_PATCHING"}
+    argv = ("--hosts", "12", "--requests", "60", "--seed", "3")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "benchmarks.selection.same", *argv],
+        capture_output=True, text=True, env=names, cwd=Path(__file__).parents[2], check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "0 different" in done.stdout
+    assert "60 requests" in done.stdout
+    assert " placed" in done.stdout
+    assert " refused" in done.stdout
+
+
+def test_growth_has_a_curve_for_each_side() -> None:
+    pair = {"kind": PAIR, "question": "gpu:1"}
+    results = [
+        pair | {"hosts": hosts, "ours": {"seconds": ours}, "stock": {"seconds": stock}}
+        for hosts, ours, stock in ((100, 1.0, 4.0), (10, 0.5, 1.0), (100, 3.0, 6.0))
+    ]
+    results.append({"kind": PLAINEST, "question": "gpu:0", "hosts": 10, "seconds": 0.2})
+    assert growth.find_curves(results) == {
+        "gpu:1": {
+            "stock": [(10, 1.0), (100, 5.0)],
+            "ours": [(10, 0.5), (100, 2.0)],
+            "plainest": [(10, 0.2)],
+        }
+    }
 
 
 def test_a_run_goes_on(tmp_path: Path) -> None:
