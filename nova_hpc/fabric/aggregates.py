@@ -77,7 +77,7 @@ _SALT: Final = re.compile("[0-9a-f]{32}", re.ASCII)
 
 
 def read_aggregate_place(host: str, metadata: Iterable[Mapping[str, str]]) -> PlaceReading:
-    """Where *host* is, by the metadata of all aggregates that it is in.
+    """Read the place of *host* from the metadata of all aggregates that it is in.
 
     Metadata that make no sense, as somebody's hand may leave them, are unknown.
     """

@@ -27,7 +27,7 @@ LONGEST_NAME: Final = 128
 
 
 class FabricLevel(enum.IntEnum):
-    """How near hosts are to each other; smaller is tighter."""
+    """The nearness of hosts to each other; smaller is tighter."""
 
     #: A part of an NVLink domain, e.g. a rack of several.
     SUB_DOMAIN = 0
@@ -70,7 +70,7 @@ TREE: Final = (FabricLevel.LEAF, FabricLevel.BLOCK, FabricLevel.SPINE, FabricLev
 
 
 def wrong_name(name: object) -> str | None:
-    """Why *name* is no name of a host or domain; None: it is one."""
+    """The reason why *name* is no name of a host or domain; None: it is one."""
     if not isinstance(name, str) or not name:
         return f"{name!r} is no name"
     if len(name) > LONGEST_NAME:
@@ -102,7 +102,7 @@ class Rail:
 
 @attrs.frozen
 class FabricPlace:
-    """Where one host is; None is an unknown domain."""
+    """The place of one host; None is an unknown domain."""
 
     #: As Nova calls the host.
     host: str = attrs.field(validator=_validate_name)
@@ -208,7 +208,7 @@ def _sorted_links(links: Iterable[FabricLink]) -> tuple[FabricLink, ...]:
 
 @attrs.frozen(cache_hash=True)
 class FabricMap:
-    """Where all hosts are. Equal maps say the same, wherever they come from.
+    """The places of all hosts. Equal maps say the same, wherever they come from.
 
     :raises ValueError: a host is there twice.
     """
@@ -239,7 +239,7 @@ class FabricMap:
         return tuple(self._of_host)
 
     def place(self, host: str) -> FabricPlace | None:
-        """Where *host* is; None: it is not in the map."""
+        """The place of *host*; None: it is not in the map."""
         return self._of_host.get(host)
 
     def domains(self, level: FabricLevel) -> Mapping[str, tuple[str, ...]]:
@@ -252,7 +252,7 @@ class FabricMap:
         return () if place is None else place.path
 
     def contradictions(self) -> tuple[str, ...]:
-        """Where domains do not nest, in words: no domain of the tree lies in two others."""
+        """The domains that do not nest, in words: no domain of the tree lies in two others."""
         sentences = []
         for levels in (OF_NVLINK, TREE):
             for level, above in itertools.combinations(levels, 2):

@@ -37,7 +37,7 @@ class GuestWishes(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Where the promised devices are, and what is not as promised."""
+    """The places of the promised devices, and what is not as promised."""
 
     places: dict[int, GuestFunction]
     findings: tuple[GuestFinding, ...]

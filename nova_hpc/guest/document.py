@@ -111,7 +111,7 @@ class GuestDevice(NamedTuple):
 
 
 class Peers(NamedTuple):
-    """Where traffic goes between a GPU and adapters below the same switch."""
+    """The way of traffic between a GPU and adapters below the same switch."""
 
     #: Number of the GPU.
     device: int

@@ -27,7 +27,7 @@ class Root:
         self.folder = os.path.abspath(folder).rstrip("/")  # noqa: PTH100
 
     def place(self, path: str) -> str:
-        """Where an absolute *path* of the machine really is."""
+        """The real place of an absolute *path* of the machine."""
         return f"{self.folder}{path}"
 
     def exists(self, path: str) -> bool:
@@ -203,7 +203,7 @@ def _expect_own(handle: int, path: str) -> None:
 
 
 def describe_error(error: Exception) -> str:
-    """Why an operation failed, in the system's words."""
+    """The reason why an operation failed, in the system's words."""
     if isinstance(error, OSError) and error.errno is not None:
         return os.strerror(error.errno).lower()
     return "no possible path"

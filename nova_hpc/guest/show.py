@@ -43,7 +43,7 @@ def format_promise_tree(document: GuestDocument, result: Result) -> Iterator[str
 
 
 def _format_peers(document: GuestDocument) -> Iterator[str]:
-    """Where traffic between GPUs and adapters below one switch goes."""
+    """The way of traffic between GPUs and adapters below one switch."""
     wish = {"keep": "", None: ", wished: not known"}.get(
         document.peer_wish, f", wished: {document.peer_wish}"
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where this machine is on the fabric, for people, for Slurm and for programs.
+"""The place of this machine on the fabric, for people, for Slurm and for programs.
 
 All names are the project's own: the same name on two of its machines means that they
 share the domain, and nothing else.

@@ -75,7 +75,7 @@ class Bridge:
 
 @attrs.frozen
 class TreeSeat:
-    """Where one device goes: alone below a port, in slot 0."""
+    """The seat of one device: alone below a port, in slot 0."""
 
     device: TreeDevice
     #: Bridge.index of its port.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which libvirt the guests' trees need, beyond Nova's own minimum. Pure.
+"""The libvirt that the guests' trees need, beyond Nova's own minimum. Pure.
 
 The driver refuses a server by these numbers, and ``nova-hpc doctor`` says beforehand that it
 would. QEMU needs nothing beyond Nova's minimum.

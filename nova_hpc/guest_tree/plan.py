@@ -208,7 +208,7 @@ def _number_parts(roots: tuple[TreeBranch, ...]) -> TreePlan:
 
 
 def _count_buses(part: TreeBranch | TreeDevice) -> int:
-    """How many buses a part takes below its expander, with those of its port."""
+    """Count the buses that a part takes below its expander, with those of its port."""
     if isinstance(part, TreeDevice):
         return 1
     return 2 + sum(_count_buses(inner) for inner in part.below)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much 64-bit address space devices need in a guest.
+"""The 64-bit address space that devices need in a guest.
 
 A device's memory is mapped into a window of the port above it, and that lies
 in the window of the switch above. The firmware aligns each window to its

@@ -35,7 +35,7 @@ def is_uuid(text: object) -> bool:
 
 
 def explain_wrong_host(name: str) -> str | None:
-    """Why *name* is no name of a host by RFC 1123; None: it is one."""
+    """Explain why *name* is no name of a host by RFC 1123; None: it is one."""
     if not name:
         return "it is empty"
     if len(name) > LONGEST_NAME:

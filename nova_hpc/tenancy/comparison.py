@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a ledger may be believed: it is compared with what Nova has recorded meanwhile.
+"""The comparison of a ledger with what Nova has recorded meanwhile: may it be believed?
 
 Pure. A ledger can be lost, put back from an older copy, restored with its disk, be that of
 another node, or lack what a full disk kept from being written. So no device is clean because

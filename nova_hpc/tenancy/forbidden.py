@@ -87,7 +87,7 @@ def _symptom_of_forbidden(
 
 
 def symptom_of_vpd(read: Read, address: str) -> Symptom | None:
-    """Why a function is never given, by its VPD; None: it may be."""
+    """The reason never to give a function, by its VPD; None: it may be given."""
     try:
         data = read(address)
         if data is not None and vpd.manages_switches(data):

@@ -80,7 +80,7 @@ class NodeGuestDomain:
 
     @property
     def problem(self) -> str | None:
-        """Why it may have other devices, too; None: nothing is hidden."""
+        """The reason why it may have other devices, too; None: nothing is hidden."""
         return self.live.problem or self.following.problem
 
     def __str__(self) -> str:
@@ -107,7 +107,7 @@ class NodeGuestDomains:
 
     @property
     def unknown(self) -> str | None:
-        """Why nobody can say of any device that no domain has it; None: one can."""
+        """The reason why of no device it is sure that no domain has it; None: it is sure."""
         if self.problem is not None:
             return self.problem
         for domain in self.domains:

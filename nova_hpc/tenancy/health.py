@@ -219,7 +219,7 @@ class _HealthChecks:
 
 
 def _refine_sign(sign: HealthSign, function: PciFunction) -> HealthSign:
-    """Which of the signs that one check looks for it is."""
+    """The sign, of those that one check looks for."""
     if sign is HealthSign.ABSENT and function.silent:
         return HealthSign.SILENT
     if sign is HealthSign.DRIVER and function.driver is None:

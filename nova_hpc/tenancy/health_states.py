@@ -57,7 +57,7 @@ _SHOWN: Final = 8
 
 @attrs.frozen
 class Moment:
-    """When a look was made."""
+    """The time of a look."""
 
     #: Unix time, seconds. It is shown and never compared.
     wall: float
@@ -96,15 +96,15 @@ class HealthRules:
         return min(doubled, max(self.suspect_retry_most, self.suspect_retry))
 
     def room(self, devices: int) -> int:
-        """How many of so many devices suspicion alone may withhold."""
+        """The number of so many devices that suspicion alone may withhold."""
         return max(1, math.floor(self.suspect_share * devices)) if devices else 0
 
     def many(self, devices: int) -> int:
-        """How many of so many devices of a model change in one event at least."""
+        """The least number of so many devices of a model that change in one event."""
         return max(2, math.ceil(self.model_share * devices))
 
     def tolerated(self, seconds: float) -> float:
-        """How many errors in so many seconds are not judged."""
+        """The number of errors in so many seconds that are not judged."""
         return self.errors_per_hour * max(1.0, seconds / 3600.0)
 
 
@@ -126,7 +126,7 @@ def is_trial_due(trial: Trial | None, moment: Moment, rules: HealthRules) -> boo
 
 
 def count_unforgiven_tries(trial: Trial | None, moment: Moment, rules: HealthRules) -> int:
-    """How often an offered device was tried, less what is forgiven."""
+    """Count the tries of an offered device, less what is forgiven."""
     if trial is None or trial.boot != moment.boot or moment.up < trial.tried:
         return 0
     if rules.suspect_forgive <= 0:

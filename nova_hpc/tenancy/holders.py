@@ -59,7 +59,7 @@ _PAUSE: Final = 0.01
 
 @attrs.frozen
 class KernelHolder:
-    """Why a device is not known to be free."""
+    """The reason why a device is not known to be free."""
 
     #: For operators: what is seen, and what helps.
     text: str
@@ -146,7 +146,7 @@ def explain_closed_door(there: VfioDoor, number: int | None) -> KernelHolder:
 
 
 def find_kernel_holders(root: Path, addresses: Iterable[str]) -> dict[str, KernelHolder]:
-    """Which of *addresses* somebody has, or may have. Never raises.
+    """Find those of *addresses* that somebody has, or may have. Never raises.
 
     A device that is not there has nobody.
 
@@ -176,7 +176,7 @@ class _HolderFinder:
         self._disks: dict[str, str] | None = None
 
     def holder(self, address: str) -> KernelHolder | None:
-        """Who has a device; None: nobody.
+        """The holder of a device; None: nobody has it.
 
         :raises FileError: nobody can tell.
         """
@@ -246,7 +246,7 @@ class _HolderFinder:
         return list(dict.fromkeys(disks))
 
     def _network(self, path: str, name: str) -> tuple[str, bool] | None:
-        """How the host uses an interface, and whether that is certain; None: it does not.
+        """The host's use of an interface, and whether it is certain; None: there is none.
 
         One that is only up is not used: network managers bring up what they find.
         """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which hardware is where now: entries of the ledger follow the hardware, not the bus number.
+"""The places of hardware: entries of the ledger follow the hardware, not the bus number.
 
 Pure. An address is a place: firmware numbers buses anew, boards change slots or are
 replaced. Hardware is known by its serial number (of PCIe, else of the vital product

@@ -255,7 +255,7 @@ def put_into_quarantine(ledger: Ledger, reasons: Mapping[str, str], anew: bool =
 
 
 def copy_of(path: Path) -> Path:
-    """Where the copy of the file at *path* is kept."""
+    """The path of the copy of the file at *path*."""
     return path.with_name(f".{path.name}.copy")
 
 

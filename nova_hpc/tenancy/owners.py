@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who has a device: Nova's records, libvirt's domains and the kernel have to agree that nobody has.
+"""Owners of devices: Nova's records, libvirt's domains and the kernel have to agree on none.
 
 Each of them can be wrong. Nova forgets a server that was deleted while nova-compute was
 down, that was evacuated behind a broken network, or that a restored database never knew,
@@ -21,7 +21,7 @@ from nova_hpc.wire.ledger import SOMEBODY
 
 @attrs.frozen
 class HeldDevice:
-    """Why a device that Nova gives to nobody is not free."""
+    """The reason why a device that Nova gives to nobody is not free."""
 
     #: For operators: who has it, and what helps.
     text: str
@@ -69,7 +69,7 @@ class DeviceOwners:
     rows: Callable[[], NovaDeviceRows] = NovaDeviceRows
 
     def held(self, addresses: Collection[str], server: str | None = None) -> dict[str, HeldDevice]:
-        """Which of *addresses*, that no other server has by Nova's records, are not free.
+        """Those of *addresses* that no other server has by Nova's records, and that are not free.
 
         Call it below their locks: to ask the kernel is to keep others out for an instant.
 
@@ -102,7 +102,7 @@ class DeviceOwners:
 def held_by_domains(
     domains: NodeGuestDomains, addresses: Iterable[str], server: str | None = None
 ) -> dict[str, HeldDevice]:
-    """Which of *addresses* a guest domain has that is not the one of *server*."""
+    """Those of *addresses* that a guest domain has which is not the one of *server*."""
     unknown = domains.unknown
     held_devices = {}
     for address in addresses:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much of a device's resource provider is reserved in Placement, and for whom.
+"""The amount of a device's resource provider that is reserved in Placement, and for whom.
 
 Placement has one number. What this node withholds and what an operator reserves
 share it: the greater of the two is written, so that an operator's word is a floor
@@ -70,7 +70,7 @@ def decide_reservation(
 
 
 def operators_share_of(record: ReservedProvider | None, provider: PlacedProvider) -> int:
-    """How much of what is reserved is an operator's (or Nova's, of one-time-use devices)."""
+    """The part of what is reserved that is an operator's (or Nova's, of one-time-use devices)."""
     if record is None or record.uuid != provider.uuid:
         return provider.reserved
     if provider.reserved in (record.reserved, record.earlier):

@@ -17,7 +17,7 @@ DRAFT_END: Final = ".new"
 
 
 def draft_prefix_of(path: Path) -> str:
-    """How the names of drafts of the file at *path* begin."""
+    """The beginning of the names of drafts of the file at *path*."""
     return f".{path.name.lstrip('.')}."
 
 

@@ -104,13 +104,13 @@ def with_serial(handle: int, data: bytes) -> bytes:
 
 
 def serial_at(data: bytes) -> int | None:
-    """Where a space has the device's serial number (8 bytes, the least significant first)."""
+    """The offset of the device's serial number (8 bytes, the least significant first)."""
     offset = _find_extended_capability(data, None if len(data) < SIZE else 1, _EXTENDED_CAP_SERIAL)
     return offset + 4 if offset and offset + 12 <= SIZE else None
 
 
 def acs_control_at(data: bytes) -> int | None:
-    """Where a space has the control register of ACS, two bytes; None: it has none."""
+    """The offset of the control register of ACS, two bytes; None: the space has none."""
     express = _find_capability(data, _CAP_EXPRESS) if len(data) >= SIZE else None
     offset = _find_extended_capability(data, express, _EXTENDED_CAP_ACS)
     return offset + 6 if offset else None

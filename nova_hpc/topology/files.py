@@ -105,7 +105,7 @@ class FileTree:
         return os.readlink(self._root + place)  # noqa: PTH115
 
     def target(self, path: str) -> str | None:
-        """Where the link *path* itself leads, fully resolved; None: no such link.
+        """The end of the link *path* itself, fully resolved; None: no such link.
 
         :raises FileError: it is there but no link, or leads to nothing.
         """

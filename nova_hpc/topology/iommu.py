@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which functions could reach each other past the IOMMU, from the bits of ACS.
+"""The functions that could reach each other past the IOMMU, from the bits of ACS.
 
 The kernel forms its IOMMU groups when it finds a device, and never again: whoever
 changes ACS afterwards changes what devices can do, and not what the groups say. So what

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a PCI function sits, and how close several of them are.
+"""The place of a PCI function, and how close several of them are.
 
 The words are those of the flavor language (``hpc:affinity``) and the
 abbreviations are those that NCCL and ``nvidia-smi topo`` print.
@@ -52,7 +52,7 @@ class Distance(enum.IntEnum):
 
 @attrs.frozen
 class Location:
-    """Where one PCI function sits in its host.
+    """The place of one PCI function in its host.
 
     ``switches`` are the addresses of the points that devices below share,
     outermost first: the upstream port of each PCIe switch on the path; where

@@ -279,7 +279,7 @@ class PciFunction:
 
     @property
     def location(self) -> Location:
-        """Where it sits, for comparison with other functions."""
+        """Its place, for comparison with other functions."""
         return Location(
             numa=self.numa_node, socket=self.socket, root=self.root, switches=self.switches
         )

@@ -51,7 +51,7 @@ class AcsChange:
 
 @attrs.frozen
 class Lack:
-    """Why a pair is not as wished, and cannot be made so here."""
+    """The reason why a pair is not as wished, and cannot be made so here."""
 
     #: The port or device that it is about.
     address: str
@@ -135,7 +135,7 @@ def _change_for_port(port: PciFunction | None, wish: PeerWish) -> AcsChange | No
 
 
 def _refusal_for_port(node: Node, address: str, wish: PeerWish) -> Lack | None:
-    """Why a port cannot or must not be set."""
+    """The reason why a port cannot or must not be set."""
     port = node.function(address)
     if port is None or port.acs_control is None:
         return Lack(address, "its registers cannot be read; only root can", unread=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which PCI function plays which role: the entries of ``[hpc]device_role``.
+"""The roles of PCI functions: the entries of ``[hpc]device_role``.
 
 Roles come from configuration, never from ids in code. Each entry is a JSON
 object, see the help text of the option. :func:`parse_roles` is for the operator's

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which driver of a function speaks VFIO: the kernel's word, never the driver's name.
+"""Drivers that give a function by VFIO: the kernel's word, never the driver's name.
 
 A function has ``vfio-dev/`` below it while its driver offers it by VFIO (Linux 6.1 and
 later). Such a driver is ``vfio-pci``; a variant of it, made for some ids and bound like it

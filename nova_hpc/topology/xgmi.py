@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which accelerators are linked by xGMI, AMD's counterpart of NVLink, as the kernel says.
+"""Accelerators that are linked by xGMI, AMD's counterpart of NVLink, as the kernel says.
 
 Two sources, both of the driver ``amdgpu`` and of KFD: accelerators that are bound to
 vfio-pci show neither, so it has to be read before they are. The first is the hive that

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tree a server was started with, as it is stored with the server.
+"""The tree that a server was started with, as it is stored with the server.
 
 A guest's hardware must not change below it, so the version of the rules that
 made it is kept, and every later start uses that version.

@@ -83,7 +83,7 @@ class DeviceState(enum.Enum):
 
 @attrs.frozen
 class Trial:
-    """How a device came to its state, and how often it was tried."""
+    """The way of a device to its state, and how often it was tried."""
 
     #: What was wrong, a value of :class:`nova_hpc.tenancy.sign.HealthSign`; "": nothing is.
     sign: str = ""

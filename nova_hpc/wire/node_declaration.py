@@ -56,7 +56,7 @@ class DeclaredDevice:
 
 @attrs.frozen
 class RoleWish:
-    """How the devices of one role are offered."""
+    """The offer of the devices of one role."""
 
     identity: str | None = None
     resource_class: str | None = None
@@ -67,14 +67,14 @@ class RoleWish:
 
 @attrs.frozen
 class Cpus:
-    """Which CPUs the host keeps."""
+    """The CPUs that the host keeps."""
 
     housekeeping_cores: int | None = None
 
 
 @attrs.frozen
 class DeclaredLimits:
-    """How large the cloud is."""
+    """The size of the cloud."""
 
     hosts: int | None = None
 

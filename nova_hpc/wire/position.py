@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a server is on the fabric, as its owner may know it.
+"""A server's place on the fabric, as its owner may know it.
 
 Names of domains are made for one project (:mod:`nova_hpc.fabric.pseudonym`): two projects
 see different names for one leaf, and no name says anything about hosts or their order. It is

@@ -21,7 +21,7 @@ from nova_hpc.wire.values import require_count, require_finite, require_type
 
 @attrs.frozen
 class ReservedProvider:
-    """Who has reserved how much of a device's resource provider in Placement.
+    """The amounts of a device's resource provider that are reserved in Placement, and by whom.
 
     What is reserved there is the greater one of :attr:`ours` and :attr:`operators`.
     """

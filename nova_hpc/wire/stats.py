@@ -222,7 +222,7 @@ class NodeWord:
 
     @property
     def out(self) -> str | None:
-        """Why the node gets no server with an ``hpc:`` flavor, for operators; None: it may."""
+        """The reason against servers with ``hpc:`` keys, for operators; None: there is none."""
         if self.unread is not None:
             return f"what the node holds back is unknown: {self.unread}"
         return OTHER_DRIVER if self.stock else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which GPUs of a node are linked: the entries of ``[hpc]nvlink_set``.
+"""The GPUs of a node that are linked: the entries of ``[hpc]nvlink_set``.
 
 The operator writes the sets down where nothing in sysfs tells them. Where a node has
 NVSwitches, the GPUs of their board are known to be one set, and where GPUs say which

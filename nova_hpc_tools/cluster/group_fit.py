@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether servers of one group would come together, in which domain, and what is missing. Pure.
+"""The fit of servers of one group: whether they come together, where, and what is missing. Pure.
 
 For ``nova-hpc explain``: the planner's answer to what is free, less what is kept for other groups.
 """

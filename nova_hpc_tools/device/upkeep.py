@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an operator does with a device: see how it differs, accept it, release it."""
+"""An operator's care of a device: see how it differs, accept it, release it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class DeviceUpkeep(HygieneStep):
     """The step that keeps devices clean, with what an operator asks of it."""
 
     def check(self, device: DeviceCandidate) -> list[str]:
-        """How a device differs from its baseline; nothing of one that a server has."""
+        """The differences of a device from its baseline; none of one that a server has."""
         ledger = distrust_damaged_baselines(self.records.ledger.read())
         if ledger.lost:
             return [ledger.problems[0]]
@@ -46,7 +46,7 @@ class DeviceUpkeep(HygieneStep):
         return [symptom.reason for symptom in faults]
 
     def changes(self, devices: Iterable[DeviceCandidate]) -> dict[str, str]:
-        """How devices differ from their baselines in what an operator can accept.
+        """The differences of devices from their baselines that an operator can accept.
 
         :returns: address -> the differences; of a device that a server may have only
             where it was found changed when it was cleaned.
@@ -118,7 +118,7 @@ class DeviceUpkeep(HygieneStep):
             return None
 
     def describe(self, address: str) -> Mapping[str, str]:
-        """Who has had a device, its baseline, and how far its stage is."""
+        """The servers that have had a device, its baseline, and the phase of its stage."""
         device = distrust_damaged_baselines(self.records.ledger.read()).device(address)
         baseline_text = json.dumps(device.baseline, sort_keys=True) if device.baseline else ""
         return {
@@ -179,7 +179,7 @@ def accept_changed_device(
 
 
 def describe_stage(stage: DeviceStage | None) -> str:
-    """How far it is and what it takes, for people; "": it has none."""
+    """The stage's phase and what it takes, for people; "": the device has none."""
     if stage is None:
         return ""
     took = "" if stage.seconds is None else f"{stage.seconds:g} s"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which libvirt the servers of a node will need, said before one is refused."""
+"""The libvirt that the servers of a node will need, said before one is refused."""
 
 from __future__ import annotations
 

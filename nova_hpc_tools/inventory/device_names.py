@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What people call the devices of a node."""
+"""Names that people have for the devices of a node."""
 
 from __future__ import annotations
 

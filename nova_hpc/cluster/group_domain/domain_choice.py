@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which domain a group gets, and where in it the next member goes: what the planner says. Pure.
+"""The domain that a group gets, and the place of the next member in it, by the planner. Pure.
 
 The scheduler asks the function that ``nova-hpc fabric plan`` asks
 (:func:`nova_hpc.cluster.plan.search.plan_gang`), with the hosts that Nova offers in place of files.
@@ -83,7 +83,7 @@ class Ground:
         return host_counts
 
     def free(self, level: FabricLevel) -> Mapping[GroupDomain, int]:
-        """How many servers fit into each domain of *level*."""
+        """The number of servers that fit into each domain of *level*."""
         free_places: collections.Counter[GroupDomain] = collections.Counter()
         for seat in self.seats:
             if level in seat.domains:
@@ -91,7 +91,7 @@ class Ground:
         return free_places
 
     def free_in(self, domain: GroupDomain) -> int:
-        """How many servers fit into one domain."""
+        """The number of servers that fit into one domain."""
         if domain == EVERYWHERE:
             return UNBOUNDED
         return sum(seat.fit for seat in self.seats if seat.is_in(domain.uuid))

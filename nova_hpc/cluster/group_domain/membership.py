@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a member of a server group comes to its domain, beside any number of schedulers.
+"""The way of a member of a server group to its domain, beside any number of schedulers.
 
 Reads the group's record, or writes it; takes the member's ticket; answers. Every step may be
 the last one of this process, and may meet another scheduler or a reaper at the same place: what
@@ -365,7 +365,7 @@ class _Hunt:
         self._cut.clear()
 
     def next(self, patient: bool = False) -> tuple[int, GroupDomain] | None:
-        """How many levels above the wanted one, and the domain; None: there are no more.
+        """The number of levels above the wanted one, and the domain; None: there are no more.
 
         :param patient: a wider domain is none while others may still give way.
         """
@@ -383,7 +383,7 @@ class _Hunt:
         return chosen
 
     def missed(self, chosen: tuple[int, GroupDomain], obstacle: DomainMiss | RoomVerdict) -> None:
-        """Why the domain was not taken."""
+        """Note why the domain was not taken."""
         step, domain = chosen
         if isinstance(obstacle, DomainMiss):
             self._cut[domain.uuid] = obstacle.left

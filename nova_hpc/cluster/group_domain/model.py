@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which domain a server group has: what Placement holds of it, and what follows from that.
+"""The domain of a server group: what Placement holds of it, and what follows from that.
 
 Pure. Four kinds of providers *without inventory* say everything, each a child of the one
 before, so that they are never allocation candidates and need no service of their own:
@@ -120,7 +120,7 @@ class GroupRecord:
 
 @attrs.frozen
 class Size:
-    """How large servers are, as far as rooms have to know."""
+    """The size of servers, as far as rooms have to know."""
 
     #: Hexadecimal, equal for servers of the same size.
     key: str = ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the members of a gang go: the planner. Pure.
+"""The planner: places for the members of a gang. Pure.
 
 :func:`nova_hpc.cluster.plan.search.plan_gang` answers; the page *The gang planner* of the
 contributors' documentation says what the answer is, in words that a test can follow.

@@ -94,7 +94,7 @@ def _explain_plan(
 def build_gang_refusal(
     free_spots: Sequence[FreeSpot], gang: Gang, home: Sequence[FabricPlace]
 ) -> GangRefusal:
-    """Why there is no plan.
+    """Build the reason why there is no plan.
 
     :param free_spots: the hosts that count for the gang.
     """

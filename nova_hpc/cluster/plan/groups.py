@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which blocks (or spines) a gang uses that needs several: the fewest, the smallest.
+"""The blocks (or spines) of a gang that needs several: the fewest, the smallest.
 
 A choice of groups is good if its *leaves*, at most so many of them, hold the gang. So the
 least number of groups and the leaves interact: a table says what the groups from the i-th

@@ -30,7 +30,7 @@ class GangPolicy(enum.StrEnum):
 
 
 class GangOrder(enum.StrEnum):
-    """How the members are dealt to the hosts of the leaves that the gang gets."""
+    """The order in which members are dealt to the hosts of the leaves that the gang gets."""
 
     #: To the fewest hosts.
     PACK = "pack"
@@ -77,7 +77,7 @@ class Gang:
 
 @attrs.frozen
 class GangPlan:
-    """Where the members go."""
+    """The places of the members."""
 
     #: Host -> how many members, in the order of the hosts' names.
     hosts: Mapping[str, int] = attrs.field(hash=False)
@@ -117,7 +117,7 @@ class GangMiss:
 
 @attrs.frozen
 class GangRefusal:
-    """Why the gang has no place."""
+    """The reason why the gang has no place."""
 
     members: int
     #: Of the level that was asked for; None: the map has no such domain with a free host.

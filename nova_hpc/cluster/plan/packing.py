@@ -34,7 +34,7 @@ class Filled:
 
 
 def count_fewest_parts(frees: Sequence[int], wanted: int) -> int:
-    """How many of these numbers, at least, have a sum of *wanted*.
+    """Count how many of these numbers, at least, have a sum of *wanted*.
 
     :param frees: the largest first; their sum is at least *wanted*.
     """

@@ -52,7 +52,7 @@ _MOST_DOMAINS: Final = 64
 
 
 def plan_gang(fabric: FabricMap, capacity: Mapping[str, int], gang: Gang) -> GangPlan | GangRefusal:
-    """Where the members of *gang* go: all of them, or a refusal.
+    """Plan the places of the members of *gang*: all of them, or a refusal.
 
     :param fabric: where the hosts are. A host that it does not name has no domain.
     :param capacity: host -> how many members fit on it now. Others hold none.
@@ -109,7 +109,7 @@ def domains_at_level(
 def _domain_key_of(
     host: str, where: FreeSpot | FabricPlace, level: FabricLevel | str, gang: Gang
 ) -> tuple[str, tuple[FabricLevel, str] | None] | None:
-    """Which domain a host belongs to.
+    """The domain that a host belongs to.
 
     An NVLink domain may cross the domain that the gang has to be in: then it is one for
     each of them.
@@ -187,7 +187,7 @@ class _DomainSearch:
     # --- between domains -----------------------------------------------------------
 
     def _leaves(self, domain: GangDomain) -> int:
-        """How many leaves more the gang gets there, at least."""
+        """The number of leaves more that the gang gets there, at least."""
         old, new = _by_leaf(domain.spots, self.home)
         missing = self.gang.members - sum(old.values())
         return packing.count_fewest_parts(sorted(new.values(), reverse=True), missing)

@@ -25,7 +25,7 @@ class NoBackendError(AdapterError):
 
 
 class AdapterBackend(Protocol):
-    """How one kind of adapter is set."""
+    """The way in which one kind of adapter is set."""
 
     def write(self, function: AdapterFunction, setting: AdapterSetting) -> None:
         """Make one setting.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which virtual function of which adapter an address is, and what can set it."""
+"""From an address to the virtual function of an adapter, and to what can set it."""
 
 from __future__ import annotations
 

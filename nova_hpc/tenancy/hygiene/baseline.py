@@ -177,7 +177,7 @@ def take_snapshot(
 
 
 def boot_of(tree: FileTree) -> str | None:
-    """Which boot of the machine this is."""
+    """The name of this boot of the machine."""
     try:
         return (tree.text(_BOOT) or "")[:_LONGEST] or None
     except FileError:
@@ -225,7 +225,7 @@ def _serial_of_config(config: bytes, capabilities: tuple[str, ...]) -> str | Non
 
 
 def hardware_name_of(tree: FileTree, function: PciFunction, look: DeviceSnapshot) -> str:
-    """Which piece of hardware a device is; see :class:`nova_hpc.wire.ledger.LedgerDevice`.
+    """The name of a device as hardware; see :class:`nova_hpc.wire.ledger.LedgerDevice`.
 
     A virtual function has no serial number of its own.
     """
@@ -271,7 +271,7 @@ def _unset_bars_of(config: bytes, function: PciFunction) -> Iterator[int]:
 
 
 def compare_snapshots(recorded: DeviceSnapshot, current: DeviceSnapshot) -> list[Symptom]:
-    """How a device differs from its record, the worst first; errors are not looked at.
+    """List the differences of a device from its record, the worst first, but for errors.
 
     The speed of the link is not compared: an idle device lowers it to save power, and
     one without its driver cannot be asked to work.

@@ -144,7 +144,7 @@ class HygieneRecords:
         looks: Mapping[str, DeviceSnapshot],
         candidates: Mapping[str, DeviceCandidate],
     ) -> dict[str, str]:
-        """Which hardware they are, of devices of which that is not recorded."""
+        """The hardware of devices of which it is not recorded yet."""
         new = [address for address in looks if ledger.device(address).hardware is None]
         recorded = {device.hardware for device in ledger.devices.values()}
         ids = identity.unique_hardware_of(self.identify(new, candidates, looks))
@@ -162,7 +162,7 @@ class HygieneRecords:
         looks: Mapping[str, DeviceSnapshot],
         candidates: Mapping[str, DeviceCandidate],
     ) -> dict[str, str]:
-        """Why devices must not be given at this moment; the next update settles their states."""
+        """The reasons not to give devices at this moment; the next update settles their states."""
         moment = self.moment()
         reasons: dict[str, str] = {}
         for address, look in looks.items():

@@ -73,7 +73,7 @@ class SnapshotReader:
     def identify(
         self, candidates: Iterable[DeviceCandidate], looks: Mapping[str, DeviceSnapshot]
     ) -> Identities:
-        """Which hardware is at each address, as far as the devices say so themselves.
+        """Identify the hardware at each address, as far as the devices say it themselves.
 
         :param looks: at *candidates*; a virtual function is known by its physical
             function, which is asked for its serial number once.

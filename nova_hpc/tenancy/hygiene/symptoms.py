@@ -53,7 +53,7 @@ def recorded_model_of(device: LedgerDevice) -> str | None:
 
 
 def lasting_change_of(symptoms: tuple[Symptom, ...]) -> str:
-    """How a device differs in what cannot come right by itself; "": it does not."""
+    """The difference of a device that cannot come right by itself; "": there is none."""
     return "; ".join(symptom.change for symptom in symptoms if symptom.sign is HealthSign.CHANGED)
 
 
@@ -123,7 +123,7 @@ def judge_free_devices(
 def explain_expected_change(
     ledger: Ledger, address: str, symptoms: tuple[Symptom, ...], moment: Moment
 ) -> str | None:
-    """Why a change is right; None: nobody said so, or there is none."""
+    """Explain why a change is right; None: nobody said so, or there is none."""
     if not any(symptom.sign in EXPECTED for symptom in symptoms):
         return None
     model = recorded_model_of(ledger.device(address))
@@ -145,7 +145,7 @@ def renew_baseline(device: LedgerDevice, look: DeviceSnapshot, moment: Moment) -
 def _recount_errors(
     device: LedgerDevice, look: DeviceSnapshot, symptoms: tuple[Symptom, ...], moment: Moment
 ) -> LedgerDevice:
-    """When errors are counted anew: they were judged, or an hour had less than is judged."""
+    """Count errors anew where they were judged, or an hour had less than is judged."""
     many = any(symptom.sign is HealthSign.ERRORS for symptom in symptoms)
     if many:
         tried = device.trial is not None and device.trial.tried == moment.up

@@ -92,7 +92,7 @@ class ActivePartitionsStruct(ctypes.Structure):
 
 
 def version_of(structure: type[ctypes.Structure], number: int) -> int:
-    """How the library tells layouts apart: size, and a number above it."""
+    """The version by which the library tells layouts apart: size, and a number above it."""
     return ctypes.sizeof(structure) | number << 24
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which partitions of an NVLink fabric a server gets. Pure.
+"""The partitions of an NVLink fabric that a server gets. Pure.
 
 A *partition* is a set of GPUs that the manager of the fabric can link to one
 another, and to no other GPU. The manager has a fixed table of them and knows

@@ -32,7 +32,7 @@ _UNREAD: Final = "unread"
 
 
 class StagePhase(enum.Enum):
-    """How far the stage of a device is."""
+    """The phase of a device's stage."""
 
     DUE = "due"
     BEGUN = "begun"
@@ -40,7 +40,7 @@ class StagePhase(enum.Enum):
 
 
 class StageMode(enum.Enum):
-    """Where devices of a role are looked at; the value is the word of ``[hpc]clean_stage``."""
+    """The place of the stage for a role; the value is the word of ``[hpc]clean_stage``."""
 
     NONE = "none"
     SERVICE_VM = "service-vm"
@@ -120,7 +120,7 @@ def pass_stage(stage: DeviceStage | None, seconds: float, wall_time: float) -> D
 
 
 def refusal_of_stage(stage: DeviceStage | None, server: str) -> str | None:
-    """Why a server must not start with a device that has a stage; None: as to that it may.
+    """The reason why a server must not start with a device that has a stage; None: it may.
 
     A device whose stage this very server made due is one that it got before: its start
     failed, and it is tried again.
@@ -135,7 +135,7 @@ def refusal_of_stage(stage: DeviceStage | None, server: str) -> str | None:
 
 
 def word_waiting_stage(stage: DeviceStage) -> str:
-    """Why a free device is not offered, for operators."""
+    """The reason why a free device is not offered, for operators."""
     if stage.phase is StagePhase.BEGUN:
         where = (
             "on the host"

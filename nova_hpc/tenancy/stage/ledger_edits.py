@@ -123,7 +123,7 @@ def _put_stage(ledger: Ledger, address: str, stage: DeviceStage) -> LedgerDevice
 
 
 def group_by_holder(ledger: Ledger, addresses: Iterable[str]) -> dict[str, list[str]]:
-    """What has devices by their entries, e.g. the UUID of a service VM -> the devices."""
+    """Group devices by what has them, e.g. the UUID of a service VM -> the devices."""
     addresses_by_holder: dict[str, list[str]] = defaultdict(list)
     for address in addresses:
         entry = device_stage.load_stage(ledger.device(address).stage)

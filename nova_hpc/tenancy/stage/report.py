@@ -69,7 +69,7 @@ def _expect_bool(value: Any) -> bool:
 
 
 def failure_reason_of(result: dict[str, Any]) -> str:
-    """Why a device did not pass, in printable words."""
+    """The reason why a device did not pass, in printable words."""
     text = str(result.get("reason") or "no reason given")
     return "".join(character if character.isprintable() else " " for character in text)[
         :_LONGEST_REASON

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a device is looked at: one way for a service VM, one for the host itself."""
+"""Runners of a stage: one way for a service VM, one for the host itself."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class StageRunner(abc.ABC):
 
 
 def problem_of_check(result: Mapping[str, Any]) -> str | None:
-    """Why a check could not be made; None: it was."""
+    """The reason why a check could not be made; None: it was."""
     if result.get("ok") is True or result.get("unable") is not True:
         return None
     return f"a check could not be made: {report.failure_reason_of(dict(result))}"

@@ -88,7 +88,7 @@ class StageStep(TenancyStep):
     _work: _StageWork = attrs.field(factory=_StageWork, init=False, eq=False, repr=False)
 
     def mode(self, role: str | None) -> StageMode:
-        """Where the devices of a role are cleaned."""
+        """The place where the devices of a role are cleaned."""
         return self.modes.get(role or "", StageMode.NONE)
 
     # -- the protocol -----------------------------------------------------------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether quotas leave room for members, before the first one is asked for."""
+"""The check that quotas leave room for members, before the first one is asked for."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether members may be named to another program: a host file's reader, ``--drain``'s program.
+"""The check of members' names for another program: a host file's reader, ``--drain``'s program.
 
 Nova takes any text for a server's name, and its owner writes its metadata.
 """
