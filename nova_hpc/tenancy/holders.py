@@ -63,7 +63,7 @@ class KernelHolder:
 
     #: For operators: what is seen, and what helps.
     text: str
-    #: Somebody has it; False: nobody can tell.
+    #: Somebody has it; False: the kernel does not say.
     certain: bool = True
 
 
@@ -178,7 +178,7 @@ class _HolderFinder:
     def holder(self, address: str) -> KernelHolder | None:
         """The holder of a device; None: nobody has it.
 
-        :raises FileError: nobody can tell.
+        :raises FileError: the kernel does not say.
         """
         if not self._tree.exists(f"{DEVICES}/{address}"):
             return None

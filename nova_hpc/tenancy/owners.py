@@ -110,7 +110,7 @@ def held_by_domains(
         if domain is not None and domain.uuid != server:
             held_devices[address] = HeldDevice(_word_domain_holder(domain), domain.uuid or SOMEBODY)
         elif domain is None and unknown is not None:
-            held_devices[address] = HeldDevice(f"nobody can say whether it is free: {unknown}")
+            held_devices[address] = HeldDevice(f"the node cannot say whether it is free: {unknown}")
     return held_devices
 
 
@@ -122,7 +122,7 @@ def held_by_kernel(holders: Mapping[str, KernelHolder]) -> dict[str, HeldDevice]
             SOMEBODY,
         )
         if holder.certain
-        else HeldDevice(f"nobody can say whether it is free: {holder.text}")
+        else HeldDevice(f"the node cannot say whether it is free: {holder.text}")
         for address, holder in holders.items()
     }
 

@@ -180,7 +180,7 @@ class PciFunction:
     #: None: bound to no driver (or not readable). While a server has it, one that gives it by
     #: VFIO; free devices may have the host's.
     driver: str | None = None
-    #: What that driver makes of it, by the kernel's word; None: nobody has asked the kernel.
+    #: What that driver makes of it, by the kernel's word; None: the kernel was not asked.
     vfio: Vfio | None = None
     #: The VFIO driver that the kernel has for its ids alone; None: vfio-pci, or not known.
     vfio_variant: str | None = None

@@ -72,7 +72,7 @@ CHECKS: Final[Mapping[str, DoctorCheck]] = {
     "vfs-twice": DoctorCheck(_W, "Two tools switch virtual functions on; the second one fails."),
     "driver-at-boot": DoctorCheck(_E, "After the next start the device is withheld from servers."),
     "driver-rule": DoctorCheck(
-        _E, "Two tools bind the device; which one is the last, nobody says."
+        _E, "Two tools bind the device; neither knows whether it is the last."
     ),
     "iommu-translated": DoctorCheck(
         _W,

@@ -288,7 +288,7 @@ def _plan_unplaced_adapter(
     role = roles.role_of(at_boot.imagine_virtual_function(adapter), boot.node)
     if address in never:
         notes.append(
-            f"{address}: {count} virtual functions are declared, of which nobody can tell whether "
+            f"{address}: {count} virtual functions are declared, of which it is unknown whether "
             "they may be given: none are switched on."
         )
         return

@@ -234,7 +234,7 @@ def check_replaced(declared: NodeDeclaration, replaced: Collection[str], source:
     if capture.SERIALS in replaced and named:
         raise DeclarationError(
             f"{source} names {named[0]}, and what is read of the node has no serial number of "
-            "its own, so nobody can say where that device is: save the node again with "
+            "its own, so it does not say where that device is: save the node again with "
             "nova-hpc inventory --save FILE --keep-names --keep-serials"
         )
 

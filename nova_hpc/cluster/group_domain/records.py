@@ -176,7 +176,7 @@ class ProviderRecords:
     def make(self, name: str, uuid: str, parent: str | None = None) -> Made:
         """Make a provider.
 
-        :raises PlacementSilentError: nobody can say whether it is there.
+        :raises PlacementSilentError: Placement does not say whether it is there.
         """
         body = {"name": name, "uuid": uuid} | (
             {"parent_provider_uuid": parent} if parent is not None else {}

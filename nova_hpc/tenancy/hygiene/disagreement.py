@@ -23,7 +23,7 @@ _MOST_AT_ONCE: Final = 128
 class OwnerDisagreement:
     """The findings of a periodic look."""
 
-    #: Address -> who has a device, or why nobody can tell.
+    #: Address -> who has a device, or why that is unknown.
     held: dict[str, HeldDevice] = attrs.field(factory=dict)
     #: Address -> why it was not asked who has a device.
     waiting: dict[str, str] = attrs.field(factory=dict)

@@ -34,7 +34,7 @@ class SnapshotReader:
     def find(self, address: str, role: str | None) -> DeviceCandidate | None:
         """A device as it is now; None: it is not there.
 
-        :raises nova_hpc.topology.files.FileError: nobody can tell.
+        :raises nova_hpc.topology.files.FileError: the kernel does not say.
         """
         tree = FileTree(self.root)
         if not tree.exists(f"{DEVICES}/{address}"):

@@ -440,7 +440,7 @@ class NvlinkStep(TenancyStep):
         if state.lost:
             # An empty list would cut the links of running servers.
             raise NvlinkFabricError(
-                f"{state.lost}, so nobody can tell which NVLink partitions servers have; "
+                f"{state.lost}, so the node does not know which partitions servers have; "
                 "stop the servers with GPUs and start the manager of the fabric afresh"
             )
         self.backend.set_active(sorted(needed))

@@ -234,7 +234,7 @@ def test_a_lost_file_cuts_nobodys_links(links, manager):
         manager.restart()
         manager.calls()
         found = links.sweep(lambda: LEFT, {FOUR})
-        assert "nobody can tell which NVLink partitions servers have" in found.reasons[FOUR]
+        assert "the node does not know which partitions servers have" in found.reasons[FOUR]
         with pytest.raises(NvlinkFabricError, match="the ledger"):
             links.give("b", {FOUR}, LEFT, False)
         assert manager.calls() == []

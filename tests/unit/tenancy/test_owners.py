@@ -69,7 +69,7 @@ def test_free_is_what_all_say(domains, holder):
         assert found[GPU].server == SOMEBODY
     elif found:
         assert found[GPU].server is None
-        assert found[GPU].text.startswith("nobody can say whether it is free: ")
+        assert found[GPU].text.startswith("the node cannot say whether it is free: ")
 
 
 def test_a_server_may_have_its_own():
