@@ -63,10 +63,10 @@ def _format_cell(document: GuestDocument, number: int | None) -> str:
     if number >= len(document.cells):
         return f"NUMA node {number}"
     cell = document.cells[number]
-    pages = f", pages of {_format_size(cell.page_kib)}" if cell.page_kib else ""
+    pages = f", pages of {format_size(cell.page_kib)}" if cell.page_kib else ""
     return (
         f"NUMA node {number}: {_pluralise_word(cell.cpus, 'CPU')}, "
-        f"{_format_size(cell.memory_kib)}{pages}"
+        f"{format_size(cell.memory_kib)}{pages}"
     )
 
 
@@ -95,7 +95,8 @@ def _pluralise_word(count: int, word: str) -> str:
     return f"{count} {word}{'' if count == 1 else 's'}"
 
 
-def _format_size(kib: int) -> str:
+def format_size(kib: int) -> str:
+    """A size in KiB, in the unit that people would take."""
     value, unit = float(kib), "KiB"
     for larger in ("MiB", "GiB", "TiB"):
         if value < 1024:

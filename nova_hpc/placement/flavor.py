@@ -109,7 +109,7 @@ def check_value(key: str, value: str) -> None:
     """
     if key not in KEYS:
         raise FlavorError(
-            f"{_quote_value(key)} is no known key; the hpc: keys are {', '.join(KEYS)}"
+            f"{grouping.quote_value(key)} is no known key; the hpc: keys are {', '.join(KEYS)}"
         )
     if not isinstance(value, str):
         raise FlavorError(f"{key} must be a string, not {type(value).__name__}")
@@ -118,7 +118,7 @@ def check_value(key: str, value: str) -> None:
         return
     if value not in WORDS[key]:
         raise FlavorError(
-            f"{key} is {_quote_value(value)}; it must be one of {', '.join(WORDS[key])}"
+            f"{key} is {grouping.quote_value(value)}; it must be one of {', '.join(WORDS[key])}"
         )
 
 
@@ -170,7 +170,7 @@ def build_request(
     if extra_specs.get(DEVICE_PROFILE):
         # Cyborg binds its devices after the host was chosen, and Nova tells nobody where they sit.
         raise FlavorError(
-            f"{DEVICE_PROFILE}={_quote_value(extra_specs[DEVICE_PROFILE])} asks Cyborg "
+            f"{DEVICE_PROFILE}={grouping.quote_value(extra_specs[DEVICE_PROFILE])} asks Cyborg "
             f"for devices, and Nova does not know where they sit before Cyborg has bound them, so "
             f"{AFFINITY} cannot place them; "
             "ask for all devices with pci_passthrough:alias, or remove the hpc: keys"
@@ -204,7 +204,7 @@ def build_request(
         )
     elif words.devices:
         raise FlavorError(
-            f"{GROUP} names {_quote_value(next(iter(words.devices)))}, and the flavor "
+            f"{GROUP} names {grouping.quote_value(next(iter(words.devices)))}, and the flavor "
             f"asks for no device"
         )
     else:
@@ -272,11 +272,5 @@ def _check_numa_policy(
     default = " (Nova's default)" if effective == LEGACY else ""
     raise FlavorError(
         f"{wish} needs {NUMA_POLICY} to be {' or '.join(numa_policies(level, policy)[0])}, "
-        f"it is {_quote_value(effective)}{default}"
+        f"it is {grouping.quote_value(effective)}{default}"
     )
-
-
-def _quote_value(value: str) -> str:
-    """A value of a user in a message: readable, and not without end."""
-    text = ascii(value)
-    return text if len(text) <= 60 else text[:57] + "..."

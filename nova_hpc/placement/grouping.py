@@ -47,7 +47,7 @@ def parse_group_terms(value: str) -> dict[str, int]:
         name, colon, count = (part.strip() for part in term.partition(":"))
         if not colon or not name or ":" in count:
             raise FlavorError(
-                f"{GROUP} has the term {_quote_term(term)}; each must be name:count, e.g. gpu:1"
+                f"{GROUP} has the term {quote_value(term)}; each must be name:count, e.g. gpu:1"
             )
         # isdigit() alone accepts the digits of other scripts, as int() does.
         if (
@@ -55,11 +55,11 @@ def parse_group_terms(value: str) -> dict[str, int]:
             or not 1 <= _small_number_of(count) <= MAX_COUNT
         ):
             raise FlavorError(
-                f"{GROUP} asks for {_quote_term(count)} of {_quote_term(name)}; "
+                f"{GROUP} asks for {quote_value(count)} of {quote_value(name)}; "
                 f"the count must be 1 to {MAX_COUNT}"
             )
         if name in terms:
-            raise FlavorError(f"{GROUP} names {_quote_term(name)} twice; add the counts up")
+            raise FlavorError(f"{GROUP} names {quote_value(name)} twice; add the counts up")
         terms[name] = int(count)
     return terms
 
@@ -77,13 +77,13 @@ def check_wants(wants: Sequence[Want]) -> None:
     for want in wants:
         if not 1 <= want.count <= MAX_COUNT:
             raise FlavorError(
-                f"pci_passthrough:alias asks for {_quote_term(str(want.count))} of "
-                f"{_quote_term(want.name)}; the count must be 1 to {MAX_COUNT}"
+                f"pci_passthrough:alias asks for {quote_value(str(want.count))} of "
+                f"{quote_value(want.name)}; the count must be 1 to {MAX_COUNT}"
             )
     for name, total in totals.items():
         if total > MAX_COUNT:
             raise FlavorError(
-                f"pci_passthrough:alias asks for {total} of {_quote_term(name)} altogether; "
+                f"pci_passthrough:alias asks for {total} of {quote_value(name)} altogether; "
                 f"at most {MAX_COUNT} are possible"
             )
     if len(totals) > MAX_NAMES:
@@ -222,22 +222,22 @@ def _replace_roles_by_aliases(
             )
             if all(want.key in roles for want in wants):
                 raise FlavorError(
-                    f"{GROUP} names {_quote_term(term)}, which is no alias of the flavor; "
+                    f"{GROUP} names {quote_value(term)}, which is no alias of the flavor; "
                     f"it has {', '.join(choices)}"
                 )
             raise UnknownNameError(
-                f"{GROUP} names {_quote_term(term)}, which is no alias of the flavor; it has "
+                f"{GROUP} names {quote_value(term)}, which is no alias of the flavor; it has "
                 f"{', '.join(choices)}, or it is the role of devices of which none is free"
             )
         if len(aliases) > 1:
             raise FlavorError(
-                f"{GROUP} names the role {_quote_term(term)}, which several aliases of the flavor "
+                f"{GROUP} names the role {quote_value(term)}, which several aliases of the flavor "
                 f"play ({', '.join(aliases)}); name the aliases instead"
             )
         if aliases[0] in result:
             raise FlavorError(
-                f"{GROUP} names {_quote_term(aliases[0])} twice, as an alias and by its role "
-                f"{_quote_term(term)}; add the counts up"
+                f"{GROUP} names {quote_value(aliases[0])} twice, as an alias and by its role "
+                f"{quote_value(term)}; add the counts up"
             )
         result[aliases[0]] = count
     missing = sorted(set(totals) - set(result))
@@ -295,7 +295,7 @@ def _small_number_of(digits: str) -> int:
     return int(digits) if len(digits) <= 4 else MAX_COUNT + 1
 
 
-def _quote_term(value: str) -> str:
+def quote_value(value: str) -> str:
     """A value of a user in a message: readable, and not without end."""
     text = ascii(value)
     return text if len(text) <= 60 else text[:57] + "..."

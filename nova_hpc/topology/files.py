@@ -81,7 +81,7 @@ class FileTree:
             except (FileNotFoundError, NotADirectoryError):
                 return None
             except (OSError, ValueError) as error:
-                raise FileError(f"{_escape_path(path)}: {_describe_file_error(error)}") from error
+                raise FileError(f"{_escape_path(path)}: {describe_file_error(error)}") from error
             if target is None:
                 continue
             links += 1
@@ -118,7 +118,7 @@ class FileTree:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError) as error:
-            raise FileError(f"{_escape_path(path)}: {_describe_file_error(error)}") from error
+            raise FileError(f"{_escape_path(path)}: {describe_file_error(error)}") from error
         if text is None:
             raise FileError(f"{_escape_path(path)}: not a symbolic link")
         # A capture often leaves out what a link leads to (drivers): then the
@@ -165,7 +165,7 @@ class FileTree:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError) as error:
-            raise FileError(f"{_escape_path(path)}: {_describe_file_error(error)}") from error
+            raise FileError(f"{_escape_path(path)}: {describe_file_error(error)}") from error
 
     @contextlib.contextmanager
     def folder(self, path: str) -> Iterator[Folder | None]:
@@ -215,7 +215,7 @@ class FileTree:
         except (FileNotFoundError, NotADirectoryError):
             return []
         except (OSError, ValueError) as error:
-            raise FileError(f"{_escape_path(path)}: {_describe_file_error(error)}") from error
+            raise FileError(f"{_escape_path(path)}: {describe_file_error(error)}") from error
 
     def _listdir(self, place: str) -> list[str]:
         return os.listdir(self._root + place)  # noqa: PTH208
@@ -292,7 +292,8 @@ def _read_by_pages(handle: int, limit: int) -> bytes:
     return data
 
 
-def _describe_file_error(error: Exception) -> str:
+def describe_file_error(error: Exception) -> str:
+    """Why a path cannot be used, in the words of the system."""
     if isinstance(error, OSError) and error.errno is not None:
         return os.strerror(error.errno).lower()
     return "no possible path"

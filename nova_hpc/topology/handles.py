@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
-from nova_hpc.topology.files import MOST_LINKS, FileError, FileTree
+from nova_hpc.topology.files import MOST_LINKS, FileError, FileTree, describe_file_error
 
 #: The number by which statfs(2) knows sysfs (linux/magic.h).
 SYSFS_MAGIC: Final = 0x62656572
@@ -77,7 +77,7 @@ def _hold_kernel_path(root: Path, path: str, is_folder: bool) -> Iterator[int | 
         except (FileNotFoundError, NotADirectoryError):
             handle = None
         except (OSError, ValueError) as error:
-            raise FileError(f"{path}: {_describe_handle_error(error)}") from error
+            raise FileError(f"{path}: {describe_file_error(error)}") from error
         yield handle
 
 
@@ -199,9 +199,3 @@ def _open_on_stack(
     handle = os.open(name, flags, dir_fd=above)
     stack.callback(os.close, handle)
     return handle
-
-
-def _describe_handle_error(error: Exception) -> str:
-    if isinstance(error, OSError) and error.errno is not None:
-        return os.strerror(error.errno).lower()
-    return "no possible path"

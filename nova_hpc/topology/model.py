@@ -54,6 +54,12 @@ def address_key(address: str) -> tuple[int, ...]:
     return tuple(int(part, 16) for part in re.split("[:.]", address))
 
 
+def routing_number_of(address: str) -> int:
+    """Bus, device and function as one number: a virtual function is so far from its own."""
+    _, bus, device, number = address_key(address)
+    return bus << 8 | device << 3 | number
+
+
 class BridgeKind(enum.Enum):
     """The kind of a PCI-to-PCI bridge."""
 

@@ -14,7 +14,7 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.topology.model import Node, PciFunction, address_key
+from nova_hpc.topology.model import Node, PciFunction, address_key, routing_number_of
 from nova_hpc.topology.roles import Roles
 from nova_hpc.topology.vfio import GENERIC
 from nova_hpc.wire.node_declaration import NodeWishes
@@ -148,12 +148,12 @@ def _addresses_of_family(
     Virtual functions that are there tell both better than an adapter that has none: its
     registers are void until then, and some only know the stride with two of them.
     """
-    own = _routing_id(adapter.address)
+    own = routing_number_of(adapter.address)
     offset, stride = adapter.vf_offset, adapter.vf_stride
     if present:
-        offset = _routing_id(present[0].address) - own
+        offset = routing_number_of(present[0].address) - own
     if len(present) > 1:
-        stride = _routing_id(present[1].address) - _routing_id(present[0].address)
+        stride = routing_number_of(present[1].address) - routing_number_of(present[0].address)
     if not offset or (count > 1 and not stride):
         return
     domain = adapter.address.partition(":")[0]
@@ -162,11 +162,6 @@ def _addresses_of_family(
         if route >> 8 > _LAST_BUS:
             return
         yield f"{domain}:{route >> 8:02x}:{route >> 3 & 31:02x}.{route & 7}"
-
-
-def _routing_id(address: str) -> int:
-    _, bus, device, number = address_key(address)
-    return bus << 8 | device << 3 | number
 
 
 def _with_families(node: Node, families: Mapping[str, tuple[PciFunction, ...]]) -> Node:

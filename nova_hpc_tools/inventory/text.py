@@ -12,6 +12,7 @@ from typing import Final
 
 import attrs
 
+from nova_hpc.guest.show import format_size
 from nova_hpc.outside.name_lists import cut_after
 from nova_hpc.topology import peer
 from nova_hpc.topology.cpuset import format_list
@@ -258,7 +259,7 @@ def _format_numa_node(numa: NumaNode) -> str:
     if numa.memory_of is not None:
         parts.append(f"memory of {numa.memory_of}")
     if numa.memory_kib is not None:
-        parts.append(_format_kib(numa.memory_kib))
+        parts.append(format_size(numa.memory_kib))
     parts.extend(_format_page_pools(numa.hugepages))
     return _DOT.join(parts)
 
@@ -267,13 +268,4 @@ def _format_page_pools(pools: Iterable[HugePages]) -> Iterator[str]:
     for pool in pools:
         if pool.total:
             free = "" if pool.free is None else f", {pool.free} free"
-            yield f"{pool.total} pages of {_format_kib(pool.size_kib)}{free}"
-
-
-def _format_kib(kib: int) -> str:
-    value, unit = float(kib), "KiB"
-    for larger in ("MiB", "GiB", "TiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, larger
-    return f"{value:.4g} {unit}"
+            yield f"{pool.total} pages of {format_size(pool.size_kib)}{free}"

@@ -18,7 +18,7 @@ from nova_hpc.tenancy.step import DeviceCandidate
 from nova_hpc.topology import device as topology_device
 from nova_hpc.topology.device import DEVICES
 from nova_hpc.topology.files import FileError, FileTree
-from nova_hpc.topology.model import PciFunction, address_key
+from nova_hpc.topology.model import PciFunction, routing_number_of
 from nova_hpc.topology.vfio import Vfio
 from nova_hpc.wire.ledger import SOMEBODY, Ledger, LedgerDevice
 
@@ -92,7 +92,7 @@ class SnapshotReader:
             if parent not in parents:
                 parents[parent] = self._parent(parent)
             if (whose := parents[parent]) is not None and is_hardware_known(whose):
-                offset = _routing_number_of(function.address) - _routing_number_of(parent)
+                offset = routing_number_of(function.address) - routing_number_of(parent)
                 identities[function.address] = f"{whose}/vf+{offset}"
         return identities
 
@@ -108,12 +108,6 @@ class SnapshotReader:
 
 #: Address -> hardware.
 Identities = dict[str, str]
-
-
-def _routing_number_of(address: str) -> int:
-    """Bus, device and function as one number: a virtual function is so far from its own."""
-    _, bus, device, number = address_key(address)
-    return bus << 8 | device << 3 | number
 
 
 def is_unused_by_host(function: PciFunction) -> bool:
