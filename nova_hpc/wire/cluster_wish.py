@@ -24,7 +24,7 @@ import attrs
 from nova_hpc.outside.host_names import is_uuid
 from nova_hpc.wire import numbers
 from nova_hpc.wire.documents import CLUSTER_LABEL, CLUSTER_WISH
-from nova_hpc.wire.version import WireError, show_json_value
+from nova_hpc.wire.version import WireError, show_json_value, write_compact_json
 
 #: How the name of a cluster's server group begins.
 PREFIX: Final = "hpc:"
@@ -125,7 +125,7 @@ def short_digest_of(data: bytes) -> str:
 
 def write_cluster_wish(wish: ClusterWish) -> str:
     """The wish as one line of ASCII."""
-    return _compact_json({**CLUSTER_WISH.head(), "name": wish.name, **_build_wish_body(wish)})
+    return write_compact_json({**CLUSTER_WISH.head(), "name": wish.name, **_build_wish_body(wish)})
 
 
 def read_cluster_wish(text: object) -> ClusterWish:
@@ -167,11 +167,11 @@ def from_metadata(metadata: Mapping[str, str]) -> ClusterWish:
 def to_group_name(wish: ClusterWish, attempt: str) -> str:
     """The name of the server group: with the whole wish, or with its digest."""
     head = {**CLUSTER_LABEL.head(), "a": attempt}
-    full = f"{PREFIX}{wish.name} {_compact_json({**head, **_build_wish_body(wish)})}"
+    full = f"{PREFIX}{wish.name} {write_compact_json({**head, **_build_wish_body(wish)})}"
     if len(full) <= _LONGEST:
         return full
     members = numbers.format_number_ranges(wish.members)
-    return f"{PREFIX}{wish.name} {_compact_json({**head, 'm': members, 'h': wish.digest})}"
+    return f"{PREFIX}{wish.name} {write_compact_json({**head, 'm': members, 'h': wish.digest})}"
 
 
 def from_group_name(text: str) -> Label | None:
@@ -194,10 +194,6 @@ def from_group_name(text: str) -> Label | None:
 
 def _metadata_key_of(at: int) -> str:
     return KEY if at == 1 else f"{KEY}_{at}"
-
-
-def _compact_json(data: Mapping[str, Any]) -> str:
-    return json.dumps(data, separators=(",", ":"))
 
 
 def _build_wish_body(wish: ClusterWish) -> dict[str, Any]:

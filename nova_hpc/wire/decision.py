@@ -6,7 +6,6 @@ The devices themselves are Nova's PCI records and are not repeated here.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from typing import Final
@@ -18,7 +17,7 @@ from nova_hpc.topology.level import Level
 from nova_hpc.topology.peer import PeerReason
 from nova_hpc.topology.peer_wish import PeerWish
 from nova_hpc.wire.documents import DECISION
-from nova_hpc.wire.version import WireError
+from nova_hpc.wire.version import WireError, write_compact_json
 
 #: The key in the server's ``system_metadata``.
 KEY: Final = "hpc_decision"
@@ -58,7 +57,7 @@ class Decision:
             _add_if_it_fits(body, "peers", _pairs_by_reason(self.peers))
         if self.wish is not PeerWish.KEEP:
             _add_if_it_fits(body, "wish", self.wish.value)
-        return _encode_decision(body)
+        return write_compact_json(body)
 
 
 def read_decision(text: object) -> Decision | None:
@@ -81,13 +80,9 @@ def read_decision(text: object) -> Decision | None:
         return None
 
 
-def _encode_decision(body: dict[str, object]) -> str:
-    return json.dumps(body, separators=(",", ":"))
-
-
 def _add_if_it_fits(body: dict[str, object], key: str, value: object) -> None:
     """Add what there is room for."""
-    if DECISION.limit is None or len(_encode_decision({**body, key: value})) <= DECISION.limit:
+    if DECISION.limit is None or len(write_compact_json({**body, key: value})) <= DECISION.limit:
         body[key] = value
 
 

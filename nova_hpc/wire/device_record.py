@@ -9,12 +9,11 @@ it as it is while a server has the device.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Final
 
 from nova_hpc.wire.documents import DEVICE_RECORD, DEVICE_TAGS
-from nova_hpc.wire.version import WireError
+from nova_hpc.wire.version import WireError, write_compact_json
 
 #: The key in ``extra_info``.
 KEY: Final = "hpc"
@@ -27,7 +26,7 @@ _BROKEN: Final = {DEVICE_TAGS.key: "unreadable"}
 def write_device_record(tags: Mapping[str, str]) -> str:
     """The ``hpc_*`` tags among *tags* as text; one key, so that none outlives its change."""
     own = {key: value for key, value in sorted(tags.items()) if key.startswith(_PREFIX)}
-    return json.dumps(own, separators=(",", ":"))
+    return write_compact_json(own)
 
 
 def read_device_record(text: object) -> dict[str, str]:

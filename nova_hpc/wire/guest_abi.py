@@ -8,13 +8,12 @@ made it is kept, and every later start uses that version.
 from __future__ import annotations
 
 import enum
-import json
 from typing import Final
 
 import attrs
 
 from nova_hpc.wire.documents import GUEST_ABI
-from nova_hpc.wire.version import LaterError, WireError
+from nova_hpc.wire.version import LaterError, WireError, write_compact_json
 
 #: The key in the server's ``system_metadata``.
 KEY: Final = "hpc_guest_abi"
@@ -43,9 +42,8 @@ class Abi:
 
     def dumps(self) -> str:
         """The text to store: ASCII, within the limit of :data:`GUEST_ABI`."""
-        return json.dumps(
-            {GUEST_ABI.key: self.version, "mode": self.mode.value, "clique": int(self.clique)},
-            separators=(",", ":"),
+        return write_compact_json(
+            {GUEST_ABI.key: self.version, "mode": self.mode.value, "clique": int(self.clique)}
         )
 
 

@@ -8,7 +8,6 @@ for information: nobody decides anything by it, since the owner of the server ma
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any, Final
@@ -16,7 +15,7 @@ from typing import Any, Final
 import attrs
 
 from nova_hpc.wire.documents import POSITION
-from nova_hpc.wire.version import WireError, show_json_value
+from nova_hpc.wire.version import WireError, show_json_value, write_compact_json
 
 #: The item of the server's metadata.
 KEY: Final = "hpc_position"
@@ -54,7 +53,7 @@ class Position:
 
 def _compact_position(fields: Mapping[str, Any], without: str = "") -> str:
     body = {**POSITION.head(), **{key: fields[key] for key in fields if key != without}}
-    return json.dumps(body, separators=(",", ":"))
+    return write_compact_json(body)
 
 
 def read_position(text: object) -> Position:

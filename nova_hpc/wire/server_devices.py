@@ -7,7 +7,6 @@ anything by it, since the owner of the server may change it.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
@@ -17,7 +16,7 @@ import attrs
 from nova_hpc.placement.model import AffinityPolicy
 from nova_hpc.topology.level import Level
 from nova_hpc.wire.documents import SERVER_DEVICES
-from nova_hpc.wire.version import WireError, show_json_value
+from nova_hpc.wire.version import WireError, show_json_value, write_compact_json
 
 #: The item of the server's metadata.
 KEY: Final = "hpc_devices"
@@ -56,10 +55,10 @@ class ServerDevices:
         roles = {"roles": dict(self.roles)} if self.roles else {}
         groups = {"groups": [[count, dict(kind)] for count, kind in self.groups]}
         for more in ({**roles, **groups} if self.groups else roles, roles):
-            text = json.dumps({**body, **more}, separators=(",", ":"))
+            text = write_compact_json({**body, **more})
             if SERVER_DEVICES.limit is None or len(text) <= SERVER_DEVICES.limit:
                 return text
-        return json.dumps(body, separators=(",", ":"))
+        return write_compact_json(body)
 
 
 def count_device_groups(roles: Iterable[tuple[str, int | None]]) -> dict[str, Any]:

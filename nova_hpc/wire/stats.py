@@ -29,7 +29,7 @@ from typing import Any, Final
 import attrs
 
 from nova_hpc.wire.documents import STATS
-from nova_hpc.wire.version import WireError
+from nova_hpc.wire.version import WireError, write_compact_json
 
 #: The document is smaller than this, in bytes of UTF-8.
 LIMIT: Final = 16 * 1024
@@ -109,18 +109,13 @@ class StatsDocument:
         What does not fit is left out from the end (withheld devices come
         first) and counted in ``left_out``.
         """
-        text = _encode_stats(self._body(self._kinds(), self.left_out, self.states, self.kinds))
-        if len(text) < LIMIT:
-            return text
-        text = _encode_stats(self._body(self._kinds(), self.left_out, self.states))
-        if len(text) < LIMIT:
-            return text
-        text = _encode_stats(self._body(self._kinds(), self.left_out))
-        if len(text) < LIMIT:
-            return text
+        for extras in ((self.states, self.kinds), (self.states,), ()):
+            text = write_compact_json(self._body(self._kinds(), self.left_out, *extras))
+            if len(text) < LIMIT:
+                return text
         kept: dict[str, dict[str, str]] = {kind: {} for kind in self._kinds()}
         # The closing brackets and the digits of the count, with a margin.
-        room = LIMIT - 128 - len(_encode_stats(self._body({}, 0)))
+        room = LIMIT - 128 - len(write_compact_json(self._body({}, 0)))
         paid_reasons: set[tuple[str, str]] = set()
         left = self.left_out
         for kind, address, reason in self._entries():
@@ -133,7 +128,7 @@ class StatsDocument:
             room -= cost
             paid_reasons.add((kind, reason))
             kept[kind][address] = reason
-        return _encode_stats(self._body(kept, left))
+        return write_compact_json(self._body(kept, left))
 
     def _kinds(self) -> dict[str, Mapping[str, str]]:
         """The parts that name devices, the most important first."""
@@ -249,10 +244,6 @@ def read_stats_or_none(text: object) -> StatsDocument | None:
         return read_stats(text)
     except WireError:
         return None
-
-
-def _encode_stats(body: Mapping[str, Any]) -> str:
-    return json.dumps(body, separators=(",", ":"), ensure_ascii=True)
 
 
 def _by_reason(reasons: Mapping[str, str]) -> dict[str, list[str]]:

@@ -8,12 +8,12 @@ ones it has to have from Nova: the mark only says who has asked.
 
 from __future__ import annotations
 
-import json
 from typing import Final
 
 import attrs
 
 from nova_hpc.wire.documents import UNPLUG
+from nova_hpc.wire.version import write_compact_json
 
 #: The key in the server's ``system_metadata``.
 KEY: Final = "hpc_unplug"
@@ -29,7 +29,7 @@ class Unplug:
     def dumps(self) -> str:
         """The text to store: ASCII, within the limit of :data:`UNPLUG`."""
         body = {UNPLUG.key: UNPLUG.version, "asked": self.asked}
-        return json.dumps(body, separators=(",", ":"))
+        return write_compact_json(body)
 
 
 def read_unplug(text: object) -> Unplug | None:

@@ -115,6 +115,11 @@ class WireDocument:
         return f"; {self.cure}" if self.cure else ""
 
 
+def write_compact_json(data: object) -> str:
+    """One line of ASCII without spaces, for columns that are short."""
+    return json.dumps(data, separators=(",", ":"))
+
+
 def show_json_value(value: object) -> str:
     """A value as JSON has it, in ASCII and of bounded length, for messages."""
     try:
