@@ -32,11 +32,6 @@ class ClaimRefused(exception.GroupAffinityViolation):
     (``_do_build_and_run_instance`` of nova/compute/manager.py, 32 to 34).
     """
 
-    msg_fmt = "%(reason)s"
-
-    def __init__(self, reason: str):
-        super().__init__(reason=reason)
-
 
 class DeviceFault(exception.NovaException):
     """A claimed device cannot be given; the node is to blame.
@@ -44,19 +39,9 @@ class DeviceFault(exception.NovaException):
     Nova tries another host and counts a failed build of this one.
     """
 
-    msg_fmt = "%(reason)s"
-
-    def __init__(self, reason: str):
-        super().__init__(reason=reason)
-
 
 class StartFault(exception.NovaException):
     """A server could not be started, for a reason that only the log says in full."""
-
-    msg_fmt = "%(reason)s"
-
-    def __init__(self, reason: str):
-        super().__init__(reason=reason)
 
 
 def wrap_for_rollback(error: exception.NovaException) -> exception.InstanceFaultRollback:

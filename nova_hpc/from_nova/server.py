@@ -209,10 +209,14 @@ def read_port_roles() -> tuple[str, ...]:
 
 def port_requests(requests: objects.InstancePCIRequests | None) -> list[objects.InstancePCIRequest]:
     """The requests of Neutron's direct ports, in their order."""
+    return _requests_from(requests, objects.InstancePCIRequest.NEUTRON_PORT)
+
+
+def _requests_from(
+    requests: objects.InstancePCIRequests | None, source: int
+) -> list[objects.InstancePCIRequest]:
     return [
-        request
-        for request in (requests.requests if requests else ())
-        if request.source == objects.InstancePCIRequest.NEUTRON_PORT
+        request for request in (requests.requests if requests else ()) if request.source == source
     ]
 
 
@@ -287,11 +291,7 @@ def alias_requests(
     requests: objects.InstancePCIRequests | None,
 ) -> list[objects.InstancePCIRequest]:
     """The requests that come from the flavor, without those of Neutron's ports."""
-    return [
-        request
-        for request in (requests.requests if requests else ())
-        if request.source == objects.InstancePCIRequest.FLAVOR_ALIAS
-    ]
+    return _requests_from(requests, objects.InstancePCIRequest.FLAVOR_ALIAS)
 
 
 def numa_policy_of_request(

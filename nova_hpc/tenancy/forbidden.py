@@ -133,14 +133,8 @@ class ForbiddenDevices(TenancyStep):
         """Refuse them: the configuration may have changed since the last look."""
         refused = self.reasons(view, tenant.devices)
         if refused:
-            raise RefusedError(
-                f"Of the {len(tenant.devices)} PCI devices that were claimed for the server, "
-                f"{len(refused)} are never given to any.",
-                [
-                    f"PCI device {address} must not be given to the server: {symptom.reason}"
-                    for address, symptom in refused.items()
-                ],
-            )
+            reasons = {address: symptom.reason for address, symptom in refused.items()}
+            raise RefusedError.of_devices(len(tenant.devices), reasons, "are never given to any")
         return ()
 
     def before_restart(self, tenant: DeviceTenant, view: NodeView) -> tuple[str, ...]:
@@ -149,12 +143,6 @@ class ForbiddenDevices(TenancyStep):
             f"A server has PCI device {address}, which should never be given: {symptom.reason}"
             for address, symptom in self.reasons(view, tenant.devices).items()
         )
-
-    def after_end(
-        self, server: str, look: Callable[[], NodeView], owners: DeviceOwners
-    ) -> tuple[str, ...]:
-        """Nothing: they are withheld."""
-        return ()
 
     def withhold(self, view: NodeView, owners: DeviceOwners) -> WithheldDevices:
         """The offered devices that are never given."""

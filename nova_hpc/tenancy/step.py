@@ -41,6 +41,26 @@ class RefusedError(Exception):
         #: Other devices of the same node would do; nothing is wrong with it.
         self.claim = claim
 
+    @classmethod
+    def of_devices(cls, total: int, refused: Mapping[str, str], what: str) -> RefusedError:
+        """Some of *total* devices that were claimed; *what* ends the sentence for the user.
+
+        :param refused: address -> why.
+        """
+        return cls(
+            f"Of the {total} PCI devices that were claimed for the server, {len(refused)} {what}.",
+            [
+                f"PCI device {address} must not be given to the server: {reason}"
+                for address, reason in refused.items()
+            ],
+        )
+
+    @classmethod
+    def without_records(cls, error: Exception) -> RefusedError:
+        """What is done to devices cannot be written down."""
+        text = "The node cannot keep records of its PCI devices."
+        return cls(text, [f"No PCI device can be given: {error}"])
+
 
 @attrs.frozen
 class DeviceTenant:
@@ -128,23 +148,22 @@ class TenancyStep(abc.ABC):
         """
         return ()
 
-    @abc.abstractmethod
     def before_start(self, tenant: DeviceTenant, view: NodeView) -> tuple[str, ...]:
         """A server gets devices, and its domain is not made yet.
 
         :returns: notes.
         :raises RefusedError: it must not have them.
         """
+        return ()
 
-    @abc.abstractmethod
     def before_restart(self, tenant: DeviceTenant, view: NodeView) -> tuple[str, ...]:
         """A server starts again with the devices that it has.
 
         :returns: notes.
         :raises RefusedError: it cannot.
         """
+        return ()
 
-    @abc.abstractmethod
     def after_end(
         self, server: str, look: Callable[[], NodeView], owners: DeviceOwners
     ) -> tuple[str, ...]:
@@ -154,6 +173,7 @@ class TenancyStep(abc.ABC):
         :param owners: asks who has devices; Nova's records still have those of *server*.
         :returns: notes of what has failed.
         """
+        return ()
 
     def after_move(
         self, server: str, look: Callable[[], NodeView], owners: DeviceOwners

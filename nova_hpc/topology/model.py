@@ -48,6 +48,14 @@ def normalise_address(text: str) -> str:
     return f"{domain:04x}:{bus:02x}:{device:02x}.{function:x}"
 
 
+def try_normalise_address(text: object) -> str | None:
+    """The same of anything that others say; None: it is no PCI address."""
+    try:
+        return normalise_address(str(text))
+    except AddressError:
+        return None
+
+
 @functools.lru_cache(maxsize=4096)
 def address_key(address: str) -> tuple[int, ...]:
     """Sort key of a normalised address: numeric, so 10000:.. follows ffff:.."""

@@ -30,12 +30,11 @@ from oslo_log import log as logging
 from nova_hpc.tenancy import reserve
 from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
 from nova_hpc.tenancy.reserve import PlacedProvider
-from nova_hpc.topology.model import Node
+from nova_hpc.topology.model import Node, try_normalise_address
 from nova_hpc.wire.ledger import Ledger
 from nova_hpc.wire.reservation import ReservedProvider
 from virt_driver_patches.driver.provider_tree import (
     TreeProvider,
-    normalise_or_empty,
     pci_providers_of,
     put_provider_back,
     write_tree_provider,
@@ -72,13 +71,13 @@ class WithheldLook:
         """
         withheld_by_provider: dict[str, set[str]] = {}
         for device in reported:
-            address = normalise_or_empty(device.get("address"))
+            address = try_normalise_address(device.get("address")) or ""
             # Nova does not report devices of Neutron's networks in Placement.
             if address not in withheld or "physical_network" in entries.get(address, ()):
                 continue
             provider = address
             if device.get("dev_type") in _CHILDREN:
-                provider = normalise_or_empty(device.get("parent_addr")) or address
+                provider = try_normalise_address(device.get("parent_addr")) or address
             withheld_by_provider.setdefault(provider, set()).add(address)
         return cls(
             node,
@@ -348,12 +347,13 @@ def _sort_tracked_devices(
     """Tracked device -> address of its provider; those that were given up; those that are free."""
     tracked, removed, free = {}, set(), {}
     for device in devices:
-        address = normalise_or_empty(device.address)
+        address = try_normalise_address(device.address) or ""
         if device.status in _GONE:
             removed.add(address)
         else:
             child = device.dev_type in _CHILDREN
-            tracked[address] = normalise_or_empty(device.parent_addr) if child else address
+            place = device.parent_addr if child else address
+            tracked[address] = try_normalise_address(place) or ""
             if device.status == fields.PciDeviceStatus.AVAILABLE:
                 free[address] = tracked[address]
     return tracked, removed, free

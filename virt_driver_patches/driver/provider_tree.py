@@ -10,7 +10,7 @@ import attrs
 import os_traits
 from nova.compute.provider_tree import ProviderTree
 
-from nova_hpc.topology.model import AddressError, normalise_address
+from nova_hpc.topology.model import try_normalise_address
 from nova_hpc.wire.reservation import ReservedProvider
 
 #: Trait of a provider of which the node has reserved what it could not write down, before
@@ -59,19 +59,11 @@ def pci_providers_of(tree: ProviderTree, nodename: str) -> dict[str, TreeProvide
     for uuid in tree.get_provider_uuids_in_tree(nodename):
         data = tree.data(uuid)
         node, _, rest = data.name.rpartition("_")
-        address = normalise_or_empty(rest)
+        address = try_normalise_address(rest)
         managed = os_traits.COMPUTE_MANAGED_PCI_DEVICE in data.traits
         if address and node == nodename and managed and len(data.inventory) <= 1:
             known_providers[address] = TreeProvider(data, *next(iter(data.inventory.items()), ()))
     return known_providers
-
-
-def normalise_or_empty(text: object) -> str:
-    """The address in normal form; "" where the text is none."""
-    try:
-        return normalise_address(str(text))
-    except AddressError:
-        return ""
 
 
 def write_tree_provider(

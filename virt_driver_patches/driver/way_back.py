@@ -15,7 +15,7 @@ from oslo_log import log as logging
 
 from nova_hpc.from_nova import node_stats
 from nova_hpc.tenancy import health
-from nova_hpc.topology.model import AddressError, normalise_address
+from nova_hpc.topology.model import try_normalise_address
 from virt_driver_patches.driver.reading import NodeReading
 from virt_driver_patches.errors import DeviceFault
 
@@ -46,7 +46,9 @@ def check_revert_possible(
     """
     moved = instance.migration_context
     former = [] if moved is None else moved.old_pci_devices or []
-    addresses = frozenset(filter(None, (_normal_or_none(device.address) for device in former)))
+    addresses = frozenset(
+        filter(None, (try_normalise_address(device.address) for device in former))
+    )
     if not addresses:
         return
     context = nova_context.get_admin_context()
@@ -91,10 +93,3 @@ def _unusable_at_source(
         address: document.in_use.get(address, "the last update of its host says no more")
         for address in sorted(addresses.intersection(document.unusable))
     }
-
-
-def _normal_or_none(address: object) -> str | None:
-    try:
-        return normalise_address(str(address))
-    except AddressError:
-        return None

@@ -10,7 +10,7 @@ has: it stays with its server.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from nova import context as nova_context
@@ -24,7 +24,7 @@ from nova_hpc.from_nova.pools import class_and_traits_of
 from nova_hpc.tenancy import health
 from nova_hpc.tenancy.owners import NovaDeviceRow, NovaDeviceRows
 from nova_hpc.tenancy.sign import HealthSign, Symptom
-from nova_hpc.topology.model import AddressError, normalise_address
+from nova_hpc.topology.model import normalise_address, try_normalise_address
 from nova_hpc.wire import device_record, stats, tags
 from nova_hpc.wire.ledger import SOMEBODY
 from virt_driver_patches.driver import contract
@@ -36,14 +36,19 @@ LOG = logging.getLogger(__name__)
 TAKEN = (fields.PciDeviceStatus.CLAIMED, fields.PciDeviceStatus.ALLOCATED)
 
 
-def list_used_devices(host: str, nodename: str) -> frozenset[str]:
-    """Addresses of the devices that servers have on this node, by Nova's records."""
+def _device_records_of(host: str, nodename: str) -> tuple[str, Sequence[Any]]:
+    """Nova's UUID of a node, and its records of the devices there; "": it has none yet."""
     context = nova_context.get_admin_context()
     try:
         node = objects.ComputeNode.get_by_host_and_nodename(context, host, nodename)
     except exception.ComputeHostNotFound:
-        return frozenset()  # it starts for the first time
-    records = objects.PciDeviceList.get_by_compute_node(context, node.id)
+        return "", ()  # it starts for the first time
+    return str(node.uuid), objects.PciDeviceList.get_by_compute_node(context, node.id)
+
+
+def list_used_devices(host: str, nodename: str) -> frozenset[str]:
+    """Addresses of the devices that servers have on this node, by Nova's records."""
+    _, records = _device_records_of(host, nodename)
     return frozenset(device.address for device in records if device.status in TAKEN)
 
 
@@ -54,14 +59,9 @@ def read_device_rows(host: str, nodename: str) -> NovaDeviceRows:
     again, as Nova saves it then (``PciDevTracker.save``, nova/pci/manager.py, releases 32
     to 34), in the database; and its ID when Nova has given it up meanwhile.
     """
-    context = nova_context.get_admin_context()
-    try:
-        node = objects.ComputeNode.get_by_host_and_nodename(context, host, nodename)
-    except exception.ComputeHostNotFound:
-        return NovaDeviceRows()  # it starts for the first time
-    records = objects.PciDeviceList.get_by_compute_node(context, node.id)
+    node, records = _device_records_of(host, nodename)
     return NovaDeviceRows(
-        str(node.uuid),
+        node,
         {
             normalise_address(record.address): NovaDeviceRow(
                 (record.instance_uuid or SOMEBODY) if record.status in TAKEN else None,
@@ -122,9 +122,13 @@ class Withholder:
         unfit = {
             address: finding.reason for address, finding in findings.items() if address in used
         }
-        kept = [device for device in reported if _address_of_report(device) not in withheld]
+        kept = [
+            device
+            for device in reported
+            if try_normalise_address(device.get("address")) not in withheld
+        ]
         for device in kept:
-            offer = offers.get(_address_of_report(device) or "")
+            offer = offers.get(try_normalise_address(device.get("address")) or "")
             if offer is not None and hpc_tags(offer[1]):
                 # Nova keeps it in its record of the device.
                 device[device_record.KEY] = device_record.write_device_record(offer[1])
@@ -196,10 +200,3 @@ def _list_unusable_devices(
     return tuple(
         address for address in unfit if address in danger or findings[address].sign in health.DANGER
     )
-
-
-def _address_of_report(device: Mapping[str, Any]) -> str | None:
-    try:
-        return normalise_address(device["address"])
-    except (AddressError, KeyError):
-        return None

@@ -68,19 +68,10 @@ class HygieneStep(TenancyStep):
         try:
             refused = self.give(tenant.server, wanted, tenant.owners)
         except LedgerError as error:
-            raise RefusedError(
-                "The node cannot keep records of its PCI devices.",
-                [f"No PCI device can be given: {error}"],
-            ) from error
+            raise RefusedError.without_records(error) from error
         if refused:
-            raise RefusedError(
-                f"Of the {len(wanted)} PCI devices that were claimed for the server, "
-                f"{len(refused)} did not pass the check before it starts.",
-                [
-                    f"PCI device {address} must not be given to the server: {reason}"
-                    for address, reason in refused.items()
-                ],
-            )
+            what = "did not pass the check before it starts"
+            raise RefusedError.of_devices(len(wanted), refused, what)
         return ()
 
     def before_restart(self, tenant: DeviceTenant, view: NodeView) -> tuple[str, ...]:

@@ -10,12 +10,14 @@ service is killed:
 * it leaves the ledger only when the manager has it no longer;
 * a server starts only after the manager was read back: exactly its partitions
   are active, and no other that has one of its GPUs.
+
+All is done below the lock of this step, and not the ledger's own: the manager may take its
+time to answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 import attrs
@@ -233,12 +235,6 @@ class NvlinkStep(TenancyStep):
             lost = f"the ledger {self.ledger.path} does not say who has NVLink partitions"
         return NvlinkState(ledger.partitions or {}, ledger.gpus, lost)
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        # Not the ledger's own lock: the manager may take its time to answer.
-        with self.ledger.locked(self.name):
-            yield
-
     def members(self, tagged: Iterable[str] = ()) -> frozenset[str]:
         """The GPUs of the fabric, as far as they are known without asking it.
 
@@ -255,7 +251,7 @@ class NvlinkStep(TenancyStep):
         :raises NvlinkFabricError: it cannot be reached or used.
         :raises LedgerError: nothing can be remembered.
         """
-        with self._locked():
+        with self.ledger.locked(self.name):
             state = self.state()
             partitions = self._list(state, nvlink.list_held_partitions(state.tenancies))
             for partition in partitions:
@@ -299,7 +295,7 @@ class NvlinkStep(TenancyStep):
     def _make(
         self, server: str, gpus: frozenset[str], others: Collection[str], linked: bool, fresh: bool
     ) -> None:
-        with self._locked():
+        with self.ledger.locked(self.name):
             state = self.state()
             if state.lost:
                 raise NvlinkFabricError(state.lost)
@@ -345,7 +341,7 @@ class NvlinkStep(TenancyStep):
         """
         if not _partitions_of_server(self.state().tenancies, server):
             return {}
-        with self._locked():
+        with self.ledger.locked(self.name):
             state = self.state()
             own_ids = _partitions_of_server(state.tenancies, server)
             partitions = self._list(
@@ -383,7 +379,7 @@ class NvlinkStep(TenancyStep):
         :param tagged: see :meth:`members`.
         :raises LedgerError: nothing can be remembered.
         """
-        with self._locked():
+        with self.ledger.locked(self.name):
             # A server's GPUs are Nova's before they are in the file: so what is
             # in the file and not in the answer has outlived its server.
             state = self.state()
@@ -417,7 +413,7 @@ class NvlinkStep(TenancyStep):
         :raises NvlinkFabricError: it did not take them, or it is unknown which.
         :raises LedgerError: another process is at work.
         """
-        with self._locked():
+        with self.ledger.locked(self.name):
             state = self.state()
             held_ids = nvlink.list_held_partitions(state.tenancies)
             self._tell(state, held_ids)

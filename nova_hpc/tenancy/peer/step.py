@@ -18,7 +18,7 @@ import attrs
 from nova_hpc.tenancy.owners import DeviceOwners
 from nova_hpc.tenancy.peer.acs_registers import PeerOutcome
 from nova_hpc.tenancy.peer.acs_registers import apply_peer_wish as apply_here
-from nova_hpc.tenancy.step import DeviceTenant, NodeView, TenancyStep, WithheldDevices
+from nova_hpc.tenancy.step import NodeView, TenancyStep, WithheldDevices
 from nova_hpc.topology import peer, peer_wish
 from nova_hpc.topology.peer_wish import PeerWish
 
@@ -38,20 +38,6 @@ class PeerToPeerStep(TenancyStep):
         """Set what is not as wished, and say what cannot be."""
         # Who is not root sees no registers: then the one who sets them looks.
         return self._make() if any(peer.find_peer_pairs(view.node)) else ()
-
-    def before_start(self, tenant: DeviceTenant, view: NodeView) -> tuple[str, ...]:
-        """Nothing: it belongs to the node."""
-        return ()
-
-    def before_restart(self, tenant: DeviceTenant, view: NodeView) -> tuple[str, ...]:
-        """Nothing: it belongs to the node."""
-        return ()
-
-    def after_end(
-        self, server: str, look: Callable[[], NodeView], owners: DeviceOwners
-    ) -> tuple[str, ...]:
-        """Nothing: it belongs to the node."""
-        return ()
 
     def withhold(self, view: NodeView, owners: DeviceOwners) -> WithheldDevices:
         """Set again what is not as wished any more; nothing is withheld."""

@@ -98,10 +98,7 @@ class StageStep(TenancyStep):
         try:
             self._owe(tenant, view)
         except LedgerError as error:
-            raise RefusedError(
-                "The node cannot keep records of its PCI devices.",
-                [f"No PCI device can be given: {error}"],
-            ) from error
+            raise RefusedError.without_records(error) from error
         return ()
 
     def _owe(self, tenant: DeviceTenant, view: NodeView) -> None:
@@ -132,14 +129,8 @@ class StageStep(TenancyStep):
             lambda ledger: edit({address: ledger.device(address) for address in roles})
         )
         if refused:
-            raise RefusedError(
-                f"Of the {len(roles)} PCI devices that were claimed for the server, "
-                f"{len(refused)} are being cleaned after another server.",
-                [
-                    f"PCI device {address} must not be given to the server: {reason}"
-                    for address, reason in refused.items()
-                ],
-            )
+            what = "are being cleaned after another server"
+            raise RefusedError.of_devices(len(roles), refused, what)
 
     def _concerns(self, roles: Mapping[str, str | None]) -> bool:
         """Whether any of some devices has a stage, or ever had; the ledger is read only then."""
