@@ -117,7 +117,7 @@ def build_device_spec(
     declaration = declaration or Declaration()
     sieve = _Sieve(node, roles, declaration)
     pools = sieve.pools()
-    units = _iommu_units_of(node, pools)
+    units = _iommu_units_of(pools)
     links = nvlink_sets.nvlink_tags_of(
         nvlink_sets.default_nvlink_sets(node, roles)
         if declaration.nvlink is None
@@ -133,7 +133,7 @@ def build_device_spec(
                     "shared with other devices, and Nova gives any of them",
                 )
         pools = [pool for pool in pools if id(pool) not in odd]
-        units = _iommu_units_of(node, pools)
+        units = _iommu_units_of(pools)
     offers = []
     for pool in pools:
         offer = _offer_of_pool(
@@ -293,7 +293,7 @@ def _why_never_given(function: PciFunction) -> str | None:
     return None
 
 
-def _iommu_units_of(node: Node, pools: Iterable[_OfferPool]) -> dict[str, str]:
+def _iommu_units_of(pools: Iterable[_OfferPool]) -> dict[str, str]:
     """Address of each offered function -> its IOMMU unit, where it has one."""
     members: dict[int, list[str]] = defaultdict(list)
     for pool in pools:

@@ -88,7 +88,7 @@ def _check_roleless_devices(
         ):
             continue
         meant = _part_for_servers(node, function)
-        if roles.role_of(meant, node) or not _awaits_servers(node, function, gpus):
+        if roles.role_of(meant, node) or not _awaits_servers(function, gpus):
             continue
         entry = _role_entry_of(meant, kind)
         line = json.dumps(entry)
@@ -100,7 +100,7 @@ def _check_roleless_devices(
             for sibling in node.functions
             if (sibling.vendor_id, sibling.product_id) == (function.vendor_id, function.product_id)
             and sibling.physical_function is None
-            and _awaits_servers(node, sibling, gpus)
+            and _awaits_servers(sibling, gpus)
         )
         vfs = len(function.virtual_functions)
         how = (
@@ -135,7 +135,7 @@ def _part_for_servers(node: Node, function: PciFunction) -> PciFunction:
     return function
 
 
-def _awaits_servers(node: Node, function: PciFunction, gpus: Iterable[PciFunction]) -> bool:
+def _awaits_servers(function: PciFunction, gpus: Iterable[PciFunction]) -> bool:
     """Whether somebody has made it ready for servers; of adapters also: it is at a GPU's switch.
 
     A disk or an adapter on the host's driver farther away is the host's.

@@ -114,7 +114,7 @@ def plan_drain(cloud: Snapshot, host: str, movers: Iterable[DrainedServer]) -> D
     search = _DrainSearch(cloud, host)
     moves = search.place(tuple(wanted))
     if moves is None:
-        return DrainPlan(refusals=search.why(wanted))
+        return DrainPlan(refusals=search.why())
     return DrainPlan(moves=(*moves, *free))
 
 
@@ -245,7 +245,7 @@ class _DrainSearch:
             (name, devices) for _, name, devices in sorted(options, key=lambda option: option[0])
         ]
 
-    def why(self, wanted: Sequence[_PlannedServer]) -> tuple[str, ...]:
+    def why(self) -> tuple[str, ...]:
         """The reasons why :meth:`place` found nothing."""
         if self._tries >= _TRIES:
             return (f"no plan was found in {_TRIES} tries: move some of the servers by hand",)

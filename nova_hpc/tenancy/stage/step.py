@@ -313,7 +313,7 @@ class StageStep(TenancyStep):
         for holder, devices in ledger_edits.group_by_holder(
             self.records.known(), actions[StageAction.END]
         ).items():
-            self._end(holder, devices, owners)
+            self._end(holder, devices)
         batches = ledger_edits.batch_ready_devices(
             actions[StageAction.BEGIN], ledger.staged, view.node
         )
@@ -349,7 +349,7 @@ class StageStep(TenancyStep):
         if addresses:
             self.records.change(lambda ledger: ledger_edits.forget_device_stages(ledger, addresses))
 
-    def _end(self, holder: str, devices: list[str], owners: DeviceOwners) -> None:
+    def _end(self, holder: str, devices: list[str]) -> None:
         """End what a killed process has left; then the devices are due again."""
         runner = self.runners[
             StageMode.HOST if holder == StageMode.HOST.value else StageMode.SERVICE_VM
