@@ -31,6 +31,7 @@ _MODULES: Final = (
     "install",
     "machine",
     "show",
+    "terms",
     "topology",
 )
 _MAIN: Final = "import sys\nfrom nova_hpc_guest.command import main\nsys.exit(main())\n"

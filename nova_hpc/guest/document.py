@@ -13,17 +13,11 @@ import re
 from typing import Any, Final, NamedTuple
 
 from .files import GuestFileError, Root
+from .terms import DOCUMENT, MAC, PREFIX, ROLE
 
 SCHEMA: Final = "nova-hpc/guest"
 #: The rule is that of nova_hpc/wire/version.py, which is not there in a guest.
 READS: Final = (1,)
-
-#: Names in the firmware's configuration interface; fw_cfg takes 55 characters.
-PREFIX: Final = "opt/org.nova-hpc/"
-DOCUMENT: Final = PREFIX + "guest.json"
-NCCL: Final = PREFIX + "nccl-topology.xml"
-#: ``busid`` of the device with that number in the list of the document.
-PLACEHOLDER: Final = "device-{}"
 
 FW_CFG: Final = "/sys/firmware/qemu_fw_cfg"
 #: Where ``install`` leaves copies: fw_cfg can be read by root only.
@@ -46,8 +40,6 @@ _HOP: Final = re.compile(r"[01][0-9a-f]\.[0-7]", re.ASCII)
 _BUS: Final = re.compile(r"[0-9a-f]{2}", re.ASCII)
 _ID: Final = re.compile(r"[0-9a-f]{4}", re.ASCII)
 _CLASS: Final = re.compile(r"[0-9a-f]{4}(?:[0-9a-f]{2})?", re.ASCII)
-MAC: Final = re.compile(r"[0-9a-f]{2}(?::[0-9a-f]{2}){5}", re.ASCII)
-ROLE: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 #: Kinds of domains of the fabric, the widest first.
 LEVELS: Final = ("core", "spine", "block", "leaf", "nvlink_domain", "sub_domain")
 #: The name of one, or of a rail. It is written into files of Slurm's.

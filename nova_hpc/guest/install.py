@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from . import compare, document
+from . import compare, document, terms
 from .document import GuestDocument
 from .files import GuestFileError, Root
 from .machine import GuestFunction, GuestMachine
@@ -35,7 +35,7 @@ def install_files(
     :raises GuestFileError: something cannot be written.
     :raises DocumentError: the template of the topology cannot be read.
     """
-    template = document.read_entry_bytes(root, document.NCCL)
+    template = document.read_entry_bytes(root, terms.NCCL)
     places, _ = compare.locate_devices(promise, real)
     report = []
     if root.write(COPY, data + b"\n"):
@@ -82,7 +82,7 @@ def fill_in_addresses(template: str, places: dict[int, GuestFunction]) -> tuple[
         if number not in places:
             left_out.append(number)
             return ""
-        return match[0].replace(document.PLACEHOLDER.format(number), places[number].address, 1)
+        return match[0].replace(terms.PLACEHOLDER.format(number), places[number].address, 1)
 
     return _LEAF.sub(put, template), left_out
 

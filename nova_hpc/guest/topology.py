@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from .document import DOCUMENT, DocumentError, GuestDevice, GuestDocument
+from .document import DocumentError, GuestDevice, GuestDocument
 from .machine import GuestFunction
+from .terms import DOCUMENT
 
 #: What Slurm calls the topology that is not named otherwise.
 DEFAULT: Final = "default"

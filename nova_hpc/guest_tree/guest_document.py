@@ -14,11 +14,11 @@ from typing import Any
 
 import attrs
 
-from nova_hpc.guest import document
+from nova_hpc.guest import terms
 from nova_hpc.topology import classes, nccl, peer, peer_wish
 from nova_hpc.topology.model import Node, PciFunction
 from nova_hpc.topology.peer_wish import PeerWish
-from nova_hpc.wire.documents import GUEST_DOCUMENT
+from nova_hpc.wire.guest_texts import GUEST_DOCUMENT
 
 
 @attrs.frozen
@@ -94,7 +94,7 @@ def build_guest_entries(
         **({"fabric": dict(fabric)} if fabric else {}),
     }
     text = json.dumps(entry, separators=(",", ":"), ensure_ascii=True)
-    entries = {document.DOCUMENT: text.encode("ascii")}
+    entries = {terms.DOCUMENT: text.encode("ascii")}
     if not identified:
         return entries  # a machine that is told where it is, and has no devices
     try:
@@ -103,7 +103,7 @@ def build_guest_entries(
         )
     except nccl.NcclError:
         return entries  # more devices than NCCL can read: it must look for itself
-    return {**entries, document.NCCL: template.encode("ascii")}
+    return {**entries, terms.NCCL: template.encode("ascii")}
 
 
 @attrs.frozen
@@ -139,7 +139,7 @@ def _build_device_entry(
     link = None if function.physical_function else nccl.best_link(node, function)
     # Keys that came later are there only where they say something.
     more: dict[str, Any] = {}
-    if document.MAC.fullmatch(given.mac or ""):
+    if terms.MAC.fullmatch(given.mac or ""):
         more["mac"] = given.mac
     if given.group is not None:
         more["group"] = given.group
@@ -147,7 +147,7 @@ def _build_device_entry(
         more["rail"] = given.rail
     return {
         # A tag may hold anything; the document holds words.
-        "role": given.role if document.ROLE.fullmatch(given.role or "") else None,
+        "role": given.role if terms.ROLE.fullmatch(given.role or "") else None,
         "vendor_id": function.vendor_id,
         "product_id": function.product_id,
         "class_code": function.class_code,
@@ -210,7 +210,7 @@ def _write_guest_topology(
     shared = nccl.switches_above(chosen.values())
     devices = [
         nccl.NcclDevice(
-            busid=document.PLACEHOLDER.format(number),
+            busid=terms.PLACEHOLDER.format(number),
             class_code=function.class_code or "",
             numa=_cell_of_function(function, homes),
             switches=tuple(point for point in function.switches if point in shared),

@@ -28,8 +28,7 @@ import fasteners
 from nova_hpc.topology import atomic_files, handles
 from nova_hpc.topology.model import normalise_address
 from nova_hpc.wire import ledger as wire
-from nova_hpc.wire.documents import LEDGER
-from nova_hpc.wire.ledger import DeviceState, Ledger, Trial
+from nova_hpc.wire.ledger import LEDGER, DeviceState, Ledger, Trial
 from nova_hpc.wire.version import LaterError, WireError
 
 _WHAT: Final = "ledger"

@@ -18,15 +18,15 @@ import attrs
 
 from nova_hpc.topology.model import BridgeKind, PcieLink
 
+#: Bytes of a whole space, of what everybody may read, and of conventional PCI.
 SIZE: Final = 4096
-_HEADER: Final = 64
-_STANDARD: Final = 256
+HEADER: Final = 64
+STANDARD: Final = 256
 
 #: Head and first registers of an extended capability: all that is read of one.
-_EXTENDED_PART: Final = 8
+EXTENDED_PART: Final = 8
 
-_CAP_EXPRESS: Final = 0x10
-_EXTENDED_CAP_SERIAL: Final = 0x0003
+CAP_EXPRESS: Final = 0x10
 _EXTENDED_CAP_ACS: Final = 0x000D
 _EXTENDED_CAP_ATS: Final = 0x000F
 _ATS_ENABLE: Final = 0x8000
@@ -81,65 +81,24 @@ def skim_config(handle: int, limit: int = SIZE) -> bytes:
 
     :raises OSError: it cannot be read.
     """
-    start = os.pread(handle, min(_STANDARD, limit), 0)
-    if len(start) < _STANDARD or start.count(0xFF) == len(start):
+    start = os.pread(handle, min(STANDARD, limit), 0)
+    if len(start) < STANDARD or start.count(0xFF) == len(start):
         return start
     space = bytearray(start).ljust(SIZE, b"\0")
-    for offset in walk_extended_capabilities(space, limit - _EXTENDED_PART):
-        part = os.pread(handle, _EXTENDED_PART, offset)
-        if len(part) < _EXTENDED_PART:
+    for offset in walk_extended_capabilities(space, limit - EXTENDED_PART):
+        part = os.pread(handle, EXTENDED_PART, offset)
+        if len(part) < EXTENDED_PART:
             # Conventional PCI, or a capture that ends here.
             return start
-        space[offset : offset + _EXTENDED_PART] = part
+        space[offset : offset + EXTENDED_PART] = part
     return bytes(space)
-
-
-def with_serial(handle: int, data: bytes) -> bytes:
-    """The bytes that :func:`skim_config` read, with all of the device's serial number."""
-    offset = serial_at(data)
-    if offset is None:
-        return data
-    serial = os.pread(handle, 8, offset)
-    return data[:offset] + serial + data[offset + len(serial) :]
-
-
-def serial_at(data: bytes) -> int | None:
-    """The offset of the device's serial number (8 bytes, the least significant first)."""
-    offset = _find_extended_capability(data, None if len(data) < SIZE else 1, _EXTENDED_CAP_SERIAL)
-    return offset + 4 if offset and offset + 12 <= SIZE else None
 
 
 def acs_control_at(data: bytes) -> int | None:
     """The offset of the control register of ACS, two bytes; None: the space has none."""
-    express = _find_capability(data, _CAP_EXPRESS) if len(data) >= SIZE else None
-    offset = _find_extended_capability(data, express, _EXTENDED_CAP_ACS)
+    express = _find_capability(data, CAP_EXPRESS) if len(data) >= SIZE else None
+    offset = find_extended_capability(data, express, _EXTENDED_CAP_ACS)
     return offset + 6 if offset else None
-
-
-def config_essence_of(data: bytes) -> bytes:
-    """A space without what :func:`parse_config_space` does not look at, but for its serial number.
-
-    Registers that depend on the maker, and that of the vital product data, may
-    hold whatever was read or written last.
-    """
-    if len(data) <= _HEADER or data.count(0xFF) == len(data):
-        return data
-    kept = bytearray(data[:_HEADER].ljust(len(data), b"\0"))
-
-    def keep(offset: int, size: int) -> None:
-        kept[offset : offset + size] = data[offset : offset + size]
-
-    if len(data) >= _STANDARD:
-        for offset in walk_capabilities(data):
-            express = data[offset] == _CAP_EXPRESS and offset + 0x14 <= _STANDARD
-            keep(offset, 0x14 if express else 2)
-    if len(data) == SIZE:
-        for offset in walk_extended_capabilities(data, SIZE - _EXTENDED_PART):
-            keep(offset, _EXTENDED_PART)
-        serial = serial_at(data)
-        if serial is not None:
-            keep(serial, 8)
-    return bytes(kept)
 
 
 def walk_capabilities(data: bytes) -> Iterator[int]:
@@ -149,7 +108,7 @@ def walk_capabilities(data: bytes) -> Iterator[int]:
     """
     seen: set[int] = set()
     offset = data[0x34] & ~3
-    while offset >= _HEADER and offset not in seen:
+    while offset >= HEADER and offset not in seen:
         seen.add(offset)
         yield offset
         offset = data[offset + 1] & ~3
@@ -164,8 +123,8 @@ def walk_extended_capabilities(data: bytes | bytearray, last: int) -> Iterator[i
     :param last: no more than four bytes before the end of *data*.
     """
     seen: set[int] = set()
-    offset = _STANDARD
-    while _STANDARD <= offset <= last and offset not in seen:
+    offset = STANDARD
+    while STANDARD <= offset <= last and offset not in seen:
         seen.add(offset)
         yield offset
         head = _read_register(data, offset, 4)
@@ -179,19 +138,19 @@ def parse_config_space(data: bytes) -> ConfigSpace:
 
     The ids of a virtual function read as all ones; sysfs has them in files.
     """
-    if len(data) < _HEADER:
+    if len(data) < HEADER:
         return ConfigSpace()
     if data.count(0xFF) == len(data):
         return ConfigSpace(silent=True)
     header = data[0x0E] & 0x7F
-    express = _find_capability(data, _CAP_EXPRESS)
+    express = _find_capability(data, CAP_EXPRESS)
     port = link = flr = None
     if express:
         port = _PORTS.get(data[express + 2] >> 4 & 0xF)
         flr = bool(_read_register(data, express + 4, 4) >> 28 & 1)
         link = _read_link(data, express)
     able, control, isolates = _read_acs(data, express)
-    ats = _find_extended_capability(data, express, _EXTENDED_CAP_ATS)
+    ats = find_extended_capability(data, express, _EXTENDED_CAP_ATS)
     return ConfigSpace(
         vendor_id=_read_id(data, 0),
         product_id=_read_id(data, 2),
@@ -245,12 +204,12 @@ def _find_capability(data: bytes, wanted: int) -> int | None:
     """Offset of a standard capability; 0: has none; None: cannot be seen."""
     if not _read_register(data, 6, 2) & 0x10:
         return 0
-    if len(data) < _STANDARD:
+    if len(data) < STANDARD:
         return None
     for offset in walk_capabilities(data):
         if data[offset] == wanted:
             # The parts used here end 0x14 after the start.
-            return offset if offset + 0x14 <= _STANDARD else 0
+            return offset if offset + 0x14 <= STANDARD else 0
     return 0
 
 
@@ -265,13 +224,13 @@ def _read_link(data: bytes, express: int) -> PcieLink | None:
     return PcieLink(speed, width, max_speed, max_width, rate)
 
 
-def _find_extended_capability(data: bytes, express: int | None, wanted: int) -> int | None:
+def find_extended_capability(data: bytes, express: int | None, wanted: int) -> int | None:
     """Offset of an extended capability; 0: has none; None: cannot be seen."""
     if express == 0:
         return 0  # conventional PCI has none
     if express is None or len(data) < SIZE:
         return None
-    for offset in walk_extended_capabilities(data, SIZE - _EXTENDED_PART):
+    for offset in walk_extended_capabilities(data, SIZE - EXTENDED_PART):
         if _read_register(data, offset, 2) == wanted:
             return offset
     return 0
@@ -279,7 +238,7 @@ def _find_extended_capability(data: bytes, express: int | None, wanted: int) -> 
 
 def _read_acs(data: bytes, express: int | None) -> tuple[int | None, int | None, bool | None]:
     """Capability and control register of ACS, and whether it isolates."""
-    offset = _find_extended_capability(data, express, _EXTENDED_CAP_ACS)
+    offset = find_extended_capability(data, express, _EXTENDED_CAP_ACS)
     if not offset:
         return None, offset, None if offset is None else False
     can, does = _read_register(data, offset + 4, 2), _read_register(data, offset + 6, 2)

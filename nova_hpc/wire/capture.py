@@ -14,8 +14,17 @@ from collections.abc import Collection
 from typing import Final
 
 from nova_hpc.topology.files import FileError, FileTree
-from nova_hpc.wire.documents import CAPTURE
-from nova_hpc.wire.version import WireError
+from nova_hpc.wire.version import WireDocument, WireError
+
+CAPTURE: Final = WireDocument(
+    name="capture manifest",
+    lives="nova-hpc-capture.json in an archive of nova-hpc inventory --save",
+    writer="nova_hpc.wire.capture:write_capture_note",
+    readers=("nova_hpc.wire.capture:read_capture_note",),
+    schema="nova-hpc/capture",
+    longest=1 << 12,
+    cure="save the node again: nova-hpc inventory --save FILE",
+)
 
 #: Where it is in an archive, beside ``sys`` and ``proc``.
 PLACE: Final = "/nova-hpc-capture.json"

@@ -16,8 +16,16 @@ from nova_hpc.placement.model import AffinityPolicy
 from nova_hpc.topology.level import Level
 from nova_hpc.topology.peer import PeerReason
 from nova_hpc.topology.peer_wish import PeerWish
-from nova_hpc.wire.documents import DECISION
-from nova_hpc.wire.version import WireError, write_compact_json
+from nova_hpc.wire.version import LONGEST_METADATA, WireDocument, WireError, write_compact_json
+
+DECISION: Final = WireDocument(
+    name="decision",
+    lives="system_metadata['hpc_decision'] of the server",
+    writer="nova_hpc.wire.decision:Decision.dumps",
+    readers=("nova_hpc.wire.decision:read_decision",),
+    key="v",
+    limit=LONGEST_METADATA,
+)
 
 #: The key in the server's ``system_metadata``.
 KEY: Final = "hpc_decision"

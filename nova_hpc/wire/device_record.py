@@ -12,8 +12,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from nova_hpc.wire.documents import DEVICE_RECORD, DEVICE_TAGS
-from nova_hpc.wire.version import WireError, write_compact_json
+from nova_hpc.wire.tags import DEVICE_TAGS
+from nova_hpc.wire.version import WireDocument, WireError, write_compact_json
+
+DEVICE_RECORD: Final = WireDocument(
+    name="device record",
+    lives="pci_devices.extra_info['hpc'] of Nova's database",
+    writer="nova_hpc.wire.device_record:write_device_record",
+    readers=("nova_hpc.wire.device_record:read_device_record",),
+    # Its keys are device tags, which have a version of their own.
+    absent=1,
+    limit=4096,
+)
 
 #: The key in ``extra_info``.
 KEY: Final = "hpc"

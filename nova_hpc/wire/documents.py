@@ -2,87 +2,27 @@
 """Every wire document: its version, who writes and reads it, and where it lies.
 
 The contributor guide ("Wire documents") has the same as a table, and a test compares
-them. Each has golden texts in ``tests/data/golden/wire``, in a folder of its name.
+them. Each has golden texts in ``tests/data/golden/wire``, in a folder of its name. What
+services write or read is declared beside its writer; what commands alone write, here.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from nova_hpc.wire.version import WireDocument
+from nova_hpc.wire.capture import CAPTURE
+from nova_hpc.wire.decision import DECISION
+from nova_hpc.wire.device_record import DEVICE_RECORD
+from nova_hpc.wire.guest_abi import GUEST_ABI
+from nova_hpc.wire.guest_texts import GUEST_DOCUMENT, NCCL_TOPOLOGY
+from nova_hpc.wire.ledger import LEDGER
+from nova_hpc.wire.position import POSITION
+from nova_hpc.wire.server_devices import SERVER_DEVICES
+from nova_hpc.wire.stats import STATS
+from nova_hpc.wire.tags import DEVICE_TAGS
+from nova_hpc.wire.unplug import UNPLUG
+from nova_hpc.wire.version import LONGEST_METADATA, WireDocument
 
-#: Longest value of instance system metadata, in characters (nova/db/main/models.py,
-#: InstanceSystemMetadata.value, all releases); what is longer fails the server's save.
-_METADATA: Final = 255
-
-DEVICE_TAGS: Final = WireDocument(
-    name="device tags",
-    lives="[pci]device_spec, and Nova's PCI pools",
-    writer="nova_hpc.wire.tags:Tags.to_spec",
-    readers=("nova_hpc.wire.tags:parse_tags",),
-    key="hpc_tags",
-)
-DEVICE_RECORD: Final = WireDocument(
-    name="device record",
-    lives="pci_devices.extra_info['hpc'] of Nova's database",
-    writer="nova_hpc.wire.device_record:write_device_record",
-    readers=("nova_hpc.wire.device_record:read_device_record",),
-    # Its keys are device tags, which have a version of their own.
-    absent=1,
-    limit=4096,
-)
-STATS: Final = WireDocument(
-    name="statistics document",
-    lives="stats['hpc'] of Nova's compute node",
-    writer="nova_hpc.wire.stats:StatsDocument.dumps",
-    readers=("nova_hpc.wire.stats:read_stats_or_none",),
-    key="v",
-    limit=16 * 1024 - 1,
-    # The column has 64 KiB for all statistics (ComputeNode.stats, a TEXT of MySQL).
-    longest=64 * 1024,
-)
-DECISION: Final = WireDocument(
-    name="decision",
-    lives="system_metadata['hpc_decision'] of the server",
-    writer="nova_hpc.wire.decision:Decision.dumps",
-    readers=("nova_hpc.wire.decision:read_decision",),
-    key="v",
-    limit=_METADATA,
-)
-GUEST_ABI: Final = WireDocument(
-    name="guest ABI",
-    lives="system_metadata['hpc_guest_abi'] of the server",
-    writer="nova_hpc.wire.guest_abi:Abi.dumps",
-    readers=("nova_hpc.wire.guest_abi:read_guest_abi",),
-    # 2: a flat guest has room for the memory of its devices.
-    version=2,
-    reads=(1, 2),
-    key="v",
-    limit=_METADATA,
-)
-UNPLUG: Final = WireDocument(
-    name="unplug mark",
-    lives="system_metadata['hpc_unplug'] of the server",
-    writer="nova_hpc.wire.unplug:Unplug.dumps",
-    readers=("nova_hpc.wire.unplug:read_unplug",),
-    key="v",
-    limit=_METADATA,
-)
-GUEST_DOCUMENT: Final = WireDocument(
-    name="guest document",
-    lives="opt/org.nova-hpc/guest.json of the guest's firmware",
-    writer="nova_hpc.guest_tree.guest_document:build_guest_entries",
-    # Standard library alone, and older or newer than the cloud: it has its own check.
-    readers=("nova_hpc.guest.document:parse_guest_document",),
-    schema="nova-hpc/guest",
-)
-NCCL_TOPOLOGY: Final = WireDocument(
-    name="NCCL topology",
-    lives="opt/org.nova-hpc/nccl-topology.xml of the guest's firmware",
-    writer="nova_hpc.topology.nccl:write_nccl_file",
-    # And NCCL (version 1) or RCCL (2), each of which refuses the other's.
-    readers=("nova_hpc.guest.install:fill_in_addresses",),
-)
 SNAPSHOT: Final = WireDocument(
     name="snapshot",
     lives="a file of the operator's",
@@ -94,29 +34,11 @@ SNAPSHOT: Final = WireDocument(
     schema="nova-hpc/snapshot",
     cure="take the snapshot again: nova-hpc simulate snapshot FILE",
 )
-LEDGER: Final = WireDocument(
-    name="ledger",
-    lives="[hpc]ledger_file of the node, and a copy beside it",
-    writer="nova_hpc.wire.ledger:Ledger.dumps",
-    readers=("nova_hpc.wire.ledger:read_ledger",),
-    key="v",
-    # A thousand devices need about 1 MiB.
-    longest=1 << 24,
-)
 INVENTORY: Final = WireDocument(
     name="inventory",
     lives="the output of nova-hpc inventory",
     writer="nova_hpc.wire.inventory:write_inventory",
     schema="nova-hpc/inventory",
-)
-CAPTURE: Final = WireDocument(
-    name="capture manifest",
-    lives="nova-hpc-capture.json in an archive of nova-hpc inventory --save",
-    writer="nova_hpc.wire.capture:write_capture_note",
-    readers=("nova_hpc.wire.capture:read_capture_note",),
-    schema="nova-hpc/capture",
-    longest=1 << 12,
-    cure="save the node again: nova-hpc inventory --save FILE",
 )
 FLEET: Final = WireDocument(
     name="fleet report",
@@ -172,7 +94,7 @@ CLUSTER_LABEL: Final = WireDocument(
     writer="nova_hpc.wire.cluster_wish:to_group_name",
     readers=("nova_hpc.wire.cluster_wish:from_group_name",),
     key="v",
-    limit=_METADATA,
+    limit=LONGEST_METADATA,
 )
 CLUSTER_WISH: Final = WireDocument(
     name="cluster wish",
@@ -180,25 +102,9 @@ CLUSTER_WISH: Final = WireDocument(
     writer="nova_hpc.wire.cluster_wish:write_cluster_wish",
     readers=("nova_hpc.wire.cluster_wish:read_cluster_wish",),
     key="v",
-    limit=9 * (_METADATA - 2),
-)
-POSITION: Final = WireDocument(
-    name="position",
-    lives="metadata['hpc_position'] of the server",
-    writer="nova_hpc.wire.position:Position.dumps",
-    readers=("nova_hpc.wire.position:read_position",),
-    key="v",
-    limit=_METADATA,
+    limit=9 * (LONGEST_METADATA - 2),
 )
 
-SERVER_DEVICES: Final = WireDocument(
-    name="server devices",
-    lives="metadata['hpc_devices'] of the server",
-    writer="nova_hpc.wire.server_devices:ServerDevices.dumps",
-    readers=("nova_hpc.wire.server_devices:read_server_devices",),
-    key="v",
-    limit=_METADATA,
-)
 
 ALL: Final = (
     DEVICE_TAGS,

@@ -12,8 +12,25 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.wire.documents import GUEST_ABI
-from nova_hpc.wire.version import LaterError, WireError, write_compact_json
+from nova_hpc.wire.version import (
+    LONGEST_METADATA,
+    LaterError,
+    WireDocument,
+    WireError,
+    write_compact_json,
+)
+
+GUEST_ABI: Final = WireDocument(
+    name="guest ABI",
+    lives="system_metadata['hpc_guest_abi'] of the server",
+    writer="nova_hpc.wire.guest_abi:Abi.dumps",
+    readers=("nova_hpc.wire.guest_abi:read_guest_abi",),
+    # 2: a flat guest has room for the memory of its devices.
+    version=2,
+    reads=(1, 2),
+    key="v",
+    limit=LONGEST_METADATA,
+)
 
 #: The key in the server's ``system_metadata``.
 KEY: Final = "hpc_guest_abi"

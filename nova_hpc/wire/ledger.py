@@ -58,9 +58,19 @@ import attrs
 from nova_hpc.topology.model import AddressError, address_key, normalise_address
 from nova_hpc.wire import announcements, reservation
 from nova_hpc.wire.announcements import Accepted, Maintenance
-from nova_hpc.wire.documents import LEDGER
 from nova_hpc.wire.reservation import ReservedProvider
 from nova_hpc.wire.values import cut_reason, require_finite, require_type, require_type_or_none
+from nova_hpc.wire.version import WireDocument
+
+LEDGER: Final = WireDocument(
+    name="ledger",
+    lives="[hpc]ledger_file of the node, and a copy beside it",
+    writer="nova_hpc.wire.ledger:Ledger.dumps",
+    readers=("nova_hpc.wire.ledger:read_ledger",),
+    key="v",
+    # A thousand devices need about 1 MiB.
+    longest=1 << 24,
+)
 
 #: A server that had the device when it was first seen.
 SOMEBODY: Final = "unknown"

@@ -14,8 +14,22 @@ from typing import Any, Final
 
 import attrs
 
-from nova_hpc.wire.documents import POSITION
-from nova_hpc.wire.version import WireError, show_json_value, write_compact_json
+from nova_hpc.wire.version import (
+    LONGEST_METADATA,
+    WireDocument,
+    WireError,
+    show_json_value,
+    write_compact_json,
+)
+
+POSITION: Final = WireDocument(
+    name="position",
+    lives="metadata['hpc_position'] of the server",
+    writer="nova_hpc.wire.position:Position.dumps",
+    readers=("nova_hpc.wire.position:read_position",),
+    key="v",
+    limit=LONGEST_METADATA,
+)
 
 #: The item of the server's metadata.
 KEY: Final = "hpc_position"

@@ -15,8 +15,22 @@ import attrs
 
 from nova_hpc.placement.model import AffinityPolicy
 from nova_hpc.topology.level import Level
-from nova_hpc.wire.documents import SERVER_DEVICES
-from nova_hpc.wire.version import WireError, show_json_value, write_compact_json
+from nova_hpc.wire.version import (
+    LONGEST_METADATA,
+    WireDocument,
+    WireError,
+    show_json_value,
+    write_compact_json,
+)
+
+SERVER_DEVICES: Final = WireDocument(
+    name="server devices",
+    lives="metadata['hpc_devices'] of the server",
+    writer="nova_hpc.wire.server_devices:ServerDevices.dumps",
+    readers=("nova_hpc.wire.server_devices:read_server_devices",),
+    key="v",
+    limit=LONGEST_METADATA,
+)
 
 #: The item of the server's metadata.
 KEY: Final = "hpc_devices"

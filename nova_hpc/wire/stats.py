@@ -28,8 +28,18 @@ from typing import Any, Final
 
 import attrs
 
-from nova_hpc.wire.documents import STATS
-from nova_hpc.wire.version import WireError, write_compact_json
+from nova_hpc.wire.version import WireDocument, WireError, write_compact_json
+
+STATS: Final = WireDocument(
+    name="statistics document",
+    lives="stats['hpc'] of Nova's compute node",
+    writer="nova_hpc.wire.stats:StatsDocument.dumps",
+    readers=("nova_hpc.wire.stats:read_stats_or_none",),
+    key="v",
+    limit=16 * 1024 - 1,
+    # The column has 64 KiB for all statistics (ComputeNode.stats, a TEXT of MySQL).
+    longest=64 * 1024,
+)
 
 #: The document is smaller than this, in bytes of UTF-8.
 LIMIT: Final = 16 * 1024

@@ -16,8 +16,15 @@ from typing import Final
 import attrs
 
 from nova_hpc.topology.level import Location
-from nova_hpc.wire.documents import DEVICE_TAGS
-from nova_hpc.wire.version import WireError
+from nova_hpc.wire.version import WireDocument, WireError
+
+DEVICE_TAGS: Final = WireDocument(
+    name="device tags",
+    lives="[pci]device_spec, and Nova's PCI pools",
+    writer="nova_hpc.wire.tags:Tags.to_spec",
+    readers=("nova_hpc.wire.tags:parse_tags",),
+    key="hpc_tags",
+)
 
 #: Version of the meaning of the tags below.
 VERSION: Final = DEVICE_TAGS.key

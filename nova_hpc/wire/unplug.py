@@ -12,8 +12,16 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.wire.documents import UNPLUG
-from nova_hpc.wire.version import write_compact_json
+from nova_hpc.wire.version import LONGEST_METADATA, WireDocument, write_compact_json
+
+UNPLUG: Final = WireDocument(
+    name="unplug mark",
+    lives="system_metadata['hpc_unplug'] of the server",
+    writer="nova_hpc.wire.unplug:Unplug.dumps",
+    readers=("nova_hpc.wire.unplug:read_unplug",),
+    key="v",
+    limit=LONGEST_METADATA,
+)
 
 #: The key in the server's ``system_metadata``.
 KEY: Final = "hpc_unplug"

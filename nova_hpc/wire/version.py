@@ -22,6 +22,10 @@ import attrs
 
 _LONGEST: Final = 60
 
+#: Longest value of instance system metadata, in characters (nova/db/main/models.py,
+#: InstanceSystemMetadata.value, all releases); what is longer fails the server's save.
+LONGEST_METADATA: Final = 255
+
 
 class WireError(ValueError):
     """A text that must not be acted on. The error says why, for operators."""

@@ -19,11 +19,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from nova_hpc.topology import atomic_files, confspace, sysfs
+from nova_hpc.topology import atomic_files, sysfs
 from nova_hpc.topology.files import FileError, FileTree, decode_kernel_text, show_path
 from nova_hpc.topology.model import InventoryError
 from nova_hpc.wire import capture
-from nova_hpc_tools.inventory import nccl_node
+from nova_hpc_tools.inventory import config_essence, nccl_node
 from nova_hpc_tools.inventory.record import Entry, RecordingTree, ReplayTree
 
 _HOSTNAME: Final = "/proc/sys/kernel/hostname"
@@ -185,7 +185,7 @@ def anonymise_record(
 
 def _identities_in_file(path: str, data: bytes, keep_serials: bool) -> Iterator[bytes]:
     """The GUIDs or the serial number in a file."""
-    serial = confspace.serial_at(data) if path.endswith("/config") else None
+    serial = config_essence.serial_at(data) if path.endswith("/config") else None
     if serial is not None and not keep_serials:
         yield data[serial : serial + 8][::-1]
     yield from (bytes.fromhex(guid.replace(":", "")) for guid in _guids_in_file(path, data))
@@ -204,8 +204,8 @@ def _anonymise_file(
 ) -> bytes:
     name = path.rpartition("/")[2]
     if name == "config":
-        data = confspace.config_essence_of(data)
-        serial = confspace.serial_at(data)
+        data = config_essence.config_essence_of(data)
+        serial = config_essence.serial_at(data)
         if serial is None or keep_serials:
             return data
         stand_in = identities.add(data[serial : serial + 8][::-1])[::-1]

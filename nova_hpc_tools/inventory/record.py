@@ -18,6 +18,7 @@ from typing import Final
 
 from nova_hpc.topology import confspace
 from nova_hpc.topology.files import FileError, FileTree, Folder, Take
+from nova_hpc_tools.inventory import config_essence
 
 #: What is at a path: the bytes of a file, the text of a link, None for a directory.
 Entry = bytes | str | None
@@ -44,7 +45,7 @@ class RecordingTree(FileTree):
             assert take is not None
             data = take(handle, most)
             whole.append(
-                confspace.with_serial(handle, data) if take is confspace.skim_config else data
+                config_essence.with_serial(handle, data) if take is confspace.skim_config else data
             )
             return data
 

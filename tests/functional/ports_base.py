@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from oslo_utils import uuidutils
 
-from nova_hpc.guest import document
+from nova_hpc.guest import document, terms
 from nova_hpc.topology.level import Distance, Location, distance_between
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
@@ -100,7 +100,7 @@ class PortsTest(DriverTest):
     def told(self, server: Mapping[str, object]) -> document.GuestDocument:
         """What the guest reads of its devices."""
         entries = self.domain_of(server).findall("sysinfo[@type='fwcfg']/entry")
-        (text,) = [each.text for each in entries if each.get("name") == document.DOCUMENT]
+        (text,) = [each.text for each in entries if each.get("name") == terms.DOCUMENT]
         return document.parse_guest_document(document.decode_entry(text.encode()))
 
     def start_attempts(self) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nova_hpc.guest import document
+from nova_hpc.guest import document, terms
 from nova_hpc.topology import confspace
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
@@ -102,7 +102,7 @@ class PeerTest(DriverTest):
     def told(self, server: Mapping[str, object]) -> document.GuestDocument:
         """What the guest reads."""
         entries = self.domain_of(server).findall("sysinfo[@type='fwcfg']/entry")
-        (text,) = [each.text for each in entries if each.get("name") == document.DOCUMENT]
+        (text,) = [each.text for each in entries if each.get("name") == terms.DOCUMENT]
         return document.parse_guest_document(document.decode_entry(text.encode()))
 
     def test_what_would_join_groups_is_refused(self) -> None:

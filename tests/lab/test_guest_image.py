@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from nova_hpc.guest import build, document
+from nova_hpc.guest import build, terms
 
 pytestmark = pytest.mark.slow
 
@@ -138,8 +138,8 @@ def boot(image, folder):
             *("-device", "edu", "-drive", f"file={image}.raw,format=raw,if=virtio"),
             *("-kernel", f"{image}.vmlinuz", "-initrd", f"{image}.initrd"),
             *("-append", "root=/dev/vda rw console=ttyS0"),
-            *("-fw_cfg", f"name={document.DOCUMENT},file={promise}"),
-            *("-fw_cfg", f"name={document.NCCL},file={nccl}"),
+            *("-fw_cfg", f"name={terms.DOCUMENT},file={promise}"),
+            *("-fw_cfg", f"name={terms.NCCL},file={nccl}"),
         ]
     )
     try:

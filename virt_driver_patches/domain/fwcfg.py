@@ -13,7 +13,7 @@ from typing import Final
 
 from lxml import etree
 
-from nova_hpc.guest.document import PREFIX
+from nova_hpc.guest.terms import PREFIX
 from nova_hpc.guest_tree import guest_document
 from nova_hpc.topology.model import Node
 from nova_hpc.topology.nccl import Processor

@@ -26,8 +26,6 @@ from nova_hpc.topology.model import PciFunction
 from nova_hpc.topology.vpd import VpdError, walk_vpd_fields
 from nova_hpc.wire import announcements, capture
 
-_HEADER: Final = 64
-_STANDARD: Final = 256
 _BUS_MASTER: Final = 0x04
 _MOST_CAPABILITIES: Final = 512
 _TOTAL: Final = re.compile(r"TOTAL_ERR_(?:FATAL|NONFATAL)[ \t]+(\d{1,18})", re.ASCII)
@@ -137,7 +135,7 @@ def take_snapshot(
         config = _read_or_empty(tree, "config", function, confspace.SIZE)
     space = confspace.parse_config_space(config)
     virtual = function.physical_function is not None
-    read = len(config) >= _HEADER and not space.silent
+    read = len(config) >= confspace.HEADER and not space.silent
     names = ("vendor_id", "product_id", "class_code", "revision")
     answers = {name: str(getattr(space, name)) for name in names}
     if not virtual and function.total_vfs:
@@ -198,7 +196,7 @@ def _read_error_count(tree: FileTree, function: PciFunction, name: str) -> int |
 
 
 def _capabilities_of_config(config: bytes) -> tuple[str, ...] | None:
-    if len(config) < _STANDARD:
+    if len(config) < confspace.STANDARD:
         return None  # only root sees them
     names = []
     if config[6] & 0x10:

@@ -10,7 +10,7 @@ from pathlib import Path
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from nova_hpc.guest import command, document
+from nova_hpc.guest import command, terms
 from nova_hpc.guest_tree.guest_document import DocumentCell
 from tests.unit.guest.worlds import Guest, boot, domain_of, hosts
 from virt_driver_patches.domain import fwcfg
@@ -61,7 +61,7 @@ def gpu_of(guest: Guest) -> Path:
 
 
 def fw_cfg_of(guest: Guest) -> Path:
-    return guest.root / f"sys/firmware/qemu_fw_cfg/by_name/{document.DOCUMENT}/raw"
+    return guest.root / f"sys/firmware/qemu_fw_cfg/by_name/{terms.DOCUMENT}/raw"
 
 
 def remove(guest, victim, dice):

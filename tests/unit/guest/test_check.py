@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nova_hpc.guest import build, document
+from nova_hpc.guest import build, document, terms
 from tests.unit.guest.servers import gpu_of, run
 
 
@@ -95,7 +95,7 @@ def test_an_idle_device_is_no_fault(guest):
 
 def test_another_tree(guest):
     """The device moved to a port of its own: the same ids, another place."""
-    text = guest.root / f"sys/firmware/qemu_fw_cfg/by_name/{document.DOCUMENT}/raw"
+    text = guest.root / f"sys/firmware/qemu_fw_cfg/by_name/{terms.DOCUMENT}/raw"
     found = json.loads(document.decode_entry(text.read_bytes()))
     found["devices"][0]["switches"] = [7]
     text.write_text(json.dumps(found))

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lxml import etree
 
-from nova_hpc.guest import document
+from nova_hpc.guest import document, terms
 from nova_hpc.guest_tree import Abi, TopologyMode, TreeDevice, plan_guest_pci_tree
 from nova_hpc.topology.level import distance_between
 from tests.unit.guest.servers import HOME, MEMORY, fewer, remove, run, servers, start, told
@@ -167,7 +167,7 @@ def test_nothing_of_the_host_is_told(server, topology):
         entry.get("name"): document.decode_entry(entry.text.encode()).decode()
         for entry in domain.iterfind("sysinfo/entry")
     }
-    assert set(entries) == {document.DOCUMENT, document.NCCL}
+    assert set(entries) == {terms.DOCUMENT, terms.NCCL}
     for text in entries.values():
         assert "secret" not in text
         for function in node.functions:

@@ -7,7 +7,7 @@ import struct
 import attrs
 import pytest
 
-from nova_hpc.guest import compare, show
+from nova_hpc.guest import compare, show, terms
 from nova_hpc.guest import document as told
 from nova_hpc.guest.machine import GuestMachine as Guest
 from nova_hpc.guest_tree import guest_document
@@ -149,7 +149,7 @@ def test_a_gpu_and_an_adapter(ports, gpu, vf, path, why):
         guest_document.DocumentDevice("0000:14:00.1"),
         guest_document.DocumentDevice("0000:10:00.0"),
     ]
-    data = guest_document.build_guest_entries(node, "flat", (), given)[told.DOCUMENT]
+    data = guest_document.build_guest_entries(node, "flat", (), given)[terms.DOCUMENT]
     (said,) = json.loads(data)["peer_to_peer"]
     assert said == {"device": 0, "with": [1], "path": path, "why": why}
     read_back = told.parse_guest_document(data)
@@ -178,7 +178,7 @@ def test_a_gpu_and_an_adapter(ports, gpu, vf, path, why):
 def test_the_guest_is_told_what_the_operator_wishes(wish, ports, ats, as_wished):
     node = with_card(ports, gpu=(ats, ats), card=(ats, ats))
     given = [guest_document.DocumentDevice(GPU), guest_document.DocumentDevice(CARD)]
-    data = guest_document.build_guest_entries(node, "flat", (), given, wish=wish)[told.DOCUMENT]
+    data = guest_document.build_guest_entries(node, "flat", (), given, wish=wish)[terms.DOCUMENT]
     found = json.loads(data)
     # Nothing is said where nothing is wished: a document of a cloud without it is the same.
     assert found.get("peer_wish") == (None if wish is PeerWish.KEEP else wish.value)
@@ -201,7 +201,7 @@ def test_a_wish_of_a_later_cloud_or_nonsense():
     node = with_card((NOTHING, NOTHING))
     given = [guest_document.DocumentDevice(GPU), guest_document.DocumentDevice(CARD)]
     text = guest_document.build_guest_entries(node, "flat", (), given, wish=PeerWish.DIRECT)[
-        told.DOCUMENT
+        terms.DOCUMENT
     ]
     found = json.loads(text)
     later = told.parse_guest_document(json.dumps(found | {"peer_wish": "magic"}).encode())
@@ -269,7 +269,7 @@ def test_functions_of_one_adapter_that_differ():
 def test_a_document_that_says_nothing_of_it_or_nonsense():
     node = with_card((NOTHING, NOTHING))
     given = [guest_document.DocumentDevice(GPU), guest_document.DocumentDevice(CARD)]
-    found = json.loads(guest_document.build_guest_entries(node, "flat", (), given)[told.DOCUMENT])
+    found = json.loads(guest_document.build_guest_entries(node, "flat", (), given)[terms.DOCUMENT])
     said = found.pop("peer_to_peer")[0]
     assert told.parse_guest_document(json.dumps(found).encode()).peers == ()
     found["peer_to_peer"] = [said | {"why": "of-a-later-cloud"}]

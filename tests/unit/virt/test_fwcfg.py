@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from lxml import etree
 
-from nova_hpc.guest import document
+from nova_hpc.guest import document, terms
 from nova_hpc.guest_tree.guest_document import DocumentCell
 from nova_hpc.topology.model import Node, PciFunction
 from virt_driver_patches.domain import fwcfg
@@ -81,17 +81,17 @@ def told(domain):
     return {
         each.get("name"): document.decode_entry(each.text.encode()).decode()
         for each in domain.iterfind("sysinfo[@type='fwcfg']/entry")
-        if each.get("name").startswith(document.PREFIX)
+        if each.get("name").startswith(terms.PREFIX)
     }
 
 
 def test_the_entries_are_in_the_domain_and_it_is_valid():
     domain = parsed()
-    add_documents(domain, {document.NCCL: b'<a b="1"/>\n', document.DOCUMENT: b'{"x": "]]>"}'})
+    add_documents(domain, {terms.NCCL: b'<a b="1"/>\n', terms.DOCUMENT: b'{"x": "]]>"}'})
     again = etree.fromstring(domain.text())
     assert not {",", '"', "<", "&"} & set("".join(again.xpath("sysinfo[2]/entry/text()")))
     found = told(again)
-    assert found == {document.NCCL: '<a b="1"/>\n', document.DOCUMENT: '{"x": "]]>"}'}
+    assert found == {terms.NCCL: '<a b="1"/>\n', terms.DOCUMENT: '{"x": "]]>"}'}
     schema = Path("/usr/share/libvirt/schemas/domain.rng")
     if not schema.exists():
         pytest.skip("libvirt's schemas are not installed")
@@ -102,11 +102,11 @@ def test_entries_are_replaced_and_those_of_others_kept():
     domain = parsed()
     other = etree.SubElement(domain.edit(), "sysinfo", type="fwcfg")
     etree.SubElement(other, "entry", name="opt/com.example/x").text = "kept"
-    add_documents(domain, {document.DOCUMENT: b'{"a": 1}'})
-    add_documents(domain, {document.DOCUMENT: b'{"a": 2}'})
+    add_documents(domain, {terms.DOCUMENT: b'{"a": 1}'})
+    add_documents(domain, {terms.DOCUMENT: b'{"a": 2}'})
     assert domain.root.find("sysinfo/entry[@name='opt/com.example/x']").text == "kept"
     assert len(domain.root.findall("sysinfo/entry")) == 2
-    assert told(domain.root)[document.DOCUMENT] == '{"a": 2}'
+    assert told(domain.root)[terms.DOCUMENT] == '{"a": 2}'
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_what_must_not_be_there(name, text):
     domain = parsed()
     before = domain.text()
     with pytest.raises(ValueError, match=r"."):
-        add_documents(domain, {document.DOCUMENT: b"{}", name: text})
+        add_documents(domain, {terms.DOCUMENT: b"{}", name: text})
     assert domain.text() is before
 
 
@@ -151,7 +151,7 @@ def test_the_document():
     xml = tell(DOMAIN % (PLACED + LOOSE), NODE, "mirror", cells, {"0000:17:00.0": "gpu"})
     domain = etree.fromstring(xml)
     entries = told(domain)
-    assert json.loads(entries[document.DOCUMENT]) == {
+    assert json.loads(entries[terms.DOCUMENT]) == {
         "schema": "nova-hpc/guest",
         "version": 1,
         "topology": "mirror",
@@ -172,7 +172,7 @@ def test_the_document():
         ],
         "peer_to_peer": [],
     }
-    assert entries[document.NCCL] == (
+    assert entries[terms.NCCL] == (
         '<system version="1">\n  <cpu numaid="0">\n'
         '    <pci busid="device-0" class="0x030200"/>\n  </cpu>\n</system>\n'
     )

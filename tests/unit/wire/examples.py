@@ -18,7 +18,7 @@ import attrs
 from nova_hpc.conf.roles import DEFAULT_ROLES
 from nova_hpc.fabric.model import FabricLevel, FabricMap, FabricPlace, FabricSwitch, Rail
 from nova_hpc.fabric.model import FabricLink as FabricLink
-from nova_hpc.guest import document as guest
+from nova_hpc.guest import terms
 from nova_hpc.guest_tree.guest_document import DocumentCell as GuestCell
 from nova_hpc.guest_tree.guest_document import DocumentDevice, build_guest_entries
 from nova_hpc.placement.model import AffinityPolicy, HostNode, WantedCell
@@ -469,8 +469,8 @@ WRITERS: Final[dict[str, Callable[[], str]]] = {
     "decision/v1-pairs.json": DECISION_OF_PAIRS.dumps,
     "guest-abi/v2.json": ABI.dumps,
     "unplug-mark/v1.json": UNPLUG.dumps,
-    "guest-document/v1.json": lambda: GUEST[guest.DOCUMENT].decode("ascii"),
-    "nccl-topology/v1.xml": lambda: GUEST[guest.NCCL].decode("ascii"),
+    "guest-document/v1.json": lambda: GUEST[terms.DOCUMENT].decode("ascii"),
+    "nccl-topology/v1.xml": lambda: GUEST[terms.NCCL].decode("ascii"),
     "snapshot/v3.json": lambda: snapshot_document.dump_cloud_snapshot(SNAPSHOT),
     "ledger/v1.json": LEDGER.dumps,
     "inventory/v1.json": lambda: inventory.write_inventory(NODE),

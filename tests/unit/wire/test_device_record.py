@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nova_hpc.wire import device_record, tags
-from nova_hpc.wire.documents import DEVICE_RECORD
+from nova_hpc.wire.device_record import DEVICE_RECORD
 
 
 def test_only_own_tags_are_kept():

@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the cloud, which writes the document of a guest, and the guest both know of it."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+#: Names in the firmware's configuration interface; fw_cfg takes 55 characters.
+PREFIX: Final = "opt/org.nova-hpc/"
+DOCUMENT: Final = PREFIX + "guest.json"
+NCCL: Final = PREFIX + "nccl-topology.xml"
+#: ``busid`` of the device with that number in the list of the document.
+PLACEHOLDER: Final = "device-{}"
+#: Words of the document; a reader takes no others.
+MAC: Final = re.compile(r"[0-9a-f]{2}(?::[0-9a-f]{2}){5}", re.ASCII)
+ROLE: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
