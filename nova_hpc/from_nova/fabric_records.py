@@ -9,7 +9,6 @@ from typing import Any
 
 import attrs
 from keystoneauth1 import exceptions as keystone
-from nova import context as nova_context
 from nova import objects
 from nova.scheduler.client import report
 from oslo_config import cfg
@@ -132,8 +131,3 @@ def open_group_records(context: Any) -> ProviderRecords:
 def open_group_domains(context: Any) -> GroupDomains:
     """The groups' domains, for one member."""
     return GroupDomains(open_group_records(context), ServerMappings(context))
-
-
-def admin_context() -> Any:
-    """The context of a command."""
-    return nova_context.get_admin_context()

@@ -6,9 +6,6 @@ Devices of which the node does not say the class are in no alias's count.
 
 from __future__ import annotations
 
-from nova import context as nova_context
-from nova import objects
-
 from nova_hpc.from_nova.pools import EVERYWHERE
 from nova_hpc.from_nova.providers import DeviceKind
 from nova_hpc.from_nova.server import ServerTask
@@ -39,17 +36,3 @@ def _withheld_addresses_of_kind(document: StatsDocument, kind: DeviceKind) -> se
         if resource_class == kind.resource_class and kind.traits <= traits | EVERYWHERE:
             serving.add(address)
     return serving
-
-
-def read_stats_of_provider(uuid: str) -> StatsDocument | None:
-    """The stats of the node with this UUID; None: none that can be read."""
-    context = nova_context.get_admin_context()
-    for cell in objects.CellMappingList.get_all(context):
-        if cell.disabled:
-            continue
-        with nova_context.target_cell(context, cell) as within:
-            nodes = objects.ComputeNodeList.get_all_by_uuids(within, [uuid])
-        for node in nodes:
-            values = node.stats if node.obj_attr_is_set("stats") else None
-            return stats.read_stats_or_none((values or {}).get(stats.KEY))
-    return None

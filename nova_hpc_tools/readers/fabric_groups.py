@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from nova import context as nova_context
+
 from nova_hpc.cluster.group_domain.records import PlacementSilentError, find_dead_tickets
 from nova_hpc.from_nova import fabric_records
 from nova_hpc_tools.readers import snapshot
@@ -67,4 +69,4 @@ def sweep_group_domains(context: Any) -> Reaped:
 
 def _open_admin_context(arguments: Sequence[str]) -> Any:
     snapshot.configure_nova(arguments)
-    return fabric_records.admin_context()
+    return nova_context.get_admin_context()

@@ -17,6 +17,8 @@ from nova.scheduler import request_filter
 
 from nova_hpc.from_nova import fabric, server, shortage, withheld
 from nova_hpc.placement import flavor as hpc_flavor
+from nova_hpc.wire import stats
+from nova_hpc.wire.stats import StatsDocument
 from nova_hpc_tools.readers import snapshot
 from nova_hpc_tools.snapshot import SnapshotError, direct_ports, make_printable_text
 from nova_hpc_tools.snapshot.unplaced_requests import UnplacedRequest
@@ -167,7 +169,7 @@ def _explain_by_placement(context: Any, spec: objects.RequestSpec) -> str | None
         host = request_shortage.nearest
         if not request_shortage.causes:
             return None
-        document = withheld.read_stats_of_provider(host) if host else None
+        document = _read_stats_of_provider(host) if host else None
         return request_shortage.why(
             make_printable_text(shortage.provider_name_of(host)) if host else "",
             document.withheld if document else {},
@@ -205,3 +207,17 @@ def _list_constraints(spec: objects.RequestSpec) -> Iterator[str]:
     for hosts in (spec.force_hosts, spec.force_nodes):
         if hosts:
             yield f"host {make_printable_text(', '.join(hosts))}"
+
+
+def _read_stats_of_provider(uuid: str) -> StatsDocument | None:
+    """The stats of the node with this UUID; None: none that can be read."""
+    context = nova_context.get_admin_context()
+    for cell in objects.CellMappingList.get_all(context):
+        if cell.disabled:
+            continue
+        with nova_context.target_cell(context, cell) as within:
+            nodes = objects.ComputeNodeList.get_all_by_uuids(within, [uuid])
+        for node in nodes:
+            values = node.stats if node.obj_attr_is_set("stats") else None
+            return stats.read_stats_or_none((values or {}).get(stats.KEY))
+    return None
