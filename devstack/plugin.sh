@@ -89,6 +89,11 @@ function nova_hpc_configure {
     # Devstack begins with a new nova.conf, so nothing of the last time counts.
     sudo rm -f $NOVA_HPC_CONF_DIR/nova-hpc-*.conf $NOVA_HPC_CONF_DIR/nova-hpc-undo.json \
         $NOVA_HPC_CONF_DIR/node.yaml
+    cat >$NOVA_HPC_CONF_DIR/node.yaml <<EOF
+schema: nova-hpc/node
+version: 1
+$NOVA_HPC_DECLARATION
+EOF
     # A machine without devices gets the files of those services alone that it runs.
     if is_service_enabled n-api n-sch n-cond; then
         parts+=(--part controller)

@@ -166,6 +166,9 @@ def _parse_yaml_document(text: object) -> dict[str, Any]:
             document = loader.get_single_data()
         finally:
             loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise NODE_DECLARATION.broken(f"is not YAML: line {line}: {error.problem}") from error
     except yaml.YAMLError as error:
         problem = " ".join(str(error).split())
         raise NODE_DECLARATION.broken(f"is not YAML: {problem}") from error
@@ -333,10 +336,10 @@ _Loader.add_implicit_resolver(
 # --- writing --------------------------------------------------------------------------
 
 _HEAD: Final = """\
-# What is declared for this node, or for all nodes of its kind. nova-hpc configure reads it
-# whenever it runs, and adds to it what it is told by its options. Edit it, then run
-# nova-hpc configure again; it shows what changes. Comments of yours are lost when an option
-# changes the file; a "why:" stays. A key that is not there says nothing.
+# What is decided for this node, or for all nodes of its kind. nova-hpc configure reads it
+# whenever it runs. Edit it, then run nova-hpc configure again; it shows what changes. Comments
+# of yours are lost when it adds to the file (--ask, "kept" below); a "why:" stays. A key that is
+# not there says nothing.
 """
 
 #: Key -> what it is for, and an example for where it says nothing.
@@ -356,7 +359,8 @@ _COMMENTS: Final[Mapping[str, tuple[str, str]]] = {
         "role_options: {gpu: {traits: [CUSTOM_SXM]}}",
     ),
     "left_out": (
-        "Never offered, nor are their virtual functions, wherever that hardware is plugged in.",
+        "Never offered, nor are their virtual functions; with hardware (configure says which),\n"
+        "wherever that card is plugged in.",
         "left_out: [{address: '0000:18:00.0', why: manages the NVSwitches}]",
     ),
     "offer_in_use": (

@@ -258,7 +258,8 @@ def _explain_wire_error(error: Exception, data: Any, singular: Mapping[str, str]
     if isinstance(error, cattrs.ForbiddenExtraKeysError):
         key = min(error.extra_fields)
         parts.append(key if key.isidentifier() and len(key) <= 60 else show_json_value(key))
-        return f"{': '.join(parts)} is no known field of this version"
+        names = ", ".join(field.name for field in attrs.fields(error.cl))
+        return f"{': '.join(parts)} is no known field of this version; there are {names}"
     if isinstance(error, WrongError) or not isinstance(error, WireError):
         return f"{': '.join(parts)} {error}"
     return ": ".join([*parts, str(error)])

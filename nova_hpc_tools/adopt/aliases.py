@@ -79,8 +79,9 @@ def check_alias_roles(specs: Sequence[DeviceSpec]) -> None:
         if claimant != role:
             pair = " and ".join(sorted((role, claimant)))
             raise ClashError(
-                f"the roles {pair} would have the same resource class {name}; give each another "
-                "name, or a class of its own: --resource-class ROLE=NAME"
+                f"the roles {pair} would have the same resource class {name}: rename one, or "
+                f"declare a class of its own (role_options: {{{role}: "
+                f"{{resource_class: {name}_2}}}})"
             )
     samples = {_alias_kind_of(offer): offer for offer in reversed(offers)}
     for kind, sample in samples.items():
@@ -90,9 +91,16 @@ def check_alias_roles(specs: Sequence[DeviceSpec]) -> None:
                 raise ClashError(
                     f"the roles {kind.role} ({sample.provider}) and {theirs.tags.role} "
                     f"({theirs.provider}) cannot be told apart: Nova would give one for the other. "
-                    "Where no server has any of them, --role-identity ROLE=class for both; "
-                    "otherwise --role-identity ROLE=trait for both"
+                    "Where no server has any of them, declare both by class ("
+                    f"{_identity_line(kind.role, theirs.tags.role, 'class')}); otherwise by "
+                    f"trait ({_identity_line(kind.role, theirs.tags.role, 'trait')})"
                 )
+
+
+def _identity_line(first: str, second: str | None, form: str) -> str:
+    """The line of a declaration by which two roles are told from others in one form."""
+    words = ", ".join(f"{role}: {{identity: {form}}}" for role in (first, second))
+    return f"role_options: {{{words}}}"
 
 
 def _check_networks(offers: Iterable[DeviceOffer]) -> None:
@@ -103,8 +111,8 @@ def _check_networks(offers: Iterable[DeviceOffer]) -> None:
             pair = " and ".join(sorted((role, networks[offer.network])))
             raise ClashError(
                 f"the roles {pair} would have the same physical network {offer.network}, and "
-                "Nova tells the devices of ports apart by nothing else; give each another one: "
-                "--physical-network ROLE=NAME"
+                "Nova tells the devices of ports apart by nothing else: change physical_network "
+                "of one of them in the declaration"
             )
 
 

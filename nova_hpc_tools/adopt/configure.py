@@ -38,7 +38,7 @@ from nova_hpc_tools.adopt import (
     settings,
     spec_entries,
 )
-from nova_hpc_tools.adopt.configured import Configured, HeldBack, Loss
+from nova_hpc_tools.adopt.configured import Loss
 from nova_hpc_tools.adopt.declaration import EVERY, Declaration, DeclarationError
 from nova_hpc_tools.adopt.identity import Form
 from nova_hpc_tools.base import CommandAnswer, CommandError, ListCommand
@@ -51,12 +51,12 @@ class Configure(ListCommand):
     """Write the settings of Nova and Placement that this node needs.
 
     Reads the inventory of this machine (or of a capture) and the node's
-    declaration, and prints include files for Nova and Placement; with --write,
-    shows how they differ from those in a directory and writes them there, and
-    the declaration with what the options say. Running it again changes
-    nothing. Filters, weighers and aliases that are configured are added to,
-    limits are never lowered, CPU sets stay; whatever would be lost is named,
-    and nothing is written.
+    declaration, in which all decisions are, and prints include files for Nova
+    and Placement; with --write, shows how they differ from those in a directory
+    and writes them there, and a declaration to edit where there is none.
+    Running it again changes nothing. Filters, weighers and aliases that are
+    configured are added to, limits are never lowered, CPU sets stay; whatever
+    would be lost is named, and nothing is written.
     """
 
     acts_with = ("write", "undo")
@@ -104,7 +104,7 @@ class Configure(ListCommand):
             return CommandAnswer(
                 ("File", "Content"), list(files.items()), show=lambda: _print_include_files(files)
             )
-        # What was said counts the next time, too, also where nothing is offered by it.
+        # What was answered counts the next time, too, also where nothing is offered by it.
         declared = work.remembered(spec) if settings.COMPUTE in parts else work.declared
         has_declaration = parts or declared != NodeDeclaration()
         change = work.file.change(declared) if has_declaration else None
@@ -151,7 +151,6 @@ class NodeSetup:
     @classmethod
     def read(cls, args: argparse.Namespace) -> NodeSetup:
         """Read all of it, as the options say; raises what :attr:`Configure.errors` names."""
-        words = configure_options.wishes_of_options(args)
         parts = args.part or settings.PARTS
         root = args.root if args.xml is None else None
         on_this_machine = root is not None and root.resolve() == Path("/")
@@ -165,39 +164,32 @@ class NodeSetup:
             settings.PLACEMENT in parts,
             layout_files.read_merged_parts(args, node),
         )
-        told = attrs.evolve(
-            told, configured=foreign_entries.translate_configured_interfaces(told.configured, node)
-        )
         file = declaration_file.read_node_file(
             args.declaration,
             on_this_machine,
             args.write,
             layout_files.declaration_name_of(args, node),
         )
+        told = attrs.evolve(
+            told,
+            configured=attrs.evolve(
+                foreign_entries.translate_configured_interfaces(told.configured, node),
+                declared=file.declaration is not None and settings.COMPUTE in told.configured.files,
+            ),
+        )
         if set(_OF_THE_NODE) & set(parts) and not {"device_spec"} & {*args.replace}:
             _check_node(node)
-        configure_options.check_named_devices(words, node)
         hardware = dict(identified.hardware)
-        words = attrs.evolve(
-            words,
-            left_out=node_wishes.with_hardware(words.left_out, hardware),
-            offer_in_use=node_wishes.with_hardware(words.offer_in_use, hardware),
-            whole_pf=node_wishes.with_hardware(words.whole_pf, hardware),
+        declared, stand_ins = node_wishes.without_stand_ins(
+            file.declaration or NodeDeclaration(), str(file.path)
         )
-        before = file.declaration
-        if before is None:
-            roles.parse_roles(told.configured.device_role)
-            own = told.configured.device_role
-            before = NodeDeclaration(
-                node_wishes.wishes_before_declarations(told.configured.held_back, own)
-            )
-        before, stand_ins = node_wishes.without_stand_ins(before, str(file.path))
-        node_wishes.check_replaced(before, identified.replaced, str(file.path))
+        node_wishes.check_replaced(declared, identified.replaced, str(file.path))
+        declared = node_wishes.give_up_kept(declared, args.replace)
         if args.add_device_role:
-            words = attrs.evolve(
-                words, roles=configure_options.add_roles_to_current(args, before, node, told)
+            more = configure_options.add_roles_to_current(args, declared, node, told)
+            declared = node_wishes.add_to_declaration(
+                declared, node.hostname, NodeWishes(roles=more)
             )
-        declared = node_wishes.apply_option_wishes(before, node.hostname, words, args.replace)
         if args.ask:
             declared = questions.ask_open_wishes(declared, node, root, told, hardware)
         wishes = node_wishes.wishes_for_node(declared, node.hostname, str(file.path))
@@ -221,12 +213,11 @@ class NodeSetup:
 
     def table(self) -> roles.Roles:
         """Which function plays which role here."""
-        own = self.wishes.roles
-        entries = [json.dumps(dict(entry)) for entry in own or ()]
+        entries = declaration_file.role_entries_of(self.wishes)
         others = list(self.told.other_roles)
         if entries and others and list(map(json.loads, entries)) != _parse_role_entries(others):
             raise CommandError(
-                f"two declarations disagree: roles of {self.file.path or '--device-role'} and "
+                f"two declarations disagree: roles of {self.file.path} and "
                 "[hpc]device_role of a configuration file of yours, of which Nova takes both: "
                 "remove one of them"
             )
@@ -234,24 +225,9 @@ class NodeSetup:
             entries or self.told.device_role, self.node, self.told.configured.device_spec
         )
 
-    def before(self) -> Configured:
-        """The present settings; what was held back is in the declaration now."""
-        configuration = self.told.configured
-        if self.file.declaration is None or settings.COMPUTE not in configuration.files:
-            return configuration
-        old = node_wishes.wishes_for_node(
-            self.file.declaration, self.node.hostname, str(self.file.path)
-        )
-        hardware = self.identified.hardware
-        held = HeldBack(
-            node_wishes.locate_declared_devices(old.left_out, hardware, self.node).addresses,
-            node_wishes.locate_declared_devices(old.whole_pf, hardware, self.node).addresses,
-        )
-        return attrs.evolve(configuration, held_back=held)
-
     def offer(self) -> NodeOffer:
         """The node's offer, and the wishes behind it."""
-        node, wishes, before = self.node, self.wishes, self.before()
+        node, wishes, before = self.node, self.wishes, self.told.configured
         table = self.table()
         sets = nvlink_sets.parse_nvlink_sets(wishes.nvlink_sets or self.told.nvlink_set)
         whole = frozenset(
@@ -291,7 +267,15 @@ class NodeSetup:
             networks=configured.networks_of_roles(before, node, table, wish_declaration.networks),
             kept=self.kept(table),
         )
-        declaration.check(node, table)
+        try:
+            node_wishes.check_named_roles(wishes, table)
+            declaration.check(node, table)
+        except DeclarationError as error:
+            raise DeclarationError(f"{self.file.path}: {error}") from error
+        except nvlink_sets.NvlinkError as error:
+            if wishes.nvlink_sets is None:
+                raise  # of [hpc]nvlink_set in a configuration file
+            raise DeclarationError(f"{self.file.path}: {declaration_file.by_key(error)}") from error
         # The others are only named, so wishes about single devices are not theirs.
         named = Declaration(
             resource_classes=wish_declaration.resource_classes,
@@ -304,7 +288,7 @@ class NodeSetup:
         if spec.mixed:
             raise CommandError(
                 "Nova takes all virtual functions of an adapter for one kind of device, but there "
-                f"is {'; '.join(spec.mixed)}: change --device-role so that each adapter has one"
+                f"is {'; '.join(spec.mixed)}: change roles in the declaration so that each has one"
             )
         return NodeOffer(spec, table, declaration, named, kept_back)
 
@@ -368,7 +352,7 @@ class NodeSetup:
                 housekeeping_cores=wishes.cpus.housekeeping_cores if wishes.cpus else None,
                 filters=configure_options.split_filter_names(args.enabled_filters),
                 product_names=wishes.alias_names == "product",
-                device_role=[json.dumps(dict(entry)) for entry in wishes.roles or ()],
+                device_role=declaration_file.role_entries_of(wishes),
                 keep=frozenset(args.keep),
                 replace=frozenset(args.replace),
                 declaration=offered.declaration,
@@ -377,7 +361,7 @@ class NodeSetup:
                 device_spec.build_device_spec(_read_captured_node(path), table, offered.named)
                 for path in args.also
             ],
-            before=self.before(),
+            before=self.told.configured,
         )
         if settings.COMPUTE in (args.part or settings.PARTS):
             more = foreign_entries.find_entry_losses(self.plan(spec), spec, node)
@@ -404,13 +388,13 @@ class NodeSetup:
 
     def _stock(self, spec: device_spec.DeviceSpec) -> list[str]:
         """The meaning of stock Nova's entries for this node and for others."""
-        before, table = self.before(), self.table()
+        before, table = self.told.configured, self.table()
         offered = {offer.tags.role for offer in spec.offers}
         chosen = {role for role, wish in node_wishes.role_wishes_of(self.wishes) if wish.identity}
         lines = [
             f"The role {role} goes by vendor and product here, because an entry of yours offers "
-            f"one of its devices: give the nodes of all kinds --role-identity {role}=ids, or the "
-            "alias means other devices there."
+            "one of its devices: declare it for the nodes of all kinds (role_options: "
+            f"{{{role}: {{identity: ids}}}}), or the alias means other devices there."
             for role in configured.roles_told_by_ids(before, self.node, table)
             if role in offered and role not in chosen
         ]
@@ -461,9 +445,9 @@ class NodeSetup:
         ]
         for device_list in (self.left_out, self.in_use, self.whole):
             lines += device_list.notes
-        replaced = self.identified.replaced
+        identified = self.identified
         lines += node_wishes.devices_named_by_place(
-            self.wishes, self.node, self.stand_ins, replaced
+            self.wishes, self.node, self.stand_ins, identified.replaced, identified.hardware
         )
         if result is not None:
             lines += result.remarks

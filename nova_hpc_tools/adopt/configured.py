@@ -17,17 +17,13 @@ from typing import Any, Final
 import attrs
 
 from nova_hpc.topology import cpuset
-from nova_hpc.topology.model import Node, PciFunction, address_key
+from nova_hpc.topology.model import Node, PciFunction
 from nova_hpc.topology.roles import Roles
 from nova_hpc.wire import tags
 from nova_hpc_tools.adopt import identity, nova_rules, replacement, spec_entries
-from nova_hpc_tools.adopt.declaration import EVERY, TUNNELS
+from nova_hpc_tools.adopt.declaration import TUNNELS
 from nova_hpc_tools.adopt.device_spec import DeviceOffer, DeviceSpec
 from nova_hpc_tools.adopt.identity import Form
-
-#: Began a line of the node's file, before there was a declaration, that said what the
-#: operator held back.
-_RECORD: Final = "# Held back by the operator: "
 
 #: What Nova ignores when it looks for the devices of an alias (nova/pci/request.py,
 #: _get_alias_from_config): these differ without naming other devices.
@@ -66,25 +62,6 @@ class Loss:
 
 
 @attrs.frozen
-class HeldBack:
-    """The devices that the operator holds back."""
-
-    left_out: frozenset[str] = frozenset()
-    whole: frozenset[str] = frozenset()
-
-    @classmethod
-    def of(cls, text: str) -> HeldBack | None:
-        """What a file says; None: it is of a release that did not write it down."""
-        for line in text.splitlines():
-            if line.startswith(_RECORD):
-                pair = spec_entries.read_spec_entry(line.removeprefix(_RECORD))
-                lists = [pair.get(name) for name in ("leave_out", "whole_pf")]
-                if all(isinstance(values, list) for values in lists):
-                    return cls(*(frozenset(map(str, values or ())) for values in lists))
-        return None
-
-
-@attrs.frozen
 class Configured:
     """The settings that the services have now; None or nothing: the option is not set."""
 
@@ -99,9 +76,8 @@ class Configured:
     own_cache: int | None = None
     cpu_sets: Mapping[str, str] = attrs.field(factory=dict, hash=False)
     device_spec: tuple[str, ...] = ()
-    #: Of the node's file alone, which is written anew.
-    device_role: tuple[str, ...] = ()
-    held_back: HeldBack | None = None
+    #: The node's file was written with a declaration, which says why a device is not offered.
+    declared: bool = False
     #: ``[DEFAULT]compute_driver``.
     driver: str | None = None
     #: Of *device_spec* and *cpu_sets* what the node's own file says.
@@ -247,15 +223,14 @@ def _why_family(spec: DeviceSpec, provider: str) -> str | None:
 
 
 def _given_now(configured: Configured, node: Node, spec: DeviceSpec) -> Iterator[Loss]:
-    held = configured.held_back
     entries = [spec_entries.read_spec_entry(text) for text in configured.device_spec]
+    if configured.declared or not entries:
+        return
     for offer in spec.offers:
         functions = [
             function for address in offer.functions if (function := node.function(address))
         ]
-        if held is not None:
-            yield from _losses_of_held_back(held, offer, functions)
-        elif entries and not all(
+        if not all(
             any(spec_entries.entry_matches(entry, function) for entry in entries)
             for function in functions
         ):
@@ -265,21 +240,6 @@ def _given_now(configured: Configured, node: Node, spec: DeviceSpec) -> Iterator
                 offer.provider,
                 f"{offer.provider} ({offer.tags.role}) is not offered and would be",
             )
-
-
-def _losses_of_held_back(
-    held: HeldBack, offer: DeviceOffer, functions: Sequence[PciFunction]
-) -> Iterator[Loss]:
-    near = {address for function in functions for address in (function.address, offer.provider)}
-    for address in sorted(near & held.left_out, key=address_key):
-        yield Loss("device_spec", address, f"{address} was left out and would be offered")
-    shared = [function for function in functions if function.physical_function is not None]
-    if shared and {EVERY, offer.provider} & held.whole:
-        yield Loss(
-            "device_spec",
-            offer.provider if offer.provider in held.whole else EVERY,
-            f"{offer.provider} was given as a whole and its virtual functions would be offered",
-        )
 
 
 def _lost_wishes(configured: Configured, node: Node, spec: DeviceSpec) -> Iterator[Loss]:
@@ -334,7 +294,8 @@ def _class_changed(
             f"{offer.provider}: resource_class is {old_class or default_class} and "
             f"{after}; as long as a server "
             "has one of its devices, nova-compute does not start with that (InventoryInUse), and "
-            f"--role-identity {offer.tags.role}=trait does without",
+            f"role_options: {{{offer.tags.role}: {{identity: trait}}}} in the declaration does "
+            "without",
         )
         return
 

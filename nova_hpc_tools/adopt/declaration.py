@@ -64,7 +64,9 @@ def check_network(name: str) -> str:
     """
     if _NETWORK.fullmatch(name):
         return name
-    raise DeclarationError(f"{name!r} is no name of a network")
+    raise DeclarationError(
+        f"{name!r} is no name of a network: write letters, digits, '.', '_' and '-'"
+    )
 
 
 @attrs.frozen
@@ -123,48 +125,42 @@ class Declaration:
     def refuses(self, function: PciFunction, role: str) -> str | None:
         """The reason not to offer a *function* of this role; None: it may be offered."""
         if {function.address, function.physical_function} & self.left_out:
-            return "it is left out (--leave-out)"
+            return "it is left out (left_out of the declaration)"
         if function.address in self.withheld:
             return self.withheld[function.address]
         if role == SWITCH_ROLE and not self.switches:
             return (
-                "who has the NVSwitches links the GPUs of all servers (--offer-switches offers "
-                "them)"
+                "who has the NVSwitches links the GPUs of all servers (offer_switches: true in the "
+                "declaration offers them)"
             )
         return None
 
     def check(self, node: Node, roles: Roles) -> None:
         """See whether every wish has something to act on.
 
-        :raises DeclarationError: a role that no entry of ``[hpc]device_role``
-            names, or an address that is no function of the node, or no
-            physical one with a role where that is needed.
+        :raises DeclarationError: an address that is no physical function with a role where
+            that is needed, or one-time use of virtual functions.
         :raises nova_hpc_tools.adopt.nvlink_sets.NvlinkError: a set of GPUs that the
             node does not have like that.
         """
         nvlink_sets.check_nvlink_sets(self.nvlink or (), node, roles)
-        named = {*self.resource_classes, *self.traits, *self.one_time_use, *self.identity}
-        named |= {name for name in self.networks if node.function(name) is None}
-        for role in sorted(named):
-            if role not in roles.names:
-                raise DeclarationError(
-                    f"there is no role {role!r}; the roles are {', '.join(roles.names)}"
-                )
         for candidate in node.functions:
             role = roles.role_of(candidate, node) or ""
             if candidate.physical_function and role in self.one_time_use:
                 raise DeclarationError(
-                    f"role {role!r} has virtual functions ({candidate.address}), which "
-                    f"Nova does not "
-                    "allow to be used one time only"
+                    f"role_options: {role}: one_time_use: Nova does not allow it for virtual "
+                    f"functions ({candidate.address}); remove it"
                 )
         for address in sorted(self.whole - {EVERY}):
             function = node.function(address)
             if function is None or function.dev_type != "type-PF":
-                raise DeclarationError(f"{address} is no physical function of this node")
+                raise DeclarationError(
+                    f"whole_pf: {address} is no physical function that can have virtual ones: "
+                    "remove it"
+                )
             if roles.role_of(function, node) is None:
                 raise DeclarationError(
-                    f"{address} has no role; add an entry to [hpc]device_role that matches "
+                    f"whole_pf: {address} has no role; add an entry to roles that matches "
                     f"vendor {function.vendor_id}, product {function.product_id}, "
                     f"class {(function.class_code or '')[:4]}, {function.dev_type}"
                 )

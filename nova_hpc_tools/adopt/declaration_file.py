@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final
@@ -13,13 +14,14 @@ import attrs
 from nova_hpc.tenancy import forbidden, forbidden_vpd, holders, identity
 from nova_hpc.tenancy.hygiene import baseline
 from nova_hpc.tenancy.sign import HealthSign, Symptom
+from nova_hpc.topology import roles as role_table
 from nova_hpc.topology.files import FileTree
 from nova_hpc.topology.model import Node, PciFunction
 from nova_hpc.topology.roles import Roles
 from nova_hpc.wire import capture, node_declaration
-from nova_hpc.wire.node_declaration import NodeDeclaration
+from nova_hpc.wire.node_declaration import NodeDeclaration, NodeWishes, RoleWish
 from nova_hpc.wire.version import WireError
-from nova_hpc_tools.adopt import include_files, spec_entries
+from nova_hpc_tools.adopt import declaration, include_files, nvlink_sets, spec_entries
 
 #: Of this machine.
 HERE: Final = Path("/etc/nova-hpc/node.yaml")
@@ -70,9 +72,52 @@ def read_node_file(
             raise NodeFileError(f"{named} is not there; nova-hpc configure --write makes it")
         return NodeFile(path)
     try:
-        return NodeFile(path, text, node_declaration.read_declaration(text))
+        declared = node_declaration.read_declaration(text)
+        _check_wishes(declared.wishes, "")
+        for host, wishes in declared.nodes.items():
+            _check_wishes(wishes, f"nodes: {host}: ")
     except WireError as error:
         raise NodeFileError(f"{path}: {error}") from error
+    return NodeFile(path, text, declared)
+
+
+def role_entries_of(wishes: NodeWishes) -> list[str]:
+    """The declared roles as values of ``[hpc]device_role``."""
+    return [json.dumps(dict(entry)) for entry in wishes.roles or ()]
+
+
+def by_key(error: Exception) -> str:
+    """The text of an error, with keys of the declaration in the place of options."""
+    text = str(error).replace("[hpc]nvlink_set", "nvlink_sets")
+    return text.replace("[hpc]device_role", "roles")
+
+
+def _check_wishes(wishes: NodeWishes, where: str) -> None:
+    """See whether Nova takes the names, and whether roles and sets can be read.
+
+    :raises WireError: something makes no sense; the text says where.
+    """
+    try:
+        role_table.parse_roles(role_entries_of(wishes))
+        nvlink_sets.parse_nvlink_sets(wishes.nvlink_sets or ())
+    except (role_table.RoleError, nvlink_sets.NvlinkError) as error:
+        raise WireError(f"{where}{by_key(error)}") from error
+    for role, wish in (wishes.role_options or {}).items():
+        _check_role_wish(wish, f"{where}role_options: {role}: ")
+
+
+def _check_role_wish(wish: RoleWish, where: str) -> None:
+    for key, names, check in (
+        ("resource_class", (wish.resource_class,), declaration.check_resource_class),
+        ("physical_network", (wish.physical_network,), declaration.check_network),
+        ("traits", wish.traits or (), declaration.check_trait),
+    ):
+        for name in names:
+            try:
+                if name is not None:
+                    check(name)
+            except declaration.DeclarationError as error:
+                raise WireError(f"{where}{key}: {error}") from error
 
 
 # --- what the node says -------------------------------------------------------------------
@@ -128,9 +173,10 @@ class UnofferedDevices:
 
     @property
     def reasons(self) -> dict[str, str]:
-        """Address -> why, of both kinds, and which option offers it all the same."""
+        """Address -> why, of both kinds, and what to declare to offer it all the same."""
         used_reasons = {
-            address: f"{holder}; --offer-in-use {address} offers it all the same"
+            address: f"{holder}; offer_in_use: ['{address}'] in the declaration offers it all the "
+            "same"
             for address, holder in self.in_use.items()
         }
         return {**self.never, **used_reasons}

@@ -13,6 +13,9 @@ from nova_hpc.outside.name_lists import join_first
 
 #: Where each check is explained, below the documentation's root.
 PAGE: Final = "admin/doctor.html"
+#: Where a node's decisions are, and what brings them to its services.
+DECLARATION: Final = "/etc/nova-hpc/node.yaml"
+WRITE: Final = "nova-hpc configure --write /etc/nova/nova.conf.d --part compute --part common"
 #: Names in one line.
 _NAMES: Final = 4
 

@@ -124,7 +124,10 @@ def _cure_of_entries(theirs: Sequence[str], node: Node) -> str:
             "the entry out where the one with tags says all of it"
         )
     if not theirs:
-        return "give the devices of the adapter one role, and one --role-identity"
+        return (
+            "give the devices of the adapter one role, or their roles one identity (role_options "
+            "of the declaration)"
+        )
     words = " ".join(map(replacement.format_replace_option, theirs))
     return f"take it out ({words}), or name vendor and product in it"
 

@@ -139,9 +139,8 @@ def plan_host_start(
     ]
     bare = {function.address for function in whole if _is_bare(function, declaration)}
     notes += [
-        f"{address}: nobody has said whether it is given whole (nova-hpc configure "
-        f"--whole-pf {address}) "
-        f"or by virtual functions (--vfs {address}=N), so its driver stays."
+        f"{address}: the declaration does not say whether it is given whole (whole_pf: "
+        f"['{address}']) or by virtual functions (vfs: {{'{address}': N}}), so its driver stays."
         for address in sorted(bare, key=address_key)
     ]
     given = {function.address for function in whole} - bare
@@ -157,8 +156,8 @@ def plan_host_start(
     pages = tuple(_plan_hugepages(node, wishes))
     if (vfio or adapters) and not pages:
         notes.append(
-            "Hugepages are not declared, so nothing is done for them: nova-hpc configure "
-            "--hugepages 1G=N of each NUMA node."
+            "Hugepages are not declared (hugepages: {1G: N} of each NUMA node), so nothing is done "
+            "for them."
         )
     words = (*IOMMU_WORDS[iommu or "intel"], *_hugepage_words(node, pages))
     host = HostStart(vfio, adapters, pages, notes=tuple(notes))
@@ -257,7 +256,7 @@ def _plan_adapters(
         if not switched.declared:
             notes.append(
                 f"{address}: {switched.count} virtual functions are switched on now, and will be "
-                "at boot; declare another number with nova-hpc configure --vfs."
+                f"at boot; declare another number with vfs: {{'{address}': N}}."
             )
         bound = tuple(_bind_functions(boot.node, offered_vfs))
         drivers = {vf.driver for vf in bound}

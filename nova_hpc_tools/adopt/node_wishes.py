@@ -2,19 +2,19 @@
 """From the declaration of a kind of node to the wishes for this one. Pure.
 
 The file (:mod:`nova_hpc.wire.node_declaration`) names hardware; what is offered goes by
-addresses. What the operator says by options is added to the file: to the node's own part
-where it has one, else to the part for all.
+addresses. What a run adds to the file goes to the node's own part where it has one, else to
+the part for all.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import attrs
 
-from nova_hpc.topology.model import Node
+from nova_hpc.topology.model import ADDRESS, Node
+from nova_hpc.topology.roles import Roles
 from nova_hpc.wire import capture
 from nova_hpc.wire.node_declaration import (
     EVERY,
@@ -23,8 +23,7 @@ from nova_hpc.wire.node_declaration import (
     NodeWishes,
     RoleWish,
 )
-from nova_hpc_tools.adopt import declaration, nvlink_sets
-from nova_hpc_tools.adopt.configured import HeldBack
+from nova_hpc_tools.adopt import nvlink_sets
 from nova_hpc_tools.adopt.declaration import Declaration, DeclarationError
 from nova_hpc_tools.adopt.identity import Form
 
@@ -95,51 +94,26 @@ def _is_same_device(first: DeclaredDevice, second: DeclaredDevice) -> bool:
     return first.address is not None and first.address == second.address
 
 
-def apply_option_wishes(
-    declared: NodeDeclaration, hostname: str | None, words: NodeWishes, replaced: Collection[str]
+def add_to_declaration(
+    declared: NodeDeclaration, hostname: str | None, more: NodeWishes
 ) -> NodeDeclaration:
-    """The file with what the options of a run say.
-
-    :param words: the options.
-    :param replaced: names that the operator gives up; addresses leave the lists of devices.
-    """
+    """The file with *more*, which a run was told."""
     if hostname is not None and hostname in declared.nodes:
-        nodes = {
-            **declared.nodes,
-            hostname: add_wishes(_drop_given_up(declared.nodes[hostname], replaced, words), words),
-        }
-        general = _drop_given_up(declared.wishes, replaced, words)
-        return attrs.evolve(declared, wishes=general, nodes=nodes)
-    return attrs.evolve(
-        declared, wishes=add_wishes(_drop_given_up(declared.wishes, replaced, words), words)
-    )
+        own = add_wishes(declared.nodes[hostname], more)
+        return attrs.evolve(declared, nodes={**declared.nodes, hostname: own})
+    return attrs.evolve(declared, wishes=add_wishes(declared.wishes, more))
 
 
-def _drop_given_up(wishes: NodeWishes, replaced: Collection[str], words: NodeWishes) -> NodeWishes:
-    """Without the devices that are given up, and without what the options contradict."""
-    gone: dict[str, set[str | None]] = {
-        "left_out": {*replaced, *_addresses_of_devices(words.offer_in_use)},
-        "offer_in_use": {*replaced, *_addresses_of_devices(words.left_out)},
-        "whole_pf": {*replaced},
-    }
-    lists: dict[str, Any] = {}
-    for key in _DEVICES:
-        devices = getattr(wishes, key)
-        if devices is not None:
-            kept = tuple(
-                device for device in devices if not {device.address, device.hardware} & gone[key]
-            )
-            lists[key] = kept or None
-    if wishes.kept is not None:
-        remain = {
-            address: pairs for address, pairs in wishes.kept.items() if address not in replaced
-        }
-        lists["kept"] = remain or None
-    return attrs.evolve(wishes, **lists)
+def give_up_kept(declared: NodeDeclaration, replaced: Collection[str]) -> NodeDeclaration:
+    """The file without what entries of others have said of the addresses that are given up."""
 
+    def without(wishes: NodeWishes) -> NodeWishes:
+        kept = wishes.kept or {}
+        remain = {address: kept[address] for address in kept if address not in replaced}
+        return attrs.evolve(wishes, kept=remain or None)
 
-def _addresses_of_devices(devices: Iterable[DeclaredDevice] | None) -> set[str | None]:
-    return {device.address for device in devices or ()}
+    nodes = {name: without(wishes) for name, wishes in declared.nodes.items()}
+    return attrs.evolve(declared, wishes=without(declared.wishes), nodes=nodes)
 
 
 def keep_foreign_entries(
@@ -158,21 +132,6 @@ def keep_foreign_entries(
         )
         return attrs.evolve(declared, nodes=nodes)
     return attrs.evolve(declared, wishes=attrs.evolve(declared.wishes, kept=kept or None))
-
-
-def wishes_before_declarations(held: HeldBack | None, device_role: Iterable[str]) -> NodeWishes:
-    """The wishes in the files of a release without declarations.
-
-    :param device_role: of the node's own file.
-    """
-    roles = tuple(json.loads(text) for text in device_role) or None
-    if held is None:
-        return NodeWishes(roles=roles)
-    return NodeWishes(
-        roles=roles,
-        left_out=tuple(DeclaredDevice(address) for address in sorted(held.left_out)) or None,
-        whole_pf=tuple(DeclaredDevice(address) for address in sorted(held.whole)) or None,
-    )
 
 
 # --- hardware ---------------------------------------------------------------------------
@@ -240,12 +199,17 @@ def check_replaced(declared: NodeDeclaration, replaced: Collection[str], source:
 
 
 def devices_named_by_place(
-    wishes: NodeWishes, node: Node, stand_ins: Iterable[str], replaced: Collection[str]
+    wishes: NodeWishes,
+    node: Node,
+    stand_ins: Iterable[str],
+    replaced: Collection[str],
+    hardware: Mapping[str, str],
 ) -> list[str]:
     """The declared devices that are named by where they are and not by what they are.
 
     :param stand_ins: addresses of :func:`without_stand_ins`.
     :param replaced: what is replaced in the node's files, see :mod:`nova_hpc.wire.capture`.
+    :param hardware: address -> what the devices of the node say that they are.
     """
     lines = [
         f"{address}: the declaration had a number for its serial number that stands for one in a "
@@ -265,6 +229,12 @@ def devices_named_by_place(
             "no serial numbers of its own; another device that is put there is taken for it. "
             "nova-hpc inventory --save FILE --keep-names --keep-serials has them."
         )
+    lines += [
+        f"{address} is declared by its address; to mean this card in whatever slot it is, write "
+        f"{{address: '{address}', hardware: '{hardware[address]}'}}."
+        for address in where
+        if not hardware.get(address, "slot:").startswith("slot:")
+    ]
     return lines
 
 
@@ -325,7 +295,7 @@ def locate_declared_devices(
 def with_hardware(
     devices: Iterable[DeclaredDevice] | None, hardware: Mapping[str, str]
 ) -> tuple[DeclaredDevice, ...] | None:
-    """Devices of an option, which names addresses, with the hardware that is there."""
+    """Devices of an answer, which names addresses, with the hardware that is there."""
     if devices is None:
         return None
     hardware_ids = {
@@ -344,6 +314,19 @@ def role_wishes_of(wishes: NodeWishes) -> Iterator[tuple[str, RoleWish]]:
     yield from (wishes.role_options or {}).items()
 
 
+def check_named_roles(wishes: NodeWishes, roles: Roles) -> None:
+    """See whether the node's roles have every name that is declared for one.
+
+    :raises DeclarationError: they have not.
+    """
+    for key, names in (("role_options", wishes.role_options), ("vfs", wishes.vfs)):
+        for name in names or ():
+            if name not in roles.names and not ADDRESS.fullmatch(name):
+                raise DeclarationError(
+                    f"{key}: there is no role {name!r}; the roles are {', '.join(roles.names)}"
+                )
+
+
 def to_declaration(
     wishes: NodeWishes,
     *,
@@ -355,18 +338,17 @@ def to_declaration(
     """The wishes in terms of addresses, without what is configured already.
 
     :param withheld: address -> why it is not offered without a word about it.
-    :raises DeclarationError: a resource class or a trait that Nova does not take.
     """
     classes, forms, networks, traits, once = {}, {}, {}, {}, set()
     for role, wish in role_wishes_of(wishes):
         if wish.resource_class is not None:
-            classes[role] = declaration.check_resource_class(wish.resource_class)
+            classes[role] = wish.resource_class
         if wish.identity is not None:
             forms[role] = Form(wish.identity)
         if wish.physical_network is not None:
-            networks[role] = declaration.check_network(wish.physical_network)
+            networks[role] = wish.physical_network
         if wish.traits:
-            traits[role] = frozenset(map(declaration.check_trait, wish.traits))
+            traits[role] = frozenset(wish.traits)
         if wish.one_time_use:
             once.add(role)
     return Declaration(

@@ -18,11 +18,10 @@ from nova_hpc.topology.nvlink import SWITCH_ROLE
 from nova_hpc.topology.roles import Roles
 from nova_hpc_tools import class_names
 from nova_hpc_tools.adopt import nvlink_sets
-from nova_hpc_tools.adopt.findings import DoctorFinding, join_first_few
+from nova_hpc_tools.adopt.findings import DECLARATION, WRITE, DoctorFinding, join_first_few
 
 #: ``[hpc]nvlink_backend`` where nobody activates partitions.
 NOBODY: Final = "none"
-_WRITE: Final = "nova-hpc configure --write /etc/nova/nova.conf.d --part compute --part common"
 #: Class -> what a role of such devices is called, and that it is an adapter.
 _KINDS: Final[Mapping[str, str]] = {
     "02": "nic",
@@ -64,7 +63,7 @@ def _check_numa_nodes(node: Node, offered: Iterable[PciFunction]) -> Iterator[Do
             "Switch NUMA on in the firmware, or update it (ACPI: _PXM of the host bridges). Until "
             f"then echo N > /sys/bus/pci/devices/{lost[0]}/numa_node of each, at boot before "
             "nova-compute, with N of the socket that the slot is wired to; then "
-            f"{_WRITE}, and restart nova-compute.",
+            f"{WRITE}, and restart nova-compute.",
         )
 
 
@@ -108,9 +107,9 @@ def _check_roleless_devices(
         )
         name = class_names.class_name_of(function.class_code)
         cure = (
-            f"Add device_role = {line} to [hpc] of the file that has the others, then {_WRITE}"
+            f"Add device_role = {line} to [hpc] of the file that has the others, then {WRITE}"
             if own_roles
-            else f"{_WRITE} --add-device-role '{line}'"
+            else f"{WRITE} --add-device-role '{line}'"
         )
         yield DoctorFinding(
             "role-none",
@@ -203,7 +202,7 @@ def find_idle_nvswitches(
             "them.",
             "Run NVIDIA Fabric Manager with FABRIC_MODE=1 on the node or in a service machine, and "
             "set [hpc]nvlink_backend = fabric-manager; or, where a server gets all GPUs of the "
-            f"board, {_WRITE} --offer-switches.",
+            f"board, write offer_switches: true into {DECLARATION}, then {WRITE}.",
         )
     elif unbound:
         yield DoctorFinding(

@@ -7,7 +7,6 @@ default; what was declared before is the default of its question.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -40,15 +39,16 @@ def ask_open_wishes(
 ) -> NodeDeclaration:
     """Ask for what the node leaves open.
 
-    :param declared: what is declared already, the run's options included.
+    :param declared: what is declared already.
     :param root: where the node's files are; None: it came from an XML.
     :param hardware: address -> what a device says that it is.
     :raises CommandError: nobody answers.
     """
     wishes = node_wishes.wishes_for_node(declared, node.hostname, "the declaration")
-    roles = [json.dumps(dict(entry)) for entry in wishes.roles or ()]
     table = service_settings.role_table_of(
-        roles or told.device_role, node, told.configured.device_spec
+        declaration_file.role_entries_of(wishes) or told.device_role,
+        node,
+        told.configured.device_spec,
     )
     answers = NodeWishes(
         **_ask_devices(wishes, node, table, root, told, hardware),
@@ -56,7 +56,7 @@ def ask_open_wishes(
         limits=_ask_limits(wishes),
         hugepages=_ask_hugepages(wishes, node),
     )
-    return node_wishes.apply_option_wishes(declared, node.hostname, answers, ())
+    return node_wishes.add_to_declaration(declared, node.hostname, answers)
 
 
 def _ask_devices(

@@ -16,7 +16,7 @@ from nova_hpc.topology.model import HugePages, Node, NumaNode, PciFunction, addr
 from nova_hpc.topology.roles import Roles
 from nova_hpc.wire.node_declaration import NodeWishes, page_kib
 from nova_hpc_tools.adopt.device_spec import DeviceSpec
-from nova_hpc_tools.adopt.findings import DoctorFinding
+from nova_hpc_tools.adopt.findings import DECLARATION, WRITE, DoctorFinding
 
 _MANY: Final = 4
 
@@ -87,8 +87,9 @@ def _check_drivers(
         if parts:
             # Whoever unbinds them takes the vGPUs of all servers away.
             cure = (
-                f"If they are vGPUs of {driver}, leave each of them out: nova-hpc configure "
-                f"--write /etc/nova/nova.conf.d --leave-out {_first_addresses(addresses)[0]}"
+                f"If they are vGPUs of {driver}, leave them out: left_out: ["
+                f"{', '.join(map(repr, sorted(addresses, key=address_key)))}] in {DECLARATION}, "
+                f"then {WRITE}"
             )
         yield DoctorFinding(
             "driver",
@@ -131,7 +132,7 @@ def _check_virtual_functions(
                 f"{f'; it can have {function.total_vfs}' if most < count else ''}.",
                 f"echo {count} > /sys/bus/pci/devices/{function.address}/sriov_numvfs, "
                 f"at boot before "
-                "nova-compute; or change vfs in /etc/nova-hpc/node.yaml.",
+                f"nova-compute; or change vfs in {DECLARATION}.",
             )
         elif (
             count is None
@@ -147,7 +148,7 @@ def _check_virtual_functions(
             f"adapter would be given "
             "whole.",
             f"echo N > /sys/bus/pci/devices/{none[0]}/sriov_numvfs, at boot before nova-compute; "
-            "or name it with --whole-pf where that is meant.",
+            f"or whole_pf: ['{none[0]}'] in {DECLARATION} where that is meant.",
         )
 
 
@@ -163,7 +164,7 @@ def _check_hugepage_pools(node: Node, wishes: NodeWishes) -> Iterator[DoctorFind
                         f"{count} are declared.",
                         f"echo {count} > /sys/devices/system/node/node{numa.id}/hugepages/"
                         f"hugepages-{page_kib(size)}kB/nr_hugepages, at boot; or change hugepages "
-                        "in /etc/nova-hpc/node.yaml.",
+                        f"in {DECLARATION}.",
                     )
         return
     pools = [*node.hugepages, *(pool for numa in node.numa_nodes for pool in numa.hugepages)]

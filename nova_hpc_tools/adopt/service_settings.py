@@ -27,7 +27,7 @@ from nova_hpc.topology import roles
 from nova_hpc.topology.model import Node
 from nova_hpc.topology.roles import Roles
 from nova_hpc_tools.adopt import configured, include_files, settings, spec_entries
-from nova_hpc_tools.adopt.configured import Configured, HeldBack
+from nova_hpc_tools.adopt.configured import Configured
 from nova_hpc_tools.adopt.layouts import Sections
 
 _FILE: Final = "--config-file="
@@ -202,6 +202,8 @@ def _build_config_error(error: Exception) -> ConfigError:
 class ServiceSettings:
     """The settings that the services of this machine have now."""
 
+    #: ``[hpc]device_role`` where nothing is declared: of *other_roles*, else the default. What
+    #: ``configure`` itself wrote comes from the declaration, and goes with it.
     device_role: tuple[str, ...]
     nvlink_set: tuple[str, ...]
     configured: Configured
@@ -237,11 +239,11 @@ def read_service_settings(
             (scratch_folder / settings.file_name(part)).write_text(
                 include_files.mark_as_owned(text), encoding="utf-8"
             )
-        return _read_settings_of_files(words, scratch_folder, placement)
+        return _read_settings_of_files(words, scratch_folder, placement, is_merged=True)
 
 
 def _read_settings_of_files(
-    words: Sequence[str], folder: Path | None, placement: bool
+    words: Sequence[str], folder: Path | None, placement: bool, is_merged: bool = False
 ) -> ServiceSettings:
     paths = config_files_of(words)
     own_folder = None if folder is None else folder.resolve()
@@ -266,15 +268,11 @@ def _read_settings_of_files(
     other_device_spec = spec_entries.split_entries(
         _values_without(theirs.pci.device_spec, our_options.pci.device_spec)
     )
-    other_roles = (
-        _values_without(
-            theirs.hpc.device_role, our_options.hpc.device_role if _has_roles(our_options) else ()
-        )
-        if _has_roles(theirs)
-        else ()
-    )
+    other_roles = tuple(theirs.hpc.device_role) if _has_roles(theirs) else ()
+    if is_merged and _has_roles(our_options):
+        other_roles = _values_without(other_roles, our_options.hpc.device_role)
     return ServiceSettings(
-        device_role=tuple(dict.fromkeys(all_of_it.hpc.device_role)),
+        device_role=tuple(dict.fromkeys(other_roles or DEFAULT_ROLES)),
         nvlink_set=tuple(dict.fromkeys(all_of_it.hpc.nvlink_set)),
         configured=Configured(
             filters=_merge_list_option(theirs, our_options, "enabled_filters"),
@@ -289,8 +287,6 @@ def _read_settings_of_files(
                 if (value := all_of_it.compute[name]) is not None
             },
             device_spec=spec_entries.split_entries(all_of_it.pci.device_spec or ()),
-            device_role=tuple(our_options.hpc.device_role) if _has_roles(our_options) else (),
-            held_back=_read_held_back(own),
             driver=all_of_it.compute_driver,
             own_device_spec=spec_entries.split_entries(our_options.pci.device_spec or ()),
             other_device_spec=other_device_spec,
@@ -394,10 +390,3 @@ def _merge_list_option(
 def _has_roles(options: cfg.ConfigOpts) -> bool:
     where = options.get_location("device_role", "hpc")
     return where is not None and bool(where.location.is_user_controlled)
-
-
-def _read_held_back(own: Iterable[Path]) -> HeldBack | None:
-    for path in own:
-        if path.name == settings.file_name(settings.COMPUTE):
-            return HeldBack.of(include_files.read_plain_file(path) or "")
-    return None

@@ -84,7 +84,7 @@ class SettingsOptions:
     filters: Sequence[str] | None = None
     #: Always put the product id into the name of an alias.
     product_names: bool = False
-    #: Values of ``[hpc]device_role`` that are not in a configuration file yet.
+    #: Values of ``[hpc]device_role``, as they are declared.
     device_role: Sequence[str] = ()
     #: Options of SINGLE that stay as they are configured, and those that are made anew.
     keep: frozenset[str] = frozenset()
@@ -281,7 +281,7 @@ class _Files:
             lines += ["# No function of this node has a role: nothing is offered."]
             self.remarks.append("No device of this node is offered to servers.")
         lines += [f"device_spec = {_escape_dollars(entry)}" for entry in spec.lines()]
-        if entries := self.options.device_role or before.device_role:
+        if entries := self.options.device_role:
             lines += [
                 "",
                 "[hpc]",
@@ -361,7 +361,8 @@ class _Files:
         elif cpus != derived:
             self.remarks.append(
                 f"{option} stays {before}; with one core of each NUMA node for the host it would "
-                f"be {cpuset.format_list(derived) or 'empty'} (--housekeeping-cores)."
+                f"be {cpuset.format_list(derived) or 'empty'} (cpus: {{housekeeping_cores: 1}} in "
+                "the declaration)."
             )
 
 

@@ -80,7 +80,7 @@ def check_controller(told: Controller, hosts: int = 1) -> list[DoctorFinding]:
             DoctorFinding(
                 "limit-placement",
                 f"[scheduler]{settings.NOVA_LIMIT} is {told.limit}, and {hosts} hosts can match.",
-                f"{_WRITE} --hosts {hosts}, {_RESTART}",
+                f"{_WRITE}, {_RESTART}",
             )
         )
     # 0 is no limit that is too low: nothing is kept, as somebody has wished.
@@ -90,7 +90,7 @@ def check_controller(told: Controller, hosts: int = 1) -> list[DoctorFinding]:
                 "cache-small",
                 f"[hpc]{settings.CACHE} is {told.cache}, and {hosts} hosts that are not alike need "
                 f"{settings.RESULTS_OF_HOST * hosts}.",
-                f"{_WRITE} --hosts {hosts}, {_RESTART}",
+                f"{_WRITE}, {_RESTART}",
             )
         )
     if 0 <= told.group_members < hosts:

@@ -15,10 +15,9 @@ import attrs
 
 from nova_hpc.topology.model import Node, PciFunction
 from nova_hpc_tools.adopt import identity, replacement, spec_entries
-from nova_hpc_tools.adopt.findings import DoctorFinding, join_first_few
+from nova_hpc_tools.adopt.findings import WRITE, DoctorFinding, join_first_few
 from nova_hpc_tools.adopt.nova_rules import NovaRefusal
 
-_WRITE: Final = "nova-hpc configure --write /etc/nova/nova.conf.d --part compute --part common"
 _RESTART: Final = "and restart nova-compute."
 #: Keys and ids of aliases of this project.
 _ALIAS: Final = frozenset(
@@ -88,7 +87,7 @@ def _cure_of_refusal(theirs: Sequence[str], node: Node) -> str:
     addressed = spec_entries.entry_by_address(entry, node)
     if addressed is not entry:
         return (
-            f"{_WRITE} {replacement.format_replace_option(line)}, which puts "
+            f"{WRITE} {replacement.format_replace_option(line)}, which puts "
             f"{addressed['address']} in its place"
         )
     if entry.get(spec_entries.DEVNAME):
@@ -108,7 +107,7 @@ def _check_hidden_entries(facts: Entries) -> Iterator[DoctorFinding]:
                 "find these devices."
             )
         else:
-            cure = f"{_WRITE} {replacement.format_replace_option(hidden.line)}, {_RESTART}"
+            cure = f"{WRITE} {replacement.format_replace_option(hidden.line)}, {_RESTART}"
         yield DoctorFinding(
             "entry-hidden",
             f"{join_first_few(hidden.addresses)}: an entry of [pci]device_spec without "

@@ -24,11 +24,10 @@ from nova_hpc_tools.adopt import (
     spec_entries,
 )
 from nova_hpc_tools.adopt.device_spec import DeviceSpec
-from nova_hpc_tools.adopt.findings import DoctorFinding
+from nova_hpc_tools.adopt.findings import DECLARATION, WRITE, DoctorFinding
 from nova_hpc_tools.doctor import checks_host, checks_service
 
 _SHARED, _DEDICATED = settings.CPU_SETS
-_WRITE: Final = "nova-hpc configure --write /etc/nova/nova.conf.d --part compute --part common"
 _RESTART: Final = "and restart nova-compute."
 _NETWORK: Final = "physical_network"
 
@@ -173,7 +172,8 @@ def _check_node_devices(facts: Facts) -> Iterator[DoctorFinding]:
             yield DoctorFinding(
                 "reset-none",
                 f"{function.address}: the kernel knows no way to reset it.",
-                f"nova-hpc configure --write /etc/nova/nova.conf.d --leave-out {function.address}",
+                f"Write left_out: ['{function.address}'] into {DECLARATION}, then {WRITE}, "
+                f"{_RESTART}",
             )
     for function in node.functions:
         if function.unknown is not None and facts.roles.role_of(function, node) is not None:
@@ -264,7 +264,7 @@ def _check_cpu_sets(facts: Facts) -> Iterator[DoctorFinding]:
             sets[name] = cpus
     if facts.offered and _DEDICATED not in facts.cpu_sets:
         yield DoctorFinding(
-            "cpus-none", f"[compute]{_DEDICATED} is not set.", f"{_WRITE}, {_RESTART}"
+            "cpus-none", f"[compute]{_DEDICATED} is not set.", f"{WRITE}, {_RESTART}"
         )
     node = facts.node
     for name, cpus in sets.items():
@@ -329,7 +329,7 @@ def _check_options(facts: Facts) -> Iterator[DoctorFinding]:
         first = "Set [pci]report_in_placement = true"
         if nova_rules.placement_refusals_of(facts.device_spec, facts.node):
             # With that alone nova-compute would not start.
-            first = f"{_WRITE}, which names the entries that have to be changed first"
+            first = f"{WRITE}, which names the entries that have to be changed first"
         yield DoctorFinding(
             "pci-report", "[pci]report_in_placement is not true.", f"{first}, {_RESTART}"
         )
@@ -343,7 +343,7 @@ def _check_options(facts: Facts) -> Iterator[DoctorFinding]:
         yield DoctorFinding(
             "not-offered",
             f"Not offered to servers, and could be: {', '.join(missing)}.",
-            f"{_WRITE}, {_RESTART}",
+            f"{WRITE}, {_RESTART}",
         )
 
 
@@ -353,8 +353,8 @@ def _check_declaration(facts: Facts) -> Iterator[DoctorFinding]:
             "declared-stand-in",
             f"{stand_in} is declared by a number that stands for a serial number in a "
             f"saved inventory.",
-            f"{_WRITE} takes it out, and the address counts; with the option that declared it "
-            f"(e.g. --leave-out {stand_in}) on the node itself, its own number is written.",
+            f"{WRITE} on the node itself takes it out, so that the address counts, and says "
+            "the device's own number.",
         )
     if facts.offered and facts.needless:
         named = "; ".join(
@@ -396,7 +396,7 @@ def _check_own_entries(
             yield DoctorFinding(
                 "offered-gone",
                 f"{place} ({entry[tags.ROLE]}) is offered and is not there.",
-                f"Plug it in again; or {_WRITE} --replace {place.partition(',')[0]}, {_RESTART}",
+                f"Plug it in again; or {WRITE} --replace {place.partition(',')[0]}, {_RESTART}",
             )
             continue
         for function in functions:
@@ -404,16 +404,16 @@ def _check_own_entries(
                 yield DoctorFinding(
                     "offered-never",
                     f"{function.address} is offered: {facts.never[function.address]}.",
-                    f"{_WRITE} --replace {place.partition(',')[0]}, {_RESTART}",
+                    f"{WRITE} --replace {place.partition(',')[0]}, {_RESTART}",
                 )
         stale = _stale_tags_of(entry, expected.get(_address_key_of_entry(entry)))
         if stale:
             yield DoctorFinding(
-                "tags-stale", f"{place}: the tags say {stale}.", f"{_WRITE}, {_RESTART}"
+                "tags-stale", f"{place}: the tags say {stale}.", f"{WRITE}, {_RESTART}"
             )
         if entry.get("managed") != "no" and _NETWORK not in entry:
             yield DoctorFinding(
-                "managed", f"{place}: its entry does not say managed: no.", f"{_WRITE}, {_RESTART}"
+                "managed", f"{place}: its entry does not say managed: no.", f"{WRITE}, {_RESTART}"
             )
 
 

@@ -242,7 +242,7 @@ def test_everything_offered_passes_novas_filters(seed):
 
 
 def test_what_hosts_that_are_not_alike_take_of_each_store():
-    """``nova-hpc configure --hosts N`` sets ``[hpc]cache_size`` by it."""
+    """``nova-hpc configure`` sets ``[hpc]cache_size`` by the declared hosts."""
     stores = [
         hosts._PATTERNS,
         hosts._BOUND,

@@ -199,7 +199,7 @@ class NodeTest(DriverTest):
             "class CUSTOM_HPC_ETHVF, but it is CUSTOM_PCI_15B3_101E",
             f"server {server['id']} has it",
             "InventoryInUse",
-            "--role-identity ethvf=trait",
+            "role_options: {ethvf: {identity: trait}}",
         ):
             self.assertIn(word, str(refused.exception))
         self.assertTrue(self.log_lines("devices of the roles ibvf, which .hpc.device_role"))

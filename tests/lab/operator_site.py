@@ -17,7 +17,7 @@ INCLUDES = "/etc/nova/nova.conf.d"
 FOREIGN = "AggregateMultiTenancyIsolation"
 LIMIT = 5000
 STARTS = "Starting compute node"
-SAME = "--role-identity {}=ids"
+SAME = "role_options: {{{}: {{identity: ids}}}}"
 SERVICES = ("nova-conductor", "nova-scheduler", "nova-api")
 STOCK_FILTERS = (
     f"ComputeFilter,{FOREIGN},ImagePropertiesFilter,NUMATopologyFilter,PciPassthroughFilter"

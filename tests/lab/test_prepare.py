@@ -13,6 +13,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from nova_hpc_lab import cloud as lab_cloud
 from nova_hpc_lab.node.shape import Adapter, Shape
@@ -40,8 +41,8 @@ cat /proc/cmdline
 """
 
 
-def playbook(lab, folder, options):
-    """Run the roles of the collection on the node; *options* are declared."""
+def playbook(lab, folder, declaration):
+    """Run the roles of the collection on the node, with this declaration."""
     python = environments.python("ansible", "ansible-core")
     programs = {each: python.with_name(each) for each in ("ansible-galaxy", "ansible-playbook")}
     installed = folder / "collections"
@@ -58,7 +59,7 @@ def playbook(lab, folder, options):
         "ansible_python_interpreter": str(Path(COMMAND).with_name("python")),
         "nova_hpc_command": COMMAND,
         "nova_hpc_parts": ["compute"],
-        "nova_hpc_configure_options": options,
+        "nova_hpc_declaration": declaration,
         "nova_hpc_prepare_options": list(BOOT),
         # The boot loader of the node is QEMU.
         "nova_hpc_prepare_run": False,
@@ -104,8 +105,12 @@ def test_a_prepared_host_starts_as_it_was_declared(lab, folder, tmp_path):
         each.name: lab.inside(f"basename $(readlink -f /sys/class/net/{each.name}/device)").strip()
         for each in adapters
     }
-    vfs = [word for each in adapters for word in ("--vfs", f"{addresses[each.name]}={each.vfs}")]
-    play = playbook(lab, tmp_path, [*vfs, "--hugepages", f"2M={PAGES}"])
+    wishes = {
+        "vfs": {addresses[each.name]: each.vfs for each in adapters},
+        "hugepages": {"2M": PAGES},
+    }
+    before = yaml.safe_load(lab.inside("cat /etc/nova-hpc/node.yaml"))
+    play = playbook(lab, tmp_path, before | wishes)
     lab.inside("mkdir -p /etc/default/grub.d")
     check = play("--check", "--diff")
     print("RESULT:", check)

@@ -202,8 +202,8 @@ def _tools(lab, python, folder):
         " >/usr/local/bin/crudini\n"
         f"cat >{CONTROL} <<'END'\n{CONTROLS}END\n"
         f"chmod 755 /usr/local/bin/sudo /usr/local/bin/crudini {CONTROL}\n"
-        f"/opt/nova-hpc/venv/bin/nova-hpc configure --write {Path(COMPUTE).parent} --part compute"
-        f" --housekeeping-cores {SHARED} --replace cpu_dedicated_set --replace cpu_shared_set\n"
+        f"echo 'cpus: {{housekeeping_cores: {SHARED}}}' >>/etc/nova-hpc/node.yaml\n"
+        f"/opt/nova-hpc/venv/bin/nova-hpc configure --write {Path(COMPUTE).parent} --part compute\n"
         f"crudini --get {COMPUTE} compute cpu_dedicated_set\n"
     )
     machine = lab_cloud.existing(Paths.from_environment(lab.environ)).machine(NODE)

@@ -5,6 +5,7 @@ import sys
 import types
 
 import pytest
+import yaml
 
 from nova_hpc.wire import node_declaration
 from nova_hpc_tools.adopt.configure import Configure
@@ -24,6 +25,22 @@ def declared(at_home):
     return node_declaration.read_declaration(
         (at_home.folder / "node.yaml").read_text(encoding="utf-8")
     )
+
+
+def declare(path, **wishes):
+    """Write keys into a declaration as an operator does; None takes one out."""
+    document = {"schema": "nova-hpc/node", "version": 1}
+    if path.exists():
+        text = path.read_text(encoding="utf-8")
+        document = node_declaration.build_declaration(node_declaration.read_declaration(text))
+    document = {key: value for key, value in {**document, **wishes}.items() if value is not None}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
+
+
+def identities(form, *roles):
+    """Value of ``role_options``: all of these in one form."""
+    return {role: {"identity": form} for role in roles}
 
 
 def snapshot(folder):
@@ -155,12 +172,16 @@ def at_home(machine, tmp_path, monkeypatch, capsys):
     def nova(text):
         (home / "nova.conf").write_text(text, encoding="ascii")
 
+    def write(**wishes):
+        declare(run.folder / "node.yaml", **wishes)
+
     def told(option):
         """The values of an option in the files that were written."""
         lines = "".join(contents(run.folder).values()).splitlines()
         return [line.partition(" = ")[2] for line in lines if line.startswith(f"{option} = ")]
 
     run.home, run.folder, run.nova, run.told = home, home / "nova.conf.d", nova, told
+    run.declare = write
     return run
 
 

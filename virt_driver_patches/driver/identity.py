@@ -76,8 +76,9 @@ def _check_resource_class(provider: str, devices: Sequence[Any], specs: Specs) -
         f"class {wanted}, but it is {current_classes} in Placement and "
         f"{_word_holding_servers(devices)}. Placement does "
         "not change the class of a device in use (InventoryInUse). Leave the class as it is: "
-        f"`nova-hpc configure --role-identity {role}=trait` tells its role by a trait. Or go "
-        "back, move the servers away, and change it then."
+        f"role_options: {{{role}: {{identity: trait}}}} in /etc/nova-hpc/node.yaml tells its "
+        "role by a trait (run nova-hpc configure again). Or go back, move the servers away, and "
+        "change it then."
     )
 
 

@@ -68,8 +68,7 @@ PLACEMENT = "[placement]\nmax_allocation_candidates = 7000\n[api]\nauth_strategy
 #: The command blocks of the page, in their order.
 BLOCKS = (
     *("save", "look", "kinds", "serving", "ids", "kolla", "replace", "take out"),
-    *("node", "take out here", "controller", "placement", "node's doctor", "controller's doctor"),
-    "all doctors",
+    *("copy", "node", "take out here", "controller", "doctor", "all doctors"),
 )
 
 
@@ -126,11 +125,16 @@ class Cloud:
         text = text.replace("/etc/kolla/config", str(self.kolla))
         for project in ("nova", "placement"):
             text = text.replace(f"/etc/{project}/", f"{self.home(node)}/.{project}/")
+        declaration = f"{self.home(node)}/nova-hpc/node.yaml"
+        text = text.replace("/etc/nova-hpc/node.yaml", declaration)
+        here = {"NODE": node, "ROOT": str(self.folder / "roots" / node)}
+        if Path(declaration).exists():
+            here["DECLARATION"] = declaration
         env = {
             **os.environ,
             "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
             "HOME": str(self.home(node) if node else self.folder),
-            **({"NODE": node, "ROOT": str(self.folder / "roots" / node)} if node else {}),
+            **(here if node else {}),
         }
         done = subprocess.run(
             ["bash", "-c", text],
@@ -165,15 +169,19 @@ def cloud(tmp_path_factory):
     assert "Kind 1: 4 nodes: hgx1, hgx2, hgx3, hgx4" in seen
     assert "Kind 2: 3 nodes: bridged1, bridged2, bridged3" in seen
     assert "Kind 3: 3 nodes: old1, old2, old3" in seen
-    status, _, err = found.type(f"{blocks()['kinds']}\n{blocks()['serving']}")
+    found.well(blocks()["kinds"])
+    status, _, err = found.type(f"{kinds()}\n{blocks()['serving']}")
     assert status == 2
     refused(err)
     page = " ".join(PAGE.read_text(encoding="utf-8").split())
-    said = [line for line in err.splitlines() if "--role-identity gpu=ids" in line]
+    said = [line for line in err.splitlines() if "role_options: {gpu: {identity: ids}}" in line]
     assert len(said) == 1
     assert said[0] in page
+    found.well(blocks()["ids"])
+    declared = (found.deploy / "cloud.yaml").read_text()
     found.seconds = time.monotonic() - begin
     found.shared = len(found.typed())
+    found.declared = declared
     yield found
     found.server.end()
 
@@ -187,7 +195,8 @@ def refused(err):
 
 
 def kinds():
-    return f"{blocks()['kinds']}\n{blocks()['ids']}"
+    """The words that all commands share, as the shell has them."""
+    return blocks()["kinds"].partition("cat ")[0]
 
 
 def read(texts, tmp_path):
@@ -266,10 +275,10 @@ def all_are_well(cloud, config=None):
     words = (
         (lambda name: f"doctor --config-file {config(name)} ") if config else (lambda _: "doctor ")
     )
+    doctors = blocks()["doctor"].splitlines()
     for node in ("hgx1", "bridged1", USED):
-        cloud.well(blocks()["node's doctor"].replace("doctor ", words(node)), node)
-    text = blocks()["controller's doctor"].replace("doctor ", words("controller"))
-    cloud.well(text, "controller")
+        cloud.well(doctors[0].replace("doctor ", words(node)), node)
+    cloud.well(doctors[1].replace("doctor ", words("controller")), "controller")
     status, out, err = cloud.type(f"{blocks()['all doctors']} -f json")
     assert status in (1, 3), err
     found = json.loads(out)
@@ -308,6 +317,7 @@ def report(cloud, begin, what, added, since):
 
 def test_ten_nodes_with_kolla(cloud, tmp_path):
     begin, since = time.monotonic(), len(cloud.typed())
+    (cloud.deploy / "cloud.yaml").write_text(cloud.declared)
     status, out, err = cloud.type(f"{kinds()}\n{blocks()['kolla']}")
     assert status == 0, err
     # Only the node whose devices servers have is refused, by the name of each new device.
@@ -361,7 +371,10 @@ def test_ten_nodes_with_kolla(cloud, tmp_path):
 def test_ten_nodes_without_a_tool(cloud, tmp_path):
     begin, since = time.monotonic(), len(cloud.typed())
     out, every = "", {}
+    (cloud.deploy / "cloud.yaml").write_text(cloud.declared)
+    cloud.well(blocks()["copy"], "controller")
     for node in NAMES:
+        cloud.well(blocks()["copy"], node)
         place = cloud.home(node) / ".nova/nova.conf.d"
         script = f"{kinds()}\n{blocks()['node']}"
         if node == USED:
@@ -381,7 +394,6 @@ def test_ten_nodes_without_a_tool(cloud, tmp_path):
     files = [path.read_text() for path in sorted(place.glob("*.conf"))]
     after = read([CONTROLLER, *files], tmp_path)
     nothing_went(told(CONTROLLER, tmp_path), after, "controller")
-    out += cloud.well(blocks()["placement"], "controller")
     file = cloud.home("controller") / ".placement/placement.conf.d/nova-hpc-placement.conf"
     placement = read([PLACEMENT, file.read_text()], tmp_path)
     nothing_went(told(PLACEMENT, tmp_path), placement, "placement")

@@ -12,22 +12,41 @@ GPU_ROLE = '{"role": "gpu", "vendor_id": "10de", "class": "03*"}'
 NAMES = [settings.file_name(part) for part in settings.PARTS]
 
 
-ADAPTER_ROLE = '{"role": "adapter", "class": "0207", "dev_type": "type-VF"}'
+ADAPTER_ROLE = {"role": "adapter", "class": "0207", "dev_type": "type-VF"}
 
 
-def test_a_second_run_without_options_reads_what_the_first_has_written(at_home):
-    status, _, _ = at_home("--device-role", ADAPTER_ROLE)
-    assert status == 0
-    assert at_home.told("device_role") == [ADAPTER_ROLE]
+def test_roles_come_and_go_with_the_declaration(at_home):
+    at_home.declare(roles=[ADAPTER_ROLE])
+    assert at_home()[0] == 0
+    assert at_home.told("device_role") == [json.dumps(ADAPTER_ROLE)]
     status, out, err = at_home()
     assert "No device of this node is offered" not in err
     assert (status, out) == (0, "Nothing to do.\n")
+    at_home.declare(roles=None)
+    assert at_home("--replace", "0000:19:00.0")[0] == 0
+    assert at_home.told("device_role") == []
+    assert '"hpc_role": "gpu"' in at_home.told("device_spec")[0]
+    assert at_home()[1] == "Nothing to do.\n"
+
+
+def test_roles_that_a_file_of_the_operators_says_as_well(at_home):
+    """What is taken out of the declaration stays in that file."""
+    at_home.nova(f"[hpc]\ndevice_role = {json.dumps(ADAPTER_ROLE)}\n")
+    at_home.declare(roles=[ADAPTER_ROLE])
+    assert at_home()[0] == 0
+    spec = at_home.told("device_spec")
+    at_home.declare(roles=None)
+    assert at_home()[0] == 0
+    assert at_home.told("device_role") == []
+    assert at_home.told("device_spec") == spec
+    assert at_home()[1] == "Nothing to do.\n"
 
 
 def test_the_files_of_the_directory_count_where_no_service_reads_it(at_home, tmp_path):
     at_home.folder = tmp_path / "elsewhere"
     at_home.folder.mkdir()
-    assert at_home("--device-role", ADAPTER_ROLE)[0] == 0
+    at_home.declare(roles=[ADAPTER_ROLE])
+    assert at_home()[0] == 0
     assert at_home()[:2] == (0, "Nothing to do.\n")
 
 
@@ -99,13 +118,15 @@ def test_a_limit_does_not_fall(at_home, before):
     number = before.rpartition(" ")[2]
     assert at_home("--part", "controller")[0] == 0
     assert at_home.told("max_placement_results") == [number]
-    assert at_home("--part", "controller", "--hosts", 6000)[0] == 0
+    at_home.declare(limits={"hosts": 6000})
+    assert at_home("--part", "controller")[0] == 0
     assert at_home("--part", "controller")[1] == "Nothing to do.\n"
     assert at_home.told("max_placement_results") == ["6000"]
-    assert at_home("--part", "controller", "--hosts", 2000)[0] == 0
+    at_home.declare(limits={"hosts": 2000})
+    assert at_home("--part", "controller")[0] == 0
     assert at_home.told("max_placement_results") == ["6000"]
-    words = ("--replace", "max_placement_results", "--hosts", 1)
-    assert at_home("--part", "controller", *words)[0] == 0
+    at_home.declare(limits=None)
+    assert at_home("--part", "controller", "--replace", "max_placement_results")[0] == 0
     assert at_home.told("max_placement_results") == ["1000"]
 
 
@@ -124,7 +145,8 @@ def test_a_limit_does_not_fall(at_home, before):
 def test_the_scheduler_remembers_as_many_hosts_as_match(at_home, before, hosts, after):
     if before is not None:
         at_home.nova(f"[hpc]\ncache_size = {before}\n")
-    words = ("--part", "controller", "--hosts", hosts)
+    words = ("--part", "controller")
+    at_home.declare(limits={"hosts": hosts})
     _, _, err = at_home(*words)
     assert at_home.told("cache_size") == after
     assert ("cache_size stays 0; 9000 hosts that are not alike need 18000" in err) == (
@@ -135,22 +157,20 @@ def test_the_scheduler_remembers_as_many_hosts_as_match(at_home, before, hosts, 
 
 
 def test_what_the_scheduler_remembers_does_not_shrink(at_home):
-    words = ("--part", "controller", "--hosts")
-    assert at_home(*words, 5000)[0] == 0
-    assert at_home(*words, 9000)[0] == 0
-    assert at_home.told("cache_size") == ["18000"]
-    assert at_home(*words, 5000)[0] == 0
-    assert at_home.told("cache_size") == ["18000"]
+    def sizes(hosts, *words):
+        at_home.declare(limits={"hosts": hosts})
+        assert at_home("--part", "controller", *words)[0] == 0
+        return at_home.told("cache_size")
+
+    assert sizes(5000) == ["10000"]
+    assert sizes(9000) == sizes(5000) == ["18000"]
     # A later word of the operator's, in a file that is read before ours.
     at_home.nova("[hpc]\ncache_size = 30000\n")
-    assert at_home(*words, 5000)[0] == 0
-    assert at_home.told("cache_size") == []
+    assert sizes(5000) == []
     at_home.nova("")
-    assert at_home(*words, 9000, "--keep", "cache_size")[0] == 0
-    assert at_home.told("cache_size") == []
-    assert at_home(*words, 9000)[0] == 0
-    assert at_home(*words, 3000, "--replace", "cache_size")[0] == 0
-    assert at_home.told("cache_size") == ["6000"]
+    assert sizes(9000, "--keep", "cache_size") == []
+    assert sizes(9000) == ["18000"]
+    assert sizes(3000, "--replace", "cache_size") == ["6000"]
 
 
 @pytest.mark.parametrize("before", ["4000", "-1"])
@@ -184,7 +204,8 @@ def test_cpu_sets_are_kept(at_home, before, said):
     assert at_home.told("cpu_dedicated_set") == at_home.told("cpu_shared_set") == []
     assert at_home()[1] == "Nothing to do.\n"
     # The declaration says otherwise.
-    status, out, _ = at_home("--housekeeping-cores", 1)
+    at_home.declare(cpus={"housekeeping_cores": 1})
+    status, out, _ = at_home()
     assert status == 0
     assert at_home.told("cpu_dedicated_set") == ["1"]
     assert (f"[compute]cpu_dedicated_set: {before.rpartition(' = ')[2]} -> 1" in out) is (
@@ -198,18 +219,18 @@ def test_one_set_is_made_anew_by_its_name(at_home):
     assert at_home("--replace", "cpu_dedicated_set")[0] == 0
     assert at_home.told("cpu_dedicated_set") == ["1"]
     assert at_home.told("cpu_shared_set") == []
-    words = ("--housekeeping-cores", 0, "--keep", "cpu_dedicated_set")
-    assert at_home(*words)[0] == 0
+    at_home.declare(cpus={"housekeeping_cores": 0})
+    assert at_home("--keep", "cpu_dedicated_set")[0] == 0
     assert at_home.told("cpu_dedicated_set") == ["1"]
 
 
 def test_a_device_that_was_left_out_stays_so(at_home):
-    out = ("--leave-out", "0000:18:00.0")
-    assert at_home(*out)[0] == 0
+    at_home.declare(left_out=["0000:18:00.0"])
+    assert at_home()[0] == 0
     assert at_home()[1] == "Nothing to do.\n"
     assert not any('"0000:18:00.0"' in each for each in at_home.told("device_spec"))
-    assert at_home(*out)[1] == "Nothing to do.\n"
-    assert at_home("--replace", "0000:18:00.0")[0] == 0
+    at_home.declare(left_out=None)
+    assert at_home()[0] == 0
     assert any('"0000:18:00.0"' in each for each in at_home.told("device_spec"))
     assert at_home()[1] == "Nothing to do.\n"
 
@@ -217,7 +238,8 @@ def test_a_device_that_was_left_out_stays_so(at_home):
 def test_a_left_out_device_that_was_away_is_still_left_out(at_home, machine):
     link = machine / "sys/bus/pci/devices/0000:18:00.0"
     target = link.readlink()
-    assert at_home("--leave-out", "0000:18:00.0")[0] == 0
+    at_home.declare(left_out=["0000:18:00.0"])
+    assert at_home()[0] == 0
     link.unlink()
     assert at_home()[1] == "Nothing to do.\n"
     link.symlink_to(target)
@@ -225,25 +247,21 @@ def test_a_left_out_device_that_was_away_is_still_left_out(at_home, machine):
 
 
 def test_virtual_functions_of_an_adapter_that_is_given_whole(at_home):
-    assert at_home("--whole-pf", "all")[0] == 0
+    at_home.declare(whole_pf=["all"])
+    assert at_home()[0] == 0
+    assert '"hpc_role": "pf"' in at_home.told("device_spec")[1]
     assert at_home()[1] == "Nothing to do.\n"
-    assert at_home("--replace", "all")[0] == 0
+    at_home.declare(whole_pf=None)
+    assert at_home()[0] == 0
     assert '"hpc_role": "vf"' in at_home.told("device_spec")[1]
 
 
-def test_what_an_earlier_release_left_out(at_home):
-    """Its files do not say why a device is not there; a later one's did in a comment."""
-    assert at_home("--leave-out", "0000:18:00.0")[0] == 0
+def test_a_declaration_that_is_lost(at_home):
+    """Nobody says any more why a device is not there."""
+    at_home.declare(left_out=["0000:18:00.0"])
+    assert at_home()[0] == 0
     (at_home.folder / "node.yaml").unlink()
     refused(at_home(), "0000:18:00.0 (gpu) is not offered and would be")
-    file = at_home.folder / settings.file_name(settings.COMPUTE)
-    text = file.read_text(encoding="ascii")
-    held = '# Held back by the operator: {"leave_out": ["0000:18:00.0"], "whole_pf": []}'
-    file.write_text(text.replace("[pci]\n", f"[pci]\n{held}\n"), encoding="ascii")
-    assert at_home()[0] == 0
-    assert file.read_text(encoding="ascii") == text
-    assert "0000:18:00.0" in (at_home.folder / "node.yaml").read_text(encoding="utf-8")
-    assert at_home()[1] == "Nothing to do.\n"
 
 
 def test_new_hardware_is_offered(at_home, machine):
@@ -280,16 +298,17 @@ def test_what_an_operator_does_not_pass_through(at_home, entry, lost):
 
 
 @pytest.mark.parametrize(
-    ("words", "there"),
+    ("wish", "there"),
     [
-        (["--trait", "gpu=CUSTOM_HBM3"], "CUSTOM_HBM3"),
-        (["--one-time-use", "gpu"], '"one_time_use": "true"'),
-        (["--resource-class", "gpu=CUSTOM_H100"], '"resource_class": "CUSTOM_H100"'),
+        ({"traits": ["CUSTOM_HBM3"]}, "CUSTOM_HBM3"),
+        ({"one_time_use": True}, '"one_time_use": "true"'),
+        ({"resource_class": "CUSTOM_H100"}, '"resource_class": "CUSTOM_H100"'),
     ],
 )
-def test_the_wishes_for_a_device_are_not_forgotten(at_home, words, there):
+def test_the_wishes_for_a_device_are_not_forgotten(at_home, wish, there):
     compute = ("--part", "compute")
-    assert at_home(*words, *compute)[0] == 0
+    at_home.declare(role_options={"gpu": wish})
+    assert at_home(*compute)[0] == 0
     assert there in at_home.told("device_spec")[0]
     assert at_home(*compute)[1] == "Nothing to do.\n"
     # Nobody declares it any more, and still it does not go in silence.
@@ -303,7 +322,8 @@ def test_aliases_are_added_to(at_home, machine):
     assert at_home()[0] == 0
     first = at_home.told("alias")
     assert [json.loads(each)["name"] for each in first] == ["gpu", "vf"]
-    assert at_home("--alias-names", "product")[0] == 0
+    at_home.declare(alias_names="product")
+    assert at_home()[0] == 0
     assert at_home.told("alias")[:2] == first
     assert [json.loads(each)["name"] for each in at_home.told("alias")[2:]] == [
         "gpu-2330",
@@ -314,7 +334,8 @@ def test_aliases_are_added_to(at_home, machine):
 
 def test_an_alias_does_not_come_to_mean_something_else(at_home):
     assert at_home()[0] == 0
-    words = ("--resource-class", "gpu=CUSTOM_H100", "--part", "common")
+    at_home.declare(role_options={"gpu": {"resource_class": "CUSTOM_H100"}})
+    words = ("--part", "common")
     answer = at_home(*words)
     refused(answer, 'alias gpu is {"name": "gpu", "vendor_id": "10de"')
     assert "--replace gpu where it is meant" in answer[2]

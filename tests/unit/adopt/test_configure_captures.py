@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``configure`` run twice, with and without words, on every capture: the second changes nothing."""
+"""``configure`` run twice, declared or bare, on every capture: the second changes nothing."""
 
+import json
 import pathlib
 import subprocess
 
@@ -9,9 +10,9 @@ import pytest
 from nova_hpc.topology import lstopo, roles, sysfs
 from nova_hpc_tools.adopt.configure import Configure
 from tests.nodes.catalogue import NODES
+from tests.unit.node_files import declare
 
-ROLE = '{"role": "gpu", "class": "03*"}'
-DISK = '{"role": "disk", "class": "0108"}'
+ROLES = [{"role": "gpu", "class": "03*"}, {"role": "disk", "class": "0108"}]
 
 
 @pytest.fixture
@@ -42,35 +43,40 @@ def state(folder):
     return {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()}
 
 
-def twice(configure, source, words):
+def twice(configure, source, wishes=None, words=()):
+    if wishes is not None:
+        declare(configure.folder / "node.yaml", **wishes)
     status, _, err = configure(source, *words)
     assert status == 0, err
     before = state(configure.folder)
-    for again in ((), words, ()):
+    for again in ((), words):
         status, out, err = configure(source, *again)
         assert (status, out) == (0, "Nothing to do.\n"), err
     assert state(configure.folder) == before
     return before
 
 
-def words_of(node):
-    """Words that mean something on a node: its first device left out, and more."""
-    table = roles.parse_roles([ROLE, DISK])
+def wishes_of(node):
+    """Wishes that mean something on a node: its first device left out, and more."""
+    table = roles.parse_roles(list(map(json.dumps, ROLES)))
     first = [each.address for each in node.functions if table.role_of(each, node)][:1]
-    return [
-        *(word for address in first for word in ("--leave-out", address)),
-        *("--device-role", ROLE, "--device-role", DISK),
-        *("--housekeeping-cores", "0", "--hosts", "2000", "--alias-names", "product"),
-        *("--trait", "gpu=CUSTOM_A", "--role-identity", "disk=trait", "--whole-pf", "all"),
-    ]
+    return {
+        "left_out": first,
+        "roles": ROLES,
+        "cpus": {"housekeeping_cores": 0},
+        "limits": {"hosts": 2000},
+        "alias_names": "product",
+        "role_options": {"gpu": {"traits": ["CUSTOM_A"]}, "disk": {"identity": "trait"}},
+        "whole_pf": ["all"],
+    }
 
 
 @pytest.mark.parametrize("bare", [True, False])
 @pytest.mark.parametrize("name", NODES)
 def test_synthetic_nodes(configure, synthetic, name, bare):
     root = synthetic(name)
-    words = [] if bare else words_of(sysfs.read_sysfs_node(root))
-    twice(configure, ["--root", root], words)
+    wishes = None if bare else wishes_of(sysfs.read_sysfs_node(root))
+    twice(configure, ["--root", root], wishes)
 
 
 @pytest.mark.parametrize("bare", [True, False])
@@ -91,19 +97,19 @@ def test_captures_of_real_machines(configure, captures, tmp_path, name, bare):
         assert "no PCI device found" in err
         assert state(configure.folder) == {}
         return
-    twice(configure, ["--root", root], [] if bare else words_of(node))
+    twice(configure, ["--root", root], None if bare else wishes_of(node))
 
 
 @pytest.mark.parametrize("bare", [True, False])
 @pytest.mark.parametrize("name", ["nvidiaDGX2.xml", "16intel64-manyVFs.xml"])
 def test_xml_of_real_machines(configure, captures, name, bare):
     path = captures / "hwloc" / name
-    twice(configure, ["--xml", path], [] if bare else words_of(lstopo.read_lstopo_file(path)))
+    twice(configure, ["--xml", path], None if bare else wishes_of(lstopo.read_lstopo_file(path)))
 
 
 def test_nodes_of_several_kinds_are_remembered(configure, synthetic):
     """Aliases that name other nodes' devices stay when those are not named again."""
     root, other = synthetic("hgx-h100"), synthetic("two-socket")
-    before = twice(configure, ["--root", root], ["--also", other])
+    before = twice(configure, ["--root", root], words=["--also", other])
     assert pathlib.Path(configure.folder, "nova-hpc-common.conf").read_text().count("alias = ") > 2
     assert before

@@ -72,16 +72,18 @@ def test_a_deployments_own_file_is_added_to(at_home, tmp_path):
     assert at_home(*words)[1] == "Nothing to do.\n"
 
 
-def test_a_second_run_without_words_forgets_nothing(at_home):
-    words = (
-        *("--leave-out", PF, "--housekeeping-cores", 0, "--hosts", 3000),
-        *("--trait", "gpu=CUSTOM_SXM", "--alias-names", "product"),
+def test_a_second_run_forgets_nothing(at_home):
+    at_home.declare(
+        left_out=[PF],
+        cpus={"housekeeping_cores": 0},
+        limits={"hosts": 3000},
+        role_options={"gpu": {"traits": ["CUSTOM_SXM"]}},
+        alias_names="product",
     )
-    assert at_home(*words)[0] == 0
+    assert at_home()[0] == 0
     before = snapshot(at_home.folder)
     assert not any("15b3" in each for each in at_home.told("device_spec"))
     assert at_home()[1] == "Nothing to do.\n"
-    assert at_home(*words)[1] == "Nothing to do.\n"
     assert snapshot(at_home.folder) == before
 
 
@@ -190,15 +192,14 @@ def test_the_hosts_own_card_is_not_offered(at_home, card):
     assert status == 0
     assert not any(NIC in each for each in at_home.told("device_spec"))
     assert f"Not offered: {NIC} (nic): the host uses its network interface ib0, which is up" in err
-    assert f"--offer-in-use {NIC} offers it all the same" in err
+    assert f"offer_in_use: ['{NIC}'] in the declaration offers it all the same" in err
     assert at_home()[1] == "Nothing to do.\n"
-    assert at_home("--offer-in-use", NIC)[0] == 0
+    at_home.declare(offer_in_use=[NIC])
+    assert at_home()[0] == 0
     assert any(NIC in each for each in at_home.told("device_spec"))
-    # The word is kept.
     assert at_home()[1] == "Nothing to do.\n"
-    assert [each.address for each in declared(at_home).wishes.offer_in_use] == [NIC]
-    assert at_home("--leave-out", NIC)[0] == 0
-    assert declared(at_home).wishes.offer_in_use is None
+    at_home.declare(offer_in_use=None, left_out=[NIC])
+    assert at_home()[0] == 0
     assert not any(NIC in each for each in at_home.told("device_spec"))
 
 
@@ -224,7 +225,7 @@ def test_network_interfaces(at_home, machine, files, used):
     status, _, err = at_home()
     assert status == 0
     assert any(NIC in each for each in at_home.told("device_spec")) is not used
-    assert ("--offer-in-use" in err) is used
+    assert ("offer_in_use" in err) is used
 
 
 @pytest.mark.parametrize("how", ["mounted", "holders", "swap", "free"])
@@ -243,8 +244,8 @@ def test_disks(at_home, machine, how):
     number = "259:1" if how == "mounted" else "8:1"
     put(machine, "/proc/1/mountinfo", f"22 1 {number} / / rw shared:1 - ext4 /dev/root rw")
     put(machine, "/proc/swaps", f"Filename Type\n/dev/{'nvme0n1p1' if how == 'swap' else 'sda'} x")
-    role = '{"role": "disk", "class": "0108"}'
-    status, _, err = at_home("--device-role", role)
+    at_home.declare(roles=[{"role": "disk", "class": "0108"}])
+    status, _, err = at_home()
     assert status == 0
     assert any(NIC in each for each in at_home.told("device_spec")) is (how == "free")
     assert ("the host uses its disk nvme0n1p1" in err) is (how != "free")
@@ -252,7 +253,8 @@ def test_disks(at_home, machine, how):
 
 def test_a_device_that_is_offered_is_not_asked_who_uses_it(at_home, card):
     """Its server does; and an operator has decided it before this release asked."""
-    assert at_home("--offer-in-use", NIC)[0] == 0
+    at_home.declare(offer_in_use=[NIC])
+    assert at_home()[0] == 0
     (at_home.folder / "node.yaml").unlink()
     assert at_home()[0] == 0
     assert any(NIC in each for each in at_home.told("device_spec"))
@@ -297,7 +299,8 @@ def test_what_the_host_lacks_is_said_at_once(at_home, machine):
 
 
 def test_what_is_declared_and_missing_is_said(at_home):
-    _, _, err = at_home("--hugepages", "1G=4", "--vfs", "pf=3")
+    at_home.declare(hugepages={"1G": 4}, vfs={"pf": 3})
+    _, _, err = at_home()
     assert "NUMA node 0: 0 pages of 1G, and 4 are declared." in err
     assert f"{PF}: 1 virtual functions are switched on, and 3 are declared." in err
     status, out, again = at_home()
@@ -324,7 +327,8 @@ def test_a_value_that_a_later_file_hides_is_named(at_home):
 
 def test_undo_gives_back_what_was_there(at_home):
     states = [snapshot(at_home.folder)]
-    for words in ((), ("--leave-out", PF), ("--hosts", 4000)):
+    roles = [f'{{"role": "{name}", "class": "0108"}}' for name in ("disk", "scratch")]
+    for words in ((), *(("--add-device-role", role) for role in roles)):
         assert at_home(*words)[0] == 0
         states.append(
             {name: text for name, text in snapshot(at_home.folder).items() if "undo" not in name}
@@ -435,8 +439,8 @@ def test_a_declaration_that_cannot_be_written(at_home):
     assert list(at_home.folder.iterdir()) == []
 
 
-def test_the_words_of_a_run_that_offers_nothing_count(at_home):
-    words = ("--leave-out", GPU, "--leave-out", PF)
-    assert at_home(*words)[0] == 0
+def test_a_declaration_by_which_nothing_is_offered(at_home):
+    at_home.declare(left_out=[GPU, PF])
+    assert at_home()[0] == 0
     assert contents(at_home.folder) == {}
     assert at_home()[1] == "Nothing to do.\n"

@@ -12,7 +12,7 @@ from nova_hpc_tools.adopt.configure import Configure
 from nova_hpc_tools.base import CommandError
 from tests.unit import hostile
 from tests.unit.adopt.merged import SEVERAL, kolla, osa, told
-from tests.unit.node_files import put
+from tests.unit.node_files import declare, put
 
 #: What a service of the cloud is told before, by another team's words too.
 NOVA = """\
@@ -46,6 +46,10 @@ class Cloud:
         self.place = tmp_path / "merged"
         self.place.mkdir()
         self.merged = {"nova-compute": NOVA, "nova-scheduler": NOVA, "placement": PLACEMENT}
+
+    @property
+    def declaration(self):
+        return self.folder / f"nova-hpc/{HOST}.yaml"
 
     def deploy(self):
         paths = (
@@ -125,7 +129,8 @@ def all_parts(configure, cloud, *words):
 
 def test_what_others_said_is_still_said(configure, cloud, tmp_path):
     before = {name: told(text, tmp_path) for name, text in cloud.merged.items()}
-    all_parts(configure, cloud, "--hosts", "2000")
+    declare(cloud.declaration, limits={"hosts": 2000})
+    all_parts(configure, cloud)
     cloud.deploy()
     after = {name: told(text, tmp_path) for name, text in cloud.merged.items()}
     for service, options in before.items():
@@ -153,14 +158,9 @@ def test_what_others_said_is_still_said(configure, cloud, tmp_path):
 
 
 def test_a_second_run_changes_nothing_before_and_after_the_tool_ran(configure, cloud):
-    all_parts(
-        configure,
-        cloud,
-        "--hosts",
-        "2000",
-        "--device-role",
-        '{"role": "gpu", "vendor_id": "10de", "class": "0302"}',
-    )
+    role = {"role": "gpu", "vendor_id": "10de", "class": "0302"}
+    declare(cloud.declaration, limits={"hosts": 2000}, roles=[role])
+    all_parts(configure, cloud)
     written = contents(cloud.folder)
     assert all_parts(configure, cloud) == ["Nothing to do.\n"] * 2
     cloud.deploy()
@@ -174,7 +174,8 @@ def test_a_second_run_changes_nothing_before_and_after_the_tool_ran(configure, c
 def test_what_was_ours_and_is_not_wanted_any_more_goes(configure, cloud, tmp_path):
     all_parts(configure, cloud)
     cloud.deploy()
-    status, _, err = configure("--part", "compute", "--leave-out", "0000:18:00.0")
+    declare(cloud.declaration, left_out=["0000:18:00.0"])
+    status, _, err = configure("--part", "compute")
     assert status == 0, err
     cloud.deploy()
     entries = told(cloud.merged["nova-compute"], tmp_path)["pci", "device_spec"]

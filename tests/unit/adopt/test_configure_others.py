@@ -223,8 +223,8 @@ def test_a_wide_entry_takes_no_other_device_with_it(at_home, machine):
     )
     entry = {"vendor_id": "10de"}
     at_home.nova(foreign(entry, VF_ENTRY))
-    words = (*COMPUTE, "--leave-out", "0000:1a:00.0")
-    assert at_home(*words)[0] == 0
+    at_home.declare(left_out=["0000:1a:00.0"])
+    assert at_home(*COMPUTE)[0] == 0
     refused(at_home(*COMPUTE, "--replace", json.dumps(entry)), "0000:1a:00.0 is offered and would")
 
 

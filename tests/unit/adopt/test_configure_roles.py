@@ -7,18 +7,18 @@ import re
 import pytest
 
 from nova_hpc_tools.adopt import settings
-from tests.unit.node_files import contents, put, refused
+from tests.unit.node_files import contents, identities, put, refused
 
 #: The default of a release that did not tell the fabrics apart.
 BEFORE = (
-    '{"role": "gpu", "vendor_id": "10de", "class": "0302"}',
-    '{"role": "vf", "vendor_id": "15b3", "class": "02*", "dev_type": "type-VF"}',
-    '{"role": "pf", "vendor_id": "15b3", "class": "02*", "dev_type": "type-PF"}',
+    {"role": "gpu", "vendor_id": "10de", "class": "0302"},
+    {"role": "vf", "vendor_id": "15b3", "class": "02*", "dev_type": "type-VF"},
+    {"role": "pf", "vendor_id": "15b3", "class": "02*", "dev_type": "type-PF"},
 )
 #: What the documentation of that release advised to whoever has both fabrics.
 SPLIT = (
-    '{"role": "ibvf", "vendor_id": "15b3", "class": "0207", "dev_type": "type-VF"}',
-    '{"role": "ethvf", "vendor_id": "15b3", "class": "0200", "dev_type": "type-VF"}',
+    {"role": "ibvf", "vendor_id": "15b3", "class": "0207", "dev_type": "type-VF"},
+    {"role": "ethvf", "vendor_id": "15b3", "class": "0200", "dev_type": "type-VF"},
 )
 
 
@@ -44,20 +44,13 @@ def two_fabrics(machine):
     return machine
 
 
-def roles_of(words):
-    return [word for role in words for word in ("--device-role", role)]
-
-
-def forms(form, *roles):
-    return [word for role in roles for word in ("--role-identity", f"{role}={form}")]
-
-
 @pytest.fixture
 def earlier(at_home):
-    """The files of a release whose default did not tell the fabrics apart, for some words."""
+    """The files of a release whose default did not tell the fabrics apart."""
 
-    def write(*words):
-        assert at_home(*(words or roles_of(BEFORE)), *forms("ids", "gpu", "vf"))[0] == 0
+    def write():
+        at_home.declare(roles=list(BEFORE), role_options=identities("ids", "gpu", "vf"))
+        assert at_home()[0] == 0
         (at_home.folder / "node.yaml").unlink()
         for path in at_home.folder.glob("*.conf"):
             text = re.sub(r"\n\[hpc\]\n(device_role = .*\n)+", "", path.read_text("ascii"))
@@ -99,9 +92,9 @@ def test_the_ports_know_better_than_the_class(at_home, machine):
 def test_the_interface_of_the_physical_function(at_home, machine):
     """The adapter that manages the machine, on the same fabric as another."""
     (machine / "sys/devices/pci0000:17/0000:1b:00.0/net/mgmt0").mkdir(parents=True)
-    management = '{"role": "mgmt", "vendor_id": "15b3", "interface": "mgmt*"}'
-    rest = '{"role": "vf", "vendor_id": "15b3"}'
-    assert at_home(*roles_of((management, rest)))[0] == 0
+    management = {"role": "mgmt", "vendor_id": "15b3", "interface": "mgmt*"}
+    at_home.declare(roles=[management, {"role": "vf", "vendor_id": "15b3"}])
+    assert at_home()[0] == 0
     assert by_role(at_home)["mgmt"]["address"] == "0000:1b:00.0"
     assert by_role(at_home)["vf"]["address"] == "0000:19:00.0"
 
@@ -130,12 +123,13 @@ def test_a_new_node_of_an_old_cloud(at_home, earlier, machine):
 def test_devices_of_a_cloud_without_this_project(at_home):
     """Servers may have them: only traits can be added."""
     at_home.nova('[pci]\ndevice_spec = {"vendor_id": "15b3", "product_id": "101e"}\n')
-    refused(
-        at_home("--replace", "0000:18:00.0"),
-        "the roles ethvf (0000:1b:00.0) and vf (0000:19:00.0) cannot be told apart",
-    )
-    words = ("--replace", "0000:18:00.0", *forms("trait", "vf", "ethvf"))
-    assert at_home(*words)[0] == 0
+    answer = at_home("--replace", "0000:18:00.0")
+    refused(answer, "the roles ethvf (0000:1b:00.0) and vf (0000:19:00.0) cannot be told apart")
+    # What it says is what has to be written.
+    line = re.search(r"otherwise by trait \((.*)\)", answer[2])[1]
+    head = "schema: nova-hpc/node\nversion: 1\n"
+    (at_home.folder / "node.yaml").write_text(f"{head}{line}\n", encoding="utf-8")
+    assert at_home("--replace", "0000:18:00.0")[0] == 0
     assert "resource_class" not in by_role(at_home)["ethvf"]
     assert by_name(at_home)["ethvf"]["traits"] == "CUSTOM_HPC_ROLE_ETHVF"
 
@@ -143,16 +137,17 @@ def test_devices_of_a_cloud_without_this_project(at_home):
 def test_roles_that_have_the_same_ids_are_refused_by_name(at_home, earlier):
     earlier()
     before = contents(at_home.folder)
-    answer = at_home(*roles_of(SPLIT))
+    at_home.declare(roles=list(SPLIT))
+    answer = at_home()
     refused(answer, "the roles ethvf (0000:1b:00.0) and ibvf (0000:19:00.0) cannot be told apart")
-    assert "--role-identity ROLE=trait" in answer[2]
+    assert "role_options: {ethvf: {identity: trait}, ibvf: {identity: trait}}" in answer[2]
     assert contents(at_home.folder) == before
 
 
 def test_traits_tell_them_apart_while_servers_have_devices(at_home, earlier):
     earlier()
-    words = (*roles_of((BEFORE[0], *SPLIT)), *forms("trait", "ibvf", "ethvf"))
-    status, _, err = at_home(*words)
+    at_home.declare(roles=[BEFORE[0], *SPLIT], role_options=identities("trait", "ibvf", "ethvf"))
+    status, _, err = at_home()
     assert status == 0
     entries, aliases = by_role(at_home), by_name(at_home)
     for role in ("ibvf", "ethvf"):
@@ -176,12 +171,12 @@ def test_traits_tell_them_apart_while_servers_have_devices(at_home, earlier):
 
 def test_the_class_of_a_device_in_use_is_not_changed_in_passing(at_home, earlier):
     earlier()
-    words = forms("class", "gpu")
-    answer = at_home(*words, "--replace", "gpu")
+    at_home.declare(role_options=identities("class", "gpu"))
+    answer = at_home("--replace", "gpu")
     refused(answer, "0000:18:00.0: resource_class is CUSTOM_PCI_10DE_2330 and would be CUSTOM_HPC")
     assert "nova-compute does not start with that (InventoryInUse)" in answer[2]
-    assert "--role-identity gpu=trait" in answer[2]
-    assert at_home(*words, "--replace", "gpu", "--replace", "0000:18:00.0")[0] == 0
+    assert "role_options: {gpu: {identity: trait}} in the declaration does without" in answer[2]
+    assert at_home("--replace", "gpu", "--replace", "0000:18:00.0")[0] == 0
     assert by_role(at_home)["gpu"]["resource_class"] == "CUSTOM_HPC_GPU"
     assert at_home()[1] == "Nothing to do.\n"
 
@@ -196,15 +191,17 @@ def test_two_roles_below_one_physical_function(at_home, machine):
     (machine / "sys/bus/pci/devices/0000:1b:00.2").symlink_to(
         "../../../devices/pci0000:17/0000:1b:00.2"
     )
-    refused(at_home(*roles_of(SPLIT)), "0000:1b:00.0 with the roles ethvf and ibvf")
+    at_home.declare(roles=list(SPLIT))
+    refused(at_home(), "0000:1b:00.0 with the roles ethvf and ibvf")
     assert contents(at_home.folder) == {}
-    assert at_home(*roles_of(SPLIT), "--leave-out", "0000:1b:00.0")[0] == 0
+    at_home.declare(left_out=["0000:1b:00.0"])
+    assert at_home()[0] == 0
 
 
 def test_devices_of_ports(at_home):
     """Their physical network is their role: no class, no trait, no alias."""
-    words = ("--physical-network", "ethvf=physnet1")
-    assert at_home(*words)[0] == 0
+    at_home.declare(role_options={"ethvf": {"physical_network": "physnet1"}})
+    assert at_home()[0] == 0
     assert sorted(by_name(at_home)) == ["gpu", "vf"]
     assert by_role(at_home)["ethvf"] == {
         "vendor_id": "15b3",
@@ -219,8 +216,8 @@ def test_devices_of_ports(at_home):
     }
     # As it is configured from now on.
     assert at_home()[1] == "Nothing to do.\n"
-    answer = at_home("--physical-network", "ethvf=physnet2")
-    refused(answer, "0000:1b:00.0: physical_network is physnet1 and would be physnet2")
+    at_home.declare(role_options={"ethvf": {"physical_network": "physnet2"}})
+    refused(at_home(), "0000:1b:00.0: physical_network is physnet1 and would be physnet2")
 
 
 def test_devices_that_an_operator_has_for_ports_are_in_no_alias(at_home):
@@ -233,41 +230,36 @@ def test_devices_that_an_operator_has_for_ports_are_in_no_alias(at_home):
 
 
 @pytest.mark.parametrize(
-    ("words", "why"),
+    ("wishes", "why"),
     [
-        (["--role-identity", "gpu"], "'gpu' is not ROLE=FORM"),
-        (["--role-identity", "gpu=name"], "'name' is none of class, trait, ids"),
-        (forms("class", "fpga"), "there is no role 'fpga'"),
-        ([*forms("class", "gpu"), *forms("ids", "gpu")], "role 'gpu' has two"),
         (
-            ["--resource-class", "vf=CUSTOM_X", "--resource-class", "ethvf=CUSTOM_X"],
-            "the roles ethvf and vf would have the same resource class CUSTOM_X",
+            {"role_options": {role: {"resource_class": "CUSTOM_X"} for role in ("vf", "ethvf")}},
+            "the roles ethvf and vf would have the same resource class CUSTOM_X: rename one, or "
+            "declare a class of its own (role_options: {ethvf: {resource_class: CUSTOM_X_2}})",
         ),
         (
-            roles_of(
-                (
-                    '{"role": "a-b", "vendor_id": "15b3", "link_layer": "Ethernet"}',
-                    '{"role": "A_B", "vendor_id": "15b3"}',
-                )
-            ),
+            {
+                "roles": [
+                    {"role": "a-b", "vendor_id": "15b3", "link_layer": "Ethernet"},
+                    {"role": "A_B", "vendor_id": "15b3"},
+                ]
+            },
             "the roles A_B and a-b would have the same resource class CUSTOM_HPC_A_B",
         ),
         (
-            roles_of(('{"role": "a", "link_layer": "Omni-Path"}',)),
+            {"roles": [{"role": "a", "link_layer": "Omni-Path"}]},
             "'link_layer' is 'Omni-Path', not InfiniBand or Ethernet",
         ),
-        (roles_of(('{"role": "a", "interface": "a b"}',)), "'interface' is 'a b'"),
-        (["--physical-network", "vf"], "'vf' is not ROLE=NAME"),
-        (["--physical-network", "vf=a b"], "'a b' is no name of a network"),
-        (["--physical-network", "fpga=a"], "there is no role 'fpga'"),
+        ({"roles": [{"role": "a", "interface": "a b"}]}, "'interface' is 'a b'"),
         (
-            ["--physical-network", "vf=a", "--physical-network", "ethvf=a"],
+            {"role_options": {role: {"physical_network": "a"} for role in ("vf", "ethvf")}},
             "the roles ethvf and vf would have the same physical network a",
         ),
     ],
 )
-def test_bad_words(at_home, words, why):
-    refused(at_home(*words), why)
+def test_declarations_by_which_roles_cannot_be_told_apart(at_home, wishes, why):
+    at_home.declare(**wishes)
+    refused(at_home(), why)
     assert contents(at_home.folder) == {}
 
 
@@ -277,12 +269,13 @@ def test_what_an_entry_of_stock_nova_means_is_said(at_home):
     first = "0000:18:00.0: an entry of device_spec of yours comes first"
     status, _, err = at_home(*words)
     assert status == 0, err
-    assert err.count("--role-identity gpu=ids") == 1
+    assert err.count("(role_options: {gpu: {identity: ids}})") == 1
     assert "The role vf goes" not in err
     assert first in err
     # Decided, so it is not said again; the entry still comes first.
-    status, _, err = at_home(*words, "--role-identity", "gpu=ids")
-    assert (status, "--role-identity" in err, first in err) == (0, False, True)
+    at_home.declare(role_options=identities("ids", "gpu"))
+    status, _, err = at_home(*words)
+    assert (status, "role_options" in err, first in err) == (0, False, True)
     at_home.nova("")
     assert at_home(*words) == (0, "Nothing to do.\n", at_home(*words)[2])
     assert "device_spec of yours" not in at_home(*words)[2]

@@ -205,8 +205,6 @@ def test_bad_resource_classes_and_traits(name):
 @pytest.mark.parametrize(
     ("terms", "why"),
     [
-        ({"resource_classes": {"gpus": "PGPU"}}, "no role 'gpus'; the roles are gpu, vf, pf"),
-        ({"traits": {"x": frozenset({"CUSTOM_X"})}}, "no role 'x'"),
         ({"whole": frozenset({"0000:19:00.0"})}, "is no physical function"),
         ({"whole": frozenset({"0000:ff:00.0"})}, "is no physical function"),
         ({"whole": frozenset({"0000:1c:00.0"})}, "vendor 15b3, product 1021, class ff00"),

@@ -19,7 +19,7 @@ from nova_hpc_tools.main import main
 from tests.nodes.catalogue import NODES
 from tests.nodes.reported import REPORTED
 from tests.nodes.write import write
-from tests.unit.node_files import put
+from tests.unit.node_files import declare, put
 
 ROLES = offer_roles.parse_roles(DEFAULT_ROLES)
 GPUS = ("0000:18:00.0", "0000:3a:00.0", "0000:9a:00.0", "0000:ba:00.0")
@@ -145,8 +145,9 @@ def test_nvswitches_that_nobody_runs(name, node, tmp_path):
     (found,) = findings(node, root, "nvswitch-idle")
     assert "4c:00.0" in found["seen"]
     assert "nobody runs them" in found["seen"]
-    assert "--offer-switches" in found["cure"]
-    assert node(root, "configure", "--offer-switches")[0] == 0
+    assert "write offer_switches: true into /etc/nova-hpc/node.yaml" in found["cure"]
+    declare(node.folder / "node.yaml", offer_switches=True)
+    assert node(root, "configure")[0] == 0
     assert findings(node, root, "nvswitch-idle") == []
 
 

@@ -60,8 +60,9 @@ def state(root):
     }
 
 
-def declared(prepare, *words):
-    status, _, err = prepare.configure(*words)
+def declared(prepare, **wishes):
+    prepare.configure.declare(**wishes)
+    status, _, err = prepare.configure()
     assert status == 0, err
 
 
@@ -72,7 +73,7 @@ def rules(text):
 
 
 def test_what_a_host_gets(prepare, debian):
-    declared(prepare, "--vfs", f"{PF}=4", "--hugepages", "1G=6", "--hugepages", "2M=100")
+    declared(prepare, vfs={PF: 4}, hugepages={"1G": 6, "2M": 100})
     status, out, err = prepare("--write", debian)
     assert (status, err) == (0, "")
     files = {name: text for name, (text, _) in state(debian).items()}
@@ -135,7 +136,7 @@ def test_what_a_host_gets(prepare, debian):
 
 def test_a_second_run_changes_nothing_and_remove_leaves_nothing(prepare, debian):
     before = state(debian)
-    declared(prepare, "--vfs", f"{PF}=1", "--hugepages", "1G=1")
+    declared(prepare, vfs={PF: 1}, hugepages={"1G": 1})
     first = prepare("--write", debian, "--dry-run")
     assert "Nothing written" in first[1]
     assert state(debian) == before
@@ -150,7 +151,7 @@ def test_a_second_run_changes_nothing_and_remove_leaves_nothing(prepare, debian)
 
 
 def test_what_is_needed_no_more_is_removed(prepare, debian):
-    declared(prepare, "--vfs", f"{PF}=1", "--hugepages", "1G=1")
+    declared(prepare, vfs={PF: 1}, hugepages={"1G": 1})
     prepare("--write", debian)
     assert host_files.TMPFILES in state(debian)
     path = prepare.configure.folder / "node.yaml"
@@ -176,18 +177,16 @@ def test_an_adapter_of_which_nothing_is_said_keeps_its_driver(prepare, machine, 
     (machine / f"sys/devices/pci0000:17/{PF}/virtfn0").unlink()
     status, out, _ = prepare("--write", debian)
     assert status == 0
-    assert f"# {PF}: nobody has said whether it is given whole" in out
+    assert f"# {PF}: the declaration does not say whether it is given whole" in out
     assert PF not in (debian / UDEV).read_text()
     # By its role, before there is any virtual function to be seen.
     put(machine, f"/sys/devices/pci0000:17/{PF}/sriov_vf_device", "101e")
-    declared(prepare, "--vfs", "pf=3")
+    declared(prepare, vfs={"pf": 3})
     prepare("--write", debian)
     assert 'sriov_numvfs}="3"' in (debian / UDEV).read_text()
     assert "physfn/uevent" in (debian / UDEV).read_text()
     # Whole: it is bound itself.
-    path = prepare.configure.folder / "node.yaml"
-    path.write_text(path.read_text().replace("vfs:\n  pf: 3\n", ""))
-    declared(prepare, "--whole-pf", PF)
+    declared(prepare, vfs=None, whole_pf=[PF])
     prepare("--write", debian)
     text = (debian / UDEV).read_text()
     assert "sriov" not in text
@@ -195,14 +194,14 @@ def test_an_adapter_of_which_nothing_is_said_keeps_its_driver(prepare, machine, 
 
 
 def test_more_than_the_adapter_can_have_is_said_and_not_done(prepare, debian):
-    declared(prepare, "--vfs", f"{PF}=9")
+    declared(prepare, vfs={PF: 9})
     _, out, _ = prepare("--write", debian)
     assert f"{PF}: 9 virtual functions are declared, and it can have 8" in out
     assert PF not in (debian / UDEV).read_text()
 
 
 def test_those_for_ports_keep_their_driver(prepare, debian):
-    declared(prepare, "--vfs", f"{PF}=2", "--physical-network", "vf=physnet1")
+    declared(prepare, vfs={PF: 2}, role_options={"vf": {"physical_network": "physnet1"}})
     prepare("--write", debian)
     text = (debian / UDEV).read_text()
     assert 'sriov_numvfs}="2"' in text
@@ -211,7 +210,7 @@ def test_those_for_ports_keep_their_driver(prepare, debian):
 
 
 def test_left_out_is_left_alone(prepare, debian):
-    declared(prepare, "--leave-out", GPU, "--leave-out", PF)
+    declared(prepare, left_out=[GPU, PF])
     _, out, _ = prepare("--write", debian)
     assert "nothing is to be prepared" in out
     assert UDEV not in state(debian)
@@ -239,7 +238,7 @@ def test_memory_of_a_node_without_cpus_is_not_counted(prepare, machine, debian):
     put(machine, "/sys/devices/system/node/online", "0-1")
     put(machine, "/sys/devices/system/node/node1/cpulist", "")
     put(machine, "/sys/devices/system/node/node1/meminfo", "Node 1 MemTotal: 1048576 kB")
-    declared(prepare, "--hugepages", "1G=5")
+    declared(prepare, hugepages={"1G": 5})
     prepare("--write", debian)
     assert "hugepages=0:5" in (debian / host_files.GRUB).read_text()
 
@@ -314,11 +313,11 @@ def test_doctor_knows_when_the_host_has_drifted(prepare, machine, debian, capsys
         return [each["seen"] for each in answer if each["check"] == "prepare-drift"]
 
     shutil.copytree(debian, machine, dirs_exist_ok=True)
-    declared(prepare, "--vfs", f"{PF}=1", "--hugepages", "1G=1")
+    declared(prepare, vfs={PF: 1}, hugepages={"1G": 1})
     assert found() == []  # it is prepared by other means
     prepare("--write", machine)
     assert found() == []
-    declared(prepare, "--vfs", f"{PF}=2")
+    declared(prepare, vfs={PF: 2})
     (said,) = found()
     assert f"/{UDEV}" in said
     prepare("--write", machine)
@@ -369,10 +368,12 @@ def started(files, root):
 
 @pytest.fixture
 def both(prepare, tmp_path):
-    """Runs configure with words and then prepare, on a node that may be changed."""
+    """Declares, runs configure and then prepare, on a node that may be changed."""
 
-    def run(root, debian, *words):
-        status, _, err = prepare.configure("--root", root, *words)
+    def run(root, debian, **wishes):
+        if wishes:
+            prepare.configure.declare(**wishes)
+        status, _, err = prepare.configure("--root", root)
         assert status == 0, err
         declaration = prepare.configure.folder / "node.yaml"
         said = ["--declaration", declaration] if declaration.exists() else []
@@ -400,7 +401,7 @@ def test_the_hosts_bond_keeps_its_virtual_functions(both, debian, tmp_path):
 
 def test_one_virtual_function_that_is_left_out_keeps_its_driver(both, debian, tmp_path):
     root = write(NODES["two-socket"], tmp_path / "node")
-    host, _, _ = both(root, debian, "--leave-out", "0000:b1:00.3")
+    host, _, _ = both(root, debian, left_out=["0000:b1:00.3"])
     assert host.devices["0000:b1:00.3"].driver == "native"
     assert {"0000:b1:00.2", "0000:b1:00.4", "0000:b1:00.5"} <= host.touched
 
@@ -418,7 +419,7 @@ def test_an_adapter_whose_virtual_functions_are_all_the_hosts_is_not_given(both,
 def test_the_virtual_functions_of_a_card_that_is_never_given(both, debian, tmp_path):
     """An MI300X is never given as a whole; before, its virtual functions got no line either."""
     root = write(NODES["mi300x"], tmp_path / "node")
-    host, said, _ = both(root, debian, "--vfs", "0000:06:00.0=4")
+    host, said, _ = both(root, debian, vfs={"0000:06:00.0": 4})
     assert "Not offered: 0000:06:00.0 (gpu): an MI300X as a whole" in said
     (text,) = [each for each in rules((debian / UDEV).read_text()) if is_bind(each, "06:00.0")]
     assert 'ATTR{driver_override}="vfio-pci"' in text
@@ -439,15 +440,14 @@ def test_the_start_follows_what_configure_writes(both, prepare, debian, tmp_path
     found = sysfs.read_sysfs_node(root)
     virtual = [each for each in found.functions if each.physical_function][:3]
     bond(root, *(each.address for each in virtual[:1]))
-    words = [word for each in virtual[2:] for word in ("--leave-out", each.address)]
-    host, _, said = both(root, debian, *words)
+    host, _, said = both(root, debian, left_out=[each.address for each in virtual[2:]])
     entries = [spec_entries.read_spec_entry(text) for text in prepare.configure.told("device_spec")]
     offered = {
         each.address
         for each in found.functions
         if any(spec_entries.entry_matches(entry, each) for entry in entries)
     }
-    bare = set(re.findall(r"^# (\S+): nobody has said", said, re.MULTILINE))
+    bare = set(re.findall(r"^# (\S+): the declaration does not say", said, re.MULTILINE))
     # NVIDIA's driver has its vGPUs and gives them itself.
     vgpus = {each.address for each in found.functions if each.vfio is Vfio.VENDOR}
     assert host.touched == host.on(DRIVERS) == offered - bare - vgpus

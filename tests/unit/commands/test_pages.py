@@ -96,6 +96,12 @@ class Node:
         assert status == 0, (text, out, err)
         return out
 
+    def declare(self, lines: str) -> None:
+        """Put lines behind those of the declaration."""
+        path = self.home / ".nova/nova.conf.d/node.yaml"
+        before = path.read_text() if path.exists() else "schema: nova-hpc/node\nversion: 1\n"
+        path.write_text(f"{before}{lines}")
+
     def wrote(self, name: str) -> bool:
         return (self.home / f".nova/nova.conf.d/nova-hpc-{name}.conf").is_file()
 
@@ -109,6 +115,8 @@ def node(tmp_path):
 
 def test_prepare(node):
     look, do = typed.blocks(ADMIN / "prepare.rst")
+    (lines,) = typed.yaml_blocks(ADMIN / "prepare.rst")
+    node.declare(lines)
     out = node.well(look)
     assert "Nothing written: --dry-run" in out
     assert node.wrote("compute")
@@ -122,7 +130,7 @@ def test_prepare(node):
 
 def test_configure_a_node(node):
     found = typed.blocks(ADMIN / "configure-node.rst")
-    inventory, show, do, refused, controllers, filters, entries, split, look = found
+    inventory, show, do, refused, controllers, filters, entries, _, look = found
     assert "NVIDIA" in node.well(inventory) or "10de:2330" in node.well(inventory)
     assert "### nova-hpc-compute.conf" in node.well(show)
     assert not node.wrote("compute")
@@ -145,12 +153,12 @@ def test_configure_a_node(node):
     status, _, err = node.type(text.removeprefix("# "))
     assert status == 2
     assert said in err.splitlines()
+    node.declare("limits: {hosts: 4000}\n")
     node.well(controllers)
     assert node.wrote("controller")
     placement = node.home / ".placement/placement.conf.d/nova-hpc-placement.conf"
-    assert "max_allocation_candidates = 1000" in placement.read_text()
+    assert "max_allocation_candidates = 4000" in placement.read_text()
     assert "ComputeFilter,MyFilter,HpcTopologyFilter," in node.well(filters, HOME=str(node.folder))
-    assert split.count("--device-role") == 3
     node.program("openstack", '#!/bin/sh\necho "$*" >>openstack\necho 0000:00.0\n')
     node.well(look)
     assert (node.work / "openstack").read_text().splitlines() == [
@@ -161,23 +169,26 @@ def test_configure_a_node(node):
 
 def test_split_a_role(node):
     """A node as an earlier release has left it: one role for both kinds of functions."""
-    *_, split, _ = typed.blocks(ADMIN / "configure-node.rst")
-    commands = split.partition("\n\n")[0]
-    node.well(
-        "nova-hpc configure --write /etc/nova/nova.conf.d --part compute --part common "
-        """--device-role '{"role": "gpu", "vendor_id": "10de", "class": "0302"}' """
-        """--device-role '{"role": "vf", "vendor_id": "15b3", "dev_type": "type-VF"}' """
-        "--role-identity gpu=ids --role-identity vf=ids"
+    *_, text, _ = typed.blocks(ADMIN / "configure-node.rst")
+    split = text.partition("\n\n")[0]
+    (lines,) = typed.yaml_blocks(ADMIN / "configure-node.rst")
+    node.declare(
+        "roles:\n- {role: gpu, vendor_id: 10de, class: '0302'}\n"
+        "- {role: vf, vendor_id: 15b3, dev_type: type-VF}\n"
+        "role_options: {gpu: {identity: ids}, vf: {identity: ids}}\n"
     )
+    node.well(split)
     (node.home / ".nova/nova.conf.d/node.yaml").unlink()
-    out = node.well(commands)
+    node.declare(lines)
+    out = node.well(split)
     assert "CUSTOM_HPC_ROLE_IBVF" in out
-    assert node.well(commands) == "Nothing to do.\n"
+    assert node.well(split) == "Nothing to do.\n"
 
 
 def test_doctor(node):
     here, controller, cloud, fleet, others = typed.blocks(ADMIN / "doctor.rst")
     configure = typed.blocks(ADMIN / "configure-node.rst")
+    node.declare("limits: {hosts: 400}\n")
     node.well(f"{configure[2]}\n{configure[4]}")
     worst, out, _ = node.type(here)
     assert worst in (0, 1), out
@@ -235,6 +246,7 @@ def test_deployment_tools(node, number):
 def test_upgrade(node):
     check, controllers, do, back, host, reserved = typed.blocks(ADMIN / "upgrade.rst")
     configure = typed.blocks(ADMIN / "configure-node.rst")
+    node.declare("limits: {hosts: 400}\n")
     node.well(f"{configure[2]}\n{configure[4]}")
     with (node.home / ".nova/nova.conf").open("a") as file:
         file.write(f"[hpc]\nledger_file = {node.folder}/ledger\n")
@@ -276,7 +288,8 @@ def test_ansible(node):
         "nova_hpc_venv": str(venv),
         "nova_hpc_command": str(node.bin / "nova-hpc"),
         "nova_hpc_config_dir": str(node.home / ".nova/nova.conf.d"),
-        "nova_hpc_configure_options": place,
+        "nova_hpc_declaration_file": place[3],
+        "nova_hpc_configure_options": place[:2],
         "nova_hpc_host_root": str(node.root),
         "nova_hpc_prepare_options": ["--root", str(node.root)],
         "nova_hpc_prepare_run": False,

@@ -20,7 +20,13 @@ _MOST = 1 << 20
 
 COMMAND = """\
 #!/bin/sh
-case "$1" in prepare|doctor|status) more=${{DECLARATION:+--declaration $DECLARATION}};; esac
+case "$1" in
+    configure) case "$*" in
+        *--declaration*) ;;
+        *--write*) more=${{DECLARATION:+--declaration $DECLARATION}};;
+    esac;;
+    prepare|doctor|status) more=${{DECLARATION:+--declaration $DECLARATION}};;
+esac
 case "$*" in "device "*) ROOT=;; esac
 {python} -I -S {here} {socket} nova-hpc "$@" ${{ROOT:+--root "$ROOT"}} $more
 status=$?
@@ -32,9 +38,9 @@ exit $status
 class Server:
     """The process, and the text of a command that asks it.
 
-    The command adds ``--root $ROOT``, and ``--declaration $DECLARATION`` to commands that only read
-    it, where these are set: a node of files stands for the machine. It writes its exit status,
-    ``$NODE`` and its words into the file *calls*.
+    The command adds ``--root $ROOT``, and ``--declaration $DECLARATION`` to commands that read or
+    write it, where these are set: a node of files stands for the machine. It writes its exit
+    status, ``$NODE`` and its words into the file *calls*.
     """
 
     def __init__(self, folder: Path, calls: Path) -> None:
@@ -61,6 +67,13 @@ def blocks(page: Path) -> list[str]:
         r"(?<!\.\. warning)(?<!\.\. note)::\n\n((?:   .*\n|\n)+)", page.read_text(encoding="utf-8")
     )
     return [textwrap.dedent(each).strip() for each in found]
+
+
+def yaml_blocks(page: Path) -> list[str]:
+    """The blocks of YAML of a page, in their order."""
+    text = page.read_text(encoding="utf-8")
+    found = re.findall(r"^( *)\.\. code-block:: yaml\n\n((?:\1   .*\n|\n)+)", text, re.M)
+    return [f"{textwrap.dedent(each).strip()}\n" for _, each in found]
 
 
 def ask(path, words):

@@ -51,7 +51,13 @@ track_instance_changes = False
 """
 
 
-def _run(script: str, captures: pathlib.Path, scratch: pathlib.Path, arguments: str) -> str:
+def _run(
+    script: str,
+    captures: pathlib.Path,
+    scratch: pathlib.Path,
+    arguments: str,
+    declaration: str = "",
+) -> str:
     (scratch / "bin").mkdir(exist_ok=True)
     command = scratch / "bin" / "nova-hpc"
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -m nova_hpc_tools.main "$@"\n')
@@ -66,6 +72,7 @@ def _run(script: str, captures: pathlib.Path, scratch: pathlib.Path, arguments: 
             "PLUGIN_TOP": str(TOP),
             "SCRATCH": str(scratch),
             "NOVA_HPC_CONFIGURE_ARGS": arguments,
+            "NOVA_HPC_DECLARATION": declaration,
         },
         capture_output=True,
         text=True,
@@ -86,7 +93,8 @@ def _parse(path: pathlib.Path) -> dict[str, dict[str, list[str]]]:
 def merged(captures: pathlib.Path, tmp_path: pathlib.Path) -> pathlib.Path:
     (tmp_path / "nova.conf").write_text(NOVA_CONF)
     (tmp_path / "placement.conf").write_text("[api]\nauth_strategy = keystone\n")
-    _run(SCRIPT, captures, tmp_path, f"--xml {captures / 'hwloc' / 'nvidiaDGX2.xml'} --hosts 1234")
+    xml = captures / "hwloc" / "nvidiaDGX2.xml"
+    _run(SCRIPT, captures, tmp_path, f"--xml {xml}", "limits: {hosts: 1234}")
     return tmp_path
 
 
@@ -114,7 +122,8 @@ def test_post_config_merges_the_settings_of_the_node(merged: pathlib.Path) -> No
 
 def test_a_second_run_changes_nothing(merged: pathlib.Path, captures: pathlib.Path) -> None:
     before = {name: (merged / name).read_text() for name in ("nova.conf", "placement.conf")}
-    _run(SCRIPT, captures, merged, f"--xml {captures / 'hwloc' / 'nvidiaDGX2.xml'} --hosts 1234")
+    xml = captures / "hwloc" / "nvidiaDGX2.xml"
+    _run(SCRIPT, captures, merged, f"--xml {xml}", "limits: {hosts: 1234}")
     after = {name: _parse(merged / name) for name in before}
     for name, text in before.items():
         (merged / "before.conf").write_text(text)
@@ -185,9 +194,9 @@ def test_a_machine_without_devices_is_stacked(
 ) -> None:
     (tmp_path / "nova.conf").write_text(NOVA_CONF)
     (tmp_path / "placement.conf").write_text("[api]\nauth_strategy = keystone\n")
-    role = '{"role": "gpu", "vendor_id": "ffff"}'
     xml = captures / "hwloc" / "nvidiaDGX2.xml"
-    _run(SCRIPT, captures, tmp_path, f"--xml {xml} --device-role '{role}'")
+    declaration = "roles: [{role: gpu, vendor_id: ffff}]"
+    _run(SCRIPT, captures, tmp_path, f"--xml {xml}", declaration)
     nova = _parse(tmp_path / "nova.conf")
     assert "HpcTopologyFilter" in nova["filter_scheduler"]["enabled_filters"][0]
     # It is no node of this project's: driver and CPUs are Nova's own.
@@ -196,14 +205,18 @@ def test_a_machine_without_devices_is_stacked(
     assert "compute" not in nova
 
 
-def test_quoted_arguments_stay_one_word(captures: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_quoted_words_and_declared_lines(captures: pathlib.Path, tmp_path: pathlib.Path) -> None:
     (tmp_path / "nova.conf").write_text(NOVA_CONF)
     (tmp_path / "placement.conf").write_text("[api]\nauth_strategy = keystone\n")
-    role = '{"role": "accelerator", "vendor_id": "10de", "class": "0302"}'
+    role = '{"role": "disk", "class": "0108"}'
     xml = captures / "hwloc" / "nvidiaDGX2.xml"
-    _run(SCRIPT, captures, tmp_path, f"--xml {xml} --device-role '{role}'")
-    specs = _parse(tmp_path / "nova.conf")["pci"]["device_spec"]
-    assert {json.loads(value)["hpc_role"] for value in specs} == {"accelerator"}
+    declaration = "roles:\n- {role: accelerator, vendor_id: 10de, class: '0302'}\nvfs: {}"
+    _run(SCRIPT, captures, tmp_path, f"--xml {xml} --add-device-role '{role}'", declaration)
+    nova = _parse(tmp_path / "nova.conf")
+    specs = [json.loads(value) for value in nova["pci"]["device_spec"]]
+    assert "accelerator" in {spec["hpc_role"] for spec in specs}
+    assert "gpu" not in {spec["hpc_role"] for spec in specs}
+    assert nova["hpc"]["device_role"][-1] == role
 
 
 def test_install_places_the_shim_and_clean_removes_it(

@@ -165,11 +165,9 @@ def hidden(place: Place) -> None:
     (place.folder / "zz.conf").write_text(f"[filter_scheduler]\n{last}\n", encoding="ascii")
 
 
-PLACEMENT_WORDS: Final = ("--part", "placement")
-
-
 def placement(place: Place) -> None:
-    status, _, err = place.configure(*PLACEMENT_WORDS, "--write", place.placement, write=False)
+    words = ("--declaration", place.folder / "node.yaml", "--write", place.placement)
+    status, _, err = place.configure("--part", "placement", *words, write=False)
     assert status == 0, err
 
 

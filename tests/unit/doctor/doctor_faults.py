@@ -268,7 +268,7 @@ FAULTS: Final = (
     ),
     Fault(
         "NVSwitches that servers are to have", "nvswitch-idle", nvswitch,
-        f"{CONFIGURE} ``--offer-switches``", lambda p: p.again("--offer-switches"),
+        f"``offer_switches: true``, {CONFIGURE}", lambda p: p.again(offer_switches=True),
     ),
     Fault(
         "NVSwitches without a driver for their manager", "nvswitch-idle",
@@ -302,7 +302,7 @@ FAULTS: Final = (
     Fault(
         "a GPU that cannot be reset", "reset-none",
         lambda p: (p.root / PCI.lstrip("/") / GPU / "reset_method").unlink(),
-        "``configure --leave-out``", lambda p: p.again("--leave-out", GPU),
+        f"``left_out``, {CONFIGURE}", lambda p: p.again(left_out=[GPU]),
     ),
     Fault(
         "a GPU whose NUMA node cannot be read", "unreadable",

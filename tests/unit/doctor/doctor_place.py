@@ -20,7 +20,7 @@ from nova_hpc_tools.adopt.prepare import Prepare
 from tests.nodes import catalogue
 from tests.nodes.describe import Machine, Processor, Root
 from tests.nodes.write import write as build
-from tests.unit.node_files import GPU, PF, VF, put
+from tests.unit.node_files import GPU, PF, VF, declare, put
 
 PCI: Final = "/sys/devices/pci0000:17"
 NODES: Final = "/sys/devices/system/node"
@@ -115,9 +115,11 @@ class Place:
             "[quota]\nserver_group_members = -1\n",
             encoding="ascii",
         )
-        self.again("--hosts", 2000, "--vfs", "pf=1", "--hugepages", "1G=4")
+        self.again(limits={"hosts": 2000}, vfs={"pf": 1}, hugepages={"1G": 4})
         status, _, err = self.configure(
-            *("--part", "placement", "--hosts", 2000, "--write", self.placement), write=False
+            *("--part", "placement", "--write", self.placement),
+            *("--declaration", self.folder / "node.yaml"),
+            write=False,
         )
         assert status == 0, err
 
@@ -150,8 +152,10 @@ class Place:
             if link.is_symlink() and not here.is_symlink():
                 here.symlink_to(link.readlink())
 
-    def again(self, *words: object) -> None:
-        """Run ``nova-hpc configure`` as the cures say."""
+    def again(self, *words: object, **wishes: object) -> None:
+        """Declare *wishes* and run ``nova-hpc configure``, as the cures say."""
+        if wishes:
+            declare(self.folder / "node.yaml", **wishes)
         parts = [word for part in settings.PARTS[:3] for word in ("--part", part)]
         status, _, err = self.configure(*parts, *words)
         assert status == 0, err

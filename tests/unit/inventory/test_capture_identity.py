@@ -20,6 +20,7 @@ from nova_hpc_tools.main import main
 from tests.nodes.catalogue import NODES
 from tests.nodes.describe import Bridge, Endpoint
 from tests.nodes.write import write
+from tests.unit.node_files import declare
 
 #: Three GPUs of one node. The first is swapped for a new one; the second is ruled out.
 FIRST, OUT = "0000:17:00.0", "0000:31:00.0"
@@ -109,13 +110,13 @@ MOVED = {FIRST: "48b02dffff000002", OUT: "48b02dfffffff002"}
 def test_a_ruled_out_device_stays_out_after_another_was_swapped(deploy):
     """The new card has a lower number than the one before: it counts from anew."""
     before = deploy.save(machine(), "--keep-names")
-    status, _, err = deploy.configure(before, "--leave-out", OUT)
+    declare(deploy.declaration, left_out=[OUT])
+    status, _, err = deploy.configure(before)
     assert status == 0, err
     assert deploy.offered() == {FIRST}
     assert f"{OUT}: declared by address" in err
     assert "--keep-serials" in err
-    (device,) = node_declaration.read_declaration(deploy.declaration.read_text()).wishes.left_out
-    assert (device.address, device.hardware) == (OUT, None)
+    assert "hardware:" not in err
     # A card without a serial number of its own: all numbers after it are others.
     after = deploy.save(machine(**{FIRST: None}), "--keep-names")
     status, _, err = deploy.configure(after)
@@ -125,14 +126,19 @@ def test_a_ruled_out_device_stays_out_after_another_was_swapped(deploy):
 
 
 def test_with_serial_numbers_a_device_is_followed(deploy):
-    status, _, err = deploy.configure(
-        deploy.save(machine(), "--keep-names", "--keep-serials"), "--leave-out", OUT
-    )
+    saved = deploy.save(machine(), "--keep-names", "--keep-serials")
     assert "serial numbers are kept" in deploy.said
     assert "serial numbers, MACs" not in deploy.said
+    declare(deploy.declaration, left_out=[OUT])
+    status, _, err = deploy.configure(saved)
     assert (status, "declared by address" in err) == (0, False)
-    (device,) = node_declaration.read_declaration(deploy.declaration.read_text()).wishes.left_out
-    assert device.hardware == SERIAL
+    # The line to write is said.
+    device = {"address": OUT, "hardware": SERIAL}
+    assert f"{{address: '{OUT}', hardware: '{SERIAL}'}}" in err
+    declare(deploy.declaration, left_out=[device])
+    status, _, err = deploy.configure(saved)
+    assert (status, "declared by" in err) == (0, False)
+    assert deploy.offered() == {FIRST}
     moved = deploy.save(machine(**MOVED), "--keep-names", "--keep-serials")
     status, _, err = deploy.configure(moved, "--replace", FIRST)
     assert status == 0, err
@@ -144,7 +150,8 @@ def test_with_serial_numbers_a_device_is_followed(deploy):
 def test_a_declared_serial_number_is_not_guessed(deploy, command):
     """It may be anywhere by now."""
     with_numbers = deploy.save(machine(), "--keep-names", "--keep-serials")
-    deploy.configure(with_numbers, "--leave-out", OUT)
+    declare(deploy.declaration, left_out=[{"address": OUT, "hardware": SERIAL}])
+    assert deploy.configure(with_numbers)[0] == 0
     before = deploy.declaration.read_text()
     moved = deploy.save(machine(**MOVED), "--keep-names")
     named = ["--declaration", str(deploy.declaration)]
@@ -179,10 +186,11 @@ def test_an_archive_of_an_earlier_release_names_no_device(deploy):
     found = declaration_file.identify_devices(old, sysfs.read_sysfs_node(old))
     assert {each.partition(":")[0] for each in found.hardware.values()} == {"slot"}
     assert found.replaced == {capture.SERIALS, capture.ADDRESSES}
-    status, _, err = deploy.configure(old, "--leave-out", OUT)
+    declare(deploy.declaration, left_out=[OUT])
+    status, _, err = deploy.configure(old)
     assert status == 0
     assert f"{OUT}: declared by address" in err
-    assert "hardware" not in deploy.declaration.read_text().split("\nleft_out")[1]
+    assert "hardware" not in err
 
 
 def test_a_declaration_of_an_earlier_release_goes_by_address_again(deploy):
@@ -198,13 +206,10 @@ def test_a_declaration_of_an_earlier_release_goes_by_address_again(deploy):
     assert f"{OUT}: the declaration had a number for its serial number" in err
     (device,) = node_declaration.read_declaration(deploy.declaration.read_text()).wishes.left_out
     assert (device.address, device.hardware, device.why) == (OUT, None, "old")
-    # The device is named again, with its own number.
-    status, _, err = deploy.configure(
-        deploy.save(machine(), "--keep-names", "--keep-serials"), "--leave-out", OUT
-    )
+    # From the node itself, its own number is said.
+    status, _, err = deploy.configure(deploy.save(machine(), "--keep-names", "--keep-serials"))
     assert status == 0, err
-    (device,) = node_declaration.read_declaration(deploy.declaration.read_text()).wishes.left_out
-    assert (device.address, device.hardware, device.why) == (OUT, SERIAL, "old")
+    assert f"{{address: '{OUT}', hardware: '{SERIAL}'}}" in err
 
 
 def test_a_number_alone_is_refused(deploy):
@@ -302,7 +307,8 @@ def test_only_serial_numbers_are_kept(deploy):
 
 def test_a_device_that_does_not_say_what_it_is_any_more_is_told(deploy):
     """As whoever reads a node without root's rights finds every device."""
-    deploy.configure(deploy.save(machine(), "--keep-names", "--keep-serials"), "--leave-out", OUT)
+    declare(deploy.declaration, left_out=[{"address": OUT, "hardware": SERIAL}])
+    assert deploy.configure(deploy.save(machine(), "--keep-names", "--keep-serials"))[0] == 0
     silent = deploy.save(machine(**{OUT: None}), "--keep-names", "--keep-serials")
     status, _, err = deploy.configure(silent)
     assert status == 0, err

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import nova_hpc_lab.node
+from nova_hpc.wire.node_declaration import Cpus, NodeWishes, RoleWish, read_declaration
 
 AGENT = Path(nova_hpc_lab.node.__file__).parent / "inside" / "agent.py"
 ADAPTER = {
@@ -69,17 +70,20 @@ def test_an_adapter_that_is_not_there_is_named(agent):
 
 
 @pytest.mark.parametrize(
-    ("networks", "words"),
+    ("networks", "declared"),
     [
-        ([None, None], []),
+        ([None, None], {}),
         (
             ["physnet2", None, "physnet1", "physnet2"],
-            ["--physical-network", "physnet1=physnet1", "--physical-network", "physnet2=physnet2"],
+            {
+                "physnet1": RoleWish(physical_network="physnet1"),
+                "physnet2": RoleWish(physical_network="physnet2"),
+            },
         ),
     ],
 )
 def test_adapters_are_kept_for_the_ports_of_their_network(
-    agent, tmp_path, monkeypatch, networks, words
+    agent, tmp_path, monkeypatch, networks, declared
 ):
     called = []
     monkeypatch.setattr(agent, "run", lambda *argv: called.append(argv))
@@ -87,14 +91,20 @@ def test_adapters_are_kept_for_the_ports_of_their_network(
     monkeypatch.setattr(agent, "INCLUDES", tmp_path / "there" / "nova.conf.d")
     monkeypatch.setattr(agent, "NOVA", tmp_path / "there")
     monkeypatch.setattr(agent, "STATE", tmp_path / "state")
-    monkeypatch.setattr(agent, "DECLARATION", tmp_path / "node.yaml")
-    (tmp_path / "node.yaml").touch()
+    declaration = tmp_path / "hpc" / "node.yaml"
+    monkeypatch.setattr(agent, "DECLARATION", declaration)
     (tmp_path / "nova").mkdir()
     (tmp_path / "lab.conf").write_text("")
     adapters = [{**ADAPTER, "network": each} for each in networks]
     agent.configuration({"uuid": "5b5a1d26-4a33-4f0b-8a4e-5f8f7e9f5b7d", "adapters": adapters})
     ((_, *rest),) = called
     assert rest[:1] == ["configure"]
-    assert rest[5:] == [*words, "--replace", "device_spec"]
-    # Nothing of the last start counts.
-    assert not (tmp_path / "node.yaml").exists()
+    assert rest[5:] == ["--replace", "device_spec"]
+    wishes = read_declaration(declaration.read_text()).wishes
+    assert wishes == NodeWishes(role_options=declared)
+    # Nothing of the last start counts, and a key can be put behind the others.
+    text = declaration.read_text()
+    declaration.write_text(f"{text}cpus: {{housekeeping_cores: 2}}\n")
+    assert read_declaration(declaration.read_text()).wishes.cpus == Cpus(2)
+    agent.configuration({"uuid": "5b5a1d26-4a33-4f0b-8a4e-5f8f7e9f5b7d", "adapters": adapters})
+    assert declaration.read_text() == text

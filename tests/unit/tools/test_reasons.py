@@ -59,11 +59,6 @@ OTHERWISE = {
         "text.partition('\\n')[0] == MARKER",
     ): "our files' heads",
     ("nova_hpc/guest/document.py", "reason in PEER_REASONS"): "words of the guest document",
-    (
-        "nova_hpc_tools/adopt/configured.py",
-        "line.startswith(_RECORD)",
-    ): "a line that configure writes",
-    ("nova_hpc_tools/adopt/configured.py", "line.removeprefix(_RECORD)"): "the same",
     ("nova_hpc_tools/adopt/host_files.py", "MARKER in text.splitlines()[:2]"): "our files' heads",
     (
         "nova_hpc_tools/adopt/layouts.py",

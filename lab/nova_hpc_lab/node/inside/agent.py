@@ -232,13 +232,16 @@ def configuration(node: dict[str, Any]) -> None:
     (STATE / "compute_id").write_text(node["uuid"] + "\n")
     shutil.copy2(CONFIG / "lab.conf", INCLUDES / "lab.conf")
     kept = sorted({each["network"] for each in node["adapters"] if each["network"]})
-    networks = [word for each in kept for word in ("--physical-network", f"{each}={each}")]
-    words = (*networks, "--replace", "device_spec")
-    if PREPARED.exists():
-        words = ()  # what was declared is what counts
-    else:
+    words: tuple[str, ...] = ()
+    # What was declared for a prepared host is what counts.
+    if not PREPARED.exists():
+        words = ("--replace", "device_spec")
         # What the node has is decided anew at every start: nothing of the last one counts.
-        DECLARATION.unlink(missing_ok=True)
+        networks = {each: {"physical_network": each} for each in kept}
+        DECLARATION.parent.mkdir(parents=True, exist_ok=True)
+        DECLARATION.write_text(
+            f"schema: nova-hpc/node\nversion: 1\nrole_options: {json.dumps(networks)}\n"
+        )
     run(COMMAND, "configure", "--write", str(INCLUDES), "--part", "compute", *words)
 
 
