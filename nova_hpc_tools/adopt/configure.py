@@ -128,7 +128,7 @@ class NodeOffer:
 
 @attrs.frozen
 class NodeSetup:
-    """What a node is, what it was told and what is declared for it; ``doctor`` looks, too."""
+    """A node with its settings and its declaration; ``doctor`` looks, too."""
 
     args: argparse.Namespace
     node: Node
@@ -212,7 +212,7 @@ class NodeSetup:
         )
 
     def table(self) -> roles.Roles:
-        """Which function plays which role here."""
+        """The role of each function here."""
         entries = declaration_file.role_entries_of(self.wishes)
         others = list(self.told.other_roles)
         if entries and others and list(map(json.loads, entries)) != _parse_role_entries(others):
@@ -419,7 +419,7 @@ class NodeSetup:
         return layout_files.render_layout_files(self.args, self.node, parts, result, others)
 
     def parts(self, spec: device_spec.DeviceSpec) -> list[str]:
-        """What is printed or written: of a node without devices only what it has, or is named."""
+        """The parts to print or write: of a node without devices only what it has, or is named."""
         wanted = [part for part in settings.PARTS if not self.args.part or part in self.args.part]
         if spec.offers:
             return wanted

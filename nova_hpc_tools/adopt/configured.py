@@ -57,7 +57,7 @@ class Loss:
 
     @property
     def refusal(self) -> str:
-        """What is said of it, and how it is kept or given up."""
+        """The refusal, and how it is kept or given up."""
         return f"{self.text}: {self.cure or f'--replace {self.name} where it is meant'}"
 
 
@@ -218,7 +218,7 @@ def _no_longer_offered(
 
 
 def _why_family(spec: DeviceSpec, provider: str) -> str | None:
-    """Why the virtual functions of *provider* are not offered, where that is known."""
+    """The reason why the virtual functions of *provider* are not offered, where it is known."""
     return next((omission.reason for omission in spec.omitted if omission.parent == provider), None)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a record of a node keeps of a configuration space: what is read of it, and no more."""
+"""The part of a configuration space that a record of a node keeps: what is read, and no more."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EXTENDED_CAP_SERIAL: Final = 0x0003
 
 
 def with_serial(handle: int, data: bytes) -> bytes:
-    """What :func:`~nova_hpc.topology.confspace.skim_config` read, and all of the serial number."""
+    """The bytes that :func:`~nova_hpc.topology.confspace.skim_config` read, and the serial."""
     offset = serial_at(data)
     if offset is None:
         return data
