@@ -184,7 +184,7 @@ def names(count: int, first: int) -> Sequence[str]:
 
 def candidates(hosts: int) -> int:
     """How many candidates our documentation lets Placement return for so many hosts."""
-    return max(plugin.FEWEST_CANDIDATES, hosts + 1)
+    return plugin.limit_of_candidates(hosts)
 
 
 def limits(hosts: int) -> dict[tuple[str, str], object]:

@@ -396,7 +396,7 @@ _COMMENTS: Final[Mapping[str, tuple[str, str]]] = {
         "vfs: {pf: 8}",
     ),
     "limits": (
-        "Hosts that can match one request: the limits of Nova and Placement reach them all.",
+        "Hosts of the cloud: the limits of Nova and Placement are beyond them all.",
         "limits: {hosts: 400}",
     ),
     "kept": (

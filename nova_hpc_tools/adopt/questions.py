@@ -134,7 +134,7 @@ def _ask_cpus(wishes: NodeWishes, told: service_settings.ServiceSettings) -> Cpu
 
 def _ask_limits(wishes: NodeWishes) -> DeclaredLimits:
     default = wishes.limits.hosts if wishes.limits else None
-    return DeclaredLimits(_ask_number("Hosts that can match one request", default or 1, 1))
+    return DeclaredLimits(_ask_number("Hosts of the cloud", default or 1, 1))
 
 
 def _ask_hugepages(wishes: NodeWishes, node: Node) -> dict[str, int] | None:

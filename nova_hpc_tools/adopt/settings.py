@@ -75,7 +75,7 @@ SINGLE: Final = (*CPU_SETS, NOVA_LIMIT, PLACEMENT_LIMIT, CACHE)
 class SettingsOptions:
     """The operator's wishes that the inventory cannot know."""
 
-    #: Hosts that may match one request; the limits of Placement reach them all.
+    #: Hosts of the cloud; the limits of candidates are beyond them all.
     hosts: int = 1
     #: Physical cores of each NUMA node that servers with dedicated CPUs do not get. None:
     #: the sets that are configured stay; where none are, one core.
@@ -110,6 +110,14 @@ class NovaSettings:
 def file_name(part: str) -> str:
     """Name of the include file of a part, e.g. ``nova-hpc-compute.conf``."""
     return f"nova-hpc-{part}.conf"
+
+
+def limit_of_candidates(hosts: int) -> int:
+    """Limit of candidates with which an answer that has all *hosts* is seen to be whole.
+
+    One more than the hosts: an answer with as many candidates as the limit may lack some.
+    """
+    return max(FEWEST_CANDIDATES, hosts + 1)
 
 
 def results_of(hosts: int) -> int:
@@ -234,7 +242,7 @@ class _Files:
             "shuffle_best_same_weighed_hosts = true",
             "",
             "[scheduler]",
-            "# A total for one request: it has to reach every host that can match.",
+            "# A total for one request: it has to be more than the hosts of the cloud.",
             f"{NOVA_LIMIT} = {self._limit(NOVA_LIMIT)}",
             "",
             "[workarounds]",
@@ -291,7 +299,7 @@ class _Files:
 
     def _limit(self, option: str) -> int:
         """Never below Nova's default: other flavors keep the choice they had."""
-        limit = max(FEWEST_CANDIDATES, self.options.hosts)
+        limit = limit_of_candidates(self.options.hosts)
         if option in self.options.replace:
             return limit
         return configured.not_lowered(self.before, option, limit)
@@ -322,7 +330,7 @@ class _Files:
         return [
             "",
             "[hpc]",
-            "# What the scheduler remembers: enough for every host that can match.",
+            "# What the scheduler remembers: enough for every host.",
             f"{CACHE} = {wanted}",
         ]
 

@@ -53,7 +53,7 @@ class PlacementOptions:
 def check_controller(told: Controller, hosts: int = 1) -> list[DoctorFinding]:
     """The faults of a controller.
 
-    :param hosts: how many can match one request, as it is declared.
+    :param hosts: of the cloud, as it is declared.
     """
     findings = [*_check_filters(told), *_check_alias_lines(told.aliases)]
     if not set(settings.WEIGHER_CLASSES) <= set(told.weighers):
@@ -75,11 +75,11 @@ def check_controller(told: Controller, hosts: int = 1) -> list[DoctorFinding]:
                 "nova-api, nova-conductor and nova-scheduler.",
             )
         )
-    if told.limit < hosts:
+    if told.limit <= hosts:
         findings.append(
             DoctorFinding(
                 "limit-placement",
-                f"[scheduler]{settings.NOVA_LIMIT} is {told.limit}, and {hosts} hosts can match.",
+                f"[scheduler]{settings.NOVA_LIMIT} is {told.limit}, and there are {hosts} hosts.",
                 f"{_WRITE}, {_RESTART}",
             )
         )
@@ -209,7 +209,7 @@ def check_placement(
                 f"{_PLACEMENT}, and restart the Placement API.",
             )
         )
-    most = max(hosts, limit or 1)
+    most = max(hosts + 1, limit or 1)
     if 0 <= told.limit < most:
         findings.append(
             DoctorFinding(

@@ -293,7 +293,7 @@ def test_the_controller_has_the_filters_in_order(written):
     assert options.filter_scheduler.available_filters[:-2] == stock.available_filters
     assert options.filter_scheduler.weight_classes[:-2] == stock.weight_classes
     assert options.filter_scheduler.pci_in_placement is True
-    assert options.scheduler.max_placement_results == 2500
+    assert options.scheduler.max_placement_results == 2501
     assert options.workarounds.disable_fallback_pcpu_query is True
     default = load(folder, register=NOVA).scheduler.max_placement_results
     assert default == settings.FEWEST_CANDIDATES
@@ -313,7 +313,7 @@ def test_the_filter_and_the_weigher_can_be_imported(written):
 def test_placement_reaches_every_host(written):
     options = load(written(hosts=2500), settings.PLACEMENT, register=PLACEMENT)
     assert options.placement.allocation_candidates_generation_strategy == "breadth-first"
-    assert options.placement.max_allocation_candidates == 2500
+    assert options.placement.max_allocation_candidates == 2501
     assert options.workarounds.optimize_for_wide_provider_trees is True
 
 

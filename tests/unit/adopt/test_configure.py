@@ -234,7 +234,7 @@ def test_terms(configure):
     assert '"hpc_role": "vf"' not in out
     assert '{"name": "gpu", "resource_class": "CUSTOM_H100", "device_type": "type-PCI"}' in out
     assert '"name": "pf-1021"' in out
-    assert "max_placement_results = 4000" in out
+    assert "max_placement_results = 4001" in out
     assert (
         "enabled_filters = ComputeFilter,HpcTopologyFilter,NUMATopologyFilter,PciPassthroughFilter,"
         "HpcFabricFilter" in out

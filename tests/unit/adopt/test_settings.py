@@ -147,8 +147,8 @@ def test_our_filter_goes_before_those_that_check_candidates(given_filters, expec
     assert settings.place_own_filters(expected) == expected
 
 
-@pytest.mark.parametrize(("hosts", "limit"), [(1, "1000"), (1000, "1000"), (1001, "1001")])
-def test_limits_reach_every_host_and_never_shrink(hosts, limit):
+@pytest.mark.parametrize(("hosts", "limit"), [(1, "1000"), (999, "1000"), (1000, "1001")])
+def test_limits_are_beyond_every_host_and_never_shrink(hosts, limit):
     files = render(node(H100), hosts=hosts).files
     assert value(files["controller"], "max_placement_results") == limit
     assert value(files["placement"], "max_allocation_candidates") == limit

@@ -157,7 +157,7 @@ def test_configure_a_node(node):
     node.well(controllers)
     assert node.wrote("controller")
     placement = node.home / ".placement/placement.conf.d/nova-hpc-placement.conf"
-    assert "max_allocation_candidates = 4000" in placement.read_text()
+    assert "max_allocation_candidates = 4001" in placement.read_text()
     assert "ComputeFilter,MyFilter,HpcTopologyFilter," in node.well(filters, HOME=str(node.folder))
     node.program("openstack", '#!/bin/sh\necho "$*" >>openstack\necho 0000:00.0\n')
     node.well(look)
