@@ -50,6 +50,8 @@ class Loss:
     #: What can be done, where it cannot be meant: a service would not start. A part of a
     #: sentence.
     cure: str | None = None
+    #: What keeps things as they are; a part of a sentence.
+    otherwise: str | None = None
 
     def meant(self, replace: Iterable[str]) -> bool:
         """Whether the operator has said that this is meant."""
@@ -58,7 +60,8 @@ class Loss:
     @property
     def refusal(self) -> str:
         """The refusal, and how it is kept or given up."""
-        return f"{self.text}: {self.cure or f'--replace {self.name} where it is meant'}"
+        cure = self.cure or f"--replace {self.name} where it is meant"
+        return f"{self.text}: {', or '.join(filter(None, (cure, self.otherwise)))}"
 
 
 @attrs.frozen
@@ -239,6 +242,7 @@ def _given_now(configured: Configured, node: Node, spec: DeviceSpec) -> Iterator
                 "device_spec",
                 offer.provider,
                 f"{offer.provider} ({offer.tags.role}) is not offered and would be",
+                otherwise=f"left_out: ['{offer.provider}'] in the declaration keeps it so",
             )
 
 

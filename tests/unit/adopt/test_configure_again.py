@@ -261,7 +261,11 @@ def test_a_declaration_that_is_lost(at_home):
     at_home.declare(left_out=["0000:18:00.0"])
     assert at_home()[0] == 0
     (at_home.folder / "node.yaml").unlink()
-    refused(at_home(), "0000:18:00.0 (gpu) is not offered and would be")
+    refused(
+        at_home(),
+        "0000:18:00.0 (gpu) is not offered and would be: --replace 0000:18:00.0 where it is meant, "
+        "or left_out: ['0000:18:00.0'] in the declaration keeps it so",
+    )
 
 
 def test_new_hardware_is_offered(at_home, machine):
