@@ -231,4 +231,19 @@ host of 16 devices that is like no other takes some 20 kilobytes in all; the
 results used last are kept, and 0 keeps none.
 """,
     ),
+    cfg.IntOpt(
+        "kept_hosts",
+        default=20000,
+        min=0,
+        help="""
+Of how many hosts the scheduler keeps what it has read, at most. For a server with an
+``hpc:`` flavor it then reads only the hosts again whose records have changed since,
+which the databases of the cells say in one short query. Set it to at least the number
+of hosts of the cloud.
+
+A host with twelve devices takes some 12 kilobytes, and with two NUMA nodes of 128 CPUs
+as much again, in each process. Those asked for last are kept; 0 keeps none, and reads
+all hosts for each request as Nova does.
+""",
+    ),
 ]

@@ -49,12 +49,16 @@ _PARAMETERS: Final[dict[str, tuple[Callable[..., Any] | None, frozenset[str]]]] 
 
 #: What the scheduler calls and does not wrap, and what is known of it beyond its parameters.
 RELIED_ON: Final = (
+    "nova.db.main.api:compute_node_update",
+    "nova.objects.compute_node:ComputeNode._from_db_object",
     "nova.pci.stats:PciDeviceStats._apply_request",
     "nova.pci.stats:PciDeviceStats._get_rp_uuids_for_request",
     "nova.pci.stats:PciDeviceStats.apply_requests",
     "nova.pci.stats:PciDeviceStats.support_requests",
     "nova.compute.pci_placement_translator:get_resource_class",
     "nova.compute.pci_placement_translator:get_traits",
+    "nova.scheduler.host_manager:HostManager._get_computes_for_cells",
+    "nova.scheduler.host_manager:HostManager._get_host_states",
     "nova.virt.hardware:_numa_fit_instance_cell",
     "nova.virt.hardware:_pack_instance_onto_cores",
 )

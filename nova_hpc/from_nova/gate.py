@@ -181,16 +181,17 @@ def wrap_method(owner: Any, patch: Patch, around: Around) -> None:
     signature, whole = inspect.signature(patch.function()), owner is patch.of()
     if not whole and not isinstance(owner, patch.of()):
         raise exception.InvalidConfiguration(f"This process has no {patch.owner}. {_CURE}")
-    if not whole:
+    plain = getattr(owner, patch.name)
+    of_class = whole and inspect.ismethod(plain)
+    if not whole or of_class:
         _, *parameters = signature.parameters.values()
         signature = signature.replace(parameters=parameters)
-    plain = getattr(owner, patch.name)
 
     @functools.wraps(plain)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         return around(Call(plain, signature, args, kwargs))
 
-    setattr(owner, patch.name, wrapper)
+    setattr(owner, patch.name, staticmethod(wrapper) if of_class else wrapper)
 
 
 def manager_of(virtapi: Any) -> Any:

@@ -26,7 +26,7 @@ from oslo_messaging.rpc import client as rpc_client
 from oslo_serialization import jsonutils
 
 from nova_hpc import conf as hpc_conf
-from nova_hpc.from_nova import log_throttle, profile
+from nova_hpc.from_nova import kept_hosts, log_throttle, profile
 from nova_hpc.from_nova.contention import CONTENTION
 from nova_hpc.topology.level import Level, Location, common_level
 from nova_hpc.wire import tags
@@ -103,6 +103,10 @@ class HpcServersTest(test_pci_sriov_servers._PCIServersTestBase):
             max_allocation_candidates=self.CANDIDATES,
         )
         self.flags(max_placement_results=self.CANDIDATES, group="scheduler")
+        # All of these tests work with hosts that are kept: this database keeps microseconds,
+        # so no record has to be old.
+        self.useFixture(fixtures.fixtures.MockPatchObject(kept_hosts, "_SETTLED", 0.0))
+        kept_hosts.KEPT_HOSTS.clear()
         # What an earlier test has lost is nothing to this one.
         self.useFixture(fixtures.fixtures.MockPatchObject(CONTENTION, "_hosts", 1.0))
         self.domains = self.useFixture(fixtures.DomainRecorder())

@@ -19,7 +19,14 @@ from nova.scheduler.filters import numa_topology_filter
 from nova_hpc.from_nova import overridden, patches, placement_answer
 from nova_hpc.from_nova.contract import RELIED_ON
 from nova_hpc.from_nova.gate import Call, Patch, warn_of_changes, wrap_method
-from nova_hpc.from_nova.patches import alternates, answers, candidate_question, claims, forced
+from nova_hpc.from_nova.patches import (
+    alternates,
+    answers,
+    candidate_question,
+    claims,
+    forced,
+    host_reads,
+)
 from nova_hpc.from_nova.patches.numa_cells import Values
 from nova_hpc.from_nova.patches.serving import current_served_flavor, serve_flavor
 
@@ -50,6 +57,7 @@ ALL: Final[tuple[Patch, ...]] = (
     claims.CLAIM,
     forced.FORCE,
     candidate_question.ASK,
+    *host_reads.ALL,
 )
 
 _MARK: Final = "hpc_serving"
@@ -82,6 +90,7 @@ def install_scheduler_patches() -> None:
         claims.install_claims_patch()
         forced.install_forced_patch()
         candidate_question.install_question_patch()
+        host_reads.install_host_reads_patch()
 
 
 def _consume_as_served(call: Call) -> Any:

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Nova has built of the records of compute nodes, kept until a record changes.
+
+For each request Nova's scheduler reads the records of all hosts that Placement names and
+builds a host state of each: texts are parsed, objects are made of them, and pools of devices
+are made of the objects. Nearly all records are what they were for the request before. So what
+was built of a record is kept with the record's version, and the next request asks the cell's
+database for the versions alone.
+
+Exact by construction: whatever writes a record through Nova sets its ``updated_at``
+(``compute_node_update``), and a version holds what a claim changes beside it. Databases keep
+whole seconds, so a record is kept only once it was :data:`_SETTLED` seconds old when it was
+read: none that is written in the same second can be missed. The clocks of the schedulers and
+conductors have to agree to some seconds, as they do for Nova's own services.
+
+Values that somebody might change in place are copied for each request: lists, dictionaries,
+and the pools of devices. The NUMA topology is shared; Nova makes a new one where a server is
+consumed (``numa_usage_from_instance_numa``), which a test holds.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import datetime
+import sys
+import threading
+import weakref
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+from nova import context as nova_context
+from nova import objects
+from nova.db.main import api as main_db
+from nova.db.main import models
+from nova.pci import stats as pci_stats
+from nova.scheduler import host_manager
+from oslo_config import cfg
+from oslo_log import log as logging
+from oslo_utils import timeutils
+
+from nova_hpc import conf as hpc_conf
+
+CONF = cfg.CONF
+LOG = logging.getLogger(__name__)
+
+hpc_conf.register_all_options(CONF)
+
+#: A record's version: columns that are fields of Nova's object by the same name. A claim
+#: changes those that count what is used, in whatever second.
+_VERSION: Final = (
+    *("uuid", "updated_at", "id", "host", "hypervisor_hostname"),
+    *("vcpus_used", "memory_mb_used", "local_gb_used", "running_vms"),
+)
+#: A record that was written less than so many seconds ago may be written again in the second
+#: that its ``updated_at`` names.
+_SETTLED: Final = 5.0
+#: Of so many compute nodes and more the cell is asked for all of its versions.
+_NAMED: Final = 500
+
+#: Field of a NUMA node, its value -> that value in the types of Nova's fields.
+_PARTS: Final[weakref.WeakValueDictionary[tuple[str, Hashable], Any]] = (
+    weakref.WeakValueDictionary()
+)
+
+#: One row of the columns of :data:`_VERSION`.
+Version = tuple[Any, ...]
+
+
+@attrs.frozen(eq=False)
+class KeptHost:
+    """A compute node whose record has not changed; stands for it in Nova's host manager."""
+
+    version: Version
+    #: As of Nova's object.
+    uuid: str
+    host: str
+    hypervisor_hostname: str
+    updated_at: datetime.datetime
+    #: Attribute of a host state -> value: what nobody changes.
+    _shared: Mapping[str, Any] = attrs.field(repr=False)
+    #: Lists and dictionaries.
+    _copied: Mapping[str, Any] = attrs.field(repr=False)
+    _pci_stats: Mapping[str, Any] = attrs.field(repr=False)
+
+    @classmethod
+    def of(cls, record: objects.ComputeNode) -> KeptHost | None:
+        """What Nova builds of a record; None: it cannot be kept."""
+        built = _build_attributes(record)
+        stats = built.pop("pci_stats", None)
+        # A record that was never updated gives nothing; a class of somebody else may have state.
+        if record.updated_at is None or type(stats) is not pci_stats.PciDeviceStats:
+            return None
+        _share_parts(stats.numa_topology)
+        # Without the types of Nova's fields, which hold on to the whole record.
+        copied: dict[str, Any] = {}
+        for name, value in built.items():
+            for plain in (dict, list):
+                if isinstance(value, plain):
+                    copied[name] = plain(value)
+        return cls(
+            version=version_of_record(record),
+            uuid=record.uuid,
+            host=record.host,
+            hypervisor_hostname=record.hypervisor_hostname,
+            updated_at=record.updated_at,
+            shared={name: value for name, value in built.items() if name not in copied},
+            copied=copied,
+            pci_stats={**vars(stats), "pools": [_share_texts(pool) for pool in stats.pools]},
+        )
+
+    def update_state(self, state: host_manager.HostState) -> None:
+        """Do what ``HostState._update_from_compute_node`` does with the record."""
+        if state.updated and state.updated > self.updated_at:
+            return
+        values = vars(state)
+        values.update(self._shared)
+        for name, value in self._copied.items():
+            values[name] = value.copy()
+        stats = object.__new__(pci_stats.PciDeviceStats)
+        vars(stats).update(self._pci_stats)
+        stats.pools = [pool.copy() for pool in self._pci_stats["pools"]]
+        values["pci_stats"] = stats
+
+
+def _share_texts(pool: Mapping[str, Any]) -> dict[str, Any]:
+    """The same pool; what pools of many hosts say is in memory once."""
+    return {
+        sys.intern(key): sys.intern(value) if type(value) is str else value
+        for key, value in pool.items()
+    }
+
+
+def _share_parts(topology: objects.NUMATopology | None) -> None:
+    """Of hosts of one kind, the sets of CPUs that are the same are in memory once: most of it."""
+    for cell in topology.cells if topology else ():
+        for name in ("cpuset", "pcpuset"):
+            _replace_by_equal(cell, name, frozenset(getattr(cell, name)))
+        _replace_by_equal(cell, "siblings", tuple(map(frozenset, cell.siblings)))
+
+
+def _replace_by_equal(cell: objects.NUMACell, name: str, value: Hashable) -> None:
+    # The setters of Nova's objects make copies; nobody changes these in place.
+    attribute = f"_obj_{name}"
+    setattr(cell, attribute, _PARTS.setdefault((name, value), getattr(cell, attribute)))
+
+
+class _RecordedState(host_manager.HostState):
+    """A host state that knows which attributes have been set."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.__dict__.setdefault("hpc_names", set()).add(name)
+        super().__setattr__(name, value)
+
+
+def _build_attributes(record: objects.ComputeNode) -> dict[str, Any]:
+    """The attributes that Nova sets for a record, whatever they were before."""
+    state = _RecordedState(record.host, record.hypervisor_hostname, None)
+    state.hpc_names.clear()
+    state._update_from_compute_node(record)
+    return {name: value for name, value in vars(state).items() if name in state.hpc_names}
+
+
+def version_of_record(record: objects.ComputeNode) -> Version:
+    """The version that the database gives for the same record."""
+    values = {name: getattr(record, name) for name in _VERSION}
+    return tuple({**values, "updated_at": timeutils.normalize_time(record.updated_at)}.values())
+
+
+@main_db.pick_context_manager_reader
+def read_versions(context: nova_context.RequestContext, uuids: Collection[str]) -> list[Version]:
+    """The versions of those of *uuids* that are compute nodes of one cell.
+
+    :raises Exception: whatever the database raises.
+    """
+    columns = [getattr(models.ComputeNode, name) for name in _VERSION]
+    query = main_db.model_query(context, models.ComputeNode, args=columns)
+    if len(uuids) < _NAMED:
+        query = query.filter(models.ComputeNode.uuid.in_(uuids))
+    return [tuple(row) for row in query.all() if row.uuid in uuids]
+
+
+class KeptHosts:
+    """The hosts asked for last, up to ``[hpc]kept_hosts``; safe between threads."""
+
+    def __init__(self) -> None:
+        #: Cell, uuid -> host.
+        self._kept: collections.OrderedDict[tuple[str | None, str], KeptHost] = (
+            collections.OrderedDict()
+        )
+        self._lock = threading.Lock()
+
+    def find(self, cell: str | None, versions: Iterable[Version]) -> dict[str, KeptHost]:
+        """Those that are kept in these versions, by uuid."""
+        found = {}
+        with self._lock:
+            for version in versions:
+                key = (cell, version[0])
+                kept = self._kept.get(key)
+                if kept is not None and kept.version == version:
+                    self._kept.move_to_end(key)
+                    found[kept.uuid] = kept
+        return found
+
+    def keep(
+        self, cell: str | None, records: Sequence[objects.ComputeNode], read_at: datetime.datetime
+    ) -> list[objects.ComputeNode | KeptHost]:
+        """Keep what can be kept; the others are returned as they are.
+
+        :param read_at: when the reading of the records began, UTC, without a time zone.
+        """
+        hosts: list[objects.ComputeNode | KeptHost] = []
+        for record in records:
+            kept = None
+            if _is_settled(record, read_at):
+                # What Nova cannot read raises when Nova does it, for the caller.
+                with contextlib.suppress(Exception):
+                    kept = KeptHost.of(record)
+            hosts.append(record if kept is None else kept)
+        most = CONF.hpc.kept_hosts
+        with self._lock:
+            for kept in hosts:
+                if isinstance(kept, KeptHost):
+                    key = (cell, kept.uuid)
+                    self._kept[key] = kept
+                    self._kept.move_to_end(key)
+            while len(self._kept) > most:
+                self._kept.popitem(last=False)
+        return hosts
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def clear(self) -> None:
+        """Forget all."""
+        with self._lock:
+            self._kept.clear()
+
+
+def _is_settled(record: objects.ComputeNode, read_at: datetime.datetime) -> bool:
+    if record.updated_at is None:
+        return False
+    age = read_at - timeutils.normalize_time(record.updated_at)
+    return bool(age.total_seconds() >= _SETTLED)
+
+
+#: Those of this process.
+KEPT_HOSTS: Final = KeptHosts()
