@@ -20,7 +20,7 @@ from nova_hpc.from_nova import bandwidth, cache, pools, providers, withheld
 from nova_hpc.from_nova.bandwidth import Bandwidth
 from nova_hpc.from_nova.cache import Cache
 from nova_hpc.from_nova.placement_answer import AnsweredAmounts, PlacementAnswer
-from nova_hpc.from_nova.pools import SeenPool
+from nova_hpc.from_nova.pools import KnownPool, SeenPool
 from nova_hpc.from_nova.providers import Amounts, DeviceKind
 from nova_hpc.from_nova.server import ServerTask
 from nova_hpc.placement import roles as hpc_roles
@@ -126,6 +126,20 @@ class Available:
         return cls(free_devices, offers)
 
 
+@attrs.frozen
+class _HostReading:
+    """What a host state says for the wants of a task, whatever Placement says."""
+
+    #: Of each pool: its content, its provider, that or a name, its interface, free functions.
+    pools: tuple[tuple[KnownPool, str | None, str, str | None, int], ...]
+    #: Providers that have several pools, which Nova cannot tell apart.
+    split: frozenset[str]
+    #: As :attr:`HostView.pools`.
+    alike: tuple[tuple[int, int], ...]
+    #: NUMA nodes, and a key of them.
+    nodes: tuple[tuple[object, ...], tuple[HostNode, ...]]
+
+
 _PATTERNS: Final[Cache[HostPattern]] = Cache()
 _BOUND: Final[Cache[HostPattern]] = Cache()
 _NODES: Final[Cache[HostNode]] = Cache()
@@ -146,24 +160,16 @@ def read_host(
     unusable: list[str] = []
     faults: list[tuple[str, str]] = []
     entries: list[tuple[str, str, SeenPool]] = []
-    stats = host_state.pci_stats
-    listed: Sequence[Mapping[str, Any]] = stats.pools if stats else ()
-    shared = collections.Counter(pool.get("rp_uuid") for pool in listed)
-    shared.pop(None, None)
-    ambiguous = any(count > 1 for count in shared.values())
-    sockets = _sockets_by_node(host_state)
+    reading = _recall_reading(host_state, task)
     bound = _AdapterBandwidth.of(task, offers or {}, getattr(host_state, "uuid", None))
-    alike: list[tuple[int, int]] = []
-    for pool in listed:
-        known_pool = pools.recall_pool(stats, pool, task, sockets)
-        alike.append((known_pool.number, pool["count"]))
-        provider = pool.get("rp_uuid")
+    for known_pool, provider, of, interface, count in reading.pools:
         try:
-            seen = pools.usable_part_of_pool(known_pool, provider, int(pool["count"]), free)
-            if seen is not None and ambiguous and shared[provider] > 1:
+            seen = pools.usable_part_of_pool(known_pool, provider, int(count), free)
+            if seen is not None and provider in reading.split:
                 raise hpc_tags.TagError(
                     "its adapter's functions carry different tags"
-                    f"{_roles_of_provider(listed, provider)}, so Nova cannot tell them apart"
+                    f"{_roles_of_provider(host_state.pci_stats.pools, provider)}, so Nova cannot "
+                    "tell them apart"
                 )
         except hpc_tags.TagError as error:
             if known_pool.matches or known_pool.ports:
@@ -171,9 +177,8 @@ def read_host(
             faults.append((f"device {known_pool.name}", str(error)))
             continue
         if seen is not None:
-            of = provider_of_pool(pool)
-            entries += [(known_pool.name, of, part) for part in bound.parts(pool, seen)]
-    nodes = _free_numa_nodes_of(host_state)
+            entries += [(known_pool.name, of, part) for part in bound.parts(interface, seen)]
+    nodes = reading.nodes
     word = node_word_of_host(host_state)
     stats_document = word.document or StatsDocument()
     entries.sort(key=_sort_key_of_entry)
@@ -191,14 +196,49 @@ def read_host(
             pool.id: provider
             for pool, (_, provider, _) in zip(pattern.host.pools, entries, strict=True)
         },
-        pools=tuple(alike),
+        pools=reading.alike,
         unusable=(*unusable, *pattern.faults, *stats_document.notes),
         faults=tuple(faults),
         withheld=stats_document.withheld,
         counted=withheld.count_withheld_by_alias(stats_document, task),
         out=word.out,
-        ambiguous=ambiguous,
+        ambiguous=bool(reading.split),
         bandwidth=bound.providers,
+    )
+
+
+def _recall_reading(host_state: Any, task: ServerTask) -> _HostReading:
+    # What the scheduler keeps of a host whose record has not changed.
+    kept = getattr(host_state, "hpc_kept", None)
+    read = functools.partial(_read_state, host_state, task)
+    return read() if kept is None else kept.recall(host_state, task.matching, read)
+
+
+def _read_state(host_state: Any, task: ServerTask) -> _HostReading:
+    stats = host_state.pci_stats
+    listed: Sequence[Mapping[str, Any]] = stats.pools if stats else ()
+    sockets = _sockets_by_node(host_state)
+    shared = collections.Counter(pool.get("rp_uuid") for pool in listed)
+    known_pools = [pools.recall_pool(stats, pool, task, sockets) for pool in listed]
+    return _HostReading(
+        pools=tuple(
+            (
+                known_pool,
+                pool.get("rp_uuid"),
+                provider_of_pool(pool),
+                pool.get(bandwidth.INTERFACE),
+                pool["count"],
+            )
+            for known_pool, pool in zip(known_pools, listed, strict=True)
+        ),
+        split=frozenset(
+            provider for provider, count in shared.items() if count > 1 and provider is not None
+        ),
+        alike=tuple(
+            (known_pool.number, pool["count"])
+            for known_pool, pool in zip(known_pools, listed, strict=True)
+        ),
+        nodes=_free_numa_nodes_of(host_state),
     )
 
 
@@ -228,7 +268,7 @@ class _AdapterBandwidth:
                 offers_by_key[kind.ports.key] = offer
         return cls(offers_by_key, root)
 
-    def parts(self, pool: Mapping[str, Any], seen: SeenPool) -> list[SeenPool]:
+    def parts(self, interface: str | None, seen: SeenPool) -> list[SeenPool]:
         """A pool, or what it is made of where its adapter has bandwidth for some ports."""
         own_keys = seen.serves & self.offers.keys()
         if not own_keys:
@@ -236,7 +276,7 @@ class _AdapterBandwidth:
         amounts = dict.fromkeys(own_keys, 0)
         for key in own_keys:
             offer = self.offers[key]
-            adapter_offer = offer.of(self.root, pool.get(bandwidth.INTERFACE))
+            adapter_offer = offer.of(self.root, interface)
             if adapter_offer is not None:
                 provider, count = adapter_offer
                 amounts[key] = count if count < offer.asked else seen.free

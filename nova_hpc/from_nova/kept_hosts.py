@@ -26,8 +26,8 @@ import datetime
 import sys
 import threading
 import weakref
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 import attrs
 from nova import context as nova_context
@@ -59,6 +59,11 @@ _SETTLED: Final = 5.0
 #: Of so many compute nodes and more the cell is asked for all of its versions.
 _NAMED: Final = 500
 
+#: For so many kinds of requests a host keeps what was made of it.
+_KEYS: Final = 4
+
+_Made = TypeVar("_Made")
+
 #: Field of a NUMA node, its value -> that value in the types of Nova's fields.
 _PARTS: Final[weakref.WeakValueDictionary[tuple[str, Hashable], Any]] = (
     weakref.WeakValueDictionary()
@@ -83,6 +88,8 @@ class KeptHost:
     #: Lists and dictionaries.
     _copied: Mapping[str, Any] = attrs.field(repr=False)
     _pci_stats: Mapping[str, Any] = attrs.field(repr=False)
+    #: What others have made of it.
+    _made: dict[Hashable, Any] = attrs.field(factory=dict, init=False, repr=False)
 
     @classmethod
     def of(cls, record: objects.ComputeNode) -> KeptHost | None:
@@ -122,6 +129,27 @@ class KeptHost:
         vars(stats).update(self._pci_stats)
         stats.pools = [pool.copy() for pool in self._pci_stats["pools"]]
         values["pci_stats"] = stats
+        values["hpc_kept"] = self
+
+    def recall(
+        self, state: host_manager.HostState, key: Hashable, make: Callable[[], _Made]
+    ) -> _Made:
+        """What was made of the pools and NUMA nodes of *state* under *key*.
+
+        Made anew where something has been consumed since.
+        """
+        if (
+            state.numa_topology is not self._shared["numa_topology"]
+            or state.pci_stats.pools != self._pci_stats["pools"]
+        ):
+            return make()
+        made: _Made | None = self._made.get(key)
+        if made is None:
+            made = make()
+            if len(self._made) >= _KEYS:
+                self._made.clear()
+            self._made[key] = made
+        return made
 
 
 def _share_texts(pool: Mapping[str, Any]) -> dict[str, Any]:

@@ -329,14 +329,16 @@ def usable_part_of_pool(
         )
     for match in known_pool.matches:
         asked = free.get(match.kind)
+        # The amount says whether it has any, and asking twice is most of this function.
+        part = 0 if asked is None or count <= 0 else asked.of(provider, count)
         if asked is None:
             if match.is_kind:
                 serves.append(match.want)
-        elif asked.has(provider):
+        elif part > 0 or (count <= 0 and asked.has(provider)):
             if match.contradiction is not None:
                 raise hpc_tags.TagError(match.contradiction)
             serves.append(match.want)
-            amount = min(amount, asked.of(provider, count))
+            amount = min(amount, part)
         elif match.is_kind:
             # Of this kind, but not among the free ones: a server that is
             # being built has it.

@@ -21,7 +21,7 @@ from oslo_utils import uuidutils
 from oslo_utils.fixture import uuidsentinel as uuids
 
 from nova_hpc import conf as hpc_conf
-from nova_hpc.from_nova import kept_hosts
+from nova_hpc.from_nova import hosts, kept_hosts, server
 from nova_hpc.from_nova.kept_hosts import KEPT_HOSTS
 from nova_hpc.from_nova.patches import host_reads
 from nova_hpc.from_nova.patches import scheduler as scheduler_patches
@@ -31,9 +31,6 @@ from tests.functional.unit_scheduler import states
 CONF = cfg.CONF
 
 START = datetime.datetime(2026, 1, 1, 12)
-
-#: What Nova's host manager has of the service and of the request, not of the record.
-NOT_OF_RECORDS = {"_lock_name", "aggregates", "instances", "service"}
 
 
 def plain(value: object) -> object:
@@ -50,7 +47,9 @@ def plain(value: object) -> object:
 def content(host_states: Iterable[host_manager.HostState]) -> dict[object, object]:
     """All attributes of host states, by host and node."""
     found = {
-        (state.host, state.nodename): {name: plain(each) for name, each in vars(state).items()}
+        (state.host, state.nodename): {
+            name: plain(each) for name, each in vars(state).items() if name != "hpc_kept"
+        }
         for state in host_states
     }
     return dict(sorted(found.items()))
@@ -356,6 +355,48 @@ class KeptHostsTest(test.TestCase):
         second.pci_stats.pools.clear()
         self.assertEqual(before, content(self.ask()))
         self.assert_as_nova()
+
+    def test_what_is_read_of_a_kept_host(self) -> None:
+        """The filter remembers what it has read, until something is consumed."""
+        for number in range(20):
+            self.change(self.make_record(f"host{number}"), free_disk_gb=50)
+        self.settle()
+        task = server.read_server_task(server_spec())
+
+        def views(host_states: Iterable[host_manager.HostState]) -> dict[str, hosts.HostView]:
+            return {state.host: hosts.read_host(state, task, {}) for state in host_states}
+
+        for _ in range(3):
+            self.assertEqual(views(self.ask(hpc=False)), views(self.ask()))
+        with mock.patch.object(hosts, "_read_state", side_effect=AssertionError):
+            views(self.ask())
+        used = 0
+        for state in self.ask():
+            first = next((each for each in state.pci_stats.pools if each["count"] > 1), None)
+            if first is not None:
+                before = hosts.read_host(state, task, {}).host
+                first["count"] -= 1
+                used += 1
+                after = hosts.read_host(state, task, {}).host
+                self.assertEqual(
+                    sum(pool.free for pool in before.pools) - 1,
+                    sum(pool.free for pool in after.pools),
+                )
+            if state.numa_topology:
+                before = hosts.read_host(state, task, {}).host
+                state.numa_topology = states.topology(1)
+                state.numa_topology.cells[0].pinned_cpus = set(range(8))
+                self.assertNotEqual(before.nodes, hosts.read_host(state, task, {}).host.nodes)
+        self.assertGreater(used, 3)
+        self.assertEqual(views(self.ask(hpc=False)), views(self.ask()))
+
+    def test_few_kinds_of_requests_are_remembered(self) -> None:
+        (state,) = self.settled_hosts(1)
+        for number in range(3 * kept_hosts._KEYS):
+            self.assertEqual(
+                number, state.hpc_kept.recall(state, number, lambda number=number: number)
+            )
+            self.assertLessEqual(len(state.hpc_kept._made), kept_hosts._KEYS)
 
     def test_threads(self) -> None:
         """Each consumes from hosts of its own, and one record changes meanwhile."""
