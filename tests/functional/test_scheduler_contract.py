@@ -13,11 +13,14 @@ from nova import context as nova_context
 from nova import exception, objects, test
 from nova.notifications.objects import exception as exception_payloads
 from nova.pci import stats as pci_stats
+from nova.scheduler import host_manager
 from oslo_utils.fixture import uuidsentinel as uuids
 
+from nova_hpc.from_nova import kept_hosts
 from scheduler_filters import hpc_topology_filter
 from tests.functional import base, fixtures
 from tests.functional.fixtures import Shape, Switch
+from tests.functional.unit_scheduler import states
 
 PAIR = {"pci_passthrough:alias": "gpu:2", "hpc:affinity": "switch"}
 
@@ -92,6 +95,40 @@ class ContractTest(base.HpcServersTest):
             ((hosts, _spec),) = self.seen_by_filter(flavor)
             self.assertNotIn("hpc_template", hosts[0])
             self.assertNotIn("hpc_choice", hosts[0])
+
+    def test_no_request_changes_what_is_kept_of_hosts(self) -> None:
+        """Filters, weighers, alternates, servers that are consumed: none writes to it."""
+        self.start_host("one", fixtures.two_switches(gpus=2))
+        self.start_host("two", fixtures.two_switches(gpus=2))
+        handed_out: list[tuple[kept_hosts.KeptHost, object]] = []
+        find = kept_hosts.KeptHosts.find
+
+        def content(host: kept_hosts.KeptHost) -> object:
+            state = host_manager.HostState(host.host, host.hypervisor_hostname, None)
+            host.update_state(state)
+            return states.content([state])
+
+        def spy(this, cell, versions):
+            found = find(this, cell, versions)
+            handed_out.extend((host, content(host)) for host in found.values())
+            return found
+
+        body = self._build_server(
+            flavor_id=self.make_flavor(
+                {"pci_passthrough:alias": "gpu:1", "hpc:affinity": "switch"}
+                | {"hw:numa_nodes": "1", "hw:pci_numa_affinity_policy": "preferred"}
+            ),
+            networks="none",
+        )
+        with mock.patch.object(kept_hosts.KeptHosts, "find", spy):
+            for _ in range(2):
+                self.api.post_server({"server": body | {"min_count": 3, "max_count": 3}})
+                for server in self.api.get_servers():
+                    self._wait_for_state_change(server, "ACTIVE")
+        self.assertTrue(handed_out)
+        for host, before in handed_out:
+            self.assertEqual(before, content(host))
+        self.assert_given_once()
 
     def test_host_states_are_kept_within_a_request(self) -> None:
         """Several servers: the candidates are ours already, the template stays."""

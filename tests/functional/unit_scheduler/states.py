@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from nova import objects, test
+from nova.objects import base as nova_base
 from nova.pci import stats
 from nova.scheduler import host_manager
 from oslo_utils.fixture import uuidsentinel as uuids
@@ -81,6 +84,28 @@ def spec(count: int = 1, policy: str = "preferred", **fields: object) -> objects
         requested_resources=groups,
         **({"numa_topology": None, "instance_group": None} | fields),
     )
+
+
+def plain(value: object) -> object:
+    """A value of a host state in a form that can be compared."""
+    if isinstance(value, nova_base.NovaObject):
+        return value.obj_to_primitive()
+    if isinstance(value, stats.PciDeviceStats):
+        return value.pools, plain(value.numa_topology), vars(value).keys()
+    if isinstance(value, dict):
+        return {key: plain(each) for key, each in value.items()}
+    return value
+
+
+def content(host_states: Iterable[host_manager.HostState]) -> dict[object, object]:
+    """All attributes of host states, by host and node."""
+    found = {
+        (state.host, state.nodename): {
+            name: plain(each) for name, each in vars(state).items() if name != "hpc_kept"
+        }
+        for state in host_states
+    }
+    return dict(sorted(found.items()))
 
 
 class HostStates(test.NoDBTestCase):

@@ -11,8 +11,6 @@ from unittest import mock
 
 from nova import context as nova_context
 from nova import exception, objects, test
-from nova.objects import base as nova_base
-from nova.pci import stats as pci_stats
 from nova.scheduler import host_manager
 from oslo_config import cfg
 from oslo_db import exception as db_exception
@@ -31,28 +29,6 @@ from tests.functional.unit_scheduler import states
 CONF = cfg.CONF
 
 START = datetime.datetime(2026, 1, 1, 12)
-
-
-def plain(value: object) -> object:
-    """A value of a host state in a form that can be compared."""
-    if isinstance(value, nova_base.NovaObject):
-        return value.obj_to_primitive()
-    if isinstance(value, pci_stats.PciDeviceStats):
-        return value.pools, plain(value.numa_topology), vars(value).keys()
-    if isinstance(value, dict):
-        return {key: plain(each) for key, each in value.items()}
-    return value
-
-
-def content(host_states: Iterable[host_manager.HostState]) -> dict[object, object]:
-    """All attributes of host states, by host and node."""
-    found = {
-        (state.host, state.nodename): {
-            name: plain(each) for name, each in vars(state).items() if name != "hpc_kept"
-        }
-        for state in host_states
-    }
-    return dict(sorted(found.items()))
 
 
 def server_spec() -> objects.RequestSpec:
@@ -191,8 +167,8 @@ class KeptHostsTest(test.TestCase):
 
     def assert_as_nova(self) -> None:
         """That a request sees what Nova shows one without ``hpc:`` keys."""
-        seen = content(self.ask())
-        self.assertEqual(content(self.ask(hpc=False)), seen)
+        seen = states.content(self.ask())
+        self.assertEqual(states.content(self.ask(hpc=False)), seen)
 
     def settled_hosts(self, count: int = 3) -> list[host_manager.HostState]:
         """So many hosts, which are kept."""
@@ -341,19 +317,19 @@ class KeptHostsTest(test.TestCase):
     # Who sees it.
 
     def test_nobody_sees_what_another_request_has_consumed(self) -> None:
-        before = content(self.settled_hosts(2))
+        before = states.content(self.settled_hosts(2))
         first, second = sorted(self.ask(), key=lambda state: state.host)
         for _ in range(2):
             first.consume_from_request(server_spec())
         self.assertEqual(2, first.pci_stats.pools[0]["count"])
         self.assertNotEqual(
-            plain(first.numa_topology), before["host0", "node of host0"]["numa_topology"]
+            states.plain(first.numa_topology), before["host0", "node of host0"]["numa_topology"]
         )
         first.stats["num_instances"] = "spoilt"
         first.supported_instances.append("spoilt")
         first.limits["spoilt"] = first.aggregates
         second.pci_stats.pools.clear()
-        self.assertEqual(before, content(self.ask()))
+        self.assertEqual(before, states.content(self.ask()))
         self.assert_as_nova()
 
     def test_what_is_read_of_a_kept_host(self) -> None:
@@ -400,7 +376,7 @@ class KeptHostsTest(test.TestCase):
 
     def test_threads(self) -> None:
         """Each consumes from hosts of its own, and one record changes meanwhile."""
-        before = content(self.settled_hosts(6))
+        before = states.content(self.settled_hosts(6))
 
         def request() -> None:
             spec = server_spec()
@@ -414,7 +390,7 @@ class KeptHostsTest(test.TestCase):
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
             for each in [pool.submit(request) for _ in range(24)]:
                 each.result()
-        self.assertEqual(before, content(self.ask()))
+        self.assertEqual(before, states.content(self.ask()))
 
     # When it is not done.
 
@@ -448,11 +424,11 @@ class KeptHostsTest(test.TestCase):
         """Nova's own way, and a word about it."""
         self.settled_hosts(2)
         self.useFixture(fixtures.fixtures.MockPatchObject(host_reads, "_ONCE", host_reads.Once()))
-        before = content(self.ask())
+        before = states.content(self.ask())
         broken = mock.Mock(side_effect=db_exception.DBError(Exception("no such column")))
         with mock.patch.object(kept_hosts, "read_versions", broken):
             for _ in range(2):
-                self.assertEqual(before, content(self.ask()))
+                self.assertEqual(before, states.content(self.ask()))
         self.assertEqual(1, self.stdlog.logger.output.count("Which hosts have changed"))
 
     def test_a_cell_that_is_down(self) -> None:
