@@ -241,8 +241,8 @@ Of how many hosts the scheduler keeps what it has read, at most. For a server wi
 which the databases of the cells say in one short query. Set it to at least the number
 of hosts of the cloud.
 
-A host with twelve devices takes some 12 kilobytes, and with two NUMA nodes of 128 CPUs
-as much again, in each process. Those asked for last are kept; 0 keeps none, and reads
+A host with twelve devices takes 12 to 20 kilobytes, and two NUMA nodes of 128 CPUs
+take 12 more, in each process. Those asked for last are kept; 0 keeps none, and reads
 all hosts for each request as Nova does.
 """,
     ),
