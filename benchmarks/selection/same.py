@@ -30,7 +30,10 @@ from benchmarks.concurrency.model import Variant
 from benchmarks.selection import side
 
 #: Options that switch off what is compared; the other side has their defaults.
-OFF: Final[Mapping[tuple[str, str], object]] = {("hpc", "placement_question"): "devices"}
+OFF: Final[Mapping[tuple[str, str], object]] = {
+    ("hpc", "placement_question"): "devices",
+    ("hpc", "kept_hosts"): 0,
+}
 #: Devices of one host of this cloud.
 _GPUS: Final = 8
 _FUNCTIONS: Final = 32
