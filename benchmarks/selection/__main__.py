@@ -45,8 +45,8 @@ MORE_QUESTIONS: Final = (Question(2), Question(8))
 #: Hosts that register themselves; all others are copies of the first.
 _REAL: Final = 10
 PART_COLUMNS: Final = (
-    *("hosts", "asked for", "neither", "the question alone", "kept states alone", "both"),
-    "samples",
+    *("hosts", "asked for", "none of them", "the question alone", "kept states alone"),
+    *("collections alone", "all", "samples"),
 )
 COLUMNS: Final = (
     *("hosts", "asked for", "ratio", "its interval (95 %)"),

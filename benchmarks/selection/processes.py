@@ -17,11 +17,20 @@ from benchmarks.selection.side import Question, Sample
 SIDES: Final = ("ours", "stock")
 #: Names of those that do not have our filters.
 WITHOUT: Final = ("stock", INSTALLED)
+#: What makes it fast -> the value that switches it off.
+_OFF: Final[Mapping[tuple[str, str], object]] = {
+    ("hpc", "placement_question"): "devices",
+    ("hpc", "kept_hosts"): 0,
+    ("hpc", "full_collection_interval"): 0,
+}
 #: Our filters with a part of what makes them fast: name -> options that switch off the rest.
 PARTS: Final[Mapping[str, Mapping[tuple[str, str], object]]] = {
-    "neither": {("hpc", "placement_question"): "devices", ("hpc", "kept_hosts"): 0},
-    "question": {("hpc", "kept_hosts"): 0},
-    "kept": {("hpc", "placement_question"): "devices"},
+    "none": _OFF,
+    "question": {key: value for key, value in _OFF.items() if key[1] != "placement_question"},
+    "kept": {key: value for key, value in _OFF.items() if key[1] != "kept_hosts"},
+    "collections": {
+        key: value for key, value in _OFF.items() if key[1] != "full_collection_interval"
+    },
 }
 #: Seconds until a scheduler is ready.
 _READY: Final = 300.0

@@ -25,6 +25,7 @@ from oslo_log import log as logging
 from oslo_messaging.rpc.dispatcher import ExpectedException
 
 from nova_hpc.from_nova import hosts, placement_answer, server, shortage, withheld
+from nova_hpc.from_nova.full_collections import FULL_COLLECTIONS
 from nova_hpc.from_nova.gate import Call, Patch, wrap_method
 from nova_hpc.from_nova.log_throttle import LOG_THROTTLE, format_held_back
 from nova_hpc.from_nova.patches import candidate_question
@@ -133,7 +134,7 @@ def _select_with_reason(call: Call) -> Any:
     try:
         if not _is_hpc_request(asked_spec):
             return call()
-        with candidate_question.serve_question(asked_spec):
+        with FULL_COLLECTIONS.put_off(), candidate_question.serve_question(asked_spec):
             return call()
     except ExpectedException as expected:
         # What Nova's decorator makes of it (oslo_messaging/rpc/server.py).

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts full passes of Python's garbage collector off while requests are served.
+
+An answer of Placement for some thousand hosts is hundreds of thousands of objects, all of
+which are in use until the request is served. Python counts them as new, and walks over all
+objects of the process once or twice meanwhile, half a second each time, to find nothing. The
+passes over young objects go on; a full one follows after a request, at most so often.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+import time
+from collections.abc import Iterator
+from typing import Final
+
+from oslo_config import cfg
+
+from nova_hpc import conf as hpc_conf
+
+CONF = cfg.CONF
+
+hpc_conf.register_all_options(CONF)
+
+#: As a threshold of the oldest generation: so many passes over the middle one never come.
+_NEVER: Final = 1_000_000
+
+
+class FullCollections:
+    """Full passes of one process; safe between threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._served = 0
+        #: Python's thresholds while they are changed; None: they are not.
+        self._before: tuple[int, int, int] | None = None
+        self._last = time.monotonic()
+
+    @contextlib.contextmanager
+    def put_off(self) -> Iterator[None]:
+        """Hold full passes back while the body runs, for ``[hpc]full_collection_interval``."""
+        self._begin()
+        try:
+            yield
+        finally:
+            if self._end():
+                gc.collect()
+
+    def _begin(self) -> None:
+        interval: int = CONF.hpc.full_collection_interval
+        with self._lock:
+            self._served += 1
+            if time.monotonic() - self._last >= interval:
+                # Requests that overlap without an end: Python's own passes have to do.
+                self._restore()
+            elif self._before is None:
+                self._before = gc.get_threshold()
+                gc.set_threshold(*self._before[:2], _NEVER)
+
+    def _end(self) -> bool:
+        """Whether a full pass is due now."""
+        interval: int = CONF.hpc.full_collection_interval
+        with self._lock:
+            self._served -= 1
+            if self._served:
+                return False
+            self._restore()
+            due = interval > 0 and time.monotonic() - self._last >= interval
+            if due:
+                self._last = time.monotonic()
+            return due
+
+    def _restore(self) -> None:
+        if self._before is not None:
+            gc.set_threshold(*self._before)
+            self._before = None
+
+
+#: Of this process.
+FULL_COLLECTIONS: Final = FullCollections()

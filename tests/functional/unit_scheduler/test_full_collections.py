@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Full passes of the garbage collector wait for the end of a request, and come at last."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+
+import pytest
+from oslo_config import fixture as config_fixture
+
+from nova_hpc.from_nova import full_collections
+from nova_hpc.from_nova.full_collections import CONF, FullCollections
+
+
+class Clock:
+    """What the module takes for the time."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Node:
+    """An object that holds on to itself."""
+
+    def __init__(self) -> None:
+        self.own = self
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    made = Clock()
+    monkeypatch.setattr(full_collections, "time", made)
+    with config_fixture.Config(CONF) as config:
+        config.config(group="hpc", full_collection_interval=60)
+        yield made
+
+
+@contextlib.contextmanager
+def counted_full_passes() -> Iterator[list[int]]:
+    passes: list[int] = []
+
+    def note(phase: str, told: dict[str, int]) -> None:
+        if phase == "start" and told["generation"] == 2:
+            passes.append(1)
+
+    gc.callbacks.append(note)
+    try:
+        yield passes
+    finally:
+        gc.callbacks.remove(note)
+
+
+#: In a process of its own: the more objects there are, the more new ones a full pass waits for.
+SCRIPT = """
+import gc
+from nova_hpc.from_nova.full_collections import FullCollections
+passes = []
+gc.callbacks.append(lambda phase, told: passes.append(told["generation"]))
+def count():
+    passes.clear()
+    kept = [[{}] for _ in range(600_000)]
+    return passes.count(2)
+plain = count()
+with FullCollections().put_off():
+    held = count()
+print(plain > 0, held, count() > 0)
+"""
+
+
+def test_none_while_a_request_is_served() -> None:
+    """Before and afterwards there are some: so the test proves that they were held back."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", SCRIPT],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "True 0 True\n", done.stderr[-2000:]
+
+
+def test_garbage_goes_when_a_full_pass_is_due(clock: Clock) -> None:
+    collections = FullCollections()
+    node = Node()
+    gone = weakref.ref(node)
+    gc.collect()
+    del node
+    with collections.put_off():
+        clock.now += 59
+    assert gone() is not None
+    with collections.put_off():
+        clock.now += 1
+    assert gone() is None
+    assert gc.get_threshold()[2] < 1_000_000
+
+
+def test_requests_that_overlap_without_an_end_hold_nothing_back(clock: Clock) -> None:
+    collections = FullCollections()
+    before = gc.get_threshold()
+    with contextlib.ExitStack() as open_:
+        for _ in range(3):
+            open_.enter_context(collections.put_off())
+            assert gc.get_threshold()[2] == 1_000_000
+            clock.now += 20
+        open_.enter_context(collections.put_off())
+        assert gc.get_threshold() == before
+    assert gc.get_threshold() == before
+
+
+def test_zero_leaves_python_alone(clock: Clock) -> None:
+    CONF.set_override("full_collection_interval", 0, group="hpc")
+    before = gc.get_threshold()
+    with counted_full_passes() as passes, FullCollections().put_off():
+        assert gc.get_threshold() == before
+    assert passes == []
+
+
+def test_what_a_request_raises_goes_on(clock: Clock) -> None:
+    collections = FullCollections()
+    before = gc.get_threshold()
+    with pytest.raises(ValueError, match="request"), collections.put_off():
+        raise ValueError("request")
+    assert gc.get_threshold() == before
+
+
+def test_threads(clock: Clock) -> None:
+    collections = FullCollections()
+    before = gc.get_threshold()
+
+    def serve() -> None:
+        for _ in range(300):
+            with collections.put_off():
+                pass
+
+    threads = [threading.Thread(target=serve) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert gc.get_threshold() == before
