@@ -31,6 +31,11 @@ from nova_hpc.wire.ledger import SOMEBODY, DeviceState, Ledger, LedgerDevice
 class DeviceUpkeep(HygieneStep):
     """The step that keeps devices clean, with what an operator asks of it."""
 
+    @classmethod
+    def of(cls, step: HygieneStep) -> DeviceUpkeep:
+        """The same step, with what an operator asks of it."""
+        return cls(**attrs.asdict(step, recurse=False))
+
     def check(self, device: DeviceCandidate) -> list[str]:
         """The differences of a device from its baseline; none of one that a server has."""
         ledger = distrust_damaged_baselines(self.records.ledger.read())

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import attrs
 from nova import context as nova_context
 from nova import objects
 from nova.tests import fixtures as nova_fixtures
@@ -155,7 +154,7 @@ class HealthTest(DriverTest):
         self.assertTrue(self.log_lines("4 of 4 devices of model 10de:.*have changed alike"))
         node = self.computes["alpha"].driver.hpc_node
         step = node.tenancy.step("hygiene")
-        upkeep = DeviceUpkeep(**attrs.asdict(step, recurse=False))
+        upkeep = DeviceUpkeep.of(step)
         view = NodeView(node.source.read().node, dict.fromkeys(GPUS, "gpu"))
         for each in GPUS:
             upkeep.accept(view.candidate(each), node.owners("alpha"), "firmware 2.0")

@@ -14,6 +14,7 @@ from nova.virt.libvirt.driver import LibvirtDriver
 from nova_hpc.tenancy.ledger import copy_of
 from nova_hpc.tenancy.step import NodeView
 from nova_hpc.wire.ledger import SOMEBODY, LedgerDevice
+from nova_hpc_tools.device.upkeep import DeviceUpkeep
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
 
@@ -48,7 +49,7 @@ class _Base(DriverTest):
         candidate = NodeView(node.source.read().node, {address: "gpu"}).candidate(address)
         assert candidate is not None
         owners = attrs.evolve(node.owners(host), records=frozenset)  # it cannot ask Nova
-        return node.tenancy.step("hygiene").release(candidate, owners)
+        return DeviceUpkeep.of(node.tenancy.step("hygiene")).release(candidate, owners)
 
     def refusal(self, server) -> str:
         """The node's own words; Nova adds others in the same second."""

@@ -23,6 +23,7 @@ from nova.tests.functional.api import client
 
 from nova_hpc.tenancy.ledger import copy_of
 from nova_hpc.tenancy.step import NodeView
+from nova_hpc_tools.device.upkeep import DeviceUpkeep
 from tests.functional.histories.judge import Judge
 from tests.functional.histories.truth import KilledError
 from tests.functional.histories.world import FLAVORS, HOSTS, HistoryError, HistoryTest
@@ -443,7 +444,8 @@ class History:
                 node = world.computes[name].driver.hpc_node
                 role = "gpu" if address.endswith(".0") else "vf"
                 candidate = NodeView(node.source.read().node, {address: role}).candidate(address)
-                refused = node.tenancy.step("hygiene").release(candidate, node.owners(name))
+                upkeep = DeviceUpkeep.of(node.tenancy.step("hygiene"))
+                refused = upkeep.release(candidate, node.owners(name))
                 if refused:
                     raise HistoryError(f"{name} {address} cannot be released: {refused}")
                 world.totals.released += 1
