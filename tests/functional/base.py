@@ -30,6 +30,7 @@ from nova_hpc.from_nova import kept_hosts, log_throttle, profile
 from nova_hpc.from_nova.contention import CONTENTION
 from nova_hpc.topology.level import Level, Location, common_level
 from nova_hpc.wire import tags
+from nova_hpc_tools.readers import snapshot
 from scheduler_filters import hpc_topology_filter
 from tests.functional import fixtures
 
@@ -112,11 +113,11 @@ class HpcServersTest(test_pci_sriov_servers._PCIServersTestBase):
         self.domains = self.useFixture(fixtures.DomainRecorder())
         self.useFixture(fixtures.HonestDomains())
         # The flavors of an earlier test are no measure of this one's damage.
-        self.useFixture(
-            fixtures.fixtures.MockPatchObject(
-                hpc_topology_filter, "CLOUD_PROFILES", profile.CloudProfiles()
+        # Nor are they of what explain reads, in a process of its own in a cloud.
+        for module in (hpc_topology_filter, snapshot):
+            self.useFixture(
+                fixtures.fixtures.MockPatchObject(module, "CLOUD_PROFILES", profile.CloudProfiles())
             )
-        )
         # What an earlier test has said is news in this one.
         log_throttle.LOG_THROTTLE.clear()
         # These tests must not depend on the sysfs of the machine they run on. Functions
