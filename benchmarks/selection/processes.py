@@ -26,7 +26,7 @@ _OFF: Final[Mapping[tuple[str, str], object]] = {
 #: Our filters with a part of what makes them fast: name -> options that switch off the rest.
 PARTS: Final[Mapping[str, Mapping[tuple[str, str], object]]] = {
     "none": _OFF,
-    "question": {key: value for key, value in _OFF.items() if key[1] != "placement_question"},
+    "asked": {key: value for key, value in _OFF.items() if key[1] != "placement_question"},
     "kept": {key: value for key, value in _OFF.items() if key[1] != "kept_hosts"},
     "collections": {
         key: value for key, value in _OFF.items() if key[1] != "full_collection_interval"

@@ -24,6 +24,8 @@ CONF = cfg.CONF
 
 hpc_conf.register_all_options(CONF)
 
+#: Seconds between a request and the full pass that follows it.
+_LATER: Final = 1.0
 #: As a threshold of the oldest generation: so many passes over the middle one never come.
 _NEVER: Final = 1_000_000
 
@@ -46,7 +48,10 @@ class FullCollections:
             yield
         finally:
             if self._end():
-                gc.collect()
+                # Once the answer is on its way: the thread that passes holds up all others.
+                later = threading.Timer(_LATER, gc.collect)
+                later.daemon = True
+                later.start()
 
     def _begin(self) -> None:
         interval: int = CONF.hpc.full_collection_interval
