@@ -38,7 +38,8 @@ class FullCollections:
         self._served = 0
         #: Python's thresholds while they are changed; None: they are not.
         self._before: tuple[int, int, int] | None = None
-        self._last = time.monotonic()
+        #: When a full pass was due last, and since when there has been a request without a pause.
+        self._last = self._since = time.monotonic()
 
     @contextlib.contextmanager
     def put_off(self) -> Iterator[None]:
@@ -57,7 +58,9 @@ class FullCollections:
         interval: int = CONF.hpc.full_collection_interval
         with self._lock:
             self._served += 1
-            if time.monotonic() - self._last >= interval:
+            if self._served == 1:
+                self._since = time.monotonic()
+            if time.monotonic() - self._since >= interval:
                 # Requests that overlap without an end: Python's own passes have to do.
                 self._restore()
             elif self._before is None:

@@ -108,6 +108,13 @@ def test_garbage_goes_when_a_full_pass_is_due(
     assert gc.get_threshold()[2] < 1_000_000
 
 
+def test_a_request_after_a_quiet_time_is_spared_as_well(clock: Clock) -> None:
+    collections = FullCollections()
+    clock.now += 3600
+    with collections.put_off():
+        assert gc.get_threshold()[2] == 1_000_000
+
+
 def test_requests_that_overlap_without_an_end_hold_nothing_back(clock: Clock) -> None:
     collections = FullCollections()
     before = gc.get_threshold()
