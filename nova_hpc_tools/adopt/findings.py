@@ -172,7 +172,9 @@ CHECKS: Final[Mapping[str, DoctorCheck]] = {
     "cache-small": DoctorCheck(
         _W, "The scheduler forgets hosts before they are asked for again, and is slow."
     ),
-    "limit-placement": DoctorCheck(_W, "Hosts behind the limit are never considered."),
+    "limit-placement": DoctorCheck(
+        _W, "The scheduler asks Placement for each device, and hosts behind the limit are not seen."
+    ),
     "alias-twice": DoctorCheck(
         _E, "Nova refuses a name with two specifications; every boot fails."
     ),
@@ -180,7 +182,9 @@ CHECKS: Final[Mapping[str, DoctorCheck]] = {
     "group-members": DoctorCheck(_W, "A cluster of more members is refused by its server group."),
     # Placement
     "candidates-depth": DoctorCheck(_E, "The whole limit is spent on the first hosts."),
-    "limit-candidates": DoctorCheck(_W, "Hosts behind the limit are never considered."),
+    "limit-candidates": DoctorCheck(
+        _W, "Hosts may be missing in an answer, and nothing says so; those are not seen."
+    ),
     "conflict-retry": DoctorCheck(
         _W, "On MariaDB and MySQL two schedulers can claim one device at the same moment."
     ),
