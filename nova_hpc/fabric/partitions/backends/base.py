@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the agent needs of a subnet manager."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import ClassVar, Protocol
+
+import attrs
+
+from nova_hpc.fabric.partitions.keys import MOST_PKEYS_OF_A_PORT
+from nova_hpc.fabric.partitions.members import DesiredPartitions
+
+
+class SubnetManagerError(Exception):
+    """The subnet manager does not do what it has to; the text names what and the cure."""
+
+
+class StaleReadingError(SubnetManagerError):
+    """A later reading of the desired state is in force already; nothing was written."""
+
+
+@attrs.frozen
+class Capabilities:
+    """What a subnet manager can keep apart."""
+
+    #: Functions of one physical port can be members of different partitions.
+    separates_functions: bool
+    limited_members: bool = True
+    service_levels: bool = True
+    most_pkeys_of_a_port: int = MOST_PKEYS_OF_A_PORT
+
+
+class MemberState(enum.StrEnum):
+    """What was read back of one row."""
+
+    #: The tables of the port and of the switch port facing it are exactly as they have to be.
+    AS_DESIRED = "as desired"
+    #: One of them is not, yet.
+    DIFFERENT = "different"
+    #: The fabric does not know the GUID: there is no table. What is in force at the subnet
+    #: manager is as desired, so the port will be right when it comes.
+    NOT_ON_FABRIC = "not on the fabric"
+
+
+@attrs.frozen
+class MemberReading:
+    """The state of one row, and for people what its tables have."""
+
+    state: MemberState
+    reason: str = ""
+
+
+@attrs.frozen
+class ReadBack:
+    """One look at what is in force.
+
+    :ivar members: row -> what was read; a row that is missing could not be read.
+    :ivar faults: sentences on what is wrong beside the rows: a port with full membership of the
+        default partition, a key that nobody was given, a manager that does not answer.
+    """
+
+    members: Mapping[int, MemberReading] = attrs.field(
+        converter=lambda found: MappingProxyType(dict(found))
+    )
+    faults: tuple[str, ...] = ()
+
+
+class AuditState(enum.StrEnum):
+    """How one setting of a subnet manager stands."""
+
+    MET = "met"
+    NOT_MET = "not met"
+    #: This subnet manager has no such setting; what that leaves open is in the row.
+    NOT_AVAILABLE = "not available"
+    #: It could not be read.
+    UNKNOWN = "unknown"
+
+
+@attrs.frozen
+class AuditRow:
+    """One setting that the isolation rests on.
+
+    :ivar requirement: id in NVIDIA's *Requirements for AI Clouds*, e.g. ``SDN04-05``; "": ours.
+    :ivar cure: the lines to change; or, where there is no such setting, what is left open.
+    """
+
+    name: str
+    requirement: str
+    state: AuditState
+    found: str = ""
+    cure: str = ""
+    #: The agent refuses to work while it is not met: the fabric is open.
+    needed: bool = False
+
+
+class SubnetManager(Protocol):
+    """One subnet manager with its files or its API.
+
+    Methods block and are called from one thread at a time.
+    """
+
+    capabilities: ClassVar[Capabilities]
+
+    def enforce(self, desired: DesiredPartitions) -> bool:
+        """Have the subnet manager make *desired* true; do not wait for it.
+
+        :returns: whether anything had to be changed, or had been changed by others.
+        :raises StaleReadingError: what is in force is of a later reading.
+        :raises SubnetManagerError: it cannot be done; what was in force is in force.
+        """
+
+    def read_back(self, desired: DesiredPartitions) -> ReadBack:
+        """Look once whether *desired* is true.
+
+        :raises SubnetManagerError: nothing can be read.
+        """
+
+    def restore(self) -> None:
+        """Put back what was last read back as right.
+
+        :raises SubnetManagerError: there is nothing such, or it cannot be done.
+        """
+
+    def foreign_pkeys(self) -> frozenset[int]:
+        """P_Keys that an administrator's own partitions use: no network may have them."""
+
+    def watched_files(self) -> Sequence[Path]:
+        """Files whose change by others has to wake the agent."""
+
+    def audit(self) -> Sequence[AuditRow]:
+        """The settings that the isolation rests on, one row each."""
+
+    def close(self) -> None:
+        """Let go of what was opened; idempotent."""
