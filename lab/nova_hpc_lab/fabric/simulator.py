@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ibsim, the simulator of the fabric, as a process of the lab.
+
+Programs reach it by a library that is loaded before libumad. It has room for ten of them; a
+program that is killed keeps its place until something on the fabric changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import zlib
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from nova_hpc_lab.errors import LabError
+from nova_hpc_lab.fabric.net import MANAGER, FabricNet
+from nova_hpc_lab.process import Process
+from nova_hpc_lab.services import Service, program
+from nova_hpc_lab.state import Paths, write
+
+#: The library that stands between libumad and the simulator, below the folder of the machine's
+#: own architecture.
+_UMAD_LIBRARY: Final = "*-linux-gnu/umad2sim/libumad2sim.so"
+#: Seconds that the simulator takes to send a trap for a link that went away.
+_TRAP: Final = 0.1
+#: Not below: room for a few nodes more than there are costs nothing.
+_LEAST_NODES: Final = 512
+#: With a pipe for its commands, which this opens for both directions: it never ends.
+_WITH_CONSOLE: Final = 'exec "$@" <>"$CONSOLE"'
+
+
+def simulator_name(paths: Paths) -> str:
+    """The name of the simulator's sockets; each lab has its own."""
+    return f"nova-hpc-{zlib.crc32(os.fsencode(paths.state)):08x}"
+
+
+def umad_library() -> Path:
+    """The library that programs on the simulated fabric are started with.
+
+    :raises LabError: it is not installed; the text names the package.
+    """
+    library = next(iter(sorted(Path("/usr/lib").glob(_UMAD_LIBRARY))), None)
+    if library is None:
+        raise LabError("libumad2sim is not installed; install it with: apt-get install ibsim-utils")
+    return library
+
+
+def client_environ(paths: Paths, node: str = MANAGER) -> dict[str, str]:
+    """What has a program run on the simulated node *node*; it is added to the environment.
+
+    The program leaves a folder ``sys-PID`` in its working directory while it runs.
+    """
+    return {
+        "LD_PRELOAD": str(umad_library()),
+        "SIM_HOST": node,
+        "IBSIM_SOCKNAME": simulator_name(paths),
+    }
+
+
+def client_folder(paths: Paths) -> Path:
+    """A working directory for programs on the simulated fabric."""
+    folder = paths.run / "umad"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def _console(paths: Paths) -> Path:
+    return paths.run / "ibsim.console"
+
+
+def prepare_simulator(paths: Paths, net: FabricNet) -> None:
+    """Write the net, and make the pipe for commands."""
+    write(paths.config / "fabric" / "net", net.text())
+    with contextlib.suppress(FileExistsError):
+        os.mkfifo(_console(paths), 0o600)
+    clear_folder(paths)
+
+
+def clear_folder(paths: Paths) -> None:
+    """Remove what killed programs left in the working directory of clients."""
+    for folder in client_folder(paths).glob("sys-*"):
+        number = folder.name.removeprefix("sys-")
+        if not (number.isdigit() and psutil.pid_exists(int(number))):
+            for path in sorted(folder.rglob("*"), reverse=True):
+                path.rmdir() if path.is_dir() else path.unlink()
+            folder.rmdir()
+
+
+def ibsim_service(paths: Paths, net: FabricNet) -> Service:
+    """The simulator; :func:`prepare_simulator` comes first."""
+    nodes = max(_LEAST_NODES, 2 * len(net.all_ports()))
+    room = ("-N", str(nodes), "-S", str(_LEAST_NODES), "-P", str(16 * nodes))
+    program_line = (program("ibsim", "ibsim-utils"), "-s", *room)
+    return Service(
+        name="ibsim",
+        title="The simulated fabric",
+        process=Process("ibsim", paths),
+        argv=("/bin/sh", "-c", _WITH_CONSOLE, "ibsim", *program_line, f"{paths.config}/fabric/net"),
+        environ={"CONSOLE": str(_console(paths)), "IBSIM_SOCKNAME": simulator_name(paths)},
+        probe=lambda: probe_simulator(paths),
+    )
+
+
+def probe_simulator(paths: Paths) -> None:
+    """Whether the simulator takes clients; costs none of its places."""
+    name = f"@{simulator_name(paths)}:ctl"
+    sockets = Path("/proc/net/unix").read_text().splitlines()
+    if not any(line.split()[-1].startswith(name) for line in sockets):
+        raise LabError("takes no clients yet")
+
+
+def tell_simulator(paths: Paths, *commands: str) -> None:
+    """Give the simulator commands of its console, e.g. ``Unlink "spare0"``.
+
+    :raises LabError: it does not run.
+    """
+    if Process("ibsim", paths).pid() is None:
+        raise LabError("the simulated fabric does not run")
+    for command in commands:
+        with _console(paths).open("w") as stream:
+            stream.write(command + "\n")
+        time.sleep(_TRAP)
+
+
+def free_client_places(paths: Paths, spare: str = "spare0") -> None:
+    """Have the simulator notice clients that were killed: without it, it runs out of places."""
+    tell_simulator(paths, f'Unlink "{spare}"', f'ReLink "{spare}"')

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""opensm, the subnet manager, as a process of the lab: hardened from its first start."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from nova_hpc_lab.errors import LabError
+from nova_hpc_lab.fabric.net import MANAGER
+from nova_hpc_lab.fabric.simulator import client_environ, client_folder
+from nova_hpc_lab.process import Process
+from nova_hpc_lab.services import Service, program
+from nova_hpc_lab.state import Paths, write
+
+#: Limited members of the default partition reach the subnet manager and not one another.
+HARDENED_DEFAULT: Final = "Default=0x7fff, ipoib : ALL=limited, SELF=full ;\n"
+_UP: Final = "SUBNET UP"
+#: Random for each fabric. With the well-known ones of opensm any port can read all tables.
+_KEYS: Final = ("m_key", "sm_key", "sa_key")
+#: Writes its own number where the agent looks for it, and forgets the log of an earlier start.
+_START: Final = 'rm -f "$LOG"; echo $$ >"$PID_FILE"; cd "$FOLDER"; exec env "$@"'
+
+
+@attrs.frozen
+class ManagerFiles:
+    """The files of one subnet manager."""
+
+    #: Its options.
+    config: Path
+    #: Its partitions, which the agent writes.
+    partitions: Path
+    #: The administrator's own partitions.
+    own_partitions: Path
+    log: Path
+    #: One line: the process number.
+    pid_file: Path
+    #: What it remembers: GUIDs and LIDs.
+    cache: Path
+
+
+def manager_files(paths: Paths, name: str = "opensm") -> ManagerFiles:
+    """Where the files of the lab's subnet manager are."""
+    data = paths.data / name
+    return ManagerFiles(
+        config=paths.config / "fabric" / f"{name}.conf",
+        partitions=data / "partitions.conf",
+        own_partitions=data / "partitions.own.conf",
+        log=paths.logs / f"{name}.own.log",
+        pid_file=paths.run / f"{name}.own.pid",
+        cache=data / "cache",
+    )
+
+
+def manager_options(files: ManagerFiles, keys: Mapping[str, str]) -> dict[str, str]:
+    """The options of a subnet manager on which the isolation of partitions can rest."""
+    return {
+        "sweep_interval": "10",
+        "force_log_flush": "TRUE",
+        "partition_config_file": str(files.partitions),
+        "part_enforce": "both",
+        "qos": "FALSE",
+        "qos_policy_file": str(files.cache / "none"),
+        **keys,
+        "m_key_protection_level": "2",
+        "m_key_lease_period": "60",
+    }
+
+
+def prepare_manager(paths: Paths, name: str = "opensm") -> ManagerFiles:
+    """Write the subnet manager's options; its keys are made once, its partitions stay.
+
+    :raises LabError: the file with the keys is damaged.
+    """
+    files = manager_files(paths, name)
+    for folder in (files.cache, files.partitions.parent):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    store = paths.data / "fabric-keys.json"
+    if not store.exists():
+        fresh = {name: f"0x{secrets.randbits(63) | 1:016x}" for name in _KEYS}
+        write(store, json.dumps(fresh), mode=0o600)
+    try:
+        keys = dict(json.loads(store.read_text()))
+    except (OSError, ValueError, TypeError) as err:
+        raise LabError(f"{store} is damaged ({err}); remove it") from err
+    options = manager_options(files, keys)
+    text = "".join(f"{option} {value}\n" for option, value in options.items())
+    write(files.config, text, mode=0o600)
+    if not files.partitions.exists():
+        write(files.partitions, HARDENED_DEFAULT)
+    return files
+
+
+def opensm_service(paths: Paths, name: str = "opensm", node: str = MANAGER) -> Service:
+    """The subnet manager on the simulated *node*; :func:`prepare_manager` comes first."""
+    files = manager_files(paths, name)
+    folder = client_folder(paths)
+    inside = {
+        **client_environ(paths, node),
+        "OSM_TMP_DIR": str(files.cache),
+        "OSM_CACHE_DIR": str(files.cache),
+    }
+    opensm = program("opensm", "opensm")
+    words = ("-F", str(files.config), "-f", str(files.log), "--dump_files_dir", str(files.cache))
+    return Service(
+        name=name,
+        title="The subnet manager",
+        process=Process(name, paths),
+        argv=(
+            *("/bin/sh", "-c", _START, name),
+            *(f"{variable}={value}" for variable, value in inside.items()),
+            *(opensm, *words),
+        ),
+        environ={"LOG": str(files.log), "PID_FILE": str(files.pid_file), "FOLDER": str(folder)},
+        probe=lambda: probe_manager(files, Process(name, paths)),
+    )
+
+
+def probe_manager(files: ManagerFiles, process: Process) -> None:
+    """Whether the subnet manager has brought the fabric up since it was started."""
+    try:
+        # Written when the log of the start before has gone.
+        begun = files.pid_file.read_text().strip() == str(process.pid())
+        text = files.log.read_text(errors="replace") if begun else ""
+    except FileNotFoundError:
+        text = ""
+    if _UP not in text:
+        raise LabError("has not brought the fabric up yet")
