@@ -1,0 +1,500 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The settings of a subnet manager that the isolation of partitions rests on, one row each.
+
+A P_Key is worth what guards the tables in which it stands: with M_Key 0 whoever may send
+subnet management packets writes them; with the well-known SA_Key whoever asks reads them;
+with the well-known SM_Key a second subnet manager takes the fabric over. Sources: ``opensm
+--create-config`` and ``man opensm`` of release 3.3.23; NVIDIA's *InfiniBand - Security Overview
+and Guidelines*; appendix *Security Features* of UFM's user manual, release 6.23.1.
+Requirements are numbered as in NVIDIA's *Requirements for AI Clouds*: SDN04-04 is the isolation
+of partitions, SDN04-05 the seven keys (P_Key, M_Key, and those of the aggregation manager, of
+vendor-specific MADs, congestion control, node to node and manager to node).
+
+Values of keys never leave this module: a row says what is wrong with one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final
+
+import attrs
+
+from nova_hpc.fabric.partitions.backends.base import AuditRow, AuditState
+from nova_hpc.fabric.partitions.keys import DEFAULT_PKEY
+
+#: Names of rows that others ask for.
+DEFAULT_PARTITION: Final = "default_partition"
+#: Where upstream opensm looks when its file of options does not say it.
+_DEFAULT_PARTITIONS_FILE: Final = "/etc/opensm/partitions.conf"
+#: A line that is longer than opensm's buffer ends the file, and opens the fabric (3.3.23).
+_LONGEST_LINE: Final = 8190
+#: NVIDIA's manager makes a random key of its own for this value.
+_GENERATED: Final = 0xFFFF_FFFF_FFFF_FFFF
+#: Keys that stand in manuals and examples.
+_PUBLISHED: Final = frozenset(
+    (0x771D2FE77F553D47, 0x0011223344556677, 0x1122334455667788, 0x1234567890ABCDEF)
+)
+#: Below this a key can be tried out.
+_LEAST_KEY: Final = 1 << 40
+
+_ISOLATION: Final = "SDN04-04"
+_KEYS: Final = "SDN04-05"
+_OURS: Final = ""
+
+_DEFAULT_CURE: Final = (
+    "write into the file of partitions: Default=0x7fff, ipoib : ALL=limited, SELF=full ;"
+)
+_OPTION: Final = re.compile(r"[ \t]*([A-Za-z]\w*)[ \t]+(.*?)[ \t\r]*$")
+_COMMENT: Final = re.compile(r"#.*")
+
+#: The state, and what was found.
+_Verdict = tuple[AuditState, str]
+_UNREADABLE: Final[_Verdict] = (AuditState.UNKNOWN, "the file of options cannot be read")
+
+
+@attrs.frozen
+class _AuditedSetting:
+    """How one row comes about.
+
+    :ivar judge: what the options of the manager say of it.
+    :ivar cure: as of :class:`AuditRow`.
+    """
+
+    name: str
+    requirement: str
+    judge: Callable[[Mapping[str, str]], _Verdict]
+    cure: str
+    needed: bool = False
+
+    def judge_options(self, options: Mapping[str, str] | None) -> AuditRow:
+        """The row; *options* None: the file cannot be read."""
+        verdict = _UNREADABLE if options is None else self.judge(options)
+        cure = "" if verdict[0] is AuditState.MET else self.cure
+        return AuditRow(self.name, self.requirement, *verdict, cure, self.needed)
+
+
+def read_manager_options(text: str) -> Mapping[str, str]:
+    """Option -> value, as opensm reads its file: a name, white space, a value; the last counts."""
+    options = {}
+    for line in text.splitlines():
+        if match := _OPTION.match(line):
+            options[match[1]] = match[2].strip("\"'")
+    return options
+
+
+def audit_opensm(
+    config_text: str | None, partitions_text: str | None, partitions_path: str = ""
+) -> tuple[AuditRow, ...]:
+    """Audit upstream opensm (3.3.23).
+
+    :param config_text: its file of options; None: it cannot be read.
+    :param partitions_text: its file of partitions; None: there is none, or it cannot be read.
+    :param partitions_path: where that file is; "": not asked.
+    """
+    return _audit_files(config_text, partitions_text, partitions_path, _UPSTREAM)
+
+
+def audit_nvidia_manager(
+    config_text: str | None, partitions_text: str | None, partitions_path: str = ""
+) -> tuple[AuditRow, ...]:
+    """Audit NVIDIA's subnet manager by the same two files; after the public documentation."""
+    return _audit_files(config_text, partitions_text, partitions_path, _NVIDIA)
+
+
+def _audit_files(
+    config_text: str | None,
+    partitions_text: str | None,
+    partitions_path: str,
+    settings: tuple[_AuditedSetting, ...],
+) -> tuple[AuditRow, ...]:
+    options = None if config_text is None else read_manager_options(config_text)
+    asked = (*_settings_of_file(partitions_path), *_COMMON, *settings)
+    return (
+        audit_default_partition(partitions_text),
+        *(setting.judge_options(options) for setting in asked),
+    )
+
+
+def list_open_rows(rows: Iterable[AuditRow]) -> tuple[AuditRow, ...]:
+    """The rows for which the agent refuses to work; what is not known fails closed."""
+    return tuple(row for row in rows if row.needed and row.state is not AuditState.MET)
+
+
+def format_open_row(row: AuditRow) -> str:
+    """A row for people, with the lines to change."""
+    requirement = f" ({row.requirement})" if row.requirement else ""
+    cure = f"; {row.cure}" if row.cure else ""
+    return f"{row.name}{requirement} is {row.state.value}: {row.found}{cure}"
+
+
+# -- the default partition ---------------------------------------------------------------
+
+
+def audit_default_partition(partitions_text: str | None) -> AuditRow:
+    """Whether everybody but the subnet manager is a limited member of 0x7fff.
+
+    opensm makes everybody a full member where the file is missing, empty or cannot be parsed.
+    An explicit rule is asked for, although man opensm has the same for a file without one.
+
+    :param partitions_text: None: there is no such file.
+    """
+    verdict = _judge_default_partition(partitions_text)
+    cure = "" if verdict[0] is AuditState.MET else _DEFAULT_CURE
+    return AuditRow(DEFAULT_PARTITION, _ISOLATION, *verdict, cure, needed=True)
+
+
+def _judge_default_partition(text: str | None) -> _Verdict:
+    if text is None:
+        return AuditState.NOT_MET, "no file of partitions: every port is a full member of 0x7fff"
+    if any(len(line.encode()) > _LONGEST_LINE for line in text.split("\n")):
+        return AuditState.NOT_MET, "a line has more than 8 KiB, at which opensm drops the file"
+    rules = [rule for rule in _split_rules(text) if rule.pkey == DEFAULT_PKEY]
+    if not rules:
+        return AuditState.NOT_MET, "no rule for 0x7fff"
+    full = [name for rule in rules for name in rule.full_members()]
+    groups = sorted({name for name in full if name.startswith("ALL")})
+    if groups:
+        return AuditState.NOT_MET, f"{', '.join(groups)}: full members of 0x7fff"
+    if not any("ALL" in rule.members for rule in rules):
+        return AuditState.NOT_MET, "no ALL=limited in the rule for 0x7fff"
+    ports = [name for name in full if name != "SELF"]
+    if ports:
+        return AuditState.MET, f"limited, but for {len(ports)} port(s) that the file names"
+    return AuditState.MET, "limited for all but the subnet manager"
+
+
+@attrs.frozen
+class _PartitionRule:
+    """One definition of the file of partitions.
+
+    :ivar members: GUID or keyword -> ``full``, ``limited`` or ``both``.
+    """
+
+    pkey: int | None
+    members: Mapping[str, str]
+
+    def full_members(self) -> list[str]:
+        return [name for name, membership in self.members.items() if membership != "limited"]
+
+
+def _split_rules(text: str) -> Iterator[_PartitionRule]:
+    plain = "\n".join(_COMMENT.sub("", line) for line in text.split("\n"))
+    for statement in plain.split(";"):
+        head, colon, tail = statement.partition(":")
+        if not colon:
+            continue
+        name, *flags = (word.strip() for word in head.split(","))
+        default = "limited"
+        for flag in flags:
+            if flag.replace(" ", "").startswith("defmember="):
+                default = _membership_of(flag.partition("=")[2])
+        members: dict[str, str] = {}
+        for word in re.split(r"[,\n]", tail):
+            member, equals, membership = (part.strip() for part in word.partition("="))
+            if member and not member.startswith("mgid"):
+                stated = _membership_of(membership) if equals else default
+                # Of two memberships of one port opensm keeps the greater.
+                if members.get(member) != "full":
+                    members[member] = stated
+        yield _PartitionRule(_pkey_of(name), members)
+
+
+def _membership_of(text: str) -> str:
+    word = text.strip().lower()
+    # opensm takes beginnings of the words, e.g. "limi".
+    return (
+        "limited" if word and "limited".startswith(word) else "both" if word == "both" else "full"
+    )
+
+
+def _pkey_of(name: str) -> int | None:
+    number = _number_of(name.partition("=")[2])
+    if number is not None:
+        return number & DEFAULT_PKEY
+    return DEFAULT_PKEY if name.partition("=")[0].strip() == "Default" else None
+
+
+# -- single settings ---------------------------------------------------------------------
+
+
+def _number_of(text: str) -> int | None:
+    word = text.strip()
+    if not re.fullmatch(r"0[xX][0-9a-fA-F]{1,16}|[0-9]{1,20}", word):
+        return None
+    return int(word, 16 if word[:2].lower() == "0x" else 10)
+
+
+def _describe_weak_key(number: int | None) -> str | None:
+    """What is wrong with a key; None: nothing that can be seen from here."""
+    if number is None:
+        return "no number"
+    if number == 0:
+        return "0, which switches it off"
+    if number in (1, 1 << 56):
+        return "the well-known default"
+    if number in _PUBLISHED:
+        return "a key out of a manual"
+    digits = f"{number:016x}"
+    if number < _LEAST_KEY or len(set(digits)) < 4 or digits in "0123456789abcdef" * 2:
+        return "easily guessed"
+    return None
+
+
+def _judge_key(option: str, default: str, generated: bool = False) -> Callable[..., _Verdict]:
+    def judge(options: Mapping[str, str]) -> _Verdict:
+        number = _number_of(options.get(option, default))
+        if generated and number == _GENERATED:
+            return AuditState.MET, "made by the subnet manager itself"
+        weakness = _describe_weak_key(number)
+        if weakness is None and number == _GENERATED:
+            weakness = "easily guessed"
+        if weakness is not None:
+            return AuditState.NOT_MET, weakness
+        return AuditState.MET, "set"
+
+    return judge
+
+
+def _judge_word(option: str, default: str, wanted: tuple[str, ...]) -> Callable[..., _Verdict]:
+    def judge(options: Mapping[str, str]) -> _Verdict:
+        value = options.get(option, default)
+        met = value.lower() in wanted
+        return AuditState.MET if met else AuditState.NOT_MET, value or "not set"
+
+    return judge
+
+
+def _judge_switch(option: str) -> Callable[..., _Verdict]:
+    """0 leaves the keys of the class as they are, 1 takes them away, 2 sets them."""
+
+    def judge(options: Mapping[str, str]) -> _Verdict:
+        value = options.get(option, "")
+        if value == "2":
+            return AuditState.MET, f"{option} 2"
+        return AuditState.NOT_MET, f"{option} {value or 'not set'}"
+
+    return judge
+
+
+def _judge_list(option: str) -> Callable[..., _Verdict]:
+    def judge(options: Mapping[str, str]) -> _Verdict:
+        guids = [word for word in re.split(r"[,\s]+", options.get(option, "")) if _number_of(word)]
+        if not guids:
+            return AuditState.NOT_MET, "any GUID may be a subnet manager's"
+        return AuditState.MET, f"{len(guids)} GUID(s)"
+
+    return judge
+
+
+def _judge_topology(options: Mapping[str, str]) -> _Verdict:
+    enabled = options.get("topo_config_enabled", "").lower() in ("true", "1", "2")
+    file = options.get("topo_config_file", "")
+    if enabled and file not in ("", "(null)"):
+        return AuditState.MET, "topo_config_enabled, with a file"
+    return AuditState.NOT_MET, "any switch and cable is taken"
+
+
+def _judge_enforcement(options: Mapping[str, str]) -> _Verdict:
+    if options.get("no_partition_enforcement", "FALSE").upper() == "TRUE":
+        return AuditState.NOT_MET, "no_partition_enforcement TRUE"
+    value = options.get("part_enforce", "both")
+    return AuditState.MET if value == "both" else AuditState.NOT_MET, value
+
+
+def _judge_manager_to_node(options: Mapping[str, str]) -> _Verdict:
+    if options.get("n2n_key_enable", "") != "2":
+        return AuditState.NOT_MET, "the keys of this class of MADs are off (n2n_key_enable)"
+    return AuditState.UNKNOWN, "no option in public documentation sets it alone"
+
+
+def _judge_unavailable(_: Mapping[str, str]) -> _Verdict:
+    return AuditState.NOT_AVAILABLE, "opensm 3.3.23 has no such setting"
+
+
+def _judge_unseen(_: Mapping[str, str]) -> _Verdict:
+    return AuditState.UNKNOWN, "not in the subnet manager's file of options"
+
+
+def _judge_congestion_key(options: Mapping[str, str]) -> _Verdict:
+    """cc_key is the key that opensm *uses*; it sets none (its own comment in the file)."""
+    in_use = options.get("congestion_control", "FALSE").upper() == "TRUE"
+    weakness = _describe_weak_key(_number_of(options.get("cc_key", "0x0")))
+    stated = "cc_key set" if weakness is None else f"cc_key {weakness}"
+    return (
+        AuditState.NOT_AVAILABLE,
+        f"opensm 3.3.23 uses a CC_Key and sets none ({stated}; congestion control "
+        f"{'on' if in_use else 'off'})",
+    )
+
+
+def _settings_of_file(partitions_path: str) -> tuple[_AuditedSetting, ...]:
+    if not partitions_path:
+        return ()
+
+    def judge(options: Mapping[str, str]) -> _Verdict:
+        path = options.get("partition_config_file", _DEFAULT_PARTITIONS_FILE)
+        return AuditState.MET if path == partitions_path else AuditState.NOT_MET, path
+
+    cure = f"partition_config_file {partitions_path}"
+    return (_AuditedSetting("partition_config_file", _ISOLATION, judge, cure, needed=True),)
+
+
+_RANDOM: Final = "0x and 16 random hex digits, e.g. of: openssl rand -hex 8"
+#: What both managers have, under the same names.
+_COMMON: Final = (
+    _AuditedSetting(
+        "part_enforce",
+        _ISOLATION,
+        _judge_enforcement,
+        "part_enforce both, no_partition_enforcement FALSE: else switches let every P_Key through",
+        needed=True,
+    ),
+    _AuditedSetting(
+        "sa_key",
+        _OURS,
+        _judge_key("sa_key", "0x1"),
+        f"sa_key {_RANDOM}: else any port asks the SA for everybody's tables",
+        needed=True,
+    ),
+    _AuditedSetting(
+        "sm_key",
+        _OURS,
+        _judge_key("sm_key", "0x1"),
+        f"sm_key {_RANDOM}, the same on the managers that stand by: else any port with a "
+        "subnet manager of its own takes the fabric over",
+        needed=True,
+    ),
+)
+_PROTECTION: Final = _AuditedSetting(
+    "m_key_protection_level",
+    _KEYS,
+    _judge_word("m_key_protection_level", "0", ("2", "3")),
+    "m_key_protection_level 2: below it the M_Key or the tables can be read",
+    needed=True,
+)
+_UPSTREAM: Final = (
+    _AuditedSetting(
+        "m_key",
+        _KEYS,
+        _judge_key("m_key", "0x0"),
+        f"m_key {_RANDOM}: else whoever sends subnet management packets writes any P_Key table",
+        needed=True,
+    ),
+    _PROTECTION,
+    _AuditedSetting(
+        "m_key_per_port",
+        _KEYS,
+        _judge_unavailable,
+        "open: one M_Key for all ports; who learns it of one port writes the tables of all",
+    ),
+    _AuditedSetting(
+        "am_key",
+        _KEYS,
+        _judge_unavailable,
+        "open: where switches aggregate (SHARP), any port may send them management packets",
+    ),
+    _AuditedSetting(
+        "vs_key",
+        _KEYS,
+        _judge_unavailable,
+        "open: any port may send vendor-specific MADs, by which firmware is read and configured",
+    ),
+    _AuditedSetting(
+        "cc_key",
+        _KEYS,
+        _judge_congestion_key,
+        "open: any port may change the congestion control of adapters and switches",
+    ),
+    _AuditedSetting(
+        "n2n_key",
+        _KEYS,
+        _judge_unavailable,
+        "open: any port may forge the notices by which switches route around a fault",
+    ),
+    _AuditedSetting(
+        "m2n_key",
+        _KEYS,
+        _judge_unavailable,
+        "open: any port may configure those notices in the manager's place",
+    ),
+    _AuditedSetting(
+        "allowed_sm_guids",
+        _OURS,
+        _judge_unavailable,
+        "open: sm_key alone keeps a second subnet manager out",
+    ),
+    _AuditedSetting(
+        "topoconfig",
+        _OURS,
+        _judge_unavailable,
+        "open: a forged switch or a moved cable is taken; compare the cabling with the map "
+        "(nova-hpc fabric diff)",
+    ),
+    _AuditedSetting(
+        "sa_enhanced_trust_model",
+        _OURS,
+        _judge_unavailable,
+        "open: a port may register services, groups and events without a limit, and ask for "
+        "every path of its partitions",
+    ),
+)
+_NVIDIA: Final = (
+    _AuditedSetting(
+        "m_key",
+        _KEYS,
+        _judge_key("m_key", "0x0", generated=True),
+        "m_key 0xFFFFFFFFFFFFFFFF (the manager makes a random one) or "
+        f"{_RANDOM}: else whoever sends subnet management packets writes any P_Key table",
+        needed=True,
+    ),
+    _PROTECTION,
+    _AuditedSetting(
+        "m_key_per_port",
+        _KEYS,
+        _judge_word("m_key_per_port", "FALSE", ("true",)),
+        "m_key_per_port TRUE (UFM: in gv.cfg)",
+    ),
+    _AuditedSetting(
+        "am_key",
+        _KEYS,
+        _judge_unseen,
+        "set a secret AM key in the configuration of sharp_am, where switches aggregate (SHARP)",
+    ),
+    _AuditedSetting("vs_key", _KEYS, _judge_switch("vs_key_enable"), "vs_key_enable 2"),
+    _AuditedSetting("cc_key", _KEYS, _judge_switch("cc_key_enable"), "cc_key_enable 2"),
+    _AuditedSetting("n2n_key", _KEYS, _judge_switch("n2n_key_enable"), "n2n_key_enable 2"),
+    _AuditedSetting(
+        "m2n_key",
+        _KEYS,
+        _judge_manager_to_node,
+        "n2n_key_enable 2; the manager keeps these keys in its file guid2_m2n_key, which "
+        "ibdiagnet --security_keys reads",
+    ),
+    _AuditedSetting(
+        "key_mgr_seed",
+        _OURS,
+        _judge_key("key_mgr_seed", "0x0", generated=True),
+        "key_mgr_seed 0xFFFFFFFFFFFFFFFF: else the keys of all classes come from the M_Key",
+    ),
+    _AuditedSetting(
+        "allowed_sm_guids",
+        _OURS,
+        _judge_list("allowed_sm_guids"),
+        "allowed_sm_guids with the port GUIDs of all managers, comma between",
+    ),
+    _AuditedSetting(
+        "topoconfig",
+        _OURS,
+        _judge_topology,
+        "topo_config_enabled TRUE and topo_config_file (UFM from 6.19: topoconfig_enabled = true "
+        "in gv.cfg)",
+    ),
+    _AuditedSetting(
+        "sa_enhanced_trust_model",
+        _OURS,
+        _judge_word("sa_enhanced_trust_model", "FALSE", ("true",)),
+        "sa_enhanced_trust_model TRUE, and sa_check_sgid_spoofing TRUE beside it",
+    ),
+)
