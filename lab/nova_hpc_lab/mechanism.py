@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from neutron_lib.api.definitions import portbindings
 from neutron_lib.plugins.ml2 import api
+from oslo_config import cfg
 
 _SRIOV: Final = (portbindings.VNIC_DIRECT, portbindings.VNIC_MACVTAP)
 
@@ -25,6 +26,9 @@ class LabMechanismDriver(api.MechanismDriver):
         """Bind to the first segment: a tap, or the virtual function that Nova chose."""
         kind = context.current[portbindings.VNIC_TYPE]
         for segment in context.segments_to_bind:
+            if segment[api.PHYSICAL_NETWORK] in _partitioned():
+                # What the driver of partitions does not bind stays unbound.
+                continue
             if kind in _SRIOV:
                 details = {"vlan": str(segment[api.SEGMENTATION_ID] or 0)}
                 context.set_binding(
@@ -38,3 +42,8 @@ class LabMechanismDriver(api.MechanismDriver):
                     status="ACTIVE",
                 )
             return
+
+
+def _partitioned() -> set[str]:
+    """Physical networks whose ports are members of partitions, where that driver is loaded."""
+    return set(cfg.CONF.hpc_partitions.physical_networks) if "hpc_partitions" in cfg.CONF else set()

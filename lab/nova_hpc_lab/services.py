@@ -83,15 +83,21 @@ def probe_messages(settings: Settings) -> None:
         pass
 
 
+def probe_consumed(settings: Settings, *topics: str) -> None:
+    """Whether anything takes the messages of all of *topics*."""
+    for topic in topics:
+        with broker(settings) as connection:
+            try:
+                queue = connection.channel().queue_declare(topic, passive=True)
+            except amqp.NotFound:
+                raise LabError("does not listen to the message bus yet") from None
+        if not queue.consumer_count:
+            raise LabError("does not listen to the message bus")
+
+
 def probe_worker(settings: Settings, binary: str, topic: str) -> None:
     """Whether a service of Nova takes messages, and leaves heartbeats in the database."""
-    with broker(settings) as connection:
-        try:
-            queue = connection.channel().queue_declare(topic, passive=True)
-        except amqp.NotFound:
-            raise LabError("does not listen to the message bus yet") from None
-    if not queue.consumer_count:
-        raise LabError("does not listen to the message bus")
+    probe_consumed(settings, topic)
     with connect(settings, "nova") as connection, connection.cursor() as cursor:
         cursor.execute(
             "SELECT TIMESTAMPDIFF(SECOND, COALESCE(updated_at, created_at), UTC_TIMESTAMP())"

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What makes networks of Neutron partitions: its options, its RPC server, the agent."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from nova_hpc_lab import config
+from nova_hpc_lab.fabric.net import MANAGER, FabricNet
+from nova_hpc_lab.fabric.simulator import simulator_name
+from nova_hpc_lab.fabric.subnet_manager import manager_files
+from nova_hpc_lab.process import Process
+from nova_hpc_lab.services import Service, probe_consumed, script
+from nova_hpc_lab.state import Paths, Settings, write
+
+#: The one fabric of a lab.
+FABRIC: Final = "main"
+#: Who tells Neutron that an agent lives.
+_HEARTBEATS: Final = "q-reports-plugin"
+#: Where the agent's questions go.
+_QUESTIONS: Final = "hpc-partitions"
+#: Where the agent is woken.
+_WAKE: Final = "hpc-fabric-agent"
+
+
+def partition_options(
+    paths: Paths, physical_networks: Sequence[str], first: int = 2, last: int = 4094
+) -> config.Sections:
+    """What ``neutron.conf`` has beside the lab's own.
+
+    :param physical_networks: those that are InfiniBand; all are on the one fabric.
+    :param first: the first P_Key that a network can have.
+    :param last: the last one.
+    """
+    ranges = ",".join(f"{name}:{first}:{last}" for name in physical_networks)
+    return {
+        "DEFAULT": {
+            "rpc_workers": 1,
+            "rpc_state_report_workers": 1,
+            "network_auto_schedule": False,
+            "send_events_interval": 1,
+        },
+        "ml2": {"mechanism_drivers": "hpc_partitions,nova_hpc_lab"},
+        "ml2_type_vlan": {"network_vlan_ranges": ranges},
+        "hpc_partitions": {
+            "physical_networks": ",".join(f"{name}:{FABRIC}" for name in physical_networks),
+            "subnet_manager": "opensm",
+            "port_inventory": paths.config / "neutron" / "hpc-ports.yaml",
+        },
+    }
+
+
+def agent_options(paths: Paths, settings: Settings, name: str = "opensm") -> config.Sections:
+    """The agent's own file of options; *name* is that of its subnet manager."""
+    files = manager_files(paths, name)
+    return {
+        "DEFAULT": {
+            "transport_url": config.transport_url(settings),
+            "host": f"{name}-{MANAGER}",
+            "state_path": paths.data / "neutron",
+        },
+        "oslo_concurrency": {"lock_path": paths.run / "lock"},
+        "hpc_fabric_agent": {
+            "fabric": FABRIC,
+            "subnet_manager": "opensm",
+            "opensm_config": files.config,
+            "opensm_pid_file": files.pid_file,
+            "opensm_log": files.log,
+            "partitions_file": files.partitions,
+            "own_partitions_file": files.own_partitions,
+            "state_path": paths.data / "fabric-agent",
+            "simulated_host": MANAGER,
+        },
+    }
+
+
+def merge_sections(sections: config.Sections, more: config.Sections) -> config.Sections:
+    """*sections* with the options of *more*, which win."""
+    return {name: {**sections.get(name, {}), **more.get(name, {})} for name in {**sections, **more}}
+
+
+def prepare_partitions(
+    paths: Paths, settings: Settings, net: FabricNet, neutron: config.Sections
+) -> None:
+    """Write the inventory, ``neutron.conf`` and the agent's options.
+
+    :param neutron: the sections of ``neutron.conf``, whole.
+    """
+    folder = paths.config / "neutron"
+    (paths.data / "fabric-agent").mkdir(mode=0o700, parents=True, exist_ok=True)
+    write(folder / "hpc-ports.yaml", net.inventory())
+    write(folder / "neutron.conf", config.render(neutron), mode=0o600)
+    agent = config.render(agent_options(paths, settings))
+    write(folder / "fabric-agent.conf", agent, mode=0o600)
+
+
+def partition_services(paths: Paths, settings: Settings) -> dict[str, Service]:
+    """Neutron's RPC server, which serves agents, and the agent beside the subnet manager."""
+    folder = paths.config / "neutron"
+
+    def make(
+        name: str,
+        title: str,
+        argv: tuple[str, ...],
+        topics: Sequence[str],
+        environ: Mapping[str, str],
+    ) -> Service:
+        return Service(
+            name=name,
+            title=title,
+            process=Process(name, paths),
+            argv=argv,
+            environ=environ,
+            probe=lambda: probe_consumed(settings, *topics),
+        )
+
+    services = (
+        make(
+            "neutron-rpc-server",
+            "Neutron's RPC server",
+            (*script(paths, "neutron-rpc-server"), "--config-file", str(folder / "neutron.conf")),
+            (_HEARTBEATS, _QUESTIONS),
+            {},
+        ),
+        make(
+            "fabric-agent",
+            "The fabric agent",
+            (
+                *(sys.executable, "-m", "neutron_drivers.fabric_agent"),
+                *("--config-file", str(folder / "fabric-agent.conf")),
+            ),
+            (_WAKE,),
+            {"IBSIM_SOCKNAME": simulator_name(paths)},
+        ),
+    )
+    return {service.name: service for service in services}

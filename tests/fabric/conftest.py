@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One control plane on one simulated fabric for all tests here."""
+
+import contextlib
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.fabric.bare_fabric import BareFabric, wait_until
+from tests.fabric.matrix import FabricView, file_members
+from tests.fabric.plane import running
+
+
+@pytest.fixture(scope="session")
+def plane():
+    """Neutron, its driver, the agent and the subnet manager, all running."""
+    with running() as found:
+        print(f"\nthe control plane is in {found.paths.state}")
+        yield found
+
+
+@pytest.fixture(scope="session")
+def view(plane):
+    """Reads the fabric of the control plane."""
+    found = FabricView(plane)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def tidy(plane):
+    """A plane whose ports and networks are gone afterwards, with what they had on the fabric."""
+    yield plane
+    clear_plane(plane)
+
+
+def clear_plane(plane):
+    """Delete all ports and networks, and wait until no key is left."""
+    for kind in ("ports", "networks"):
+        _, answer = plane.admin.call("GET", f"/{kind}?fields=id")
+        for one in answer[kind]:
+            plane.admin.call("DELETE", f"/{kind}/{one['id']}")
+    wait_until(lambda: not file_members(plane), "no key is left in the file")
+
+
+@pytest.fixture
+def make_fabric():
+    """Gives simulated fabrics with a subnet manager and nothing else."""
+    with contextlib.ExitStack() as stack:
+
+        def make(**options):
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="nhf"))
+            fabric = BareFabric.make(Path(folder), **options)
+            stack.callback(fabric.down)
+            fabric.up()
+            return fabric
+
+        yield make
