@@ -49,6 +49,10 @@ class PartitionPolicy:
     rate: int | None = None
 
 
+def _freeze_policies(given: Mapping[int, PartitionPolicy]) -> Mapping[int, PartitionPolicy]:
+    return MappingProxyType(dict(given))
+
+
 @attrs.frozen
 class DesiredPartitions:
     """All rows of one fabric.
@@ -62,9 +66,7 @@ class DesiredPartitions:
     ticket: int
     members: tuple[PartitionMember, ...] = ()
     #: P_Key -> policy, where one is configured.
-    policies: Mapping[int, PartitionPolicy] = attrs.field(
-        factory=dict, converter=lambda found: MappingProxyType(dict(found))
-    )
+    policies: Mapping[int, PartitionPolicy] = attrs.field(factory=dict, converter=_freeze_policies)
 
     def wanted(self) -> tuple[PartitionMember, ...]:
         """The members that are to be there."""

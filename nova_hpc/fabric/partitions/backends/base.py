@@ -54,6 +54,10 @@ class MemberReading:
     reason: str = ""
 
 
+def _freeze_readings(given: Mapping[int, MemberReading]) -> Mapping[int, MemberReading]:
+    return MappingProxyType(dict(given))
+
+
 @attrs.frozen
 class ReadBack:
     """One look at what is in force.
@@ -63,9 +67,7 @@ class ReadBack:
         default partition, a key that nobody was given, a manager that does not answer.
     """
 
-    members: Mapping[int, MemberReading] = attrs.field(
-        converter=lambda found: MappingProxyType(dict(found))
-    )
+    members: Mapping[int, MemberReading] = attrs.field(converter=_freeze_readings)
     faults: tuple[str, ...] = ()
 
 

@@ -1,0 +1,431 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Upstream's subnet manager, opensm.
+
+It has P_Keys for physical ports alone, so functions of one port are never told apart. It is told
+by a file and a signal, and it fails open: of a file that it cannot read it makes full membership
+of the default partition for everybody. So the file is written whole, and what counts is what is
+read back from the ports.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import attrs
+from oslo_log import log
+
+from nova_hpc.fabric.partitions.backends import opensm_trial
+from nova_hpc.fabric.partitions.backends.base import (
+    AuditRow,
+    Capabilities,
+    MemberReading,
+    MemberState,
+    ReadBack,
+    SubnetManagerError,
+)
+from nova_hpc.fabric.partitions.backends.opensm_files import (
+    OpensmLog,
+    PartitionStore,
+    read_text,
+    replace_text,
+)
+from nova_hpc.fabric.partitions.backends.opensm_process import (
+    OpensmProcess,
+    find_opensm,
+    wake_opensm,
+)
+from nova_hpc.fabric.partitions.hardening import audit_opensm, read_manager_options
+from nova_hpc.fabric.partitions.members import DesiredPartitions
+from nova_hpc.fabric.partitions.own_partitions import OwnPartitions, parse_own_partitions
+from nova_hpc.fabric.partitions.partition_file import (
+    PartitionLayout,
+    body_of_file,
+    lay_out_partitions,
+    parse_file,
+    render_body,
+    render_file,
+)
+from nova_hpc.fabric.partitions.port_reader import PortReader, ReaderSettings
+from nova_hpc.fabric.partitions.port_tables import TableExpectations, judge_member
+from nova_hpc.fabric.partitions.table_cache import TableCache
+
+LOG: Final = log.getLogger(__name__)
+
+#: Seconds after which a file that opensm has not taken may be tried again.
+_REJECTED: Final = 60.0
+#: Seconds after a write in which opensm may still be taking keys away.
+_SETTLING: Final = 3.0
+_LAST_GOOD: Final = "partitions.last-good.conf"
+
+
+@attrs.frozen
+class _Told:
+    """What opensm was told last, and which run of it."""
+
+    process: OpensmProcess
+    body: str
+    at: float
+
+
+class OpensmSubnetManager:
+    """opensm on this host; see :class:`~nova_hpc.fabric.partitions.backends.base.SubnetManager`.
+
+    :ivar reader: of the fabric.
+    :ivar signals: for measurements: how often opensm was told.
+    """
+
+    capabilities: ClassVar[Capabilities] = Capabilities(separates_functions=False)
+
+    def __init__(self, conf: Any) -> None:
+        """Start nothing yet.
+
+        :param conf: the group ``[hpc_fabric_agent]``.
+        :raises SubnetManagerError: opensm's options cannot be read, or name another file.
+        """
+        self._conf = conf
+        self._store = PartitionStore(Path(conf.partitions_file))
+        self._own_path = Path(conf.own_partitions_file)
+        self._log = OpensmLog(Path(conf.opensm_log))
+        self._last_good = Path(conf.state_path) / _LAST_GOOD
+        options = self._read_options()
+        self.reader = PortReader(
+            ReaderSettings(
+                guid=_number_of(options, "guid"),
+                m_key=_number_of(options, "m_key"),
+                simulated_host=conf.simulated_host or None,
+            )
+        )
+        self._tables = TableCache(self.reader, conf.poll_interval)
+        self.signals = 0
+        self._own: OwnPartitions | None = None
+        self._own_complaint: str | None = None
+        self._tried: set[str] = set()
+        #: What this agent has seen in force last; other text is somebody else's.
+        self._written: str | None = None
+        self._edited: str | None = None
+        self._told: _Told | None = None
+        self._retold = False
+        self._rejected: dict[str, float] = {}
+        self._desired: DesiredPartitions | None = None
+        self._saved: str | None = None
+
+    # -- what has to be ------------------------------------------------------------------
+
+    def enforce(self, desired: DesiredPartitions) -> bool:
+        """See :meth:`SubnetManager.enforce`."""
+        self._read_options()
+        with self._store.hold_lock():
+            text = self._store.read()
+            self._store.pass_fence(desired.ticket, text)
+            own = self._choose_own(text, desired)
+            body = render_body(self._lay_out(desired, own), own)
+            self._refuse_rejected(body)
+            self._own, self._desired = own, desired
+            changed = self._note_edit(text)
+            if text is None or body_of_file(text) != body:
+                self._write(render_file(body, desired.ticket))
+                changed = True
+            else:
+                self._written = text
+            return self._tell(body, force=changed) or changed
+
+    def _lay_out(self, desired: DesiredPartitions, own: OwnPartitions) -> PartitionLayout:
+        return lay_out_partitions(desired, own, self.capabilities.most_pkeys_of_a_port)
+
+    def _read_options(self) -> Mapping[str, str]:
+        path = Path(self._conf.opensm_config)
+        options = read_manager_options(read_text(path) or "")
+        used = options.get("partition_config_file")
+        if used is not None and Path(used).resolve() != self._store.path:
+            raise SubnetManagerError(
+                f"opensm reads its partitions from {used} ({path}), and "
+                f"[hpc_fabric_agent]partitions_file is {self._store.path}: name one file in both"
+            )
+        return options
+
+    def _note_edit(self, text: str | None) -> bool:
+        """Whether somebody who is no agent has changed the file since it was written."""
+        if self._written is None or text == self._written:
+            return False
+        if text is not None and body_of_file(text) is not None:
+            return False  # Another agent's.
+        what = "is gone" if text is None else "is empty" if not text else "was changed by others"
+        self._edited = f"{self._store.path} {what}; it was written again"
+        LOG.warning("%s", self._edited)
+        return True
+
+    def _write(self, text: str) -> None:
+        replace_text(self._store.path, text)
+        self._written = text
+        self._told = None
+
+    def _tell(self, body: str, force: bool) -> bool:
+        """Have opensm read the file, unless this run of it was told of the same already.
+
+        :raises SubnetManagerError: it does not run; it reads the file when it starts.
+        """
+        try:
+            process = find_opensm(Path(self._conf.opensm_pid_file))
+            told = self._told
+            if not force and told is not None and (told.process, told.body) == (process, body):
+                return False
+            self._log.set_mark()
+            wake_opensm(process)
+        except SubnetManagerError:
+            self._told = None
+            raise
+        self.signals += 1
+        self._told = _Told(process, body, time.monotonic())
+        self._retold = False
+        self._tables.distrust()
+        return True
+
+    # -- the administrator's own partitions ----------------------------------------------
+
+    def _choose_own(self, text: str | None, desired: DesiredPartitions) -> OwnPartitions:
+        """The own partitions to use: those of the file, or those that were in force.
+
+        :raises SubnetManagerError: the file is bad, and none were in force.
+        """
+        before = self._own if self._own is not None else _own_of(text, self._last_good)
+        try:
+            own = self._read_own(before)
+            if before is None or own.text != before.text:
+                self._check_change(own, desired)
+        except (SubnetManagerError, ValueError) as error:
+            complaint = f"{self._own_path}: {error}"
+            if before is None:
+                self._own_complaint = complaint
+                raise SubnetManagerError(
+                    f"{complaint}; nothing is written until that is right"
+                ) from error
+            if complaint != self._own_complaint:
+                LOG.error("%s; those that were in force stay", complaint)
+            self._own_complaint = complaint
+            return before
+        self._own_complaint = None
+        return own
+
+    def _read_own(self, before: OwnPartitions | None) -> OwnPartitions:
+        text = read_text(self._own_path)
+        if not text and before is not None and before.partitions:
+            what = "it is gone" if text is None else "it is empty"
+            raise ValueError(
+                f"{what}, and partitions of it are in force; if they are to go, write a line of "
+                "comment into it"
+            )
+        return parse_own_partitions(text or "")
+
+    def _check_change(self, own: OwnPartitions, desired: DesiredPartitions) -> None:
+        """Check own partitions that are not in force yet.
+
+        :raises ValueError: they cannot be used.
+        """
+        taken = own.pkeys() & {member.pkey for member in desired.members}
+        if taken:
+            raise ValueError(f"P_Key {min(taken):#06x} is one that a network has: take another one")
+        digest = hashlib.sha256(own.text.encode("utf-8", "surrogateescape")).hexdigest()
+        if not own.partitions or not self._conf.trial or digest in self._tried:
+            return
+        if not opensm_trial.can_try_file():
+            return
+        try:
+            reason = opensm_trial.try_file(render_file(render_body(PartitionLayout(), own), 0))
+        except (OSError, SubnetManagerError) as error:
+            # What is read back decides in any case.
+            LOG.warning("own partitions could not be tried on a simulated fabric: %s", error)
+            return
+        if reason is not None:
+            raise ValueError(f"opensm does not take it on a simulated fabric: {reason}")
+        self._tried.add(digest)
+
+    def foreign_pkeys(self) -> frozenset[int]:
+        """See :meth:`SubnetManager.foreign_pkeys`: of the file, and of what is in force."""
+        pkeys: frozenset[int] = frozenset() if self._own is None else self._own.pkeys()
+        try:
+            return pkeys | parse_own_partitions(read_text(self._own_path) or "").pkeys()
+        except (SubnetManagerError, ValueError):
+            return pkeys
+
+    # -- what is -------------------------------------------------------------------------
+
+    def read_back(self, desired: DesiredPartitions) -> ReadBack:
+        """See :meth:`SubnetManager.read_back`."""
+        own = self._own or OwnPartitions()
+        layout = self._lay_out(desired, own)
+        body = render_body(layout, own)
+        complaints = self._read_complaints()
+        not_in_force = self._explain_not_in_force(body) or next(iter(complaints), None)
+        guids = frozenset(member.guid for member in desired.members)
+        fabric = self._tables.refresh_ports(guids)
+        expectations = TableExpectations(layout, own, fabric)
+        leaving = frozenset((member.guid, member.pkey) for member in desired.members)
+        tables, strangers = self._tables.read(expectations, guids, leaving)
+        readings = {
+            member.row: judge_member(
+                member, expectations, tables.get(member.guid), strangers, not_in_force
+            )
+            for member in desired.members
+        }
+        told = self._told
+        settled = told is None or time.monotonic() - told.at > _SETTLING
+        faults = list(complaints)
+        if settled or any(each.startswith("the fabric is open") for each in strangers.sentences):
+            faults.extend(strangers.sentences)
+        faults.extend(self._list_faults(layout))
+        if not faults and not_in_force is None and _are_right(readings):
+            self._save_good()
+        return ReadBack(readings, tuple(faults))
+
+    def _explain_not_in_force(self, body: str) -> str | None:
+        """Why what was rendered is not what opensm goes by; None: it is."""
+        text = self._store.read()
+        if text is None or body_of_file(text) != body:
+            return f"{self._store.path} is not as it was written"
+        if self._told is None or self._told.body != body:
+            return "opensm was not told of the file yet"
+        try:
+            process = find_opensm(Path(self._conf.opensm_pid_file))
+        except SubnetManagerError as error:
+            return str(error)
+        if process != self._told.process:
+            return "opensm has begun anew and was not told of the file yet"
+        return None
+
+    def _read_complaints(self) -> tuple[str, ...]:
+        """What opensm's log says against the file.
+
+        A sweep that has begun before the write may still complain of the file before: opensm is
+        told once more, and what it says then counts.
+        """
+        try:
+            complaints = self._log.read_complaints()
+        except SubnetManagerError as error:
+            LOG.warning("%s", error)
+            return ()
+        if not complaints or self._told is None:
+            return ()
+        if not self._retold:
+            self._tell(self._told.body, force=True)
+            self._retold = True
+            return ()
+        return (f"opensm has not taken {self._store.path}: {complaints[0].strip()}",)
+
+    def _list_faults(self, layout: PartitionLayout) -> list[str]:
+        faults = []
+        if self._own_complaint is not None:
+            faults.append(self._own_complaint)
+        if self._edited is not None:
+            faults.append(self._edited)
+            self._edited = None
+        levels = any(policy.service_level for policy in layout.policies.values())
+        if levels and self._read_options().get("qos", "").upper() != "TRUE":
+            faults.append(
+                "networks have service levels, and opensm drops them without a word: set qos TRUE "
+                f"in {self._conf.opensm_config}"
+            )
+        return faults
+
+    def _save_good(self) -> None:
+        """Keep what was read back as right."""
+        if self._written is None or self._saved == self._written:
+            return
+        self._last_good.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(self._last_good, self._written)
+        self._saved = self._written
+
+    # -- when it goes wrong --------------------------------------------------------------
+
+    def restore(self) -> None:
+        """See :meth:`SubnetManager.restore`.
+
+        What has to go since then does not come back, and what is in force now is not written
+        again for a minute.
+        """
+        text = read_text(self._last_good)
+        if text is None:
+            raise SubnetManagerError(f"{self._last_good} is not there: nothing was ever right")
+        try:
+            good = parse_file(text)
+        except ValueError as error:
+            raise SubnetManagerError(f"{self._last_good} cannot be used: {error}") from error
+        layout = good.layout
+        if self._desired is not None:
+            layout = _intersect_layouts(layout, lay_out_partitions(self._desired, good.own))
+        body = render_body(layout, good.own)
+        with self._store.hold_lock():
+            held = self._store.read()
+            bad = None if held is None else body_of_file(held)
+            if bad is not None and bad != body:
+                self._rejected[bad] = time.monotonic()
+            self._write(render_file(body, good.ticket))
+            self._own = good.own
+            self._tell(body, force=True)
+        LOG.error("%s was put back to what was read back as right last", self._store.path)
+
+    def _refuse_rejected(self, body: str) -> None:
+        moment = time.monotonic()
+        self._rejected = {
+            rejected: at for rejected, at in self._rejected.items() if moment - at < _REJECTED
+        }
+        if body in self._rejected:
+            raise SubnetManagerError(
+                "opensm did not take this file, and the last good one was put back; it is tried "
+                f"again after {_REJECTED:.0f} seconds"
+            )
+
+    # -- the rest ------------------------------------------------------------------------
+
+    def watched_files(self) -> Sequence[Path]:
+        """See :meth:`SubnetManager.watched_files`."""
+        return (self._store.path, self._own_path, Path(self._conf.opensm_pid_file))
+
+    def audit(self) -> Sequence[AuditRow]:
+        """See :meth:`SubnetManager.audit`."""
+        config = read_text(Path(self._conf.opensm_config))
+        return audit_opensm(config, self._store.read(), str(self._store.path))
+
+    def close(self) -> None:
+        """See :meth:`SubnetManager.close`."""
+        self.reader.close()
+
+
+def _are_right(readings: Mapping[int, MemberReading]) -> bool:
+    return all(reading.state is not MemberState.DIFFERENT for reading in readings.values())
+
+
+def _intersect_layouts(first: PartitionLayout, second: PartitionLayout) -> PartitionLayout:
+    """The members that both have."""
+    partitions = {
+        pkey: {
+            guid: membership
+            for guid, membership in members.items()
+            if second.partitions.get(pkey, {}).get(guid) is membership
+        }
+        for pkey, members in first.partitions.items()
+    }
+    return PartitionLayout(partitions, first.policies)
+
+
+def _own_of(text: str | None, last_good: Path) -> OwnPartitions | None:
+    """The own partitions in force, after a start of the agent."""
+    for candidate in (text, read_text(last_good)):
+        if candidate is not None and body_of_file(candidate) is not None:
+            try:
+                return parse_file(candidate).own
+            except ValueError:
+                continue
+    return None
+
+
+def _number_of(options: Mapping[str, str], name: str) -> int:
+    try:
+        return int(options.get(name, "0"), 0)
+    except ValueError as error:
+        raise SubnetManagerError(
+            f"opensm's option {name} is {options[name]!r}, and no number"
+        ) from error

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files that the agent shares with opensm: partitions, options, log.
+
+A file of partitions is replaced under a lock, and never by an earlier reading. The highest ticket
+has a file of its own beside it: a reading that changes nothing moves it as well, and a file that
+somebody has edited says nothing of tickets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import fasteners
+from oslo_log import log
+
+from nova_hpc.fabric.partitions.backends.base import StaleReadingError, SubnetManagerError
+from nova_hpc.fabric.partitions.partition_file import body_of_file, parse_file
+
+LOG: Final = log.getLogger(__name__)
+
+#: Seconds for which another agent on this host may have the lock; a trial takes some.
+_PATIENCE: Final = 30.0
+_MODE: Final = 0o644
+#: What is read of a log at most, in bytes.
+_MOST_OF_LOG: Final = 1 << 22
+_COMPLAINT: Final = re.compile(r"^.*(?:PARSE ERROR|retrying with default config).*$", re.MULTILINE)
+
+
+def read_text(path: Path) -> str | None:
+    """Read a file of opensm's as it is; None: there is none.
+
+    :raises SubnetManagerError: it cannot be read.
+    """
+    try:
+        return path.read_bytes().decode("utf-8", "surrogateescape")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise SubnetManagerError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Replace a file in one step; its mode and owner stay.
+
+    :raises SubnetManagerError: it cannot be written; the old one is there.
+    """
+    handle, beside = -1, ""
+    try:
+        handle, beside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        with contextlib.suppress(FileNotFoundError):
+            before = path.stat()
+            if os.geteuid() == 0:
+                os.fchown(handle, before.st_uid, before.st_gid)
+        os.fchmod(handle, _MODE)
+        with os.fdopen(handle, "wb") as file:
+            handle = -1
+            file.write(text.encode("utf-8", "surrogateescape"))
+            file.flush()
+            os.fsync(file.fileno())
+        Path(beside).rename(path)
+        beside = ""
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise SubnetManagerError(
+            f"{path} cannot be written: {error.strerror}; what was in force is in force"
+        ) from error
+    finally:
+        if handle >= 0:
+            os.close(handle)
+        if beside:
+            with contextlib.suppress(OSError):
+                Path(beside).unlink()
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class PartitionStore:
+    """The file of partitions, and the fence before it."""
+
+    def __init__(self, path: Path) -> None:
+        #: A link, such as of configuration management, stays one.
+        self.path = path.resolve()
+        self._lock = self.path.with_name(f".{self.path.name}.lock")
+        self.ticket_path = self.path.with_name(f".{self.path.name}.ticket")
+
+    @contextlib.contextmanager
+    def hold_lock(self) -> Iterator[None]:
+        """Keep other agents on this host out.
+
+        :raises SubnetManagerError: another one has it, or there is no such folder.
+        """
+        lock = fasteners.InterProcessLock(str(self._lock))
+        try:
+            taken = lock.acquire(timeout=_PATIENCE)
+        except OSError as error:
+            raise SubnetManagerError(f"{self._lock} cannot be locked: {error}") from error
+        if not taken:
+            raise SubnetManagerError(
+                f"another agent holds {self._lock} for over {_PATIENCE:.0f} seconds: is one hung?"
+            )
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def read(self) -> str | None:
+        """The file as it is; None: there is none.
+
+        :raises SubnetManagerError: it cannot be read.
+        """
+        return read_text(self.path)
+
+    def pass_fence(self, ticket: int, text: str | None) -> None:
+        """Take a ticket through the fence. The lock is held.
+
+        :param text: the file as it is.
+        :raises StaleReadingError: a later reading has gone through.
+        """
+        latest = max(self._read_ticket(), _ticket_of_file(text))
+        if ticket < latest:
+            raise StaleReadingError(
+                f"reading {ticket} is older than {latest}, which is in force: another agent is at "
+                "work. If Neutron's database has been put back to an older state, remove "
+                f"{self.ticket_path} and {self.path}, and start the agent again"
+            )
+        if ticket > latest:
+            try:
+                self.ticket_path.write_text(f"{ticket}\n", encoding="ascii")
+            except OSError as error:
+                raise SubnetManagerError(
+                    f"{self.ticket_path} cannot be written: {error.strerror}"
+                ) from error
+
+    def _read_ticket(self) -> int:
+        try:
+            return int(self.ticket_path.read_text(encoding="ascii"))
+        except FileNotFoundError:
+            return 0
+        except (OSError, ValueError) as error:
+            LOG.warning("%s says nothing of tickets: %s", self.ticket_path, error)
+            return 0
+
+
+def _ticket_of_file(text: str | None) -> int:
+    """The ticket of a file that nobody has changed; 0: there is none."""
+    if text is None or body_of_file(text) is None:
+        return 0
+    try:
+        return parse_file(text).ticket
+    except ValueError:
+        return 0
+
+
+class OpensmLog:
+    """What opensm's log says since a moment."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._mark: tuple[int, int] = (0, 0)
+
+    def set_mark(self) -> None:
+        """From here on."""
+        try:
+            status = self._path.stat()
+            self._mark = status.st_ino, status.st_size
+        except OSError:
+            self._mark = 0, 0
+
+    def read_complaints(self) -> tuple[str, ...]:
+        """Lines that say that opensm has not taken a file.
+
+        :raises SubnetManagerError: it cannot be read.
+        """
+        inode, start = self._mark
+        try:
+            with self._path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                # Another file, or one that was emptied: all of it is new.
+                if status.st_ino != inode or status.st_size < start:
+                    start = 0
+                file.seek(max(start, status.st_size - _MOST_OF_LOG))
+                text = file.read(_MOST_OF_LOG).decode("utf-8", "replace")
+        except OSError as error:
+            raise SubnetManagerError(
+                f"opensm's log {self._path} cannot be read ({error.strerror}): set "
+                "[hpc_fabric_agent]opensm_log"
+            ) from error
+        return tuple(_COMPLAINT.findall(text))

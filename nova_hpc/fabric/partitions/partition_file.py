@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""opensm's ``partitions.conf``, whole: the default partition, the administrator's own ones and
+those of Neutron's networks.
+
+Three parts, in this order, each after a comment of the agent's; the comments say the ticket of
+the reading, and a digest by which a file that others have changed is known.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+import attrs
+
+from nova_hpc.fabric.partitions.keys import (
+    DEFAULT_PKEY,
+    LARGEST_PKEY,
+    LEAST_PKEY,
+    MOST_PKEYS_OF_A_PORT,
+    Membership,
+    format_guid,
+    format_pkey,
+)
+from nova_hpc.fabric.partitions.members import DesiredPartitions, PartitionPolicy
+from nova_hpc.fabric.partitions.own_partitions import (
+    LONGEST_LINE,
+    RESERVED_COMMENT,
+    OwnPartitions,
+    parse_own_partitions,
+)
+
+#: Everybody reaches the subnet manager, and by the default partition nobody else.
+DEFAULT_LINE: Final = "Default=0x7fff, ipoib : ALL=limited, SELF=full ;"
+
+_TITLE: Final = (
+    f"{RESERVED_COMMENT}written by nova-hpc-fabric-agent; what is changed here is undone"
+)
+_TICKET: Final = re.compile(r"# ticket (0|[1-9][0-9]{0,18})")
+_DIGEST: Final = re.compile(re.escape(RESERVED_COMMENT) + r"sha256 ([0-9a-f]{64})")
+_OWN: Final = f"{RESERVED_COMMENT}the administrator's own partitions"
+_NETWORKS: Final = f"{RESERVED_COMMENT}networks"
+_HEAD: Final = re.compile(
+    r"network_([0-9a-f]{4})=0x([0-9a-f]{4}), ipoib(?:, sl=(\d+))?(?:, rate=(\d+))? :"
+)
+_MEMBER: Final = re.compile(r" 0x([0-9a-f]{16})=(full|limited)([,;])")
+
+
+class PartitionFileError(ValueError):
+    """It is not as the agent writes it; the text says where."""
+
+
+def _freeze_partitions(
+    given: Mapping[int, Mapping[int, Membership]],
+) -> Mapping[int, Mapping[int, Membership]]:
+    return MappingProxyType({pkey: dict(members) for pkey, members in given.items()})
+
+
+@attrs.frozen
+class PartitionLayout:
+    """What goes into the subnet manager's file.
+
+    :ivar partitions: P_Key -> GUID of each member -> its membership.
+    :ivar refused: row -> why it is not among them.
+    """
+
+    partitions: Mapping[int, Mapping[int, Membership]] = attrs.field(
+        factory=dict, converter=_freeze_partitions
+    )
+    policies: Mapping[int, PartitionPolicy] = attrs.field(factory=dict)
+    refused: Mapping[int, str] = attrs.field(factory=dict, eq=False)
+
+    def pkeys_by_guid(self) -> Mapping[int, Mapping[int, Membership]]:
+        """GUID -> P_Key -> membership."""
+        turned: defaultdict[int, dict[int, Membership]] = defaultdict(dict)
+        for pkey, members in self.partitions.items():
+            for guid, membership in members.items():
+                turned[guid][pkey] = membership
+        return turned
+
+
+@attrs.frozen
+class PartitionFile:
+    """A file that the agent has written.
+
+    :ivar unchanged: nobody else has changed it since: its digest is right.
+    """
+
+    ticket: int
+    own: OwnPartitions
+    layout: PartitionLayout
+    unchanged: bool = True
+
+
+def lay_out_partitions(
+    desired: DesiredPartitions, own: OwnPartitions, most_pkeys: int = MOST_PKEYS_OF_A_PORT
+) -> PartitionLayout:
+    """Decide what goes into the file; what cannot is refused by row, and stops no other row."""
+    partitions: defaultdict[int, dict[int, Membership]] = defaultdict(dict)
+    refused: dict[int, str] = {}
+    keys_of: defaultdict[int, set[int]] = defaultdict(set)
+    own_pkeys = own.pkeys()
+    for member in sorted(desired.wanted(), key=lambda member: member.row):
+        reason = _refuse_pkey(member.pkey, own_pkeys)
+        keys = keys_of[member.guid]
+        if reason is None and not keys:
+            keys |= {entry & 0x7FFF for entry in own.entries_of(member.guid)} - {DEFAULT_PKEY}
+        if reason is None and member.pkey not in keys and len(keys) >= most_pkeys:
+            reason = (
+                f"port {format_guid(member.guid)} is in {len(keys)} partitions already, and the "
+                f"subnet manager keeps {most_pkeys} of a port: take it out of another network"
+            )
+        if reason is not None:
+            refused[member.row] = reason
+            continue
+        keys.add(member.pkey)
+        before = partitions[member.pkey].get(member.guid)
+        # One table entry can say one membership; the lesser one lets fewer be reached.
+        partitions[member.pkey][member.guid] = (
+            Membership.LIMITED
+            if Membership.LIMITED in (before, member.membership)
+            else member.membership
+        )
+    policies = {
+        pkey: policy
+        for pkey, policy in desired.policies.items()
+        if pkey in partitions and policy != PartitionPolicy()
+    }
+    return PartitionLayout(partitions, policies, refused)
+
+
+def _refuse_pkey(pkey: int, own_pkeys: frozenset[int]) -> str | None:
+    if not LEAST_PKEY <= pkey <= LARGEST_PKEY:
+        return f"P_Key {pkey:#06x} is none that a network can have"
+    if pkey in own_pkeys:
+        return (
+            f"P_Key {format_pkey(pkey)} is one of the administrator's own partitions: give the "
+            "network or the partition another one"
+        )
+    return None
+
+
+def render_body(layout: PartitionLayout, own: OwnPartitions) -> str:
+    """Render all that opensm reads: two files with the same body mean the same.
+
+    :raises PartitionFileError: a line would be too long for opensm.
+    """
+    lines = [DEFAULT_LINE, f"{_OWN}, {len(own.text)} characters"]
+    body = "\n".join(lines) + "\n" + own.text + f"\n{_NETWORKS}\n"
+    for pkey, members in sorted(layout.partitions.items()):
+        if members:
+            body += _render_partition(pkey, members, layout.policies.get(pkey, PartitionPolicy()))
+    for number, line in enumerate(body.split("\n"), 1):
+        if len(line.encode("utf-8", "surrogateescape")) > LONGEST_LINE:
+            raise PartitionFileError(f"line {number} would have over {LONGEST_LINE} bytes")
+    return body
+
+
+def _render_partition(pkey: int, members: Mapping[int, Membership], policy: PartitionPolicy) -> str:
+    flags = "" if policy.service_level is None else f", sl={policy.service_level}"
+    flags += "" if policy.rate is None else f", rate={policy.rate}"
+    rows = ",\n".join(
+        f" {format_guid(guid)}={membership}" for guid, membership in sorted(members.items())
+    )
+    return f"network_{pkey:04x}={format_pkey(pkey)}, ipoib{flags} :\n{rows};\n"
+
+
+def render_file(body: str, ticket: int) -> str:
+    """Put the comments in front of a body.
+
+    :param ticket: of the reading that the body is of.
+    """
+    digest = _digest_body(body, ticket)
+    return f"{_TITLE}\n# ticket {ticket}\n{RESERVED_COMMENT}sha256 {digest}\n{body}"
+
+
+def _digest_body(body: str, ticket: int) -> str:
+    return hashlib.sha256(f"{ticket}\n{body}".encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def body_of_file(text: str) -> str | None:
+    """What opensm reads of a file that the agent has written; None: it has not.
+
+    Only a file that nobody has changed since has a body.
+    """
+    head = text.split("\n", 3)
+    if len(head) < 4 or head[0] != _TITLE:
+        return None
+    ticket, digest = _TICKET.fullmatch(head[1]), _DIGEST.fullmatch(head[2])
+    if ticket is None or digest is None or digest[1] != _digest_body(head[3], int(ticket[1])):
+        return None
+    return head[3]
+
+
+def parse_file(text: str) -> PartitionFile:
+    """Read a file that the agent has written.
+
+    :raises PartitionFileError: it is not as the agent writes it.
+    """
+    head = text.split("\n", 3)
+    if len(head) < 4 or head[0] != _TITLE:
+        raise PartitionFileError("line 1: the agent has not written this file")
+    ticket = _TICKET.fullmatch(head[1])
+    if ticket is None:
+        raise PartitionFileError(f"line 2: {head[1][:60]!r} is no ticket")
+    start = f"{DEFAULT_LINE}\n{_OWN}, "
+    if not head[3].startswith(start):
+        raise PartitionFileError("line 4: the default partition is another one")
+    length, _, rest = head[3].removeprefix(start).partition(" characters\n")
+    if not length.isdecimal() or len(rest) < int(length):
+        raise PartitionFileError("line 5: the own partitions are not as long as they should be")
+    own_text, networks = rest[: int(length)], rest[int(length) :]
+    if not networks.startswith(f"\n{_NETWORKS}\n"):
+        raise PartitionFileError("the networks do not follow the own partitions")
+    try:
+        own = parse_own_partitions(own_text)
+    except ValueError as error:
+        raise PartitionFileError(f"own partitions: {error}") from error
+    layout = _parse_networks(networks.removeprefix(f"\n{_NETWORKS}\n"))
+    return PartitionFile(int(ticket[1]), own, layout, body_of_file(text) is not None)
+
+
+def _parse_networks(text: str) -> PartitionLayout:
+    partitions: dict[int, dict[int, Membership]] = {}
+    policies: dict[int, PartitionPolicy] = {}
+    members: dict[int, Membership] | None = None
+    for line in text.split("\n")[:-1]:
+        if members is None:
+            match = _HEAD.fullmatch(line)
+            if match is None or match[1] != match[2] or int(match[1], 16) in partitions:
+                raise PartitionFileError(f"{line[:60]!r} is no partition of a network")
+            pkey = int(match[1], 16)
+            level, rate = (None if text is None else int(text) for text in match.group(3, 4))
+            if (level, rate) != (None, None):
+                policies[pkey] = PartitionPolicy(level, rate)
+            members = partitions[pkey] = {}
+        else:
+            match = _MEMBER.fullmatch(line)
+            if match is None or int(match[1], 16) in members:
+                raise PartitionFileError(f"{line[:60]!r} is no member")
+            members[int(match[1], 16)] = Membership(match[2])
+            if match[3] == ";":
+                members = None
+    if members is not None or not (text == "" or text.endswith("\n")):
+        raise PartitionFileError("the last partition is cut off")
+    return PartitionLayout(partitions, policies)

@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads ports and P_Key tables of a fabric by libibmad: a program of its own.
+
+One JSON object a line in, one out; it leaves when its input ends. A process of its own, because
+a library that waits for an answer of the fabric cannot be interrupted, and because a simulated
+fabric (ibsim) wants a library loaded before all others. Only the standard library is used here.
+
+Attributes and offsets: InfiniBand Architecture Specification, volume 1, 14.2.5 (NodeInfo,
+PortInfo, P_KeyTable), as in ``libibmad/src/fields.c``; structures: ``infiniband/mad.h``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, Final
+
+_NODE_INFO: Final = 0x11
+_SWITCH_INFO: Final = 0x12
+_PORT_INFO: Final = 0x15
+_PKEY_TABLE: Final = 0x16
+#: SMPs by LID and by path.
+_CLASSES: Final = (0x01, 0x81)
+_KINDS: Final = {1: "ca", 2: "switch", 3: "router"}
+_ENTRIES_OF_A_BLOCK: Final = 32
+_DOWN: Final = 1
+#: Switches on a way, in hops (IB_SUBNET_PATH_HOPS_MAX).
+_MOST_HOPS: Final = 63
+#: Of one question, in ms, and how often it is asked.
+_TIMEOUT: Final = 200
+_TRIES: Final = 3
+
+Path = tuple[int, ...]
+
+
+class _Route(ctypes.Structure):
+    """``ib_dr_path_t``."""
+
+    _fields_ = [
+        ("cnt", ctypes.c_int),
+        ("p", ctypes.c_uint8 * 64),
+        ("drslid", ctypes.c_uint16),
+        ("drdlid", ctypes.c_uint16),
+    ]
+
+
+class _Destination(ctypes.Structure):
+    """``ib_portid_t``; the end is room for what a later release may add."""
+
+    _fields_ = [
+        ("lid", ctypes.c_int),
+        ("drpath", _Route),
+        ("grh_present", ctypes.c_int),
+        ("gid", ctypes.c_uint8 * 16),
+        ("qp", ctypes.c_uint32),
+        ("qkey", ctypes.c_uint32),
+        ("sl", ctypes.c_uint8),
+        ("pkey_idx", ctypes.c_uint),
+        ("room", ctypes.c_uint8 * 64),
+    ]
+
+
+class _Mads:
+    """Questions to the fabric."""
+
+    def __init__(self, device: str | None, port: int, m_key: int) -> None:
+        """Open the local port.
+
+        :raises OSError: there is no such library, or no such port.
+        """
+        library = ctypes.CDLL("libibmad.so.5")
+        library.mad_rpc_open_port.restype = ctypes.c_void_p
+        library.smp_query_via.restype = ctypes.c_void_p
+        library.smp_query_via.argtypes = [
+            ctypes.c_void_p,
+            ctypes.POINTER(_Destination),
+            ctypes.c_uint,
+            ctypes.c_uint,
+            ctypes.c_uint,
+            ctypes.c_void_p,
+        ]
+        library.mad_rpc_set_retries.argtypes = [ctypes.c_void_p, ctypes.c_int]
+        library.smp_mkey_set.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
+        self._library = library
+        classes = (ctypes.c_int * len(_CLASSES))(*_CLASSES)
+        name = None if device is None else device.encode()
+        self._port = library.mad_rpc_open_port(name, port, classes, len(_CLASSES))
+        if not self._port:
+            raise OSError(f"the local port {device or ''}/{port} cannot be opened")
+        library.mad_rpc_set_retries(self._port, _TRIES)
+        library.smp_mkey_set(self._port, m_key)
+        self._answer = ctypes.create_string_buffer(256)
+
+    def ask(self, to: int | Path, attribute: int, modifier: int) -> bytes | None:
+        """Ask by LID, or by the ports to leave by; None: there is no answer."""
+        destination = _Destination()
+        if isinstance(to, int):
+            destination.lid = to
+        else:
+            destination.drpath.cnt = len(to)
+            for hop, port in enumerate(to, 1):
+                destination.drpath.p[hop] = port
+        answered = self._library.smp_query_via(
+            self._answer,
+            ctypes.byref(destination),
+            attribute,
+            modifier,
+            _TIMEOUT,
+            self._port,
+        )
+        return self._answer.raw[:64] if answered else None
+
+
+class _NodeInfo:
+    """What a node says of itself, and of the port that the question came in by."""
+
+    def __init__(self, data: bytes) -> None:
+        self.kind = _KINDS.get(data[2], "other")
+        self.ports = data[3]
+        self.node_guid = int.from_bytes(data[12:20], "big")
+        self.port_guid = int.from_bytes(data[20:28], "big")
+        self.port = data[36]
+
+
+def _walk_fabric(mads: _Mads, end: float) -> dict[str, Any]:
+    """Find all end ports, from the local port on, switch by switch.
+
+    :param end: no question is asked after it, by time.monotonic(); "whole" says whether all were.
+    """
+    walk = _Walk(mads, end)
+    walk.start()
+    return {
+        "ports": walk.found,
+        "manager_lid": walk.manager_lid,
+        "whole": not walk.cut_off,
+        "silent": walk.silent,
+    }
+
+
+class _Walk:
+    def __init__(self, mads: _Mads, end: float) -> None:
+        self._mads = mads
+        self._end = end
+        #: [GUID, kind, LID, port, LID of the switch, its port]; without a switch two times null.
+        self.found: list[list[Any]] = []
+        self.manager_lid = 0
+        #: Ports that are up and do not answer.
+        self.silent = 0
+        self.cut_off = False
+        self._switches: set[int] = set()
+        self._queue: deque[tuple[Path, _NodeInfo]] = deque()
+        #: Ends of cables between switches that have been seen from the other side.
+        self._ends: set[tuple[int, int]] = set()
+
+    def start(self) -> None:
+        """Begin at the local port."""
+        data = self._mads.ask((), _NODE_INFO, 0)
+        if data is None:
+            raise OSError("the local port does not answer")
+        local = _NodeInfo(data)
+        info = self._mads.ask((), _PORT_INFO, 0 if local.kind == "switch" else local.port)
+        if info is not None:
+            self.manager_lid = int.from_bytes(info[18:20], "big")
+        if local.kind == "switch":
+            self._add_switch((), local)
+        else:
+            self._leave_local(local, info)
+        while self._queue:
+            self._visit_switch(*self._queue.popleft())
+
+    def _leave_local(self, local: _NodeInfo, info: bytes | None) -> None:
+        data = self._mads.ask((local.port,), _NODE_INFO, 0)
+        if data is None:
+            # The cable is out: there is nobody but this port.
+            if info is not None:
+                self._add_end_port(local, info, None, None)
+            return
+        neighbour = _NodeInfo(data)
+        if neighbour.kind == "switch":
+            self._add_switch((local.port,), neighbour)
+            return
+        for node, path in ((local, ()), (neighbour, (local.port,))):
+            info = self._mads.ask(path, _PORT_INFO, node.port)
+            if info is None:
+                self.silent += 1
+            else:
+                self._add_end_port(node, info, None, None)
+
+    def _add_switch(self, path: Path, node: _NodeInfo) -> None:
+        if node.node_guid not in self._switches:
+            self._switches.add(node.node_guid)
+            self._queue.append((path, node))
+
+    def _add_end_port(
+        self, node: _NodeInfo, info: bytes, switch: int | None, port: int | None
+    ) -> None:
+        lid = int.from_bytes(info[16:18], "big")
+        number = 0 if node.kind == "switch" else node.port
+        self.found.append([node.port_guid, node.kind, lid, number, switch, port])
+
+    def _visit_switch(self, path: Path, node: _NodeInfo) -> None:
+        info = self._mads.ask(path, _PORT_INFO, 0)
+        if info is None:
+            self.silent += 1
+            return
+        lid = int.from_bytes(info[16:18], "big")
+        self._add_end_port(node, info, None, None)
+        for port in range(1, node.ports + 1):
+            if (node.node_guid, port) in self._ends:
+                continue
+            if time.monotonic() > self._end:
+                self.cut_off = True
+                return
+            link = self._mads.ask(path, _PORT_INFO, port)
+            if link is None:
+                self.silent += 1
+            elif link[32] & 0xF != _DOWN and len(path) < _MOST_HOPS:
+                self._visit_neighbour((*path, port), lid, port)
+
+    def _visit_neighbour(self, path: Path, switch: int, port: int) -> None:
+        data = self._mads.ask(path, _NODE_INFO, 0)
+        if data is None:
+            self.silent += 1
+            return
+        node = _NodeInfo(data)
+        if node.kind == "switch":
+            self._ends.add((node.node_guid, node.port))
+            self._add_switch(path, node)
+            return
+        info = self._mads.ask(path, _PORT_INFO, node.port)
+        if info is None:
+            self.silent += 1
+        else:
+            self._add_end_port(node, info, switch, port)
+
+
+def _read_table(mads: _Mads, lid: int, port: int, entries: int) -> list[int] | None:
+    """Read all of a P_Key table without the empty entries; None: it could not be read whole."""
+    keys: set[int] = set()
+    for block in range((entries + _ENTRIES_OF_A_BLOCK - 1) // _ENTRIES_OF_A_BLOCK):
+        data = mads.ask(lid, _PKEY_TABLE, port << 16 | block)
+        if data is None:
+            return None
+        keys.update(int.from_bytes(data[at : at + 2], "big") for at in range(0, 64, 2))
+    return sorted(key for key in keys if key & 0x7FFF)
+
+
+class _Tables:
+    """Reads tables; remembers how large those of switches are."""
+
+    def __init__(self, mads: _Mads) -> None:
+        self._mads = mads
+        self._enforced: dict[int, int | None] = {}
+
+    def read(self, port: list[Any]) -> list[list[int] | None]:
+        """Read the tables of a port and of the switch port facing it.
+
+        :param port: as the walk found it.
+        """
+        guid, _, lid, number, switch, switch_port = port
+        if not lid:
+            return [None, None]
+        data = self._mads.ask(lid, _NODE_INFO, 0)
+        # The LID may have been given to another port meanwhile.
+        if data is None or int.from_bytes(data[20:28], "big") != guid:
+            return [None, None]
+        entries = int.from_bytes(data[28:30], "big")
+        own = _read_table(self._mads, lid, number, entries)
+        if switch is None or own is None:
+            return [own, None]
+        enforced = self._entries_of_switch(switch)
+        if enforced is None:
+            return [own, None]
+        return [own, _read_table(self._mads, switch, switch_port, enforced)]
+
+    def _entries_of_switch(self, lid: int) -> int | None:
+        if self._enforced.get(lid) is None:
+            data = self._mads.ask(lid, _SWITCH_INFO, 0)
+            self._enforced[lid] = None if data is None else int.from_bytes(data[14:16], "big")
+        return self._enforced[lid]
+
+    def forget_switches(self) -> None:
+        """LIDs may have changed."""
+        self._enforced.clear()
+
+
+def _answer_lines(lines: Iterable[str]) -> None:
+    mads: _Mads | None = None
+    tables: _Tables | None = None
+    for line in lines:
+        request = json.loads(line)
+        end = time.monotonic() + request["seconds"]
+        answer: dict[str, Any]
+        try:
+            if mads is None or tables is None:
+                mads = _Mads(request["device"], request["port"], request["m_key"])
+                tables = _Tables(mads)
+            if request["do"] == "walk":
+                tables.forget_switches()
+                answer = _walk_fabric(mads, end)
+            else:
+                answer = {
+                    "tables": [
+                        tables.read(port) if time.monotonic() < end else [None, None]
+                        for port in request["ports"]
+                    ]
+                }
+        except (OSError, AttributeError) as error:
+            answer = {"error": str(error)}
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    _answer_lines(sys.stdin)

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was read of the fabric a moment ago, so that a look costs what has changed.
+
+The ports are found anew when one is missing or does not answer, and after a while. The tables of
+members are read until they are right, then once a second; those of all ports once in a poll
+interval, at once when a network has a P_Key for the first time, and while a stranger is seen.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
+
+from nova_hpc.fabric.partitions.port_tables import (
+    EndPort,
+    FabricPorts,
+    PortTables,
+    Strangers,
+    TableExpectations,
+)
+
+#: Seconds.
+_TRUST: Final = 1.0
+_AGE_OF_PORTS: Final = 30.0
+_PAUSE_OF_WALKS: Final = 0.5
+_PAUSE_OF_SCANS: Final = 0.2
+#: The part of time that may go into finding ports while one is missing.
+_PART_OF_WALKS: Final = 0.1
+
+
+class TableSource(Protocol):
+    """What ports and tables are read by."""
+
+    def read_ports(self) -> FabricPorts:
+        """Find all ports of the fabric."""
+
+    def read_tables(self, ports: Sequence[EndPort]) -> Mapping[int, PortTables]:
+        """Read the tables of ports, by GUID."""
+
+
+class TableCache:
+    """Ports and tables as they were read last."""
+
+    def __init__(self, source: TableSource, scan_interval: float) -> None:
+        """Read nothing yet.
+
+        :param scan_interval: seconds between two looks at all ports.
+        """
+        self._source = source
+        self._scan_interval = scan_interval
+        self._fabric: FabricPorts | None = None
+        self._walked_at = 0.0
+        self._walk_took = 0.0
+        self._walk_again = False
+        #: GUID -> what was right, and when.
+        self._right: dict[int, tuple[frozenset[int], float]] = {}
+        self._read: dict[int, PortTables] = {}
+        self._scanned_at: float | None = None
+        self._pkeys: frozenset[int] = frozenset()
+        self._strangers = Strangers()
+
+    def distrust(self) -> None:
+        """Something was changed: what was right may not be right now."""
+        self._right.clear()
+
+    def refresh_ports(self, guids: frozenset[int]) -> FabricPorts:
+        """The ports of the fabric, found anew where that can help.
+
+        :param guids: those that are asked about.
+        :raises SubnetManagerError: they cannot be read.
+        """
+        moment = time.monotonic()
+        age = moment - self._walked_at
+        fabric = self._fabric
+        if fabric is not None and age < _AGE_OF_PORTS:
+            missing = self._walk_again or not guids <= fabric.ports.keys()
+            if not missing or age < max(_PAUSE_OF_WALKS, self._walk_took / _PART_OF_WALKS):
+                return fabric
+        self._fabric = None
+        fabric = self._source.read_ports()
+        self._walked_at = time.monotonic()
+        self._walk_took = self._walked_at - moment
+        self._fabric, self._walk_again = fabric, False
+        self._read = {guid: read for guid, read in self._read.items() if guid in fabric.ports}
+        return fabric
+
+    def read(
+        self,
+        expectations: TableExpectations,
+        guids: frozenset[int],
+        leaving: frozenset[tuple[int, int]],
+    ) -> tuple[Mapping[int, PortTables], Strangers]:
+        """The tables of ports, and the strangers among all ports.
+
+        :param leaving: see :meth:`TableExpectations.find_strangers`.
+        :returns: by GUID; a port that the fabric does not have is missing.
+        :raises SubnetManagerError: nothing can be read.
+        """
+        ports = expectations.fabric.ports
+        moment = time.monotonic()
+        scans = self._is_scan_due(expectations, moment)
+        asked = [
+            port
+            for guid, port in ports.items()
+            if scans or (guid in guids and not self._is_trusted(guid, expectations, moment))
+        ]
+        answers = self._source.read_tables(asked)
+        self._read.update(answers)
+        for guid, tables in answers.items():
+            self._right.pop(guid, None)
+            if expectations.judge_port(guid, tables) is None:
+                self._right[guid] = expectations.entries_of(guid), moment
+            if tables.own is None:
+                self._walk_again = True
+        if scans:
+            self._scanned_at = moment
+            self._pkeys = frozenset(expectations.layout.partitions)
+        if answers:
+            self._strangers = expectations.find_strangers(self._read, leaving)
+        return {guid: self._read[guid] for guid in guids if guid in ports}, self._strangers
+
+    def _is_trusted(self, guid: int, expectations: TableExpectations, moment: float) -> bool:
+        entries, at = self._right.get(guid, (frozenset(), 0.0))
+        return moment - at < _TRUST and entries == expectations.entries_of(guid)
+
+    def _is_scan_due(self, expectations: TableExpectations, moment: float) -> bool:
+        if self._scanned_at is None or not expectations.layout.partitions.keys() <= self._pkeys:
+            return True
+        pause = _PAUSE_OF_SCANS if self._strangers.sentences else self._scan_interval
+        return moment - self._scanned_at > pause
