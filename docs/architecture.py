@@ -18,6 +18,7 @@ TOP = Path(__file__).resolve().parents[1]
 #: Packages whose folders are rooms; the others are one room each.
 _WITH_ROOMS = ("nova_hpc", "nova_hpc_tools", "virt_driver_patches")
 _PACKAGES = {
+    "neutron_drivers": TOP,
     "nova_hpc": TOP,
     "nova_hpc_tools": TOP,
     "scheduler_filters": TOP,
@@ -28,6 +29,7 @@ _PACKAGES = {
 _PLUG_IN, _CORE, _TOOL, _LAB = "#fdf1dc", "#e6eff7", "#e3f2e1", "#eeeeee"
 #: The colour of a package's rooms: who loads them.
 _FILLS = {
+    "neutron_drivers": _PLUG_IN,
     "scheduler_filters": _PLUG_IN,
     "virt_driver_patches": _PLUG_IN,
     "nova_hpc": _CORE,
@@ -35,7 +37,7 @@ _FILLS = {
     "nova_hpc_lab": _LAB,
 }
 _LEGEND = {
-    _PLUG_IN: "plug-ins of Nova's services",
+    _PLUG_IN: "plug-ins of Nova and Neutron",
     _CORE: "the core, which services load",
     _TOOL: "commands, which people type",
     _LAB: "the lab",

@@ -16,6 +16,7 @@ from nova_hpc.wire.device_record import DEVICE_RECORD
 from nova_hpc.wire.guest_abi import GUEST_ABI
 from nova_hpc.wire.guest_texts import GUEST_DOCUMENT, NCCL_TOPOLOGY
 from nova_hpc.wire.ledger import LEDGER
+from nova_hpc.wire.partitions import DESIRED_PARTITIONS
 from nova_hpc.wire.position import POSITION
 from nova_hpc.wire.server_devices import SERVER_DEVICES
 from nova_hpc.wire.stats import STATS
@@ -129,4 +130,5 @@ ALL: Final = (
     CLUSTER_WISH,
     POSITION,
     SERVER_DEVICES,
+    DESIRED_PARTITIONS,
 )

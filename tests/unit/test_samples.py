@@ -12,6 +12,7 @@ import pytest
 from oslo_config import cfg, generator
 
 from nova_hpc import conf
+from nova_hpc.conf import partitions
 from nova_hpc.topology import roles
 from nova_hpc.topology.model import NumaNode
 from nova_hpc_tools.adopt import device_spec, include_files, settings
@@ -22,11 +23,15 @@ from tests.unit.adopt.machines import adapter, gpu, node
 ETC = Path(__file__).resolve().parents[2] / "etc"
 
 
-def sample():
-    """``nova-hpc.conf.sample``, as oslo-config-generator writes it."""
+#: Name of a sample -> the options in it.
+SAMPLES = {"nova-hpc": conf.list_opts, "nova-hpc-neutron": partitions.list_opts}
+
+
+def sample(name):
+    """The sample called *name*, as oslo-config-generator writes it."""
     options = cfg.ConfigOpts()
     generator.register_cli_opts(options)
-    options(["--config-file", str(ETC / "nova-hpc-config-generator.conf")])
+    options(["--config-file", str(ETC / f"{name}-config-generator.conf")])
     output = io.StringIO()
     generator.generate(options, output)
     return output.getvalue()
@@ -68,17 +73,19 @@ def examples():
     }
 
 
-def test_the_sample_is_what_the_generator_writes():
-    assert (ETC / "nova-hpc.conf.sample").read_text(encoding="utf-8") == sample()
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_sample_is_what_the_generator_writes(name):
+    assert (ETC / f"{name}.conf.sample").read_text(encoding="utf-8") == sample(name)
 
 
-def test_the_sample_has_every_option():
-    text = sample()
-    for group, options in conf.list_opts():
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_sample_has_every_option(name):
+    text = sample(name)
+    for group, options in SAMPLES[name]():
         assert f"\n[{group}]\n" in text
         for option in options:
             assert f"\n#{option.name} =" in text
-            assert len(option.help.split()) > 20
+            assert len(option.help.split()) > (20 if name == "nova-hpc" else 2)
 
 
 @pytest.mark.parametrize("name", [settings.file_name(part) for part in settings.PARTS])
@@ -91,7 +98,8 @@ def test_there_are_no_other_examples():
 
 
 if __name__ == "__main__":
-    (ETC / "nova-hpc.conf.sample").write_text(sample(), encoding="utf-8")
+    for name in SAMPLES:
+        (ETC / f"{name}.conf.sample").write_text(sample(name), encoding="utf-8")
     for name, text in examples().items():
         (ETC / "examples" / name).write_text(text, encoding="utf-8")
     sys.exit()

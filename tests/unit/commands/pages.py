@@ -29,6 +29,7 @@ PAGES = (
 MODULES = tuple(
     path
     for folder in (
+        "neutron_drivers",
         "nova_hpc",
         "nova_hpc_tools",
         "scheduler_filters",

@@ -41,7 +41,7 @@ def test_the_ground_and_the_roof_are_what_the_design_says(architecture):
     rooms = architecture.read_rooms()
     assert rooms["nova_hpc.placement"].uses <= {"nova_hpc.topology"}
     assert rooms["nova_hpc.guest"].uses == frozenset()
-    outside = {"scheduler_filters", "nova_hpc_lab"}
+    outside = {"neutron_drivers", "scheduler_filters", "nova_hpc_lab"}
     for name, room in rooms.items():
         if not name.startswith(("virt_driver_patches", *outside)):
             assert not room.uses & outside

@@ -12,7 +12,13 @@ from pathlib import Path
 import pytest
 
 TOP = Path(__file__).resolve().parents[3]
-PACKAGES = ("nova_hpc", "nova_hpc_tools", "scheduler_filters", "virt_driver_patches")
+PACKAGES = (
+    "neutron_drivers",
+    "nova_hpc",
+    "nova_hpc_tools",
+    "scheduler_filters",
+    "virt_driver_patches",
+)
 #: Entry points that services load.
 OF_SERVICES = ("nova.api.extra_spec_validators", "nova_hpc.cleaners", "nova_hpc.checks")
 OF_SERVICES += ("nova_hpc.nvlink_backends", "oslo.config.opts")
@@ -77,6 +83,9 @@ def _entry_points() -> set[str]:
 
 
 SERVICES = {
+    "Neutron's server and the fabric agent": {
+        m for m in MODULES if m.startswith("neutron_drivers")
+    },
     "nova-scheduler and nova-api": {m for m in MODULES if m.startswith("scheduler_filters")},
     "nova-compute": {m for m in MODULES if m.startswith("virt_driver_patches")},
     "what they find by name": _entry_points(),

@@ -12,11 +12,11 @@ PAGES = [
     *(TOP / name for name in ("README.rst", "CONTRIBUTING.rst", "HACKING.rst")),
 ]
 _PATH = re.compile(
-    r"``((?:nova_hpc|nova_hpc_lab|nova_hpc_tools|scheduler_filters|virt_driver_patches|lab|tests|tools|docs|benchmarks"
+    r"``((?:neutron_drivers|nova_hpc|nova_hpc_lab|nova_hpc_tools|scheduler_filters|virt_driver_patches|lab|tests|tools|docs|benchmarks"
     r"|devstack|etc)/[\w./-]*)``"
 )
 _MODULE = re.compile(
-    r"``((?:nova_hpc|nova_hpc_lab|nova_hpc_tools|scheduler_filters|virt_driver_patches)(?:\.\w+)+)``"
+    r"``((?:neutron_drivers|nova_hpc|nova_hpc_lab|nova_hpc_tools|scheduler_filters|virt_driver_patches)(?:\.\w+)+)``"
 )
 
 
@@ -51,7 +51,13 @@ def test_texts_that_the_page_on_troubleshooting_quotes_are_said():
     """Each quoted message is in the code, word by word between what differs."""
     code = "\n".join(
         path.read_text(encoding="utf-8")
-        for package in ("nova_hpc", "nova_hpc_tools", "scheduler_filters", "virt_driver_patches")
+        for package in (
+            "neutron_drivers",
+            "nova_hpc",
+            "nova_hpc_tools",
+            "scheduler_filters",
+            "virt_driver_patches",
+        )
         for path in sorted((TOP / package).rglob("*.py"))
     )
     # Texts that are written in several pieces.

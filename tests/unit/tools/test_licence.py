@@ -8,6 +8,7 @@ FOLDERS = (
     *("benchmarks", "devstack", "docs", "lab", "nova_hpc", "scheduler_filters", "tests", "tools"),
     "virt_driver_patches",
     "nova_hpc_tools",
+    "neutron_drivers",
 )
 
 

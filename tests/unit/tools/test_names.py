@@ -9,7 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 TOP = Path(__file__).resolve().parents[3]
-PACKAGES = ("nova_hpc", "nova_hpc_tools", "scheduler_filters", "virt_driver_patches")
+PACKAGES = (
+    "neutron_drivers",
+    "nova_hpc",
+    "nova_hpc_tools",
+    "scheduler_filters",
+    "virt_driver_patches",
+)
 #: Module functions with a name of one word: entry points and what others call by name.
 MOST_ONE_WORD = 0.02
 #: Functions and methods that share their name with another; methods of one protocol have to.

@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 
 TOP = Path(__file__).resolve().parents[3]
-CORE = ("nova_hpc", "nova_hpc_tools", "scheduler_filters", "virt_driver_patches")
+CORE = ("neutron_drivers", "nova_hpc", "nova_hpc_tools", "scheduler_filters", "virt_driver_patches")
 #: Of the cloud that the lab runs; whoever installs the core has them or does not need them.
 LAB_ONLY = {"glance", "keystone", "neutron", "openstack-placement", "waitress"}
 

@@ -23,7 +23,13 @@ from typing import NamedTuple
 import pytest
 
 TOP = Path(__file__).resolve().parents[3]
-PACKAGES = ("nova_hpc", "nova_hpc_tools", "scheduler_filters", "virt_driver_patches")
+PACKAGES = (
+    "neutron_drivers",
+    "nova_hpc",
+    "nova_hpc_tools",
+    "scheduler_filters",
+    "virt_driver_patches",
+)
 
 #: One text for people. Plural names are collections, whose keys may be anything.
 REASON = re.compile(

@@ -18,6 +18,12 @@ import attrs
 from nova_hpc.conf.roles import DEFAULT_ROLES
 from nova_hpc.fabric.model import FabricLevel, FabricMap, FabricPlace, FabricSwitch, Rail
 from nova_hpc.fabric.model import FabricLink as FabricLink
+from nova_hpc.fabric.partitions.keys import Membership
+from nova_hpc.fabric.partitions.members import (
+    DesiredPartitions,
+    PartitionMember,
+    PartitionPolicy,
+)
 from nova_hpc.guest import terms
 from nova_hpc.guest_tree.guest_document import DocumentCell as GuestCell
 from nova_hpc.guest_tree.guest_document import DocumentDevice, build_guest_entries
@@ -47,6 +53,7 @@ from nova_hpc.wire import (
     findings,
     inventory,
     node_declaration,
+    partitions,
     undo,
 )
 from nova_hpc.wire.announcements import Accepted, Maintenance
@@ -408,6 +415,16 @@ DEVICES: Final = ServerDevices(
     groups=((2, {"gpu": 2, "vf": 2}),),
 )
 
+DESIRED: Final = DesiredPartitions(
+    ticket=7,
+    members=(
+        PartitionMember(1, "6f1c", 0x0002C90000200001, 0x101, port_status="ACTIVE"),
+        PartitionMember(2, "a2d4", 0x0002C90000200011, 0x101, Membership.LIMITED, True, "DOWN"),
+        PartitionMember(3, "77b0", 0x0002C90000200021, 0x102, wanted=False),
+    ),
+    policies={0x101: PartitionPolicy(service_level=1, rate=3), 0x102: PartitionPolicy(2)},
+)
+
 DECLARED: Final = NodeDeclaration(
     wishes=NodeWishes(
         roles=({"role": "gpu", "vendor_id": "10de", "class": "0302"},),
@@ -490,6 +507,9 @@ WRITERS: Final[dict[str, Callable[[], str]]] = {
     "node-declaration/v1.yaml": lambda: node_declaration.write_declaration(DECLARED),
     "node-declaration/v1.json": lambda: (
         json.dumps(node_declaration.build_declaration(DECLARED), indent=1) + "\n"
+    ),
+    "desired-partitions/v1.json": lambda: (
+        json.dumps(partitions.write_desired(DESIRED), indent=1) + "\n"
     ),
     "findings/v1.json": lambda: findings.write_findings(FOUND),
     "undo-record/v1.json": lambda: undo.write_undo(UNDONE),

@@ -38,6 +38,7 @@ from nova_hpc.wire import (
     guest_abi,
     ledger,
     node_declaration,
+    partitions,
     position,
     server_devices,
     stats,
@@ -70,6 +71,10 @@ def read_decision(text: str) -> object:
     return found
 
 
+def read_partitions(text: str) -> object:
+    return partitions.read_desired(partitions.DESIRED_PARTITIONS.load(text))
+
+
 #: What is said of a text that cannot be read; anything else is a bug.
 UNKNOWN = (WireError, guest.DocumentError, SnapshotError, roles.RoleError)
 READERS: dict[str, Callable[[str], object]] = {
@@ -93,6 +98,7 @@ READERS: dict[str, Callable[[str], object]] = {
     "capture-manifest": capture.read_capture_note,
     "undo-record": undo.read_undo,
     "findings": findings.read_findings,
+    "desired-partitions": read_partitions,
 }
 #: What the golden text means.
 MEANING: dict[str, object] = {
@@ -119,6 +125,7 @@ MEANING: dict[str, object] = {
     "capture-manifest": examples.REPLACED,
     "undo-record": examples.UNDONE,
     "findings": examples.FOUND,
+    "desired-partitions": examples.DESIRED,
 }
 
 
@@ -385,6 +392,7 @@ def test_the_command_in_the_guest_keeps_to_the_table() -> None:
 )
 def test_a_key_is_written_down_once(key: str) -> None:
     packages = (
+        "neutron_drivers",
         "nova_hpc",
         "nova_hpc_tools",
         "scheduler_filters",

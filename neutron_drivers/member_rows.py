@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the driver keeps in Neutron's database.
+
+No table has a foreign key to Neutron's own: rows outlive their port and network, until
+the subnet manager's tables are read back without the key. Times are UTC.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import sqlalchemy as sa
+from neutron_lib.db import model_base
+
+from nova_hpc.fabric.partitions.keys import Membership, parse_guid
+from nova_hpc.fabric.partitions.members import PartitionMember
+
+#: Longest name of a fabric, in characters.
+LONGEST_FABRIC: Final = 64
+
+
+class PartitionMemberRow(model_base.BASEV2):
+    """A port of a network as member of its partition.
+
+    A row is never made wanted again: each new membership has a row of its own, so that a
+    report on a former one cannot be taken for a report on this one.
+    """
+
+    __tablename__ = "hpc_partition_members"
+    id = sa.Column(sa.Integer, primary_key=True, autoincrement=True)
+    fabric = sa.Column(sa.String(LONGEST_FABRIC), nullable=False)
+    port_id = sa.Column(sa.String(36), nullable=False, index=True)
+    network_id = sa.Column(sa.String(36), nullable=False, index=True)
+    #: Where the port is bound, for people.
+    host = sa.Column(sa.String(255), nullable=False)
+    pci_slot = sa.Column(sa.String(32), nullable=False)
+    #: E.g. 0x0002c90000200001.
+    guid = sa.Column(sa.String(18), nullable=False)
+    pkey = sa.Column(sa.Integer, nullable=False)
+    membership = sa.Column(sa.String(16), nullable=False)
+    #: False: the membership has to go, and then the row.
+    wanted = sa.Column(sa.Boolean, nullable=False)
+    #: Since when it is wanted.
+    since = sa.Column(sa.DateTime, nullable=False)
+    #: When Nova is told again that the port is plugged; None: not any more.
+    repeat_at = sa.Column(sa.DateTime, nullable=True, index=True)
+    __table_args__ = (
+        sa.Index("ix_hpc_partition_members_guid", "fabric", "guid"),
+        sa.Index("ix_hpc_partition_members_pkey", "fabric", "pkey"),
+        model_base.BASEV2.__table_args__,
+    )
+
+
+class PartitionGuidRow(model_base.BASEV2):
+    """The network that has a GUID: no other one gets it while a member row names it."""
+
+    __tablename__ = "hpc_partition_guids"
+    fabric = sa.Column(sa.String(LONGEST_FABRIC), primary_key=True)
+    guid = sa.Column(sa.String(18), primary_key=True)
+    pkey = sa.Column(sa.Integer, nullable=False)
+    network_id = sa.Column(sa.String(36), nullable=False)
+
+
+class PartitionKeyRow(model_base.BASEV2):
+    """The network that has a P_Key: two physical networks of one fabric cannot share one.
+
+    It outlives its network while member rows have the key.
+    """
+
+    __tablename__ = "hpc_partition_keys"
+    fabric = sa.Column(sa.String(LONGEST_FABRIC), primary_key=True)
+    pkey = sa.Column(sa.Integer, primary_key=True, autoincrement=False)
+    network_id = sa.Column(sa.String(36), nullable=False, index=True)
+
+
+class PartitionTicketRow(model_base.BASEV2):
+    """Counts how often the rows of a fabric were read."""
+
+    __tablename__ = "hpc_partition_tickets"
+    fabric = sa.Column(sa.String(LONGEST_FABRIC), primary_key=True)
+    ticket = sa.Column(sa.BigInteger, nullable=False)
+
+
+def member_of_row(row: Any, port_status: str | None) -> PartitionMember:
+    """A row as the agent gets it.
+
+    :param row: a :class:`PartitionMemberRow`.
+    :param port_status: of its port; None: the port is gone.
+    """
+    return PartitionMember(
+        row=row.id,
+        port_id=row.port_id,
+        guid=parse_guid(row.guid),
+        pkey=row.pkey,
+        membership=Membership(row.membership),
+        wanted=bool(row.wanted),
+        port_status=port_status,
+    )

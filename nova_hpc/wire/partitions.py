@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The desired partitions of a fabric, as Neutron's server sends them to the agent."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import attrs
+
+from nova_hpc.fabric.partitions.keys import (
+    LARGEST_PKEY,
+    LEAST_PKEY,
+    format_guid,
+    parse_guid,
+)
+from nova_hpc.fabric.partitions.members import (
+    DesiredPartitions,
+    PartitionMember,
+    PartitionPolicy,
+)
+from nova_hpc.wire.strict import (
+    WrongError,
+    make_strict_converter,
+    number_field,
+    structure_document,
+)
+from nova_hpc.wire.version import WireDocument, WireError, show_json_value
+
+DESIRED_PARTITIONS: Final = WireDocument(
+    name="desired partitions",
+    lives="the answer to read_desired of Neutron's server",
+    writer="nova_hpc.wire.partitions:write_desired",
+    readers=("nova_hpc.wire.partitions:read_desired",),
+    schema="nova-hpc/desired-partitions",
+)
+
+_MOST_ROWS: Final = (1 << 63) - 1
+
+
+@attrs.frozen
+class _KeyPolicy:
+    pkey: int
+    service_level: int | None
+    rate: int | None
+
+
+@attrs.frozen
+class _DesiredDocument:
+    ticket: int
+    members: tuple[PartitionMember, ...]
+    policies: tuple[_KeyPolicy, ...]
+
+
+def _read_guid(value: Any, _: Any) -> int:
+    try:
+        return parse_guid(value)
+    except ValueError:
+        raise WrongError(f"is {show_json_value(value)}, not a port GUID") from None
+
+
+_CONVERTER: Final = make_strict_converter(
+    {
+        "ticket": number_field(0, _MOST_ROWS),
+        "row": number_field(1, _MOST_ROWS),
+        "guid": (int, _read_guid),
+        "pkey": number_field(LEAST_PKEY, LARGEST_PKEY),
+        "service_level": number_field(0, 15),
+        "rate": number_field(0, 63),
+    },
+    growing=True,
+)
+
+
+def write_desired(desired: DesiredPartitions) -> dict[str, Any]:
+    """The document, as JSON knows it."""
+    return {
+        **DESIRED_PARTITIONS.head(),
+        "ticket": desired.ticket,
+        "members": [
+            {**attrs.asdict(member), "guid": format_guid(member.guid)}
+            | {"membership": member.membership.value}
+            for member in desired.members
+        ],
+        "policies": [
+            {"pkey": pkey, **attrs.asdict(policy)}
+            for pkey, policy in sorted(desired.policies.items())
+        ],
+    }
+
+
+def read_desired(data: object) -> DesiredPartitions:
+    """Read the document.
+
+    :raises nova_hpc.wire.version.LaterError: only a later release reads it.
+    :raises WireError: it is broken: what is desired is unknown.
+    """
+    if not isinstance(data, dict) or data.get("schema") != DESIRED_PARTITIONS.schema:
+        raise WireError(f"it is no document of {DESIRED_PARTITIONS.name}")
+    DESIRED_PARTITIONS.check(data.get(DESIRED_PARTITIONS.key))
+    try:
+        document = structure_document(
+            _CONVERTER, data, _DesiredDocument, {"members": "member", "policies": "policy"}
+        )
+    except WireError as error:
+        raise DESIRED_PARTITIONS.broken(f"are wrong: {error}") from error
+    policies = {
+        policy.pkey: PartitionPolicy(policy.service_level, policy.rate)
+        for policy in document.policies
+    }
+    rows = {member.row for member in document.members}
+    if len(rows) != len(document.members) or len(policies) != len(document.policies):
+        raise DESIRED_PARTITIONS.broken("name a row or a P_Key twice")
+    return DesiredPartitions(document.ticket, document.members, policies)
