@@ -14,12 +14,15 @@ import attrs
 
 from nova_hpc_lab import bootstrap, config, database, machines, node
 from nova_hpc_lab.errors import LabError
+from nova_hpc_lab.fabric import lab_fabric
 from nova_hpc_lab.process import MARKER, Tools, end, strays
 from nova_hpc_lab.progress import Display, Report, Step, run_steps
 from nova_hpc_lab.services import Service, control_plane, require_free
 from nova_hpc_lab.state import DEFAULT_BASE_PORT, Paths, Ports, Settings, write
 
 _GRACE: Final = 30.0
+#: What the other services talk to until they end.
+_LAST: Final = ("mariadb", "rabbitmq", "ibsim", "epmd")
 
 
 @attrs.frozen
@@ -43,7 +46,19 @@ class Cloud:
 
     def services(self) -> dict[str, Service]:
         """The processes of the control plane, in the order in which they depend."""
-        return control_plane(self.paths, self.settings)
+        services = control_plane(self.paths, self.settings)
+        if self.settings.fabric:
+            services |= lab_fabric.fabric_services(
+                self.paths, self.settings, self._shape_networks()
+            )
+        return services
+
+    def _shape_networks(self) -> Mapping[str, str]:
+        """Interface of each adapter of a node that is kept for ports -> its physical network."""
+        try:
+            return node.Shape.load(self.settings.shape).networks
+        except (node.ShapeError, OSError):
+            return {}
 
     def nodes(self) -> list[node.Node]:
         """The virtual nodes, whether they run or not."""
@@ -99,6 +114,8 @@ class Cloud:
         if services["rabbitmq"].process.pid() is None:
             require_free(self.settings.ports["distribution"], "RabbitMQ's tools")
         config.write_all(self.paths, self.settings)
+        if self.settings.fabric:
+            lab_fabric.prepare_fabric(self.paths, self.settings, self._shape_networks())
         tools = Tools(self.paths)
 
         def abort() -> None:
@@ -164,6 +181,8 @@ class Cloud:
                 ("catalog", "neutron"),
             ),
         ]
+        if settings.fabric:
+            steps += lab_fabric.fabric_steps(paths, settings, self.nodes(), services, tools)
         if settings.nodes:
             steps += machines.steps(paths, settings, self.nodes(), tools.aborted)
         return steps
@@ -179,8 +198,8 @@ class Cloud:
         services = list(self.services().values())
         # The services first; they talk to the database and the broker to the end.
         for names in (
-            [one for one in services if one.name not in ("mariadb", "epmd", "rabbitmq")],
-            [one for one in services if one.name in ("mariadb", "rabbitmq")],
+            [one for one in services if one.name not in _LAST],
+            [one for one in services if one.name in _LAST and one.name != "epmd"],
             [one for one in services if one.name == "epmd"],
         ):
             report("stopping " + ", ".join(one.title for one in names))
@@ -249,6 +268,7 @@ class Wishes:
     nodes: int | None = None
     shape: str | None = None
     base_port: int | None = None
+    fabric: bool | None = None
 
 
 def existing(paths: Paths) -> Cloud:
@@ -276,6 +296,7 @@ def prepared(paths: Paths, wishes: Wishes) -> Cloud:
             base_port=wishes.base_port or DEFAULT_BASE_PORT,
             nodes=1 if wishes.nodes is None else wishes.nodes,
             shape=shape or node.sample_names()[0],
+            fabric=bool(wishes.fabric),
         )
     else:
         settings = _changed(Cloud(paths, found), wishes, shape)
@@ -292,6 +313,7 @@ def _changed(cloud: Cloud, wishes: Wishes, shape: str | None) -> Settings:
         base_port=old.base_port if wishes.base_port is None else wishes.base_port,
         nodes=old.nodes if wishes.nodes is None else wishes.nodes,
         shape=shape or old.shape,
+        fabric=old.fabric if wishes.fabric is None else wishes.fabric,
     )
     if new.base_port != old.base_port and any(
         service.process.pid() for service in cloud.services().values()
@@ -299,6 +321,11 @@ def _changed(cloud: Cloud, wishes: Wishes, shape: str | None) -> Settings:
         raise LabError(
             f"the lab runs with base port {old.base_port}; before it can have another, stop it"
             " with: nova-hpc lab down"
+        )
+    if new.fabric != old.fabric and cloud.services()["neutron"].process.pid():
+        raise LabError(
+            f"the lab runs {'with' if old.fabric else 'without'} a simulated fabric; before that"
+            " changes, stop it with: nova-hpc lab down"
         )
     running = [one for one in cloud.nodes() if one.status().supervisor_pid is not None]
     if new.shape != old.shape and running:

@@ -107,6 +107,12 @@ class Up(_LabCommand):
             metavar="PORT",
             help="first of the loopback ports of the services (default: 18700, or as before)",
         )
+        parser.add_argument(
+            "--fabric",
+            action=argparse.BooleanOptionalAction,
+            help="have a simulated InfiniBand fabric with a subnet manager, on which networks of"
+            " the adapters that are kept for ports are partitions (default: no, or as before)",
+        )
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> int:
@@ -115,7 +121,9 @@ class Up(_LabCommand):
         from nova_hpc_lab.state import Paths
 
         paths = Paths.from_environment()
-        wishes = cloud.Wishes(parsed_args.nodes, parsed_args.shape, parsed_args.base_port)
+        wishes = cloud.Wishes(
+            parsed_args.nodes, parsed_args.shape, parsed_args.base_port, parsed_args.fabric
+        )
         with state.locked(paths):
             found = cloud.prepared(paths, wishes)
             try:

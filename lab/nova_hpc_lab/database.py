@@ -152,6 +152,11 @@ def _sync_glance(paths: Paths, settings: Settings, tools: Tools) -> None:
     tools.run("glance-db-sync", argv)
 
 
+def upgrade_neutron(paths: Paths, settings: Settings, tools: Tools) -> None:
+    """Bring Neutron's database up to date, with the tables of what was installed since."""
+    _sync_neutron(paths, settings, tools)
+
+
 def _sync_neutron(paths: Paths, settings: Settings, tools: Tools) -> None:
     conf = str(paths.config / "neutron" / "neutron.conf")
     argv = [*script(paths, "neutron-db-manage"), "--config-file", conf, "upgrade", "head"]

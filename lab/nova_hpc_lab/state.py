@@ -153,6 +153,9 @@ class Settings:
     #: A sample's name, or the path of a YAML file.
     shape: str
     passwords: Mapping[str, str] = attrs.field(repr=False)
+    #: Whether the adapters that are kept for ports stand for ports of a simulated InfiniBand
+    #: fabric, whose partitions are Neutron's networks.
+    fabric: bool = False
 
     @property
     def ports(self) -> Ports:
@@ -160,10 +163,10 @@ class Settings:
         return Ports(self.base_port)
 
     @classmethod
-    def fresh(cls, base_port: int, nodes: int, shape: str) -> Settings:
+    def fresh(cls, base_port: int, nodes: int, shape: str, fabric: bool = False) -> Settings:
         """Settings of a new lab, with passwords that were never used before."""
         passwords = {name: secrets.token_hex(20) for name in _SECRETS}
-        return cls(base_port=base_port, nodes=nodes, shape=shape, passwords=passwords)
+        return cls(base_port, nodes, shape, passwords, fabric)
 
     def save(self, paths: Paths) -> None:
         """Write the settings, readable for the owner only."""

@@ -24,6 +24,7 @@ from nova_hpc_lab.fabric import partition_services
 from nova_hpc_lab.process import MARKER, Process, Tools
 from nova_hpc_lab.progress import PlainDisplay, Step, run_steps
 from nova_hpc_lab.services import Service, control_plane, probe_http, probe_listening
+from nova_hpc_lab.state import write
 from tests.fabric.bare_fabric import BareFabric, wait_until
 
 PHYSICAL_NETWORKS = ("ibrail0", "ibrail1")
@@ -178,9 +179,8 @@ class Plane(BareFabric):
         """Write all files of configuration."""
         super().prepare()
         config.write_all(self.paths, self.settings)
-        partition_services.prepare_partitions(
-            self.paths, self.settings, self.net, self.neutron_options()
-        )
+        partition_services.prepare_partitions(self.paths, self.settings, self.neutron_options())
+        write(partition_services.inventory_file(self.paths), self.net.inventory())
 
     def up(self, shown=None):
         """Start everything; what runs is left alone."""

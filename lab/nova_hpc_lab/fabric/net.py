@@ -103,7 +103,7 @@ class FabricNet:
                 "functions": list(port.functions),
             }
             for port in self.ports
-            if port.host
+            if port.address
         ]
         return yaml.safe_dump({"version": 1, "ports": ports}, sort_keys=False)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 from nova_hpc_lab import config
-from nova_hpc_lab.fabric.net import MANAGER, FabricNet
+from nova_hpc_lab.fabric.net import MANAGER
 from nova_hpc_lab.fabric.simulator import simulator_name
 from nova_hpc_lab.fabric.subnet_manager import manager_files
 from nova_hpc_lab.process import Process
@@ -23,6 +24,11 @@ _HEARTBEATS: Final = "q-reports-plugin"
 _QUESTIONS: Final = "hpc-partitions"
 #: Where the agent is woken.
 _WAKE: Final = "hpc-fabric-agent"
+
+
+def inventory_file(paths: Paths) -> Path:
+    """Where Neutron's driver finds which port of the fabric is in which host."""
+    return paths.config / "neutron" / "hpc-ports.yaml"
 
 
 def partition_options(
@@ -47,7 +53,7 @@ def partition_options(
         "hpc_partitions": {
             "physical_networks": ",".join(f"{name}:{FABRIC}" for name in physical_networks),
             "subnet_manager": "opensm",
-            "port_inventory": paths.config / "neutron" / "hpc-ports.yaml",
+            "port_inventory": inventory_file(paths),
         },
     }
 
@@ -81,16 +87,13 @@ def merge_sections(sections: config.Sections, more: config.Sections) -> config.S
     return {name: {**sections.get(name, {}), **more.get(name, {})} for name in {**sections, **more}}
 
 
-def prepare_partitions(
-    paths: Paths, settings: Settings, net: FabricNet, neutron: config.Sections
-) -> None:
-    """Write the inventory, ``neutron.conf`` and the agent's options.
+def prepare_partitions(paths: Paths, settings: Settings, neutron: config.Sections) -> None:
+    """Write ``neutron.conf`` and the agent's options.
 
     :param neutron: the sections of ``neutron.conf``, whole.
     """
     folder = paths.config / "neutron"
     (paths.data / "fabric-agent").mkdir(mode=0o700, parents=True, exist_ok=True)
-    write(folder / "hpc-ports.yaml", net.inventory())
     write(folder / "neutron.conf", config.render(neutron), mode=0o600)
     agent = config.render(agent_options(paths, settings))
     write(folder / "fabric-agent.conf", agent, mode=0o600)

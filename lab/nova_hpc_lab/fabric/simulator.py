@@ -68,13 +68,18 @@ def client_folder(paths: Paths) -> Path:
     return folder
 
 
+def net_file(paths: Paths) -> Path:
+    """The simulated fabric in ibsim's words."""
+    return paths.config / "fabric" / "net"
+
+
 def _console(paths: Paths) -> Path:
     return paths.run / "ibsim.console"
 
 
 def prepare_simulator(paths: Paths, net: FabricNet) -> None:
     """Write the net, and make the pipe for commands."""
-    write(paths.config / "fabric" / "net", net.text())
+    write(net_file(paths), net.text())
     with contextlib.suppress(FileExistsError):
         os.mkfifo(_console(paths), 0o600)
     clear_folder(paths)
@@ -99,7 +104,7 @@ def ibsim_service(paths: Paths, net: FabricNet) -> Service:
         name="ibsim",
         title="The simulated fabric",
         process=Process("ibsim", paths),
-        argv=("/bin/sh", "-c", _WITH_CONSOLE, "ibsim", *program_line, f"{paths.config}/fabric/net"),
+        argv=("/bin/sh", "-c", _WITH_CONSOLE, "ibsim", *program_line, str(net_file(paths))),
         environ={"CONSOLE": str(_console(paths)), "IBSIM_SOCKNAME": simulator_name(paths)},
         probe=lambda: probe_simulator(paths),
     )
