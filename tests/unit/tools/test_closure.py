@@ -21,7 +21,7 @@ PACKAGES = (
 )
 #: Entry points that services load.
 OF_SERVICES = ("nova.api.extra_spec_validators", "nova_hpc.cleaners", "nova_hpc.checks")
-OF_SERVICES += ("nova_hpc.nvlink_backends", "oslo.config.opts")
+OF_SERVICES += ("nova_hpc.nvlink_backends", "nova_hpc.subnet_managers", "oslo.config.opts")
 
 
 def _modules() -> dict[str, Path]:

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Audits the settings of UFM and of its subnet manager.
+
+UFM answers for the options of its subnet manager one by one (guide, *SM Configuration REST
+API*); what it does not tell is read in its files, where the agent runs on UFM's host, and is
+unknown elsewhere.
+"""
+
+from __future__ import annotations
+
+import configparser
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import attrs
+
+from nova_hpc.fabric.partitions.backends.base import AuditRow, AuditState, SubnetManagerError
+from nova_hpc.fabric.partitions.backends.ufm_partitions import UfmPartition
+from nova_hpc.fabric.partitions.hardening import (
+    DEFAULT_PARTITION,
+    audit_nvidia_manager,
+    read_manager_options,
+)
+from nova_hpc.fabric.partitions.keys import Membership
+
+#: Row -> the option that it is judged by, where that is called otherwise.
+_OPTION_OF_ROW: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "part_enforce": "no_partition_enforcement",
+        "vs_key": "vs_key_enable",
+        "cc_key": "cc_key_enable",
+        "n2n_key": "n2n_key_enable",
+        "m2n_key": "n2n_key_enable",
+        "topoconfig": "topo_config_enabled",
+    }
+)
+#: Asked for beside those that a row is called after.
+_MORE_OPTIONS: Final = ("part_enforce", "topo_config_file")
+#: No option of the subnet manager says it.
+_NO_OPTION: Final = frozenset({DEFAULT_PARTITION, "am_key"})
+_LOCAL_CURE: Final = "run the agent on UFM's host, with opensm_config as UFM has it, or look there"
+
+
+@attrs.frozen
+class UfmFiles:
+    """The text of UFM's files on this host; None: it is not there, or cannot be read."""
+
+    opensm_conf: str | None
+    gv_cfg: str | None
+
+
+def read_ufm_files(opensm_config: Path) -> UfmFiles:
+    """Read ``opensm.conf``, and ``gv.cfg`` a folder above, as UFM lays them out."""
+    return UfmFiles(_read_text(opensm_config), _read_text(opensm_config.parent.parent / "gv.cfg"))
+
+
+def read_manager_option(ask: Callable[[str], Any], option: str) -> str | None:
+    """Ask UFM for one option of its subnet manager; None: it does not tell.
+
+    :param ask: asks ``/app/smconf`` for that ``param_name`` and returns the JSON.
+    """
+    try:
+        answer = ask(option)
+    except SubnetManagerError:
+        return None
+    value = answer.get(option) if isinstance(answer, dict) else answer
+    if isinstance(value, bool):
+        return "TRUE" if value else "FALSE"
+    return str(value) if isinstance(value, str | int) else None
+
+
+def audit_ufm(
+    ask: Callable[[str], Any], default: UfmPartition, files: UfmFiles
+) -> tuple[AuditRow, ...]:
+    """The rows of NVIDIA's manager, judged by what UFM tells and its files say.
+
+    :param ask: asks ``/app/smconf`` for that ``param_name`` and returns the JSON.
+    :param default: the default partition, as UFM lists it.
+    """
+    if files.opensm_conf is not None:
+        options = dict(read_manager_options(files.opensm_conf))
+        complete = True
+    else:
+        names = {_OPTION_OF_ROW.get(row.name, row.name) for row in audit_nvidia_manager("", None)}
+        asked = (names | {*_MORE_OPTIONS, "virt_enabled"}) - _NO_OPTION
+        answers = {name: read_manager_option(ask, name) for name in sorted(asked)}
+        options = {name: value for name, value in answers.items() if value is not None}
+        complete = False
+    text = "".join(f"{name} {value}\n" for name, value in options.items())
+    rows = [_audit_default_membership(default, files.gv_cfg)]
+    for row in audit_nvidia_manager(text, None):
+        if row.name == DEFAULT_PARTITION:
+            continue
+        known = complete or row.name in _NO_OPTION or _is_known(row.name, options)
+        rows.append(row if known else _forget(row))
+    return (*rows, audit_virtualisation(options if complete or options else None))
+
+
+def audit_virtualisation(options: Mapping[str, str] | None) -> AuditRow:
+    """Whether NVIDIA's manager gives functions ports of their own (``virt_enabled``).
+
+    Without, a function is a member of nothing: that is closed. So the agent works on.
+
+    :param options: of the subnet manager; None: they cannot be read.
+    """
+    cure = "virt_enabled 2: else functions have no ports of their own, and are in no partition"
+    value = None if options is None else options.get("virt_enabled", "not set")
+    if value is None:
+        return AuditRow("virt_enabled", "SDN04-04", AuditState.UNKNOWN, "cannot be read", cure)
+    if value == "2":
+        return AuditRow("virt_enabled", "SDN04-04", AuditState.MET, "2")
+    return AuditRow("virt_enabled", "SDN04-04", AuditState.NOT_MET, value, cure)
+
+
+def _audit_default_membership(default: UfmPartition, gv_cfg: str | None) -> AuditRow:
+    cure = "default_membership = limited in the section MngNetwork of UFM's gv.cfg"
+    stated = default.default_membership
+    if stated is None and gv_cfg is not None:
+        word = _read_setting(gv_cfg, "default_membership")
+        # UFM's own default (user manual, appendix Partitioning).
+        stated = Membership.LIMITED if word == "limited" else Membership.FULL
+    full = sum(membership is Membership.FULL for membership in default.members.values())
+    if stated is None:
+        state, value = AuditState.UNKNOWN, "UFM tells it from 6.19 on"
+        cure = f"{cure}; {_LOCAL_CURE}"
+    elif stated is Membership.FULL:
+        state, value = AuditState.NOT_MET, "every port is a full member of 0x7fff"
+    else:
+        # The host of UFM is one of them.
+        state, value, cure = AuditState.MET, f"limited, but for {full} port(s) that UFM names", ""
+    return AuditRow(DEFAULT_PARTITION, "SDN04-04", state, value, cure, needed=True)
+
+
+def _is_known(row_name: str, options: Mapping[str, str]) -> bool:
+    return _OPTION_OF_ROW.get(row_name, row_name) in options
+
+
+def _forget(row: AuditRow) -> AuditRow:
+    return attrs.evolve(
+        row,
+        state=AuditState.UNKNOWN,
+        found="UFM does not tell it",
+        cure=f"{row.cure or row.name}; {_LOCAL_CURE}",
+    )
+
+
+def _read_setting(text: str, option: str) -> str | None:
+    parser = configparser.ConfigParser(strict=False, interpolation=None, allow_no_value=True)
+    try:
+        parser.read_string(text)
+    except configparser.Error:
+        return None
+    for section in parser.sections():
+        if parser.has_option(section, option):
+            return (parser.get(section, option) or "").strip().lower()
+    return None
+
+
+def _read_text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent's own record of what it has made at UFM.
+
+UFM does not say who has made a partition (but for the name, from 6.22 on), and what an
+administrator has made is not touched. So every P_Key is written down before UFM is asked to
+make it. The file is text, for people too::
+
+    # nova-hpc-ufm-partitions 1
+    # ticket 41
+    0x0101
+    0x0101 0x0002c90000200001 full
+
+A line with a P_Key alone says that the partition is ours; whoever adds one by hand gives the
+agent a partition.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from nova_hpc.fabric.partitions.backends.base import SubnetManagerError
+from nova_hpc.fabric.partitions.keys import (
+    DEFAULT_PKEY,
+    Membership,
+    format_guid,
+    format_pkey,
+    parse_guid,
+)
+
+_VERSION: Final = 1
+_HEAD: Final = re.compile(r"# nova-hpc-ufm-partitions (\d+)")
+_TICKET: Final = re.compile(r"# ticket (\d+)")
+_LINE: Final = re.compile(r"(0x[0-9a-fA-F]{1,4})(?: (0x[0-9a-fA-F]{16}) (full|limited))?")
+
+
+@attrs.frozen
+class UfmRecord:
+    """What one file says.
+
+    :ivar ticket: of the reading of the desired state that it was written for.
+    :ivar partitions: P_Key -> GUID -> membership, as they were wanted.
+    """
+
+    ticket: int = 0
+    partitions: Mapping[int, Mapping[int, Membership]] = attrs.field(factory=dict)
+
+
+def write_ufm_record(path: Path, record: UfmRecord) -> None:
+    """Replace the file whole, and see it on the disk."""
+    lines = [f"# nova-hpc-ufm-partitions {_VERSION}", f"# ticket {record.ticket}"]
+    for pkey in sorted(record.partitions):
+        lines.append(format_pkey(pkey))
+        members = record.partitions[pkey]
+        lines += [
+            f"{format_pkey(pkey)} {format_guid(guid)} {members[guid]}" for guid in sorted(members)
+        ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write("\n".join(lines) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def read_ufm_record(path: Path) -> UfmRecord | None:
+    """Read the file; None: there is none.
+
+    :raises SubnetManagerError: it cannot be read: whose the partitions are is unknown.
+    """
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeError) as error:
+        raise _broken(path, str(error)) from error
+    first, second = (*lines[:2], "", "")[:2]
+    head, ticket = _HEAD.fullmatch(first), _TICKET.fullmatch(second)
+    if head is None or ticket is None or int(head[1]) != _VERSION:
+        raise _broken(path, "its first two lines")
+    partitions: dict[int, dict[int, Membership]] = {}
+    for number, line in enumerate(lines[2:], start=3):
+        if not line.strip() or line.startswith("#"):
+            continue
+        parts = _LINE.fullmatch(line.strip())
+        if parts is None:
+            raise _broken(path, f"line {number}")
+        members = partitions.setdefault(int(parts[1], 16) & DEFAULT_PKEY, {})
+        if parts[2]:
+            members[parse_guid(parts[2])] = Membership(parts[3])
+    return UfmRecord(int(ticket[1]), partitions)
+
+
+def _broken(path: Path, what: str) -> SubnetManagerError:
+    return SubnetManagerError(
+        f"{path} cannot be read ({what}), so nobody knows which partitions at UFM are ours; mend "
+        "it, or take it away and write a line with the P_Key of each partition that is ours"
+    )
