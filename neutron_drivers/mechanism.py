@@ -1,13 +1,425 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Neutron's mechanism driver ``hpc_partitions``: a network is an InfiniBand partition."""
+"""Neutron's mechanism driver ``hpc_partitions``: a network is an InfiniBand partition.
+
+This is the shell: what Neutron calls, in its transactions and outside. Rules are in
+``network_rules`` and ``port_rules``, rows in ``member_store``.
+
+A port's way: its host is set (a *block* keeps it from ACTIVE); ``bind_port`` names the GUID; the
+transaction that commits the binding adds a row; an agent makes it true and reports; the block
+goes and the port is ACTIVE, for which the request has waited.
+"""
 
 from __future__ import annotations
 
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from neutron.db import provisioning_blocks
+from neutron_lib import constants
+from neutron_lib import context as neutron_context
+from neutron_lib import exceptions as neutron_exceptions
+from neutron_lib import rpc as neutron_rpc
+from neutron_lib.api import validators
+from neutron_lib.api.definitions import portbindings
+from neutron_lib.callbacks import events, registry, resources
+from neutron_lib.db import api as db_api
+from neutron_lib.plugins import directory
 from neutron_lib.plugins.ml2 import api
+from oslo_config import cfg
+from oslo_log import log
+
+from neutron_drivers import fabric_heartbeats, member_store, network_rules, port_rules
+from neutron_drivers.agent_client import FabricAgentClient
+from neutron_drivers.agent_endpoint import FabricAgentEndpoint, block_of_row
+from neutron_drivers.errors import (
+    FabricUnavailableError,
+    PartitionError,
+    PartitionInUseError,
+    WrongWishError,
+)
+from neutron_drivers.fabrics import FabricSettings, read_fabric_settings
+from neutron_drivers.member_watch import MemberWatch
+from neutron_drivers.network_rules import FabricKey
+from neutron_drivers.rpc_names import SERVER_TOPIC
+from nova_hpc.conf import partitions as options
+from nova_hpc.fabric.partitions.backends.choice import read_capabilities
+from nova_hpc.fabric.partitions.keys import format_guid
+from nova_hpc.fabric.partitions.port_inventory import PortInventoryError, PortInventoryFile
+
+LOG = log.getLogger(__name__)
+
+#: Keeps a port from ACTIVE while it has no row yet.
+BLOCK: Final = "HPC_PARTITION"
+#: Seconds between two looks at a port for which a request waits: at first, and at most.
+_FIRST_PAUSE: Final = 0.02
+_LONGEST_PAUSE: Final = 0.25
+
+
+class WrongPartitionWish(neutron_exceptions.BadRequest):
+    """400."""
+
+    message = "%(reason)s"
+
+
+class PartitionInUse(neutron_exceptions.Conflict):
+    """409."""
+
+    message = "%(reason)s"
+
+
+class FabricUnavailable(neutron_exceptions.ServiceUnavailable):
+    """503."""
+
+    message = "%(reason)s"
+
+
+_ANSWERS: Final[dict[type[PartitionError], Any]] = {
+    WrongWishError: WrongPartitionWish,
+    PartitionInUseError: PartitionInUse,
+    FabricUnavailableError: FabricUnavailable,
+}
+
+
+@contextmanager
+def _answers_of_api(what: str) -> Iterator[None]:
+    """Refusals as Neutron's API has them; what is for the operator goes to the log."""
+    try:
+        yield
+    except PartitionError as error:
+        LOG.warning("%s is refused: %s%s", what, error, f" ({error.detail})" * bool(error.detail))
+        raise _ANSWERS[type(error)](reason=str(error)) from error
+
+
+def _read_heartbeats(context: Any) -> tuple[fabric_heartbeats.FabricHeartbeat, ...]:
+    # In the session of the request: a second connection for each could exhaust the pool.
+    return fabric_heartbeats.read_heartbeats(directory.get_plugin(), context.elevated())
+
+
+class InventoryGuids:
+    """GUIDs of the operator's file."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = PortInventoryFile(path)
+
+    def find_port_guid(self, host: str, address: str) -> int | None:
+        """See :class:`~neutron_drivers.port_rules.PortGuids`.
+
+        :raises PartitionInUseError: there is no inventory.
+        """
+        try:
+            port = self._file.load().find_port(host, address)
+        except PortInventoryError as error:
+            raise PartitionInUseError(
+                "the operator's inventory of InfiniBand ports cannot be read", str(error)
+            ) from error
+        return None if port is None else port.guid
 
 
 class PartitionMechanismDriver(api.MechanismDriver):
-    """Binds ports to partitions."""
+    """Makes ports of networks of type vlan members of InfiniBand partitions."""
 
     def initialize(self) -> None:
-        """Read the options."""
+        """Read the options.
+
+        :raises neutron_drivers.fabrics.FabricOptionError: one cannot be used.
+        """
+        options.register_server_options(cfg.CONF)
+        group = cfg.CONF.hpc_partitions
+        self._settings = read_fabric_settings(group, read_capabilities(group.subnet_manager))
+        self._guids = InventoryGuids(Path(group.port_inventory))
+        self._agents = FabricAgentClient()
+        registry.subscribe(self._refuse_chosen_mac, resources.PORT, events.BEFORE_CREATE)
+
+    def start_rpc_listeners(self) -> list[Any]:
+        """Serve the agents; called in each process of ``neutron-rpc-server`` alone."""
+        connection = neutron_rpc.Connection()
+        connection.create_consumer(
+            SERVER_TOPIC, [FabricAgentEndpoint(self._read_settings)], fanout=False
+        )
+        MemberWatch(self._read_settings).start()
+        servers: list[Any] = connection.consume_in_threads()
+        return servers
+
+    @property
+    def connectivity(self) -> str:
+        """Ports need no address to be bound."""
+        connectivity: str = portbindings.CONNECTIVITY_L2
+        return connectivity
+
+    # -- networks ----------------------------------------------------------------------
+
+    def create_network_precommit(self, context: Any) -> None:
+        """Give a new network its key, or refuse it."""
+        with _answers_of_api("A network"):
+            key = network_rules.find_fabric_key(context.network_segments, self._settings)
+            if key is not None:
+                self._claim_key(context, key)
+
+    def update_network_precommit(self, context: Any) -> None:
+        """Refuse another key while there are members; give the network its new one."""
+        if not port_rules.has_changed(
+            context.current, context.original, network_rules.PROVIDER_ATTRIBUTES
+        ):
+            return
+        session, network_id = context.plugin_context.session, context.current["id"]
+        with _answers_of_api(f"A change of network {network_id}"):
+            before = member_store.keys_of_network(session, network_id)
+            key = network_rules.find_fabric_key(context.network_segments, self._settings)
+            if before == ({key} if key else set()):
+                return
+            if member_store.network_has_members(session, network_id):
+                raise PartitionInUseError(
+                    "the segments of an InfiniBand network cannot be changed while ports are "
+                    "members of its partition, or were and are not rid of it yet"
+                )
+            member_store.release_keys(session, network_id)
+            if key is not None:
+                self._claim_key(context, key)
+
+    def delete_network_precommit(self, context: Any) -> None:
+        """Take its key from a network, unless ports still have it."""
+        member_store.release_keys(context.plugin_context.session, context.current["id"])
+
+    def _claim_key(self, context: Any, key: FabricKey) -> None:
+        heartbeats = _read_heartbeats(context.plugin_context)
+        foreign = fabric_heartbeats.foreign_pkeys_of(heartbeats, key.fabric)
+        network_rules.check_free_key(key, self._settings, foreign)
+        networks = [name for name, one in self._settings.fabrics.items() if one == key.fabric]
+        session = context.plugin_context.session
+        member_store.claim_key(session, key, context.current["id"], networks)
+
+    # -- ports -------------------------------------------------------------------------
+
+    def create_port_precommit(self, context: Any) -> None:
+        """Block a port that is created with a host."""
+        self._keep_membership(context)
+
+    def create_port_postcommit(self, context: Any) -> None:
+        """Nothing: a new port is bound after this."""
+
+    def update_port_precommit(self, context: Any) -> None:
+        """Keep the port's row and status as its binding says."""
+        self._keep_membership(context)
+
+    def update_port_postcommit(self, context: Any) -> None:
+        """Wake the agents, and hold the request that bound the port until it is a member."""
+        key = self._find_key_of_port(context)
+        if key is None or not port_rules.has_changed(
+            context.current, context.original, port_rules.DECIDING
+        ):
+            return
+        if self._wanted_by(context, key) is not None:
+            self._agents.wake(key.fabric)
+            self._wait_for_membership(context)
+        elif (context.original or {}).get("binding:vif_details", {}).get("guid"):
+            self._agents.wake(key.fabric)
+
+    def delete_port_precommit(self, context: Any) -> None:
+        """Leave the row behind, as one that has to go."""
+        member_store.set_membership(context.plugin_context.session, context.current["id"], None)
+
+    def delete_port_postcommit(self, context: Any) -> None:
+        """Wake the agents."""
+        key = self._find_key_of_port(context)
+        if key is not None and context.vif_details.get("guid"):
+            self._agents.wake(key.fabric)
+
+    def bind_port(self, context: Any) -> None:
+        """Bind a port of our types, or leave it: Neutron makes it ``binding_failed`` then."""
+        port = context.current
+        if not port_rules.is_partition_port(port):
+            return
+        for segment in context.segments_to_bind:
+            fabric = self._settings.fabrics.get(segment[api.PHYSICAL_NETWORK])
+            if fabric is None or segment[api.NETWORK_TYPE] != constants.TYPE_VLAN:
+                continue
+            key = FabricKey(fabric, segment[api.SEGMENTATION_ID])
+            try:
+                guid = self._choose_guid(context, key)
+            except PartitionError as error:
+                LOG.error("Port %s is not bound: %s (%s)", port["id"], error, error.detail)
+                return
+            context.set_binding(
+                segment[api.ID],
+                port_rules.choose_vif_type(port, self._settings),
+                port_rules.describe_binding(key, format_guid(guid), segment[api.PHYSICAL_NETWORK]),
+                status=constants.PORT_STATUS_DOWN,
+            )
+            return
+
+    # -- inside ------------------------------------------------------------------------
+
+    def _read_settings(self) -> FabricSettings:
+        return self._settings
+
+    def _find_key_of_port(self, context: Any) -> FabricKey | None:
+        if not port_rules.is_partition_port(context.current):
+            return None
+        try:
+            return network_rules.find_fabric_key(context.network.network_segments, self._settings)
+        except WrongWishError:
+            # A network of before the driver: none of its ports is bound by it.
+            return None
+
+    def _wanted_by(self, context: Any, key: FabricKey) -> port_rules.WantedMember | None:
+        return port_rules.wanted_of_binding(
+            context.current, context.network.current, key, self._settings
+        )
+
+    def _keep_membership(self, context: Any) -> None:
+        port, original = context.current, context.original
+        if not port_rules.has_changed(port, original, port_rules.DECIDING):
+            return
+        key = self._find_key_of_port(context)
+        if key is None and not (original and port_rules.is_partition_port(original)):
+            return
+        session = context.plugin_context.session
+        with _answers_of_api(f"A change of port {port['id']}"):
+            wanted = None if key is None else self._wanted_by(context, key)
+            if key is not None and self._is_asked_to_bind(context):
+                self._check_binding(context, key)
+            if wanted is not None:
+                self._claim_key_of_member(context, wanted)
+            change = member_store.set_membership(session, port["id"], wanted)
+        for row in change.withdrawn:
+            self._remove_block(context, block_of_row(row))
+        if change.added is not None:
+            self._add_block(context, block_of_row(change.added))
+            self._remove_block(context, BLOCK)
+        elif key is not None and wanted is None and context.host:
+            self._add_block(context, BLOCK)
+        if change and port["status"] != constants.PORT_STATUS_DOWN:
+            # Neutron leaves the status as it is when a port is switched off.
+            member_store.set_port_down(session, port["id"])
+            port["status"] = constants.PORT_STATUS_DOWN
+
+    def _claim_key_of_member(self, context: Any, wanted: port_rules.WantedMember) -> None:
+        """Networks that are older than the driver get their key with their first member."""
+        session = context.plugin_context.session
+        if wanted.key not in member_store.keys_of_network(session, wanted.network_id):
+            networks = [n for n, one in self._settings.fabrics.items() if one == wanted.key.fabric]
+            member_store.claim_key(session, wanted.key, wanted.network_id, networks)
+
+    def _is_asked_to_bind(self, context: Any) -> bool:
+        return bool(
+            context.host
+            and context.vif_type == portbindings.VIF_TYPE_UNBOUND
+            and port_rules.has_changed(context.current, context.original, port_rules.ASKED_WITH)
+        )
+
+    def _check_binding(self, context: Any, key: FabricKey) -> None:
+        """Refuse early, with a reason and nothing changed, what ``bind_port`` could not do.
+
+        :raises PartitionError: it could not.
+        """
+        guid = self._find_guid(context, key)
+        session, network_id = context.plugin_context.session, context.current["network_id"]
+        owner = member_store.guid_owner_of(session, key.fabric, guid, network_id)
+        if owner is not None and owner[1]:
+            raise member_store.conflict_of_guid(key.fabric, guid, owner[0])
+
+    def _choose_guid(self, context: Any, key: FabricKey) -> int:
+        """The GUID for a binding, and what stands in its way is away.
+
+        :raises PartitionError: it cannot be bound.
+        """
+        active = self._find_active_host(context)
+        if active not in ("", context.host):
+            raise PartitionInUseError(
+                "a port of an InfiniBand partition has one binding: no live migration",
+                f"it is bound on {active}",
+            )
+        guid = self._find_guid(context, key)
+        deadline = time.monotonic() + self._settings.bind_wait
+        while time.monotonic() < deadline:
+            admin = neutron_context.get_admin_context()
+            with db_api.CONTEXT_READER.using(admin):
+                owner = member_store.guid_owner_of(
+                    admin.session, key.fabric, guid, context.current["network_id"]
+                )
+            if owner is None or owner[1]:
+                break
+            # The last server's membership is on its way out; the commit refuses if it stays.
+            time.sleep(_LONGEST_PAUSE)
+        return guid
+
+    def _find_guid(self, context: Any, key: FabricKey) -> int:
+        heartbeats = _read_heartbeats(context.plugin_context)
+        if not fabric_heartbeats.has_live_agent(heartbeats, key.fabric):
+            raise FabricUnavailableError(
+                "no fabric agent is alive that could make the port a member of its partition",
+                f"fabric {key.fabric}: openstack network agent list",
+            )
+        foreign = fabric_heartbeats.foreign_pkeys_of(heartbeats, key.fabric)
+        if key.pkey in foreign:
+            raise PartitionInUseError(
+                "the P_Key of the network is in use by a partition of the fabric's administrator",
+                str(key),
+            )
+        return port_rules.choose_guid(
+            context.current, context.host, self._settings, self._guids, secrets.randbits(64)
+        )
+
+    def _find_active_host(self, context: Any) -> str:
+        admin = neutron_context.get_admin_context()
+        with db_api.CONTEXT_READER.using(admin):
+            return member_store.active_host_of_port(admin.session, context.current["id"])
+
+    def _wait_for_membership(self, context: Any) -> None:
+        """Hold a request until its port is ACTIVE, is in ERROR, or has waited long enough.
+
+        Nova does not wait for ports that are ACTIVE when the answer comes; an event before
+        it waits for one would be lost.
+        """
+        port = context.current
+        if port["status"] != constants.PORT_STATUS_DOWN:
+            return
+        deadline, pause = time.monotonic() + self._settings.bind_wait, _FIRST_PAUSE
+        while time.monotonic() < deadline:
+            time.sleep(pause)
+            pause = min(pause * 1.5, _LONGEST_PAUSE)
+            admin = neutron_context.get_admin_context()
+            with db_api.CONTEXT_READER.using(admin):
+                found = member_store.find_port(admin.session, port["id"])
+                status = None if found is None else found.status
+            if status != constants.PORT_STATUS_DOWN:
+                if status is not None:
+                    # The answer says so, too.
+                    port["status"] = status
+                return
+
+    def _add_block(self, context: Any, block: str) -> None:
+        provisioning_blocks.add_provisioning_component(
+            context.plugin_context, context.current["id"], resources.PORT, block
+        )
+
+    def _remove_block(self, context: Any, block: str) -> None:
+        provisioning_blocks.remove_provisioning_component(
+            context.plugin_context, context.current["id"], resources.PORT, block
+        )
+
+    def _refuse_chosen_mac(
+        self, _resource: str, _event: str, _trigger: object, payload: Any = None
+    ) -> None:
+        """Refuse a MAC that a project chose, where ``ebrctl`` makes a GUID of it.
+
+        A MAC is unique in its network alone, so a project could choose another's GUID.
+        """
+        if self._settings.direct_vif_type != port_rules.IB_HOSTDEV:
+            return
+        asker, port = payload.context, payload.latest_state
+        if asker.is_admin or getattr(asker, "is_service_role", False):
+            return
+        if not validators.is_attr_set(port.get("mac_address")):
+            return
+        with db_api.CONTEXT_READER.using(asker):
+            physical = member_store.physical_networks_of(asker.session, port["network_id"])
+        if physical & self._settings.fabrics.keys():
+            raise WrongPartitionWish(
+                reason="a port of an InfiniBand network gets its MAC address from the cloud: the "
+                "GUID of its device is made of it"
+            )

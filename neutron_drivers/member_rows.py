@@ -7,16 +7,14 @@ the subnet manager's tables are read back without the key. Times are UTC.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import sqlalchemy as sa
 from neutron_lib.db import model_base
 
+from neutron_drivers.fabrics import LONGEST_FABRIC
 from nova_hpc.fabric.partitions.keys import Membership, parse_guid
 from nova_hpc.fabric.partitions.members import PartitionMember
-
-#: Longest name of a fabric, in characters.
-LONGEST_FABRIC: Final = 64
 
 
 class PartitionMemberRow(model_base.BASEV2):
@@ -42,8 +40,6 @@ class PartitionMemberRow(model_base.BASEV2):
     wanted = sa.Column(sa.Boolean, nullable=False)
     #: Since when it is wanted.
     since = sa.Column(sa.DateTime, nullable=False)
-    #: When Nova is told again that the port is plugged; None: not any more.
-    repeat_at = sa.Column(sa.DateTime, nullable=True, index=True)
     __table_args__ = (
         sa.Index("ix_hpc_partition_members_guid", "fabric", "guid"),
         sa.Index("ix_hpc_partition_members_pkey", "fabric", "pkey"),

@@ -46,6 +46,15 @@ P_Keys that no network may have, beside those that the administrator's own parti
 subnet manager, which the agent reports.
 """,
     ),
+    cfg.ListOpt(
+        "limited_pkeys",
+        default=[],
+        help="""
+P_Keys of networks in which ports of other projects than the network's own are limited members: they
+reach the ports of that project and not each other. Projects limit their own by the tag
+``hpc-limited`` on a port or a network.
+""",
+    ),
     cfg.StrOpt(
         "direct_vif_type",
         default="hostdev_physical",

@@ -29,9 +29,8 @@ def upgrade() -> None:
         sa.Column("membership", sa.String(16), nullable=False),
         sa.Column("wanted", sa.Boolean(), nullable=False),
         sa.Column("since", sa.DateTime(), nullable=False),
-        sa.Column("repeat_at", sa.DateTime(), nullable=True),
     )
-    for columns in (["port_id"], ["network_id"], ["repeat_at"]):
+    for columns in (["port_id"], ["network_id"]):
         op.create_index(f"ix_hpc_partition_members_{columns[0]}", "hpc_partition_members", columns)
     op.create_index("ix_hpc_partition_members_guid", "hpc_partition_members", ["fabric", "guid"])
     op.create_index("ix_hpc_partition_members_pkey", "hpc_partition_members", ["fabric", "pkey"])

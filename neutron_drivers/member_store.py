@@ -1,0 +1,354 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads and writes the driver's rows, so that several API and RPC processes can do it at once.
+
+What must not happen twice is a primary key: the one who comes second gets an error of the
+database, Neutron begins its request anew, and the second try sees what the first one met.
+Owners of GUIDs are locked before their members are counted; a snapshot of the
+transaction's beginning would not see what others have committed since.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import attrs
+import sqlalchemy as sa
+from neutron.db import models_v2
+from neutron.db.models import segment as segment_model
+from neutron.plugins.ml2 import models as ml2_models
+from neutron_lib import constants
+from neutron_lib.db import api as db_api
+from oslo_utils import timeutils
+
+from neutron_drivers.errors import PartitionInUseError
+from neutron_drivers.member_rows import (
+    PartitionGuidRow,
+    PartitionKeyRow,
+    PartitionMemberRow,
+    PartitionTicketRow,
+    member_of_row,
+)
+from neutron_drivers.network_rules import FabricKey
+from neutron_drivers.port_rules import WantedMember
+from nova_hpc.fabric.partitions.keys import format_guid, format_pkey
+from nova_hpc.fabric.partitions.members import DesiredPartitions, PartitionPolicy
+
+
+@attrs.frozen
+class MembershipChange:
+    """What became of a port's rows.
+
+    :ivar added: the new row, if there is one.
+    :ivar withdrawn: rows that are not wanted any more.
+    """
+
+    added: int | None = None
+    withdrawn: tuple[int, ...] = ()
+
+    def __bool__(self) -> bool:
+        return self.added is not None or bool(self.withdrawn)
+
+
+# -- keys ------------------------------------------------------------------------------
+
+
+def claim_key(
+    session: Any, key: FabricKey, network_id: str, physical_networks: Collection[str]
+) -> None:
+    """Give a network its key, inside the transaction that makes the network.
+
+    :param physical_networks: those of the key's fabric.
+    :raises PartitionInUseError: another network has it, or had it and is not rid of its
+        members yet.
+    """
+    owner = _lock_row(session, PartitionKeyRow, (key.fabric, key.pkey))
+    if owner is not None and owner.network_id != network_id:
+        if _network_exists(session, owner.network_id):
+            raise PartitionInUseError(
+                f"P_Key {format_pkey(key.pkey)} is in use on another physical network of the same "
+                "InfiniBand fabric",
+                f"{key} is network {owner.network_id}",
+            )
+        if _has_members(session, fabric=key.fabric, pkey=key.pkey):
+            raise PartitionInUseError(
+                f"P_Key {format_pkey(key.pkey)} still has members of a deleted network: it is free "
+                "as soon as the subnet manager has taken it from their ports",
+                f"{key} was network {owner.network_id}",
+            )
+        owner.network_id = network_id
+    segments = segment_model.NetworkSegment
+    # Networks that are older than the driver have no row of ours.
+    older = (
+        session.query(segments.network_id)
+        .filter(segments.physical_network.in_(sorted(physical_networks)))
+        .filter(segments.segmentation_id == key.pkey, segments.network_id != network_id)
+        .first()
+    )
+    if older is not None:
+        raise PartitionInUseError(
+            f"P_Key {format_pkey(key.pkey)} is in use on another physical network of the same "
+            "InfiniBand fabric",
+            f"{key} is network {older[0]}",
+        )
+    if owner is None:
+        session.add(PartitionKeyRow(fabric=key.fabric, pkey=key.pkey, network_id=network_id))
+    session.flush()
+
+
+def keys_of_network(session: Any, network_id: str) -> set[FabricKey]:
+    """The keys that a network has."""
+    rows = session.query(PartitionKeyRow).filter_by(network_id=network_id)
+    return {FabricKey(row.fabric, row.pkey) for row in rows}
+
+
+def release_keys(session: Any, network_id: str) -> None:
+    """Take a network's keys from it; those with members are kept until the last one is gone."""
+    for row in session.query(PartitionKeyRow).filter_by(network_id=network_id).all():
+        if not _has_members(session, fabric=row.fabric, pkey=row.pkey):
+            session.delete(row)
+    session.flush()
+
+
+def network_has_members(session: Any, network_id: str) -> bool:
+    """Whether a port has its key, or had it and is not rid of it yet."""
+    return _has_members(session, network_id=network_id)
+
+
+# -- members ---------------------------------------------------------------------------
+
+
+def guid_owner_of(session: Any, fabric: str, guid: int, network_id: str) -> tuple[str, bool] | None:
+    """The other network that has a GUID, and whether one of its ports is still to have it."""
+    owner = session.get(PartitionGuidRow, (fabric, format_guid(guid)))
+    if owner is None or owner.network_id == network_id:
+        return None
+    return owner.network_id, _has_members(session, fabric=fabric, guid=owner.guid, wanted=True)
+
+
+def set_membership(session: Any, port_id: str, wanted: WantedMember | None) -> MembershipChange:
+    """Make a port a member of one partition, or of none, inside the port's own transaction.
+
+    :raises PartitionInUseError: another network has the GUID.
+    """
+    rows = session.query(PartitionMemberRow).filter_by(port_id=port_id, wanted=True).all()
+    if wanted is not None and [_wish_of_row(row) for row in rows] == [_wish_of(wanted)]:
+        return MembershipChange()
+    for row in rows:
+        row.wanted = False
+    session.flush()
+    withdrawn = tuple(row.id for row in rows)
+    if wanted is None:
+        return MembershipChange(withdrawn=withdrawn)
+    _claim_guid(session, wanted)
+    row = PartitionMemberRow(
+        fabric=wanted.key.fabric,
+        port_id=port_id,
+        network_id=wanted.network_id,
+        host=wanted.host,
+        pci_slot=wanted.pci_slot,
+        guid=format_guid(wanted.guid),
+        pkey=wanted.key.pkey,
+        membership=wanted.membership.value,
+        wanted=True,
+        since=timeutils.utcnow(),
+    )
+    session.add(row)
+    session.flush()
+    return MembershipChange(row.id, withdrawn)
+
+
+def find_wanted_rows(session: Any, fabric: str, rows: Collection[int]) -> list[Any]:
+    """Those of the rows that are still wanted."""
+    return list(
+        session.query(PartitionMemberRow)
+        .filter(PartitionMemberRow.id.in_(sorted(rows)))
+        .filter_by(fabric=fabric, wanted=True)
+        .all()
+    )
+
+
+@db_api.retry_db_errors
+def drop_gone_rows(context: Any, fabric: str, rows: Collection[int]) -> int:
+    """Forget members that are gone, and what nobody has after that.
+
+    :returns: how many rows were forgotten; wanted ones never are.
+    """
+    members = PartitionMemberRow
+    with db_api.CONTEXT_WRITER.using(context):
+        session = context.session
+        gone = (
+            session.query(members.id, members.guid, members.pkey)
+            .filter(members.id.in_(sorted(rows)))
+            .filter_by(fabric=fabric, wanted=False)
+            .all()
+        )
+        owners = [
+            _lock_row(session, PartitionGuidRow, (fabric, guid))
+            for guid in sorted({row.guid for row in gone})
+        ]
+        dropped: int = (
+            session.query(members)
+            .filter(members.id.in_([row.id for row in gone]))
+            .filter_by(fabric=fabric, wanted=False)
+            .delete(synchronize_session=False)
+        )
+        for owner in owners:
+            if owner is not None and not _has_members(session, fabric=fabric, guid=owner.guid):
+                session.delete(owner)
+        for pkey in sorted({row.pkey for row in gone}):
+            key = _lock_row(session, PartitionKeyRow, (fabric, pkey))
+            if (
+                key is not None
+                and not _network_exists(session, key.network_id)
+                and not _has_members(session, fabric=fabric, pkey=pkey)
+            ):
+                session.delete(key)
+        return dropped
+
+
+@db_api.retry_db_errors
+def read_desired_partitions(
+    context: Any, fabric: str, policies: Mapping[int, PartitionPolicy]
+) -> DesiredPartitions:
+    """All rows of a fabric, with a ticket.
+
+    The ticket's row is locked before the first row is read, so that readings come one after
+    the other, and each sees all that the one with the ticket before has seen.
+    """
+    tickets, members, ports = PartitionTicketRow, PartitionMemberRow, models_v2.Port
+    with db_api.CONTEXT_WRITER.using(context):
+        session = context.session
+        counted = session.execute(
+            sa.update(tickets)
+            .where(tickets.fabric == fabric)
+            .values(ticket=tickets.ticket + 1)
+            .execution_options(synchronize_session=False)
+        )
+        if not counted.rowcount:
+            session.add(tickets(fabric=fabric, ticket=1))
+            session.flush()
+        ticket = session.query(tickets.ticket).filter_by(fabric=fabric).scalar()
+        rows = (
+            session.query(members, ports.status)
+            .outerjoin(ports, ports.id == members.port_id)
+            .filter(members.fabric == fabric)
+            .order_by(members.id)
+            .all()
+        )
+        keys = {row.pkey for row, _ in rows}
+        return DesiredPartitions(
+            ticket=ticket,
+            members=tuple(member_of_row(row, status) for row, status in rows),
+            policies={pkey: policies[pkey] for pkey in keys & policies.keys()},
+        )
+
+
+# -- ports -----------------------------------------------------------------------------
+
+
+def find_port(session: Any, port_id: str) -> Any:
+    """A port's row of Neutron; None: it is gone."""
+    return session.query(models_v2.Port).filter_by(id=port_id).one_or_none()
+
+
+def set_port_down(session: Any, port_id: str) -> None:
+    """Set a port DOWN inside the transaction that takes its membership; Nova hears of it."""
+    port = find_port(session, port_id)
+    if port is not None:
+        port.status = constants.PORT_STATUS_DOWN
+        session.flush()
+
+
+def active_host_of_port(session: Any, port_id: str) -> str:
+    """Where a port's active binding is; "": nowhere."""
+    binding = ml2_models.PortBinding
+    found = session.query(binding.host).filter_by(port_id=port_id, status=constants.ACTIVE).first()
+    return found[0] if found else ""
+
+
+def physical_networks_of(session: Any, network_id: str) -> set[str]:
+    """The physical networks that a network has segments on."""
+    segments = segment_model.NetworkSegment
+    rows = session.query(segments.physical_network).filter_by(network_id=network_id)
+    return {name for (name,) in rows if name}
+
+
+@db_api.retry_db_errors
+def find_overdue_rows(context: Any, since: datetime.datetime) -> list[tuple[int, str, str]]:
+    """Wanted rows from before *since* whose ports are still DOWN: row, port, fabric."""
+    members, ports = PartitionMemberRow, models_v2.Port
+    with db_api.CONTEXT_READER.using(context):
+        return [
+            tuple(row)
+            for row in context.session.query(members.id, members.port_id, members.fabric)
+            .join(ports, ports.id == members.port_id)
+            .filter(members.wanted == sa.true(), members.since < since, ports.status == "DOWN")
+            .filter(ports.admin_state_up == sa.true())
+            .all()
+        ]
+
+
+# -- inside ----------------------------------------------------------------------------
+
+
+def _wish_of(wanted: WantedMember) -> tuple[Any, ...]:
+    return (
+        wanted.key.fabric,
+        wanted.key.pkey,
+        format_guid(wanted.guid),
+        wanted.host,
+        wanted.network_id,
+    )
+
+
+def _wish_of_row(row: Any) -> tuple[Any, ...]:
+    return row.fabric, row.pkey, row.guid, row.host, row.network_id
+
+
+def _claim_guid(session: Any, wanted: WantedMember) -> None:
+    identity = wanted.key.fabric, format_guid(wanted.guid)
+    owner = _lock_row(session, PartitionGuidRow, identity)
+    if owner is None:
+        session.add(
+            PartitionGuidRow(
+                fabric=wanted.key.fabric,
+                guid=identity[1],
+                pkey=wanted.key.pkey,
+                network_id=wanted.network_id,
+            )
+        )
+        session.flush()
+    elif (owner.network_id, owner.pkey) != (wanted.network_id, wanted.key.pkey):
+        raise conflict_of_guid(wanted.key.fabric, wanted.guid, owner.network_id)
+
+
+def conflict_of_guid(fabric: str, guid: int, network_id: str) -> PartitionInUseError:
+    """The error for a GUID that another network has; the network is named for the log alone."""
+    return PartitionInUseError(
+        "the InfiniBand port of its device is a member of another network's partition, or was and "
+        "is not rid of it yet: two networks never share a port",
+        f"GUID {format_guid(guid)} of fabric {fabric} is network {network_id}'s",
+    )
+
+
+def _lock_row(session: Any, kind: Any, identity: tuple[Any, ...]) -> Any:
+    """A row, locked and as it is now; None: there is none.
+
+    The first look takes no lock, for a lock on a row that is not there keeps others from
+    adding theirs.
+    """
+    if session.get(kind, identity) is None:
+        return None
+    return session.get(kind, identity, with_for_update=True, populate_existing=True)
+
+
+def _has_members(session: Any, **which: Any) -> bool:
+    # A locking read: others may have added or removed members since this transaction began.
+    query = session.query(PartitionMemberRow.id).filter_by(**which).with_for_update()
+    return query.limit(1).first() is not None
+
+
+def _network_exists(session: Any, network_id: str) -> bool:
+    return session.query(models_v2.Network.id).filter_by(id=network_id).first() is not None

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ends the wait for memberships of which no agent says anything.
+
+An agent says by itself that a port cannot be isolated. Where it is dead or cut off, this thread
+of ``neutron-rpc-server`` does, so that Nova's build ends within a bound. Several servers may do
+it at once: what it does twice is the same.
+"""
+
+from __future__ import annotations
+
+import datetime
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from neutron_lib import context as neutron_context
+from neutron_lib.plugins import directory
+from oslo_log import log
+from oslo_utils import timeutils
+
+from neutron_drivers import agent_endpoint, fabric_heartbeats, member_store
+from neutron_drivers.fabrics import FabricSettings
+
+LOG = log.getLogger(__name__)
+
+#: Seconds between two looks.
+PERIOD: Final = 2.0
+#: Seconds that an agent has longer than ``member_timeout``: it knows the better reason.
+GRACE: Final = 5.0
+
+
+def fail_overdue_ports(settings: FabricSettings) -> int:
+    """Set ports to ERROR that have waited for their membership for too long.
+
+    :returns: how many.
+    """
+    context = neutron_context.get_admin_context()
+    limit = settings.member_timeout + GRACE
+    since = timeutils.utcnow() - datetime.timedelta(seconds=limit)
+    overdue = member_store.find_overdue_rows(context, since)
+    if not overdue:
+        return 0
+    heartbeats = fabric_heartbeats.read_heartbeats(directory.get_plugin(), context)
+    for _, port_id, fabric in overdue:
+        alive = fabric_heartbeats.has_live_agent(heartbeats, fabric)
+        said = "has said nothing of it" if alive else "is not alive (openstack network agent list)"
+        reason = f"the fabric agent of {fabric} {said} for {limit:.0f} seconds"
+        agent_endpoint.fail_port(context, port_id, reason)
+    return len(overdue)
+
+
+class MemberWatch:
+    """Looks every two seconds, as long as the process lives."""
+
+    def __init__(self, read_settings: Callable[[], FabricSettings]) -> None:
+        self._read_settings = read_settings
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        """Begin; the thread ends with the process."""
+        threading.Thread(target=self._run, name="hpc-member-watch", daemon=True).start()
+
+    def stop(self) -> None:
+        """End after the look that is going on."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(PERIOD):
+            try:
+                fail_overdue_ports(self._read_settings())
+            except Exception:
+                # The database may be away: the next look will do.
+                LOG.exception("Ports that wait for their membership were not looked at")

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a port becomes a member. Pure: what Neutron knows of it in, a membership or a reason out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+
+import attrs
+
+from neutron_drivers.errors import PartitionInUseError
+from neutron_drivers.fabrics import FabricSettings
+from neutron_drivers.network_rules import FabricKey
+from nova_hpc.fabric.partitions.keys import Membership, format_pkey, parse_guid
+
+DIRECT: Final = "direct"
+DIRECT_PHYSICAL: Final = "direct-physical"
+#: How a whole port, and a function for which the compute does nothing, is plugged.
+HOSTDEV_PHYSICAL: Final = "hostdev_physical"
+#: Nova and networking-mlnx know it, neutron-lib does not: Nova calls ``ebrctl`` with the MAC.
+IB_HOSTDEV: Final = "ib_hostdev"
+
+#: A tag of a port: it is a limited member. A tag of a network: ports of other projects are.
+#: Whoever may set it can only take from what is the port's without it.
+LIMITED_TAG: Final = "hpc-limited"
+
+_MAC: Final = re.compile(r"(?:[0-9a-f]{2}:){5}[0-9a-f]{2}")
+_LOCAL_BIT: Final = 0x02 << 56
+_FIRST_BITS: Final = 0x03 << 56
+
+#: What of a port decides about its membership.
+DECIDING: Final = (
+    "admin_state_up",
+    "binding:host_id",
+    "binding:profile",
+    "binding:vif_details",
+    "binding:vif_type",
+    "binding:vnic_type",
+)
+#: What a binding is asked for with.
+ASKED_WITH: Final = ("binding:host_id", "binding:profile", "binding:vnic_type")
+
+
+class PortGuids(Protocol):
+    """The operator's inventory of physical ports."""
+
+    def find_port_guid(self, host: str, address: str) -> int | None:
+        """The GUID of the physical port that a PF or VF at that PCI address is of."""
+
+
+@attrs.frozen
+class WantedMember:
+    """What a port is to be a member of, and how."""
+
+    key: FabricKey
+    guid: int
+    membership: Membership
+    host: str
+    pci_slot: str
+    network_id: str
+
+
+def is_partition_port(port: Mapping[str, Any]) -> bool:
+    """Whether the driver binds ports of that type at all."""
+    return port["binding:vnic_type"] in (DIRECT, DIRECT_PHYSICAL)
+
+
+def has_changed(
+    current: Mapping[str, Any], original: Mapping[str, Any] | None, names: tuple[str, ...]
+) -> bool:
+    """Whether one of the attributes did; a port that is new has."""
+    return original is None or any(current.get(name) != original.get(name) for name in names)
+
+
+def choose_vif_type(port: Mapping[str, Any], settings: FabricSettings) -> str:
+    """How Nova plugs the port; never ``hw_veb``, which writes Ethernet into the guest's XML."""
+    if port["binding:vnic_type"] == DIRECT_PHYSICAL:
+        return HOSTDEV_PHYSICAL
+    return settings.direct_vif_type
+
+
+def read_pci_slot(port: Mapping[str, Any]) -> str:
+    """Where Nova says that the device is, e.g. ``0000:81:00.2``; "": it does not."""
+    slot = (port.get("binding:profile") or {}).get("pci_slot")
+    return slot if isinstance(slot, str) and len(slot) <= 32 else ""
+
+
+def choose_guid(
+    port: Mapping[str, Any], host: str, settings: FabricSettings, ports: PortGuids, drawn: int
+) -> int:
+    """The GUID that becomes a member for a port.
+
+    :param host: where it is to be bound.
+    :param drawn: 64 random bits, for a function that gets a GUID of its own.
+    :raises PartitionInUseError: it has none; the reason names the cure.
+    """
+    whole = port["binding:vnic_type"] == DIRECT_PHYSICAL
+    if settings.capabilities.separates_functions and not whole:
+        if settings.direct_vif_type == IB_HOSTDEV:
+            return derive_guid(port["mac_address"])
+        return (drawn & ~_FIRST_BITS) | _LOCAL_BIT
+    slot = read_pci_slot(port)
+    guid = ports.find_port_guid(host, slot) if slot else None
+    if guid is None:
+        raise PartitionInUseError(
+            "the InfiniBand port of its device is not known: the operator's inventory of ports "
+            "lacks it",
+            f"host {host}, PCI address {slot or 'not in binding:profile'}: write the inventory "
+            "anew with nova-hpc fabric ports",
+        )
+    return guid
+
+
+def derive_guid(mac: str) -> int:
+    """The GUID that ``ebrctl`` makes of a MAC.
+
+    The rule is that of networking-mlnx 21.0.0 (eswitchd/utils/ib_utils.py, mlx5): the first
+    half, two bytes of zero, the second half.
+
+    :raises PartitionInUseError: it has no 6 bytes.
+    """
+    if not _MAC.fullmatch(mac.lower()):
+        raise PartitionInUseError(f"{mac} is no MAC address of 6 bytes: no GUID can be made of it")
+    digits = mac.lower().replace(":", "")
+    return int(f"{digits[:6]}0000{digits[6:]}", 16)
+
+
+def choose_membership(
+    port: Mapping[str, Any], network: Mapping[str, Any], key: FabricKey, settings: FabricSettings
+) -> Membership:
+    """Full, unless the port, its network's owner or the operator limits it.
+
+    Projects limit by the tag :data:`LIMITED_TAG`: of a port by itself, of a network for ports
+    of other projects. The operator does the latter by an option. Nobody gets more by a tag.
+
+    :raises PartitionInUseError: the subnet manager has no limited members.
+    """
+    guest = port["project_id"] != network["project_id"]
+    tagged = LIMITED_TAG in (network.get("tags") or ())
+    limited = LIMITED_TAG in (port.get("tags") or ()) or (
+        guest and (tagged or key.pkey in settings.limited_pkeys)
+    )
+    if not limited:
+        return Membership.FULL
+    if not settings.capabilities.limited_members:
+        raise PartitionInUseError("the subnet manager of this fabric has no limited members")
+    return Membership.LIMITED
+
+
+def describe_binding(key: FabricKey, guid: str, physical_network: str) -> dict[str, Any]:
+    """What ``binding:vif_details`` says, to administrators and Nova."""
+    return {
+        "port_filter": False,
+        "physical_network": physical_network,
+        "pkey": format_pkey(key.pkey),
+        "guid": guid,
+    }
+
+
+def wanted_of_binding(
+    port: Mapping[str, Any],
+    network: Mapping[str, Any],
+    key: FabricKey,
+    settings: FabricSettings,
+) -> WantedMember | None:
+    """What a port that is bound as it says is a member of; None: of nothing.
+
+    :raises PartitionInUseError: the subnet manager has no limited members.
+    """
+    guid = (port.get("binding:vif_details") or {}).get("guid")
+    if (
+        not guid
+        or not port.get("binding:host_id")
+        or not port["admin_state_up"]
+        or not is_partition_port(port)
+        or port["binding:vif_type"] not in (HOSTDEV_PHYSICAL, IB_HOSTDEV)
+    ):
+        return None
+    return WantedMember(
+        key=key,
+        guid=parse_guid(guid),
+        membership=choose_membership(port, network, key, settings),
+        host=port["binding:host_id"],
+        pci_slot=read_pci_slot(port),
+        network_id=network["id"],
+    )
