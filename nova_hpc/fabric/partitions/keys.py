@@ -24,6 +24,7 @@ LARGEST_PKEY: Final = 4094
 MOST_PKEYS_OF_A_PORT: Final = 31
 
 _GUID: Final = re.compile(r"(?:0x)?([0-9a-fA-F]{1,16})")
+_MAC: Final = re.compile(r"[0-9a-f]{2}(?::[0-9a-f]{2}){5}", re.ASCII)
 
 
 class Membership(enum.StrEnum):
@@ -59,3 +60,17 @@ def parse_guid(text: object) -> int:
     if found is None or not int(found[1], 16):
         raise ValueError(f"{text!r} is no port GUID, such as 0x0002c90000200001")
     return int(found[1], 16)
+
+
+def derive_guid(mac: str) -> int:
+    """The GUID that ``ebrctl`` gives a function for the MAC of its Neutron port.
+
+    The rule is that of networking-mlnx 21.0.0 (eswitchd/utils/ib_utils.py, mlx5): the first half,
+    two bytes of zero, the second half.
+
+    :raises ValueError: it has no six bytes, or all of them are zero.
+    """
+    digits = mac.lower().replace(":", "") if isinstance(mac, str) else ""
+    if not isinstance(mac, str) or not _MAC.fullmatch(mac.lower()) or not int(digits, 16):
+        raise ValueError(f"{mac!r} is no MAC address of six bytes: no GUID can be made of it")
+    return int(f"{digits[:6]}0000{digits[6:]}", 16)
