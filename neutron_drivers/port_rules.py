@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
@@ -12,7 +11,12 @@ import attrs
 from neutron_drivers.errors import PartitionInUseError
 from neutron_drivers.fabrics import FabricSettings
 from neutron_drivers.network_rules import FabricKey
-from nova_hpc.fabric.partitions.keys import Membership, format_pkey, parse_guid
+from nova_hpc.fabric.partitions.keys import (
+    Membership,
+    derive_guid,
+    format_pkey,
+    parse_guid,
+)
 
 DIRECT: Final = "direct"
 DIRECT_PHYSICAL: Final = "direct-physical"
@@ -25,7 +29,6 @@ IB_HOSTDEV: Final = "ib_hostdev"
 #: Whoever may set it can only take from what is the port's without it.
 LIMITED_TAG: Final = "hpc-limited"
 
-_MAC: Final = re.compile(r"(?:[0-9a-f]{2}:){5}[0-9a-f]{2}")
 _LOCAL_BIT: Final = 0x02 << 56
 _FIRST_BITS: Final = 0x03 << 56
 
@@ -98,7 +101,7 @@ def choose_guid(
     whole = port["binding:vnic_type"] == DIRECT_PHYSICAL
     if settings.capabilities.separates_functions and not whole:
         if settings.direct_vif_type == IB_HOSTDEV:
-            return derive_guid(port["mac_address"])
+            return derive_function_guid(port["mac_address"])
         return (drawn & ~_FIRST_BITS) | _LOCAL_BIT
     slot = read_pci_slot(port)
     guid = ports.find_port_guid(host, slot) if slot else None
@@ -112,18 +115,15 @@ def choose_guid(
     return guid
 
 
-def derive_guid(mac: str) -> int:
-    """The GUID that ``ebrctl`` makes of a MAC.
+def derive_function_guid(mac: str) -> int:
+    """The GUID that ``ebrctl`` gives a function for a MAC.
 
-    The rule is that of networking-mlnx 21.0.0 (eswitchd/utils/ib_utils.py, mlx5): the first
-    half, two bytes of zero, the second half.
-
-    :raises PartitionInUseError: it has no 6 bytes.
+    :raises PartitionInUseError: none can be made of it.
     """
-    if not _MAC.fullmatch(mac.lower()):
-        raise PartitionInUseError(f"{mac} is no MAC address of 6 bytes: no GUID can be made of it")
-    digits = mac.lower().replace(":", "")
-    return int(f"{digits[:6]}0000{digits[6:]}", 16)
+    try:
+        return derive_guid(mac)
+    except ValueError as error:
+        raise PartitionInUseError(str(error)) from error
 
 
 def choose_membership(

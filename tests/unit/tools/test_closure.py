@@ -89,6 +89,7 @@ SERVICES = {
     "nova-scheduler and nova-api": {m for m in MODULES if m.startswith("scheduler_filters")},
     "nova-compute": {m for m in MODULES if m.startswith("virt_driver_patches")},
     "what they find by name": _entry_points(),
+    "what nova-compute runs": {"nova_hpc.tenancy.adapters.ebrctl"},
     "the stage's virtual machine": {m for m in MODULES if m.startswith("nova_hpc.tenancy.stage")},
 }
 
