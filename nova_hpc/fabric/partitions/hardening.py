@@ -103,6 +103,22 @@ def audit_nvidia_manager(
     return _audit_files(config_text, partitions_text, partitions_path, _NVIDIA)
 
 
+def audit_virtualisation(options: Mapping[str, str] | None) -> AuditRow:
+    """Whether NVIDIA's manager gives functions ports of their own (``virt_enabled``).
+
+    Without, a function is a member of nothing: that is closed. So the agent works on.
+
+    :param options: of the subnet manager; None: they cannot be read.
+    """
+    cure = "virt_enabled 2: else functions have no ports of their own, and are in no partition"
+    value = None if options is None else options.get("virt_enabled", "not set")
+    if value is None:
+        return AuditRow("virt_enabled", _ISOLATION, AuditState.UNKNOWN, "cannot be read", cure)
+    if value == "2":
+        return AuditRow("virt_enabled", _ISOLATION, AuditState.MET, "2")
+    return AuditRow("virt_enabled", _ISOLATION, AuditState.NOT_MET, value, cure)
+
+
 def _audit_files(
     config_text: str | None,
     partitions_text: str | None,

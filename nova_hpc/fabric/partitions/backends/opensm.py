@@ -50,7 +50,11 @@ from nova_hpc.fabric.partitions.partition_file import (
     render_file,
 )
 from nova_hpc.fabric.partitions.port_reader import PortReader, ReaderSettings
-from nova_hpc.fabric.partitions.port_tables import TableExpectations, judge_member
+from nova_hpc.fabric.partitions.port_tables import (
+    FabricPorts,
+    TableExpectations,
+    judge_member,
+)
 from nova_hpc.fabric.partitions.table_cache import TableCache
 
 LOG: Final = log.getLogger(__name__)
@@ -262,7 +266,7 @@ class OpensmSubnetManager:
         not_in_force = self._explain_not_in_force(body) or next(iter(complaints), None)
         guids = frozenset(member.guid for member in desired.members)
         fabric = self._tables.refresh_ports(guids)
-        expectations = TableExpectations(layout, own, fabric)
+        expectations = self._expect_tables(layout, own, fabric)
         leaving = frozenset((member.guid, member.pkey) for member in desired.members)
         tables, strangers = self._tables.read(expectations, guids, leaving)
         readings = {
@@ -280,6 +284,11 @@ class OpensmSubnetManager:
         if not faults and not_in_force is None and _are_right(readings):
             self._save_good()
         return ReadBack(readings, tuple(faults))
+
+    def _expect_tables(
+        self, layout: PartitionLayout, own: OwnPartitions, fabric: FabricPorts
+    ) -> TableExpectations:
+        return TableExpectations(layout, own, fabric)
 
     def _explain_not_in_force(self, body: str) -> str | None:
         """Why what was rendered is not what opensm goes by; None: it is."""

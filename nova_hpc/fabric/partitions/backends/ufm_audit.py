@@ -21,6 +21,7 @@ from nova_hpc.fabric.partitions.backends.ufm_partitions import UfmPartition
 from nova_hpc.fabric.partitions.hardening import (
     DEFAULT_PARTITION,
     audit_nvidia_manager,
+    audit_virtualisation,
     read_manager_options,
 )
 from nova_hpc.fabric.partitions.keys import Membership
@@ -96,22 +97,6 @@ def audit_ufm(
         known = complete or row.name in _NO_OPTION or _is_known(row.name, options)
         rows.append(row if known else _forget(row))
     return (*rows, audit_virtualisation(options if complete or options else None))
-
-
-def audit_virtualisation(options: Mapping[str, str] | None) -> AuditRow:
-    """Whether NVIDIA's manager gives functions ports of their own (``virt_enabled``).
-
-    Without, a function is a member of nothing: that is closed. So the agent works on.
-
-    :param options: of the subnet manager; None: they cannot be read.
-    """
-    cure = "virt_enabled 2: else functions have no ports of their own, and are in no partition"
-    value = None if options is None else options.get("virt_enabled", "not set")
-    if value is None:
-        return AuditRow("virt_enabled", "SDN04-04", AuditState.UNKNOWN, "cannot be read", cure)
-    if value == "2":
-        return AuditRow("virt_enabled", "SDN04-04", AuditState.MET, "2")
-    return AuditRow("virt_enabled", "SDN04-04", AuditState.NOT_MET, value, cure)
 
 
 def _audit_default_membership(default: UfmPartition, gv_cfg: str | None) -> AuditRow:
