@@ -10,6 +10,7 @@ import attrs
 from nova_hpc.fabric.partitions.keys import (
     LARGEST_PKEY,
     LEAST_PKEY,
+    Membership,
     format_guid,
     parse_guid,
 )
@@ -58,12 +59,20 @@ def _read_guid(value: Any, _: Any) -> int:
         raise WrongError(f"is {show_json_value(value)}, not a port GUID") from None
 
 
+def _read_membership(value: Any, _: Any) -> Membership:
+    try:
+        return Membership(value)
+    except ValueError:
+        raise WrongError(f"is {show_json_value(value)}, not full or limited") from None
+
+
 _CONVERTER: Final = make_strict_converter(
     {
         "ticket": number_field(0, _MOST_ROWS),
         "row": number_field(1, _MOST_ROWS),
         "guid": (int, _read_guid),
         "pkey": number_field(LEAST_PKEY, LARGEST_PKEY),
+        "membership": (str, _read_membership),
         "service_level": number_field(0, 15),
         "rate": number_field(0, 63),
     },
