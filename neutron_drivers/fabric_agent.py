@@ -1,0 +1,428 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``nova-hpc-fabric-agent``: the process beside the subnet manager.
+
+One process, no workers: what it does is done one thing after the other, and a worker that
+outlives its parent would be a second agent. The main thread waits for signals; the rounds, the
+heartbeat and the alarms have a thread each, because each of them may wait for a broker that is
+away. SIGTERM ends it within seconds, SIGHUP has it read its options again.
+
+Exit status: 0 after SIGTERM; 78 (EX_CONFIG) where its options cannot be used or the fabric is
+open; 1 otherwise.
+"""
+
+# Before all of oslo's: it chooses threads instead of eventlet.
+import neutron  # noqa: F401, I001
+
+import logging as python_logging
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent import futures
+from typing import Any, Final, NoReturn
+
+import attrs
+import oslo_messaging
+from neutron.agent import rpc as agent_rpc
+from neutron.common import config as common_config
+from neutron.conf.agent import common as agent_conf
+from neutron_lib import context as neutron_context
+from neutron_lib import rpc as n_rpc
+from neutron_lib.agent import topics
+from oslo_config import cfg
+from oslo_log import log
+from oslo_service import loopingcall, systemd
+
+from neutron_drivers import rpc_names
+from nova_hpc.conf import partitions as partition_options
+from nova_hpc.fabric.partitions import hardening
+from nova_hpc.fabric.partitions.agent_round import AgentStatus, PartitionAgent
+from nova_hpc.fabric.partitions.backends.base import SubnetManager, SubnetManagerError
+from nova_hpc.fabric.partitions.backends.choice import make_subnet_manager
+from nova_hpc.fabric.partitions.keys import format_pkey
+from nova_hpc.fabric.partitions.members import DesiredPartitions
+from nova_hpc.fabric.partitions.report_choice import MemberReports, ReportOptions
+from nova_hpc.fabric.partitions.watched_files import WatchedFiles
+from nova_hpc.wire import partitions as partition_wire
+
+LOG: Final = log.getLogger(__name__)
+
+#: Seconds for an answer of Neutron's server.
+_CALL_TIMEOUT: Final = 10.0
+#: And those after which the broker is taken to be away.
+_CALL_MARGIN: Final = 2.0
+#: How often a message is given to a broker that does not take it.
+_CALL_TRIES: Final = 1
+#: Seconds for which the rounds may go on after SIGTERM.
+_PATIENCE: Final = 3.0
+#: Signs that the faults of a heartbeat may have: Neutron keeps 4,095 for the whole.
+_MOST_FAULT_TEXT: Final = 1500
+#: Alarms that wait for a broker; older ones stand in the log.
+_MOST_ALARMS: Final = 256
+
+#: The event types of notifications.
+ALARM_EVENT: Final = "hpc_fabric.partition.alarm"
+CLEAR_EVENT: Final = "hpc_fabric.partition.clear"
+#: How a line of the log with an alarm begins.
+ALARM_TEXT: Final = "Partition alarm on fabric"
+
+
+class RemoteServer:
+    """Neutron's server, asked by RPC; see
+    :class:`~nova_hpc.fabric.partitions.agent_round.PartitionServer`.
+    """
+
+    def __init__(self, fabric: str, agent: str) -> None:
+        """Open nothing yet.
+
+        :param agent: how this agent is called, for logs of the server.
+        """
+        self._names = {"fabric": fabric, "agent": agent}
+        target = oslo_messaging.Target(
+            topic=rpc_names.SERVER_TOPIC, version=rpc_names.SERVER_VERSION
+        )
+        self._client = n_rpc.get_client(target)
+        self._caller = futures.ThreadPoolExecutor(1, "calls")
+        self._pending: futures.Future[Any] | None = None
+
+    def read_desired(self) -> DesiredPartitions:
+        """Read the rows of this fabric."""
+        return partition_wire.read_desired(self._call("read_desired"))
+
+    def report_members(self, ticket: int, reports: MemberReports) -> None:
+        """Say what became of rows."""
+        self._call(
+            "report_members",
+            ticket=ticket,
+            present=list(reports.present),
+            gone=list(reports.gone),
+            failed=[[row, reason] for row, reason in reports.failed],
+            repeat=list(reports.repeat),
+        )
+
+    def _call(self, method: str, **words: Any) -> Any:
+        """Ask in a thread of its own: oslo.messaging waits for a broker without an end.
+
+        :raises TimeoutError: no answer in time, or none yet to the question before.
+        """
+        if self._pending is not None and not self._pending.done():
+            raise TimeoutError("the message broker has not taken the question before this one")
+        client = self._client.prepare(timeout=_CALL_TIMEOUT, retry=_CALL_TRIES)
+        context = neutron_context.get_admin_context_without_session()
+        self._pending = self._caller.submit(client.call, context, method, **self._names, **words)
+        try:
+            return self._pending.result(_CALL_TIMEOUT + _CALL_MARGIN)
+        except futures.TimeoutError:
+            raise TimeoutError(
+                f"no message broker takes {method} (transport_url); it is tried again"
+            ) from None
+
+
+class WakeEndpoint:
+    """What Neutron's server tells all agents."""
+
+    target = oslo_messaging.Target(version=rpc_names.AGENT_VERSION)
+
+    def __init__(self, fabric: str, wake: threading.Event) -> None:
+        self._fabric = fabric
+        self._wake = wake
+
+    def wake(self, context: object, fabric: str) -> None:
+        """Rows of a fabric have changed."""
+        if fabric == self._fabric:
+            self._wake.set()
+
+
+def describe_configurations(
+    options: Any, manager: SubnetManager | None, status: AgentStatus
+) -> dict[str, Any]:
+    """What the heartbeat says of this agent, as ``openstack network agent show`` prints it.
+
+    Faults that would not fit into Neutron's column are counted.
+    """
+    faults: list[str] = []
+    room = _MOST_FAULT_TEXT
+    for number, fault in enumerate(status.faults):
+        text = fault if len(fault) <= 400 else f"{fault[:399]}…"
+        room -= len(text)
+        if room < 0:
+            faults.append(f"and {len(status.faults) - number} more: see the agent's log")
+            break
+        faults.append(text)
+    return {
+        "fabric": options.fabric,
+        "subnet_manager": options.subnet_manager,
+        "capabilities": {} if manager is None else attrs.asdict(manager.capabilities),
+        "foreign_pkeys": [format_pkey(pkey) for pkey in status.foreign_pkeys],
+        "faults": faults,
+        "ticket": status.ticket,
+    }
+
+
+class AlarmSender:
+    """Tells the log at once, and who listens to notifications as soon as the broker takes them."""
+
+    def __init__(self, fabric: str, host: str) -> None:
+        self._fabric = fabric
+        self._host = host
+        self._waiting: queue.Queue[tuple[str, Sequence[str]]] = queue.Queue(_MOST_ALARMS)
+        self._thread: threading.Thread | None = None
+
+    def tell(self, new: Sequence[str], gone: Sequence[str]) -> None:
+        """Tell sentences that are new, and those that hold no longer. Never waits."""
+        for fault in new:
+            LOG.error("%s %s: %s", ALARM_TEXT, self._fabric, fault)
+        for fault in gone:
+            LOG.info("No more on fabric %s: %s", self._fabric, fault)
+        for event, sentences in ((ALARM_EVENT, new), (CLEAR_EVENT, gone)):
+            if sentences:
+                self._put(event, sentences)
+
+    def _put(self, event: str, sentences: Sequence[str]) -> None:
+        if self._thread is None:
+            self._thread = start_thread("alarms", self._send_all)
+        try:
+            self._waiting.put_nowait((event, tuple(sentences)))
+        except queue.Full:
+            LOG.warning("A notification is dropped: the broker has taken none for long")
+
+    def _send_all(self) -> None:
+        notifier = n_rpc.get_notifier(service=rpc_names.AGENT_BINARY, host=self._host)
+        context = neutron_context.get_admin_context_without_session()
+        while True:
+            event, sentences = self._waiting.get()
+            tell = notifier.error if event == ALARM_EVENT else notifier.info
+            try:
+                tell(context, event, build_alarm(self._fabric, self._host, sentences))
+            except Exception:
+                LOG.exception("Nobody was notified of %s", event)
+
+
+def build_alarm(fabric: str, host: str, sentences: Sequence[str]) -> Mapping[str, object]:
+    """The payload of a notification; its version rises with each change of its form."""
+    return {
+        "version": "1.0",
+        "fabric": fabric,
+        "agent": rpc_names.AGENT_BINARY,
+        "host": host,
+        "faults": list(sentences),
+    }
+
+
+class Heartbeat:
+    """Says every ``[AGENT]report_interval`` seconds that the agent lives, and what is wrong."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._reporter = agent_rpc.PluginReportStateAPI(topics.REPORTS)
+        self._started = False
+        self.configurations: Mapping[str, Any] = {}
+
+    def send(self) -> None:
+        """Send one; a broker or server that is away costs this one alone."""
+        state = {
+            "agent_type": rpc_names.AGENT_TYPE,
+            "binary": rpc_names.AGENT_BINARY,
+            "host": self._host,
+            "topic": rpc_names.AGENT_TOPIC,
+            "configurations": dict(self.configurations),
+            **({} if self._started else {"start_flag": True}),
+        }
+        context = neutron_context.get_admin_context_without_session()
+        try:
+            self._reporter.report_state(context, state, use_call=True)
+            self._started = True
+        except Exception as error:
+            LOG.warning("Neutron did not hear the heartbeat: %s", error)
+
+
+@attrs.define
+class AgentProcess:
+    """What lives as long as the process; the rounds begin anew with each SIGHUP."""
+
+    host: str
+    stopped: threading.Event = attrs.field(factory=threading.Event)
+    reloading: threading.Event = attrs.field(factory=threading.Event)
+    wake: threading.Event = attrs.field(factory=threading.Event)
+    agent: PartitionAgent | None = None
+    ended: threading.Event = attrs.field(factory=threading.Event)
+    #: Exit status.
+    status: int = 1
+
+    def run_rounds(self) -> None:
+        """Make rounds until SIGTERM; the thread of the rounds."""
+        try:
+            self.status = self._run_rounds()
+        except Exception:
+            LOG.exception("The fabric agent gives up")
+        finally:
+            self.ended.set()
+
+    def _run_rounds(self) -> int:
+        first = True
+        heartbeat = Heartbeat(self.host)
+        looping = loopingcall.FixedIntervalLoopingCall(lambda: self._beat(heartbeat))
+        while not self.stopped.is_set():
+            self.reloading.clear()
+            options = cfg.CONF.hpc_fabric_agent
+            try:
+                agent = self._make_agent(options)
+                rows = agent.check_start() if first else ()
+            except SubnetManagerError as error:
+                LOG.error("The subnet manager cannot be used: %s", error)
+                if first:
+                    self._beat_faults(heartbeat, (str(error),))
+                    return os.EX_CONFIG
+                self._wait_for_signal()
+                continue
+            self.agent = agent
+            if rows:
+                for row in rows:
+                    LOG.error("The fabric is open: %s", hardening.format_open_row(row))
+                LOG.error(
+                    "%s is not begun: change these lines in the files of the subnet manager, "
+                    "restart it, and start the agent again",
+                    rpc_names.AGENT_BINARY,
+                )
+                self._beat(heartbeat)
+                agent.manager.close()
+                return os.EX_CONFIG
+            if first:
+                start_thread("messages", self._listen, options.fabric)
+                looping.start(cfg.CONF.AGENT.report_interval, stop_on_exception=False)
+                systemd.notify_once()
+            first = False
+            agent.run(lambda: self.stopped.is_set() or self.reloading.is_set())
+        return 0
+
+    def _make_agent(self, options: Any) -> PartitionAgent:
+        if not options.fabric:
+            raise SubnetManagerError("[hpc_fabric_agent]fabric is not set: name the fabric")
+        manager = make_subnet_manager(options.subnet_manager, options)
+        return PartitionAgent(
+            manager=manager,
+            server=RemoteServer(options.fabric, self.host),
+            tell_alarms=AlarmSender(options.fabric, self.host).tell,
+            wake=self.wake,
+            files=WatchedFiles(manager.watched_files),
+            now=time.monotonic,
+            pause=self.stopped.wait,
+            poll_interval=options.poll_interval,
+            report_options=ReportOptions(
+                cfg.CONF.hpc_partitions.member_timeout,
+                cfg.CONF.hpc_partitions.activate_absent_ports,
+            ),
+        )
+
+    def _listen(self, fabric: str) -> None:
+        """Hear Neutron's server; waits for a broker that is away."""
+        target = oslo_messaging.Target(topic=rpc_names.AGENT_TOPIC, server=self.host)
+        while not self.stopped.is_set():
+            try:
+                n_rpc.get_server(target, [WakeEndpoint(fabric, self.wake)]).start()
+            except Exception:
+                LOG.exception("Nothing is heard of Neutron's server; it is tried again")
+                self.stopped.wait(_CALL_TIMEOUT)
+            else:
+                return
+
+    def _beat(self, heartbeat: Heartbeat) -> None:
+        agent = self.agent
+        heartbeat.configurations = describe_configurations(
+            cfg.CONF.hpc_fabric_agent,
+            None if agent is None else agent.manager,
+            AgentStatus() if agent is None else agent.status,
+        )
+        heartbeat.send()
+
+    @staticmethod
+    def _beat_faults(heartbeat: Heartbeat, faults: tuple[str, ...]) -> None:
+        heartbeat.configurations = describe_configurations(
+            cfg.CONF.hpc_fabric_agent, None, AgentStatus(faults=faults)
+        )
+        heartbeat.send()
+
+    def _wait_for_signal(self) -> None:
+        while not (self.stopped.is_set() or self.reloading.is_set()):
+            self.wake.wait(1.0)
+            self.wake.clear()
+
+    def stop(self) -> None:
+        """End the rounds, and the reader of the fabric by the end of its input."""
+        self.stopped.set()
+        self.wake.set()
+        if not self.ended.wait(_PATIENCE) and self.agent is not None:
+            LOG.warning("A round has not ended; its reader is closed")
+            self.agent.manager.close()
+            self.status = 0
+
+    def reload(self) -> None:
+        """Read the options again, and begin the rounds anew."""
+        cfg.CONF.reload_config_files()
+        self.reloading.set()
+        self.wake.set()
+
+
+def start_thread(name: str, work: Any, *words: object) -> threading.Thread:
+    """Start a thread that does not keep the process alive."""
+    thread = threading.Thread(target=work, args=words, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def read_agent_options(words: Sequence[str]) -> None:
+    """Register and read the options, and begin the log."""
+    common_config.register_common_config_options()
+    agent_conf.register_agent_state_opts_helper(cfg.CONF)
+    partition_options.register_agent_options(cfg.CONF)
+    partition_options.register_server_options(cfg.CONF)
+    common_config.init(
+        list(words),
+        default_config_files=cfg.find_config_files("neutron", rpc_names.AGENT_BINARY),
+        prog=rpc_names.AGENT_BINARY,
+    )
+    common_config.setup_logging()
+    python_logging.captureWarnings(True)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run until SIGTERM.
+
+    :returns: the exit status.
+    """
+    read_agent_options(sys.argv[1:] if words is None else words)
+    process = AgentProcess(cfg.CONF.host)
+    #: A handler may put into it whatever the main thread is at.
+    signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for handled in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(handled, lambda number, _: signals.put(number))
+    start_thread("rounds", process.run_rounds)
+    while not process.ended.is_set():
+        try:
+            number = signals.get(timeout=0.5)
+        except queue.Empty:
+            continue
+        LOG.info("%s", signal.Signals(number).name)
+        if number == signal.SIGHUP:
+            process.reload()
+        else:
+            process.stop()
+            break
+    return process.status
+
+
+def run_agent() -> NoReturn:
+    """Entry point of the console script.
+
+    Threads that wait for a broker are no reason to stay: the process ends at once.
+    """
+    status = main()
+    python_logging.shutdown()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    run_agent()

@@ -1,0 +1,483 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent beside the subnet manager: rounds that make the desired partitions true.
+
+One round reads the desired state whole, has the subnet manager make it true, looks until it
+is, and reports. Whatever is lost between the processes (a message, a report, a signal) is made
+good by the next round: it compares states, and no delta. Nothing but the end of the process ends
+the rounds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+import attrs
+from oslo_log import log
+
+from nova_hpc.fabric.partitions import hardening
+from nova_hpc.fabric.partitions.backends.base import (
+    AuditRow,
+    MemberState,
+    ReadBack,
+    StaleReadingError,
+    SubnetManager,
+    SubnetManagerError,
+)
+from nova_hpc.fabric.partitions.members import DesiredPartitions, PartitionMember
+from nova_hpc.fabric.partitions.report_choice import (
+    REPEATS,
+    MemberReports,
+    ReportOptions,
+    RowHistory,
+    choose_reports,
+    count_repeats,
+    update_histories,
+)
+from nova_hpc.fabric.partitions.watched_files import WATCH_INTERVAL, WatchedFiles
+
+LOG: Final = log.getLogger(__name__)
+
+#: Seconds for which a round looks for what is still to come.
+LOOK_BOUND: Final = 1.5
+#: Seconds between two looks: a sweep of a small fabric takes about as long.
+_LOOK_PAUSE: Final = 0.02
+#: Seconds from a round after which something is missing to the next one.
+_BEHIND_PAUSE: Final = 0.2
+#: Seconds to the next round while the subnet manager cannot be told.
+_FAULT_PAUSE: Final = 0.5
+#: Seconds for which a round waits for a row that this agent has seen; then it only asks.
+_FRESH: Final = 30.0
+#: The most rows that one report has: Neutron takes up to 0.3 s for each.
+MOST_REPORTED: Final = 8
+#: Seconds for which harm is put down to the last change, where not all of it has come.
+_PROBATION: Final = 60.0
+#: How often a stale reading is read again at once.
+_STALE_TRIES: Final = 5
+#: Seconds for which a change that did harm is not tried again: the first time, and at most.
+_HOLD_LEAST, _HOLD_MOST = 5.0, 60.0
+#: Seconds between two audits of the subnet manager's settings.
+_AUDIT_INTERVAL: Final = 60.0
+
+
+class PartitionServer(Protocol):
+    """Neutron's server, which has the desired state. Each method raises what its transport does."""
+
+    def read_desired(self) -> DesiredPartitions:
+        """Read the rows of this fabric, with a ticket that is higher than all before."""
+
+    def report_members(self, ticket: int, reports: MemberReports) -> None:
+        """Say what became of rows; idempotent."""
+
+
+class WakeSignal(Protocol):
+    """What ends the agent's sleep, such as :class:`threading.Event`."""
+
+    def is_set(self) -> bool:
+        """Whether something has happened since it was cleared."""
+
+    def clear(self) -> None:
+        """Wait for the next."""
+
+    def wait(self, timeout: float) -> bool:
+        """Sleep for at most *timeout* seconds."""
+
+
+@attrs.frozen
+class AgentStatus:
+    """What the heartbeat says.
+
+    :ivar ticket: of the last reading that is in force; 0: none.
+    :ivar faults: sentences, the same as those of alarms.
+    """
+
+    ticket: int = 0
+    foreign_pkeys: tuple[int, ...] = ()
+    faults: tuple[str, ...] = ()
+
+
+@attrs.define
+class PassSpacing:
+    """Time between changes, so that many binds at once are few changes.
+
+    The first change is made at once. While changes follow one another the time between them
+    doubles; after a quiet time it begins anew.
+    """
+
+    least: float = 0.1
+    most: float = 1.6
+    _gap: float = 0.0
+    _last: float = float("-inf")
+
+    def note_change(self, moment: float) -> None:
+        """A change was made."""
+        quiet = moment - self._last > self._gap + self.most
+        self._gap = self.least if quiet else min(self.most, max(self.least, 2 * self._gap))
+        self._last = moment
+
+    def time_left(self, moment: float) -> float:
+        """Seconds until the next change may be made."""
+        return max(0.0, self._last + self._gap - moment)
+
+
+@attrs.define
+class _Hold:
+    """A change that did harm, and the time for which it is not made again."""
+
+    pause: float = 0.0
+    until: float = float("-inf")
+
+    def extend_pause(self, moment: float) -> None:
+        self.pause = min(_HOLD_MOST, max(_HOLD_LEAST, 2 * self.pause))
+        self.until = moment + self.pause
+
+
+@attrs.define
+class PartitionAgent:
+    """The rounds of one agent, from one thread.
+
+    :ivar tell_alarms: gets sentences that are new, and those that hold no longer.
+    :ivar now: seconds of a clock that never goes back.
+    :ivar pause: sleeps, and wakes early when the process has to end.
+    """
+
+    manager: SubnetManager
+    server: PartitionServer
+    tell_alarms: Callable[[Sequence[str], Sequence[str]], None]
+    wake: WakeSignal
+    files: WatchedFiles
+    now: Callable[[], float]
+    pause: Callable[[float], object]
+    poll_interval: float
+    report_options: ReportOptions = attrs.field(factory=ReportOptions)
+    spacing: PassSpacing = attrs.field(factory=PassSpacing)
+    status: AgentStatus = attrs.field(factory=AgentStatus)
+    #: How many changes were made, and how often tables were read, since the start.
+    changes: int = 0
+    looks: int = 0
+    _in_force: DesiredPartitions | None = None
+    _settled: frozenset[int] = frozenset()
+    _passing_faults: tuple[str, ...] = ()
+    _hold: _Hold = attrs.field(factory=_Hold)
+    _histories: Mapping[int, RowHistory] = attrs.field(factory=dict)
+    _changed_at: float | None = None
+    _failures: int = 0
+    _audited: float = float("-inf")
+    _audit_faults: tuple[str, ...] = ()
+
+    # -- start ---------------------------------------------------------------------------
+
+    def check_start(self) -> tuple[AuditRow, ...]:
+        """Audit the subnet manager before anything is changed.
+
+        A file of partitions that was damaged while no agent ran is put back first, where this
+        agent has one that was right. An open fabric that no agent has managed yet is the
+        operator's to close: whoever talks over the default partition would be cut off.
+
+        :returns: the rows for which the agent must not work; (): it may.
+        """
+        rows = hardening.list_open_rows(self.manager.audit())
+        if hardening.DEFAULT_PARTITION in {row.name for row in rows}:
+            try:
+                self.manager.restore()
+            except SubnetManagerError as error:
+                LOG.info("There is no file of partitions to put back: %s", error)
+            else:
+                rows = hardening.list_open_rows(self.manager.audit())
+        faults = tuple(map(hardening.format_open_row, rows))
+        self.status = attrs.evolve(self.status, faults=faults)
+        return rows
+
+    # -- the loop ------------------------------------------------------------------------
+
+    def run(self, stopped: Callable[[], bool]) -> None:
+        """Make rounds until *stopped* says so; nothing else ends it."""
+        while not stopped():
+            self.wake.clear()
+            self._sleep(self.try_round(), stopped)
+        self.manager.close()
+
+    def try_round(self) -> float:
+        """Make a round, whatever happens.
+
+        :returns: seconds after which the next one has to follow.
+        """
+        try:
+            pause = self.make_round()
+        except Exception as error:  # Broker, Neutron, files, the manager: all of it comes back.
+            self._failures = min(self._failures + 1, 8)
+            fault = f"the agent's round failed: {_describe_error(error)}"
+            LOG.warning(
+                "A round of the fabric agent failed and is tried again: %s",
+                error,
+                exc_info=fault not in self.status.faults,
+            )
+            self._tell_faults((fault,))
+            return min(self.poll_interval, float(_BEHIND_PAUSE * 2**self._failures))
+        self._failures = 0
+        return pause
+
+    def _sleep(self, pause: float, stopped: Callable[[], bool]) -> None:
+        end = self.now() + pause
+        while not stopped() and (left := end - self.now()) > 0:
+            if self.wake.wait(min(left, WATCH_INTERVAL)) or self.files.find_changes():
+                break
+        # Whoever binds at the same time comes with the same change.
+        while not stopped() and (left := self.spacing.time_left(self.now())) > 0:
+            self.pause(left)
+
+    # -- one round -----------------------------------------------------------------------
+
+    def make_round(self) -> float:
+        """Read, enforce, look, report.
+
+        :returns: seconds after which the next one has to follow.
+        """
+        before = self._in_force
+        desired, changed, faults = self._enforce_desired()
+        reading = self._look(desired, changed, patient=not faults)
+        harm = self._find_harm(before or desired, desired, reading)
+        if self._on_probation() and (harm or self._spoils_first_members(desired, reading)):
+            self._take_back(harm or reading.faults)
+        elif not list_pending_rows(desired, reading):
+            self._changed_at, self._hold.pause = None, 0.0
+        self._note_settled(desired, reading)
+        ticket = 0 if self._in_force is None else self._in_force.ticket
+        self.status = AgentStatus(ticket, self._list_foreign(), self.status.faults)
+        self._tell_faults(
+            (
+                *self._list_audit_faults(),
+                *faults,
+                *harm,
+                *self._passing_faults,
+                *reading.faults,
+            )
+        )
+        self._passing_faults = ()
+        self._report(desired, reading)
+        return _FAULT_PAUSE if faults else self._choose_pause(desired, reading)
+
+    def _report(self, desired: DesiredPartitions, reading: ReadBack) -> None:
+        moment = self.now()
+        self._histories = update_histories(
+            self._histories, desired, reading, self.report_options, moment
+        )
+        reports = choose_reports(desired, reading, self._histories, self.report_options, moment)
+        for part in split_reports(reports):
+            self.server.report_members(desired.ticket, part)
+            self._histories = count_repeats(self._histories, part)
+
+    def _choose_pause(self, desired: DesiredPartitions, reading: ReadBack) -> float:
+        """What is new is looked after at once, what does not come for long less and less."""
+        moment = self.now()
+        pauses = [self.poll_interval]
+        ages = [self._age_of(row) for row in list_pending_rows(desired, reading)]
+        if ages:
+            pauses.append(max(_BEHIND_PAUSE, min(ages) / 10))
+        pauses += [
+            max(_BEHIND_PAUSE, history.active_since + REPEATS[history.repeats] - moment)
+            for history in self._histories.values()
+            if history.active_since is not None and history.repeats < len(REPEATS)
+        ]
+        return min(pauses)
+
+    def _age_of(self, row: int) -> float:
+        """Seconds since this agent has seen a row first."""
+        moment = self.now()
+        history = self._histories.get(row)
+        return 0.0 if history is None else moment - history.first_seen
+
+    def _enforce_desired(self) -> tuple[DesiredPartitions, bool, list[str]]:
+        """Read the desired state and have it made true; again, where somebody has read later."""
+        for _ in range(_STALE_TRIES):
+            desired = self._read_desired()
+            if self.now() < self._hold.until:
+                return desired, False, [self._keep_last_good()]
+            if self._in_force is None:
+                self._note_right_before(desired)
+            try:
+                changed = self.manager.enforce(desired)
+            except StaleReadingError as error:
+                LOG.info("Ticket %d is stale and is read again: %s", desired.ticket, error)
+                continue
+            except SubnetManagerError as error:
+                return desired, False, [f"the subnet manager: {error}"]
+            finally:
+                self.files.mark_files()
+            if changed:
+                self.changes += 1
+                self._changed_at = self.now()
+                self.spacing.note_change(self.now())
+            self._in_force = desired
+            return desired, changed, []
+        raise StaleReadingError(
+            f"{_STALE_TRIES} readings were stale one after the other: another agent of this "
+            "fabric is at work, too"
+        )
+
+    def _read_desired(self) -> DesiredPartitions:
+        """Ask the server; while it does not answer, what was in force last is kept in force."""
+        try:
+            return self.server.read_desired()
+        except Exception:
+            if self._in_force is not None and self.files.find_changes():
+                with contextlib.suppress(StaleReadingError):
+                    self.manager.enforce(self._in_force)
+                self.files.mark_files()
+            raise
+
+    def _note_right_before(self, desired: DesiredPartitions) -> None:
+        """What is right already must not be harmed by the first change either."""
+        try:
+            reading = self.manager.read_back(desired)
+            self._note_settled(desired, reading)
+            self._passing_faults = reading.faults
+        except SubnetManagerError as error:
+            LOG.info("Nothing is known of what was right before: %s", error)
+
+    def _keep_last_good(self) -> str:
+        """While a harmful change is held back, what was right before it stays in force."""
+        if self.files.find_changes():
+            self.manager.restore()
+            self.files.mark_files()
+        return (
+            "the last change did harm and was taken back; the partitions before it are in force, "
+            f"and it is tried again after {self._hold.pause:.0f} seconds"
+        )
+
+    def _look(self, desired: DesiredPartitions, changed: bool, patient: bool) -> ReadBack:
+        """Read the tables until all is as desired, for a bounded time.
+
+        :param changed: whether to wait for rows, too, that did not come for long.
+        :param patient: False: nothing can come, so that once is enough.
+        """
+        end = self.now() + LOOK_BOUND
+        pause = _LOOK_PAUSE
+        faults = dict.fromkeys(self._passing_faults)
+        while True:
+            reading = self.manager.read_back(desired)
+            self.looks += 1
+            left = end - self.now()
+            pending = list_pending_rows(desired, reading)
+            hopeful = pending and (changed or min(map(self._age_of, pending)) < _FRESH)
+            woken = self.wake.is_set() and not self.spacing.time_left(self.now())
+            if not (patient and hopeful) or left <= 0 or woken:
+                self._passing_faults = tuple(faults)
+                return reading
+            # Some are said once, such as of a file that was edited.
+            faults |= dict.fromkeys(reading.faults)
+            self.pause(min(pause, left))
+            pause = min(2 * pause, _BEHIND_PAUSE)
+
+    def _find_harm(
+        self, before: DesiredPartitions, desired: DesiredPartitions, reading: ReadBack
+    ) -> tuple[str, ...]:
+        """What was right, has to be as it was, and is not any more."""
+        keys_before, keys = _keys_by_guid(before), _keys_by_guid(desired)
+        reasons = [
+            reading.members[member.row].reason
+            for member in desired.wanted()
+            if member.row in self._settled
+            and keys[member.guid] == keys_before.get(member.guid)
+            and _is_different(member, reading)
+        ]
+        if not reasons:
+            return ()
+        more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+        return (f"a member that was right is not any more: {reasons[0]}{more}",)
+
+    def _on_probation(self) -> bool:
+        """Whether the last change has not shown yet that the subnet manager takes it."""
+        return self._changed_at is not None and self.now() - self._changed_at < _PROBATION
+
+    def _spoils_first_members(self, desired: DesiredPartitions, reading: ReadBack) -> bool:
+        """Whether a change of which nothing came has brought faults with it.
+
+        The first members of a fabric have nobody beside them who could be harmed.
+        """
+        new = [fault for fault in reading.faults if fault not in self.status.faults]
+        wanted = {member.row for member in desired.wanted()}
+        return bool(new and not self._settled and wanted & set(list_pending_rows(desired, reading)))
+
+    def _take_back(self, harm: Sequence[str]) -> None:
+        LOG.error("The last change did harm and is taken back: %s", harm[0])
+        self._changed_at = None
+        self._hold.extend_pause(self.now())
+        self.manager.restore()
+        self.files.mark_files()
+
+    def _list_foreign(self) -> tuple[int, ...]:
+        return tuple(sorted(self.manager.foreign_pkeys()))
+
+    def _note_settled(self, desired: DesiredPartitions, reading: ReadBack) -> None:
+        """Remember which rows were right, until they are not wanted any more."""
+        wanted = {member.row for member in desired.wanted()}
+        right = {
+            row
+            for row, entry in reading.members.items()
+            if row in wanted and entry.state is MemberState.AS_DESIRED
+        }
+        self._settled = frozenset(right | (self._settled & wanted))
+
+    # -- alarms ---------------------------------------------------------------------------
+
+    def _list_audit_faults(self) -> tuple[str, ...]:
+        if self.now() - self._audited >= _AUDIT_INTERVAL:
+            self._audited = self.now()
+            rows = hardening.list_open_rows(self.manager.audit())
+            self._audit_faults = tuple(map(hardening.format_open_row, rows))
+        return self._audit_faults
+
+    def _tell_faults(self, faults: Sequence[str]) -> None:
+        after = tuple(dict.fromkeys(faults))
+        before, self.status = self.status.faults, attrs.evolve(self.status, faults=after)
+        new = [fault for fault in after if fault not in before]
+        gone = [fault for fault in before if fault not in after]
+        if new or gone:
+            self.tell_alarms(new, gone)
+
+
+def split_reports(reports: MemberReports) -> Iterator[MemberReports]:
+    """The same in parts of at most :data:`MOST_REPORTED` rows; what is gone comes first.
+
+    A key that is free may be waited for; and a failure is heard before what is only repeated.
+    """
+    entries: list[tuple[str, Any]] = [
+        (kind, entry)
+        for kind in ("gone", "present", "failed", "repeat")
+        for entry in getattr(reports, kind)
+    ]
+    for start in range(0, len(entries), MOST_REPORTED):
+        part: defaultdict[str, tuple[Any, ...]] = defaultdict(tuple)
+        for kind, entry in entries[start : start + MOST_REPORTED]:
+            part[kind] += (entry,)
+        yield MemberReports(**part)
+
+
+def list_pending_rows(desired: DesiredPartitions, reading: ReadBack) -> list[int]:
+    """Rows that are not as desired yet, or could not be read."""
+    return [
+        member.row
+        for member in desired.members
+        if member.row not in reading.members or _is_different(member, reading)
+    ]
+
+
+def _keys_by_guid(desired: DesiredPartitions) -> dict[int, frozenset[tuple[int, str]]]:
+    keys: defaultdict[int, set[tuple[int, str]]] = defaultdict(set)
+    for member in desired.members:
+        # What is to go counts until it is gone: the table changes.
+        keys[member.guid].add((member.pkey, member.membership if member.wanted else ""))
+    return {guid: frozenset(entries) for guid, entries in keys.items()}
+
+
+def _is_different(member: PartitionMember, reading: ReadBack) -> bool:
+    entry = reading.members.get(member.row)
+    return entry is not None and entry.state is MemberState.DIFFERENT
+
+
+def _describe_error(error: Exception) -> str:
+    text = str(error) or "no text"
+    return f"{type(error).__name__}: {text.splitlines()[0][:300]}"

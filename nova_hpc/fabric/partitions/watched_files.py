@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Notice that others have changed a file: by its inode, size and time, asked twice a second.
+
+No inotify: it would watch a folder, see every draft of our own, and miss what another machine
+changes on a shared disk. Asking costs microseconds, and the bound is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+#: Seconds between two looks: a change by others is noticed within this time.
+WATCH_INTERVAL: Final = 0.5
+
+#: Inode, size, time of the last change of the content, and of the inode; None: no such file.
+_Mark = tuple[int, int, int, int] | None
+
+
+@attrs.define
+class WatchedFiles:
+    """Files whose change by others has to be noticed.
+
+    :ivar list_paths: what to watch; asked each time, because files may be named by others.
+    """
+
+    list_paths: Callable[[], Sequence[Path]]
+    _marks: dict[Path, _Mark] = attrs.field(factory=dict)
+
+    def mark_files(self) -> None:
+        """Take the files as they are for known."""
+        self._marks = {path: _mark_of(path) for path in self.list_paths()}
+
+    def find_changes(self) -> tuple[Path, ...]:
+        """The files that differ from what was marked; new ones among the watched are marked."""
+        return tuple(
+            path
+            for path in self.list_paths()
+            if self._marks.setdefault(path, mark := _mark_of(path)) != mark
+        )
+
+
+def _mark_of(path: Path) -> _Mark:
+    try:
+        state = path.stat()
+    except OSError:
+        return None
+    return state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns

@@ -1,0 +1,600 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent's rounds with a model of a subnet manager, of Neutron's server and of time."""
+
+import itertools
+import math
+from pathlib import Path
+
+import attrs
+import pytest
+
+from nova_hpc.fabric.partitions import agent_round, hardening
+from nova_hpc.fabric.partitions.agent_round import PartitionAgent, PassSpacing, split_reports
+from nova_hpc.fabric.partitions.backends.base import (
+    Capabilities,
+    MemberReading,
+    MemberState,
+    ReadBack,
+    StaleReadingError,
+    SubnetManagerError,
+)
+from nova_hpc.fabric.partitions.members import ACTIVE, DOWN, ERROR, DesiredPartitions
+from nova_hpc.fabric.partitions.members import PartitionMember as Member
+from nova_hpc.fabric.partitions.report_choice import MemberReports
+from nova_hpc.fabric.partitions.watched_files import WatchedFiles
+
+KEYS = (
+    "sa_key 0x9d31c60ab84ef217\nsm_key 0x71f0e1c29ab35d48\nm_key 0x0c95b3ee61d2748a\n"
+    "m_key_protection_level 2\n"
+)
+LIMITED = "Default=0x7fff, ipoib : ALL=limited, SELF=full ;\n"
+
+
+class Time:
+    """A clock that runs only while somebody sleeps, and what happens meanwhile."""
+
+    def __init__(self):
+        self.at = 1000.0
+        self.events = []
+        self.is_woken = False
+        self.slept = []
+
+    def now(self):
+        return self.at
+
+    def later(self, seconds, happens):
+        self.events.append((self.at + seconds, happens))
+
+    def _advance(self, seconds, wakes=False):
+        end = self.at + seconds
+        for moment, happens in sorted(self.events, key=lambda event: event[0]):
+            if moment <= end:
+                self.events.remove((moment, happens))
+                self.at = max(self.at, moment)
+                happens()
+                if wakes and self.is_woken:
+                    return
+        self.at = end
+
+    def pause(self, seconds):
+        assert seconds > 0
+        self._advance(seconds)
+
+    # As of an event.
+
+    def is_set(self):
+        return self.is_woken
+
+    def set(self):
+        self.is_woken = True
+
+    def clear(self):
+        self.is_woken = False
+
+    def wait(self, timeout):
+        assert timeout > 0
+        self.slept.append(timeout)
+        if not self.is_woken:
+            self._advance(timeout, wakes=True)
+        return self.is_woken
+
+
+class Manager:
+    """A subnet manager whose ports follow its file after *delay* seconds."""
+
+    capabilities = Capabilities(separates_functions=False)
+
+    def __init__(self, time, folder):
+        self.time = time
+        self.delay = 0.05
+        self.is_running = True
+        self.absent = set()
+        self.spoils = None
+        self.ticket = 0
+        self.file = frozenset()
+        self.tables = frozenset()
+        self.good = None
+        self.writes, self.restores, self.closed = [], 0, False
+        self.config, self.partitions = KEYS, LIMITED
+        self.path = Path(folder) / "partitions.conf"
+        self.faults = ()
+        self.unreadable = False
+
+    def enforce(self, desired):
+        if desired.ticket < self.ticket:
+            raise StaleReadingError(f"{self.ticket} is in force")
+        if not self.is_running:
+            raise SubnetManagerError("opensm does not run")
+        self.ticket = desired.ticket
+        entries = frozenset((member.guid, member.pkey) for member in desired.wanted())
+        if entries == self.file and self.path.exists():
+            return False
+        self._write(entries)
+        return True
+
+    def _write(self, entries):
+        self.file = entries
+        self.writes.append((self.time.at, entries))
+        self.path.write_text(f"{len(self.writes)} {sorted(entries)}")
+        if self.spoils is not None and self.spoils(entries):
+            self.time.later(self.delay, lambda: self._take(None))
+        else:
+            self.time.later(self.delay, lambda: self._take(entries))
+
+    def _take(self, entries):
+        if self.is_running:
+            self.tables = entries
+
+    def read_back(self, desired):
+        if self.unreadable:
+            raise SubnetManagerError("the reader has died")
+        readings = {}
+        for member in desired.members:
+            entry = member.guid, member.pkey
+            if self.tables is None:
+                readings[member.row] = MemberReading(MemberState.DIFFERENT, "the fabric is open")
+            elif member.guid in self.absent:
+                readings[member.row] = MemberReading(MemberState.NOT_ON_FABRIC, "not there")
+            elif (entry in self.tables) == member.wanted:
+                readings[member.row] = MemberReading(MemberState.AS_DESIRED)
+            else:
+                readings[member.row] = MemberReading(MemberState.DIFFERENT, f"row {member.row}")
+        if self.tables is not None and self.file == self.tables:
+            self.good = self.file
+        faults, self.faults = self.faults, ()
+        return ReadBack(readings, faults + (("the fabric is open",) * (self.tables is None)))
+
+    def restore(self):
+        self.restores += 1
+        if self.good is None:
+            raise SubnetManagerError("nothing was ever right")
+        self.partitions = LIMITED
+        self._write(self.good)
+
+    def foreign_pkeys(self):
+        return frozenset((0x22, 0x11))
+
+    def watched_files(self):
+        return (self.path,)
+
+    def audit(self):
+        return hardening.audit_opensm(self.config, self.partitions)
+
+    def close(self):
+        self.closed = True
+
+
+class Server:
+    """Rows, as Neutron's server keeps them; each method may fail."""
+
+    def __init__(self, time):
+        self.time = time
+        self.rows = {}
+        self.ticket = 0
+        self.calls, self.reports = 0, []
+        self.away_until = 0.0
+        self.seconds = 0.0
+        self.stale = 0
+
+    def put(self, *members):
+        self.rows |= {member.row: member for member in members}
+
+    def bind(self, row, guid, pkey=0x101, **more):
+        self.put(Member(row, f"port-{row}", guid, pkey, port_status=DOWN, **more))
+
+    def unbind(self, row):
+        self.rows[row] = attrs.evolve(self.rows[row], wanted=False, port_status=None)
+
+    def status(self, row):
+        return self.rows[row].port_status if row in self.rows else None
+
+    def _answer(self):
+        self.calls += 1
+        if self.time.at < self.away_until:
+            self.time.pause(10.0)
+            raise TimeoutError("no answer in 10 seconds")
+
+    def read_desired(self):
+        self._answer()
+        self.ticket += 1
+        if self.stale:
+            self.stale -= 1
+            return DesiredPartitions(0)
+        return DesiredPartitions(self.ticket, tuple(self.rows.values()))
+
+    def report_members(self, ticket, reports):
+        self._answer()
+        if self.seconds:
+            self.time.pause(self.seconds)
+        assert ticket == self.ticket
+        self.reports.append(reports)
+        for row in reports.present:
+            self.rows[row] = attrs.evolve(self.rows[row], port_status=ACTIVE)
+        for row, _ in reports.failed:
+            self.rows[row] = attrs.evolve(self.rows[row], port_status=ERROR)
+        for row in reports.gone:
+            assert not self.rows[row].wanted
+            del self.rows[row]
+
+
+class Bench:
+    """An agent with its surroundings."""
+
+    def __init__(self, folder):
+        self.time = Time()
+        self.manager = Manager(self.time, folder)
+        self.server = Server(self.time)
+        self.alarms = []
+        self.agent = self.make_agent()
+
+    def make_agent(self, **more):
+        return PartitionAgent(
+            manager=self.manager,
+            server=self.server,
+            tell_alarms=lambda new, gone: self.alarms.append((tuple(new), tuple(gone))),
+            wake=self.time,
+            files=WatchedFiles(self.manager.watched_files),
+            now=self.time.now,
+            pause=self.time.pause,
+            poll_interval=5.0,
+            **more,
+        )
+
+    def run(self, seconds):
+        end = self.time.at + seconds
+        self.agent.run(lambda: self.time.at >= end)
+
+    def new_alarms(self):
+        return [text for new, _ in self.alarms for text in new]
+
+
+@pytest.fixture
+def bench(tmp_path):
+    return Bench(tmp_path)
+
+
+# -- binding and unbinding ---------------------------------------------------------------
+
+
+def test_a_member_is_made_read_back_and_reported_in_one_round(bench):
+    bench.server.bind(1, 0xA)
+    pause = bench.agent.make_round()
+    assert bench.manager.tables == {(0xA, 0x101)}
+    assert bench.server.status(1) == ACTIVE
+    assert bench.time.at - 1000.0 < 0.2
+    assert pause <= 5.0
+    assert bench.agent.status.ticket == 1
+    assert bench.agent.status.foreign_pkeys == (0x11, 0x22)
+    assert bench.alarms == []
+
+
+def test_what_is_unbound_goes_and_its_row_is_reported_gone(bench):
+    bench.server.bind(1, 0xA)
+    bench.agent.make_round()
+    bench.server.unbind(1)
+    bench.agent.make_round()
+    assert bench.manager.tables == frozenset()
+    assert bench.server.rows == {}
+    assert bench.server.reports[-1].gone == (1,)
+
+
+def test_a_row_that_comes_late_is_seen_by_the_next_round(bench):
+    bench.manager.delay = 4.0
+    bench.server.bind(1, 0xA)
+    pause = bench.agent.make_round()
+    assert bench.server.status(1) == DOWN
+    assert pause < 1.0
+    bench.run(4.0)
+    assert bench.server.status(1) == ACTIVE
+    assert len(bench.manager.writes) == 1
+
+
+def test_at_rest_it_asks_once_in_the_poll_interval(bench):
+    bench.run(1.0)
+    calls = bench.server.calls
+    bench.run(50.0)
+    assert bench.server.calls - calls <= 11
+
+
+def test_a_wake_ends_the_sleep(bench):
+    bench.time.later(2.0, lambda: (bench.server.bind(1, 0xA), bench.time.set()))
+    bench.run(2.4)
+    assert bench.server.status(1) == ACTIVE
+
+
+def test_a_port_that_is_not_on_the_fabric_is_not_active_and_then_failed(bench):
+    bench.manager.absent = {0xA}
+    bench.server.bind(1, 0xA)
+    bench.run(20.0)
+    assert bench.server.status(1) == DOWN
+    bench.run(20.0)
+    assert bench.server.status(1) == ERROR
+    bench.manager.absent = set()
+    bench.run(6.0)
+    assert bench.server.status(1) == ACTIVE
+
+
+def test_what_does_not_come_is_looked_after_less_and_less(bench):
+    bench.server.bind(1, 0xA)
+    bench.manager.delay = math.inf
+    bench.run(600.0)
+    assert bench.server.status(1) == ERROR
+    looks, calls = bench.agent.looks, bench.server.calls
+    bench.run(100.0)
+    assert bench.agent.looks - looks <= 22
+    assert bench.server.calls - calls <= 22
+
+
+def test_nova_is_told_again_in_time(bench):
+    bench.server.bind(1, 0xA)
+    bench.run(300.0)
+    repeats = [reports for reports in bench.server.reports if reports.repeat]
+    assert len(repeats) == 7
+    assert bench.server.status(1) == ACTIVE
+
+
+# -- many at once ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.05, 0.4])
+def test_64_binds_at_once_are_at_most_8_changes(bench, seconds):
+    bench.server.seconds = seconds
+    for row in range(64):
+        bench.time.later(
+            1.0 + row * 0.02,
+            lambda row=row: (bench.server.bind(row, 0x100 + row), bench.time.set()),
+        )
+    bench.run(12.0)
+    assert {bench.server.status(row) for row in range(64)} == {ACTIVE}
+    assert len(bench.manager.writes) <= 8
+    assert bench.manager.writes[0][0] - 1001.0 < 0.1
+    assert all(
+        len(each.present) + len(each.gone) + len(each.failed) + len(each.repeat) <= 8
+        for each in bench.server.reports
+    )
+
+
+def test_changes_that_follow_one_another_are_spaced_and_a_first_one_never_waits():
+    spacing = PassSpacing()
+    moments, at = [], 0.0
+    for _ in range(8):
+        at += spacing.time_left(at)
+        moments.append(at)
+        spacing.note_change(at)
+    assert moments[0] == 0.0
+    gaps = [after - before for before, after in itertools.pairwise(moments)]
+    assert gaps == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 1.6, 1.6])
+    assert spacing.time_left(at + 10.0) == 0.0
+    spacing.note_change(at + 10.0)
+    assert spacing.time_left(at + 10.0) == pytest.approx(0.1)
+
+
+def test_reports_are_cut_into_parts_and_nothing_is_lost():
+    reports = MemberReports(
+        tuple(range(10)), tuple(range(20, 25)), ((30, "why"), (31, "why")), (40,)
+    )
+    parts = list(split_reports(reports))
+    assert [len(p.present) + len(p.gone) + len(p.failed) + len(p.repeat) for p in parts] == [
+        8,
+        8,
+        2,
+    ]
+    assert parts[0].gone == tuple(range(20, 25))
+    for kind in ("present", "gone", "failed", "repeat"):
+        assert tuple(entry for part in parts for entry in getattr(part, kind)) == getattr(
+            reports, kind
+        )
+    assert list(split_reports(MemberReports())) == []
+
+
+# -- what goes wrong ---------------------------------------------------------------------
+
+
+def test_a_server_that_is_away_ends_nothing_and_is_asked_again(bench):
+    bench.server.bind(1, 0xA)
+    bench.server.away_until = bench.time.at + 60.0
+    bench.run(61.0)
+    bench.run(12.0)
+    assert bench.server.status(1) == ACTIVE
+    assert "the agent's round failed: TimeoutError: no answer in 10 seconds" in bench.new_alarms()
+    assert bench.agent.status.faults == ()
+
+
+def test_a_file_that_is_edited_while_the_server_is_away_is_healed(bench):
+    bench.server.bind(1, 0xA)
+    bench.run(7.0)
+    bench.server.away_until = bench.time.at + 1000.0
+    bench.time.later(1.0, lambda: bench.manager._write(frozenset()))
+    bench.run(15.0)
+    assert bench.manager.file == {(0xA, 0x101)}
+
+
+def test_a_file_that_is_edited_is_healed_within_the_bound(bench):
+    bench.server.bind(1, 0xA)
+    bench.run(400.0)
+    moment = bench.time.at + 1.2
+    bench.time.later(1.2, lambda: bench.manager._write(frozenset({(0xB, 0x101)})))
+    bench.run(3.0)
+    healed = [at for at, entries in bench.manager.writes if entries == {(0xA, 0x101)}][-1]
+    assert 0 < healed - moment <= 0.6
+
+
+def test_a_stale_reading_is_read_again_at_once(bench):
+    bench.run(1.0)
+    bench.server.bind(1, 0xA)
+    bench.server.stale = 3
+    moment = bench.time.at
+    bench.agent.make_round()
+    assert bench.server.status(1) == ACTIVE
+    assert bench.time.at - moment < 0.2
+
+
+def test_an_agent_that_is_always_stale_keeps_trying_and_writes_nothing(bench):
+    bench.run(1.0)
+    writes = len(bench.manager.writes)
+    bench.server.bind(1, 0xA)
+    bench.server.stale = 10**6
+    bench.run(30.0)
+    assert len(bench.manager.writes) == writes
+    assert any("readings were stale" in text for text in bench.new_alarms())
+    bench.server.stale = 0
+    bench.run(6.0)
+    assert bench.server.status(1) == ACTIVE
+
+
+def test_a_manager_that_is_away_keeps_what_is_in_force_and_is_told_when_it_is_back(bench):
+    bench.server.bind(1, 0xA)
+    bench.run(7.0)
+    bench.manager.is_running = False
+    bench.server.bind(2, 0xB)
+    bench.time.set()
+    bench.run(5.0)
+    assert bench.manager.tables == {(0xA, 0x101)}
+    assert (bench.server.status(1), bench.server.status(2)) == (ACTIVE, DOWN)
+    assert bench.manager.restores == 0
+    assert "the subnet manager: opensm does not run" in bench.agent.status.faults
+    bench.manager.is_running = True
+    bench.run(1.5)
+    assert bench.server.status(2) == ACTIVE
+    assert bench.agent.status.faults == ()
+    assert ((), ("the subnet manager: opensm does not run",)) in bench.alarms
+
+
+def test_a_reader_that_died_is_an_alarm_and_is_tried_again(bench):
+    bench.server.bind(1, 0xA)
+    bench.manager.unreadable = True
+    bench.run(3.0)
+    assert bench.server.status(1) == DOWN
+    assert any("the reader has died" in text for text in bench.new_alarms())
+    bench.manager.unreadable = False
+    bench.run(6.0)
+    assert bench.server.status(1) == ACTIVE
+
+
+def test_a_change_that_does_harm_is_taken_back_and_tried_later(bench):
+    bench.server.bind(1, 0xA)
+    bench.run(7.0)
+    # With the second member opensm drops the file, and everybody can reach everybody.
+    bench.manager.spoils = lambda entries: len(entries) > 1
+    bench.server.bind(2, 0xB)
+    bench.time.set()
+    bench.run(3.0)
+    assert bench.manager.restores == 1
+    assert bench.manager.tables == {(0xA, 0x101)}
+    assert any("a member that was right is not any more" in text for text in bench.new_alarms())
+    assert any("taken back" in text for text in bench.agent.status.faults)
+    opened = len(bench.manager.writes)
+    bench.run(60.0)
+    # At growing intervals, and each time taken back.
+    assert 2 <= bench.manager.restores <= 6
+    assert len(bench.manager.writes) - opened <= 12
+    bench.manager.spoils = None
+    bench.run(70.0)
+    assert bench.server.status(2) == ACTIVE
+    assert bench.agent.status.faults == ()
+
+
+def test_a_first_change_that_opens_the_fabric_is_taken_back(bench):
+    bench.run(1.0)
+    bench.manager.spoils = lambda entries: len(entries) > 0
+    bench.server.bind(1, 0xA)
+    bench.time.set()
+    bench.run(6.0)
+    assert bench.manager.restores >= 1
+    assert bench.manager.tables == frozenset()
+
+
+def test_a_change_that_only_takes_its_time_is_not_taken_back(bench):
+    bench.server.bind(1, 0xA)
+    bench.run(7.0)
+    bench.manager.delay = 6.0
+    bench.server.bind(2, 0xB)
+    bench.time.set()
+    bench.run(8.0)
+    assert bench.manager.restores == 0
+    assert bench.server.status(2) == ACTIVE
+    assert bench.alarms == []
+
+
+def test_the_change_of_a_members_own_port_is_no_harm(bench):
+    bench.server.bind(1, 0xA)
+    bench.run(7.0)
+    bench.manager.delay = 6.0
+    bench.server.unbind(1)
+    bench.server.bind(2, 0xA)
+    bench.time.set()
+    bench.run(10.0)
+    assert bench.manager.restores == 0
+    assert bench.server.status(2) == ACTIVE
+
+
+def test_the_first_change_of_a_new_agent_must_not_harm_either(bench):
+    bench.server.bind(1, 0xA)
+    bench.run(7.0)
+    bench.manager.spoils = lambda entries: len(entries) > 1
+    bench.server.bind(2, 0xB)
+    bench.agent = bench.make_agent()
+    bench.run(3.0)
+    assert bench.manager.restores == 1
+    assert bench.manager.tables == {(0xA, 0x101)}
+
+
+def test_what_others_break_in_the_tables_is_an_alarm_and_nothing_is_taken_back(bench):
+    bench.server.bind(1, 0xA)
+    bench.run(400.0)
+    bench.manager.tables = frozenset()
+    bench.run(6.0)
+    assert any("a member that was right" in text for text in bench.new_alarms())
+    assert bench.manager.restores == 0
+
+
+def test_a_fault_that_is_said_once_is_an_alarm_although_more_looks_follow(bench):
+    bench.manager.faults = ("partitions.conf was changed by others; it was written again",)
+    bench.server.bind(1, 0xA)
+    bench.run(7.0)
+    assert bench.new_alarms() == ["partitions.conf was changed by others; it was written again"]
+    assert bench.server.status(1) == ACTIVE
+    assert bench.manager.restores == 0
+
+
+# -- start and end -----------------------------------------------------------------------
+
+
+def test_an_open_fabric_is_refused_at_the_start(bench):
+    bench.manager.config = "sa_key 0x1\n"
+    rows = bench.agent.check_start()
+    assert {row.name for row in rows} == {"sa_key", "sm_key", "m_key", "m_key_protection_level"}
+    assert len(bench.agent.status.faults) == 4
+    assert bench.manager.writes == []
+
+
+def test_a_fabric_without_a_file_that_no_agent_has_managed_is_refused(bench):
+    bench.manager.partitions = None
+    assert [row.name for row in bench.agent.check_start()] == ["default_partition"]
+
+
+def test_a_file_that_was_emptied_while_no_agent_ran_is_put_back(bench):
+    bench.server.bind(1, 0xA)
+    bench.run(7.0)
+    bench.manager.partitions = ""
+    bench.agent = bench.make_agent()
+    assert bench.agent.check_start() == ()
+    assert bench.manager.restores == 1
+
+
+def test_a_setting_that_is_changed_later_is_an_alarm(bench):
+    bench.run(1.0)
+    bench.manager.config = f"{KEYS}part_enforce off\n"
+    bench.run(70.0)
+    assert any(text.startswith("part_enforce (SDN04-04) is not met") for text in bench.new_alarms())
+    assert bench.agent.status.faults == tuple(bench.new_alarms())
+
+
+def test_the_end_closes_the_manager(bench):
+    bench.run(1.0)
+    assert bench.manager.closed
+
+
+def test_the_bounds_are_those_that_the_pages_state():
+    assert (agent_round.LOOK_BOUND, agent_round.MOST_REPORTED) == (1.5, 8)
+    assert agent_round.WATCH_INTERVAL == 0.5
