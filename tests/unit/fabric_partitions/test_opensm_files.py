@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files that are shared with opensm, and its process."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from nova_hpc.fabric.partitions.backends.base import StaleReadingError, SubnetManagerError
+from nova_hpc.fabric.partitions.backends.opensm_files import (
+    OpensmLog,
+    PartitionStore,
+    read_text,
+    replace_text,
+)
+from nova_hpc.fabric.partitions.backends.opensm_process import find_opensm, wake_opensm
+from nova_hpc.fabric.partitions.own_partitions import OwnPartitions
+from nova_hpc.fabric.partitions.partition_file import PartitionLayout, render_body, render_file
+
+BODY = render_body(PartitionLayout(), OwnPartitions())
+
+
+def test_a_file_is_replaced_whole_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "partitions.conf"
+    replace_text(path, "a\udcff")
+    assert read_text(path) == "a\udcff"
+    before = path.stat().st_ino
+    replace_text(path, "b")
+    assert (path.read_text(), path.stat().st_ino != before) == ("b", True)
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_cannot_be_written_stays(tmp_path: Path) -> None:
+    path = tmp_path / "partitions.conf"
+    path.mkdir()
+    with pytest.raises(SubnetManagerError, match="what was in force is in force"):
+        replace_text(path, "b")
+    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(SubnetManagerError, match="cannot be written"):
+        replace_text(tmp_path / "none" / "x", "b")
+
+
+def test_an_earlier_reading_does_not_pass_the_fence(tmp_path: Path) -> None:
+    store, other = (PartitionStore(tmp_path / "partitions.conf") for _ in range(2))
+    assert store.read() is None
+    with store.hold_lock():
+        store.pass_fence(7, None)
+    with other.hold_lock():
+        other.pass_fence(7, None)
+        with pytest.raises(StaleReadingError, match="reading 6 is older than 7"):
+            other.pass_fence(6, None)
+        other.pass_fence(9, None)
+    with store.hold_lock(), pytest.raises(StaleReadingError):
+        store.pass_fence(8, None)
+
+
+def test_a_file_says_its_ticket_where_the_other_is_lost(tmp_path: Path) -> None:
+    store = PartitionStore(tmp_path / "partitions.conf")
+    for damage in (lambda: None, lambda: store.ticket_path.write_text("nonsense")):
+        damage()
+        with pytest.raises(StaleReadingError):
+            store.pass_fence(6, render_file(BODY, 7))
+    # A ticket that somebody has written by hand stops nobody.
+    store.pass_fence(6, render_file(BODY, 7).replace("# ticket 7", "# ticket 999"))
+    assert store.ticket_path.read_text() == "6\n"
+
+
+def test_a_link_to_the_file_stays_a_link(tmp_path: Path) -> None:
+    target, link = tmp_path / "target", tmp_path / "partitions.conf"
+    target.write_text("a")
+    link.symlink_to(target)
+    replace_text(PartitionStore(link).path, "b")
+    assert (link.is_symlink(), target.read_text()) == (True, "b")
+
+
+def test_a_log_is_read_from_a_mark_and_after_it_was_rotated(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    log = OpensmLog(path)
+    log.set_mark()
+    with pytest.raises(SubnetManagerError, match="opensm_log"):
+        log.read_complaints()
+    path.write_text("x PARSE ERROR: line 3: bad PortGUID\n")
+    assert log.read_complaints() == ("x PARSE ERROR: line 3: bad PortGUID",)
+    log.set_mark()
+    assert log.read_complaints() == ()
+    with path.open("a") as stream:
+        stream.write("SUBNET UP\nPartition configuration in error; retrying with default config\n")
+    assert len(log.read_complaints()) == 1
+    log.set_mark()
+    path.write_text("PARSE ERROR\n")
+    assert log.read_complaints() == ("PARSE ERROR",)
+    log.set_mark()
+    path.rename(tmp_path / "log.1")
+    path.write_text("PARSE ERROR" + "x" * 10_000)
+    assert len(log.read_complaints()) == 1
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts a program by the name of opensm, and others."""
+    processes = []
+
+    def begin(name, *arguments, program="/bin/sleep"):
+        path = tmp_path / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        shutil.copy(program, path)
+        processes.append(subprocess.Popen([str(path), *arguments], stdout=subprocess.PIPE))
+        (tmp_path / "pid").write_text(f"{processes[-1].pid}\n")
+        return processes[-1]
+
+    yield begin
+    for process in processes:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+CATCHES = """
+trap 'echo told' HUP
+echo ready
+while :; do sleep 0.02; done
+"""
+
+
+def test_opensm_is_told_when_it_listens(tmp_path: Path, start) -> None:
+    process = start("opensm", "-c", CATCHES, program=shutil.which("dash") or "/bin/sh")
+    assert process.stdout.readline() == b"ready\n"
+    one = find_opensm(tmp_path / "pid")
+    assert one == find_opensm(tmp_path / "pid")
+    wake_opensm(one)
+    assert process.stdout.readline() == b"told\n"
+
+
+def test_one_that_would_die_of_the_signal_gets_none(tmp_path: Path, start) -> None:
+    process = start("opensm", "100")
+    with pytest.raises(SubnetManagerError, match="has only begun"):
+        wake_opensm(find_opensm(tmp_path / "pid"))
+    assert process.poll() is None
+
+
+def test_another_program_gets_no_signal(tmp_path: Path, start) -> None:
+    process = start("other", "100")
+    with pytest.raises(SubnetManagerError, match="is 'other' and not opensm"):
+        find_opensm(tmp_path / "pid")
+    assert process.poll() is None
+
+
+def test_one_that_is_gone_is_named_with_the_cure(tmp_path: Path, start) -> None:
+    with pytest.raises(SubnetManagerError, match="ExecStartPost"):
+        find_opensm(tmp_path / "none")
+    (tmp_path / "pid").write_text("x")
+    with pytest.raises(SubnetManagerError, match="names no process"):
+        find_opensm(tmp_path / "pid")
+    process = start("opensm", "100")
+    one = find_opensm(tmp_path / "pid")
+    os.kill(process.pid, signal.SIGKILL)
+    end = time.monotonic() + 10
+    # A process that nobody has waited for does not run either.
+    while Path(f"/proc/{process.pid}/stat").read_text().split()[2] != "Z":
+        assert time.monotonic() < end
+    for act in (lambda: find_opensm(tmp_path / "pid"), lambda: wake_opensm(one)):
+        with pytest.raises(SubnetManagerError, match="gone"):
+            act()
+    process.wait()
+    with pytest.raises(SubnetManagerError, match="gone"):
+        wake_opensm(one)
+
+
+def test_two_agents_do_not_write_at_once(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from nova_hpc.fabric.partitions.backends.opensm_files import PartitionStore\n"
+        "with PartitionStore(Path(sys.argv[1])).hold_lock():\n"
+        "    print('held', flush=True); sys.stdin.read(); print('left', flush=True)\n"
+    )
+    path = tmp_path / "partitions.conf"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    ) as other:
+        assert other.stdout.readline() == b"held\n"
+        other.stdin.close()
+        with PartitionStore(path).hold_lock():
+            assert other.stdout.readline() == b"left\n"

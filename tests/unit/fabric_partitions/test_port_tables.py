@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verdicts over P_Key tables: equality, and nothing less."""
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nova_hpc.fabric.partitions.backends.base import MemberState
+from nova_hpc.fabric.partitions.keys import Membership, table_entry
+from nova_hpc.fabric.partitions.members import DesiredPartitions, PartitionMember
+from nova_hpc.fabric.partitions.own_partitions import OwnPartitions, parse_own_partitions
+from nova_hpc.fabric.partitions.partition_file import PartitionLayout, lay_out_partitions
+from nova_hpc.fabric.partitions.port_tables import (
+    EndPort,
+    FabricPorts,
+    PortTables,
+    Strangers,
+    TableExpectations,
+    judge_member,
+)
+from tests.unit.fabric_partitions.strategies import FEW_GUIDS, FEW_PKEYS, desired_partitions
+
+A, B, C, MANAGER, SWITCH = 0xA, 0xB, 0xC, 0xF, 0x50
+FABRIC = FabricPorts(
+    {guid: EndPort(guid, "ca", guid, 1, (99, guid)) for guid in (A, B, C, MANAGER)}
+    | {SWITCH: EndPort(SWITCH, "switch", 99, 0)},
+    MANAGER,
+)
+LIMITED, OPEN = frozenset({0x7FFF}), frozenset({0xFFFF})
+ROW = PartitionMember(1, "port", A, 0x101)
+LEAVING = PartitionMember(2, "port", B, 0x101, wanted=False)
+NOBODY = OwnPartitions()
+
+
+def _expect(*members, own=NOBODY, fabric=FABRIC):
+    layout = lay_out_partitions(DesiredPartitions(1, members), own)
+    return TableExpectations(layout, own, fabric)
+
+
+def _judge(member, tables, *members, strangers=None, in_force=None, **more):
+    return judge_member(
+        member, _expect(*(members or (member,)), **more), tables, strangers or Strangers(), in_force
+    )
+
+
+def _both(*entries):
+    return PortTables(frozenset(entries), frozenset(entries))
+
+
+@pytest.mark.parametrize(
+    ("tables", "reason"),
+    [
+        (_both(0x7FFF, 0x8101), ""),
+        (_both(0x7FFF), "its P_Key table is 0x7fff, and has to be 0x7fff 0x8101"),
+        (_both(0x7FFF, 0x0101), "its P_Key table is 0x0101 0x7fff"),
+        # A stale key beside the right one.
+        (_both(0x7FFF, 0x8101, 0x8102), "is 0x7fff 0x8101 0x8102"),
+        (_both(0xFFFF, 0x8101), "is 0x8101 0xffff"),
+        (_both(), "is empty"),
+        (PortTables(frozenset({0x7FFF, 0x8101}), LIMITED), "port 10 of the switch with LID 99"),
+        (PortTables(frozenset({0x7FFF, 0x8101}), None), "LID 99 could not be read"),
+        (PortTables(None, None), "its P_Key table could not be read"),
+    ],
+)
+def test_a_member_is_right_when_both_tables_are_exactly_right(tables, reason) -> None:
+    reading = _judge(ROW, tables)
+    assert reason in reading.reason
+    assert (reading.state is MemberState.AS_DESIRED) == (reason == "")
+
+
+def test_a_row_that_has_to_go_is_right_when_its_key_is_gone() -> None:
+    assert _judge(LEAVING, _both(0x7FFF)).state is MemberState.AS_DESIRED
+    assert _judge(LEAVING, _both(0x7FFF, 0x8101)).state is MemberState.DIFFERENT
+    # It shares its port and key with one that stays: nothing has to go.
+    other = attrs.evolve(LEAVING, row=3, wanted=True)
+    assert _judge(LEAVING, _both(0x7FFF, 0x8101), LEAVING, other).state is MemberState.AS_DESIRED
+
+
+def test_a_port_between_two_adapters_has_no_switch_to_look_at() -> None:
+    fabric = FabricPorts({A: EndPort(A, "ca", 1, 1)}, MANAGER)
+    tables = PortTables(frozenset({0x7FFF, 0x8101}), None)
+    assert _judge(ROW, tables, fabric=fabric).state is MemberState.AS_DESIRED
+
+
+def test_what_is_not_on_the_fabric_is_right_only_when_the_file_is_in_force() -> None:
+    assert _judge(ROW, None).state is MemberState.NOT_ON_FABRIC
+    reading = _judge(ROW, None, in_force="opensm was not told")
+    assert (reading.state, reading.reason) == (
+        MemberState.DIFFERENT,
+        "port 0x000000000000000a: opensm was not told",
+    )
+    silent = attrs.evolve(FABRIC, silent=2)
+    reading = _judge(ROW, None, fabric=silent)
+    assert reading.state is MemberState.DIFFERENT
+    assert "one of 2 ports that are up and do not answer" in reading.reason
+
+
+def test_a_guid_that_two_ports_have_is_nobodys() -> None:
+    doubled = attrs.evolve(FABRIC, doubled=frozenset({A}))
+    reading = _judge(ROW, _both(0x7FFF, 0x8101), fabric=doubled)
+    assert reading.state is MemberState.DIFFERENT
+    assert "more than one port of the fabric has the GUID" in reading.reason
+
+
+def test_rows_of_one_port_with_two_memberships_are_limited_and_the_full_one_says_so() -> None:
+    limited = attrs.evolve(ROW, row=2, membership=Membership.LIMITED)
+    tables = _both(0x7FFF, 0x0101)
+    assert _judge(limited, tables, ROW, limited).state is MemberState.AS_DESIRED
+    reading = _judge(ROW, tables, ROW, limited)
+    assert reading.state is MemberState.DIFFERENT
+    assert "is a limited member of 0x0101" in reading.reason
+
+
+def test_own_partitions_are_part_of_every_table() -> None:
+    own = parse_own_partitions("storage=0x7001 : ALL=limited, 0xc=full, SELF=full ;")
+    expectations = _expect(ROW, own=own)
+    assert expectations.entries_of(A) == {0x7FFF, 0x8101, 0x7001}
+    assert expectations.entries_of(C) == {0x7FFF, 0xF001}
+    assert expectations.entries_of(MANAGER) == {0xFFFF, 0xF001}
+    assert expectations.entries_of(SWITCH) == {0x7FFF, 0x7001}
+
+
+def test_an_open_fabric_is_seen_and_no_member_is_right_in_it() -> None:
+    expectations = _expect(ROW)
+    strangers = expectations.find_strangers(
+        {A: _both(0x7FFF, 0x8101), B: PortTables(OPEN, OPEN), MANAGER: _both(0xFFFF, 0x7FFF)}
+    )
+    assert strangers.by_pkey == {0x7FFF: {B}}
+    assert strangers.sentences == (
+        "the fabric is open: 1 ports are full members of the default partition, such as "
+        "0x000000000000000b",
+    )
+    reading = _judge(ROW, _both(0x7FFF, 0x8101), strangers=strangers)
+    assert reading.state is MemberState.DIFFERENT
+    assert "the fabric is open" in reading.reason
+
+
+@pytest.mark.parametrize(
+    "tables", [_both(0x7FFF, 0x8101), PortTables(LIMITED, frozenset({0x7FFF, 0x0101}))]
+)
+def test_a_stranger_with_a_networks_key_keeps_the_network_closed(tables) -> None:
+    strangers = _expect(ROW).find_strangers({A: _both(0x7FFF, 0x8101), B: tables})
+    assert "0x000000000000000b has the P_Key 0x" in strangers.sentences[0]
+    reading = _judge(ROW, _both(0x7FFF, 0x8101), strangers=strangers)
+    assert reading.state is MemberState.DIFFERENT
+    assert "0x000000000000000b has the P_Key 0x0101, too" in reading.reason
+    # Other networks are not concerned.
+    other = attrs.evolve(ROW, pkey=0x102)
+    assert _judge(other, _both(0x7FFF, 0x8102), strangers=strangers).reason == ""
+
+
+def test_what_is_leaving_is_no_stranger_yet() -> None:
+    leaving = frozenset({(B, 0x101)})
+    read = {B: _both(0x7FFF, 0x8101)}
+    assert _expect(ROW, LEAVING).find_strangers(read, leaving) == Strangers({}, ())
+
+
+def test_less_than_it_may_have_is_no_stranger() -> None:
+    assert _expect(ROW).find_strangers({A: _both(0x7FFF, 0x0101)}) == Strangers({}, ())
+    assert _expect(ROW).find_strangers({A: PortTables(None, None)}) == Strangers({}, ())
+
+
+@given(desired_partitions(FEW_GUIDS, FEW_PKEYS), st.data())
+def test_verdicts_are_those_of_whole_tables(desired, data) -> None:
+    fabric = FabricPorts({guid: EndPort(guid, "ca", guid, 1, (99, guid)) for guid in range(1, 13)})
+    layout = lay_out_partitions(desired, NOBODY)
+    expectations = TableExpectations(layout, NOBODY, fabric)
+    keys = {}
+    for pkey, members in layout.partitions.items():
+        for guid, membership in members.items():
+            keys.setdefault(guid, {0x7FFF}).add(table_entry(pkey, membership))
+    guid = data.draw(st.integers(1, 12))
+    right = keys.get(guid, {0x7FFF})
+    assert expectations.entries_of(guid) == right
+    entries = st.frozensets(st.sampled_from([0x7FFF, 0xFFFF, *range(1, 7), *range(0x8001, 0x8007)]))
+    drawn = st.one_of(st.just(frozenset(right)), entries)
+    tables = PortTables(data.draw(drawn), data.draw(drawn))
+    judged = expectations.judge_port(guid, tables)
+    assert (judged is None) == (tables.own == right == tables.facing)
+    assert (judged is not None) or not expectations.find_strangers({guid: tables}).sentences
+
+
+def test_a_layout_of_nothing_is_the_default_partition_alone() -> None:
+    expectations = TableExpectations(PartitionLayout(), NOBODY, FABRIC)
+    assert expectations.entries_of(A) == {0x7FFF}
+    assert expectations.entries_of(MANAGER) == {0xFFFF}
