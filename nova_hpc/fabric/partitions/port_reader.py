@@ -104,6 +104,12 @@ class PortReader:
         self._stack = contextlib.ExitStack()
         self._errors: IO[bytes] | None = None
 
+    def use_settings(self, settings: ReaderSettings) -> None:
+        """Read by other settings from now on, where they are others."""
+        if settings != self.settings:
+            self.close()
+            self.settings = settings
+
     def read_ports(self) -> FabricPorts:
         """Find all ports of the fabric.
 

@@ -183,6 +183,10 @@ class Strangers:
     by_pkey: Mapping[int, frozenset[int]] = attrs.field(factory=dict)
     sentences: tuple[str, ...] = ()
 
+    def full_defaults(self) -> frozenset[int]:
+        """GUIDs of full members of the default partition: with any, the fabric is open."""
+        return self.by_pkey.get(DEFAULT_PKEY, frozenset())
+
 
 def judge_member(
     member: PartitionMember,
@@ -229,7 +233,7 @@ def judge_member(
 
 
 def _name_intruders(member: PartitionMember, strangers: Strangers) -> str | None:
-    opened = strangers.by_pkey.get(DEFAULT_PKEY)
+    opened = strangers.full_defaults()
     if opened:
         return (
             "the fabric is open: ports are full members of the default partition, such as "

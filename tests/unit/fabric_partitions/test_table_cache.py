@@ -22,10 +22,12 @@ NOBODY = frozenset()
 
 
 class Fabric:
-    """A fabric of eight ports that counts what is asked."""
+    """A fabric of some ports that counts what is asked."""
 
-    def __init__(self):
-        self.ports = {guid: EndPort(guid, "ca", guid, 1, (99, guid)) for guid in range(1, 9)}
+    def __init__(self, ports=8):
+        self.ports = {
+            guid: EndPort(guid, "ca", guid, 1, (99, guid)) for guid in range(1, ports + 1)
+        }
         self.keys = {guid: {0x7FFF} for guid in self.ports}
         self.walks = 0
         self.reads = []
@@ -210,3 +212,32 @@ def test_a_walk_that_takes_long_is_rare(clock) -> None:
     clock(1.0)
     looks.look(ONE)
     assert fabric.walks == 2
+
+
+def test_of_many_that_are_to_change_a_few_are_read_until_one_has(clock) -> None:
+    fabric = Fabric(200)
+    looks = Looks(fabric)
+    many = frozenset(range(1, 101))
+    partitions = {0x101: dict.fromkeys(many, Membership.FULL)}
+    looks.look({}, many)
+    looks.cache.distrust()
+    clock(0.1)
+    # A network is new: all are to be looked at, and will be.
+    tables, _ = looks.look(partitions, many)
+    assert looks.asked() == list(range(1, 17))
+    assert all(tables[guid].own == {0x7FFF} for guid in many)
+    clock(0.1)
+    looks.look(partitions, many)
+    assert looks.asked() == list(range(1, 17))
+    # Not for ever: what was right is trusted for a second.
+    clock(0.85)
+    looks.look(partitions, many)
+    assert looks.asked() == list(range(1, 201))
+    clock(0.1)
+    looks.look(partitions, many)
+    assert looks.asked() == list(range(1, 17))
+    _join(fabric, many)
+    clock(0.1)
+    tables, _ = looks.look(partitions, many)
+    assert looks.asked() == list(many)
+    assert all(tables[guid].own == {0x7FFF, 0x8101} for guid in many)

@@ -95,18 +95,12 @@ class OpensmSubnetManager:
         self._own_path = Path(conf.own_partitions_file)
         self._log = OpensmLog(Path(conf.opensm_log))
         self._last_good = Path(conf.state_path) / _LAST_GOOD
-        options = self._read_options()
-        self.reader = PortReader(
-            ReaderSettings(
-                guid=_number_of(options, "guid"),
-                m_key=_number_of(options, "m_key"),
-                simulated_host=conf.simulated_host or None,
-            )
-        )
+        self.reader = PortReader(self._choose_reader_settings())
         self._tables = TableCache(self.reader, conf.poll_interval)
         self.signals = 0
         self._own: OwnPartitions | None = None
         self._own_complaint: str | None = None
+        self._log_is_unread = False
         self._tried: set[str] = set()
         #: What this agent has seen in force last; other text is somebody else's.
         self._written: str | None = None
@@ -117,11 +111,20 @@ class OpensmSubnetManager:
         self._desired: DesiredPartitions | None = None
         self._saved: str | None = None
 
+    def _choose_reader_settings(self) -> ReaderSettings:
+        options = self._read_options()
+        return ReaderSettings(
+            guid=_number_of(options, "guid"),
+            m_key=_number_of(options, "m_key"),
+            simulated_host=self._conf.simulated_host or None,
+        )
+
     # -- what has to be ------------------------------------------------------------------
 
     def enforce(self, desired: DesiredPartitions) -> bool:
         """See :meth:`SubnetManager.enforce`."""
-        self._read_options()
+        # Keys of the fabric may have been changed.
+        self.reader.use_settings(self._choose_reader_settings())
         with self._store.hold_lock():
             text = self._store.read()
             self._store.pass_fence(desired.ticket, text)
@@ -259,11 +262,13 @@ class OpensmSubnetManager:
 
     def read_back(self, desired: DesiredPartitions) -> ReadBack:
         """See :meth:`SubnetManager.read_back`."""
-        own = self._own or OwnPartitions()
+        own = self._own or _own_of(self._store.read(), self._last_good) or OwnPartitions()
         layout = self._lay_out(desired, own)
         body = render_body(layout, own)
         complaints = self._read_complaints()
         not_in_force = self._explain_not_in_force(body) or next(iter(complaints), None)
+        if not_in_force is not None:
+            self._tables.distrust()
         guids = frozenset(member.guid for member in desired.members)
         fabric = self._tables.refresh_ports(guids)
         expectations = self._expect_tables(layout, own, fabric)
@@ -278,10 +283,10 @@ class OpensmSubnetManager:
         told = self._told
         settled = told is None or time.monotonic() - told.at > _SETTLING
         faults = list(complaints)
-        if settled or any(each.startswith("the fabric is open") for each in strangers.sentences):
+        if settled or strangers.full_defaults():
             faults.extend(strangers.sentences)
         faults.extend(self._list_faults(layout))
-        if not faults and not_in_force is None and _are_right(readings):
+        if not strangers.sentences and not_in_force is None and _are_right(readings):
             self._save_good()
         return ReadBack(readings, tuple(faults))
 
@@ -314,8 +319,11 @@ class OpensmSubnetManager:
         try:
             complaints = self._log.read_complaints()
         except SubnetManagerError as error:
-            LOG.warning("%s", error)
+            if not self._log_is_unread:
+                LOG.warning("%s", error)
+            self._log_is_unread = True
             return ()
+        self._log_is_unread = False
         if not complaints or self._told is None:
             return ()
         if not self._retold:

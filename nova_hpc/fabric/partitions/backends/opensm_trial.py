@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -27,6 +28,7 @@ Hca 1 "trial_manager"
 Hca 1 "trial_port"
 [1] "trial_switch"[2]
 """
+_UP: Final = re.compile("SUBNET UP")
 #: Seconds.
 _START: Final = 3.0
 _RUN: Final = 20.0
@@ -67,7 +69,7 @@ def try_file(text: str) -> str | None:
         complaints = OpensmLog(folder / "log").read_complaints()
         if complaints:
             return complaints[0].strip()
-        if "SUBNET UP" not in (folder / "log").read_text(encoding="utf-8", errors="replace"):
+        if not _UP.search((folder / "log").read_text(encoding="utf-8", errors="replace")):
             said = (finished.stdout + finished.stderr).decode(errors="replace").strip()[-200:]
             raise OSError(f"opensm ended with {finished.returncode} and no subnet: {said}")
         return None
