@@ -7,13 +7,17 @@ import contextlib
 import itertools
 import multiprocessing
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import attrs
 import pytest
 from oslo_config import cfg
 
 from nova_hpc.conf.partitions import AGENT_GROUP, register_agent_options
+from nova_hpc.fabric.partitions.agent_round import PartitionAgent
 from nova_hpc.fabric.partitions.backends import ufm as ufm_backend
 from nova_hpc.fabric.partitions.backends import ufm_client
 from nova_hpc.fabric.partitions.backends.base import (
@@ -32,6 +36,8 @@ from nova_hpc.fabric.partitions.members import (
     PartitionMember,
     PartitionPolicy,
 )
+from nova_hpc.fabric.partitions.report_choice import MemberReports
+from nova_hpc.fabric.partitions.watched_files import WatchedFiles
 from tests.unit.fabric_partitions.ufm_server import (
     CONTRACT,
     PASSWORD,
@@ -487,12 +493,56 @@ def test_restores_what_was_read_back_as_right(manager: UfmSubnetManager, ufm: Re
         manager.restore()
     manager.enforce(want(1, *TWO))
     manager.read_back(want(1, *TWO))
-    manager.enforce(want(2, (0x101, B, FULL)))
+    # One has to go since, one has come.
+    manager.enforce(want(2, TWO[0], TWO[1], (0x103, C, FULL)))
 
     manager.restore()
 
     assert ufm.members("0x101") == {TEXT[A]: "full"}
-    assert ufm.members("0x102") == {TEXT[B]: "full", TEXT[C]: "limited"}
+    assert ufm.members("0x102") == {TEXT[B]: "full"}
+    assert "0x103" not in ufm.partitions
+
+
+def test_the_agents_rounds_work_with_it(manager: UfmSubnetManager, ufm: RecordedUfm) -> None:
+    ufm.manager = dict(TestAudit.SECURE)
+    said: list[MemberReports] = []
+    alarms: list[str] = []
+
+    class Server:
+        ticket = 0
+        members: tuple[tuple[int, int, Membership], ...] = TWO
+
+        def read_desired(self) -> DesiredPartitions:
+            self.ticket += 1
+            desired = want(self.ticket, *self.members)
+            down = [attrs.evolve(member, port_status="DOWN") for member in desired.members]
+            return DesiredPartitions(self.ticket, tuple(down))
+
+        def report_members(self, ticket: int, reports: MemberReports) -> None:
+            said.append(reports)
+
+    server = Server()
+    agent = PartitionAgent(
+        manager=manager,
+        server=server,
+        tell_alarms=lambda new, gone: alarms.extend(new),
+        wake=threading.Event(),
+        files=WatchedFiles(manager.watched_files),
+        now=time.monotonic,
+        pause=time.sleep,
+        poll_interval=5.0,
+    )
+
+    assert agent.check_start() == ()
+    agent.make_round()
+    assert [one.present for one in said] == [(1, 2, 3)]
+    assert alarms == []
+    # Somebody at UFM's window; the next round heals it, and says it.
+    ufm.partitions["0x101"]["guids"].clear()
+    agent.make_round()
+    assert ufm.members("0x101") == {TEXT[A]: "full"}
+    assert agent.changes == 2
+    assert agent.status.foreign_pkeys == ()
 
 
 def test_sets_the_quality_that_is_configured(manager: UfmSubnetManager, ufm: RecordedUfm) -> None:

@@ -15,6 +15,7 @@ changes the same way: in between the port is in none, never in two.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -70,6 +71,8 @@ _AT_ONCE: Final = 100
 _NAMES_SINCE: Final = (6, 22)
 #: States of a job that has ended, and how (guide, *Jobs REST API*).
 _DONE: Final = "completed"
+#: Seconds for which the list of ports, the longest answer, is not asked for again.
+_AGE_OF_PORTS: Final = 3.0
 _RUNNING: Final = frozenset({"pending", "running", "created", "waiting"})
 
 
@@ -104,6 +107,10 @@ class UfmSubnetManager:
         self._refusals: dict[tuple[int, int | None], str] = {}
         #: P_Key -> number of the job in which UFM changes it.
         self._jobs: dict[int, str] = {}
+        #: What was wanted last.
+        self._wanted: Mapping[int, Mapping[int, Membership]] | None = None
+        self._ports: frozenset[int] = frozenset()
+        self._ports_at = float("-inf")
 
     def enforce(self, desired: DesiredPartitions) -> bool:
         """Ask UFM for every change that *desired* needs; see :class:`base.SubnetManager`.
@@ -119,6 +126,7 @@ class UfmSubnetManager:
                     f"the reading {desired.ticket} of the desired partitions is older than what "
                     f"is at UFM, {record.ticket}"
                 )
+            self._wanted = wanted
             present = self._read_present()
             changes = plan_changes(wanted, _owned(record, present), present)
             # First in the record, then at UFM: what is there and not recorded is not ours.
@@ -151,16 +159,19 @@ class UfmSubnetManager:
         return ReadBack(readings, tuple(faults))
 
     def restore(self) -> None:
-        """Ask UFM for what was last read back as right."""
+        """Ask UFM for what was last read back as right; what has to go since stays away."""
         with self._alone():
             good = read_ufm_record(self._good_file)
             if good is None:
                 raise SubnetManagerError(
                     f"{self._good_file} is not there: nothing was read back as right yet"
                 )
+            wanted = good.partitions
+            if self._wanted is not None:
+                wanted = _intersect_partitions(wanted, self._wanted)
             present = self._read_present()
             record = read_ufm_record(self._record_file) or UfmRecord()
-            self._apply(plan_changes(good.partitions, _owned(record, present), present))
+            self._apply(plan_changes(wanted, _owned(record, present), present))
 
     def foreign_pkeys(self) -> frozenset[int]:
         """P_Keys at UFM that are not ours, but for the default partition's."""
@@ -194,13 +205,19 @@ class UfmSubnetManager:
         return read_partitions(self._client.get(_PKEYS, guids_data="true"))
 
     def _read_ports(self) -> frozenset[int]:
-        physical = read_port_guids(self._client.get("/resources/ports"), "guid")
+        if time.monotonic() - self._ports_at > _AGE_OF_PORTS:
+            physical = read_port_guids(self._client.get("/resources/ports"), "guid")
+            self._ports = physical | self._read_virtual_ports()
+            self._ports_at = time.monotonic()
+        return self._ports
+
+    def _read_virtual_ports(self) -> frozenset[int]:
         try:
-            virtual = self._client.get("/resources/vports")
+            answer = self._client.get("/resources/vports")
         except UfmRefusedError:
             # A UFM without virtualisation; then no function is on the fabric.
-            return physical
-        return physical | read_port_guids(virtual, "virtual_port_guid")
+            return frozenset()
+        return read_port_guids(answer, "virtual_port_guid")
 
     def _apply(self, changes: UfmChanges) -> None:
         self._refusals = {}
@@ -379,6 +396,21 @@ class UfmSubnetManager:
 def _owned(record: UfmRecord, present: Mapping[int, UfmPartition]) -> frozenset[int]:
     named = {pkey for pkey, partition in present.items() if partition.named_ours}
     return frozenset((record.partitions.keys() | named) - {DEFAULT_PKEY})
+
+
+def _intersect_partitions(
+    first: Mapping[int, Mapping[int, Membership]], second: Mapping[int, Mapping[int, Membership]]
+) -> dict[int, dict[int, Membership]]:
+    """The members that both have; a partition without any is in neither."""
+    both = {
+        pkey: {
+            guid: membership
+            for guid, membership in members.items()
+            if second.get(pkey, {}).get(guid) is membership
+        }
+        for pkey, members in first.items()
+    }
+    return {pkey: members for pkey, members in both.items() if members}
 
 
 def _follow_policy(before: UfmQuality, policy: PartitionPolicy) -> UfmQuality:
