@@ -12,6 +12,7 @@ from oslo_config import cfg
 from oslo_limit import opts as limit_opts
 from placement.conf import opts as placement_opts
 
+from nova_hpc.conf import partitions
 from tests.unit.commands import pages
 
 
@@ -34,9 +35,15 @@ KEYSTONE = [
         ],
     )
 ]
+#: Of Neutron, which is not beside every Nova: what the pages set.
+NEUTRON = [
+    ("ml2", [cfg.ListOpt("mechanism_drivers"), cfg.ListOpt("type_drivers")]),
+    ("ml2_type_vlan", [cfg.ListOpt("network_vlan_ranges")]),
+]
 SERVICES = {
     "nova": everything(nova_opts.list_opts(), limit_opts.list_opts(), KEYSTONE),
     "placement": everything(placement_opts.list_opts()),
+    "neutron": everything(partitions.list_opts(), NEUTRON),
 }
 
 
