@@ -124,11 +124,11 @@ class PortReader:
             )
         ports: dict[int, EndPort] = {}
         doubled = set()
-        for guid, kind, lid, number, switch, switch_port in answer["ports"]:
+        for guid, kind, lid, number, switch, switch_port, path in answer["ports"]:
             if guid in ports:
                 doubled.add(guid)
             facing = None if switch is None else (switch, switch_port)
-            ports[guid] = EndPort(guid, kind, lid, number, facing)
+            ports[guid] = EndPort(guid, kind, lid, number, facing, tuple(path))
         managers = [port.guid for port in ports.values() if port.lid == answer["manager_lid"] != 0]
         manager = managers[0] if len(managers) == 1 else None
         return FabricPorts(ports, manager, frozenset(doubled), answer["silent"])
@@ -145,7 +145,11 @@ class PortReader:
             {
                 "do": "tables",
                 "ports": [
-                    [port.guid, port.kind, port.lid, port.number, *(port.facing or (None, None))]
+                    [
+                        *(port.guid, port.kind, port.lid, port.number),
+                        *(port.facing or (None, None)),
+                        port.path,
+                    ]
                     for port in ports
                 ],
             }

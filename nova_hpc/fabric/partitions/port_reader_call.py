@@ -23,7 +23,7 @@ _NODE_INFO: Final = 0x11
 _SWITCH_INFO: Final = 0x12
 _PORT_INFO: Final = 0x15
 _PKEY_TABLE: Final = 0x16
-#: SMPs by LID and by path.
+#: SMPs by LID and by way; the library wants both.
 _CLASSES: Final = (0x01, 0x81)
 _KINDS: Final = {1: "ca", 2: "switch", 3: "router"}
 _ENTRIES_OF_A_BLOCK: Final = 32
@@ -33,6 +33,9 @@ _MOST_HOPS: Final = 63
 #: Of one question, in ms, and how often it is asked.
 _TIMEOUT: Final = 200
 _TRIES: Final = 3
+
+#: Ports to leave by, from the local one on. All is asked by ways and not by LIDs: a LID may have
+#: been given to another port since, and of a cable that was moved only the way tells.
 
 Path = tuple[int, ...]
 
@@ -95,15 +98,12 @@ class _Mads:
         library.smp_mkey_set(self._port, m_key)
         self._answer = ctypes.create_string_buffer(256)
 
-    def ask(self, to: int | Path, attribute: int, modifier: int) -> bytes | None:
-        """Ask by LID, or by the ports to leave by; None: there is no answer."""
+    def ask(self, path: Path, attribute: int, modifier: int) -> bytes | None:
+        """Ask the node at the end of a way; None: there is no answer."""
         destination = _Destination()
-        if isinstance(to, int):
-            destination.lid = to
-        else:
-            destination.drpath.cnt = len(to)
-            for hop, port in enumerate(to, 1):
-                destination.drpath.p[hop] = port
+        destination.drpath.cnt = len(path)
+        for hop, port in enumerate(path, 1):
+            destination.drpath.p[hop] = port
         answered = self._library.smp_query_via(
             self._answer,
             ctypes.byref(destination),
@@ -145,7 +145,7 @@ class _Walk:
     def __init__(self, mads: _Mads, end: float) -> None:
         self._mads = mads
         self._end = end
-        #: [GUID, kind, LID, port, LID of the switch, its port]; without a switch two times null.
+        #: [GUID, kind, LID, port, LID of the switch, its port, way]; without a switch null twice.
         self.found: list[list[Any]] = []
         self.manager_lid = 0
         #: Ports that are up and do not answer.
@@ -177,7 +177,7 @@ class _Walk:
         if data is None:
             # The cable is out: there is nobody but this port.
             if info is not None:
-                self._add_end_port(local, info, None, None)
+                self._add_end_port(local, info, ())
             return
         neighbour = _NodeInfo(data)
         if neighbour.kind == "switch":
@@ -188,7 +188,7 @@ class _Walk:
             if info is None:
                 self.silent += 1
             else:
-                self._add_end_port(node, info, None, None)
+                self._add_end_port(node, info, path)
 
     def _add_switch(self, path: Path, node: _NodeInfo) -> None:
         if node.node_guid not in self._switches:
@@ -196,11 +196,16 @@ class _Walk:
             self._queue.append((path, node))
 
     def _add_end_port(
-        self, node: _NodeInfo, info: bytes, switch: int | None, port: int | None
+        self,
+        node: _NodeInfo,
+        info: bytes,
+        path: Path,
+        switch: int | None = None,
+        port: int | None = None,
     ) -> None:
         lid = int.from_bytes(info[16:18], "big")
         number = 0 if node.kind == "switch" else node.port
-        self.found.append([node.port_guid, node.kind, lid, number, switch, port])
+        self.found.append([node.port_guid, node.kind, lid, number, switch, port, path])
 
     def _visit_switch(self, path: Path, node: _NodeInfo) -> None:
         info = self._mads.ask(path, _PORT_INFO, 0)
@@ -208,7 +213,7 @@ class _Walk:
             self.silent += 1
             return
         lid = int.from_bytes(info[16:18], "big")
-        self._add_end_port(node, info, None, None)
+        self._add_end_port(node, info, path)
         for port in range(1, node.ports + 1):
             if (node.node_guid, port) in self._ends:
                 continue
@@ -235,14 +240,14 @@ class _Walk:
         if info is None:
             self.silent += 1
         else:
-            self._add_end_port(node, info, switch, port)
+            self._add_end_port(node, info, path, switch, port)
 
 
-def _read_table(mads: _Mads, lid: int, port: int, entries: int) -> list[int] | None:
+def _read_table(mads: _Mads, path: Path, port: int, entries: int) -> list[int] | None:
     """Read all of a P_Key table without the empty entries; None: it could not be read whole."""
     keys: set[int] = set()
     for block in range((entries + _ENTRIES_OF_A_BLOCK - 1) // _ENTRIES_OF_A_BLOCK):
-        data = mads.ask(lid, _PKEY_TABLE, port << 16 | block)
+        data = mads.ask(path, _PKEY_TABLE, port << 16 | block)
         if data is None:
             return None
         keys.update(int.from_bytes(data[at : at + 2], "big") for at in range(0, 64, 2))
@@ -254,37 +259,37 @@ class _Tables:
 
     def __init__(self, mads: _Mads) -> None:
         self._mads = mads
-        self._enforced: dict[int, int | None] = {}
+        self._enforced: dict[Path, int] = {}
 
     def read(self, port: list[Any]) -> list[list[int] | None]:
         """Read the tables of a port and of the switch port facing it.
 
         :param port: as the walk found it.
         """
-        guid, _, lid, number, switch, switch_port = port
-        if not lid:
-            return [None, None]
-        data = self._mads.ask(lid, _NODE_INFO, 0)
-        # The LID may have been given to another port meanwhile.
+        guid, _, _, number, _, switch_port, way = port
+        path = tuple(way)
+        data = self._mads.ask(path, _NODE_INFO, 0)
+        # Somebody else may be there now.
         if data is None or int.from_bytes(data[20:28], "big") != guid:
             return [None, None]
-        entries = int.from_bytes(data[28:30], "big")
-        own = _read_table(self._mads, lid, number, entries)
-        if switch is None or own is None:
+        own = _read_table(self._mads, path, number, int.from_bytes(data[28:30], "big"))
+        if switch_port is None or own is None:
             return [own, None]
-        enforced = self._entries_of_switch(switch)
-        if enforced is None:
+        entries = self._entries_of_switch(path[:-1])
+        if entries is None:
             return [own, None]
-        return [own, _read_table(self._mads, switch, switch_port, enforced)]
+        return [own, _read_table(self._mads, path[:-1], switch_port, entries)]
 
-    def _entries_of_switch(self, lid: int) -> int | None:
-        if self._enforced.get(lid) is None:
-            data = self._mads.ask(lid, _SWITCH_INFO, 0)
-            self._enforced[lid] = None if data is None else int.from_bytes(data[14:16], "big")
-        return self._enforced[lid]
+    def _entries_of_switch(self, path: Path) -> int | None:
+        if path not in self._enforced:
+            data = self._mads.ask(path, _SWITCH_INFO, 0)
+            if data is None:
+                return None
+            self._enforced[path] = int.from_bytes(data[14:16], "big")
+        return self._enforced[path]
 
     def forget_switches(self) -> None:
-        """LIDs may have changed."""
+        """Ways may lead elsewhere now."""
         self._enforced.clear()
 
 

@@ -34,6 +34,7 @@ class EndPort:
     :ivar number: of the port at its node.
     :ivar facing: LID of the switch and number of its port that this one is connected to; None:
         there is no switch at the other end.
+    :ivar path: ports to leave by on the way to it, from the reader's own port on.
     """
 
     guid: int
@@ -41,6 +42,7 @@ class EndPort:
     lid: int
     number: int
     facing: tuple[int, int] | None = None
+    path: tuple[int, ...] = ()
 
 
 @attrs.frozen

@@ -59,8 +59,6 @@ from nova_hpc.fabric.partitions.table_cache import TableCache
 
 LOG: Final = log.getLogger(__name__)
 
-#: Seconds after which a file that opensm has not taken may be tried again.
-_REJECTED: Final = 60.0
 #: Seconds after a write in which opensm may still be taking keys away.
 _SETTLING: Final = 3.0
 _LAST_GOOD: Final = "partitions.last-good.conf"
@@ -107,7 +105,6 @@ class OpensmSubnetManager:
         self._edited: str | None = None
         self._told: _Told | None = None
         self._retold = False
-        self._rejected: dict[str, float] = {}
         self._desired: DesiredPartitions | None = None
         self._saved: str | None = None
 
@@ -130,7 +127,6 @@ class OpensmSubnetManager:
             self._store.pass_fence(desired.ticket, text)
             own = self._choose_own(text, desired)
             body = render_body(self._lay_out(desired, own), own)
-            self._refuse_rejected(body)
             self._own, self._desired = own, desired
             changed = self._note_edit(text)
             if text is None or body_of_file(text) != body:
@@ -360,8 +356,7 @@ class OpensmSubnetManager:
     def restore(self) -> None:
         """See :meth:`SubnetManager.restore`.
 
-        What has to go since then does not come back, and what is in force now is not written
-        again for a minute.
+        What has to go since then does not come back.
         """
         text = read_text(self._last_good)
         if text is None:
@@ -375,25 +370,10 @@ class OpensmSubnetManager:
             layout = _intersect_layouts(layout, lay_out_partitions(self._desired, good.own))
         body = render_body(layout, good.own)
         with self._store.hold_lock():
-            held = self._store.read()
-            bad = None if held is None else body_of_file(held)
-            if bad is not None and bad != body:
-                self._rejected[bad] = time.monotonic()
             self._write(render_file(body, good.ticket))
             self._own = good.own
             self._tell(body, force=True)
         LOG.error("%s was put back to what was read back as right last", self._store.path)
-
-    def _refuse_rejected(self, body: str) -> None:
-        moment = time.monotonic()
-        self._rejected = {
-            rejected: at for rejected, at in self._rejected.items() if moment - at < _REJECTED
-        }
-        if body in self._rejected:
-            raise SubnetManagerError(
-                "opensm did not take this file, and the last good one was put back; it is tried "
-                f"again after {_REJECTED:.0f} seconds"
-            )
 
     # -- the rest ------------------------------------------------------------------------
 
