@@ -386,6 +386,27 @@ class OpensmSubnetManager:
         config = read_text(Path(self._conf.opensm_config))
         return audit_opensm(config, self._store.read(), str(self._store.path))
 
+    def compare_with_file(self) -> tuple[int, tuple[str, ...]]:
+        """Compare the tables of all ports with the file as it is; changes nothing.
+
+        :returns: the number of ports, and sentences on those that are not as they have to be.
+        :raises SubnetManagerError: the file is not the agent's, or nothing can be read.
+        """
+        text = self._store.read()
+        try:
+            file = parse_file(text or "")
+        except ValueError as error:
+            raise SubnetManagerError(f"{self._store.path}: {error}") from error
+        fabric = self.reader.read_ports()
+        tables = self.reader.read_tables(list(fabric.ports.values()))
+        expectations = self._expect_tables(file.layout, file.own, fabric)
+        wrong = [
+            f"port {guid:#018x}: {reason}"
+            for guid, read in sorted(tables.items())
+            if (reason := expectations.judge_port(guid, read)) is not None
+        ]
+        return len(tables), tuple(wrong)
+
     def close(self) -> None:
         """See :meth:`SubnetManager.close`."""
         self.reader.close()

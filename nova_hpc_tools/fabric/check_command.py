@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``nova-hpc fabric check``: whether the subnet manager keeps partitions apart."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol, runtime_checkable
+
+from oslo_config import cfg
+
+from nova_hpc.conf import partitions as partition_options
+from nova_hpc.fabric.partitions.backends.base import (
+    AuditRow,
+    AuditState,
+    SubnetManager,
+    SubnetManagerError,
+)
+from nova_hpc.fabric.partitions.backends.choice import make_subnet_manager
+from nova_hpc.fabric.partitions.partition_file import parse_file
+from nova_hpc.outside.text import printable_text
+from nova_hpc_tools.adopt import service_settings
+from nova_hpc_tools.base import CommandAnswer, CommandError, ListCommand
+
+_COLUMNS: Final = ("Name", "Requirement", "State", "Found", "Cure")
+_WRONG: Final = 1
+#: How the agent is called by oslo.config.
+_AGENT: Final = "nova-hpc-fabric-agent"
+_ISOLATION: Final = "SDN04-04"
+#: The most ports that have a row each.
+_MOST_ROWS: Final = 50
+#: Neutron's words for ports that have a host and no partition.
+_NOT_BOUND: Final = ("unbound", "binding_failed")
+_KINDS: Final = ("direct", "direct-physical")
+
+
+@runtime_checkable
+class ComparesFile(Protocol):
+    """A subnet manager that is told by a file."""
+
+    def compare_with_file(self) -> tuple[int, tuple[str, ...]]:
+        """Compare the tables of all ports with the file as it is."""
+
+
+class CheckFabric(ListCommand):
+    """Check on the subnet manager's host whether it keeps partitions apart; changes nothing.
+
+    One row for each setting that the isolation rests on, with the requirement's id in NVIDIA's
+    Requirements for AI Clouds where it has one (SDN04-04, SDN04-05); then one for the file of
+    partitions, one for the tables that are in force in all ports and the switch ports facing
+    them, and one for each of those that differ. With --os-cloud, ports of Neutron that have a
+    host and are not bound (a request that broke off) are named: the same request heals them.
+    "not available" is what this subnet manager does not have, with what that leaves open. Needs
+    root, as the agent does. The exit status is 0 when all that can be met is met, 1 when
+    something is not or cannot be read, 2 when nothing can be checked.
+    """
+
+    acts_with = ()
+    errors = (SubnetManagerError, service_settings.ConfigError)
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Declare the options."""
+        parser: argparse.ArgumentParser = super().get_parser(prog_name)
+        service_settings.add_config_options(parser, "the agent beside the subnet manager")
+        parser.add_argument(
+            "--os-cloud",
+            metavar="NAME",
+            help="name in clouds.yaml of the cloud whose ports are looked at, too; its user needs "
+            "the admin role",
+        )
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
+        """Audit, compare, and ask the cloud."""
+        args = parsed_args
+        options = read_agent_group(args.config)
+        manager = make_subnet_manager(options.subnet_manager, options)
+        try:
+            rows = [*manager.audit(), *check_partitions(manager, Path(options.partitions_file))]
+        finally:
+            manager.close()
+        if args.os_cloud is not None:
+            rows += describe_loose_ports(_list_cloud_ports(args.os_cloud))
+        return CommandAnswer(
+            columns=_COLUMNS,
+            rows=[
+                (row.name, row.requirement, row.state.value, row.found, row.cure) for row in rows
+            ],
+            status=_WRONG if any(map(is_wrong, rows)) else 0,
+            show=lambda: _print_rows(rows, self.say),
+        )
+
+
+def read_agent_group(words: Sequence[str]) -> Any:
+    """The group ``[hpc_fabric_agent]`` as the agent has it.
+
+    :param words: as :func:`service_settings.add_config_options` leaves them.
+    :raises ConfigError: it cannot be read.
+    """
+    options = cfg.ConfigOpts()
+    partition_options.register_agent_options(options)
+    files = service_settings.config_files_of(words, prog=_AGENT, project="neutron")
+    try:
+        options([], default_config_files=[str(path) for path in files], default_config_dirs=[])
+    except (cfg.Error, OSError, ValueError) as error:
+        text = " ".join(str(error).split())
+        raise service_settings.ConfigError(f"the configuration cannot be read: {text}") from error
+    service_settings.check_option_values(
+        options, partition_options.AGENT_GROUP.name, ("poll_interval", "subnet_manager")
+    )
+    return options.hpc_fabric_agent
+
+
+def is_wrong(row: AuditRow) -> bool:
+    """Whether somebody has to do something: what is not met, and what is needed and unknown."""
+    return row.state is AuditState.NOT_MET or (row.needed and row.state is AuditState.UNKNOWN)
+
+
+def check_partitions(manager: SubnetManager, path: Path) -> Iterator[AuditRow]:
+    """The rows for the file of partitions, and for what is in force.
+
+    :param path: of the file, where the manager is told by one.
+    """
+    if not isinstance(manager, ComparesFile):
+        yield AuditRow(
+            "tables",
+            _ISOLATION,
+            AuditState.UNKNOWN,
+            "this subnet manager is not told by a file that could be compared",
+            "the agent compares by its interface: see its faults in openstack network agent show",
+        )
+        return
+    yield _check_file(path)
+    try:
+        count, wrong = manager.compare_with_file()
+    except SubnetManagerError as error:
+        yield AuditRow("tables", _ISOLATION, AuditState.UNKNOWN, str(error), needed=True)
+        return
+    if not wrong:
+        found = f"those of {count} ports are exactly as the file says"
+        yield AuditRow("tables", _ISOLATION, AuditState.MET, found, needed=True)
+        return
+    yield AuditRow(
+        "tables",
+        _ISOLATION,
+        AuditState.NOT_MET,
+        f"those of {len(wrong)} of {count} ports are not as the file says",
+        "is the agent at work? What was changed seconds ago may still be on its way",
+        needed=True,
+    )
+    for reason in wrong[:_MOST_ROWS]:
+        yield AuditRow("table", _ISOLATION, AuditState.NOT_MET, reason)
+
+
+def _check_file(path: Path) -> AuditRow:
+    name = "partitions_file"
+    try:
+        file = parse_file(path.read_bytes().decode("utf-8", "surrogateescape"))
+    except OSError as error:
+        reason = error.strerror or str(error)
+        return AuditRow(name, _ISOLATION, AuditState.UNKNOWN, f"{path}: {reason}", needed=True)
+    except ValueError as error:
+        cure = "start the agent: it writes the file whole"
+        return AuditRow(name, _ISOLATION, AuditState.NOT_MET, f"{path}: {error}", cure, needed=True)
+    if not file.unchanged:
+        return AuditRow(
+            name,
+            _ISOLATION,
+            AuditState.NOT_MET,
+            f"{path} was changed by others since the agent wrote it",
+            "a running agent puts it right within seconds; own partitions go into "
+            "[hpc_fabric_agent]own_partitions_file",
+            needed=True,
+        )
+    members = sum(map(len, file.layout.partitions.values()))
+    found = f"ticket {file.ticket}: {len(file.layout.partitions)} networks, {members} members"
+    return AuditRow(name, _ISOLATION, AuditState.MET, found, needed=True)
+
+
+def describe_loose_ports(ports: Iterable[Any]) -> list[AuditRow]:
+    """The rows for ports of Neutron that have a host and are not bound.
+
+    :param ports: of openstacksdk.
+    """
+    return [
+        AuditRow(
+            f"port {port.id}",
+            _ISOLATION,
+            AuditState.NOT_MET,
+            f"{port.binding_vif_type} on host {port.binding_host_id}: it has no partition",
+            f"openstack port set --host {port.binding_host_id} {port.id}",
+        )
+        for port in ports
+        if port.binding_host_id
+        and port.binding_vif_type in _NOT_BOUND
+        and port.binding_vnic_type in _KINDS
+    ]
+
+
+def _list_cloud_ports(cloud: str) -> list[Any]:
+    try:
+        import openstack
+    except ImportError as error:
+        raise CommandError("openstacksdk is not installed: pip install openstacksdk") from error
+    try:
+        return list(openstack.connect(cloud=cloud).network.ports())
+    except Exception as error:  # Configuration and catalog have errors of several libraries.
+        text = " ".join(str(error).split())[:300]
+        raise CommandError(f"the cloud {cloud!r} cannot be asked: {text}") from error
+
+
+def _print_rows(rows: Sequence[AuditRow], say: Any) -> None:
+    for row in rows:
+        requirement = f" [{row.requirement}]" if row.requirement else ""
+        say(printable_text(f"{row.state.value:>13}  {row.name}{requirement}: {row.found}"))
+        if row.cure:
+            say(printable_text(f"{'':>13}    {row.cure}"))
