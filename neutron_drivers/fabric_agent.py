@@ -274,7 +274,7 @@ class AgentProcess:
             except SubnetManagerError as error:
                 LOG.error("The subnet manager cannot be used: %s", error)
                 if first:
-                    self._beat_faults(heartbeat, (str(error),))
+                    self._beat_last(heartbeat, AgentStatus(faults=(str(error),)))
                     return os.EX_CONFIG
                 self._wait_for_signal()
                 continue
@@ -287,8 +287,8 @@ class AgentProcess:
                     "restart it, and start the agent again",
                     rpc_names.AGENT_BINARY,
                 )
-                self._beat(heartbeat)
                 agent.manager.close()
+                self._beat_last(heartbeat, agent.status)
                 return os.EX_CONFIG
             if first:
                 start_thread("messages", self._listen, options.fabric)
@@ -339,11 +339,11 @@ class AgentProcess:
         heartbeat.send()
 
     @staticmethod
-    def _beat_faults(heartbeat: Heartbeat, faults: tuple[str, ...]) -> None:
-        heartbeat.configurations = describe_configurations(
-            cfg.CONF.hpc_fabric_agent, None, AgentStatus(faults=faults)
-        )
-        heartbeat.send()
+    def _beat_last(heartbeat: Heartbeat, status: AgentStatus) -> None:
+        """Say why the agent ends; a broker that is away does not hold it up for long."""
+        options = cfg.CONF.hpc_fabric_agent
+        heartbeat.configurations = describe_configurations(options, None, status)
+        start_thread("last heartbeat", heartbeat.send).join(_PATIENCE)
 
     def _wait_for_signal(self) -> None:
         while not (self.stopped.is_set() or self.reloading.is_set()):
