@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 from oslo_log import log
 
+from neutron_drivers.errors import FabricUnavailableError
 from neutron_drivers.fabrics import parse_pkey
 from neutron_drivers.rpc_names import AGENT_TYPE
 
@@ -61,11 +62,16 @@ def has_live_agent(heartbeats: Iterable[FabricHeartbeat], fabric: str) -> bool:
 def foreign_pkeys_of(heartbeats: Iterable[FabricHeartbeat], fabric: str) -> frozenset[int]:
     """The keys of the administrator's own partitions: of all agents, dead ones, too.
 
-    What cannot be read adds nothing; the agent itself refuses to write such a key.
+    :raises FabricUnavailableError: those that a live agent says cannot be read.
     """
-    return frozenset().union(
-        *(one.foreign_pkeys or () for one in heartbeats if one.fabric == fabric)
-    )
+    of_fabric = [one for one in heartbeats if one.fabric == fabric]
+    unread = [one.host for one in of_fabric if one.alive and one.foreign_pkeys is None]
+    if unread:
+        raise FabricUnavailableError(
+            "it is not known which P_Keys the fabric's administrator uses",
+            f"foreign_pkeys of the heartbeat of the fabric agent on {', '.join(unread)}",
+        )
+    return frozenset().union(*(one.foreign_pkeys or () for one in of_fabric))
 
 
 def _read_foreign_pkeys(found: object, host: object) -> frozenset[int] | None:

@@ -80,8 +80,9 @@ def parse_pkey(text: object) -> int:
 
     :raises ValueError: it is none.
     """
-    pkey = int(str(text).strip(), 0) & DEFAULT_PKEY
-    if not LEAST_PKEY <= pkey <= DEFAULT_PKEY:
+    number = int(str(text).strip(), 0)
+    pkey = number & DEFAULT_PKEY
+    if pkey < LEAST_PKEY or number != number & 0xFFFF:
         raise ValueError(f"{text!r} is no P_Key")
     return pkey
 

@@ -142,6 +142,15 @@ def set_membership(session: Any, port_id: str, wanted: WantedMember | None) -> M
     if wanted is None:
         return MembershipChange(withdrawn=withdrawn)
     _claim_guid(session, wanted)
+    # The new row stands for former ones of the same port and key, too: whoever switches a port
+    # off and on while no agent is there does not fill the table.
+    session.query(PartitionMemberRow).filter_by(
+        fabric=wanted.key.fabric,
+        port_id=port_id,
+        guid=format_guid(wanted.guid),
+        pkey=wanted.key.pkey,
+        wanted=False,
+    ).delete(synchronize_session="fetch")
     row = PartitionMemberRow(
         fabric=wanted.key.fabric,
         port_id=port_id,
@@ -273,6 +282,28 @@ def physical_networks_of(session: Any, network_id: str) -> set[str]:
     segments = segment_model.NetworkSegment
     rows = session.query(segments.physical_network).filter_by(network_id=network_id)
     return {name for (name,) in rows if name}
+
+
+@db_api.retry_db_errors
+def withdraw_orphans(context: Any) -> int:
+    """Take the membership of ports that are gone without the driver's having heard of it.
+
+    :returns: how many rows.
+    """
+    members, ports = PartitionMemberRow, models_v2.Port
+    with db_api.CONTEXT_WRITER.using(context):
+        session = context.session
+        orphans = [
+            row
+            for (row,) in session.query(members.id)
+            .outerjoin(ports, ports.id == members.port_id)
+            .filter(members.wanted == sa.true(), ports.id == sa.null())
+        ]
+        if orphans:
+            session.query(members).filter(members.id.in_(orphans)).update(
+                {"wanted": False}, synchronize_session=False
+            )
+        return len(orphans)
 
 
 @db_api.retry_db_errors

@@ -49,6 +49,16 @@ def fail_overdue_ports(settings: FabricSettings) -> int:
     return len(overdue)
 
 
+def look_at_members(settings: FabricSettings) -> None:
+    """One look."""
+    orphans = member_store.withdraw_orphans(neutron_context.get_admin_context())
+    if orphans:
+        LOG.warning(
+            "%d members are withdrawn: their ports were deleted without the driver", orphans
+        )
+    fail_overdue_ports(settings)
+
+
 class MemberWatch:
     """Looks every two seconds, as long as the process lives."""
 
@@ -67,7 +77,7 @@ class MemberWatch:
     def _run(self) -> None:
         while not self._stopped.wait(PERIOD):
             try:
-                fail_overdue_ports(self._read_settings())
+                look_at_members(self._read_settings())
             except Exception:
                 # The database may be away: the next look will do.
                 LOG.exception("Ports that wait for their membership were not looked at")

@@ -9,6 +9,7 @@ import pytest
 
 from tests.fabric.bare_fabric import BareFabric, wait_until
 from tests.fabric.matrix import FabricView, file_members
+from tests.fabric.neutron_stage import neutron_stage
 from tests.fabric.plane import running
 
 
@@ -42,6 +43,22 @@ def clear_plane(plane):
         for one in answer[kind]:
             plane.admin.call("DELETE", f"/{kind}/{one['id']}")
     wait_until(lambda: not file_members(plane), "no key is left in the file")
+
+
+@pytest.fixture(scope="session")
+def neutron_processes():
+    """Two processes of Neutron on one database, without a broker and without a fabric."""
+    with neutron_stage() as found:
+        yield found
+
+
+@pytest.fixture
+def neutron(neutron_processes):
+    """The same with an agent's heartbeat and nothing else, at the beginning and at the end."""
+    neutron_processes.clear()
+    neutron_processes.heartbeat()
+    yield neutron_processes
+    neutron_processes.clear()
 
 
 @pytest.fixture

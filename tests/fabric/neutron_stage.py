@@ -11,6 +11,7 @@ import getpass
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -24,7 +25,8 @@ import requests
 
 TOP = Path(__file__).resolve().parents[2]
 FABRIC = "main"
-#: In two projects; *service* is Nova.
+RED, BLUE = "1" * 32, "2" * 32
+#: Two projects, an administrator, and Nova.
 ROLES = {
     "admin": {"X-Roles": "admin,manager,member,reader", "X-Project-Id": "adm", "X-User-Id": "a"},
     "nova": {
@@ -32,11 +34,14 @@ ROLES = {
         "X-Project-Id": "service",
         "X-User-Id": "nova",
     },
-    "red": {"X-Roles": "member,reader", "X-Project-Id": "red", "X-User-Id": "r"},
-    "blue": {"X-Roles": "member,reader", "X-Project-Id": "blue", "X-User-Id": "b"},
+    "red": {"X-Roles": "member,reader", "X-Project-Id": RED, "X-User-Id": "r"},
+    "blue": {"X-Roles": "member,reader", "X-Project-Id": BLUE, "X-User-Id": "b"},
 }
 _SEARCH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin"))
 _START = 240.0
+#: Seconds for which the first process holds a request, on a machine that does much else; the
+#: second one is for requests that nobody makes good.
+PATIENT, HASTY = 30.0, 2.0
 
 
 class StageError(Exception):
@@ -75,9 +80,8 @@ class NeutronStage:
 
     folder: Path
     processes: list[NeutronProcess] = attrs.field(factory=list)
-    events: list[dict] = attrs.field(factory=list)
-    #: The nova-api of this stage answers 503 while it is set.
-    nova_is_away: threading.Event = attrs.field(factory=threading.Event)
+    #: Where Nova's end of the events listens.
+    nova_port: int = 0
 
     @property
     def socket(self):
@@ -98,6 +102,12 @@ class NeutronStage:
             cursor.execute(query, values)
             return cursor.fetchall()
 
+    def events(self, port):
+        """What Nova was told of a port: names and states, the first one first."""
+        lines = (self.folder / "events.jsonl").read_text().splitlines()
+        found = [one for one in map(json.loads, lines) if one["tag"] == port]
+        return [(one["name"], one.get("status")) for one in found]
+
     def log(self, name):
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
@@ -109,7 +119,7 @@ class NeutronStage:
             "physical_networks": "ibrail0:main,ibrail1:main,ibother:other",
             "port_inventory": str(self.inventory),
             "reserved_pkeys": "0x0001,0x0063",
-            "bind_wait": "3",
+            "bind_wait": PATIENT,
             "member_timeout": "6",
             "service_levels": "0x0101:1",
             **partitions,
@@ -144,17 +154,15 @@ connection = mysql+pymysql://root@localhost/neutron?unix_socket={self.socket}&ch
 lock_path = {self.folder}/state/lock
 [nova]
 auth_type = none
-endpoint_override = http://127.0.0.1:{self.nova_port}/v2.1
+endpoint = http://127.0.0.1:{self.nova_port}/v2.1
 [placement]
 auth_type = none
-endpoint_override = http://127.0.0.1:1
+endpoint = http://127.0.0.1:1
 [hpc_partitions]
 {lines}
 """
         )
         return path
-
-    nova_port: int = 0
 
     def start(self, conf, name):
         """One more process of Neutron."""
@@ -175,12 +183,30 @@ endpoint_override = http://127.0.0.1:1
         self.processes.append(found)
         return found
 
+    def end(self, process):
+        """End a process of Neutron."""
+        self.processes.remove(process)
+        process.process.stdin.close()
+        process.process.wait(30)
+
     def environ(self):
         return {
             **os.environ,
             "PYTHONPATH": os.pathsep.join((str(TOP), str(TOP / "lab"))),
             "PYTHONDONTWRITEBYTECODE": "1",
         }
+
+    def run_python(self, script, *words):
+        """What a script says that runs as Neutron's processes do."""
+        done = subprocess.run(
+            (sys.executable, "-c", script, *words),
+            check=True,
+            capture_output=True,
+            text=True,
+            env=self.environ(),
+            cwd=self.folder,
+        )
+        return done.stdout
 
     # -- what there is -----------------------------------------------------------------
 
@@ -192,6 +218,7 @@ endpoint_override = http://127.0.0.1:1
             "provider:segmentation_id": pkey,
             **more,
         }
+        body = {name: value for name, value in body.items() if value is not None}
         return self.processes[api].http(role, "POST", "/networks", {"network": body})
 
     def port(self, network, role="admin", api=0, **more):
@@ -285,7 +312,7 @@ endpoint_override = http://127.0.0.1:1
         for fabric in (FABRIC, "other"):
             self.agent_round(fabric)
         self.rows("DELETE FROM agents")
-        self.events.clear()
+        (self.folder / "events.jsonl").write_text("")
 
 
 def _program(name):
@@ -370,11 +397,27 @@ def write_inventory(path, hosts=4):
 
 
 @contextlib.contextmanager
-def neutron_stage(nova):
-    """A stage with two processes.
+def _nova_end(stage):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        stage.nova_port = taken.getsockname()[1]
+    events = stage.folder / "events.jsonl"
+    events.write_text("")
+    server = subprocess.Popen(
+        (sys.executable, "-m", "tests.fabric.nova_events", str(stage.nova_port), str(events)),
+        env=stage.environ(),
+        cwd=stage.folder,
+    )
+    try:
+        yield
+    finally:
+        server.terminate()
+        server.wait(30)
 
-    :param nova: function of the stage that serves Nova's end of events, a context with its port.
-    """
+
+@contextlib.contextmanager
+def neutron_stage():
+    """A stage with two processes; ``NOVA_HPC_NEUTRON_STAGE`` keeps its folder for the next one."""
     kept = os.environ.get("NOVA_HPC_NEUTRON_STAGE")
     folder = Path(kept) if kept else Path(tempfile.mkdtemp(prefix="nhn"))
     folder.mkdir(exist_ok=True)
@@ -385,12 +428,11 @@ def neutron_stage(nova):
     (folder / "api-paste.ini").write_text(paste.replace("osprofiler authtoken ", "osprofiler "))
     write_inventory(stage.inventory)
     try:
-        with mariadb(folder), nova(stage) as port:
-            stage.nova_port = port
-            conf = stage.write_conf()
+        with mariadb(folder), _nova_end(stage):
+            stage.write_conf()
             migrate(stage, "upgrade", "heads")
-            for name in ("first", "second"):
-                stage.start(conf, name)
+            for name, wait in (("first", PATIENT), ("second", HASTY)):
+                stage.start(stage.write_conf(name, bind_wait=wait), name)
             yield stage
             for one in stage.processes:
                 one.process.stdin.close()

@@ -38,6 +38,7 @@ def main():
         "read_desired": lambda **words: endpoint.read_desired({}, **words),
         "report_members": lambda **words: endpoint.report_members({}, **words),
         "fail_overdue_ports": lambda: member_watch.fail_overdue_ports(driver._settings),
+        "look_at_members": lambda: member_watch.look_at_members(driver._settings),
         "heartbeat": _take_heartbeat,
     }
     print(server.effective_port, file=answers, flush=True)
