@@ -60,7 +60,8 @@ class BareFabric:
     def make(cls, folder, hosts=HOSTS, ports=PORTS_OF_A_HOST, **options):
         """A fabric with so many hosts that is not started yet."""
         paths = Paths(Path(folder) / "lab", Path(folder) / "cache", Path(sys.prefix))
-        settings = Settings.fresh(_free_base(), 0, "two-socket")
+        kept = Settings.load(paths)
+        settings = kept or Settings.fresh(_free_base(), 0, "two-socket")
         net = nets.net_of_hosts(nets.numbered_hosts(hosts, ports))
         return cls(paths, settings, net, **options)
 
@@ -147,7 +148,7 @@ class BareFabric:
     def client(self, node, *argv, **options):
         """A running program on a simulated node."""
         return subprocess.Popen(
-            argv,
+            [str(word) for word in argv],
             env={**os.environ, **simulator.client_environ(self.paths, node)},
             cwd=simulator.client_folder(self.paths),
             stdin=subprocess.PIPE,

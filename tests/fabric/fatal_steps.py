@@ -8,10 +8,12 @@ word; who comes there removes the file and gets SIGKILL.
 
 import functools
 import importlib
+import json
 import os
 import runpy
 import signal
 import sys
+import time
 from pathlib import Path
 
 #: Module, class ("" for none), names.
@@ -47,7 +49,10 @@ def _deadly(name, function):
         context = arguments[1] if len(arguments) > 1 else None
         vif = getattr(context, "vif_type", "")
         _die_at(f"{name}:before", vif)
+        begun = time.perf_counter()
         result = function(*arguments, **named)
+        with Path(os.environ["NOVA_HPC_STEP_TIMES"]).open("a") as stream:
+            stream.write(json.dumps([name, time.perf_counter() - begun]) + "\n")
         _die_at(f"{name}:after", vif)
         return result
 

@@ -20,6 +20,8 @@ from tests.fabric.bare_fabric import BareFabric
 #: Entry of a limited member of the default partition, which everybody is, and of a full one.
 LIMITED_DEFAULT, FULL_DEFAULT = 0x7FFF, 0xFFFF
 FULL = 0x8000
+#: How a project makes a port a limited member.
+LIMITED_TAG = "hpc-limited"
 _READER = Path(__file__).with_name("table_reader.py")
 _BOUND = ("hostdev_physical", "ib_hostdev")
 #: Seconds in which a path that has to be there is asked for again: a subnet manager that has
@@ -92,6 +94,12 @@ class Bound:
     pkey: int
     status: str
     wanted: bool
+    limited: bool
+
+    @property
+    def entry(self):
+        """What the tables have for it."""
+        return self.pkey if self.limited else self.pkey | FULL
 
 
 def bound_ports(plane):
@@ -108,23 +116,22 @@ def bound_ports(plane):
     for one in answer["ports"]:
         if one["binding:vif_type"] in _BOUND:
             place = (one["binding:host_id"], one["binding:profile"]["pci_slot"])
-            up = one["admin_state_up"]
             found.append(
-                Bound(one["id"], guids[place], pkeys[one["network_id"]], one["status"], up)
+                Bound(
+                    *(one["id"], guids[place], pkeys[one["network_id"]], one["status"]),
+                    wanted=one["admin_state_up"],
+                    limited=LIMITED_TAG in one["tags"],
+                )
             )
     return found
 
 
-def wrong_tables(view, bound, limited=()):
-    """Every port whose tables are not exactly what Neutron says; empty: all is right.
-
-    :param limited: P_Keys whose members are limited ones.
-    """
+def wrong_tables(view, bound):
+    """Every port whose tables are not exactly what Neutron says; empty: all is right."""
     keys = {}
     for one in bound:
         if one.wanted:
-            entry = one.pkey if one.pkey in limited else one.pkey | FULL
-            keys.setdefault(one.guid, set()).add(entry)
+            keys.setdefault(one.guid, set()).add(one.entry)
     wrong = []
     for guid, sides in view.tables().items():
         want = {LIMITED_DEFAULT} | keys.get(guid, set())
@@ -153,11 +160,11 @@ def file_members(plane):
     return found
 
 
-def broken_invariants(plane, view, limited=()):
+def broken_invariants(plane, view):
     """What is not as it has to be at rest; empty: all is right."""
     bound = bound_ports(plane)
     broken = [f"not ACTIVE: {one}" for one in bound if one.wanted and one.status != "ACTIVE"]
-    broken += [f"tables: {one}" for one in wrong_tables(view, bound, limited)]
+    broken += [f"tables: {one}" for one in wrong_tables(view, bound)]
     owners = {}
     for one in bound:
         owners.setdefault(one.guid, set()).add(one.pkey)
@@ -170,10 +177,10 @@ def broken_invariants(plane, view, limited=()):
     return broken
 
 
-def wait_for_rest(plane, view, seconds=20.0, limited=()):
+def wait_for_rest(plane, view, seconds=20.0):
     """Wait until all invariants hold; how long it took."""
     begun = time.monotonic()
-    while broken := broken_invariants(plane, view, limited):
+    while broken := broken_invariants(plane, view):
         assert time.monotonic() - begun < seconds, broken[:4]
         time.sleep(0.1)
     return time.monotonic() - begun

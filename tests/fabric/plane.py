@@ -12,7 +12,6 @@ import sys
 import tempfile
 import threading
 import time
-import uuid
 from pathlib import Path
 
 import attrs
@@ -28,13 +27,16 @@ from nova_hpc_lab.state import write
 from tests.fabric.bare_fabric import BareFabric, wait_until
 
 PHYSICAL_NETWORKS = ("ibrail0", "ibrail1")
+KEEP = "NOVA_HPC_FABRIC_KEEP"
 PROJECTS = ("red", "blue")
 _TOP = Path(__file__).resolve().parents[2]
 _CONTROL = ("mariadb", "epmd", "rabbitmq", "keystone", "neutron")
-#: Offsets from the base port of what the lab itself does not have.
-_SECOND_API, _EVENTS = 12, 13
+#: Offset from the base port of what the lab itself does not have.
+_SECOND_API = 12
 #: In the environment of Neutron's processes: a file that names the step at which one of them dies.
 FATAL_STEP = "NOVA_HPC_FATAL_STEP"
+#: And the one that gets a line for each step: its name and seconds.
+STEP_TIMES = "NOVA_HPC_STEP_TIMES"
 
 
 class Silent:
@@ -99,6 +101,7 @@ class Plane(BareFabric):
     #: Sections of neutron.conf beside the usual ones.
     more: dict = attrs.field(factory=dict)
     callers: dict[str, Caller] = attrs.field(factory=dict)
+    project_ids: dict[str, str] = attrs.field(factory=dict)
 
     # What there is.
 
@@ -116,6 +119,10 @@ class Plane(BareFabric):
         return self.paths.run / "fatal-step"
 
     @property
+    def step_times(self):
+        return self.paths.run / "step-times"
+
+    @property
     def admin(self):
         """The administrator, with the role of a service, as Nova has it."""
         return self.callers["nova"]
@@ -125,7 +132,11 @@ class Plane(BareFabric):
         known = control_plane(self.paths, self.settings)
         found = super().services() | {name: known[name] for name in _CONTROL}
         found |= partition_services.partition_services(self.paths, self.settings)
-        fatal = {FATAL_STEP: str(self.fatal_step), "PYTHONPATH": _python_path()}
+        fatal = {
+            FATAL_STEP: str(self.fatal_step),
+            STEP_TIMES: str(self.step_times),
+            "PYTHONPATH": _python_path(),
+        }
         second, port = found["neutron"], self.api_ports[1]
         found["neutron-2"] = attrs.evolve(
             second,
@@ -139,10 +150,10 @@ class Plane(BareFabric):
             one = found[name]
             argv = (sys.executable, "-m", "tests.fabric.fatal_steps", *_as_script(one.argv))
             found[name] = attrs.evolve(one, argv=argv, environ={**one.environ, **fatal})
-        agent = found["fabric-agent"]
-        environ = {**agent.environ, "PYTHONPATH": _python_path()}
-        found["fabric-agent"] = attrs.evolve(agent, environ=environ)
-        events = self.settings.base_port + _EVENTS
+        found["fabric-agent"] = self._agent(found["fabric-agent"])
+        found["mariadb"] = _durable(found["mariadb"])
+        # Where the catalog has Nova's API.
+        events = self.settings.ports["compute"]
         found["nova-events"] = Service(
             name="nova-events",
             title="Nova's end of the events",
@@ -157,6 +168,40 @@ class Plane(BareFabric):
         )
         return found
 
+    def _agent(self, agent):
+        """The agent, which can be told to stand still."""
+        words = agent.argv[agent.argv.index("--config-file") :]
+        pause = {"NOVA_HPC_AGENT_PAUSE": str(self.agent_pause), "PYTHONPATH": _python_path()}
+        return attrs.evolve(
+            agent,
+            argv=(sys.executable, "-m", "tests.fabric.paused_agent", *words),
+            environ={**agent.environ, **pause},
+        )
+
+    @property
+    def agent_pause(self):
+        return self.paths.run / "agent-pause"
+
+    def second_agent(self):
+        """One more agent of the same fabric, that no pause stops."""
+        agent = self.services()["fabric-agent"]
+        text = (self.paths.config / "neutron" / "fabric-agent.conf").read_text()
+        file = self.paths.config / "neutron" / "second-agent.conf"
+        file.write_text(text.replace("host = opensm-manager", "host = opensm-second"))
+        never = {"NOVA_HPC_AGENT_PAUSE": str(self.paths.run / "never")}
+        return attrs.evolve(
+            agent,
+            name="second-agent",
+            process=Process("second-agent", self.paths),
+            argv=(*agent.argv[:-1], str(file)),
+            environ={**agent.environ, **never},
+        )
+
+    def restart(self, name):
+        """Have a process end, and start it again."""
+        self.stop(name)
+        self.start(name)
+
     def events(self, since=0.0):
         """What Nova was told after *since* (time.time())."""
         if not self.events_file.exists():
@@ -168,16 +213,15 @@ class Plane(BareFabric):
 
     def neutron_options(self):
         sections = config.neutron(self.paths, self.settings)
-        events = self.settings.base_port + _EVENTS
         partitions = partition_services.partition_options(self.paths, PHYSICAL_NETWORKS)
-        more = {"nova": {"endpoint_override": f"http://{config.LOOPBACK}:{events}/v2.1"}}
-        for part in (partitions, more, self.more):
+        for part in (partitions, self.more):
             sections = partition_services.merge_sections(sections, part)
         return sections
 
     def prepare(self):
         """Write all files of configuration."""
         super().prepare()
+        self.settings.save(self.paths)
         config.write_all(self.paths, self.settings)
         partition_services.prepare_partitions(self.paths, self.settings, self.neutron_options())
         write(partition_services.inventory_file(self.paths), self.net.inventory())
@@ -209,7 +253,8 @@ class Plane(BareFabric):
             start("mariadb")(report)
 
         def rabbitmq(report):
-            database.prepare_broker(paths, settings)
+            if self.pid("rabbitmq") is None:
+                database.prepare_broker(paths, settings)
             start("epmd")(report)
             start("rabbitmq")(report)
 
@@ -250,9 +295,14 @@ class Plane(BareFabric):
         self.callers["nova"] = Caller(self, "lab-service", passwords["service"], "service")
         self.callers["admin"] = Caller(self, "admin", passwords["admin"], "admin")
         for name in PROJECTS:
-            password = uuid.uuid4().hex
-            project = identity.create_project(name=name, domain_id="default")
-            user = identity.create_user(name=name, password=password, domain_id="default")
+            password = f"{name}-{passwords['service']}"
+            project = identity.find_project(name) or identity.create_project(
+                name=name, domain_id="default"
+            )
+            self.project_ids[name] = project.id
+            user = identity.find_user(name) or identity.create_user(
+                name=name, password=password, domain_id="default"
+            )
             for role in roles:
                 identity.assign_project_role_to_user(project, user, role)
             self.callers[name] = Caller(self, name, password, name)
@@ -289,6 +339,14 @@ class Plane(BareFabric):
         end_strays(self.paths)
 
 
+def _durable(mariadb):
+    """A database that is killed keeps what it has committed, as in production."""
+    lazy = "--innodb-flush-log-at-trx-commit=0"
+    words = [word.replace(lazy, lazy[:-1] + "2") for word in mariadb.argv]
+    assert words != list(mariadb.argv)
+    return attrs.evolve(mariadb, argv=tuple(words))
+
+
 def _python_path():
     return os.pathsep.join([str(_TOP), str(_TOP / "lab"), os.environ.get("PYTHONPATH", "")])
 
@@ -300,7 +358,15 @@ def _as_script(argv):
 
 @contextlib.contextmanager
 def running(shown=None, **options):
-    """A plane that is up; at the end nothing of it is left."""
+    """A plane that is up; at the end nothing of it is left.
+
+    Where KEEP names a folder, the plane there is used and stays, for the next run.
+    """
+    if kept := os.environ.get(KEEP):
+        plane = Plane.make(Path(kept), **options)
+        plane.up(shown)
+        yield plane
+        return
     with tempfile.TemporaryDirectory(prefix="nhf") as folder:
         plane = Plane.make(Path(folder), **options)
         try:
