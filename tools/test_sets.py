@@ -119,6 +119,8 @@ JOBS: Final[tuple[Job, ...]] = (
     _job("functional-33", "functional-33", (*_OURS, *_WRAPS_NOVA), 3, STANDARD),
     _job("functional-32", "functional-32", (*_OURS, *_WRAPS_NOVA), 3, STANDARD),
     _job("lab", "lab", ("-m", "not slow", "tests/lab"), 20, STANDARD, leads=True),
+    # In the lab's environment, and without its nodes.
+    _job("fabric", "lab", ("-m", "not slow", "tests/fabric"), 5, STANDARD),
     # A night.
     _job("unit-20000", "unit-full", (), 240, FULL),
     _job("unit-312", "py312", (), 4, FULL, needs="python3.12"),
@@ -167,6 +169,8 @@ JOBS: Final[tuple[Job, ...]] = (
         alone=True,
     ),
     _job("mutations", "functional-34", ("python", "tools/mutate.py"), 60, FULL),
+    # With five hundred histories.
+    _job("fabric-all", "lab", ("tests/fabric",), 90, FULL),
     _job("lab-all", "lab", ("tests/lab",), 45, FULL, alone=True),
 )
 
