@@ -175,14 +175,18 @@ Only with a simulated fabric (ibsim): the name of the simulated node from which 
 
 def register_server_options(conf: cfg.ConfigOpts) -> None:
     """Register the options of Neutron's server (idempotent)."""
-    conf.register_group(SERVER_GROUP)
-    conf.register_opts(SERVER_OPTS, group=SERVER_GROUP)
+    _register_group(conf, SERVER_GROUP, SERVER_OPTS)
 
 
 def register_agent_options(conf: cfg.ConfigOpts) -> None:
     """Register the options of the agent (idempotent)."""
-    conf.register_group(AGENT_GROUP)
-    conf.register_opts(AGENT_OPTS, group=AGENT_GROUP)
+    _register_group(conf, AGENT_GROUP, AGENT_OPTS)
+
+
+def _register_group(conf: cfg.ConfigOpts, group: cfg.OptGroup, options: list[cfg.Opt]) -> None:
+    # A group keeps what was set of its options: one that two registries share would mix them.
+    conf.register_group(cfg.OptGroup(group.name, group.title, group.help))
+    conf.register_opts(options, group=group.name)
 
 
 def list_opts() -> list[tuple[str, list[cfg.Opt]]]:
