@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 import attrs
 from oslo_log import log
 
-from nova_hpc.fabric.partitions import hardening
+from nova_hpc.fabric.partitions import file_audit, hardening
 from nova_hpc.fabric.partitions.backends.base import (
     AuditRow,
     MemberState,
@@ -179,7 +179,7 @@ class PartitionAgent:
         :returns: the rows for which the agent must not work; (): it may.
         """
         rows = hardening.list_open_rows(self.manager.audit())
-        if hardening.DEFAULT_PARTITION in {row.name for row in rows}:
+        if {row.name for row in rows} & {file_audit.DEFAULT_PARTITION, file_audit.OWN_PARTITIONS}:
             try:
                 self.manager.restore()
             except SubnetManagerError as error:

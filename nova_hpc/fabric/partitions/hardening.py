@@ -16,20 +16,16 @@ Values of keys never leave this module: a row says what is wrong with one.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 import attrs
 
 from nova_hpc.fabric.partitions.backends.base import AuditRow, AuditState
-from nova_hpc.fabric.partitions.keys import DEFAULT_PKEY
+from nova_hpc.fabric.partitions.file_audit import audit_default_partition, parse_number
 
-#: Names of rows that others ask for.
-DEFAULT_PARTITION: Final = "default_partition"
 #: Where upstream opensm looks when its file of options does not say it.
 _DEFAULT_PARTITIONS_FILE: Final = "/etc/opensm/partitions.conf"
-#: A line that is longer than opensm's buffer ends the file, and opens the fabric (3.3.23).
-_LONGEST_LINE: Final = 8190
 #: NVIDIA's manager makes a random key of its own for this value.
 _GENERATED: Final = 0xFFFF_FFFF_FFFF_FFFF
 #: Keys that stand in manuals and examples.
@@ -43,11 +39,7 @@ _ISOLATION: Final = "SDN04-04"
 _KEYS: Final = "SDN04-05"
 _OURS: Final = ""
 
-_DEFAULT_CURE: Final = (
-    "write into the file of partitions: Default=0x7fff, ipoib : ALL=limited, SELF=full ;"
-)
 _OPTION: Final = re.compile(r"[ \t]*([A-Za-z]\w*)[ \t]+(.*?)[ \t\r]*$")
-_COMMENT: Final = re.compile(r"#.*")
 
 #: The state, and what was found.
 _Verdict = tuple[AuditState, str]
@@ -145,101 +137,7 @@ def format_open_row(row: AuditRow) -> str:
     return f"{row.name}{requirement} is {row.state.value}: {row.found}{cure}"
 
 
-# -- the default partition ---------------------------------------------------------------
-
-
-def audit_default_partition(partitions_text: str | None) -> AuditRow:
-    """Whether everybody but the subnet manager is a limited member of 0x7fff.
-
-    opensm makes everybody a full member where the file is missing, empty or cannot be parsed.
-    An explicit rule is asked for, although man opensm has the same for a file without one.
-
-    :param partitions_text: None: there is no such file.
-    """
-    verdict = _judge_default_partition(partitions_text)
-    cure = "" if verdict[0] is AuditState.MET else _DEFAULT_CURE
-    return AuditRow(DEFAULT_PARTITION, _ISOLATION, *verdict, cure, needed=True)
-
-
-def _judge_default_partition(text: str | None) -> _Verdict:
-    if text is None:
-        return AuditState.NOT_MET, "no file of partitions: every port is a full member of 0x7fff"
-    if any(len(line.encode()) > _LONGEST_LINE for line in text.split("\n")):
-        return AuditState.NOT_MET, "a line has more than 8 KiB, at which opensm drops the file"
-    rules = [rule for rule in _split_rules(text) if rule.pkey == DEFAULT_PKEY]
-    if not rules:
-        return AuditState.NOT_MET, "no rule for 0x7fff"
-    full = [name for rule in rules for name in rule.full_members()]
-    groups = sorted({name for name in full if name.startswith("ALL")})
-    if groups:
-        return AuditState.NOT_MET, f"{', '.join(groups)}: full members of 0x7fff"
-    if not any("ALL" in rule.members for rule in rules):
-        return AuditState.NOT_MET, "no ALL=limited in the rule for 0x7fff"
-    ports = [name for name in full if name != "SELF"]
-    if ports:
-        return AuditState.MET, f"limited, but for {len(ports)} port(s) that the file names"
-    return AuditState.MET, "limited for all but the subnet manager"
-
-
-@attrs.frozen
-class _PartitionRule:
-    """One definition of the file of partitions.
-
-    :ivar members: GUID or keyword -> ``full``, ``limited`` or ``both``.
-    """
-
-    pkey: int | None
-    members: Mapping[str, str]
-
-    def full_members(self) -> list[str]:
-        return [name for name, membership in self.members.items() if membership != "limited"]
-
-
-def _split_rules(text: str) -> Iterator[_PartitionRule]:
-    plain = "\n".join(_COMMENT.sub("", line) for line in text.split("\n"))
-    for statement in plain.split(";"):
-        head, colon, tail = statement.partition(":")
-        if not colon:
-            continue
-        name, *flags = (word.strip() for word in head.split(","))
-        default = "limited"
-        for flag in flags:
-            if flag.replace(" ", "").startswith("defmember="):
-                default = _membership_of(flag.partition("=")[2])
-        members: dict[str, str] = {}
-        for word in re.split(r"[,\n]", tail):
-            member, equals, membership = (part.strip() for part in word.partition("="))
-            if member and not member.startswith("mgid"):
-                stated = _membership_of(membership) if equals else default
-                # Of two memberships of one port opensm keeps the greater.
-                if members.get(member) != "full":
-                    members[member] = stated
-        yield _PartitionRule(_pkey_of(name), members)
-
-
-def _membership_of(text: str) -> str:
-    word = text.strip().lower()
-    # opensm takes beginnings of the words, e.g. "limi".
-    return (
-        "limited" if word and "limited".startswith(word) else "both" if word == "both" else "full"
-    )
-
-
-def _pkey_of(name: str) -> int | None:
-    number = _number_of(name.partition("=")[2])
-    if number is not None:
-        return number & DEFAULT_PKEY
-    return DEFAULT_PKEY if name.partition("=")[0].strip() == "Default" else None
-
-
 # -- single settings ---------------------------------------------------------------------
-
-
-def _number_of(text: str) -> int | None:
-    word = text.strip()
-    if not re.fullmatch(r"0[xX][0-9a-fA-F]{1,16}|[0-9]{1,20}", word):
-        return None
-    return int(word, 16 if word[:2].lower() == "0x" else 10)
 
 
 def _describe_weak_key(number: int | None) -> str | None:
@@ -260,7 +158,7 @@ def _describe_weak_key(number: int | None) -> str | None:
 
 def _judge_key(option: str, default: str, generated: bool = False) -> Callable[..., _Verdict]:
     def judge(options: Mapping[str, str]) -> _Verdict:
-        number = _number_of(options.get(option, default))
+        number = parse_number(options.get(option, default))
         if generated and number == _GENERATED:
             return AuditState.MET, "made by the subnet manager itself"
         weakness = _describe_weak_key(number)
@@ -296,7 +194,9 @@ def _judge_switch(option: str) -> Callable[..., _Verdict]:
 
 def _judge_list(option: str) -> Callable[..., _Verdict]:
     def judge(options: Mapping[str, str]) -> _Verdict:
-        guids = [word for word in re.split(r"[,\s]+", options.get(option, "")) if _number_of(word)]
+        guids = [
+            word for word in re.split(r"[,\s]+", options.get(option, "")) if parse_number(word)
+        ]
         if not guids:
             return AuditState.NOT_MET, "any GUID may be a subnet manager's"
         return AuditState.MET, f"{len(guids)} GUID(s)"
@@ -336,7 +236,7 @@ def _judge_unseen(_: Mapping[str, str]) -> _Verdict:
 def _judge_congestion_key(options: Mapping[str, str]) -> _Verdict:
     """cc_key is the key that opensm *uses*; it sets none (its own comment in the file)."""
     in_use = options.get("congestion_control", "FALSE").upper() == "TRUE"
-    weakness = _describe_weak_key(_number_of(options.get("cc_key", "0x0")))
+    weakness = _describe_weak_key(parse_number(options.get("cc_key", "0x0")))
     stated = "cc_key set" if weakness is None else f"cc_key {weakness}"
     return (
         AuditState.NOT_AVAILABLE,

@@ -64,7 +64,7 @@ def test_each_setting_has_a_row_with_the_requirements_id(ask):
     status, rows = rows_of(ask("-f", "json"))
     assert rows["m_key"]["Requirement"] == "SDN04-05"
     assert rows["default_partition"]["Requirement"] == "SDN04-04"
-    assert rows["m_key"]["State"] == "met"
+    assert rows["m_key"]["State"] == "met", rows
     assert rows["vs_key"]["State"] == "not available"
     assert rows["vs_key"]["Cure"].startswith("open: ")
     assert rows["partitions_file"]["Found"] == "ticket 7: 1 networks, 3 members"

@@ -158,53 +158,6 @@ def test_a_protection_level_at_which_keys_can_be_read_is_not_met(level):
     assert "m_key_protection_level" in {row.name for row in hardening.list_open_rows(rows)}
 
 
-# -- the default partition ---------------------------------------------------------------
-
-PORT = "0x0002c90000100011"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        LIMITED,
-        "Default=0x7fff : ALL, SELF=full ;",
-        "Default=0xffff, ipoib, defmember=limited : ALL, SELF=full;",
-        "# ours\nDefault = 0x7fff ,ipoib :\n ALL=limi,\n SELF=full ; vc_A=0x0101 : ALL=full ;",
-        "Default : ALL=limited, SELF=full ;",
-        "other=32767 : ALL=limited, SELF ;",
-        f"Default=0x7fff : ALL=limited, SELF=full, {PORT}=full ;",
-        "Default=0x7fff : mgid=ff12:401b::0707,sl=1\nALL=limited, SELF=full ;",
-    ],
-)
-def test_limited_for_all_is_met(text):
-    row = hardening.audit_default_partition(text)
-    assert (row.state, row.cure) == (AuditState.MET, "")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        None,
-        "",
-        "\n# Default=0x7fff : ALL=limited ;\n",
-        "Default=0x7fff : ALL=full, SELF=full ;",
-        "Default=0x7fff, defmember=full : ALL ;",
-        "Default=0x7fff, ipoib : ALL=limited, ALL_SWITCHES=full, SELF=full ;",
-        "Default=0x7fff : ALL_CAS=full, ALL=limited ;",
-        "Default=0x7fff : ALL=both ;",
-        f"{LIMITED}more=0xffff : ALL=full ;",
-        "Default=0x7fff : ALL=limited, SELF=full, ALL=full ;",
-        "Default=0x7fff : SELF=full ;",
-        "vc_A=0x0101 : ALL=limited ;",
-        f"{LIMITED}vc_A=0x0101 : " + ", ".join([PORT] * 420) + " ;",
-    ],
-)
-def test_anything_else_is_open(text):
-    row = hardening.audit_default_partition(text)
-    assert (row.state, row.needed) == (AuditState.NOT_MET, True)
-    assert hardening.audit_default_partition(row.cure.partition(": ")[2]).state is AuditState.MET
-
-
 # -- NVIDIA's manager --------------------------------------------------------------------
 
 

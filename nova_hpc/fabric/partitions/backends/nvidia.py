@@ -88,7 +88,7 @@ class NvidiaSubnetManager(OpensmSubnetManager):
         config = read_text(Path(self._conf.opensm_config))
         rows = audit_nvidia_manager(config, self._store.read(), str(self._store.path))
         options = None if config is None else read_manager_options(config)
-        return (*rows, audit_virtualisation(options))
+        return (*rows, self._audit_own_partitions(), audit_virtualisation(options))
 
     def _expect_tables(
         self, layout: PartitionLayout, own: OwnPartitions, fabric: FabricPorts

@@ -38,6 +38,7 @@ from nova_hpc.fabric.partitions.backends.opensm_process import (
     find_opensm,
     wake_opensm,
 )
+from nova_hpc.fabric.partitions.file_audit import audit_own_partitions
 from nova_hpc.fabric.partitions.hardening import audit_opensm, read_manager_options
 from nova_hpc.fabric.partitions.members import DesiredPartitions
 from nova_hpc.fabric.partitions.own_partitions import OwnPartitions, parse_own_partitions
@@ -384,7 +385,12 @@ class OpensmSubnetManager:
     def audit(self) -> Sequence[AuditRow]:
         """See :meth:`SubnetManager.audit`."""
         config = read_text(Path(self._conf.opensm_config))
-        return audit_opensm(config, self._store.read(), str(self._store.path))
+        rows = audit_opensm(config, self._store.read(), str(self._store.path))
+        return (*rows, self._audit_own_partitions())
+
+    def _audit_own_partitions(self) -> AuditRow:
+        own = read_text(self._own_path)
+        return audit_own_partitions(self._store.read(), own, str(self._own_path))
 
     def compare_with_file(self) -> tuple[int, tuple[str, ...]]:
         """Compare the tables of all ports with the file as it is; changes nothing.

@@ -18,8 +18,8 @@ import attrs
 
 from nova_hpc.fabric.partitions.backends.base import AuditRow, AuditState, SubnetManagerError
 from nova_hpc.fabric.partitions.backends.ufm_partitions import UfmPartition
+from nova_hpc.fabric.partitions.file_audit import DEFAULT_PARTITION
 from nova_hpc.fabric.partitions.hardening import (
-    DEFAULT_PARTITION,
     audit_nvidia_manager,
     audit_virtualisation,
     read_manager_options,
