@@ -11,8 +11,8 @@ GUIDS = st.integers(1, (1 << 64) - 1)
 PKEYS = st.integers(1, 4094)
 MEMBERSHIPS = st.sampled_from(Membership)
 #: Few of each, so that they meet.
-FEW_GUIDS = st.integers(1, 12)
-FEW_PKEYS = st.integers(1, 6)
+FEW_GUIDS = st.integers(1, 4)
+FEW_PKEYS = st.integers(1, 3)
 
 
 @st.composite

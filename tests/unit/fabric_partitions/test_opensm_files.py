@@ -55,9 +55,9 @@ def test_an_earlier_reading_does_not_pass_the_fence(tmp_path: Path) -> None:
         other.pass_fence(7, None)
         with pytest.raises(StaleReadingError, match="reading 6 is older than 7"):
             other.pass_fence(6, None)
-        other.pass_fence(9, None)
+        other.pass_fence(8, None)
     with store.hold_lock(), pytest.raises(StaleReadingError):
-        store.pass_fence(8, None)
+        store.pass_fence(7, None)
 
 
 def test_a_file_says_its_ticket_where_the_other_is_lost(tmp_path: Path) -> None:

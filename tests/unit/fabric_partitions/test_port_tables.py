@@ -56,6 +56,10 @@ def _both(*entries):
         (_both(0x7FFF, 0x0101), "its P_Key table is 0x0101 0x7fff"),
         # A stale key beside the right one.
         (_both(0x7FFF, 0x8101, 0x8102), "is 0x7fff 0x8101 0x8102"),
+        (
+            PortTables(frozenset({0x7FFF, 0x8101, 0x8102}), frozenset({0x7FFF, 0x8101})),
+            "is 0x7fff 0x8101 0x8102",
+        ),
         (_both(0xFFFF, 0x8101), "is 0x8101 0xffff"),
         (_both(), "is empty"),
         (PortTables(frozenset({0x7FFF, 0x8101}), LIMITED), "port 10 of the switch with LID 99"),
