@@ -59,7 +59,9 @@ _CALL_TRIES: Final = 1
 #: Seconds for which the rounds may go on after SIGTERM.
 _PATIENCE: Final = 3.0
 #: Signs that the faults of a heartbeat may have: Neutron keeps 4,095 for the whole.
-_MOST_FAULT_TEXT: Final = 1500
+_MOST_FAULT_TEXT: Final = 1300
+#: P_Keys that it may have. The agent itself refuses the others, when a port is bound.
+_MOST_FOREIGN: Final = 200
 #: Alarms that wait for a broker; older ones stand in the log.
 _MOST_ALARMS: Final = 256
 
@@ -143,20 +145,25 @@ def describe_configurations(
 
     Faults that would not fit into Neutron's column are counted.
     """
+    count = len(status.foreign_pkeys)
+    told = status.faults
+    if count > _MOST_FOREIGN:
+        left_out = f"only {_MOST_FOREIGN} of {count} P_Keys of own partitions fit into a heartbeat"
+        told = (f"{left_out}: a network may get one of the others, and its ports fail", *told)
     faults: list[str] = []
     room = _MOST_FAULT_TEXT
-    for number, fault in enumerate(status.faults):
+    for number, fault in enumerate(told):
         text = fault if len(fault) <= 400 else f"{fault[:399]}…"
         room -= len(text)
         if room < 0:
-            faults.append(f"and {len(status.faults) - number} more: see the agent's log")
+            faults.append(f"and {len(told) - number} more: see the agent's log")
             break
         faults.append(text)
     return {
         "fabric": options.fabric,
         "subnet_manager": options.subnet_manager,
         "capabilities": {} if manager is None else attrs.asdict(manager.capabilities),
-        "foreign_pkeys": [format_pkey(pkey) for pkey in status.foreign_pkeys],
+        "foreign_pkeys": [format_pkey(pkey) for pkey in status.foreign_pkeys[:_MOST_FOREIGN]],
         "faults": faults,
         "ticket": status.ticket,
     }

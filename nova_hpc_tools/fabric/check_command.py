@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -49,8 +49,9 @@ class CheckFabric(ListCommand):
     One row for each setting that the isolation rests on, with the requirement's id in NVIDIA's
     Requirements for AI Clouds where it has one (SDN04-04, SDN04-05); then one for the file of
     partitions, one for the tables that are in force in all ports and the switch ports facing
-    them, and one for each of those that differ. With --os-cloud, ports of Neutron that have a
-    host and are not bound (a request that broke off) are named: the same request heals them.
+    them, and one for each of those that differ. With --os-cloud, the faults of this fabric's agents
+    are named, and ports of Neutron that have a host and are not bound (a request that broke off):
+    the same request heals them.
     "not available" is what this subnet manager does not have, with what that leaves open. Needs
     root, as the agent does. The exit status is 0 when all that can be met is met, 1 when
     something is not or cannot be read, 2 when nothing can be checked.
@@ -66,8 +67,8 @@ class CheckFabric(ListCommand):
         parser.add_argument(
             "--os-cloud",
             metavar="NAME",
-            help="name in clouds.yaml of the cloud whose ports are looked at, too; its user needs "
-            "the admin role",
+            help="name in clouds.yaml of the cloud whose agents and ports are looked at, too; its "
+            "user needs the admin role",
         )
         return parser
 
@@ -81,7 +82,9 @@ class CheckFabric(ListCommand):
         finally:
             manager.close()
         if args.os_cloud is not None:
-            rows += describe_loose_ports(_list_cloud_ports(args.os_cloud))
+            network = _connect_network(args.os_cloud)
+            rows += describe_agents(_list_all(network.agents), options.fabric)
+            rows += describe_loose_ports(_list_all(network.ports))
         return CommandAnswer(
             columns=_COLUMNS,
             rows=[
@@ -198,16 +201,48 @@ def describe_loose_ports(ports: Iterable[Any]) -> list[AuditRow]:
     ]
 
 
-def _list_cloud_ports(cloud: str) -> list[Any]:
+def describe_agents(agents: Iterable[Any], fabric: str | None) -> list[AuditRow]:
+    """The rows for the agents of this fabric, as Neutron knows them.
+
+    :param agents: of openstacksdk.
+    """
+    rows = []
+    lives = False
+    for agent in agents:
+        configuration = agent.configuration or {}
+        if agent.binary != _AGENT or configuration.get("fabric") != fabric:
+            continue
+        lives = lives or bool(agent.is_alive)
+        rows += [
+            AuditRow(f"agent {agent.host}", _ISOLATION, AuditState.NOT_MET, str(fault))
+            for fault in configuration.get("faults", ())
+        ]
+    if not lives:
+        found = f"Neutron knows no live agent of the fabric {fabric}: ports cannot be bound"
+        rows.append(AuditRow("agent", _ISOLATION, AuditState.NOT_MET, found, f"start {_AGENT}"))
+    return rows
+
+
+def _connect_network(cloud: str) -> Any:
     try:
         import openstack
     except ImportError as error:
         raise CommandError("openstacksdk is not installed: pip install openstacksdk") from error
     try:
-        return list(openstack.connect(cloud=cloud).network.ports())
+        return openstack.connect(cloud=cloud).network
     except Exception as error:  # Configuration and catalog have errors of several libraries.
-        text = " ".join(str(error).split())[:300]
-        raise CommandError(f"the cloud {cloud!r} cannot be asked: {text}") from error
+        raise CommandError(f"the cloud {cloud!r} cannot be asked: {_one_line(error)}") from error
+
+
+def _list_all(ask: Callable[[], Iterable[Any]]) -> list[Any]:
+    try:
+        return list(ask())
+    except Exception as error:
+        raise CommandError(f"Neutron does not answer: {_one_line(error)}") from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def _print_rows(rows: Sequence[AuditRow], say: Any) -> None:

@@ -158,6 +158,28 @@ def test_check_says_that_a_fabric_without_an_agent_is_not_the_agents(bare, run):
     assert rows["m_key"]["State"] == rows["sa_key"]["State"] == "met"
 
 
+def test_a_heartbeat_fits_into_neutrons_column():
+    """In a process of its own: Neutron has to be the first import."""
+    code = """
+import neutron, json, types
+from neutron_drivers.fabric_agent import describe_configurations
+from nova_hpc.fabric.partitions.agent_round import AgentStatus
+from nova_hpc.fabric.partitions.backends.opensm import OpensmSubnetManager
+options = types.SimpleNamespace(fabric="f" * 64, subnet_manager="opensm")
+faults = tuple(str(number) + " " + "x" * 900 for number in range(99))
+status = AgentStatus(1 << 62, tuple(range(1, 400)), faults)
+print(json.dumps(describe_configurations(options, OpensmSubnetManager, status)))
+"""
+    done = subprocess.run((sys.executable, "-c", code), capture_output=True, text=True, check=True)
+    text = done.stdout.strip().splitlines()[-1]
+    assert len(text) <= 4095
+    body = json.loads(text)
+    assert body["faults"][0].startswith("only 200 of 399 P_Keys")
+    assert body["faults"][1].startswith("0 xxx")
+    assert re.fullmatch(r"and \d+ more: see the agent's log", body["faults"][-1])
+    assert body["foreign_pkeys"][:2] == ["0x0001", "0x0002"]
+
+
 # -- with all of Neutron -----------------------------------------------------------------
 
 

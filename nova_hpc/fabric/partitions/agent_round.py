@@ -183,9 +183,8 @@ class PartitionAgent:
             try:
                 self.manager.restore()
             except SubnetManagerError as error:
-                LOG.info("There is no file of partitions to put back: %s", error)
-            else:
-                rows = hardening.list_open_rows(self.manager.audit())
+                LOG.info("The file of partitions before the start: %s", error)
+            rows = hardening.list_open_rows(self.manager.audit())
         faults = tuple(map(hardening.format_open_row, rows))
         self.status = attrs.evolve(self.status, faults=faults)
         return rows

@@ -195,3 +195,27 @@ def test_a_port_with_a_host_and_without_a_partition_is_named():
         {"binding_vnic_type": "normal"},
     ):
         assert check_command.describe_loose_ports([port(**more)]) == []
+
+
+def agent(**more):
+    return SimpleNamespace(
+        **{
+            "binary": "nova-hpc-fabric-agent",
+            "host": "sm1",
+            "is_alive": True,
+            "configuration": {"fabric": "main", "faults": []},
+            **more,
+        }
+    )
+
+
+def test_the_faults_of_agents_are_named_and_a_live_one_is_missed():
+    assert check_command.describe_agents([agent()], "main") == []
+    dead = agent(is_alive=False)
+    assert check_command.describe_agents([dead, agent()], "main") == []
+    for agents in ([], [dead], [agent(configuration={"fabric": "two"})], [agent(binary="other")]):
+        (row,) = check_command.describe_agents(agents, "main")
+        assert row.found.startswith("Neutron knows no live agent of the fabric main")
+    faulty = agent(configuration={"fabric": "main", "faults": ["a", "b"]})
+    rows = check_command.describe_agents([faulty], "main")
+    assert [(row.name, row.found) for row in rows] == [("agent sm1", "a"), ("agent sm1", "b")]

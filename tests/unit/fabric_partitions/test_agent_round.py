@@ -582,6 +582,21 @@ def test_a_file_that_was_emptied_while_no_agent_ran_is_put_back(bench):
     assert bench.manager.restores == 1
 
 
+def test_a_file_is_put_back_although_the_manager_does_not_run(bench):
+    bench.server.bind(1, 0xA)
+    bench.run(7.0)
+    bench.manager.partitions = ""
+    restore = bench.manager.restore
+
+    def fail_at_the_end():
+        restore()
+        raise SubnetManagerError("opensm does not run")
+
+    bench.manager.restore = fail_at_the_end
+    bench.agent = bench.make_agent()
+    assert bench.agent.check_start() == ()
+
+
 def test_a_setting_that_is_changed_later_is_an_alarm(bench):
     bench.run(1.0)
     bench.manager.config = f"{KEYS}part_enforce off\n"
