@@ -99,6 +99,14 @@ def _read_heartbeats(context: Any) -> tuple[fabric_heartbeats.FabricHeartbeat, .
     return fabric_heartbeats.read_heartbeats(directory.get_plugin(), context.elevated())
 
 
+def _read_status(port_id: str) -> str | None:
+    # A session of its own: in that of the request, the status would be as old as it.
+    admin = neutron_context.get_admin_context()
+    with db_api.CONTEXT_READER.using(admin):
+        port = member_store.find_port(admin.session, port_id)
+        return None if port is None else port.status
+
+
 class InventoryGuids:
     """GUIDs of the operator's file."""
 
@@ -230,26 +238,21 @@ class PartitionMechanismDriver(api.MechanismDriver):
 
     def bind_port(self, context: Any) -> None:
         """Bind a port of our types, or leave it: Neutron makes it ``binding_failed`` then."""
-        port = context.current
-        if not port_rules.is_partition_port(port):
+        key, port = self._find_key_of_port(context), context.current
+        if key is None:
             return
-        for segment in context.segments_to_bind:
-            fabric = self._settings.fabrics.get(segment[api.PHYSICAL_NETWORK])
-            if fabric is None or segment[api.NETWORK_TYPE] != constants.TYPE_VLAN:
-                continue
-            key = FabricKey(fabric, segment[api.SEGMENTATION_ID])
-            try:
-                guid = self._choose_guid(context, key)
-            except PartitionError as error:
-                LOG.error("Port %s is not bound: %s (%s)", port["id"], error, error.detail)
-                return
-            context.set_binding(
-                segment[api.ID],
-                port_rules.choose_vif_type(port, self._settings),
-                port_rules.describe_binding(key, format_guid(guid), segment[api.PHYSICAL_NETWORK]),
-                status=constants.PORT_STATUS_DOWN,
-            )
+        (segment,) = context.segments_to_bind
+        try:
+            guid = self._choose_guid(context, key)
+        except PartitionError as error:
+            LOG.error("Port %s is not bound: %s (%s)", port["id"], error, error.detail)
             return
+        context.set_binding(
+            segment[api.ID],
+            port_rules.choose_vif_type(port, self._settings),
+            port_rules.describe_binding(key, format_guid(guid), segment[api.PHYSICAL_NETWORK]),
+            status=constants.PORT_STATUS_DOWN,
+        )
 
     # -- inside ------------------------------------------------------------------------
 
@@ -382,10 +385,12 @@ class PartitionMechanismDriver(api.MechanismDriver):
         while time.monotonic() < deadline:
             time.sleep(pause)
             pause = min(pause * 1.5, _LONGEST_PAUSE)
-            admin = neutron_context.get_admin_context()
-            with db_api.CONTEXT_READER.using(admin):
-                found = member_store.find_port(admin.session, port["id"])
-                status = None if found is None else found.status
+            try:
+                status = _read_status(port["id"])
+            except Exception as error:
+                # The binding is committed; an error here would have Neutron delete a new port.
+                LOG.warning("Port %s was not looked at: %s", port["id"], error)
+                continue
             if status != constants.PORT_STATUS_DOWN:
                 if status is not None:
                     # The answer says so, too.

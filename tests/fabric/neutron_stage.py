@@ -180,6 +180,7 @@ endpoint = http://127.0.0.1:1
         if not line:
             raise StageError(f"Neutron did not start:\n{self.log(name)[-3000:]}")
         found = NeutronProcess(process, int(line))
+        self._warm_up(found)
         self.processes.append(found)
         return found
 
@@ -195,6 +196,16 @@ endpoint = http://127.0.0.1:1
             "PYTHONPATH": os.pathsep.join((str(TOP), str(TOP / "lab"))),
             "PYTHONDONTWRITEBYTECODE": "1",
         }
+
+    def _warm_up(self, process):
+        """Have it read its policy: it refuses requests that come at once before that."""
+        network = process.http("nova", "POST", "/networks", {"network": {}})[1]["network"]["id"]
+        body = {"network_id": network, "binding:vnic_type": "direct"}
+        made = process.http("nova", "POST", "/ports", {"port": body})[1]["port"]["id"]
+        body = {"binding:profile": {}, "binding:host_id": "", "device_owner": "", "device_id": ""}
+        process.http("nova", "PUT", f"/ports/{made}", {"port": body})
+        process.http("nova", "DELETE", f"/ports/{made}")
+        process.http("nova", "DELETE", f"/networks/{network}")
 
     def run_python(self, script, *words):
         """What a script says that runs as Neutron's processes do."""
