@@ -114,6 +114,7 @@ def test_keys_of_functions_are_no_difference_at_a_physical_port() -> None:
     [
         (tables(0x8102), "has to be 0x7fff 0x8101"),
         (tables(0x8101, 0x8103), "0x8103"),
+        (tables(0x8101, 0x8103, facing=(0x8101,)), "its P_Key table is 0x7fff 0x8101 0x8103"),
         (tables(0x8101, facing=(0x8102,)), "which faces it"),
         (PortTables(None, None), "could not be read"),
     ],
