@@ -26,7 +26,7 @@ from nova_hpc.fabric.partitions.backends.choice import make_subnet_manager, read
 from nova_hpc.fabric.partitions.keys import Membership
 from nova_hpc.fabric.partitions.members import DesiredPartitions, PartitionMember, PartitionPolicy
 from nova_hpc.fabric.partitions.port_reader import PortReaderError
-from nova_hpc_lab.fabric import simulator
+from nova_hpc_lab.fabric import simulator, subnet_manager
 from nova_hpc_lab.fabric.net import FabricNet
 from tests.fabric.bare_fabric import BareFabric, wait_until
 from tests.fabric.matrix import FabricView, Sampler, guid_text
@@ -150,6 +150,15 @@ def settle(manager, desired, seconds=10.0):
     """Enforce, look until no row is different; the last look, and all faults on the way."""
     manager.enforce(desired)
     return look(manager, desired, seconds)
+
+
+def has_told(manager, desired):
+    """Whether opensm is there and was told; one that has only begun cannot be."""
+    try:
+        manager.enforce(desired)
+    except SubnetManagerError:
+        return False
+    return True
 
 
 def look(manager, desired, seconds=10.0):
@@ -548,6 +557,68 @@ def test_a_cable_that_is_moved_is_not_judged_by_where_it_was(site, view):
         site.fabric.tell_simulator(
             f'Unlink "{port.name}"', f'Link "{port.name}"[1] "leaf{leaf}"[{place + 3}]'
         )
+
+
+def test_a_switch_that_dies_in_a_change_leaves_no_key_behind(site, view):
+    manager = site.backend()
+    near, other, far = site.guids[0], site.guids[1], site.guids[50]
+    assert view.topology[guid_text(near)][1] != view.topology[guid_text(far)][1]
+    settle(manager, site.desire(member(1, near), member(2, far)))
+    site.fabric.tell_simulator('Unlink "leaf1"')
+    try:
+        desired = site.desire(member(1, near), member(2, far, wanted=False), member(3, other, B))
+        manager.enforce(desired)
+        # What hangs on the dead switch is never right: it is gone when the fabric says so.
+        seen = set()
+
+        def has_settled():
+            read = states(manager.read_back(desired))
+            seen.add(read[2])
+            return read == {1: RIGHT, 2: ABSENT, 3: RIGHT}
+
+        wait_until(has_settled, "the others are right", 40)
+        assert seen <= {DIFFERENT, ABSENT}
+    finally:
+        site.fabric.tell_simulator('ReLink "leaf1"')
+    wait_until(lambda: states(manager.read_back(desired))[2] is RIGHT, "it is without the key", 40)
+    view.look_again()
+    assert keys(view, near, other, far) == [{0x8101}, {0x8102}, set()]
+
+
+def test_the_manager_that_stands_by_has_the_same_in_force():
+    with running_site() as site, contextlib.closing(FabricView(site.fabric)) as view:
+        paths = site.fabric.paths
+        files = subnet_manager.prepare_manager(paths, "opensm2")
+        with files.config.open("a") as stream:
+            stream.write("sminfo_polling_timeout 500\npolling_retry_number 2\n")
+        service = subnet_manager.opensm_service(paths, "opensm2", "spare1")
+        first = site.backend()
+        second = site.backend(
+            opensm_config=str(files.config),
+            opensm_pid_file=str(files.pid_file),
+            opensm_log=str(files.log),
+            partitions_file=str(files.partitions),
+            own_partitions_file=str(files.own_partitions),
+            state_path=str(site.folder / "state2"),
+            simulated_host="spare1",
+        )
+        one, two = site.guids[:2]
+        desired = site.desire(member(1, one))
+        settle(first, desired)
+        # It stands by, and so is never up: nothing of the lab's waits for it.
+        service.process.spawn(service.argv, service.environ)
+        try:
+            wait_until(lambda: has_told(second, site.desire(member(1, one))), "it is told")
+            assert states(look(second, desired)) == {1: RIGHT}
+            site.fabric.kill("opensm")
+            change = site.desire(member(1, one, wanted=False), member(2, two))
+            second.enforce(change)
+            assert states(look(second, change, 30)) == {1: RIGHT, 2: RIGHT}
+            assert keys(view, one, two) == [set(), {0x8101}]
+            spare = site.fabric.net.spare_ports()[1]
+            assert second.reader.read_ports().manager == spare.guid
+        finally:
+            service.process.stop(10.0)
 
 
 def test_the_last_good_file_comes_back_without_who_has_left(site, view):
