@@ -674,6 +674,10 @@ class TestAudit:
         rows = {row.name: row for row in manager.audit()}
 
         assert {row.state for row in rows.values()} == {AuditState.UNKNOWN}
+        ufm.manager = {"sm_key": "0x9d0be1f3a7c24861"}
+        again = {row.name: row for row in manager.audit()}
+        assert again["sm_key"].state is AuditState.MET
+        assert again["virt_enabled"].state is AuditState.UNKNOWN
         assert "6.19" in rows["default_partition"].found
 
     def test_open(self, manager: UfmSubnetManager, ufm: RecordedUfm) -> None:
@@ -707,6 +711,24 @@ class TestAudit:
         gv_cfg.write_text("[MngNetwork]\n")
         rows = {row.name: row for row in manager.audit()}
         assert rows["default_partition"].state is AuditState.NOT_MET
+
+    def test_what_ufm_sets_by_its_own_file(
+        self, manager: UfmSubnetManager, ufm: RecordedUfm, conf: cfg.ConfigOpts
+    ) -> None:
+        options = Path(conf[AGENT_GROUP.name].opensm_config)
+        options.parent.mkdir(parents=True)
+        options.write_text("sa_key 0x0000000000000001\nm_key 0x0000000000000000\n")
+        rows = {row.name: row for row in manager.audit()}
+        names = ("sa_key", "m_key", "m_key_per_port", "topoconfig")
+        assert {rows[name].state for name in names} == {AuditState.NOT_MET}
+
+        (options.parent.parent / "gv.cfg").write_text(
+            "[SubnetManager]\nrandomize_sa_key = true\nm_key_per_port = True\n"
+            "global_m_key_seed = 0xFFFFFFFFFFFFFFFF\ntopoconfig_enabled = true\n"
+        )
+
+        rows = {row.name: row for row in manager.audit()}
+        assert {rows[name].state for name in names} == {AuditState.MET}
 
 
 def test_verifies_certificates(tmp_path: Path, ufm: RecordedUfm) -> None:

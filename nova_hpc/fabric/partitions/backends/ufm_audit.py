@@ -41,6 +41,7 @@ _OPTION_OF_ROW: Final[Mapping[str, str]] = MappingProxyType(
 _MORE_OPTIONS: Final = ("part_enforce", "topo_config_file")
 #: No option of the subnet manager says it.
 _NO_OPTION: Final = frozenset({DEFAULT_PARTITION, "am_key"})
+_RANDOM_SA_KEY: Final = "randomize_sa_key"
 _LOCAL_CURE: Final = "run the agent on UFM's host, with opensm_config as UFM has it, or look there"
 
 
@@ -89,21 +90,43 @@ def audit_ufm(
         answers = {name: read_manager_option(ask, name) for name in sorted(asked)}
         options = {name: value for name, value in answers.items() if value is not None}
         complete = False
+    gv_cfg = _read_settings(files.gv_cfg)
+    options |= _options_of_ufm(gv_cfg, options)
     text = "".join(f"{name} {value}\n" for name, value in options.items())
-    rows = [_audit_default_membership(default, files.gv_cfg)]
+    rows = [_audit_default_membership(default, gv_cfg)]
     for row in audit_nvidia_manager(text, None):
         if row.name == DEFAULT_PARTITION:
             continue
         known = complete or row.name in _NO_OPTION or _is_known(row.name, options)
+        if row.name == "sa_key" and gv_cfg is not None and gv_cfg.get(_RANDOM_SA_KEY) == "true":
+            row = attrs.evolve(row, state=AuditState.MET, found=f"{_RANDOM_SA_KEY} = true", cure="")
+            known = True
         rows.append(row if known else _forget(row))
-    return (*rows, audit_virtualisation(options if complete or options else None))
+    known_options = options if complete or "virt_enabled" in options else None
+    return (*rows, audit_virtualisation(known_options))
 
 
-def _audit_default_membership(default: UfmPartition, gv_cfg: str | None) -> AuditRow:
+def _options_of_ufm(gv_cfg: Mapping[str, str] | None, options: Mapping[str, str]) -> dict[str, str]:
+    """Options of the subnet manager that UFM sets by its own file when it starts it."""
+    if gv_cfg is None:
+        return {}
+    told = {}
+    if gv_cfg.get("m_key_per_port") == "true":
+        told["m_key_per_port"] = "TRUE"
+    seed = gv_cfg.get("global_m_key_seed", "")
+    if seed and options.get("m_key", "").lower().strip("0x") == "":
+        told["m_key"] = seed
+    if gv_cfg.get("topoconfig_enabled") == "true":
+        told["topo_config_enabled"] = "TRUE"
+        told["topo_config_file"] = options.get("topo_config_file", "topoconfig.conf")
+    return told
+
+
+def _audit_default_membership(default: UfmPartition, gv_cfg: Mapping[str, str] | None) -> AuditRow:
     cure = "default_membership = limited in the section MngNetwork of UFM's gv.cfg"
     stated = default.default_membership
     if stated is None and gv_cfg is not None:
-        word = _read_setting(gv_cfg, "default_membership")
+        word = gv_cfg.get("default_membership")
         # UFM's own default (user manual, appendix Partitioning).
         stated = Membership.LIMITED if word == "limited" else Membership.FULL
     full = sum(membership is Membership.FULL for membership in default.members.values())
@@ -131,16 +154,20 @@ def _forget(row: AuditRow) -> AuditRow:
     )
 
 
-def _read_setting(text: str, option: str) -> str | None:
+def _read_settings(text: str | None) -> Mapping[str, str] | None:
+    """Option -> value in small letters, of all sections; None: the file cannot be read."""
+    if text is None:
+        return None
     parser = configparser.ConfigParser(strict=False, interpolation=None, allow_no_value=True)
     try:
         parser.read_string(text)
     except configparser.Error:
         return None
-    for section in parser.sections():
-        if parser.has_option(section, option):
-            return (parser.get(section, option) or "").strip().lower()
-    return None
+    return {
+        option: (value or "").strip().lower()
+        for section in parser.sections()
+        for option, value in parser.items(section)
+    }
 
 
 def _read_text(path: Path) -> str | None:
