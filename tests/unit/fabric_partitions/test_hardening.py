@@ -57,6 +57,8 @@ def test_the_defaults_of_opensm_are_an_open_fabric():
         "topoconfig": "not available",
         "sa_enhanced_trust_model": "not available",
     }
+    assert row_of(rows, "sa_key").found == row_of(rows, "sm_key").found == "the well-known default"
+    assert row_of(rows, "m_key").found == "0, which switches it off"
     assert {row.name for row in hardening.list_open_rows(rows)} == {
         "default_partition",
         "sa_key",
