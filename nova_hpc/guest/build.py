@@ -34,18 +34,52 @@ _MODULES: Final = (
     "terms",
     "topology",
 )
+_ACCEPT: Final = tuple(
+    f"accept/{name}"
+    for name in (
+        "__init__.py",
+        "baseline.py",
+        "cause_facts.py",
+        "causes.py",
+        "child_clock.py",
+        "child_dgemm.py",
+        "counters.py",
+        "diagnosis.py",
+        "evidence.py",
+        "facts.py",
+        "measuring.py",
+        "options.py",
+        "picture.py",
+        "probes.py",
+        "published.json",
+        "published.py",
+        "ratio.py",
+        "readings.py",
+        "refusal.py",
+        "result.py",
+        "rounds.py",
+        "sample.py",
+        "session.py",
+        "toolbox.py",
+        "tools.py",
+        "views.py",
+    )
+)
 _MAIN: Final = "import sys\nfrom nova_hpc_guest.command import main\nsys.exit(main())\n"
 #: Built twice it is the same file, byte for byte.
 _DATE: Final = (1980, 1, 1, 0, 0, 0)
 
 
-def single_file() -> bytes:
-    """The command as one executable file that needs ``python3`` and nothing else."""
+def single_file(accept: bool = True) -> bytes:
+    """The command as one executable file that needs ``python3`` and nothing else.
+
+    :param accept: with ``nova-hpc-guest accept``, which is larger than all the rest.
+    """
     target = io.BytesIO()
     with zipfile.ZipFile(target, "w") as archive:
         _add_archive_file(archive, "__main__.py", _MAIN.encode())
-        for module in _MODULES:
-            name = f"{module}.py"
+        files = [f"{module}.py" for module in _MODULES]
+        for name in (*files, *(_ACCEPT if accept else ())):
             _add_archive_file(archive, f"nova_hpc_guest/{name}", (_HERE / name).read_bytes())
     return b"#!/usr/bin/env python3\n" + target.getvalue()
 
@@ -58,12 +92,15 @@ def _add_archive_file(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
 
 
 def cloud_config() -> str:
-    """User data of cloud-init that installs the command and starts it at each boot."""
+    """User data of cloud-init that installs the command and starts it at each boot.
+
+    Nova takes 64 KiB of them, in which ``accept`` has no room.
+    """
     return "\n".join(
         [
             "#cloud-config",
             "write_files:",
-            *_format_cloud_file(COMMAND, single_file(), "0755"),
+            *_format_cloud_file(COMMAND, single_file(accept=False), "0755"),
             *_format_cloud_file(UNIT, _UNIT_FILE.read_bytes(), "0644"),
             "runcmd:",
             "  - [systemctl, daemon-reload]",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nova-hpc-guest``: show, check and install what the cloud promised this machine."""
+"""``nova-hpc-guest``: show, check, install and accept what the cloud promised this machine."""
 
 from __future__ import annotations
 
@@ -35,6 +35,8 @@ class _GuestOptions(NamedTuple):
     if_present: bool
     profile: bool
     slurm: tuple[str, str, str | None] | None
+    #: Of ``accept``, as its own module has them.
+    accept: Any = None
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -48,8 +50,8 @@ def main(arguments: list[str] | None = None) -> int:
         text = "".join(f"{line}\n" for line in lines)
     except (DocumentError, GuestFileError) as error:
         return _print_failure(str(error))
-    except KeyboardInterrupt:
-        return _print_failure("interrupted")
+    except KeyboardInterrupt as error:
+        return _print_failure(str(error) or "interrupted")
     except Exception as error:
         # A job prolog must get an answer, whatever this machine shows.
         return _print_failure(f"this machine cannot be read: {type(error).__name__}: {error}")
@@ -84,6 +86,10 @@ def _print_failure(text: str) -> int:
 
 def _run_subcommand(options: _GuestOptions) -> tuple[int, Iterable[str]]:
     """The exit status, and the lines to say once everything is done."""
+    if options.command == "accept":
+        from .accept.session import run_accept
+
+        return run_accept(options.root, options.accept)
     try:
         data, promise = document.read_guest_document(options.root)
     except NoDocumentError:
@@ -152,6 +158,7 @@ def _parse_arguments(arguments: list[str]) -> _GuestOptions:
     for subparser in (shower, checker):
         subparser.add_argument("--format", choices=("text", "json"), default="text")
     _add_topology(commands.add_parser("topology", parents=[common], help=_TOPOLOGY))
+    accepter = _add_accept(commands, common)
     checker.add_argument(
         "--driver",
         action="append",
@@ -202,7 +209,33 @@ def _parse_arguments(arguments: list[str]) -> _GuestOptions:
         if_present=getattr(parsed, "if_present", False),
         profile=getattr(parsed, "profile", False),
         slurm=(parsed.level, parsed.topology, parsed.below) if form == "slurm" else None,
+        accept=_build_accept(accepter, parsed),
     )
+
+
+def _add_accept(commands: Any, common: argparse.ArgumentParser) -> argparse.ArgumentParser | None:
+    """Add ``accept``; None: user data of cloud-init has no room for it."""
+    try:
+        from .accept.options import add_accept_options
+    except ImportError:
+        return None
+    accepter: argparse.ArgumentParser = commands.add_parser(
+        "accept",
+        parents=[common],
+        help="measure whether this machine is as fast as it should be",
+        epilog="Exit status: 0 accepted, 1 slow or not as promised, 2 refused or not measurable, "
+        "3 undecided.",
+    )
+    add_accept_options(accepter)
+    return accepter
+
+
+def _build_accept(accepter: argparse.ArgumentParser | None, parsed: Any) -> Any:
+    if accepter is None or parsed.command != "accept":
+        return None
+    from .accept.options import build_accept_options
+
+    return build_accept_options(accepter, parsed)
 
 
 _TOPOLOGY: Final = "print where this machine is on the fabric, in names of the project's own"

@@ -127,7 +127,7 @@ def test_the_user_data(tmp_path):
         each["path"]: gzip.decompress(base64.b64decode(each["content"]))
         for each in found["write_files"]
     }
-    assert files[build.COMMAND] == build.single_file()
+    assert files[build.COMMAND] == build.single_file(accept=False)
     assert f"ExecStart={build.COMMAND} install".encode() in files[build.UNIT]
     assert len(base64.b64encode(text.encode())) < 65536  # Nova's limit
     assert zipfile.is_zipfile(io.BytesIO(files[build.COMMAND]))

@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The facts of causes: each function says its fact in words, or None where it is not there.
+
+They compare what was counted, and what both machines say of themselves. Where a fact is that
+nothing was counted, this command must have run itself: else it would take its own absence for
+the machine's.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from .evidence import Evidence
+
+CPU_PROBES: Final = frozenset(("cpu_one", "cpu_all"))
+#: Below this part of its time the command was itself kept from running.
+LEAST_WATCHED: Final = 0.30
+#: A probe that had this part of the time that it had at the baseline ran all the time.
+_RAN: Final = 0.90
+#: All CPUs together do no more than this of their sum: each two are one.
+_HALF: Final = 0.57
+_SLOW_CLOCKS: Final = frozenset(("hpet", "acpi_pm", "jiffies", "refined-jiffies", "pit"))
+
+
+def find_quota(seen: Evidence) -> str | None:
+    """The kernel counts time for which a quota stopped the probe."""
+    if seen.most(CPU_PROBES, "throttled") <= 0.03:
+        return None
+    quota = f" ({seen.test.quota})" if seen.test.quota else ""
+    return f"the kernel stopped the probe for its CPU quota{quota}"
+
+
+def find_steal(seen: Evidence) -> str | None:
+    """The hypervisor reports time that it took."""
+    steal = seen.most(CPU_PROBES, "steal")
+    if steal <= 0.02:
+        return None
+    return f"the host ran something else for {steal:.0%} of the time (steal)"
+
+
+def find_restriction(seen: Evidence) -> str | None:
+    """This process may use fewer CPUs than there are."""
+    allowed, online = seen.test.allowed, seen.test.online
+    if not 0 < len(allowed) < len(online):
+        return None
+    return f"this process may use {len(allowed)} of {len(online)} CPUs"
+
+
+def find_busy_cpu(seen: Evidence) -> str | None:
+    """Other processes of this system ran on the probe's CPUs."""
+    probe = _first_cpu_probe(seen)
+    waited, others = seen.share(probe, "waited").more, seen.share(probe, "others").more
+    if max(waited, others) <= 0.10 or (probe == "cpu_all" and not _may_use_all(seen)):
+        return None
+    return (
+        f"other processes of this system ran on the probe's CPUs for {max(others, 0):.0%} of the "
+        f"time, and it was ready and waited for {max(waited, 0):.0%}"
+    )
+
+
+def find_stopped(seen: Evidence) -> str | None:
+    """The probe ran less, was not ready, and nothing else ran."""
+    if not _is_time_missing(seen) or _ran(seen) >= _RAN:
+        return None
+    return (
+        f"the probe ran for {_ran(seen):.0%} of the time that it had at the baseline, was not "
+        "ready for the rest, and nothing else ran: something stops it (SIGSTOP, freezer, debugger)"
+    )
+
+
+def find_governor(seen: Evidence) -> str | None:
+    """The governor saves power here, and not at the baseline."""
+    if not _is_time_missing(seen) or _ran(seen) < _RAN:
+        return None
+    if seen.test.governor == seen.base.governor or seen.test.governor != "powersave":
+        return None
+    return f"the CPUs' governor is powersave, {seen.base.governor} at the baseline"
+
+
+def find_shared_core(seen: Evidence) -> str | None:
+    """All CPUs together are about half of their sum, and nothing waits."""
+    if not _do_cpus_share(seen) or seen.rows["cpu_all"].ratio > _HALF:
+        return None
+    return (
+        "one CPU alone is as fast as ever, all together are not, and nothing waits here: several "
+        "of these CPUs are one CPU of the host"
+    )
+
+
+def find_shared_threads(seen: Evidence) -> str | None:
+    """All CPUs together are more than half of their sum, and no threads are shown."""
+    if not _do_cpus_share(seen) or seen.rows["cpu_all"].ratio <= _HALF:
+        return None
+    if seen.test.threads != 1 or not seen.test.hypervisor:
+        return None
+    return (
+        "all CPUs together do as much as threads that share cores, and this machine shows none: "
+        "the host's threads were handed out as cores"
+    )
+
+
+def find_time_taken(seen: Evidence) -> str | None:
+    """The probe ran all the time and did less."""
+    if not _is_time_missing(seen) or _ran(seen) < _RAN:
+        return None
+    return (
+        "the probe believes that it ran all the time and did less: the host takes the CPU away "
+        "without reporting it, the core is slower or shared, or firmware interrupts (SMI)"
+    )
+
+
+def find_pages_off(seen: Evidence) -> str | None:
+    """Large pages are switched off here."""
+    if seen.test.thp == "never" and seen.base.thp != "never":
+        return "large pages are switched off (transparent_hugepage=never)"
+    if seen.test.thp_disabled and not seen.base.thp_disabled:
+        return "large pages are switched off for this process (prctl)"
+    return None
+
+
+def find_small_pages(seen: Evidence) -> str | None:
+    """Less of the memory is in large pages than at the baseline."""
+    for probe in ("mem_random", "mem_stream"):
+        before, now = seen.large.get(probe, (None, None))
+        if before is not None and now is not None and now < before - 0.3:
+            return f"{now:.0%} of the memory is in large pages, {before:.0%} at the baseline"
+    return None
+
+
+def find_host_pages(seen: Evidence) -> str | None:
+    """The cloud's document says pages of 4 KiB."""
+    if seen.promise is None or not any(cell.page_kib == 4 for cell in seen.promise.cells):
+        return None
+    return "the host backs this machine's memory with pages of 4 KiB (the cloud's document)"
+
+
+def find_blas_kernel(seen: Evidence) -> str | None:
+    """A variable chooses code for another CPU."""
+    core = seen.test.blas_core
+    if core is None or core == seen.base.blas_core:
+        return None
+    return f"OPENBLAS_CORETYPE={core} chooses code for another CPU"
+
+
+def find_hidden_simd(seen: Evidence) -> str | None:
+    """The CPU lacks vector instructions of the baseline."""
+    hidden = sorted(set(seen.base.simd) - set(seen.test.simd))
+    return f"the CPU does not show {', '.join(hidden)}" if hidden else None
+
+
+def find_reference_blas(seen: Evidence) -> str | None:
+    """Another BLAS is loaded than at the baseline."""
+    old, new = seen.base.blas, seen.test.blas
+    if new is None or new == old:
+        return None
+    return f"the BLAS is {new}, {old} at the baseline"
+
+
+def find_mpi_wires(seen: Evidence) -> str | None:
+    """Bytes of two ranks of one machine left by an interface."""
+    old, new = seen.wires.get("mpi_lat", (frozenset(), frozenset()))
+    odd = sorted(name for name in new - old if not name.startswith("ib:"))
+    if not odd:
+        return None
+    chosen = {name: value for name, value in seen.test.settings.items() if name[:4] != "NCCL"}
+    stated = "".join(f", {name}={value}" for name, value in chosen.items())
+    return f"two ranks of one machine talk through {', '.join(odd)}{stated}"
+
+
+def find_shaper(seen: Evidence) -> str | None:
+    """A queue with a rate is on an interface."""
+    kinds = [shaper.split()[0] for shaper in seen.base.shapers]
+    more = []
+    for shaper in seen.test.shapers:
+        kind = shaper.split()[0]
+        if kind in kinds:
+            kinds.remove(kind)
+        else:
+            more.append(shaper)
+    return f"a queue of this machine limits the rate: {', '.join(more)}" if more else None
+
+
+def find_path_limit(seen: Evidence) -> str | None:
+    """The bytes left this machine, and no queue of it has a rate."""
+    _, wires = seen.wires.get("net_bw", (frozenset(), frozenset()))
+    if seen.test.shapers != seen.base.shapers or not wires - {"lo"}:
+        return None
+    return "several streams together are no faster than one: the path has a limit of its own"
+
+
+def find_disk_limit(seen: Evidence) -> str | None:
+    """The control group has a limit of reads."""
+    limit = seen.test.disk_limit
+    if limit is None or limit == seen.base.disk_limit:
+        return None
+    return f"a limit of this system: {limit}"
+
+
+def find_idle_exit(seen: Evidence) -> str | None:
+    """The CPU itself is level, it sleeps, and nothing else had it."""
+    if "cpu_one" not in seen.level:
+        return None
+    if (
+        seen.share("timer_p99", "waited").more > 0.10
+        or seen.share("timer_p99", "others").more > 0.10
+    ):
+        return None
+    if seen.test.idle is None and not seen.test.hypervisor:
+        return None
+    return f"a CPU that sleeps wakes late (idle driver: {seen.test.idle or 'none'})"
+
+
+def find_clocksource(seen: Evidence) -> str | None:
+    """The clock source is another one, or one that is always slow."""
+    new, old = seen.test.clocksource, seen.base.clocksource
+    if new is None or (new == old and new not in _SLOW_CLOCKS):
+        return None
+    return f"reading the time leaves user space: the clock source is {new}"
+
+
+def find_wrong_cell(seen: Evidence) -> str | None:
+    """The cloud promised several NUMA nodes."""
+    if seen.promise is None or len(seen.promise.cells) < 2:
+        return None
+    return "memory of another NUMA node is nearer to these CPUs than that of their own"
+
+
+def find_far_gpu(seen: Evidence) -> str | None:
+    """The cloud promised a NUMA node for a device."""
+    devices = () if seen.promise is None else seen.promise.devices
+    if not any(device.cell is not None for device in devices):
+        return None
+    return "the GPU is nearer to another NUMA node than to the promised one"
+
+
+def find_redirect(seen: Evidence) -> str | None:
+    """Peer-to-peer leaves the switch because of ACS."""
+    return _find_peer_reason(seen, ("acs-redirect",), "the host's switches send all of it up (ACS)")
+
+
+def find_no_ats(seen: Evidence) -> str | None:
+    """Peer-to-peer leaves the switch because a device has no ATS."""
+    return _find_peer_reason(
+        seen, ("no-ats",), "ACS lets translated requests through, and a device has no ATS"
+    )
+
+
+def find_no_gdr(seen: Evidence) -> str | None:
+    """NCCL goes through InfiniBand without GPUDirect RDMA."""
+    words = seen.words.get("nccl_pair", ())
+    if "ib" not in words or "gdrdma" in words:
+        return None
+    return "NCCL goes through InfiniBand without GPUDirect RDMA"
+
+
+def find_nccl_sockets(seen: Evidence) -> str | None:
+    """NCCL uses sockets."""
+    _, wires = seen.wires.get("nccl_pair", (frozenset(), frozenset()))
+    if "socket" in seen.words.get("nccl_pair", ()):
+        return "NCCL says that it uses sockets"
+    if seen.test.rdma and wires and not any(name.startswith("ib:") for name in wires):
+        return f"no counter of InfiniBand moved, {', '.join(sorted(wires))} did"
+    return None
+
+
+def find_crossed_rails(seen: Evidence) -> str | None:
+    """NCCL uses fewer rails than were promised."""
+    devices = () if seen.promise is None else seen.promise.devices
+    promised = len({device.rail for device in devices if device.rail is not None})
+    for word in seen.words.get("nccl_pair", ()):
+        if word.startswith("rails="):
+            used = len(word[6:].split(","))
+            if 1 <= used < promised:
+                return f"NCCL uses {used} of the {promised} rails that were promised"
+    return None
+
+
+def find_flat_tree(seen: Evidence) -> str | None:
+    """The tree is not the promised one, or flat without NCCL's file."""
+    if "tree" in seen.wrong_kinds():
+        return "the tree of devices is not the promised one (nova-hpc-guest check)"
+    flat = seen.promise is not None and seen.promise.topology == "flat"
+    if flat and "NCCL_TOPO_FILE" not in seen.test.settings:
+        return "the machine shows a flat tree, and NCCL was not told the real one"
+    return None
+
+
+def find_narrow_link(seen: Evidence) -> str | None:
+    """A link has fewer lanes than were promised."""
+    texts = [one.text for one in seen.findings if one.kind == "link" and "lanes of" in one.text]
+    return texts[0] if texts else None
+
+
+def find_slow_link(seen: Evidence) -> str | None:
+    """A link is slower than was promised."""
+    texts = [one.text for one in seen.findings if one.kind == "link" and "GT/s" in one.text]
+    return texts[0] if texts else None
+
+
+def find_missing_cells(seen: Evidence) -> str | None:
+    """The NUMA nodes are not the promised ones."""
+    texts = [one.text for one in seen.findings if one.kind == "cells" and one.wrong]
+    return texts[0] if texts else None
+
+
+def _find_peer_reason(seen: Evidence, reasons: tuple[str, ...], says: str) -> str | None:
+    for peers in () if seen.promise is None else seen.promise.peers:
+        if peers.path == "root" and peers.why in reasons:
+            return f"traffic of device {peers.device} and its adapters leaves their switch: {says}"
+    return None
+
+
+def _first_cpu_probe(seen: Evidence) -> str:
+    return "cpu_one" if "cpu_one" in seen.slow else "cpu_all"
+
+
+def _may_use_all(seen: Evidence) -> bool:
+    return len(seen.test.allowed) >= len(seen.test.online)
+
+
+def _ran(seen: Evidence) -> float:
+    """How much the probe ran, against the baseline."""
+    own = seen.share(_first_cpu_probe(seen), "own")
+    return min(1.0, own.test / own.base) if own.base > 0 else 1.0
+
+
+def _is_time_missing(seen: Evidence) -> bool:
+    """One CPU lacks time that nothing here counts; and this command was there to see it."""
+    probe = _first_cpu_probe(seen)
+    counted = ("throttled", "steal", "waited", "others")
+    if probe not in seen.slow or any(seen.share(probe, what).more > 0.02 for what in counted[:2]):
+        return False
+    if any(seen.share(probe, what).more > 0.10 for what in counted[2:]):
+        return False
+    if seen.share(probe, "watched").test < LEAST_WATCHED:
+        return False
+    return probe == "cpu_one" or (_may_use_all(seen) and _ran(seen) < _RAN)
+
+
+def _do_cpus_share(seen: Evidence) -> bool:
+    if not {"cpu_all"} <= seen.slow or "cpu_one" in seen.slow or not _may_use_all(seen):
+        return False
+    if len(seen.test.online) < 2 or _ran(seen) < _RAN:
+        return False
+    if seen.share("cpu_all", "watched").test < LEAST_WATCHED:
+        return False
+    if seen.most(("cpu_all",), "throttled") > 0.02 or seen.most(("cpu_all",), "steal") > 0.02:
+        return False
+    return max(seen.most(("cpu_all",), "waited"), seen.most(("cpu_all",), "others")) <= 0.10

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of a machine when causes are looked for: rows, facts, and what was counted.
+
+All of it is data: nothing here measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+from typing import Final, NamedTuple
+
+from ..compare import GuestFinding
+from ..document import GuestDocument
+from .facts import GuestFacts
+from .probes import PROBE_OF, Probe
+from .ratio import LEVEL, SLOW, Ratio, compare_groups, compare_pairs, judge_ratio
+from .sample import Reading, Sample
+
+#: A row's baseline is another machine, in turns with this one; or runs of a file.
+BESIDE: Final = "beside"
+FILE: Final = "file"
+_LEAST_SENT: Final = 40_000
+_SHARES: Final = ("own", "others", "steal", "waited", "watched", "throttled")
+#: What is taken from a probe; a machine that is its own baseline should lose none of it.
+_LOST: Final = ("others", "steal", "waited", "throttled")
+
+
+class AcceptanceRow(NamedTuple):
+    """One probe, judged."""
+
+    probe: str
+    unit: str
+    higher: bool
+    #: :data:`BESIDE`, :data:`FILE`, or the setting that makes the machine its own baseline.
+    against: str
+    #: Medians.
+    base: float
+    test: float
+    ratio: float
+    low: float
+    high: float
+    confidence: float
+    pairs: int
+    floor: float
+    verdict: str
+    #: A run of either side was ended at its limit.
+    at_limit: bool = False
+
+
+class TimeShare(NamedTuple):
+    """Part of a probe's time that something took, at the baseline and here; medians."""
+
+    base: float
+    test: float
+
+    @property
+    def more(self) -> float:
+        """By how much more it takes here."""
+        return self.test - self.base
+
+
+class Evidence(NamedTuple):
+    """Everything that a cause may be found by."""
+
+    rows: Mapping[str, AcceptanceRow]
+    base: GuestFacts
+    test: GuestFacts
+    #: Probe -> what took its time -> the parts.
+    shares: Mapping[str, Mapping[str, TimeShare]] = {}
+    #: Probe -> interfaces that its bytes left by, at the baseline and here.
+    wires: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {}
+    #: Probe -> part of its memory in large pages; a side that was not looked at is None.
+    large: Mapping[str, tuple[float | None, float | None]] = {}
+    #: Probe -> what its tool said of its way.
+    words: Mapping[str, tuple[str, ...]] = {}
+    promise: GuestDocument | None = None
+    findings: Sequence[GuestFinding] = ()
+
+    @property
+    def slow(self) -> frozenset[str]:
+        """Probes that are surely below their floors."""
+        return frozenset(name for name, row in self.rows.items() if row.verdict == SLOW)
+
+    @property
+    def level(self) -> frozenset[str]:
+        """Probes that are surely above them."""
+        return frozenset(name for name, row in self.rows.items() if row.verdict == LEVEL)
+
+    def share(self, probe: str, what: str) -> TimeShare:
+        """What took a probe's time; nothing where it was not counted."""
+        return self.shares.get(probe, {}).get(what, TimeShare(0.0, 0.0))
+
+    def most(self, probes: Iterable[str], what: str) -> float:
+        """By how much more something takes here than at the baseline, of several probes."""
+        return max((self.share(probe, what).more for probe in probes), default=0.0)
+
+    def wrong_kinds(self) -> frozenset[str]:
+        """Kinds of promises that are broken."""
+        return frozenset(finding.kind for finding in self.findings if finding.wrong)
+
+
+def judge_probe(
+    probe: Probe,
+    base: Sequence[Reading],
+    test: Sequence[Reading],
+    against: str,
+    floor: float,
+) -> AcceptanceRow:
+    """Compare the runs of one probe.
+
+    :param base: runs of the baseline, in turns with *test* unless they are of a file.
+    """
+    old, new = [run.value for run in base], [run.value for run in test]
+    if against == FILE:
+        ratio: Ratio = compare_groups(old, new, probe.higher)
+    else:
+        ratio = compare_pairs(old, new, probe.higher)
+    return AcceptanceRow(
+        *(probe.name, probe.unit, probe.higher, against, median(old), median(new)),
+        *(ratio.ratio, ratio.low, ratio.high, ratio.confidence, ratio.pairs, floor),
+        judge_ratio(ratio, floor),
+        any(run.at_limit for run in (*base, *test)),
+    )
+
+
+def gather_evidence(
+    rows: Mapping[str, AcceptanceRow],
+    base: Sequence[Sample],
+    test: Sequence[Sample],
+    promise: GuestDocument | None = None,
+    findings: Sequence[GuestFinding] = (),
+) -> Evidence:
+    """What two series of samples say beside their values.
+
+    :param base: one for each of *test*, or as many as a file has.
+    """
+    names = [name for name in rows if name in PROBE_OF]
+    shares, wires, large, words = {}, {}, {}, {}
+    for name in names:
+        old = [sample.readings[name] for sample in base if name in sample.readings]
+        new = [sample.readings[name] for sample in test if name in sample.readings]
+        own = rows[name].against not in (BESIDE, FILE)
+        cpus = (
+            _count_cpus(name, base[-1].facts if base else None),
+            _count_cpus(name, test[-1].facts),
+        )
+        shares[name] = {
+            what: TimeShare(
+                0.0 if own and what in _LOST else _take_share(old, what, cpus[0]),
+                _take_share(new, what, cpus[1]),
+            )
+            for what in _SHARES
+        }
+        wires[name] = (_list_wires(old), _list_wires(new))
+        large[name] = (_take_large(old), _take_large(new))
+        words[name] = tuple(sorted({word for run in new for word in run.words}))
+    return Evidence(
+        rows=rows,
+        base=_merge_facts(base) if base else test[-1].facts,
+        test=_merge_facts(test),
+        shares=shares,
+        wires=wires,
+        large=large,
+        words=words,
+        promise=promise,
+        findings=findings,
+    )
+
+
+def _merge_facts(samples: Sequence[Sample]) -> GuestFacts:
+    """Of the last sample, with the BLAS of the last that measured it."""
+    last = samples[-1].facts
+    of_blas = next((one.facts for one in reversed(samples) if "blas" in one.readings), last)
+    return last._replace(blas=of_blas.blas, blas_core=of_blas.blas_core)
+
+
+def _count_cpus(probe: str, facts: GuestFacts | None) -> int:
+    if facts is None or PROBE_OF[probe].cpus == "one":
+        return 1
+    return max(1, len(facts.allowed))
+
+
+def _take_share(runs: Sequence[Reading], what: str, cpus: int) -> float:
+    """The median part of the wall time; of counters that add up CPUs, part of all of them."""
+    divisor = cpus if what in ("others", "steal") else 1
+    parts = [getattr(run, what) / run.wall / divisor for run in runs if run.wall > 0]
+    return median(parts) if parts else 0.0
+
+
+def _take_large(runs: Sequence[Reading]) -> float | None:
+    parts = [run.large_pages for run in runs if run.large_pages is not None]
+    return median(parts) if parts else None
+
+
+def _list_wires(runs: Sequence[Reading]) -> frozenset[str]:
+    """Interfaces that carried the probe in most of its runs: others also send now and then."""
+    counts: dict[str, int] = {}
+    for run in runs:
+        for name, amount in run.sent.items():
+            if amount > _LEAST_SENT:
+                counts[name] = counts.get(name, 0) + 1
+    return frozenset(name for name, count in counts.items() if 2 * count > len(runs))

@@ -1,0 +1,432 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One round on this machine: each probe's tool is run once, and the kernel's counters read.
+
+What can be changed without rights (large pages, another CPU, shared memory) is a *setting*,
+as ``pages=large``: with it the same probe is a counter-experiment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pkgutil
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from ..document import GuestDocument
+from ..files import Root
+from ..install import TOPOLOGY
+from . import facts as fact_reader
+from . import readings
+from .counters import Counters, read_counters, share_counters
+from .facts import GuestFacts
+from .probes import DIAGNOSIS, DIAGNOSIS_LIMIT, PROBES, TOOL_OF, Probe
+from .sample import Reading, Sample
+from .toolbox import Toolbox, find_tools
+from .tools import ToolRun, run_tool, start_helper
+
+_LARGE_PAGES: Final = "glibc.malloc.hugetlb=1"
+#: Variables that choose another BLAS, or other kernels of it.
+_OF_BLAS: Final = ("OPENBLAS_CORETYPE", "LD_LIBRARY_PATH", "LD_PRELOAD", "MKL_DEBUG_CPU_TYPE")
+_OPEN_MPI: Final = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "OMPI_MCA_hwloc_base_binding_policy": "none",
+}
+#: File systems in memory: reading them measures no disk.
+_IN_MEMORY: Final = frozenset(("tmpfs", "ramfs", "devtmpfs", "rootfs"))
+_WITH_PAGES: Final = ("mem_stream", "mem_random")
+_PER_SECOND: Final = {"us": 1e6, "ns": 1e9}
+_HPL_SIZE: Final = 800
+#: How the reason of a probe begins whose tool is not there.
+MISSING: Final = "no tool "
+#: A server may be slow to listen.
+_LISTEN: Final = 3.0
+_SPIN: Final = (
+    "import os\nos.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\nwhile True:\n    pass\n"
+)
+
+
+class MeasuringOptions(NamedTuple):
+    """What the caller wishes of the probes."""
+
+    #: Address of another machine that answers (``iperf3 -s`` and so on); None: this one does.
+    peer: str | None = None
+    #: Where the disk is read; None: the first place that will do.
+    folder: str | None = None
+
+
+class LocalMachine:
+    """This machine, ready to be measured."""
+
+    def __init__(
+        self,
+        root: Root,
+        options: MeasuringOptions,
+        promise: GuestDocument | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._root = root
+        self._options = options
+        self._promise = promise
+        found = os.environ if environment is None else environment
+        #: Whatever the user's language is, tools print numbers with points.
+        self._environment = {
+            **{name: value for name, value in found.items() if not name.startswith("LC_")},
+            "LC_ALL": "C",
+            "LANGUAGE": "C",
+        }
+        self.toolbox: Toolbox = find_tools(self._environment)
+        self._shapers = self.toolbox.list_shapers(self._environment)
+        self.facts: GuestFacts = self._read_facts(self._environment)
+
+    def _read_facts(self, environment: Mapping[str, str]) -> GuestFacts:
+        return fact_reader.read_facts(self._root, environment, self._shapers)
+
+    def measure_round(
+        self, probes: Sequence[Probe], settings: Mapping[str, str] | None = None
+    ) -> Sample:
+        """Run each probe once.
+
+        :param settings: what to change, as ``{"pages": "large"}``.
+        """
+        settings = settings or {}
+        values: dict[str, Reading] = {}
+        left_out: dict[str, str] = {}
+        blas = None
+        wanted = {probe.name for probe in probes}
+        for probe in PROBES:
+            followers = [other for other in probes if other.of == probe.name]
+            if probe.of is not None or not (probe.name in wanted or followers):
+                continue
+            both = [*([probe] if probe.name in wanted else []), *followers]
+            problem = self._find_obstacle(probe)
+            if problem is None:
+                given, problem, library = self._run_probe(probe, both, settings)
+                values.update(given)
+                blas = library or blas
+            if problem is not None:
+                left_out.update({one.name: problem for one in both if one.name not in values})
+        facts = self._read_facts(self._choose_environment(settings))._replace(blas=blas)
+        return Sample(facts, values, left_out)
+
+    def diagnose_gpus(self) -> tuple[list[str], str | None]:
+        """Tests of NVIDIA's DCGM that failed, and why there is no answer."""
+        if not self._count_gpus() or not self.toolbox.has("dcgmi"):
+            return [], "no dcgmi, or no GPU"
+        done = run_tool(DIAGNOSIS, self._environment, DIAGNOSIS_LIMIT)
+        try:
+            # It ends with a status of its own where a test failed.
+            return readings.read_failed_tests(done.output), None
+        except ValueError as error:
+            return [], done.problem or f"dcgmi printed something else: {error}"
+
+    def _find_obstacle(self, probe: Probe) -> str | None:
+        """Why a probe cannot be made here; None: it can."""
+        if "gpu" in probe.needs and not self._count_gpus():
+            return "no GPU"
+        if "rdma" in probe.needs and not self.facts.rdma:
+            return "no RDMA device"
+        if "peer" in probe.needs and self._options.peer is None:
+            return "no --peer"
+        if "cells" in probe.needs and self.facts.nodes < 2:
+            return "one NUMA node"
+        if "gpu_cell" in probe.needs and self._find_gpu_cell() is None:
+            return "the cloud did not say near which NUMA node the GPUs are"
+        for tool in (probe.tool, *(need for need in probe.needs if need in TOOL_OF)):
+            if not self.toolbox.has(tool):
+                package = TOOL_OF[tool].package
+                where = f"Debian's package {package}" if package else "it comes with the device"
+                return f"{MISSING}{tool} ({where})"
+        if "dir" in probe.needs and self._find_folder() is None:
+            return "no directory on a disk to write in (--dir)"
+        return None
+
+    def _count_gpus(self) -> int:
+        return sum(
+            count for ids, count in self.facts.devices.items() if ids.startswith(("10de:", "1002:"))
+        )
+
+    def _find_gpu_cell(self) -> int | None:
+        devices = () if self._promise is None else self._promise.devices
+        cells = {device.cell for device in devices if device.vendor_id in ("10de", "1002")}
+        cells.discard(None)
+        # nvbandwidth measures all GPUs: of several nodes none would be near to all.
+        return cells.pop() if len(cells) == 1 else None
+
+    def _find_folder(self) -> str | None:
+        places = (self._options.folder,) if self._options.folder else ("/var/tmp", "/tmp", ".")
+        for place in places:
+            folder = os.path.abspath(place)  # noqa: PTH100
+            if os.access(folder, os.W_OK | os.X_OK) and _find_file_system(folder) not in _IN_MEMORY:
+                return folder
+        return None
+
+    def _run_probe(
+        self, probe: Probe, wanted: Sequence[Probe], settings: Mapping[str, str]
+    ) -> tuple[dict[str, Reading], str | None, str | None]:
+        """What a tool gave for each of *wanted*, why not, and the BLAS that it used."""
+        try:
+            with contextlib.ExitStack() as stack:
+                return self._run_in_place(probe, wanted, settings, stack)
+        except OSError as error:
+            return {}, f"{probe.tool}: {error.strerror or error}", None
+
+    def _run_in_place(
+        self,
+        probe: Probe,
+        wanted: Sequence[Probe],
+        settings: Mapping[str, str],
+        stack: contextlib.ExitStack,
+    ) -> tuple[dict[str, Reading], str | None, str | None]:
+        cpus = self._choose_cpus(probe, settings)
+        environment = self._choose_environment(settings)
+        fillings = self._fill_in(probe, settings, cpus, stack)
+        command = [_fill_word(word, fillings) for word in probe.words]
+        if settings.get("idle") == "busy":
+            # Whatever else wants the CPU comes before it.
+            stack.enter_context(start_helper([self.toolbox.python, "-c", _SPIN], environment, cpus))
+        if probe.server and self._options.peer is None:
+            server = [_fill_word(word, fillings) for word in probe.server]
+            helper = stack.enter_context(start_helper(server, environment))
+            _wait_for_port(int(fillings["port"]), helper)
+        before = read_counters(self._root)
+        done = run_tool(command, environment, probe.limit, cpus, probe.name in _WITH_PAGES)
+        counted = share_counters(before, read_counters(self._root), cpus, done.cpu)
+        text = done.output
+        if probe.result is not None and done.problem is None:
+            text = _read_result(Path(fillings["scratch"]) / probe.result)
+        work = probe.work * (int(fillings["threads"]) if probe.name == "cpu_all" else 1)
+        values: dict[str, Reading] = {}
+        problem = None
+        for one in wanted:
+            found, why = _read_value(one, done, text, work)
+            if found is None:
+                problem = why
+            else:
+                values[one.name] = _build_reading(found, done, counted, probe)
+        library = None
+        if probe.name == "blas" and values:
+            library = str(readings._load_json(text).get("library"))
+        return values, problem, library
+
+    def _choose_cpus(self, probe: Probe, settings: Mapping[str, str]) -> tuple[int, ...]:
+        allowed = self.facts.allowed
+        if settings.get("cpus") == "all":
+            allowed = self.facts.online
+        elif settings.get("cpus") == "even":
+            allowed = allowed[::2]
+        elif settings.get("cpus") == "first":
+            allowed = allowed[: (len(allowed) + 1) // 2]
+        if probe.cpus == "all":
+            return allowed
+        # The last one: the first has more of the interrupts.
+        chosen = allowed[-1]
+        if settings.get("cpu") == "other" and len(allowed) > 1:
+            chosen = allowed[0]
+        return (chosen,)
+
+    def _choose_environment(self, settings: Mapping[str, str]) -> dict[str, str]:
+        environment = {**self._environment, **_OPEN_MPI}
+        if settings.get("pages") == "large":
+            environment["GLIBC_TUNABLES"] = _LARGE_PAGES
+        if settings.get("blas") == "default":
+            for name in _OF_BLAS:
+                environment.pop(name, None)
+        if settings.get("btl") == "shared":
+            for name in list(environment):
+                if name.startswith(("OMPI_MCA_btl", "OMPI_MCA_pml", "OMPI_MCA_mtl", "UCX_")):
+                    del environment[name]
+            environment.update(OMPI_MCA_btl="vader,self", OMPI_MCA_pml="ob1")
+        if settings.get("gdr") == "off":
+            environment["NCCL_NET_GDR_LEVEL"] = "LOC"
+        if settings.get("nccl") == "default":
+            for name in list(environment):
+                if name.startswith(("NCCL_", "UCX_")):
+                    del environment[name]
+        if settings.get("topology") == "install":
+            environment["NCCL_TOPO_FILE"] = TOPOLOGY
+        if settings.get("rails") == "own":
+            environment["NCCL_CROSS_NIC"] = "0"
+        environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        return environment
+
+    def _fill_in(
+        self,
+        probe: Probe,
+        settings: Mapping[str, str],
+        cpus: Sequence[int],
+        stack: contextlib.ExitStack,
+    ) -> dict[str, str]:
+        """What the words in braces stand for in this run."""
+        half = settings.get("cpus") in ("even", "first")
+        threads = len(cpus) if half else len(self.facts.online)
+        cell = 0
+        gpu_cell = self._find_gpu_cell() or 0
+        cells = max(1, self.facts.nodes)
+        step = 1 if settings.get("cell") == "other" else 0
+        best = _find_best_blas() if settings.get("blas") == "default" else None
+        fillings = {
+            "cpu": str(cpus[0]),
+            "cpu_list": ",".join(map(str, cpus)),
+            "threads": str(threads),
+            "events": str(int(probe.work)),
+            "all_events": str(int(probe.work) * threads),
+            "cell": str(cell),
+            "memory_cell": str((cell + step) % cells),
+            "gpu_cell": str((gpu_cell + step) % cells),
+            "gpu_memory_cell": str((gpu_cell + step) % cells),
+            "gpus": str(self._count_gpus()),
+            "python": self.toolbox.python,
+            "mpi_python": self.toolbox.mpi_python or self.toolbox.python,
+            "lammps": "lmp",
+            "dgemm": _load_program("child_dgemm.py"),
+            "clock_program": _load_program("child_clock.py"),
+            "clock": "coarse" if settings.get("clock") == "coarse" else "real",
+            "library": best or self.toolbox.blas or "libblas.so.3",
+            "peer": self._options.peer or "127.0.0.1",
+            "port": str(_find_port() if self._options.peer is None else _default_port(probe)),
+            "streams": settings.get("streams", "1"),
+            "rdma": next(iter(self.facts.rdma), ""),
+            "ranks": str(len(cpus)),
+            "hpl": str(_HPL_SIZE),
+        }
+        if "dir" in probe.needs:
+            folder = self._find_folder() or "."
+            scratch = stack.enter_context(_make_folder(folder))
+            fillings["file"] = f"{scratch}/read"
+        if "scratch" in probe.needs:
+            scratch = stack.enter_context(_make_folder(self._find_folder()))
+            fillings["scratch"] = scratch
+            for name, text in probe.files:
+                Path(scratch, name).write_text(_fill_word(text, fillings), encoding="ascii")
+        return fillings
+
+
+def _build_reading(value: float, done: ToolRun, counted: Counters, probe: Probe) -> Reading:
+    words = readings.find_collective_words(done.output) if probe.name.startswith("nccl") else ()
+    return Reading(
+        value=value,
+        wall=done.wall,
+        own=done.cpu,
+        others=counted.others,
+        steal=counted.steal,
+        waited=done.waited,
+        watched=done.watched,
+        throttled=counted.throttled,
+        sent=counted.sent,
+        large_pages=done.large_pages,
+        at_limit=done.at_limit,
+        words=words,
+    )
+
+
+def _read_value(
+    probe: Probe, done: ToolRun, text: str, work: float
+) -> tuple[float | None, str | None]:
+    """The value of one run, or why there is none."""
+    if done.at_limit:
+        # It did less than all of its work in that time: at best this is what it is worth.
+        if probe.of is None and probe.work > 0:
+            rate = work / done.wall
+            return (rate if probe.higher else _PER_SECOND[probe.unit] / rate), None
+        return None, f"{probe.tool}: {done.problem}"
+    if done.problem is not None:
+        last = " ".join((done.output.strip().splitlines() or [""])[-1].split())[:100]
+        return None, f"{probe.tool}: {done.problem}" + (f": {last!a}" if last else "")
+    try:
+        return probe.read(text, done.document, work), None
+    except ValueError as error:
+        return None, f"{probe.tool} printed something that is not its result: {error}"
+
+
+def _fill_word(word: str, fillings: Mapping[str, str]) -> str:
+    for name, value in fillings.items():
+        if word == f"{{{name}}}":
+            return value
+    if "\n" in word and "{" not in word:
+        return word
+    for name, value in fillings.items():
+        if name not in ("dgemm", "clock_program"):
+            word = word.replace(f"{{{name}}}", value)
+    return word
+
+
+def _load_program(name: str) -> str:
+    """The text of a program that lies beside this module, in a directory or in the one file."""
+    data = pkgutil.get_data(__package__ or "", name)
+    if data is None:
+        raise OSError(f"{name} is not part of this copy of the command")
+    return data.decode("ascii")
+
+
+def _find_best_blas() -> str | None:
+    """The best BLAS that this machine has, whatever the environment says."""
+    for folder in ("/usr/lib", "/usr/lib64", "/usr/local/lib"):
+        for pattern in ("*/openblas-*/libblas.so.3", "libopenblas.so.0", "*/blis-*/libblas.so.3"):
+            matches = sorted(Path(folder).glob(pattern))
+            if matches:
+                return str(matches[0])
+    return None
+
+
+def _find_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port: int = server.getsockname()[1]
+        return port
+
+
+def _default_port(probe: Probe) -> int:
+    return 5201 if probe.tool == "iperf3" else 18515
+
+
+def _wait_for_port(port: int, helper: Any) -> None:
+    """Until something listens there; perftest's servers take one client, so nothing connects."""
+    until = time.monotonic() + _LISTEN
+    wanted = f":{port:04X}"
+    while time.monotonic() < until and helper.poll() is None:
+        for name in ("tcp", "tcp6"):
+            with contextlib.suppress(OSError):
+                text = Path(f"/proc/net/{name}").read_text(encoding="ascii", errors="replace")
+                for line in text.splitlines()[1:]:
+                    fields = line.split()
+                    if len(fields) > 3 and fields[1].endswith(wanted) and fields[3] == "0A":
+                        return
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def _make_folder(parent: str | None) -> Iterator[str]:
+    """A directory for the files of one run; gone with the block, whatever ends it."""
+    folder = tempfile.mkdtemp(prefix="nova-hpc-accept-", dir=parent)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _read_result(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")[: 1 << 20]
+    except OSError:
+        return ""
+
+
+def _find_file_system(folder: str) -> str | None:
+    """The type of the file system that a directory is in."""
+    best, kind = "", None
+    with contextlib.suppress(OSError), open("/proc/self/mounts", encoding="utf-8") as mounts:  # noqa: PTH123
+        for line in mounts:
+            fields = line.split()
+            if len(fields) > 2 and len(fields[1]) >= len(best):
+                place = fields[1].rstrip("/") + "/"
+                if (folder + "/").startswith(place):
+                    best, kind = fields[1], fields[2]
+    return kind

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of ``nova-hpc-guest accept``."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import Any, Final, NamedTuple
+
+from ..compare import KINDS
+from .probes import FULL, PROBE_OF, QUICK
+
+FORMATS: Final = ("text", "json", "svg", "junit")
+#: Seconds that measuring may take.
+BUDGETS: Final = {QUICK: 240.0, FULL: 7200.0}
+#: Pairs that each probe gets before it is judged.
+PAIRS: Final = {QUICK: 6, FULL: 25}
+
+
+class AcceptOptions(NamedTuple):
+    """What the caller wishes."""
+
+    tier: str = QUICK
+    only: tuple[str, ...] = ()
+    baselines: tuple[str, ...] = ()
+    save: str | None = None
+    beside: str | None = None
+    peer: str | None = None
+    folder: str | None = None
+    budget: float = BUDGETS[QUICK]
+    pairs: int = PAIRS[QUICK]
+    form: str = "text"
+    floors: str | None = None
+    skip: tuple[str, ...] = ()
+    busy: bool = False
+    sample: bool = False
+    gate: bool = False
+    published: bool = False
+
+
+def add_accept_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the subcommand."""
+    parser.add_argument("--tier", choices=(QUICK, FULL), default=QUICK)
+    parser.add_argument(
+        "--yes", action="store_true", help="with --tier full: it takes up to two hours"
+    )
+    parser.add_argument(
+        "--only",
+        type=_read_probes,
+        default=(),
+        metavar="PROBE,...",
+        help=f"measure only these: {', '.join(PROBE_OF)}",
+    )
+    parser.add_argument(
+        "--baseline",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="compare with what --save-baseline wrote on a machine of the same kind; may be "
+        "repeated; without it the machine is compared with itself, one thing changed",
+    )
+    parser.add_argument(
+        "--beside",
+        metavar="COMMAND",
+        help="compare in turns with another machine: COMMAND prints its sample, as in "
+        "'ssh node2 nova-hpc-guest accept --sample'",
+    )
+    parser.add_argument(
+        "--save-baseline", metavar="FILE", help="keep this machine's rounds as a baseline"
+    )
+    parser.add_argument(
+        "--peer",
+        type=_read_address,
+        metavar="HOST",
+        help="machine where iperf3 -s and the like answer (default: this one, over loopback)",
+    )
+    parser.add_argument("--dir", metavar="DIR", help="where the disk is read")
+    parser.add_argument(
+        "--budget", type=_read_seconds, metavar="SECONDS", help="time for measuring, at most"
+    )
+    parser.add_argument("--format", choices=FORMATS, default="text")
+    parser.add_argument(
+        "--floors", metavar="FILE", help="JSON object: probe and the ratio below which it is slow"
+    )
+    parser.add_argument(
+        "--skip",
+        default=(),
+        type=_read_kinds,
+        metavar="KIND,...",
+        help=f"promises that are not checked: {', '.join(KINDS)}",
+    )
+    parser.add_argument(
+        "--busy", action="store_true", help="measure also while other processes keep CPUs busy"
+    )
+    parser.add_argument(
+        "--compare",
+        choices=("published",),
+        help="also print what was published of virtual machines beside real ones",
+    )
+    parser.add_argument(
+        "--sample", action="store_true", help="measure one round, print it as JSON, judge nothing"
+    )
+    parser.add_argument(
+        "--gate",
+        action="store_true",
+        help="measure nothing: the status of what was measured since this machine was started",
+    )
+
+
+def build_accept_options(parser: argparse.ArgumentParser, parsed: Any) -> AcceptOptions:
+    """The options, once argparse has read them; what does not go together ends the command."""
+    tier: str = parsed.tier
+    if tier == FULL and not (parsed.yes or parsed.gate):
+        parser.error("--tier full takes up to two hours and all CPUs: say --yes")
+    if parsed.baseline and parsed.beside:
+        parser.error("--baseline and --beside are two baselines: choose one")
+    if parsed.save_baseline and (parsed.baseline or parsed.beside or parsed.only):
+        parser.error("--save-baseline does not go with --baseline, --beside or --only")
+    only: tuple[str, ...] = parsed.only
+    if tier == QUICK:
+        foreign = [name for name in only if PROBE_OF[name].tier == FULL]
+        if foreign:
+            parser.error(f"--only {','.join(foreign)} needs --tier full --yes")
+    return AcceptOptions(
+        tier=tier,
+        only=only,
+        baselines=tuple(parsed.baseline),
+        save=parsed.save_baseline,
+        beside=parsed.beside,
+        peer=parsed.peer,
+        folder=parsed.dir,
+        budget=parsed.budget if parsed.budget is not None else BUDGETS[tier],
+        pairs=PAIRS[tier],
+        form=parsed.format,
+        floors=parsed.floors,
+        skip=parsed.skip,
+        busy=parsed.busy,
+        sample=parsed.sample,
+        gate=parsed.gate,
+        published=parsed.compare == "published",
+    )
+
+
+def _read_probes(text: str) -> tuple[str, ...]:
+    words = tuple(word for word in text.split(",") if word)
+    for word in words:
+        if word not in PROBE_OF:
+            raise argparse.ArgumentTypeError(f"{word!a} is not one of {', '.join(PROBE_OF)}")
+    return words
+
+
+def _read_kinds(text: str) -> tuple[str, ...]:
+    words = tuple(text.split(","))
+    for word in words:
+        if word not in KINDS:
+            raise argparse.ArgumentTypeError(f"{word!a} is not one of {', '.join(KINDS)}")
+    return words
+
+
+def _read_address(text: str) -> str:
+    # It becomes a word of a command line.
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,252}", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"{text!a} is no name or address of a host")
+    return text
+
+
+def _read_seconds(text: str) -> float:
+    if not re.fullmatch(r"\d{1,6}(?:\.\d{1,3})?", text, re.ASCII) or float(text) <= 0:
+        raise argparse.ArgumentTypeError(f"{text!a} is no number of seconds above 0")
+    return float(text)

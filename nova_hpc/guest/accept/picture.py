@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The result as a picture: one line a probe with its interval, its ratio and its floor.
+
+Colours are never the only sign: the verdict stands beside each line.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+from xml.sax.saxutils import escape
+
+from .result import AcceptanceResult
+
+_LOW, _HIGH = 0.25, 2.0
+_LEFT: Final = 130
+_WIDTH: Final = 420
+_STEP: Final = 24
+_MARKS: Final = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
+_COLOURS: Final = {"slow": "#b00020", "level": "#1b6e3c", "undecided": "#7a6a00"}
+
+
+def draw_result(result: AcceptanceResult) -> str:
+    """An SVG."""
+    bottom = 34 + _STEP * len(result.rows)
+    texts = [f"{cause.cause} ({cause.status}): {cause.says}" for cause in result.diagnosis.causes]
+    if result.diagnosis.unexplained:
+        texts.append(f"no cause found: {', '.join(result.diagnosis.unexplained)}")
+    if result.refused is not None:
+        texts.append(f"refused: {result.refused.text}")
+    texts += [f"promise broken: {one.text}" for one in result.findings if one.wrong]
+    height = bottom + 30 + _STEP * len(texts)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="780" height="{height}" '
+        'font-family="sans-serif" font-size="12">',
+        '<rect width="100%" height="100%" fill="white"/>',
+        f'<text x="8" y="18" font-weight="bold">nova-hpc-guest accept, {escape(result.tier)}: '
+        f"{escape(result.verdict)}</text>",
+    ]
+    for mark in _MARKS:
+        place = _place_ratio(mark)
+        colour = "#000" if mark == 1 else "#ccc"
+        parts.append(
+            f'<line x1="{place:.0f}" y1="30" x2="{place:.0f}" y2="{bottom}" stroke="{colour}"/>'
+            f'<text x="{place:.0f}" y="{bottom + 12}" text-anchor="middle" fill="#555">'
+            f"{mark:g}</text>"
+        )
+    for number, row in enumerate(result.rows):
+        line = 44 + _STEP * number
+        colour = _COLOURS[row.verdict]
+        floor, low, high = map(_place_ratio, (row.floor, row.low, row.high))
+        parts.append(
+            f'<text x="8" y="{line + 4}">{escape(row.probe)}</text>'
+            f'<line x1="{floor:.0f}" y1="{line - 8}" x2="{floor:.0f}" y2="{line + 8}" '
+            'stroke="#888" stroke-dasharray="2 2"/>'
+            f'<line x1="{low:.0f}" y1="{line}" x2="{high:.0f}" y2="{line}" stroke="{colour}" '
+            'stroke-width="3"/>'
+            f'<circle cx="{_place_ratio(row.ratio):.0f}" cy="{line}" r="5" fill="{colour}"/>'
+            f'<text x="{_LEFT + _WIDTH + 12}" y="{line + 4}">{row.ratio:.2f} '
+            f"({row.low:.2f}-{row.high:.2f}) {escape(row.verdict)}</text>"
+        )
+    for number, text in enumerate(texts):
+        clean = "".join(char if char.isprintable() else " " for char in text)[:120]
+        parts.append(f'<text x="8" y="{bottom + 34 + _STEP * number}">{escape(clean)}</text>')
+    return "\n".join([*parts, "</svg>"])
+
+
+def _place_ratio(ratio: float) -> float:
+    clipped = min(max(ratio, _LOW), _HIGH)
+    return _LEFT + _WIDTH * math.log(clipped / _LOW) / math.log(_HIGH / _LOW)

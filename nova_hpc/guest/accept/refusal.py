@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When nothing is compared: under emulation, on a busy machine, with a foreign baseline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from statistics import median
+from typing import Final, NamedTuple
+
+from ..files import Root
+from .counters import measure_busy_cpus, read_counters
+from .facts import GuestFacts
+
+_LOOKS: Final = 3
+_SECONDS: Final = 0.4
+#: CPUs that the rest of a machine may keep busy: this many, or this part of all.
+_BUSY: Final = 0.25
+_BUSY_SHARE: Final = 0.05
+
+
+class Refusal(NamedTuple):
+    """Why nothing was measured, or compared."""
+
+    kind: str
+    text: str
+
+
+def refuse_busy_machine(
+    root: Root, cpus: Collection[int], sleep: Callable[[float], None] = time.sleep
+) -> Refusal | None:
+    """Whether other processes keep the CPUs of the probes busy."""
+    busy = []
+    for _ in range(_LOOKS):
+        start, before = time.monotonic(), read_counters(root)
+        sleep(_SECONDS)
+        after = read_counters(root)
+        busy.append(measure_busy_cpus(before, after, cpus, max(time.monotonic() - start, _SECONDS)))
+    taken = median(busy)
+    if taken <= max(_BUSY, _BUSY_SHARE * len(cpus)):
+        return None
+    return Refusal(
+        "busy",
+        f"other processes keep {taken:.1f} of {len(cpus)} CPUs busy: measure when they have "
+        "ended, or with --busy, which then names them as a cause",
+    )
+
+
+def refuse_emulation(base: GuestFacts | None, test: GuestFacts) -> Refusal | None:
+    """Whether one of two machines is emulated and the other is not."""
+    if base is None or base.emulated == test.emulated:
+        return None
+    which = "this machine" if test.emulated else "the baseline"
+    return Refusal(
+        "emulated",
+        f"{which} is emulated by software (QEMU TCG): a ratio to real hardware says nothing. "
+        "Without a baseline the facts and the machine against itself can be judged",
+    )

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The result: a document that is stored, sent, and judged by others.
+
+It has no name of a host and no serial number. The schema is described in the user guide;
+within a version keys may be added.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from ..compare import GuestFinding
+from ..files import GuestFileError, Root
+from .diagnosis import Diagnosis
+from .evidence import AcceptanceRow
+from .facts import GuestFacts
+from .probes import FULL, PROBE_OF, QUICK
+from .ratio import SLOW, UNDECIDED
+from .refusal import Refusal
+from .sample import AcceptanceError, expect_object, is_number, load_object, shorten
+
+SCHEMA: Final = "nova-hpc/acceptance"
+VERSION: Final = 1
+READS: Final = (1,)
+#: Where the last whole result lies until the machine is started again.
+PLACE: Final = "/run/nova-hpc/acceptance.json"
+_BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
+
+ACCEPTED: Final = "accepted"
+BROKEN: Final = "promise broken"
+REFUSED: Final = "refused"
+UNMEASURED: Final = "not measurable"
+#: Verdict of the whole -> exit status.
+STATUSES: Final = {ACCEPTED: 0, SLOW: 1, BROKEN: 1, REFUSED: 2, UNMEASURED: 2, UNDECIDED: 3}
+
+
+class MeasuredValue(NamedTuple):
+    """A probe that was measured, judged or not."""
+
+    probe: str
+    unit: str
+    median: float
+    runs: int
+
+
+class AcceptanceResult(NamedTuple):
+    """Everything that one run found."""
+
+    tier: str
+    boot: str | None
+    facts: GuestFacts
+    tools: Mapping[str, tuple[str, bool]] = {}
+    rows: Sequence[AcceptanceRow] = ()
+    measured: Sequence[MeasuredValue] = ()
+    #: Probe -> why it was left out: nothing to measure it with, or on.
+    missing: Mapping[str, str] = {}
+    #: Probe -> why its tool gave nothing.
+    failed: Mapping[str, str] = {}
+    #: The cloud said what this machine is.
+    promised: bool = False
+    #: Why there is no promise.
+    unpromised: str = ""
+    findings: Sequence[GuestFinding] = ()
+    diagnosis: Diagnosis = Diagnosis((), ())
+    baseline: Mapping[str, Any] = {}
+    refused: Refusal | None = None
+    #: Some probes were left out because the caller wished it.
+    partial: bool = False
+    short: bool = False
+    rounds: int = 0
+    notes: Sequence[str] = ()
+    published: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def verdict(self) -> str:
+        """One word for all of it."""
+        if self.refused is not None:
+            return REFUSED
+        if any(finding.wrong for finding in self.findings):
+            return BROKEN
+        verdicts = {row.verdict for row in self.rows}
+        if SLOW in verdicts:
+            return SLOW
+        if UNDECIDED in verdicts:
+            return UNDECIDED
+        return UNMEASURED if self.failed or not self.rows else ACCEPTED
+
+    @property
+    def status(self) -> int:
+        """The exit status of the command."""
+        return STATUSES[self.verdict]
+
+
+def build_result_data(result: AcceptanceResult, taken: int) -> dict[str, Any]:
+    """The result as JSON has it.
+
+    :param taken: when it was measured, in seconds since 1970.
+    """
+    ids = {test for row in result.rows for test in PROBE_OF[row.probe].ids}
+    refused = result.refused
+    data = {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "verdict": result.verdict,
+        "status": result.status,
+        "tier": result.tier,
+        "partial": result.partial,
+        "boot": result.boot,
+        "time": taken,
+        "refused": None if refused is None else refused._asdict(),
+        "promise": {
+            "given": result.promised,
+            "why": result.unpromised,
+            "findings": [finding._asdict() for finding in result.findings],
+        },
+        "baseline": dict(result.baseline),
+        "rounds": result.rounds,
+        "short": result.short,
+        "rows": [
+            {
+                key: round(value, 6) if isinstance(value, float) else value
+                for key, value in row._asdict().items()
+            }
+            for row in result.rows
+        ],
+        "measured": [value._asdict() for value in result.measured],
+        "missing": dict(sorted(result.missing.items())),
+        "failed": dict(sorted(result.failed.items())),
+        "causes": [cause._asdict() for cause in result.diagnosis.causes],
+        "unexplained": list(result.diagnosis.unexplained),
+        "facts": result.facts._asdict(),
+        "tools": {
+            name: {"version": version, "tried": tried}
+            for name, (version, tried) in sorted(result.tools.items())
+        },
+        "ids": sorted(ids),
+        "notes": list(result.notes),
+    }
+    if result.published:
+        data["published"] = [dict(row) for row in result.published]
+    return data
+
+
+def write_acceptance(result: AcceptanceResult, taken: int | None = None) -> str:
+    """The text of the result.
+
+    :param taken: when it was measured, in seconds since 1970; None: now.
+    """
+    seconds = int(time.time()) if taken is None else taken
+    return json.dumps(build_result_data(result, seconds), indent=1) + "\n"
+
+
+class AcceptanceSummary(NamedTuple):
+    """What others need to know of a stored result."""
+
+    verdict: str
+    status: int
+    tier: str
+    boot: str | None
+    partial: bool
+    #: Names of the causes, and of the slow probes that none explains.
+    causes: tuple[str, ...]
+    unexplained: tuple[str, ...]
+
+
+def read_acceptance(text: str) -> AcceptanceSummary:
+    """Read a result that was stored.
+
+    :raises AcceptanceError: it is none, or makes no sense.
+    """
+    data = load_object(text, SCHEMA, READS, "result")
+    verdict, status, tier = data.get("verdict"), data.get("status"), data.get("tier")
+    if not isinstance(verdict, str) or STATUSES.get(verdict) != status or isinstance(status, bool):
+        raise AcceptanceError(f"the result: verdict {shorten(verdict)}, status {shorten(status)}")
+    if not is_number(status) or tier not in (QUICK, FULL):
+        raise AcceptanceError(f"the result: tier is {shorten(tier)}")
+    boot, partial = data.get("boot"), data.get("partial")
+    if not (boot is None or isinstance(boot, str)) or not isinstance(partial, bool):
+        raise AcceptanceError(f"the result: boot {shorten(boot)}, partial {shorten(partial)}")
+    causes, unexplained = data.get("causes"), data.get("unexplained")
+    if not isinstance(causes, list) or not isinstance(unexplained, list):
+        raise AcceptanceError("the result: causes or unexplained is no list")
+    names = [expect_object(cause, "a cause").get("cause") for cause in causes]
+    if not all(isinstance(name, str) for name in (*names, *unexplained)):
+        raise AcceptanceError("the result: the name of a cause or probe is no text")
+    return AcceptanceSummary(
+        verdict, STATUSES[verdict], tier, boot, partial, tuple(map(str, names)), tuple(unexplained)
+    )
+
+
+def read_boot_id(root: Root) -> str | None:
+    """The number of this start of the machine."""
+    return root.text(_BOOT_ID)
+
+
+def keep_result(root: Root, text: str) -> str | None:
+    """Keep a whole result for the gate.
+
+    :returns: why it could not be kept; None: it was.
+    """
+    try:
+        root.write(PLACE, text.encode("ascii", "replace"))
+    except GuestFileError as error:
+        return str(error)
+    return None
+
+
+def judge_gate(root: Root, tier: str) -> tuple[int, str]:
+    """The status of the kept result, and one line that says what it is.
+
+    :param tier: the least that has to have been measured.
+    """
+    try:
+        data = root.read_own(PLACE)
+    except GuestFileError as error:
+        return STATUSES[REFUSED], str(error)
+    if data is None:
+        return STATUSES[UNMEASURED], f"no {PLACE}: run nova-hpc-guest accept as root first"
+    try:
+        summary = read_acceptance(data.decode("utf-8", "replace"))
+    except AcceptanceError as error:
+        return STATUSES[REFUSED], f"{PLACE}: {error}"
+    boot = read_boot_id(root)
+    if boot is None or summary.boot != boot:
+        return STATUSES[UNMEASURED], f"{PLACE} is of another start of this machine: measure again"
+    if summary.partial or (tier == FULL and summary.tier != FULL):
+        return STATUSES[UNMEASURED], f"{PLACE} has not all probes of the tier {tier}: measure again"
+    causes = ", ".join((*summary.causes, *(f"no cause for {name}" for name in summary.unexplained)))
+    return summary.status, summary.verdict + (f": {causes}" if causes else "")

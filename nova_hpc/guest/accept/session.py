@@ -1,0 +1,376 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run of ``accept``: check the promise, measure in turns, name causes, say the verdict."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, Final, NamedTuple
+
+from .. import document, machine
+from ..compare import GuestFinding, GuestWishes, compare_with_machine
+from ..document import DocumentError, GuestDocument, NoDocumentError
+from ..files import Root
+from . import result as results
+from .baseline import (
+    AcceptanceBaseline,
+    build_key,
+    find_key_differences,
+    join_baselines,
+    read_baseline,
+    write_baseline,
+)
+from .diagnosis import Diagnosis, find_causes
+from .evidence import BESIDE, FILE, gather_evidence
+from .measuring import MISSING, LocalMachine, MeasuringOptions
+from .options import AcceptOptions
+from .picture import draw_result
+from .probes import FULL, PROBE_OF, Probe, list_probes
+from .published import compare_published, load_published
+from .refusal import Refusal, refuse_busy_machine, refuse_emulation
+from .result import AcceptanceResult, MeasuredValue
+from .rounds import (
+    BesideSource,
+    FileSource,
+    OwnSource,
+    RoundSource,
+    Series,
+    find_ceilings,
+    make_experiment,
+    run_series,
+)
+from .sample import AcceptanceError, is_number, write_sample
+from .tools import adopt_orphans
+from .views import format_junit, format_result
+
+#: The longest file of a baseline or of floors.
+_LONGEST: Final = 1 << 24
+#: Reasons of probes that are left out because there is nothing to measure.
+_NOTHING: Final = ("no GPU", "no RDMA", "one NUMA", "no --peer", "no directory", "the cloud did")
+
+
+class EndedError(KeyboardInterrupt):
+    """The command was told to end; its tools have been ended."""
+
+
+class Promise(NamedTuple):
+    """What the cloud said, and what is not so."""
+
+    document: GuestDocument | None
+    #: Why there is none.
+    why: str
+    findings: tuple[GuestFinding, ...] = ()
+
+
+def run_accept(root: Root, options: AcceptOptions) -> tuple[int, list[str]]:
+    """The exit status, and the lines to print.
+
+    :raises EndedError: a signal told the command to end.
+    """
+    if options.gate:
+        status, line = results.judge_gate(root, options.tier)
+        return status, [line]
+    with end_on_signals(), adopt_orphans():
+        try:
+            if options.sample:
+                return _run_sample(root, options)
+            result = measure_acceptance(root, options)
+        except AcceptanceError as error:
+            return results.STATUSES[results.REFUSED], [f"refused: {error}"]
+    text = results.write_acceptance(result)
+    if not options.only and result.refused is None:
+        problem = results.keep_result(root, text)
+        if problem is not None:
+            result = result._replace(notes=(*result.notes, f"not kept for --gate: {problem}"))
+    return result.status, list(_format_lines(result, options.form))
+
+
+@contextlib.contextmanager
+def end_on_signals() -> Iterator[None]:
+    """While it lasts SIGTERM, SIGINT and SIGHUP raise :class:`EndedError`, once."""
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+    def end(number: int, _: object) -> None:
+        for each_number in numbers:
+            signal.signal(each_number, signal.SIG_IGN)
+        raise EndedError(f"ended by {signal.Signals(number).name}")
+
+    try:
+        before = [(number, signal.signal(number, end)) for number in numbers]
+    except ValueError:  # not in the main thread: the caller's handlers stay
+        yield
+        return
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+
+
+def measure_acceptance(root: Root, options: AcceptOptions) -> AcceptanceResult:
+    """Everything that there is to find out.
+
+    :raises AcceptanceError: an option names something that cannot be used.
+    """
+    floors = _read_floors(options.floors)
+    baseline = _read_baselines(options.baselines)
+    promise = check_promise(root, options.skip)
+    local = LocalMachine(root, MeasuringOptions(options.peer, options.folder), promise.document)
+    probes = list_probes(options.tier, options.only)
+    source, refused, about = _choose_source(local, probes, options, promise, baseline)
+    if refused is None and not options.busy:
+        refused = refuse_busy_machine(root, local.facts.allowed)
+    result = AcceptanceResult(
+        tier=options.tier,
+        boot=results.read_boot_id(root),
+        facts=local.facts,
+        tools={
+            name: (state.version or "?", state.tried)
+            for name, state in local.toolbox.states.items()
+        },
+        promised=promise.document is not None,
+        unpromised=promise.why,
+        findings=promise.findings,
+        baseline=about,
+        refused=refused,
+        partial=bool(options.only),
+    )
+    if refused is not None:
+        return result
+    with show_progress() as progress:
+        series = run_series(source, probes, floors, options.pairs, options.budget, progress)
+        return _judge(result, series, source, local, probes, options, promise, progress)
+
+
+def check_promise(root: Root, skip: Sequence[str] = ()) -> Promise:
+    """What ``nova-hpc-guest check`` finds; a cloud that said nothing is no fault."""
+    try:
+        _, promised = document.read_guest_document(root)
+    except NoDocumentError as error:
+        return Promise(None, str(error))
+    except DocumentError as error:
+        finding = GuestFinding("device", None, f"the cloud's document: {error}", True)
+        return Promise(None, str(error), (finding,))
+    found = compare_with_machine(
+        promised, machine.read_machine(root), GuestWishes(skip=tuple(skip))
+    )
+    return Promise(promised, "", found.findings)
+
+
+def _judge(
+    result: AcceptanceResult,
+    series: Series,
+    source: RoundSource,
+    local: LocalMachine,
+    probes: Sequence[Probe],
+    options: AcceptOptions,
+    promise: Promise,
+    progress: Callable[[str], None],
+) -> AcceptanceResult:
+    findings = list(promise.findings)
+    notes = []
+    if options.tier == FULL and not options.only:
+        progress("dcgmi diag")
+        failed, why = local.diagnose_gpus()
+        findings += [
+            GuestFinding("dcgm", None, f"dcgmi diag: {name} failed", True) for name in failed
+        ]
+        if why is not None:
+            notes.append(f"dcgmi diag: {why}")
+    diagnosis = Diagnosis((), ())
+    facts = None
+    if series.rows:
+        seen = gather_evidence(series.rows, series.base, series.test, promise.document, findings)
+        facts = None if isinstance(source, OwnSource) else seen.base
+
+        def again(setting: str, probe: str) -> float | None:
+            if not _can_change(local, setting):
+                return None
+            progress(f"{probe} again with {setting}")
+            return make_experiment(local, setting, probe)
+
+        diagnosis = find_causes(seen, again)
+    if options.save is not None:
+        _save_baseline(options.save, local, series, probes)
+        notes.append(f"wrote {options.save}")
+    missing, broken = _sort_reasons(series)
+    rows = tuple(series.rows[probe.name] for probe in probes if probe.name in series.rows)
+    published: list[dict[str, Any]] = []
+    if options.published:
+        published = compare_published(load_published(), series.rows, facts)
+    return result._replace(
+        facts=series.test[-1].facts if series.test else local.facts,
+        rows=rows,
+        measured=tuple(_list_values(probes, series)),
+        missing=missing,
+        failed=broken,
+        findings=tuple(findings),
+        diagnosis=diagnosis,
+        short=series.short,
+        rounds=series.rounds,
+        notes=tuple(notes),
+        published=tuple(published),
+    )
+
+
+def _run_sample(root: Root, options: AcceptOptions) -> tuple[int, list[str]]:
+    promise = check_promise(root, options.skip)
+    local = LocalMachine(root, MeasuringOptions(options.peer, options.folder), promise.document)
+    sample = local.measure_round(list_probes(options.tier, options.only))
+    status = 0 if sample.readings else results.STATUSES[results.UNMEASURED]
+    return status, [write_sample(sample)]
+
+
+def _choose_source(
+    local: LocalMachine,
+    probes: Sequence[Probe],
+    options: AcceptOptions,
+    promise: Promise,
+    baseline: AcceptanceBaseline | None,
+) -> tuple[RoundSource, Refusal | None, dict[str, Any]]:
+    """The baseline's side, why it is refused, and what the result says of it."""
+    versions = local.toolbox.list_versions()
+    key = build_key(local.facts, versions)
+    if baseline is not None:
+        tools = [probe.tool for probe in probes]
+        refused = refuse_emulation(baseline.samples[-1].facts, local.facts)
+        differences = find_key_differences(baseline.key, key, tools)
+        if refused is None and differences:
+            refused = Refusal(
+                "key", f"the baseline is of another machine: {'; '.join(differences)}"
+            )
+        about: dict[str, Any] = {
+            "kind": FILE,
+            "key": baseline.key,
+            "sha256": baseline.sha256,
+            "rounds": len(baseline.samples),
+        }
+        return FileSource(local, baseline.samples), refused, about
+    if options.beside is not None:
+        source = BesideSource(local, options.beside, os.environ)
+        # Warms both sides up, and says early what is wrong with the other one.
+        other = source.ask_other([probe for probe in probes if probe.name == "clock"] or probes[:1])
+        refused = refuse_emulation(other.facts, local.facts)
+        return source, refused, {"kind": BESIDE, "key": build_key(other.facts, {})}
+    ceilings = find_ceilings(promise.document, local.facts.rdma)
+    return OwnSource(local, local.facts, ceilings), None, {"kind": "itself", "key": key}
+
+
+def _can_change(local: LocalMachine, setting: str) -> bool:
+    """Whether a setting can be made here without rights."""
+    if setting == "cpus=all":
+        # A control group may hold this process to fewer CPUs, whatever it asks for.
+        allowed = os.sched_getaffinity(0)
+        try:
+            os.sched_setaffinity(0, local.facts.online)
+            return len(os.sched_getaffinity(0)) == len(local.facts.online)
+        except OSError:
+            return False
+        finally:
+            os.sched_setaffinity(0, allowed)
+    if setting == "topology=install":
+        return Path("/run/nova-hpc/nccl-topology.xml").exists()
+    if setting == "cpus=half":
+        return len(local.facts.allowed) > 1
+    return True
+
+
+def _save_baseline(path: str, local: LocalMachine, series: Series, probes: Sequence[Probe]) -> None:
+    text = write_baseline(build_key(local.facts, local.toolbox.list_versions()), series.test)
+    try:
+        with open(path, "x", encoding="ascii") as file:  # noqa: PTH123
+            file.write(text)
+    except OSError as error:
+        raise AcceptanceError(f"--save-baseline {path!a}: {error.strerror or error}") from error
+
+
+def _list_values(probes: Sequence[Probe], series: Series) -> Iterator[MeasuredValue]:
+    for probe in probes:
+        values = [
+            sample.readings[probe.name].value
+            for sample in series.test
+            if probe.name in sample.readings
+        ]
+        if values:
+            yield MeasuredValue(probe.name, probe.unit, median(values), len(values))
+
+
+def _sort_reasons(series: Series) -> tuple[dict[str, str], dict[str, str]]:
+    """Reasons of probes that gave nothing at all: no tool or no device, and a tool that failed."""
+    missing: dict[str, str] = {}
+    failed: dict[str, str] = {}
+    for sample in series.test:
+        for name, reason in sample.left_out.items():
+            if name in PROBE_OF:
+                nothing = reason.startswith((MISSING, *_NOTHING))
+                (missing if nothing else failed)[name] = reason
+    return missing, failed
+
+
+def _read_baselines(paths: Sequence[str]) -> AcceptanceBaseline | None:
+    if not paths:
+        return None
+    return join_baselines([read_baseline(_read_file(path, "--baseline")) for path in paths])
+
+
+def _read_floors(path: str | None) -> dict[str, float]:
+    if path is None:
+        return {}
+    try:
+        data = json.loads(_read_file(path, "--floors"))
+    except (ValueError, RecursionError) as error:
+        raise AcceptanceError(f"--floors {path!a}: not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise AcceptanceError(f"--floors {path!a}: no JSON object")
+    for name, floor in data.items():
+        if name not in PROBE_OF:
+            raise AcceptanceError(f"--floors {path!a}: {name!a} is no probe")
+        if not is_number(floor) or not 0 < floor <= 1:
+            raise AcceptanceError(f"--floors {path!a}: {name} is no ratio from 0 to 1")
+    return {name: float(floor) for name, floor in data.items()}
+
+
+def _read_file(path: str, option: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:  # noqa: PTH123
+            text = file.read(_LONGEST)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise AcceptanceError(f"{option} {path!a}: {reason}") from error
+    return text
+
+
+def _format_lines(result: AcceptanceResult, form: str) -> Iterator[str]:
+    if form == "json":
+        yield results.write_acceptance(result).rstrip("\n")
+    elif form == "svg":
+        yield draw_result(result)
+    elif form == "junit":
+        yield format_junit(result)
+    else:
+        yield from format_result(result)
+
+
+@contextlib.contextmanager
+def show_progress() -> Iterator[Callable[[str], None]]:
+    """One line on a terminal that says what is going on; nothing where there is none."""
+    stream = sys.stderr
+    if stream is None or not stream.isatty():
+        yield lambda _: None
+        return
+
+    def show(text: str) -> None:
+        with contextlib.suppress(OSError):
+            stream.write(f"\r\033[K{text[:78]}")
+            stream.flush()
+
+    try:
+        yield show
+    finally:
+        show("")

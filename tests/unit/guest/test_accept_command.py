@@ -1,0 +1,603 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command ``accept`` on machines with fake tools, which are real processes."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from nova_hpc.guest import build, command
+from nova_hpc.guest.accept import result, session
+from nova_hpc.guest.accept.probes import PROBES
+from nova_hpc.guest.files import Root
+from tests.unit.guest.accept_world import AcceptWorld, list_processes
+from tests.unit.guest.servers import run as run_on_guest
+
+SLOW = 'echo "6144.00 MiB transferred (5000.00 MiB/sec)"\n'
+FAST = 'echo "6144.00 MiB transferred (9000.00 MiB/sec)"\n'
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AcceptWorld:
+    """A machine with no other tools than those of the test, whose noise would be this one's."""
+    made = AcceptWorld(tmp_path)
+    monkeypatch.setattr("nova_hpc.guest.accept.toolbox._BLAS", ())
+    monkeypatch.setattr("nova_hpc.guest.accept.tools._LOOK", 0.005)
+    real = shutil.which
+
+    def which(name: str, path: str | None = None) -> str | None:
+        found = real(name, path=path)
+        return found if found and found.startswith(str(made.folder)) else None
+
+    monkeypatch.setattr("shutil.which", which)
+    return made
+
+
+def read_result(world: AcceptWorld, *arguments: str, **more):
+    status, out, _ = world.run("--format", "json", *arguments, **more)
+    data = json.loads(out)
+    assert data["status"] == status
+    return data
+
+
+# -- verdicts ---------------------------------------------------------------------------
+
+
+def test_a_machine_that_is_as_it_should_be(world: AcceptWorld) -> None:
+    status, out, err = world.run(only="cpu_all,mem_stream")
+    assert (status, err) == (0, "")
+    assert re.search(r"^cpu_all +2000 +2000  1.000  1.000-1.000 +level", out, re.M), out
+    assert re.search(r"^mem_stream .* level .*against pages=large, 6 pairs$", out, re.M)
+    assert "no promise of the cloud to check (this machine was given no" in out
+    assert out.endswith("verdict: accepted\n")
+
+
+def test_a_machine_that_is_slow_and_its_cause(world: AcceptWorld) -> None:
+    world.cpu(1000.0, together=1000.0)
+    status, out, _ = world.run(only="cpu_all")
+    assert status == 1
+    # The fake tool ends at once: what can be seen of it is that nothing was seen.
+    assert "NO CAUSE FOUND for cpu_all" in out or "CAUSE vcpus-share-core" in out
+    assert out.endswith("verdict: slow\n")
+
+
+def test_small_pages_are_proved_by_large_ones(world: AcceptWorld) -> None:
+    world.rate("memory", SLOW)
+    world.rate("memory-large", FAST)
+    data = read_result(world, only="mem_stream")
+    (row,) = data["rows"]
+    assert (data["verdict"], row["verdict"], row["against"]) == ("slow", "slow", "pages=large")
+    assert row["ratio"] == pytest.approx(5 / 9, abs=1e-3)
+    # No tool of these holds memory to look at: the symptom alone is no cause.
+    assert (data["causes"], data["unexplained"]) == ([], ["mem_stream"])
+
+
+def test_a_budget_that_is_too_short_is_undecided(world: AcceptWorld) -> None:
+    data = read_result(world, "--budget", "0.01")
+    assert (data["verdict"], data["status"], data["short"]) == ("undecided", 3, True)
+    assert data["rows"][0]["pairs"] < 6
+
+
+def test_no_tool_is_not_measurable(world: AcceptWorld) -> None:
+    (world.tools / "sysbench").unlink()
+    status, out, _ = world.run()
+    assert status == 2
+    assert "left out mem_stream: no tool sysbench (Debian's package sysbench)" in out
+    assert out.endswith("verdict: not measurable\n")
+
+
+def test_all_tools_are_missing(world: AcceptWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left measures itself, with Python alone."""
+    monkeypatch.setattr("shutil.which", lambda name, path=None: None)
+    data = read_result(world, only="clock,mem_stream,net_bw,disk_lat,timer_p99,cpu_one")
+    assert [row["probe"] for row in data["rows"]] == ["clock"]
+    assert data["missing"]["net_bw"] == "no tool iperf3 (Debian's package iperf3)"
+    assert data["missing"]["timer_p99"] == "no tool cyclictest (Debian's package rt-tests)"
+    assert not data["failed"]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("echo rubbish\n", "printed something that is not its result"),
+        ("exit 7\n", "it ended with status 7"),
+        ("kill -9 $$\n", "it was killed by SIGKILL"),
+        ("", "printed something that is not its result"),
+        ('echo "(0.00 MiB/sec)"\n', "is no number above 0"),
+    ],
+)
+def test_a_tool_that_fails_is_named_and_never_accepted(world, text: str, reason: str) -> None:
+    world.rate("memory", text)
+    data = read_result(world, only="mem_stream,cpu_all")
+    assert data["verdict"] == "not measurable"
+    assert reason in data["failed"]["mem_stream"]
+    assert [row["verdict"] for row in data["rows"]] == ["level"]
+
+
+def test_a_probe_at_its_limit_is_a_result(world, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = [probe._replace(limit=0.3) if probe.name == "mem_stream" else probe for probe in PROBES]
+    monkeypatch.setattr("nova_hpc.guest.accept.measuring.PROBES", tuple(quick))
+    world.rate(
+        "memory", '[ -n "$GLIBC_TUNABLES" ] && { ' + FAST.strip() + "; exit; }\n/bin/sleep 60\n"
+    )
+    real = session.list_probes
+    by_name = {probe.name: probe for probe in quick}
+    monkeypatch.setattr(
+        session, "list_probes", lambda *a: tuple(by_name[one.name] for one in real(*a))
+    )
+    monkeypatch.setattr("nova_hpc.guest.accept.options.PAIRS", {"quick": 6, "full": 25})
+    data = read_result(world)
+    (row,) = data["rows"]
+    assert row["at_limit"] is True
+    # No run of it can have been faster than all of its work in all of that time.
+    assert row["test"] == pytest.approx(6144 / 0.35, rel=0.3)
+
+
+def test_a_version_that_was_not_tried_is_named(world: AcceptWorld) -> None:
+    text = (world.tools / "sysbench").read_text()
+    world.tool("sysbench", text.replace("1.0.20", "2.7.1"))
+    status, out, _ = world.run()
+    assert status == 0
+    assert "note sysbench 2.7.1: not tried with this version" in out
+    world.tool("sysbench", text.replace("sysbench 1.0.20", "\377\376"))
+    assert read_result(world)["tools"]["sysbench"] == {"version": "?", "tried": False}
+
+
+# -- the promise ------------------------------------------------------------------------
+
+
+def run_guest(guest, world: AcceptWorld, *arguments: str):
+    before = dict(os.environ)
+    os.environ.update(world.environment)
+    try:
+        return run_on_guest(
+            guest, "accept", "--busy", "--only", "mem_stream", "--format", "json", *arguments
+        )
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def test_a_promise_that_is_kept(guest, world: AcceptWorld) -> None:
+    status, out, _ = run_guest(guest, world)
+    data = json.loads(out)
+    assert (status, data["promise"]["given"], data["promise"]["findings"]) == (0, True, [])
+
+
+def test_a_broken_promise_is_a_finding_without_a_benchmark(guest, world: AcceptWorld) -> None:
+    (guest.root / "sys/bus/pci/devices" / guest.folders["0000:1a:00.0"].name).unlink()
+    status, out, _ = run_guest(guest, world)
+    data = json.loads(out)
+    assert (status, data["verdict"]) == (1, "promise broken")
+    assert [one["kind"] for one in data["promise"]["findings"] if one["wrong"]] == ["device"]
+    assert run_guest(guest, world, "--skip", "device")[0] == 0
+
+
+def test_a_document_that_the_cloud_did_not_write(world: AcceptWorld) -> None:
+    place = world.root / "sys/firmware/qemu_fw_cfg/by_name/opt/org.nova-hpc/guest.json/raw"
+    place.parent.mkdir(parents=True)
+    place.write_text('{"schema": "nova-hpc/guest", "version": 1, "topology": "sphere"}')
+    data = read_result(world)
+    assert data["verdict"] == "promise broken"
+    assert "topology is 'sphere'" in data["promise"]["findings"][0]["text"]
+
+
+# -- baselines --------------------------------------------------------------------------
+
+
+def save(world: AcceptWorld, path: Path) -> None:
+    _, out, _ = world.run("--save-baseline", str(path), only=None)
+    assert f"note wrote {path}" in out, out
+
+
+@pytest.fixture
+def saved(world: AcceptWorld, tmp_path: Path) -> Path:
+    save(world, tmp_path / "baseline.json")
+    return tmp_path / "baseline.json"
+
+
+def test_a_file_is_a_baseline(world: AcceptWorld, saved: Path) -> None:
+    data = read_result(world, "--baseline", str(saved))
+    assert data["verdict"] == "accepted"
+    assert (data["baseline"]["kind"], data["baseline"]["rounds"]) == ("file", 6)
+    assert data["rows"][0]["against"] == "file"
+    assert data["baseline"]["sha256"] == json.loads(saved.read_text())["sha256"]
+    world.rate("memory", SLOW)
+    data = read_result(world, "--baseline", str(saved))
+    assert (data["verdict"], data["status"]) == ("slow", 1)
+    assert data["rows"][0]["ratio"] == pytest.approx(5 / 9, abs=1e-3)
+
+
+def test_what_one_machine_is_slow_in_and_why(world: AcceptWorld, saved: Path) -> None:
+    """The symptom by the tools, the fact by the files of the machine."""
+    world.rate("memory", SLOW)
+    world.write("sys/kernel/mm/transparent_hugepage/enabled", "always madvise [never]\n")
+    data = read_result(world, "--baseline", str(saved), only="mem_stream,cpu_one")
+    (cause,) = data["causes"]
+    assert (cause["cause"], cause["status"]) == ("pages-off", "indicated")
+    assert cause["explains"] == ["mem_stream"]
+    assert cause["anchor"] == "cause-pages-off"
+    assert data["unexplained"] == []
+
+
+def test_a_file_is_not_written_over(world: AcceptWorld, saved: Path) -> None:
+    before = saved.read_text()
+    status, out, _ = world.run("--save-baseline", str(saved), only=None)
+    assert (status, out) == (2, f"refused: --save-baseline {str(saved)!a}: File exists\n")
+    assert saved.read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "kind", "words"),
+    [
+        ("proc/cpuinfo", "model name : Other CPU\n", "key", "model 'Some CPU' and 'Other CPU'"),
+        ("proc/meminfo", "MemTotal: 4194304 kB\n", "key", "memory 16 and 4 GiB"),
+        ("sys/devices/system/cpu/online", "0-7\n", "key", "cpus 2 and 8"),
+        (
+            "proc/cpuinfo",
+            "model name : QEMU TCG CPU version 2.5+\n",
+            "emulated",
+            "this machine is emulated by software",
+        ),
+    ],
+)
+def test_a_foreign_baseline_is_refused(world, saved, path, text, kind, words) -> None:
+    world.write(path, text)
+    data = read_result(world, "--baseline", str(saved))
+    assert (data["verdict"], data["status"], data["rows"]) == ("refused", 2, [])
+    assert data["refused"]["kind"] == kind
+    assert words in data["refused"]["text"]
+
+
+def test_an_emulated_machine_is_judged_against_itself(world: AcceptWorld) -> None:
+    world.write("proc/cpuinfo", "model name : QEMU TCG CPU version 2.5+\n")
+    assert read_result(world)["verdict"] == "accepted"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda text: text.replace("9000", "8000"), "was changed after it was measured"),
+        (lambda text: text.replace('"version": 1', '"version": 2', 1), "has version 2"),
+        (lambda text: text[:-9], "not JSON"),
+        (lambda text: "", "not JSON"),
+    ],
+)
+def test_a_file_that_cannot_be_used(world: AcceptWorld, saved: Path, change, words: str) -> None:
+    saved.write_text(change(saved.read_text()))
+    status, out, _ = world.run("--baseline", str(saved))
+    assert status == 2
+    assert words in out
+    assert world.run("--baseline", str(saved) + "x")[0] == 2
+
+
+def test_another_machine_in_turns(world: AcceptWorld, tmp_path: Path) -> None:
+    """The other machine is asked for samples by a command; here it is this one, undisturbed."""
+    other = AcceptWorld(tmp_path / "other") if (tmp_path / "other").mkdir() is None else None
+    assert other is not None
+    program = tmp_path / "beside"
+    words = f"-m nova_hpc.guest.command accept --sample --root {other.root}"
+    top = Path(command.__file__).parents[2]
+    program.write_text(
+        f"#!/bin/sh\nexport PATH={other.tools}:/bin:/usr/bin RATES={other.rates} PYTHONPATH={top}\n"
+        f'exec {sys.executable} {words} "$@"\n'
+    )
+    program.chmod(0o755)
+    world.rate("memory", SLOW)
+    data = read_result(world, "--beside", str(program))
+    assert (data["verdict"], data["baseline"]["kind"]) == ("slow", "beside")
+    assert data["rows"][0]["ratio"] == pytest.approx(5 / 9, abs=1e-3)
+    assert world.run("--beside", "/bin/false")[0] == 2
+
+
+# -- refusals ---------------------------------------------------------------------------
+
+
+def write_stat(world: AcceptWorld, busy: int) -> None:
+    world.write("proc/stat", f"cpu  0\ncpu0 {busy} 0 0 0 0 0 0 0\ncpu1 {busy} 0 0 0 0 0 0 0\n")
+
+
+def test_a_busy_machine_is_refused(world: AcceptWorld, monkeypatch) -> None:
+    from nova_hpc.guest.accept import refusal
+
+    busy = [0]
+
+    def sleep(seconds: float) -> None:
+        busy[0] += int(seconds * os.sysconf("SC_CLK_TCK"))
+        write_stat(world, busy[0])
+
+    write_stat(world, 0)
+    refused = refusal.refuse_busy_machine(Root(str(world.root)), (0, 1), sleep)
+    assert refused is not None
+    assert "other processes keep 2.0 of 2 CPUs busy" in refused.text
+    assert refusal.refuse_busy_machine(Root(str(world.root)), (0, 1), lambda _: None) is None
+    # No /proc/stat: nothing is known, and nothing refused.
+    (world.root / "proc/stat").unlink()
+    assert refusal.refuse_busy_machine(Root(str(world.root)), (0, 1), lambda _: None) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--tier", "full"], "say --yes"),
+        (["--only", "nothing"], "is not one of cpu_one"),
+        (["--only", "hpl"], "needs --tier full"),
+        (["--baseline", "a", "--beside", "b"], "choose one"),
+        (["--save-baseline", "a", "--only", "blas"], "does not go with"),
+        (["--budget", "0"], "no number of seconds"),
+        (["--budget", "1e9"], "no number of seconds"),
+        (["--peer=-oProxyCommand=x"], "no name or address"),
+        (["--peer", "a b"], "no name or address"),
+        (["--skip", "everything"], "is not one of device"),
+        (["--format", "xml"], "invalid choice"),
+    ],
+)
+def test_options_that_make_no_sense(world, arguments, words, capsys) -> None:
+    with pytest.raises(SystemExit) as error:
+        command.main(["accept", *arguments])
+    assert error.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[]", "no JSON object"),
+        ("rubbish", "not JSON"),
+        ('{"blas": 2}', "no ratio from 0 to 1"),
+        ('{"blas": true}', "no ratio from 0 to 1"),
+        ('{"blast": 0.5}', "is no probe"),
+    ],
+)
+def test_floors_that_are_none(world: AcceptWorld, tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "floors").write_text(text)
+    status, out, _ = world.run("--floors", str(tmp_path / "floors"))
+    assert status == 2
+    assert words in out
+
+
+def test_the_operator_may_change_the_floors(world: AcceptWorld, tmp_path: Path) -> None:
+    world.rate("memory", SLOW)
+    world.rate("memory-large", FAST)
+    assert world.run()[0] == 1
+    (tmp_path / "floors").write_text('{"mem_stream": 0.5}')
+    assert world.run("--floors", str(tmp_path / "floors"))[0] == 0
+
+
+# -- views ------------------------------------------------------------------------------
+
+
+def test_a_picture(world: AcceptWorld) -> None:
+    world.rate("memory", SLOW)
+    world.rate("memory-large", FAST)
+    status, out, _ = world.run("--format", "svg", only="mem_stream,cpu_all")
+    assert status == 1
+    picture = ElementTree.fromstring(out)
+    texts = "".join(picture.itertext())
+    assert "mem_stream" in texts
+    assert "0.56 (0.56-0.56) slow" in texts
+    assert "no cause found: mem_stream" in texts
+
+
+def test_junit(world: AcceptWorld) -> None:
+    world.rate("memory", SLOW)
+    world.rate("memory-large", FAST)
+    world.rate("cpu", "exit 3\n")
+    _, out, _ = world.run("--format", "junit", only="mem_stream,cpu_one")
+    suite = ElementTree.fromstring(out)
+    kinds = {case.get("classname"): [each.tag for each in case] for case in suite}
+    assert kinds == {"mem_stream": ["failure"], "cpu_one": ["error"]}
+    assert (suite.get("failures"), suite.get("errors")) == ("1", "1")
+
+
+def test_published_figures_stand_beside(world: AcceptWorld) -> None:
+    data = read_result(world, "--compare", "published")
+    assert len(data["published"]) == 82
+    assert all(row["why"] for row in data["published"])
+    _, out, _ = world.run("--compare", "published")
+    assert "LAMMPS LJ, 32 cores" in out
+    assert "not comparable: SPEC's benchmarks are not free" in out
+
+
+def test_nobody_is_told_a_name_or_a_number_of_the_machine(world: AcceptWorld) -> None:
+    world.write("etc/hostname", "secret-host\n")
+    world.write("proc/sys/kernel/hostname", "secret-host\n")
+    world.write("sys/class/dmi/id/product_serial", "secret-serial\n")
+    for form in ("text", "json", "svg", "junit"):
+        _, out, _ = world.run("--format", form)
+        assert "secret" not in out
+        assert os.uname().nodename not in out or len(os.uname().nodename) < 4
+    assert "secret" not in world.run("--sample")[1]
+
+
+# -- strange machines -------------------------------------------------------------------
+
+
+def test_256_cpus(world: AcceptWorld) -> None:
+    world.write("sys/devices/system/cpu/online", "0-255\n")
+    world.cpu(1000.0, together=256_000.0)
+    world.rate("all", f'echo "total time: {1200 * 256 / 256_000:.5f}s"\n')
+    data = read_result(world, only="cpu_all")
+    assert data["rows"][0]["base"] == pytest.approx(256_000, rel=1e-3)
+    assert data["verdict"] == "accepted"
+
+
+def test_a_machine_without_anything_to_read(tmp_path: Path) -> None:
+    """No /proc, no /sys, no control groups."""
+    world = AcceptWorld(tmp_path)
+    world.root = tmp_path / "empty"
+    world.root.mkdir()
+    data = read_result(world)
+    assert data["verdict"] == "accepted"
+    assert (data["boot"], data["facts"]["model"]) == (None, None)
+
+
+def test_other_languages_do_not_matter(world: AcceptWorld) -> None:
+    text = (world.tools / "sysbench").read_text()
+    world.tool("sysbench", text.replace("#!/bin/sh\n", '#!/bin/sh\n[ "$LC_ALL" = C ] || exit 9\n'))
+    before = dict(os.environ)
+    try:
+        os.environ.update(LC_ALL="de_DE.UTF-8", LANG="de_DE.UTF-8")
+        assert world.run()[0] == 0
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+# -- the gate ---------------------------------------------------------------------------
+
+
+def gate(world: AcceptWorld, *arguments: str) -> tuple[int, str]:
+    status, out, _ = world.run("--gate", *arguments, only=None)
+    return status, out.strip()
+
+
+def test_the_gate_has_the_status_of_the_last_whole_run(world) -> None:
+    assert gate(world) == (
+        2,
+        "no /run/nova-hpc/acceptance.json: run nova-hpc-guest accept as root first",
+    )
+    assert world.run("--only", "mem_stream", only=None)[0] == 0
+    assert gate(world)[0] == 2, "a part of the probes opens no gate"
+    status, out, _ = world.run(only=None)
+    assert status == 0, out
+    assert gate(world) == (0, "accepted")
+    assert gate(world, "--tier", "full")[0] == 2
+    world.cpu(1000.0, together=1000.0)
+    assert world.run(only=None)[0] == 1
+    assert gate(world)[0] == 1
+    assert gate(world)[1].startswith("slow: ")
+
+
+def test_the_gate_is_bound_to_the_start_of_the_machine(world) -> None:
+    assert world.run(only=None)[0] == 0
+    world.write("proc/sys/kernel/random/boot_id", "99999999-2222-3333-4444-555555555555\n")
+    assert gate(world)[0] == 2
+    assert "another start" in gate(world)[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("rubbish", "not JSON"),
+        ('{"schema": "nova-hpc/acceptance", "version": 2}', "has version 2"),
+        ('{"schema": "nova-hpc/acceptance", "version": 1}', "verdict None"),
+        (
+            '{"schema": "nova-hpc/acceptance", "version": 1, "verdict": "slow", "status": 0}',
+            "status",
+        ),
+    ],
+)
+def test_a_gate_that_was_tampered_with(world: AcceptWorld, text: str, words: str) -> None:
+    world.write("run/nova-hpc/acceptance.json", text)
+    assert gate(world)[0] == 2
+    assert words in gate(world)[1]
+
+
+def test_others_may_not_open_the_gate(world: AcceptWorld) -> None:
+    world.run(only=None)
+    (world.root / "run/nova-hpc/acceptance.json").chmod(0o666)
+    assert gate(world)[0] == 2
+    assert "others may write it" in gate(world)[1]
+
+
+def test_who_may_not_write_is_told(world: AcceptWorld, monkeypatch) -> None:
+    (world.root / "run").write_text("no directory")
+    status, out, _ = world.run(only=None)
+    assert status == 0
+    assert "note not kept for --gate: /run/nova-hpc/acceptance.json: cannot be written" in out
+
+
+# -- ended ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_nothing_is_left_when_it_is_ended(world: AcceptWorld, number: int) -> None:
+    mark = f"{world.rates}/hang"
+    world.rate("hang", "trap '' TERM INT\nwhile true; do /bin/sleep 0.1; done\n")
+    world.rate("memory", f"/bin/sh {mark} &\n/bin/sh {mark}\n")
+    child = world.start("--only", "mem_stream")
+    until = time.monotonic() + 20
+    while len(list_processes(mark)) < 2 and time.monotonic() < until:
+        time.sleep(0.05)
+    assert len(list_processes(mark)) >= 2
+    child.send_signal(number)
+    out, err = child.communicate(timeout=30)
+    assert child.returncode == 2
+    assert out == ""
+    assert err == f"nova-hpc-guest: ended by {signal.Signals(number).name}\n"
+    assert list_processes(mark) == []
+
+
+# -- packed -----------------------------------------------------------------------------
+
+
+def test_it_is_part_of_the_one_file(world: AcceptWorld, tmp_path: Path) -> None:
+    packed = tmp_path / "nova-hpc-guest"
+    packed.write_bytes(build.single_file())
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-I",
+            "-S",
+            packed,
+            "accept",
+            "--root",
+            world.root,
+            "--busy",
+            "--only",
+            "clock,mem_stream",
+            "--compare",
+            "published",
+        ],
+        capture_output=True,
+        text=True,
+        cwd="/",
+        env=world.environment,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "verdict: accepted" in done.stdout
+    assert "GPU-LIBSVM" in done.stdout
+
+
+def test_user_data_have_no_room_for_it(tmp_path: Path) -> None:
+    packed = tmp_path / "nova-hpc-guest"
+    packed.write_bytes(build.single_file(accept=False))
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", packed, "accept"], capture_output=True, text=True, cwd="/"
+    )
+    assert done.returncode == 2
+    assert "invalid choice: 'accept'" in done.stderr
+
+
+def test_all_of_it_is_packed_and_for_old_pythons() -> None:
+    folder = Path(build.__file__).parent / "accept"
+    files = {f"accept/{path.name}" for path in folder.iterdir() if path.is_file()}
+    assert set(build._ACCEPT) == files
+    for module in folder.glob("*.py"):
+        tree = ast.parse(module.read_text(), feature_version=(3, 8))
+        for node in ast.walk(tree):
+            # zip() has no strict before Python 3.10, str.removeprefix is of 3.9.
+            if isinstance(node, ast.keyword):
+                assert node.arg != "strict"
+            if isinstance(node, ast.Attribute):
+                assert node.attr not in ("removeprefix", "removesuffix", "pairwise")
+
+
+def test_a_result_without_rows_is_never_accepted() -> None:
+    from nova_hpc.guest.accept.facts import GuestFacts
+
+    bare = result.AcceptanceResult("quick", None, GuestFacts())
+    assert (bare.verdict, bare.status) == ("not measurable", 2)
+    assert set(result.STATUSES.values()) == {0, 1, 2, 3}
