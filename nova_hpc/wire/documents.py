@@ -106,6 +106,35 @@ CLUSTER_WISH: Final = WireDocument(
     limit=9 * (LONGEST_METADATA - 2),
 )
 
+_ACCEPT: Final = "nova_hpc.guest.accept"
+ACCEPTANCE: Final = WireDocument(
+    name="acceptance",
+    lives="the output of nova-hpc-guest accept, and /run/nova-hpc/acceptance.json of the guest",
+    # Standard library alone, as all that runs in guests: it has its own check.
+    writer=f"{_ACCEPT}.result:write_acceptance",
+    readers=(f"{_ACCEPT}.result:read_acceptance",),
+    schema="nova-hpc/acceptance",
+    longest=1 << 22,
+    cure="measure again: nova-hpc-guest accept",
+)
+ACCEPTANCE_SAMPLE: Final = WireDocument(
+    name="acceptance sample",
+    lives="the output of nova-hpc-guest accept --sample",
+    writer=f"{_ACCEPT}.sample:write_sample",
+    readers=(f"{_ACCEPT}.sample:read_sample",),
+    schema="nova-hpc/acceptance-sample",
+    longest=1 << 22,
+)
+ACCEPTANCE_BASELINE: Final = WireDocument(
+    name="acceptance baseline",
+    lives="a file of the user's",
+    writer=f"{_ACCEPT}.baseline:write_baseline",
+    readers=(f"{_ACCEPT}.baseline:read_baseline",),
+    schema="nova-hpc/acceptance-baseline",
+    longest=1 << 22,
+    cure="measure again: nova-hpc-guest accept --save-baseline FILE",
+)
+
 
 ALL: Final = (
     DEVICE_TAGS,
@@ -131,4 +160,7 @@ ALL: Final = (
     POSITION,
     SERVER_DEVICES,
     DESIRED_PARTITIONS,
+    ACCEPTANCE,
+    ACCEPTANCE_SAMPLE,
+    ACCEPTANCE_BASELINE,
 )

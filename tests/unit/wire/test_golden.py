@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 from nova_hpc.guest import document as guest
 from nova_hpc.guest import install
+from nova_hpc.guest.accept import baseline, result, sample
 from nova_hpc.guest.machine import GuestFunction
 from nova_hpc.topology import roles
 from nova_hpc.topology.nccl import NCCL_VERSION
@@ -76,7 +77,13 @@ def read_partitions(text: str) -> object:
 
 
 #: What is said of a text that cannot be read; anything else is a bug.
-UNKNOWN = (WireError, guest.DocumentError, SnapshotError, roles.RoleError)
+UNKNOWN = (
+    WireError,
+    guest.DocumentError,
+    SnapshotError,
+    roles.RoleError,
+    sample.AcceptanceError,
+)
 READERS: dict[str, Callable[[str], object]] = {
     "device-tags": read_tags,
     "device-record": read_record,
@@ -99,6 +106,9 @@ READERS: dict[str, Callable[[str], object]] = {
     "undo-record": undo.read_undo,
     "findings": findings.read_findings,
     "desired-partitions": read_partitions,
+    "acceptance": result.read_acceptance,
+    "acceptance-sample": sample.read_sample,
+    "acceptance-baseline": baseline.read_baseline,
 }
 #: What the golden text means.
 MEANING: dict[str, object] = {
@@ -123,6 +133,11 @@ MEANING: dict[str, object] = {
     "server-devices": examples.DEVICES,
     "node-declaration": examples.DECLARED,
     "capture-manifest": examples.REPLACED,
+    "acceptance": result.AcceptanceSummary(
+        *("promise broken", 1, "quick", "11111111-2222-3333-4444-555555555555", True),
+        *(("pages-small",), ("blas",)),
+    ),
+    "acceptance-sample": examples.GUEST_SAMPLE,
     "undo-record": examples.UNDONE,
     "findings": examples.FOUND,
     "desired-partitions": examples.DESIRED,
