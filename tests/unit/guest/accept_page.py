@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of the guide *Is it as fast as it should be?*, made from the code and the trials.
+
+``python -m tests.unit.guest.accept_page`` writes them again.
+"""
+
+from __future__ import annotations
+
+import collections
+import re
+from pathlib import Path
+
+from nova_hpc.guest.accept.causes import CAUSES, CHANGES_NOTHING, CLOSES, COSTS_NOTHING
+from nova_hpc.guest.accept.diagnosis import find_causes
+from nova_hpc.guest.accept.probes import PROBES, TOOL_OF
+from nova_hpc.guest.accept.published import compare_published, load_published
+from tests.unit.guest.accept_cases import read_trials, repeat_experiment, restore_trial
+
+FOLDER = Path(__file__).parents[3] / "docs/source/user/accept"
+_ALONE = {
+    "cpu=other": "another CPU",
+    "cpus=sum": "so many times one CPU",
+    "pages=large": "the same with large pages",
+    "cell=other": "memory of another node",
+    "blas=default": "the best BLAS there is",
+    "clock=coarse": "the coarse clock",
+    "btl=shared": "shared memory",
+    "ceiling=rdma": "the rate of the port",
+    "ceiling=pcie": "the promised link",
+    None: "",
+}
+_PROVES = {
+    CLOSES: "proved if more than half of the gap closes, taken back if less than a fifth",
+    COSTS_NOTHING: "proved if it is as fast (0.9), taken back below 0.7",
+    CHANGES_NOTHING: "proved if it is no faster (1.1), taken back above 1.3; without it no name",
+}
+
+
+def write_table(heading: tuple[str, ...], rows: list[tuple[str, ...]], widths: str) -> str:
+    lines = [".. list-table::", "   :header-rows: 1", f"   :widths: {widths}", ""]
+    for row in [heading, *rows]:
+        for number, cell in enumerate(row):
+            mark = "   * - " if number == 0 else "     - "
+            lines.append(f"{mark}{cell}".rstrip())
+    return "\n".join(lines) + "\n"
+
+
+def write_probes() -> str:
+    rows = []
+    for probe in PROBES:
+        package = TOOL_OF[probe.tool].package
+        floor = f"{probe.floor:g}"
+        if probe.alone_floor is not None:
+            floor += f" ({probe.alone_floor:g})"
+        rows.append(
+            (
+                f"``{probe.name}``",
+                f"{probe.says}, {probe.unit}",
+                f"{probe.tool}" + (f" ({package})" if package else ""),
+                probe.tier,
+                floor,
+                _ALONE[probe.alone],
+            )
+        )
+    heading = ("Probe", "What", "Tool (package)", "Tier", "Floor", "Against itself")
+    return write_table(heading, rows, "14 30 22 8 10 20")
+
+
+def write_causes() -> str:
+    parts = []
+    for cause in CAUSES:
+        symptom = ", ".join(f"``{name}``" for name in sorted(cause.symptoms))
+        text = [
+            f".. _{cause.anchor}:",
+            "",
+            f".. rubric:: {cause.name}",
+            "",
+            f":Symptom: {symptom}",
+            f":Fact: {cause.fact}",
+        ]
+        if cause.setting:
+            text.append(f":Experiment: ``{cause.setting}``; {_PROVES[cause.proves]}")
+        cure = re.sub(r"(\w+_\*)", r"``\1``", cause.cure)
+        text += [f":Cure: {cure}", ""]
+        parts.append("\n".join(text))
+    return "\n".join(parts)
+
+
+def write_trials() -> str:
+    table: dict[tuple[str, str], collections.Counter[str]] = {}
+    for trial in read_trials():
+        found = find_causes(restore_trial(trial), repeat_experiment(trial))
+        named = ", ".join(f"{each.cause} ({each.status})" for each in found.causes)
+        word = named or ("no cause found" if found.unexplained else "nothing slow")
+        right = ", ".join(trial["right"]) or "none"
+        table.setdefault((trial["says"], right), collections.Counter())[word] += 1
+    rows = [
+        (says, right, "; ".join(f"{count} x {word}" for word, count in sorted(words.items())))
+        for (says, right), words in table.items()
+    ]
+    return write_table(("Injected", "Right", "Named"), rows, "38 22 40")
+
+
+def write_published() -> str:
+    rows = []
+    for line in compare_published(load_published(), {}, None):
+        ratio = "" if line["ratio"] is None else f"{line['ratio']:.3f}"
+        rows.append(
+            (
+                ratio,
+                f"{line['benchmark']}".replace("*", ""),
+                f"{line['hypervisor']}",
+                f"{line['source']}, {line['place']}",
+                (line["why"] or "")
+                .replace("not measured here (--tier full, or no such device)", "")
+                .strip("; ")
+                or "comparable",
+            )
+        )
+    return write_table(
+        ("Ratio", "Benchmark", "Hypervisor", "Source", "Beside ours"), rows, "8 26 18 26 32"
+    )
+
+
+PARTS = {
+    "probes.inc": write_probes,
+    "causes.inc": write_causes,
+    "trials.inc": write_trials,
+    "published.inc": write_published,
+}
+
+
+def main() -> None:
+    """Write the parts again."""
+    for name, write in PARTS.items():
+        (FOLDER / name).write_text(write(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
