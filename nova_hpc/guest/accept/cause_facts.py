@@ -287,14 +287,12 @@ def find_flat_tree(seen: Evidence) -> str | None:
 
 def find_narrow_link(seen: Evidence) -> str | None:
     """A link has fewer lanes than were promised."""
-    texts = [one.text for one in seen.findings if one.kind == "link" and "lanes of" in one.text]
-    return texts[0] if texts else None
+    return next(iter(seen.links.narrow), None)
 
 
 def find_slow_link(seen: Evidence) -> str | None:
     """A link is slower than was promised."""
-    texts = [one.text for one in seen.findings if one.kind == "link" and "GT/s" in one.text]
-    return texts[0] if texts else None
+    return next(iter(seen.links.slow), None)
 
 
 def find_missing_cells(seen: Evidence) -> str | None:

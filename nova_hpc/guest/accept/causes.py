@@ -16,8 +16,8 @@ from .evidence import Evidence
 
 #: How an experiment proves its cause.
 CLOSES: Final = "closes"  # most of the gap is gone
-COSTS_NOTHING: Final = "costs nothing"  # to do without is as fast
-CHANGES_NOTHING: Final = "changes nothing"  # more of it is no faster
+COSTS_NOTHING: Final = "costs-nothing"  # to do without is as fast
+CHANGES_NOTHING: Final = "changes-nothing"  # more of it is no faster
 
 #: A machine that lacks time of its CPUs is slow in everything.
 _CPU: Final = (

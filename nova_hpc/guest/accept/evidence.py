@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from ..compare import GuestFinding
 from ..document import GuestDocument
+from ..machine import GuestFunction
 from .facts import GuestFacts
 from .probes import PROBE_OF, Probe
 from .ratio import LEVEL, SLOW, Ratio, compare_groups, compare_pairs, judge_ratio
@@ -60,6 +61,13 @@ class TimeShare(NamedTuple):
         return self.test - self.base
 
 
+class LinkFaults(NamedTuple):
+    """Links of promised devices that are not as promised, as texts."""
+
+    narrow: tuple[str, ...] = ()
+    slow: tuple[str, ...] = ()
+
+
 class Evidence(NamedTuple):
     """Everything that a cause may be found by."""
 
@@ -76,6 +84,7 @@ class Evidence(NamedTuple):
     words: Mapping[str, tuple[str, ...]] = {}
     promise: GuestDocument | None = None
     findings: Sequence[GuestFinding] = ()
+    links: LinkFaults = LinkFaults()
 
     @property
     def slow(self) -> frozenset[str]:
@@ -130,6 +139,7 @@ def gather_evidence(
     test: Sequence[Sample],
     promise: GuestDocument | None = None,
     findings: Sequence[GuestFinding] = (),
+    links: LinkFaults | None = None,
 ) -> Evidence:
     """What two series of samples say beside their values.
 
@@ -165,7 +175,25 @@ def gather_evidence(
         words=words,
         promise=promise,
         findings=findings,
+        links=links or LinkFaults(),
     )
+
+
+def find_link_faults(promise: GuestDocument, places: Mapping[int, GuestFunction]) -> LinkFaults:
+    """Compare the links of the devices that are there.
+
+    An idle device may lower its speed, which is no broken promise: under load it is one.
+    """
+    narrow, slow = [], []
+    for device in promise.devices:
+        function = places.get(device.number)
+        if function is None:
+            continue
+        if device.width and function.width and function.width < device.width:
+            narrow.append(f"{device.name}: {function.width} lanes of {device.width}")
+        if device.speed and function.speed and function.speed < device.speed:
+            slow.append(f"{device.name}: {function.speed:g} of {device.speed:g} GT/s")
+    return LinkFaults(tuple(narrow), tuple(slow))
 
 
 def _merge_facts(samples: Sequence[Sample]) -> GuestFacts:

@@ -44,8 +44,6 @@ _IN_MEMORY: Final = frozenset(("tmpfs", "ramfs", "devtmpfs", "rootfs"))
 _WITH_PAGES: Final = ("mem_stream", "mem_random")
 _PER_SECOND: Final = {"us": 1e6, "ns": 1e9}
 _HPL_SIZE: Final = 800
-#: How the reason of a probe begins whose tool is not there.
-MISSING: Final = "no tool "
 #: A server may be slow to listen.
 _LISTEN: Final = 3.0
 _SPIN: Final = (
@@ -98,7 +96,8 @@ class LocalMachine:
         """
         settings = settings or {}
         values: dict[str, Reading] = {}
-        left_out: dict[str, str] = {}
+        missing: dict[str, str] = {}
+        failed: dict[str, str] = {}
         blas = None
         wanted = {probe.name for probe in probes}
         for probe in PROBES:
@@ -106,15 +105,17 @@ class LocalMachine:
             if probe.of is not None or not (probe.name in wanted or followers):
                 continue
             both = [*([probe] if probe.name in wanted else []), *followers]
-            problem = self._find_obstacle(probe)
-            if problem is None:
-                given, problem, library = self._run_probe(probe, both, settings)
-                values.update(given)
-                blas = library or blas
+            obstacle = self._find_obstacle(probe)
+            if obstacle is not None:
+                missing.update({one.name: obstacle for one in both})
+                continue
+            given, problem, library = self._run_probe(probe, both, settings)
+            values.update(given)
+            blas = library or blas
             if problem is not None:
-                left_out.update({one.name: problem for one in both if one.name not in values})
+                failed.update({one.name: problem for one in both if one.name not in values})
         facts = self._read_facts(self._choose_environment(settings))._replace(blas=blas)
-        return Sample(facts, values, left_out)
+        return Sample(facts, values, missing, failed)
 
     def diagnose_gpus(self) -> tuple[list[str], str | None]:
         """Tests of NVIDIA's DCGM that failed, and why there is no answer."""
@@ -143,7 +144,7 @@ class LocalMachine:
             if not self.toolbox.has(tool):
                 package = TOOL_OF[tool].package
                 where = f"Debian's package {package}" if package else "it comes with the device"
-                return f"{MISSING}{tool} ({where})"
+                return f"no tool {tool} ({where})"
         if "dir" in probe.needs and self._find_folder() is None:
             return "no directory on a disk to write in (--dir)"
         return None

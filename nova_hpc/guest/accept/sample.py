@@ -57,8 +57,10 @@ class Sample(NamedTuple):
 
     facts: GuestFacts
     readings: dict[str, Reading]
-    #: Probe -> why it gave nothing.
-    left_out: dict[str, str]
+    #: Probe -> what there is not: its tool, or something to measure.
+    missing: dict[str, str] = {}
+    #: Probe -> what its tool did in place of measuring.
+    failed: dict[str, str] = {}
 
 
 def build_sample_data(sample: Sample) -> dict[str, Any]:
@@ -75,7 +77,8 @@ def build_sample_data(sample: Sample) -> dict[str, Any]:
             }
             for name, reading in sorted(sample.readings.items())
         },
-        "left_out": dict(sorted(sample.left_out.items())),
+        "missing": dict(sorted(sample.missing.items())),
+        "failed": dict(sorted(sample.failed.items())),
     }
 
 
@@ -124,7 +127,9 @@ def parse_sample(data: object) -> Sample:
     """
     content = expect_object(data, "the sample")
     probes = expect_object(content.get("probes"), "probes of the sample")
-    left_out = expect_object(content.get("left_out", {}), "left_out of the sample")
+    reasons = [
+        expect_object(content.get(key, {}), f"{key} of the sample") for key in ("missing", "failed")
+    ]
     facts = expect_object(content.get("facts"), "facts of the sample")
     try:
         parsed = parse_facts(facts)
@@ -133,7 +138,7 @@ def parse_sample(data: object) -> Sample:
     return Sample(
         parsed,
         {name: parse_reading(name, expect_object(item, name)) for name, item in probes.items()},
-        {name: _take_text(reason) for name, reason in left_out.items()},
+        *({name: _take_text(text) for name, text in texts.items()} for texts in reasons),
     )
 
 

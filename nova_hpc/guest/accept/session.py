@@ -27,8 +27,8 @@ from .baseline import (
     write_baseline,
 )
 from .diagnosis import Diagnosis, find_causes
-from .evidence import BESIDE, FILE, gather_evidence
-from .measuring import MISSING, LocalMachine, MeasuringOptions
+from .evidence import BESIDE, FILE, LinkFaults, find_link_faults, gather_evidence
+from .measuring import LocalMachine, MeasuringOptions
 from .options import AcceptOptions
 from .picture import draw_result
 from .probes import FULL, PROBE_OF, Probe, list_probes
@@ -51,8 +51,6 @@ from .views import format_junit, format_result
 
 #: The longest file of a baseline or of floors.
 _LONGEST: Final = 1 << 24
-#: Reasons of probes that are left out because there is nothing to measure.
-_NOTHING: Final = ("no GPU", "no RDMA", "one NUMA", "no --peer", "no directory", "the cloud did")
 
 
 class EndedError(KeyboardInterrupt):
@@ -66,6 +64,7 @@ class Promise(NamedTuple):
     #: Why there is none.
     why: str
     findings: tuple[GuestFinding, ...] = ()
+    links: LinkFaults = LinkFaults()
 
 
 def run_accept(root: Root, options: AcceptOptions) -> tuple[int, list[str]]:
@@ -157,10 +156,11 @@ def check_promise(root: Root, skip: Sequence[str] = ()) -> Promise:
     except DocumentError as error:
         finding = GuestFinding("device", None, f"the cloud's document: {error}", True)
         return Promise(None, str(error), (finding,))
-    found = compare_with_machine(
+    compared = compare_with_machine(
         promised, machine.read_machine(root), GuestWishes(skip=tuple(skip))
     )
-    return Promise(promised, "", found.findings)
+    links = find_link_faults(promised, compared.places)
+    return Promise(promised, "", compared.findings, links)
 
 
 def _judge(
@@ -186,7 +186,9 @@ def _judge(
     diagnosis = Diagnosis((), ())
     facts = None
     if series.rows:
-        seen = gather_evidence(series.rows, series.base, series.test, promise.document, findings)
+        seen = gather_evidence(
+            series.rows, series.base, series.test, promise.document, findings, promise.links
+        )
         facts = None if isinstance(source, OwnSource) else seen.base
 
         def again(setting: str, probe: str) -> float | None:
@@ -199,7 +201,7 @@ def _judge(
     if options.save is not None:
         _save_baseline(options.save, local, series, probes)
         notes.append(f"wrote {options.save}")
-    missing, broken = _sort_reasons(series)
+    missing, broken = _join_reasons(series)
     rows = tuple(series.rows[probe.name] for probe in probes if probe.name in series.rows)
     published: list[dict[str, Any]] = []
     if options.published:
@@ -301,15 +303,13 @@ def _list_values(probes: Sequence[Probe], series: Series) -> Iterator[MeasuredVa
             yield MeasuredValue(probe.name, probe.unit, median(values), len(values))
 
 
-def _sort_reasons(series: Series) -> tuple[dict[str, str], dict[str, str]]:
-    """Reasons of probes that gave nothing at all: no tool or no device, and a tool that failed."""
+def _join_reasons(series: Series) -> tuple[dict[str, str], dict[str, str]]:
+    """Probes that were missing, and those whose tool failed in any round, with reasons."""
     missing: dict[str, str] = {}
     failed: dict[str, str] = {}
     for sample in series.test:
-        for name, reason in sample.left_out.items():
-            if name in PROBE_OF:
-                nothing = reason.startswith((MISSING, *_NOTHING))
-                (missing if nothing else failed)[name] = reason
+        missing.update(sample.missing)
+        failed.update(sample.failed)
     return missing, failed
 
 

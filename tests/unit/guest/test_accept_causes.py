@@ -10,12 +10,15 @@ from attrs import define
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nova_hpc.guest import document
 from nova_hpc.guest.accept.causes import CAUSE_OF, CAUSES, COSTS_NOTHING
 from nova_hpc.guest.accept.diagnosis import find_causes, judge_experiment, match_cause
-from nova_hpc.guest.accept.evidence import Evidence, TimeShare
+from nova_hpc.guest.accept.evidence import Evidence, LinkFaults, TimeShare, find_link_faults
 from nova_hpc.guest.accept.probes import PROBE_OF
-from nova_hpc.guest.compare import GuestFinding
+from nova_hpc.guest.compare import GuestFinding, locate_devices
 from nova_hpc.guest.document import GuestCell, GuestDevice, GuestDocument, Peers
+from nova_hpc.guest.files import Root
+from nova_hpc.guest.machine import read_machine
 from tests.unit.guest.accept_cases import (
     evidence,
     read_trials,
@@ -95,10 +98,8 @@ CASES = {
     "idle-exit": case({"timer_p99": 0.2}, test={"idle": "acpi_idle"}),
     "clocksource": case({"clock": 0.1}, test={"clocksource": "hpet"}),
     "gpu-far": case({"h2d_near": 0.8}, promise=promise()),
-    "link-narrow": case({"h2d": 0.5}, findings=finding("link", "the link has 8 lanes of 16")),
-    "link-slow": case(
-        {"h2d": 0.5}, findings=finding("link", "the link makes 16 of 32 GT/s now", False)
-    ),
+    "link-narrow": case({"h2d": 0.5}, links=LinkFaults(narrow=("device 0: 8 lanes of 16",))),
+    "link-slow": case({"h2d": 0.5}, links=LinkFaults(slow=("device 0: 16 of 32 GT/s",))),
     "iommu-pages": case({"h2d": 0.7}, promise=promise(page=4)),
     "nccl-sockets": case(PAIR, words={"nccl_pair": ("socket",)}),
     "acs-redirect": case(PAIR, promise=promise("acs-redirect")),
@@ -268,6 +269,20 @@ def test_no_cause_without_symptom_and_fact(ratios, base, test, shares, promised)
         left -= cause.explains
     assert set(found.unexplained) == left
     assert bool(found.causes or found.unexplained) == bool(seen.slow)
+
+
+def test_links_that_are_not_as_promised(guest) -> None:
+    """The places of a machine whose first GPU got half of its lanes, and the other half speed."""
+    folders = [guest.folders[address] for address in ("0000:1a:00.0", "0000:1b:00.0")]
+    (folders[0] / "current_link_width").write_text("8")
+    (folders[1] / "current_link_speed").write_text("16.0 GT/s PCIe")
+    _, promised = document.read_guest_document(Root(str(guest.root)))
+    places, _ = locate_devices(promised, read_machine(Root(str(guest.root))))
+    assert find_link_faults(promised, places) == LinkFaults(
+        ("device 0 (gpu 10de:2330): 8 lanes of 16",),
+        ("device 1 (gpu 10de:2330): 16 of 32 GT/s",),
+    )
+    assert find_link_faults(promised, {}) == LinkFaults()
 
 
 # -- the gate ---------------------------------------------------------------------------

@@ -54,7 +54,7 @@ class SimulatedMachine:
             if probe.name in self.values:
                 value = self.values[probe.name] * self.gains.get(setting, {}).get(probe.name, 1)
                 readings[probe.name] = Reading(value * (1 + self.dice.gauss(0, self.noise)), wall=1)
-        return Sample(self.facts, readings, {})
+        return Sample(self.facts, readings)
 
 
 def probes(*names: str) -> list[Probe]:
@@ -426,6 +426,7 @@ samples = st.builds(
         max_size=4,
     ),
     st.just({"blas": "no tool"}),
+    st.just({"clock": "it ended with status 1"}),
 )
 
 

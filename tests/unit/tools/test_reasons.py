@@ -51,6 +51,7 @@ FOREIGN = {
     ("nova_hpc_tools/inventory/node_archive.py", "line.startswith('model name')"): "/proc/cpuinfo",
     ("nova_hpc_tools/simulate/results.py", "key.strip() == 'model name'"): "/proc/cpuinfo",
     ("nova_hpc_tools/inventory/nccl_node.py", "'CPU implementer' in first"): "/proc/cpuinfo",
+    ("nova_hpc/guest/accept/facts.py", "'QEMU TCG' in self.model"): "/proc/cpuinfo",
 }
 #: What only looks like a text for people: (file, source of the expression) -> what it is.
 OTHERWISE = {
@@ -65,6 +66,7 @@ OTHERWISE = {
         "text.partition('\\n')[0] == MARKER",
     ): "our files' heads",
     ("nova_hpc/guest/document.py", "reason in PEER_REASONS"): "words of the guest document",
+    ("nova_hpc/guest/accept/cause_facts.py", "peers.why in reasons"): "the same",
     ("nova_hpc_tools/adopt/host_files.py", "MARKER in text.splitlines()[:2]"): "our files' heads",
     (
         "nova_hpc_tools/adopt/layouts.py",
