@@ -621,6 +621,29 @@ def test_the_manager_that_stands_by_has_the_same_in_force():
             service.process.stop(10.0)
 
 
+def test_a_forged_guid_is_named_and_nobody_is_right_by_it(site, view):
+    """opensm sweeps on and on and changes nothing while two nodes have one GUID (ERR 0D01)."""
+    manager = site.backend()
+    guid, other = site.guids[:2]
+    forger = site.fabric.net.spare_ports()[1]
+    # The port's is counted from the node's.
+    site.fabric.tell_simulator(f'Guid "{forger.name}" {guid - 1:#x}')
+    try:
+        desired = site.desire(member(1, guid), member(2, other))
+        manager.enforce(desired)
+        time.sleep(3.1)
+        reading = manager.read_back(desired)
+        assert states(reading) == {1: DIFFERENT, 2: DIFFERENT}
+        sentence = f"more than one port of the fabric has the GUID {guid_text(guid)}: port "
+        assert sentence in reading.members[1].reason
+        assert [fault.startswith(sentence) for fault in reading.faults] == [True]
+        assert keys(view, guid, other) == [set(), set()]
+    finally:
+        site.fabric.tell_simulator(f'Guid "{forger.name}" {forger.guid - 1:#x}')
+    reading = look(manager, desired, 40)
+    assert states(reading) == {1: RIGHT, 2: RIGHT}
+
+
 def test_the_last_good_file_comes_back_without_who_has_left(site, view):
     manager = site.backend()
     one, two, three = site.guids[:3]
@@ -729,7 +752,7 @@ def test_adapters_with_two_ports_are_two_ports():
             0x2C90000200001: (switch.lid, 4),
             0x2C90000200002: (switch.lid, 3),
         }
-        assert (fabric.ports[0x2C90000200002].number, fabric.doubled) == (2, frozenset())
+        assert (fabric.ports[0x2C90000200002].number, fabric.doubled) == (2, {})
         tables = manager.reader.read_tables([fabric.ports[0x2C90000200002]])[0x2C90000200002]
         assert tables.own == tables.facing == {0x7FFF, 0x8102}
 

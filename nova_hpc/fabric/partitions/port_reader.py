@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
@@ -123,15 +124,15 @@ class PortReader:
                 "opensm's options the one that is in force?)"
             )
         ports: dict[int, EndPort] = {}
-        doubled = set()
+        places: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
         for guid, kind, lid, number, switch, switch_port, path in answer["ports"]:
-            if guid in ports:
-                doubled.add(guid)
             facing = None if switch is None else (switch, switch_port)
+            places[guid].append(facing or (lid, number))
             ports[guid] = EndPort(guid, kind, lid, number, facing, tuple(path))
         managers = [port.guid for port in ports.values() if port.lid == answer["manager_lid"] != 0]
         manager = managers[0] if len(managers) == 1 else None
-        return FabricPorts(ports, manager, frozenset(doubled), answer["silent"])
+        doubled = {guid: tuple(several) for guid, several in places.items() if len(several) > 1}
+        return FabricPorts(ports, manager, doubled, answer["silent"])
 
     def read_tables(self, ports: Sequence[EndPort]) -> Mapping[int, PortTables]:
         """Read the tables of ports, and of the switch ports facing them.

@@ -50,13 +50,14 @@ class FabricPorts:
     """All end ports of a fabric.
 
     :ivar manager: GUID of the subnet manager's port; None: unknown.
-    :ivar doubled: GUIDs that more than one port says are its own.
+    :ivar doubled: GUIDs that more than one port says are its own -> LID of the switch and number
+        of its port where each is.
     :ivar silent: number of ports that are up and do not answer: their GUIDs are unknown.
     """
 
     ports: Mapping[int, EndPort] = attrs.field(factory=dict)
     manager: int | None = None
-    doubled: frozenset[int] = frozenset()
+    doubled: Mapping[int, tuple[tuple[int, int], ...]] = attrs.field(factory=dict)
     silent: int = 0
 
 
@@ -116,7 +117,7 @@ class TableExpectations:
         """What is wrong with the tables of a port; None: they are exactly right."""
         port = self.fabric.ports[guid]
         if guid in self.fabric.doubled:
-            return f"more than one port of the fabric has the GUID {format_guid(guid)}"
+            return _describe_doubled(guid, self.fabric)
         expected = self.entries_of(guid)
         if tables.own is None:
             return "its P_Key table could not be read"
@@ -166,8 +167,7 @@ class TableExpectations:
                 f"partition, such as {format_guid(min(opened))}",
             )
         sentences.extend(
-            f"more than one port of the fabric has the GUID {format_guid(guid)}"
-            for guid in sorted(self.fabric.doubled)
+            _describe_doubled(guid, self.fabric) for guid in sorted(self.fabric.doubled)
         )
         return Strangers(
             {pkey: frozenset(guids) for pkey, guids in foreign.items()}, tuple(sentences)
@@ -248,6 +248,16 @@ def _name_intruders(member: PartitionMember, strangers: Strangers) -> str | None
             "and is no member of the network"
         )
     return None
+
+
+def _describe_doubled(guid: int, fabric: FabricPorts) -> str:
+    places = ", ".join(
+        f"port {port} of the switch with LID {lid}" for lid, port in fabric.doubled[guid]
+    )
+    return (
+        f"more than one port of the fabric has the GUID {format_guid(guid)}: {places}; opensm may "
+        "change nothing until one is gone (ibportstate LID PORT disable)"
+    )
 
 
 def _say(entries: Iterable[int]) -> str:

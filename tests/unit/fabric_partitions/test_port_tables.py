@@ -101,10 +101,14 @@ def test_what_is_not_on_the_fabric_is_right_only_when_the_file_is_in_force() -> 
 
 
 def test_a_guid_that_two_ports_have_is_nobodys() -> None:
-    doubled = attrs.evolve(FABRIC, doubled=frozenset({A}))
+    doubled = attrs.evolve(FABRIC, doubled={A: ((99, 10), (98, 4))})
     reading = _judge(ROW, _both(0x7FFF, 0x8101), fabric=doubled)
     assert reading.state is MemberState.DIFFERENT
-    assert "more than one port of the fabric has the GUID" in reading.reason
+    name = "more than one port of the fabric has the GUID 0x000000000000000a: port 10 of the switch"
+    assert name in reading.reason
+    (sentence,) = _expect(ROW, fabric=doubled).find_strangers({A: _both(0x7FFF, 0x8101)}).sentences
+    assert sentence.startswith(name)
+    assert "port 4 of the switch with LID 98" in sentence
 
 
 def test_rows_of_one_port_with_two_memberships_are_limited_and_the_full_one_says_so() -> None:
