@@ -7,6 +7,7 @@ ports' GUIDs from the net, and asks the subnet manager for paths as a member wou
 
 import json
 import re
+import subprocess
 import sys
 import threading
 import time
@@ -38,7 +39,9 @@ class FabricView:
 
     def __init__(self, fabric: BareFabric):
         self.fabric = fabric
-        self._reader = fabric.client(MANAGER, sys.executable, str(_READER))
+        # What libibmad says of ports that are away would drown everything else.
+        reader = (MANAGER, sys.executable, str(_READER))
+        self._reader = fabric.client(*reader, stderr=subprocess.DEVNULL)
         self._guard = threading.Lock()
         self.topology = self._ask(op="topology")
         self.manager = guid_text(fabric.net.all_ports()[0].guid)
