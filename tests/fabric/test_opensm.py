@@ -308,7 +308,7 @@ def test_a_long_line_of_the_administrators_is_refused_and_would_have_opened_the_
     assert manager.enforce(site.desire(*desired.members)) is False
     assert site.files.partitions.read_text() == text
     (fault,) = manager.read_back(desired).faults
-    assert f"{site.files.own_partitions}: line 1 has" in fault
+    assert f"{site.files.own_partitions}: line 1 has over 4000 bytes" in fault
     # An agent that has just started knows what is in force.
     again = site.backend()
     again.enforce(site.desire(*desired.members))

@@ -16,7 +16,7 @@ import attrs
 
 from nova_hpc.fabric.partitions.backends.base import AuditRow, AuditState
 from nova_hpc.fabric.partitions.keys import DEFAULT_PKEY, format_pkey
-from nova_hpc.fabric.partitions.own_partitions import RESERVED_COMMENT
+from nova_hpc.fabric.partitions.own_partitions import RESERVED_COMMENT, find_long_line
 
 #: Names of the rows.
 DEFAULT_PARTITION: Final = "default_partition"
@@ -25,8 +25,6 @@ _ISOLATION: Final = "SDN04-04"
 _DEFAULT_CURE: Final = (
     "write into the file of partitions: Default=0x7fff, ipoib : ALL=limited, SELF=full ;"
 )
-#: A line that is longer than opensm's buffer ends the file, and opens the fabric (3.3.23).
-_LONGEST_LINE: Final = 8190
 _COMMENT: Final = re.compile(r"#.*")
 
 #: The state, and what was found.
@@ -49,8 +47,10 @@ def audit_default_partition(partitions_text: str | None) -> AuditRow:
 def _judge_default_partition(text: str | None) -> _Verdict:
     if text is None:
         return AuditState.NOT_MET, "no file of partitions: every port is a full member of 0x7fff"
-    if any(len(line.encode()) > _LONGEST_LINE for line in text.split("\n")):
-        return AuditState.NOT_MET, "a line has more than 8 KiB, at which opensm drops the file"
+    number = find_long_line(text)
+    if number is not None:
+        # opensm reads into 4 or 8 KiB, by release, and drops a file with a longer line.
+        return AuditState.NOT_MET, f"line {number} is too long for opensm, which drops the file"
     rules = [rule for rule in _split_rules(text) if rule.pkey == DEFAULT_PKEY]
     if not rules:
         return AuditState.NOT_MET, "no rule for 0x7fff"

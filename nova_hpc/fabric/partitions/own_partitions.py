@@ -105,15 +105,25 @@ def parse_own_partitions(text: str) -> OwnPartitions:
     return OwnPartitions(text, reader.finish())
 
 
-def _check_lines(text: str) -> None:
+def find_long_line(text: str) -> int | None:
+    """The number of a line that may be too long for opensm, comments included; None: all fit.
+
+    :param text: bytes that are no UTF-8 are surrogates.
+    """
     for number, line in enumerate(text.split("\n"), 1):
-        length = len(line.encode("utf-8", "surrogateescape"))
-        if length > LONGEST_LINE:
-            raise OwnPartitionsError(
-                f"line {number} has {length} bytes: opensm takes the rest of a long line for "
-                f"another one and opens the whole fabric; put one GUID on a line (at most "
-                f"{LONGEST_LINE} bytes, comments too)"
-            )
+        if len(line.encode("utf-8", "surrogateescape")) > LONGEST_LINE:
+            return number
+    return None
+
+
+def _check_lines(text: str) -> None:
+    long = find_long_line(text)
+    if long is not None:
+        raise OwnPartitionsError(
+            f"line {long} has over {LONGEST_LINE} bytes: opensm takes the rest of a long line for "
+            "another one and opens the whole fabric; put one GUID on a line (comments count, too)"
+        )
+    for number, line in enumerate(text.split("\n"), 1):
         if line.startswith(RESERVED_COMMENT.rstrip()):
             raise OwnPartitionsError(
                 f"line {number}: comments that begin with {RESERVED_COMMENT!r} are the agent's: "

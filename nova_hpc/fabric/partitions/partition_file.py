@@ -28,9 +28,9 @@ from nova_hpc.fabric.partitions.keys import (
 )
 from nova_hpc.fabric.partitions.members import DesiredPartitions, PartitionPolicy
 from nova_hpc.fabric.partitions.own_partitions import (
-    LONGEST_LINE,
     RESERVED_COMMENT,
     OwnPartitions,
+    find_long_line,
     parse_own_partitions,
 )
 
@@ -154,9 +154,9 @@ def render_body(layout: PartitionLayout, own: OwnPartitions) -> str:
     for pkey, members in sorted(layout.partitions.items()):
         if members:
             body += _render_partition(pkey, members, layout.policies.get(pkey, PartitionPolicy()))
-    for number, line in enumerate(body.split("\n"), 1):
-        if len(line.encode("utf-8", "surrogateescape")) > LONGEST_LINE:
-            raise PartitionFileError(f"line {number} would have over {LONGEST_LINE} bytes")
+    number = find_long_line(body)
+    if number is not None:
+        raise PartitionFileError(f"line {number} would be too long for opensm")
     return body
 
 

@@ -24,6 +24,8 @@ PORT = "0x0002c90000100011"
         "other=32767 : ALL=limited, SELF ;",
         f"Default=0x7fff : ALL=limited, SELF=full, {PORT}=full ;",
         "Default=0x7fff : mgid=ff12:401b::0707,sl=1\nALL=limited, SELF=full ;",
+        # A comment that is no UTF-8, as the file is read.
+        f"# \udcfc\n{LIMITED}",
     ],
 )
 def test_limited_for_all_is_met(text):
@@ -47,6 +49,8 @@ def test_limited_for_all_is_met(text):
         "Default=0x7fff : SELF=full ;",
         "vc_A=0x0101 : ALL=limited ;",
         f"{LIMITED}vc_A=0x0101 : " + ", ".join([PORT] * 420) + " ;",
+        # The buffer of later releases has 4 KiB.
+        f"{LIMITED}# {'x' * 4094}\n",
     ],
 )
 def test_anything_else_is_open(text):

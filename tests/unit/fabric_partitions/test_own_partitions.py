@@ -39,6 +39,7 @@ def test_what_is_written_is_what_opensm_makes_of_it() -> None:
 
 
 def test_nothing_is_nothing() -> None:
+    assert parse_own_partitions("# " + "x" * 3998).partitions == ()
     assert parse_own_partitions("").partitions == ()
     assert parse_own_partitions("# nothing\n\n").partitions == ()
 
@@ -46,9 +47,9 @@ def test_nothing_is_nothing() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("a=0x7001 : " + "0x10, " * 700 + "SELF ;", "line 1 has 4217 bytes"),
-        ("# " + "x" * 4000, "line 1 has 4002 bytes"),
-        ("# " + "ü" * 2000, "line 1 has 4002 bytes"),
+        ("a=0x7001 : " + "0x10, " * 700 + "SELF ;", "line 1 has over 4000 bytes"),
+        ("#\n# " + "x" * 4000, "line 2 has over 4000 bytes"),
+        ("# " + "ü" * 2000, "line 1 has over 4000 bytes"),
         ("a=0x7001, ipoib\n: SELF ;", "colon has to be on the line"),
         ("Default=0x7fff ; : ALL=full ;", "colon has to be on the line"),
         ("a=0x7001 : SELF=full", "does not end"),
