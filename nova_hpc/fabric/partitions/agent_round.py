@@ -103,23 +103,33 @@ class PassSpacing:
     """Time between changes, so that many binds at once are few changes.
 
     The first change is made at once. While changes follow one another the time between them
-    doubles; after a quiet time it begins anew.
+    doubles, and it is at least what the last round took with its reports, up to 4 s: where Neutron
+    is slow, more comes with one change. After a quiet time it begins anew.
     """
 
     least: float = 0.1
     most: float = 1.6
+    #: Below ``[hpc_partitions]bind_wait``: who binds waits for that long.
+    most_of_slow: float = 4.0
     _gap: float = 0.0
     _last: float = float("-inf")
+    _free_at: float = float("-inf")
 
     def note_change(self, moment: float) -> None:
         """A change was made."""
-        quiet = moment - self._last > self._gap + self.most
+        quiet = moment - max(self._last, self._free_at) > self._gap + self.most
         self._gap = self.least if quiet else min(self.most, max(self.least, 2 * self._gap))
         self._last = moment
+        self._free_at = moment + self._gap
+
+    def note_end(self, begun: float, moment: float) -> None:
+        """The round with that change has ended, and its rows are reported."""
+        pause = max(self._gap, min(self.most_of_slow, moment - begun))
+        self._free_at = moment + pause
 
     def time_left(self, moment: float) -> float:
         """Seconds until the next change may be made."""
-        return max(0.0, self._last + self._gap - moment)
+        return max(0.0, self._free_at - moment)
 
 
 @attrs.define
@@ -206,13 +216,13 @@ class PartitionAgent:
         try:
             pause = self.make_round()
         except Exception as error:  # Broker, Neutron, files, the manager: all of it comes back.
-            self._failures = min(self._failures + 1, 8)
             fault = f"the agent's round failed: {_describe_error(error)}"
             LOG.warning(
                 "A round of the fabric agent failed and is tried again: %s",
                 error,
-                exc_info=fault not in self.status.faults,
+                exc_info=not self._failures,
             )
+            self._failures = min(self._failures + 1, 8)
             self._tell_faults((fault,))
             return min(self.poll_interval, float(_BEHIND_PAUSE * 2**self._failures))
         self._failures = 0
@@ -234,7 +244,7 @@ class PartitionAgent:
 
         :returns: seconds after which the next one has to follow.
         """
-        before = self._in_force
+        begun, before = self.now(), self._in_force
         desired, changed, faults = self._enforce_desired()
         reading = self._look(desired, changed, patient=not faults)
         harm = self._find_harm(before or desired, desired, reading)
@@ -256,6 +266,8 @@ class PartitionAgent:
         )
         self._passing_faults = ()
         self._report(desired, reading)
+        if changed:
+            self.spacing.note_end(begun, self.now())
         return _FAULT_PAUSE if faults else self._choose_pause(desired, reading)
 
     def _report(self, desired: DesiredPartitions, reading: ReadBack) -> None:
@@ -396,7 +408,7 @@ class PartitionAgent:
 
         The first members of a fabric have nobody beside them who could be harmed.
         """
-        new = [fault for fault in reading.faults if fault not in self.status.faults]
+        new = set(reading.faults).difference(self.status.faults)
         wanted = {member.row for member in desired.wanted()}
         return bool(new and not self._settled and wanted & set(list_pending_rows(desired, reading)))
 
@@ -432,8 +444,8 @@ class PartitionAgent:
     def _tell_faults(self, faults: Sequence[str]) -> None:
         after = tuple(dict.fromkeys(faults))
         before, self.status = self.status.faults, attrs.evolve(self.status, faults=after)
-        new = [fault for fault in after if fault not in before]
-        gone = [fault for fault in before if fault not in after]
+        new = [entry for entry in after if entry not in before]
+        gone = [entry for entry in before if entry not in after]
         if new or gone:
             self.tell_alarms(new, gone)
 

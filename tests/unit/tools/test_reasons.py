@@ -65,6 +65,10 @@ OTHERWISE = {
         "nova_hpc_tools/adopt/include_files.py",
         "text.partition('\\n')[0] == MARKER",
     ): "our files' heads",
+    (
+        "nova_hpc/fabric/partitions/file_audit.py",
+        "(partitions_text or '').startswith(RESERVED_COMMENT)",
+    ): "our files' heads",
     ("nova_hpc/guest/document.py", "reason in PEER_REASONS"): "words of the guest document",
     ("nova_hpc/guest/accept/cause_facts.py", "peers.why in reasons"): "the same",
     ("nova_hpc_tools/adopt/host_files.py", "MARKER in text.splitlines()[:2]"): "our files' heads",
