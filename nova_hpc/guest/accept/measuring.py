@@ -198,7 +198,14 @@ class LocalMachine:
             helper = stack.enter_context(start_helper(server, environment))
             _wait_for_port(int(fillings["port"]), helper)
         before = read_counters(self._root)
-        done = run_tool(command, environment, probe.limit, cpus, probe.name in _WITH_PAGES)
+        done = run_tool(
+            command,
+            environment,
+            probe.limit,
+            cpus,
+            probe.name in _WITH_PAGES,
+            fillings.get("scratch"),
+        )
         counted = share_counters(before, read_counters(self._root), cpus, done.cpu)
         text = done.output
         if probe.result is not None and done.problem is None:

@@ -57,6 +57,7 @@ def run_tool(
     limit: float,
     cpus: Iterable[int] = (),
     look_at_pages: bool = False,
+    folder: str | None = None,
 ) -> ToolRun:
     """Run a tool to its end, or to its limit.
 
@@ -64,6 +65,8 @@ def run_tool(
     :param environment: all of its variables.
     :param limit: in seconds.
     :param cpus: the CPUs that it may use; (): all that this process may.
+    :param look_at_pages: watch how much of its memory is in large pages.
+    :param folder: the directory that it works in; None: that of this process.
     """
     start = time.monotonic()
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -79,6 +82,7 @@ def run_tool(
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=dict(environment),
+                cwd=folder,
                 pass_fds=(document,),
                 start_new_session=True,
                 preexec_fn=lambda: _prepare_child(allowed),
