@@ -474,6 +474,8 @@ def test_an_agent_that_wakes_late_puts_nothing_back(site, view):
     text = site.files.partitions.read_text()
     with pytest.raises(StaleReadingError, match="another agent is at work"):
         old.enforce(late)
+    with pytest.raises(StaleReadingError, match="another agent is at work"):
+        old.restore()
     assert site.files.partitions.read_text() == text
     # It reads again, and goes on.
     settle(old, site.desire(member(1, one), member(2, two)))
@@ -676,7 +678,7 @@ def test_another_file_than_opensms_is_refused(site):
         site.backend(partitions_file=str(site.folder / "other.conf"))
 
 
-def test_a_reader_that_dies_or_hangs_is_replaced(site, monkeypatch):
+def test_a_reader_that_dies_or_hangs_is_replaced(site):
     manager = site.backend()
     desired = site.desire(member(1, site.guids[0]))
     settle(manager, desired)
@@ -686,14 +688,15 @@ def test_a_reader_that_dies_or_hangs_is_replaced(site, monkeypatch):
     time.sleep(1.1)
     look(manager, desired)
     assert manager.reader._process is not process
-    monkeypatch.setattr(port_reader, "_SECONDS", 0.3)
-    monkeypatch.setattr(port_reader, "_MARGIN", 0.2)
     hung = manager.reader._process
     os.kill(hung.pid, signal.SIGSTOP)
     time.sleep(1.1)
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.suppress(ProcessLookupError))
         stack.callback(os.kill, hung.pid, signal.SIGCONT)
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr(port_reader, "_SECONDS", 0.3)
+        patch.setattr(port_reader, "_MARGIN", 0.2)
         with pytest.raises(PortReaderError, match="no answer in"):
             manager.read_back(desired)
     look(manager, desired)

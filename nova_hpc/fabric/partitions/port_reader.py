@@ -195,11 +195,10 @@ class PortReader:
             "port": port,
             "m_key": self.settings.m_key,
         }
-        assert process.stdin is not None
+        end = time.monotonic() + _SECONDS + _MARGIN
         try:
-            process.stdin.write(json.dumps(line).encode() + b"\n")
-            process.stdin.flush()
-            answer = json.loads(self._read_line(process))
+            _send_line(process, json.dumps(line).encode() + b"\n", end)
+            answer = json.loads(_read_line(process, end))
         except (OSError, ValueError) as error:
             said = self._said()
             self.close()
@@ -222,6 +221,7 @@ class PortReader:
                 [sys.executable, "-I", _CALL],
                 env=environment,
                 cwd=folder,
+                bufsize=0,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
@@ -230,26 +230,6 @@ class PortReader:
             self._stack.close()
             raise PortReaderError(f"the reader of the fabric cannot be started: {error}") from error
         return self._process
-
-    @staticmethod
-    def _read_line(process: subprocess.Popen[bytes]) -> bytes:
-        """Read an answer.
-
-        :raises OSError: there is none in time, or the process has ended.
-        """
-        assert process.stdout is not None
-        end = time.monotonic() + _SECONDS + _MARGIN
-        parts = b""
-        with selectors.DefaultSelector() as selector:
-            selector.register(process.stdout, selectors.EVENT_READ)
-            while not parts.endswith(b"\n"):
-                if not selector.select(max(0.0, end - time.monotonic())):
-                    raise OSError(f"no answer in {_SECONDS + _MARGIN:.0f} seconds")
-                part = os.read(process.stdout.fileno(), 1 << 20)
-                if not part:
-                    raise OSError(f"the process ended with {process.wait(_PATIENCE)}")
-                parts += part
-        return parts
 
     def _said(self) -> str:
         """The end of what the process has written about errors."""
@@ -260,3 +240,39 @@ class PortReader:
             said = self._errors.read().decode(errors="replace").strip()[-300:]
             return f" ({said})" if said else ""
         return ""
+
+
+def _send_line(process: subprocess.Popen[bytes], line: bytes, end: float) -> None:
+    """Ask; a process that hangs does not take what a pipe cannot hold.
+
+    :raises OSError: it was not taken in time, or the process has ended.
+    """
+    assert process.stdin is not None
+    handle = process.stdin.fileno()
+    os.set_blocking(handle, False)
+    rest = memoryview(line)
+    with selectors.DefaultSelector() as selector:
+        selector.register(handle, selectors.EVENT_WRITE)
+        while rest:
+            if not selector.select(max(0.0, end - time.monotonic())):
+                raise OSError(f"it takes no question in {_SECONDS + _MARGIN:.0f} seconds")
+            rest = rest[os.write(handle, rest) :]
+
+
+def _read_line(process: subprocess.Popen[bytes], end: float) -> bytes:
+    """Read an answer.
+
+    :raises OSError: there is none in time, or the process has ended.
+    """
+    assert process.stdout is not None
+    parts = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while not parts.endswith(b"\n"):
+            if not selector.select(max(0.0, end - time.monotonic())):
+                raise OSError(f"no answer in {_SECONDS + _MARGIN:.0f} seconds")
+            part = os.read(process.stdout.fileno(), 1 << 20)
+            if not part:
+                raise OSError(f"the process ended with {process.wait(_PATIENCE)}")
+            parts += part
+    return parts

@@ -3,6 +3,7 @@
 
 import pytest
 
+from nova_hpc.fabric.partitions import port_reader
 from nova_hpc.fabric.partitions.port_reader import (
     PortReader,
     PortReaderError,
@@ -31,6 +32,35 @@ def test_what_is_not_there_is_said_each_time() -> None:
     with pytest.raises(PortReaderError):
         reader.read_tables([EndPort(1, "ca", 1, 1, (2, 1))])
     reader.close()
+    reader.close()
+
+
+@pytest.mark.parametrize(
+    ("program", "seconds", "reason"),
+    [
+        ("import time; time.sleep(60)", 0.5, "it takes no question in"),
+        ("import sys, time; sys.stdin.readline(); time.sleep(60)", 0.5, "in 0 seconds"),
+        ("import sys; sys.stdin.readline(); sys.exit(3)", 60.0, "the process ended with 3"),
+        ("import sys; sys.stdin.readline(); print('nonsense')", 60.0, "Expecting value"),
+        ("import sys; sys.exit('no library')", 60.0, r"\(no library\)"),
+    ],
+)
+def test_a_process_that_hangs_or_dies_is_noticed(
+    tmp_path, monkeypatch, program, seconds, reason
+) -> None:
+    path = tmp_path / "program.py"
+    path.write_text(program)
+    monkeypatch.setattr(port_reader, "_CALL", str(path))
+    monkeypatch.setattr(port_reader, "_SECONDS", seconds)
+    monkeypatch.setattr(port_reader, "_MARGIN", 0.0)
+    reader = PortReader(ReaderSettings())
+    # More than a pipe holds.
+    ports = [
+        EndPort(guid, "ca", guid, 1, (2, 1), (1, 2, 3)) for guid in range(1 << 60, 5000 + (1 << 60))
+    ]
+    for _ in range(2):
+        with pytest.raises(PortReaderError, match=reason):
+            reader.read_tables(ports)
     reader.close()
 
 

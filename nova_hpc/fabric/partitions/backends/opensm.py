@@ -9,6 +9,7 @@ read back from the ports.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
@@ -324,8 +325,10 @@ class OpensmSubnetManager:
         if not complaints or self._told is None:
             return ()
         if not self._retold:
-            self._tell(self._told.body, force=True)
-            self._retold = True
+            # One that has ended meanwhile is noticed where its process is looked for.
+            with contextlib.suppress(SubnetManagerError):
+                self._tell(self._told.body, force=True)
+                self._retold = True
             return ()
         return (f"opensm has not taken {self._store.path}: {complaints[0].strip()}",)
 
@@ -358,6 +361,8 @@ class OpensmSubnetManager:
         """See :meth:`SubnetManager.restore`.
 
         What has to go since then does not come back.
+
+        :raises StaleReadingError: another agent has gone on meanwhile.
         """
         text = read_text(self._last_good)
         if text is None:
@@ -371,6 +376,8 @@ class OpensmSubnetManager:
             layout = _intersect_layouts(layout, lay_out_partitions(self._desired, good.own))
         body = render_body(layout, good.own)
         with self._store.hold_lock():
+            if self._desired is not None:
+                self._store.pass_fence(self._desired.ticket, self._store.read())
             self._write(render_file(body, good.ticket))
             self._own = good.own
             self._tell(body, force=True)
