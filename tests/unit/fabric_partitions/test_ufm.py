@@ -503,6 +503,21 @@ def test_restores_what_was_read_back_as_right(manager: UfmSubnetManager, ufm: Re
     assert "0x103" not in ufm.partitions
 
 
+def test_puts_nothing_back_over_a_later_reading(
+    manager: UfmSubnetManager, ufm: RecordedUfm, conf: cfg.ConfigOpts
+) -> None:
+    manager.enforce(want(1, *TWO))
+    manager.read_back(want(1, *TWO))
+    other = UfmSubnetManager(conf[AGENT_GROUP.name])
+    other.enforce(want(2, TWO[0]))
+    other.close()
+
+    with pytest.raises(StaleReadingError, match="the reading 2 since"):
+        manager.restore()
+
+    assert set(ufm.partitions) == {"0x7fff", "0x101"}
+
+
 def test_the_agents_rounds_work_with_it(manager: UfmSubnetManager, ufm: RecordedUfm) -> None:
     ufm.manager = dict(TestAudit.SECURE)
     said: list[MemberReports] = []

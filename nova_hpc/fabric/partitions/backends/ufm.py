@@ -107,7 +107,9 @@ class UfmSubnetManager:
         self._refusals: dict[tuple[int, int | None], str] = {}
         #: P_Key -> number of the job in which UFM changes it.
         self._jobs: dict[int, str] = {}
-        #: What was wanted last.
+        #: Of the reading that UFM was asked for last.
+        self._ticket: int | None = None
+        #: What was wanted then.
         self._wanted: Mapping[int, Mapping[int, Membership]] | None = None
         self._ports: frozenset[int] = frozenset()
         self._ports_at = float("-inf")
@@ -126,7 +128,7 @@ class UfmSubnetManager:
                     f"the reading {desired.ticket} of the desired partitions is older than what "
                     f"is at UFM, {record.ticket}"
                 )
-            self._wanted = wanted
+            self._ticket, self._wanted = desired.ticket, wanted
             present = self._read_present()
             changes = plan_changes(wanted, _owned(record, present), present)
             # First in the record, then at UFM: what is there and not recorded is not ours.
@@ -171,6 +173,11 @@ class UfmSubnetManager:
                 wanted = _intersect_partitions(wanted, self._wanted)
             present = self._read_present()
             record = read_ufm_record(self._record_file) or UfmRecord()
+            if self._ticket is not None and self._ticket < record.ticket:
+                raise StaleReadingError(
+                    f"another agent has asked UFM for the reading {record.ticket} since: what was "
+                    f"right at the reading {self._ticket} is not put back"
+                )
             self._apply(plan_changes(wanted, _owned(record, present), present))
 
     def foreign_pkeys(self) -> frozenset[int]:
