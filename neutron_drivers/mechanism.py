@@ -421,6 +421,10 @@ class PartitionMechanismDriver(api.MechanismDriver):
             return
         if not validators.is_attr_set(port.get("mac_address")):
             return
+        try:
+            directory.get_plugin().get_network(asker, port["network_id"])
+        except neutron_exceptions.NetworkNotFound:
+            return  # Neutron's own answer says nothing of networks that the asker cannot see.
         with db_api.CONTEXT_READER.using(asker):
             physical = member_store.physical_networks_of(asker.session, port["network_id"])
         if physical & self._settings.fabrics.keys():

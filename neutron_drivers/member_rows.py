@@ -55,6 +55,9 @@ class PartitionGuidRow(model_base.BASEV2):
     guid = sa.Column(sa.String(18), primary_key=True)
     pkey = sa.Column(sa.Integer, nullable=False)
     network_id = sa.Column(sa.String(36), nullable=False)
+    #: Counts new members. A cluster of databases that takes writes everywhere knows no locks of
+    #: its other nodes; who adds a member has to write what is deleted with the last one.
+    claims = sa.Column(sa.Integer, nullable=False)
 
 
 class PartitionKeyRow(model_base.BASEV2):

@@ -348,11 +348,14 @@ def _claim_guid(session: Any, wanted: WantedMember) -> None:
                 guid=identity[1],
                 pkey=wanted.key.pkey,
                 network_id=wanted.network_id,
+                claims=1,
             )
         )
         session.flush()
-    elif (owner.network_id, owner.pkey) != (wanted.network_id, wanted.key.pkey):
+        return
+    if (owner.network_id, owner.pkey) != (wanted.network_id, wanted.key.pkey):
         raise conflict_of_guid(wanted.key.fabric, wanted.guid, owner.network_id)
+    owner.claims += 1
 
 
 def conflict_of_guid(fabric: str, guid: int, network_id: str) -> PartitionInUseError:

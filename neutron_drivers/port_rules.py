@@ -73,7 +73,15 @@ def has_changed(
     current: Mapping[str, Any], original: Mapping[str, Any] | None, names: tuple[str, ...]
 ) -> bool:
     """Whether one of the attributes did; a port that is new has."""
-    return original is None or any(current.get(name) != original.get(name) for name in names)
+    return original is None or any(
+        _deciding_value(current, name) != _deciding_value(original, name) for name in names
+    )
+
+
+def _deciding_value(values: Mapping[str, Any], name: str) -> Any:
+    value = values.get(name)
+    # Neutron adds to the details what says nothing of a membership, and not always.
+    return (value or {}).get("guid") if name == "binding:vif_details" else value
 
 
 def choose_vif_type(port: Mapping[str, Any], settings: FabricSettings) -> str:

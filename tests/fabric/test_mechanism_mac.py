@@ -32,6 +32,8 @@ def test_a_project_does_not_choose_its_guid(neutron, apart):
     body = [{"network_id": network}, {"network_id": network, "mac_address": MAC}]
     answer = neutron.processes[apart].http("red", "POST", "/ports", {"ports": body})
     assert answer[0] == 400
+    # Of a network that a project cannot see it hears nothing.
+    assert neutron.port(network, role="blue", api=apart, mac_address=MAC)[0] == 404
     # Elsewhere a MAC is nobody's GUID, and administrators know what they do.
     assert neutron.port(network, role="red", mac_address=MAC)[0] == 201
 

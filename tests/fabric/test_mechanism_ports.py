@@ -90,6 +90,10 @@ def test_no_agent_reads_back_and_the_answer_comes_all_the_same(neutron, port):
     (row,) = rows(neutron)
     assert neutron.rows("SELECT entity FROM provisioningblocks") == ((f"HPC_PARTITION_{row}",),)
     assert neutron.events(port) == []
+    # What changes nothing of a membership waits for none.
+    begun = time.monotonic()
+    neutron.processes[0].http("nova", "PUT", f"/ports/{port}", {"port": {"name": "a"}})
+    assert time.monotonic() - begun < PATIENT
     neutron.report(present=[row])
     wait_for_status(neutron, port, "ACTIVE")
     wait_for_event(neutron, port, PLUGGED)

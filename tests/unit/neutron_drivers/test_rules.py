@@ -235,6 +235,32 @@ def test_any_other_port_is_not(more):
 
 
 @pytest.mark.parametrize(
+    ("more", "changed"),
+    [
+        ({}, False),
+        ({"name": "a", "status": "DOWN"}, False),
+        (
+            {
+                "binding:vif_details": {
+                    "guid": "0x0002c90000200001",
+                    "bound_drivers": {"0": "hpc_partitions"},
+                }
+            },
+            False,
+        ),
+        ({"binding:vif_details": {"guid": "0x0002c90000200002"}}, True),
+        ({"binding:vif_details": {}}, True),
+        ({"binding:host_id": "cn1"}, True),
+        ({"admin_state_up": False}, True),
+        ({"binding:vnic_type": "normal"}, True),
+    ],
+)
+def test_what_of_a_port_decides(more, changed):
+    assert port_rules.has_changed(port(**more), port(), port_rules.DECIDING) is changed
+    assert port_rules.has_changed(port(**more), None, port_rules.DECIDING)
+
+
+@pytest.mark.parametrize(
     ("of_port", "of_network", "limited_pkeys", "project", "limited"),
     [
         ((), (), (), "red", False),

@@ -40,6 +40,7 @@ def upgrade() -> None:
         sa.Column("guid", sa.String(18), primary_key=True),
         sa.Column("pkey", sa.Integer(), nullable=False),
         sa.Column("network_id", sa.String(36), nullable=False),
+        sa.Column("claims", sa.Integer(), nullable=False),
     )
     op.create_table(
         "hpc_partition_keys",
