@@ -188,7 +188,7 @@ endpoint = http://127.0.0.1:1
         """End a process of Neutron."""
         self.processes.remove(process)
         process.process.stdin.close()
-        process.process.wait(30)
+        process.process.wait(120)
 
     def environ(self):
         return {
@@ -448,7 +448,7 @@ def neutron_stage():
             for one in stage.processes:
                 one.process.stdin.close()
             for one in stage.processes:
-                one.process.wait(30)
+                one.process.wait(120)
     finally:
         for one in stage.processes:
             if one.process.poll() is None:
