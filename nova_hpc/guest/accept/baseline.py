@@ -29,8 +29,11 @@ class AcceptanceBaseline(NamedTuple):
     sha256: str
 
 
-def build_key(facts: GuestFacts, versions: Mapping[str, str]) -> dict[str, Any]:
-    """What has to be the same on both machines."""
+def build_key(facts: GuestFacts, versions: Mapping[str, str], scale: float = 1.0) -> dict[str, Any]:
+    """What has to be the same on both machines.
+
+    :param scale: part of the work that the probes were given.
+    """
     return {
         "model": facts.model,
         "cpus": len(facts.online),
@@ -40,6 +43,7 @@ def build_key(facts: GuestFacts, versions: Mapping[str, str]) -> dict[str, Any]:
         "devices": dict(sorted(facts.devices.items())),
         "rdma": dict(sorted(facts.rdma.items())),
         "tools": dict(sorted(versions.items())),
+        "scale": scale,
     }
 
 
@@ -51,7 +55,7 @@ def find_key_differences(
     :param tools: those that the probes need; others do not matter.
     """
     differences = []
-    for name in ("model", "cpus", "sockets", "nodes", "devices", "rdma"):
+    for name in ("model", "cpus", "sockets", "nodes", "devices", "rdma", "scale"):
         if base.get(name) != test.get(name):
             differences.append(f"{name} {shorten(base.get(name))} and {shorten(test.get(name))}")
     old, new = base.get("memory_gib"), test.get("memory_gib")

@@ -2,8 +2,8 @@
 """A program of its own: call the BLAS that users get, and print how fast it is.
 
 ``accept`` starts it by its text, so that a library that crashes takes nothing with it. The
-first argument is the library to load. It prints one JSON object: GFLOP/s of a product of
-matrices, and the name of the library that did it.
+first argument is the library to load, the second the size of the matrices. It prints one JSON
+object: GFLOP/s of a product of matrices, and the name of the library that did it.
 """
 
 import ctypes
@@ -14,7 +14,6 @@ import sys
 import time
 from typing import Any
 
-_SIZE = 640
 _TIMES = 3
 
 
@@ -32,7 +31,7 @@ def find_library() -> str:
     return "other"
 
 
-def measure_product(path: str) -> float:
+def measure_product(path: str, size: int) -> float:
     """GFLOP/s of the best of three products of square matrices."""
     real: Any = ctypes.c_double
     call = ctypes.CDLL(path).cblas_dgemm
@@ -42,18 +41,17 @@ def measure_product(path: str) -> float:
         *[real, ctypes.c_void_p, ctypes.c_int],
     ]
     call.restype = None
-    first, second, result = ((real * (_SIZE * _SIZE))(*([1.5] * (_SIZE * _SIZE))) for _ in range(3))
+    first, second, result = ((real * (size * size))(*([1.5] * (size * size))) for _ in range(3))
     best = float("inf")
     for _ in range(_TIMES):
         start = time.perf_counter()
-        size = _SIZE
         call(101, 111, 111, size, size, size, 1.0, first, size, second, size, 0.0, result, size)
         best = min(best, time.perf_counter() - start)
-    if abs(result[0] - 1.5 * 1.5 * _SIZE) > 1e-6:
+    if abs(result[0] - 1.5 * 1.5 * size) > 1e-6:
         raise ValueError("the product is wrong")
-    return 2 * _SIZE**3 / best / 1e9
+    return 2 * size**3 / best / 1e9
 
 
 if __name__ == "__main__":
-    rate = measure_product(sys.argv[1])
+    rate = measure_product(sys.argv[1], int(sys.argv[2]))
     print(json.dumps({"gflops": rate, "library": find_library()}))

@@ -25,7 +25,7 @@ from . import facts as fact_reader
 from . import readings
 from .counters import Counters, read_counters, share_counters
 from .facts import GuestFacts
-from .probes import DIAGNOSIS, DIAGNOSIS_LIMIT, PROBES, TOOL_OF, Probe
+from .probes import DIAGNOSIS, DIAGNOSIS_LIMIT, PROBE_OF, PROBES, TOOL_OF, Probe
 from .sample import Reading, Sample
 from .toolbox import Toolbox, find_tools
 from .tools import ToolRun, run_tool, start_helper
@@ -44,6 +44,13 @@ _IN_MEMORY: Final = frozenset(("tmpfs", "ramfs", "devtmpfs", "rootfs"))
 _WITH_PAGES: Final = ("mem_stream", "mem_random")
 _PER_SECOND: Final = {"us": 1e6, "ns": 1e9}
 _HPL_SIZE: Final = 800
+#: Matrices of the BLAS, and on a machine that is slow.
+_MATRIX: Final = 640
+_SMALL_MATRIX: Final = 256
+#: A first look at how slow the machine is: events a second of one CPU -> part of the work.
+_TRIAL_EVENTS: Final = 60
+_TRIAL_LIMIT: Final = 5.0
+_SCALES: Final = ((600.0, 1.0), (300.0, 0.5), (150.0, 0.25), (75.0, 0.1), (0.0, 0.05))
 #: A server may be slow to listen.
 _LISTEN: Final = 3.0
 _SPIN: Final = (
@@ -58,6 +65,8 @@ class MeasuringOptions(NamedTuple):
     peer: str | None = None
     #: Where the disk is read; None: the first place that will do.
     folder: str | None = None
+    #: Part of the work that probes of CPU and memory are given.
+    scale: float = 1.0
 
 
 class LocalMachine:
@@ -73,6 +82,7 @@ class LocalMachine:
         self._root = root
         self._options = options
         self._promise = promise
+        self.scale = options.scale
         found = os.environ if environment is None else environment
         #: Whatever the user's language is, tools print numbers with points.
         self._environment = {
@@ -116,6 +126,19 @@ class LocalMachine:
                 failed.update({one.name: problem for one in both if one.name not in values})
         facts = self._read_facts(self._choose_environment(settings))._replace(blas=blas)
         return Sample(facts, values, missing, failed)
+
+    def find_scale(self) -> float:
+        """The part of the work that suits this machine: an emulated one is slow."""
+        if not self.toolbox.has("sysbench"):
+            return 1.0
+        words = [*PROBE_OF["cpu_one"].words]
+        command = [word.replace("{events}", str(_TRIAL_EVENTS)) for word in words]
+        done = run_tool(command, self._environment, _TRIAL_LIMIT, self.facts.allowed[-1:])
+        try:
+            rate = readings.read_sysbench_cpu(done.output, "", _TRIAL_EVENTS)
+        except ValueError:
+            rate = 0.0 if done.at_limit else _SCALES[0][0]
+        return next((scale for least, scale in _SCALES if rate >= least), _SCALES[-1][1])
 
     def diagnose_gpus(self) -> tuple[list[str], str | None]:
         """Tests of NVIDIA's DCGM that failed, and why there is no answer."""
@@ -210,7 +233,7 @@ class LocalMachine:
         text = done.output
         if probe.result is not None and done.problem is None:
             text = _read_result(Path(fillings["scratch"]) / probe.result)
-        work = probe.work * (int(fillings["threads"]) if probe.name == "cpu_all" else 1)
+        work = self._amount_of(probe) * (int(fillings["threads"]) if probe.name == "cpu_all" else 1)
         values: dict[str, Reading] = {}
         problem = None
         for one in wanted:
@@ -223,6 +246,19 @@ class LocalMachine:
         if probe.name == "blas" and values:
             library = str(readings._load_json(text).get("library"))
         return values, problem, library
+
+    def _amount_of(self, probe: Probe) -> float:
+        """The work of a run; memory is read in blocks of 64 MiB."""
+        if probe.name in ("cpu_one", "cpu_all"):
+            return float(max(1, int(probe.work * self.scale)))
+        if probe.name in ("mem_stream", "mem_random", "mem_near"):
+            return float(max(64, int(probe.work * self.scale) // 64 * 64))
+        if probe.name == "blas":
+            return probe.work * (self._matrix_size() / _MATRIX) ** 3
+        return probe.work
+
+    def _matrix_size(self) -> int:
+        return _MATRIX if self.scale >= 0.5 else _SMALL_MATRIX
 
     def _choose_cpus(self, probe: Probe, settings: Mapping[str, str]) -> tuple[int, ...]:
         allowed = self.facts.allowed
@@ -284,8 +320,10 @@ class LocalMachine:
             "cpu": str(cpus[0]),
             "cpu_list": ",".join(map(str, cpus)),
             "threads": str(threads),
-            "events": str(int(probe.work)),
-            "all_events": str(int(probe.work) * threads),
+            "events": str(int(self._amount_of(probe))),
+            "all_events": str(int(self._amount_of(probe)) * threads),
+            "mib": str(int(self._amount_of(probe))),
+            "size": str(self._matrix_size()),
             "cell": str(cell),
             "memory_cell": str((cell + step) % cells),
             "gpu_cell": str((gpu_cell + step) % cells),

@@ -36,6 +36,8 @@ class AcceptOptions(NamedTuple):
     sample: bool = False
     gate: bool = False
     published: bool = False
+    #: Part of the work that CPU and memory are given; None: as slow as the machine is.
+    scale: float | None = None
 
 
 def add_accept_options(parser: argparse.ArgumentParser) -> None:
@@ -77,6 +79,13 @@ def add_accept_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dir", metavar="DIR", help="where the disk is read")
     parser.add_argument(
         "--budget", type=_read_seconds, metavar="SECONDS", help="time for measuring, at most"
+    )
+    parser.add_argument(
+        "--scale",
+        type=_read_scale,
+        metavar="PART",
+        help="part of the work that probes of CPU and memory are given, from 0.01 to 1 (default: "
+        "less on a machine that would take too long)",
     )
     parser.add_argument("--format", choices=FORMATS, default="text")
     parser.add_argument(
@@ -138,6 +147,7 @@ def build_accept_options(parser: argparse.ArgumentParser, parsed: Any) -> Accept
         sample=parsed.sample,
         gate=parsed.gate,
         published=parsed.compare == "published",
+        scale=parsed.scale,
     )
 
 
@@ -162,6 +172,12 @@ def _read_address(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,252}", text, re.ASCII):
         raise argparse.ArgumentTypeError(f"{text!a} is no name or address of a host")
     return text
+
+
+def _read_scale(text: str) -> float:
+    if not re.fullmatch(r"[01](?:\.\d{1,4})?", text, re.ASCII) or not 0.01 <= float(text) <= 1:
+        raise argparse.ArgumentTypeError(f"{text!a} is no part from 0.01 to 1")
+    return float(text)
 
 
 def _read_seconds(text: str) -> float:

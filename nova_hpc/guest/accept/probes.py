@@ -146,7 +146,7 @@ PROBES: Final = (
     ),
     Probe(
         *("mem_stream", "reading memory in order", "MiB/s", True, 0.90, "sysbench"),
-        words=(*_SYSBENCH_MEMORY, "--memory-total-size=6144M", "run"),
+        words=(*_SYSBENCH_MEMORY, "--memory-total-size={mib}M", "run"),
         read=readings.read_sysbench_memory,
         work=6144.0,
         alone="pages=large",
@@ -156,7 +156,7 @@ PROBES: Final = (
         *("mem_random", "reading memory anywhere", "MiB/s", True, 0.90, "sysbench"),
         words=(
             *_SYSBENCH_MEMORY,
-            *("--memory-access-mode=rnd", "--memory-total-size=128M", "run"),
+            *("--memory-access-mode=rnd", "--memory-total-size={mib}M", "run"),
         ),
         read=readings.read_sysbench_memory,
         work=128.0,
@@ -166,7 +166,7 @@ PROBES: Final = (
         words=(
             *("numactl", "--cpunodebind={cell}", "--membind={memory_cell}"),
             *_SYSBENCH_MEMORY,
-            *("--memory-total-size=3072M", "run"),
+            *("--memory-total-size={mib}M", "run"),
         ),
         read=readings.read_sysbench_memory,
         work=3072.0,
@@ -175,7 +175,7 @@ PROBES: Final = (
     ),
     Probe(
         *("blas", "the BLAS that programs get", "GFLOP/s", True, 0.90, "blas"),
-        words=("{python}", "-I", "-S", "-c", "{dgemm}", "{library}"),
+        words=("{python}", "-I", "-S", "-c", "{dgemm}", "{library}", "{size}"),
         read=readings.read_dgemm,
         work=1.57,
         alone="blas=default",

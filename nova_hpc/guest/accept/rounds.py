@@ -125,7 +125,11 @@ class BesideSource:
     """Another machine, measured by a command that prints a sample."""
 
     def __init__(
-        self, machine: MeasuredMachine, command: str, environment: Mapping[str, str]
+        self,
+        machine: MeasuredMachine,
+        command: str,
+        environment: Mapping[str, str],
+        scale: float = 1.0,
     ) -> None:
         try:
             self._words = shlex.split(command)
@@ -135,6 +139,7 @@ class BesideSource:
             raise AcceptanceError("--beside is empty")
         self._machine = machine
         self._environment = environment
+        self._scale = f"{scale:g}"
 
     def find_baseline(self, _: Probe) -> str | None:
         """The other machine."""
@@ -154,7 +159,11 @@ class BesideSource:
         :raises AcceptanceError: it did not answer, or with something else than a sample.
         """
         names = ",".join(probe.name for probe in probes)
-        done = run_tool([*self._words, "--only", names], self._environment, _BESIDE_LIMIT)
+        done = run_tool(
+            [*self._words, "--only", names, "--scale", self._scale],
+            self._environment,
+            _BESIDE_LIMIT,
+        )
         if done.problem is not None:
             last = " ".join((done.output.strip().splitlines() or [""])[-1].split())[:100]
             raise AcceptanceError(f"the machine beside: {done.problem}: {last!a}")

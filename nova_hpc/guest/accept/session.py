@@ -45,7 +45,7 @@ from .rounds import (
     make_experiment,
     run_series,
 )
-from .sample import AcceptanceError, is_number, write_sample
+from .sample import AcceptanceError, is_number, shorten, write_sample
 from .tools import adopt_orphans
 from .views import format_junit, format_result
 
@@ -121,6 +121,7 @@ def measure_acceptance(root: Root, options: AcceptOptions) -> AcceptanceResult:
     baseline = _read_baselines(options.baselines)
     promise = check_promise(root, options.skip)
     local = LocalMachine(root, MeasuringOptions(options.peer, options.folder), promise.document)
+    local.scale = options.scale or _read_scale(baseline) or local.find_scale()
     probes = list_probes(options.tier, options.only)
     source, refused, about = _choose_source(local, probes, options, promise, baseline)
     if refused is None and not options.busy:
@@ -223,7 +224,8 @@ def _judge(
 
 def _run_sample(root: Root, options: AcceptOptions) -> tuple[int, list[str]]:
     promise = check_promise(root, options.skip)
-    local = LocalMachine(root, MeasuringOptions(options.peer, options.folder), promise.document)
+    wishes = MeasuringOptions(options.peer, options.folder, options.scale or 1.0)
+    local = LocalMachine(root, wishes, promise.document)
     sample = local.measure_round(list_probes(options.tier, options.only))
     status = 0 if sample.readings else results.STATUSES[results.UNMEASURED]
     return status, [write_sample(sample)]
@@ -238,7 +240,7 @@ def _choose_source(
 ) -> tuple[RoundSource, Refusal | None, dict[str, Any]]:
     """The baseline's side, why it is refused, and what the result says of it."""
     versions = local.toolbox.list_versions()
-    key = build_key(local.facts, versions)
+    key = build_key(local.facts, versions, local.scale)
     if baseline is not None:
         tools = [probe.tool for probe in probes]
         refused = refuse_emulation(baseline.samples[-1].facts, local.facts)
@@ -255,11 +257,11 @@ def _choose_source(
         }
         return FileSource(local, baseline.samples), refused, about
     if options.beside is not None:
-        source = BesideSource(local, options.beside, os.environ)
+        source = BesideSource(local, options.beside, os.environ, local.scale)
         # Warms both sides up, and says early what is wrong with the other one.
         other = source.ask_other([probe for probe in probes if probe.name == "clock"] or probes[:1])
         refused = refuse_emulation(other.facts, local.facts)
-        return source, refused, {"kind": BESIDE, "key": build_key(other.facts, {})}
+        return source, refused, {"kind": BESIDE, "key": build_key(other.facts, {}, local.scale)}
     ceilings = find_ceilings(promise.document, local.facts.rdma)
     return OwnSource(local, local.facts, ceilings), None, {"kind": "itself", "key": key}
 
@@ -284,7 +286,9 @@ def _can_change(local: LocalMachine, setting: str) -> bool:
 
 
 def _save_baseline(path: str, local: LocalMachine, series: Series, probes: Sequence[Probe]) -> None:
-    text = write_baseline(build_key(local.facts, local.toolbox.list_versions()), series.test)
+    text = write_baseline(
+        build_key(local.facts, local.toolbox.list_versions(), local.scale), series.test
+    )
     try:
         with open(path, "x", encoding="ascii") as file:  # noqa: PTH123
             file.write(text)
@@ -317,6 +321,14 @@ def _read_baselines(paths: Sequence[str]) -> AcceptanceBaseline | None:
     if not paths:
         return None
     return join_baselines([read_baseline(_read_file(path, "--baseline")) for path in paths])
+
+
+def _read_scale(baseline: AcceptanceBaseline | None) -> float | None:
+    """The part of the work that a file was measured with; None: there is no file."""
+    scale = 1.0 if baseline is None else baseline.key.get("scale", 1.0)
+    if not is_number(scale) or not 0 < scale <= 1:
+        raise AcceptanceError(f"the baseline: scale is {shorten(scale)}")
+    return None if baseline is None else float(scale)
 
 
 def _read_floors(path: str | None) -> dict[str, float]:

@@ -87,7 +87,16 @@ class AcceptWorld:
         try:
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
                 status = command.main(
-                    ["accept", "--root", str(self.root), "--busy", *chosen, *arguments]
+                    [
+                        "accept",
+                        "--root",
+                        str(self.root),
+                        "--busy",
+                        "--scale",
+                        "1",
+                        *chosen,
+                        *arguments,
+                    ]
                 )
         finally:
             os.environ.clear()

@@ -341,6 +341,8 @@ def test_a_busy_machine_is_refused(world: AcceptWorld, monkeypatch) -> None:
         (["--peer", "a b"], "no name or address"),
         (["--skip", "everything"], "is not one of device"),
         (["--format", "xml"], "invalid choice"),
+        (["--scale", "0"], "no part from 0.01 to 1"),
+        (["--scale", "1.5"], "no part from 0.01 to 1"),
     ],
 )
 def test_options_that_make_no_sense(world, arguments, words, capsys) -> None:

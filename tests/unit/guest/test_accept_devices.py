@@ -6,6 +6,7 @@ Nothing here was tried on hardware; tests/data/accept/README.rst says which outp
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -260,6 +261,31 @@ def test_the_cpus_of_a_setting(world: DeviceWorld) -> None:
     assert cpus("cpu_all", cpus="all") == tuple(range(8))
     assert cpus("cpu_all", cpus="even") == (1, 3)
     assert cpus("cpu_all", cpus="first") == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("rate", "scale", "events", "mib", "size"),
+    [
+        (4000.0, 1.0, "1200", "6144", "640"),
+        (299.0, 0.25, "300", "1536", "256"),
+        (10.0, 0.05, "60", "256", "256"),
+    ],
+)
+def test_a_slow_machine_is_given_less_work(world, rate, scale, events, mib, size) -> None:
+    world.rate("cpu", f'echo "total time: {60 / rate:.5f}s"\n')
+    machine = world.machine()
+    machine.scale = machine.find_scale()
+    assert machine.scale == scale
+    with contextlib.ExitStack() as stack:
+        filled = [
+            machine._fill_in(PROBE_OF[name], {}, (0,), stack)
+            for name in ("cpu_one", "mem_stream", "blas")
+        ]
+    assert [filled[0]["events"], filled[1]["mib"], filled[2]["size"]] == [events, mib, size]
+    # What is measured is a rate: it stays the same.
+    world.rate("cpu", f'echo "total time: {int(events) / rate:.5f}s"\n')
+    reading = machine.measure_round([PROBE_OF["cpu_one"]]).readings["cpu_one"]
+    assert reading.value == pytest.approx(rate, rel=1e-3)
 
 
 def test_near_is_measured_at_the_promised_node(world: DeviceWorld) -> None:

@@ -260,7 +260,7 @@ def test_the_machine_beside_is_asked_in_turns(tmp_path: Path) -> None:
     machine = SimulatedMachine({"clock": 400.0})
     source = BesideSource(machine, other_machine(tmp_path, text) + " --sample", {})
     series = run(source, probes("clock"))
-    assert log.read_text().splitlines() == ["--sample --only clock"] * 6
+    assert log.read_text().splitlines() == ["--sample --only clock --scale 1"] * 6
     assert series.rows["clock"].ratio == pytest.approx(0.25, rel=0.01)
     assert series.rows["clock"].against == "beside"
 
