@@ -358,12 +358,15 @@ class AgentProcess:
             self.wake.clear()
 
     def stop(self) -> None:
-        """End the rounds, and the reader of the fabric by the end of its input."""
+        """End the rounds; one that waits for somebody else is left alone.
+
+        The reader of the fabric leaves by the end of its input, which is the end of the process
+        at the latest.
+        """
         self.stopped.set()
         self.wake.set()
-        if not self.ended.wait(_PATIENCE) and self.agent is not None:
-            LOG.warning("A round has not ended; its reader is closed")
-            self.agent.manager.close()
+        if not self.ended.wait(_PATIENCE):
+            LOG.warning("A round has not ended in %.0f seconds and is left alone", _PATIENCE)
             self.status = 0
 
     def reload(self) -> None:

@@ -3,7 +3,6 @@
 
 import functools
 import os
-import sys
 import time
 from pathlib import Path
 
@@ -24,8 +23,9 @@ def main():
         return enforce(self, desired)
 
     OpensmSubnetManager.enforce = wait_and_enforce
-    return fabric_agent.main(sys.argv[1:])
+    # As its console script: threads of oslo's would keep the process otherwise.
+    fabric_agent.run_agent()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
