@@ -14,6 +14,7 @@ from openstack import exceptions as sdk_exceptions
 from nova_hpc_lab import bootstrap, node, observe
 from nova_hpc_lab.errors import InterruptedStepError, LabError
 from nova_hpc_lab.node.guest import COMMAND_LINE
+from nova_hpc_lab.node.shape import Adapter, Shape
 from nova_hpc_lab.progress import Report, Step
 from nova_hpc_lab.state import Paths, Settings
 
@@ -127,7 +128,7 @@ def _wait_joined(
             offered = [one for one in observe.providers(cloud) if one.host == machine.name]
         except (sdk_exceptions.SDKException, keystone_exceptions.ClientException) as err:
             raise bootstrap.explain(err) from err
-        if there and offered:
+        if there and (offered or not counts_devices(machine.shape)):
             report(f"{len(offered)} providers", None)
             return
         status = machine.status()
@@ -141,6 +142,13 @@ def _wait_joined(
             )
         report(f"waiting for {missing}", None)
         _pause(aborted)
+
+
+def counts_devices(shape: Shape) -> bool:
+    """Whether a node has devices in Placement: what is kept for ports Nova does not count there."""
+    return any(
+        not (isinstance(device, Adapter) and device.network) for _, device in shape.devices()
+    )
 
 
 def reported(cloud: Any, machine: node.Node) -> bool:

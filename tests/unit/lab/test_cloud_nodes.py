@@ -10,6 +10,7 @@ import pytest
 
 from nova_hpc_lab import machines
 from nova_hpc_lab.cloud import Cloud, Wishes, prepared
+from nova_hpc_lab.node.shape import Shape
 from nova_hpc_lab.process import Process
 from nova_hpc_lab.state import Paths
 
@@ -67,3 +68,13 @@ def test_only_a_sign_of_life_since_the_start_counts(paths, said, joined):
         assert machines.reported(cloud, machine) is joined
     finally:
         supervisor.stop()
+
+
+@pytest.mark.parametrize(("network", "counted"), [("", True), (", network: physnet1", False)])
+def test_a_node_may_have_devices_for_ports_alone(network, counted):
+    """Nova counts none of them in Placement, where nobody waits for them then."""
+    text = (
+        "numa_nodes:\n  - socket: 0\n    cpus: 2\n    memory_mib: 2048\n    hugepages: 128\n"
+        f"    roots:\n      - ports:\n          - {{adapter: hca0, vfs: 1{network}}}\n"
+    )
+    assert machines.counts_devices(Shape.parse(text, "x", "x")) is counted
