@@ -88,9 +88,12 @@ class Lab:
         done = self.nova_hpc("up", "--base-port", str(BASE_PORT), *(words or ("--nodes", "1")))
         assert done.returncode == 0, done.stderr
 
-    def has_shape(self, shape, nodes=1):
-        """Have so many nodes of that shape; the control plane goes on as it is."""
-        if KEEP in os.environ and self._has(str(shape), nodes):
+    def has_shape(self, shape, nodes=1, fabric=False):
+        """Have so many nodes of that shape; the control plane goes on as it is.
+
+        :param fabric: with a simulated InfiniBand fabric; to change that, the lab goes down.
+        """
+        if KEEP in os.environ and self._has(str(shape), nodes, fabric):
             return
         if (self.state / "settings.json").exists():
             # One that another test is deleting may be gone before it is asked for.
@@ -98,15 +101,18 @@ class Lab:
                 self.openstack("server", "delete", "--wait", one["ID"], check=False)
             self.until(lambda: not self.servers(), "all servers are deleted")
             self.up("--nodes", "0")
-        self.up("--nodes", str(nodes), "--shape", str(shape))
+            if self.settings.fabric != fabric:
+                assert self.nova_hpc("down").returncode == 0
+        option = "--fabric" if fabric else "--no-fabric"
+        self.up("--nodes", str(nodes), "--shape", str(shape), option)
 
-    def _has(self, shape, nodes):
+    def _has(self, shape, nodes, fabric):
         """Whether a lab that was kept is so already, and in order."""
         if not (self.state / "settings.json").exists():
             return False
         known = self.settings
         same = (Path(known.shape).stem, known.nodes) == (Path(shape).stem, nodes)
-        return same and self.status()["healthy"]
+        return same and known.fabric == fabric and self.status()["healthy"]
 
     def restarted(self):
         """The one node's supervisor ends, and with it the node; then the lab is brought up again.
@@ -215,7 +221,7 @@ def cloud():
 def lab(request, cloud):
     """The lab with one node; a test that names a shape gets a node of that shape.
 
-    Or so many nodes of it, where it names their number, too.
+    Or so many nodes of it, where it names their number, too, and with a fabric, if it wants one.
     """
     wanted = getattr(request, "param", "two-socket")
     cloud.has_shape(*(wanted if isinstance(wanted, tuple) else (wanted,)))
