@@ -227,7 +227,8 @@ them all. Why a server found no host is always in the log.
 Seconds between full passes of Python's garbage collector in nova-scheduler, at least,
 while it serves servers with ``hpc:`` flavors. A pass takes half a second with some
 thousand hosts, and Python itself makes one or two of them for each request. They come
-after a request then, and not in it. 0 leaves it to Python.
+after a request then, a second later and while no other is served; where requests follow
+one another without such a moment, after one more interval. 0 leaves it to Python.
 """,
     ),
     cfg.IntOpt(

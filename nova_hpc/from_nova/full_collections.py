@@ -4,7 +4,8 @@
 An answer of Placement for some thousand hosts is hundreds of thousands of objects, all of
 which are in use until the request is served. Python counts them as new, and walks over all
 objects of the process once or twice meanwhile, half a second each time, to find nothing. The
-passes over young objects go on; a full one follows after a request, at most so often.
+passes over young objects go on; a full one follows after a request, at most so often, and
+waits for a moment without one.
 """
 
 from __future__ import annotations
@@ -38,8 +39,10 @@ class FullCollections:
         self._served = 0
         #: Python's thresholds while they are changed; None: they are not.
         self._before: tuple[int, int, int] | None = None
-        #: When a full pass was due last, and since when there has been a request without a pause.
+        #: When the last full pass began, and since when there has been a request without a pause.
         self._last = self._since = time.monotonic()
+        #: Whether a timer for the next full pass runs.
+        self._planned = False
 
     @contextlib.contextmanager
     def put_off(self) -> Iterator[None]:
@@ -50,7 +53,7 @@ class FullCollections:
         finally:
             if self._end():
                 # Once the answer is on its way: the thread that passes holds up all others.
-                later = threading.Timer(_LATER, gc.collect)
+                later = threading.Timer(_LATER, self._collect_if_idle)
                 later.daemon = True
                 later.start()
 
@@ -76,9 +79,24 @@ class FullCollections:
                 return False
             self._restore()
             due = interval > 0 and time.monotonic() - self._last >= interval
-            if due:
-                self._last = time.monotonic()
-            return due
+            begins = due and not self._planned
+            self._planned = self._planned or begins
+            return begins
+
+    def _collect_if_idle(self) -> None:
+        """Make the full pass that is due.
+
+        The next request may be served by now, and it would be held up: the pass comes after that
+        one, or the next. Where requests follow one another without a second between them, it is
+        put off for one more interval at most.
+        """
+        with self._lock:
+            self._planned = False
+            late = time.monotonic() - self._last >= 2 * CONF.hpc.full_collection_interval
+            if self._served and not late:
+                return
+            self._last = time.monotonic()
+        gc.collect()
 
     def _restore(self) -> None:
         if self._before is not None:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from oslo_config import fixture as config_fixture
@@ -106,6 +106,66 @@ def test_garbage_goes_when_a_full_pass_is_due(
         time.sleep(0.01)
     assert gone() is None
     assert gc.get_threshold()[2] < 1_000_000
+
+
+def _make_due(collections: FullCollections, clock: Clock) -> None:
+    """A request whose end plans a full pass."""
+    clock.now += 60
+    with collections.put_off():
+        pass
+
+
+def test_the_next_request_is_not_held_up(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes before the pass: the pass is planned again when that one ends."""
+    planned: list[Callable[[], None]] = []
+    monkeypatch.setattr(full_collections.threading, "Timer", _timers_into(planned))
+    collections = FullCollections()
+    _make_due(collections, clock)
+    (make_pass,) = planned
+    with counted_full_passes() as passes:
+        with collections.put_off():
+            make_pass()
+            assert passes == []
+        assert len(planned) == 2
+        planned[1]()
+        assert passes == [1]
+        with collections.put_off():
+            pass
+        assert len(planned) == 2, "the next one is due in a minute"
+
+
+def test_a_full_pass_comes_though_requests_never_end(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned: list[Callable[[], None]] = []
+    monkeypatch.setattr(full_collections.threading, "Timer", _timers_into(planned))
+    collections = FullCollections()
+    _make_due(collections, clock)
+    with collections.put_off():
+        planned[0]()
+    clock.now += 60
+    with counted_full_passes() as passes, collections.put_off():
+        planned[1]()
+        assert passes == [1]
+
+
+def test_one_timer_at_a_time(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned: list[Callable[[], None]] = []
+    monkeypatch.setattr(full_collections.threading, "Timer", _timers_into(planned))
+    collections = FullCollections()
+    for _ in range(3):
+        _make_due(collections, clock)
+    assert len(planned) == 1
+
+
+def _timers_into(planned: list[Callable[[], None]]) -> type[threading.Timer]:
+    """Timers that only say what they would do."""
+
+    class NotedTimer(threading.Timer):
+        def start(self) -> None:
+            planned.append(self.function)
+
+    return NotedTimer
 
 
 def test_a_request_after_a_quiet_time_is_spared_as_well(clock: Clock) -> None:
