@@ -114,8 +114,12 @@ class Cloud:
         # The stage has one cell, whose database is that of the configuration.
         return self._context
 
-    def compare(self) -> tuple[Wish, Answer, Answer]:
-        """One random request, answered with everything off, and as it is by default."""
+    def compare(self) -> tuple[Wish, Answer, Answer, Answer | None]:
+        """One random request, answered with everything off, and as it is by default.
+
+        :returns: the request, both answers; and, where these differ and Placement may have left
+            out a host of the first, what it is with everything off for that host alone.
+        """
         wish = random_wish(self._rng, self.hosts)
         servers = [str(uuid.UUID(int=self._rng.getrandbits(128))) for _ in range(wish.servers)]
         spec = self._request(wish, servers)
@@ -123,7 +127,12 @@ class Cloud:
             off = self._ask(spec.obj_clone(), servers)
         self._delete(servers)
         on = self._ask(spec.obj_clone(), servers)
-        if on.places and self._rng.random() < 0.5:
+        alone = None
+        if _comparable(wish, off) != _comparable(wish, on) and _may_be_cut_short(wish, on):
+            self._delete(servers)
+            alone = self._ask_of_host(spec.obj_clone(), servers[0], on.places[0][0])
+            self._delete(servers)
+        if on.places and alone is None and self._rng.random() < 0.5:
             self._servers += servers
         else:
             self._delete(servers)
@@ -131,7 +140,7 @@ class Cloud:
             self._delete([self._servers.popleft()])
         if self._rng.random() < 0.2:
             self._report_change(self._rng.choice(self.hosts))
-        return wish, off, on
+        return wish, off, on, alone
 
     def _request(self, wish: Wish, servers: Sequence[str]) -> Any:
         from nova import objects
@@ -171,6 +180,18 @@ class Cloud:
         except exception.NovaException as error:
             return Answer(refusal=str(error))
         return Answer(tuple(_read_place(selections[0]) for selections in listed))
+
+    def _ask_of_host(self, spec: Any, server: str, host: str) -> Answer:
+        """The answer for one server with everything off, if *host* alone may have it.
+
+        Placement is asked of that host's tree alone, so no other takes its place in the answer.
+        """
+        from nova import objects
+
+        spec.num_instances = 1
+        spec.requested_destination = objects.Destination(host=host)
+        with _overridden(OFF):
+            return self._ask(spec, [server])
 
     def _report_change(self, host: str) -> None:
         """What nova-compute does after a server came or went: its record changes."""
@@ -279,12 +300,26 @@ def _comparable(wish: Wish, answer: Answer) -> Answer:
     )
 
 
-def _count(counts: collections.Counter[str], wish: Wish, off: Answer, on: Answer) -> None:
+def _may_be_cut_short(wish: Wish, on: Answer) -> bool:
+    """Whether Placement may have left out the host of *on* of its answer with everything off.
+
+    It takes as many candidates as it may return, and drops those of them that put two groups of
+    ``group_policy=isolate`` on one provider: a host of which it took such ones alone is missing
+    then. An answer for hosts has them all.
+    """
+    return wish.specs.get("group_policy") == "isolate" and bool(on.places)
+
+
+def _count(
+    counts: collections.Counter[str], wish: Wish, off: Answer, on: Answer, alone: Answer | None
+) -> None:
     counts["requests"] += 1
     counts["placed" if off.places else "refused"] += 1
     counts["with a server group"] += bool(wish.policy)
     counts["of several servers"] += wish.servers > 1
-    if _comparable(wish, off) != _comparable(wish, on):
+    if alone is not None and alone.places == on.places[:1]:
+        counts["on a host that Placement had left out"] += 1
+    elif _comparable(wish, off) != _comparable(wish, on):
         counts["different"] += 1
         print(f"{wish}\n  off: {off}\n  on:  {on}", file=sys.stderr, flush=True)
     if counts["requests"] % 100 == 0:
