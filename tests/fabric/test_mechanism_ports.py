@@ -6,6 +6,7 @@ import uuid
 
 import pytest
 
+from tests.fabric.bare_fabric import wait_until
 from tests.fabric.neutron_stage import BLUE, HASTY, PATIENT, RED
 from tests.fabric.test_mechanism_networks import made, reason
 
@@ -209,8 +210,9 @@ def test_ports_of_one_network_share_a_physical_port(neutron, network, port):
         neutron.bind(port)
         assert neutron.bind(second, slot="0000:81:00.3")[1]["port"]["status"] == "ACTIVE"
         neutron.unbind(port)
-    # The one that stays keeps the GUID from others.
-    assert members(neutron) == [(second, GUID, 0x101, True, "ACTIVE")]
+        # The one that stays keeps the GUID from others.
+        stays = [(second, GUID, 0x101, True, "ACTIVE")]
+        wait_until(lambda: members(neutron) == stays, "only the second port is a member")
     stranger = made(neutron.port(made(neutron.network(0x102))["id"]))["id"]
     assert neutron.bind(stranger)[0] == 409
 

@@ -185,7 +185,10 @@ class LocalMachine:
         return cells.pop() if len(cells) == 1 else None
 
     def _find_folder(self) -> str | None:
-        places = (self._options.folder,) if self._options.folder else ("/var/tmp", "/tmp", ".")
+        # A folder of its own is made in it.
+        places: tuple[str, ...] = ("/var/tmp", "/tmp", ".")  # nosec B108
+        if self._options.folder:
+            places = (self._options.folder,)
         for place in places:
             folder = os.path.abspath(place)  # noqa: PTH100
             if os.access(folder, os.W_OK | os.X_OK) and _find_file_system(folder) not in _IN_MEMORY:
