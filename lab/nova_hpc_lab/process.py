@@ -97,7 +97,9 @@ class Process:
         try:
             identity = json.loads(self.pid_file.read_text())
             pid = int(identity["pid"])
-            if identity["boot"] == _boot_id() and identity["start"] == _ticks(pid):
+            start = _ticks(pid)
+            # Of a process that ended before it was looked at none is known: that runs no more.
+            if start is not None and (identity["boot"], identity["start"]) == (_boot_id(), start):
                 return pid
         except (OSError, ValueError, KeyError, TypeError):
             pass

@@ -12,6 +12,7 @@ import time
 import psutil
 import pytest
 
+from nova_hpc_lab import process
 from nova_hpc_lab.errors import InterruptedStepError, LabError
 from nova_hpc_lab.process import MARKER, Process, Tools, end, environment, strays
 from nova_hpc_lab.services import Service, require_free
@@ -195,6 +196,13 @@ def test_a_service_that_dies_shows_why(paths):
     service = _service(paths, "raise SystemExit('no licence')", probe)
     with pytest.raises(LabError, match=r"Service X ended by itself; (?s:.)*no licence"):
         service.start(threading.Event())
+
+
+def test_a_process_that_ended_before_it_was_looked_at_does_not_run(paths, monkeypatch):
+    monkeypatch.setattr(process, "_ticks", lambda pid: None)
+    service = _service(paths, "", lambda: None)
+    service.process.spawn([sys.executable, "-c", ""], {})
+    assert service.process.pid() is None
 
 
 def test_a_service_is_up_when_it_answers(paths):
