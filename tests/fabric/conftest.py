@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from nova_hpc_lab import services
 from tests.fabric.bare_fabric import BareFabric, wait_until
 from tests.fabric.matrix import FabricView, file_members
 from tests.fabric.neutron_stage import neutron_stage
@@ -37,12 +38,20 @@ def tidy(plane):
 
 
 def clear_plane(plane):
-    """Delete all ports and networks, and wait until no key is left."""
+    """Delete all ports and networks, and wait until no key and no row of the driver is left."""
     for kind in ("ports", "networks"):
         _, answer = plane.admin.call("GET", f"/{kind}?fields=id")
         for one in answer[kind]:
             plane.admin.call("DELETE", f"/{kind}/{one['id']}")
     wait_until(lambda: not file_members(plane), "no key is left in the file")
+    # A row goes with the agent's report, after the tables were read: its key is taken till then.
+    wait_until(lambda: not _count_rows(plane), "no row of the driver is left")
+
+
+def _count_rows(plane):
+    with services.connect(plane.settings, "neutron") as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT COUNT(*) FROM hpc_partition_members")
+        return cursor.fetchone()[0]
 
 
 @pytest.fixture(scope="session")
