@@ -11,23 +11,28 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 import attrs
 import stevedore
 import yaml
 from cliff.display import DisplayCommandBase
+from cliff.formatters import base as formatters
 from cliff.formatters import commaseparated
 from cliff.lister import Lister
 from cliff.show import ShowOne
 
 from nova_hpc.outside.text import printable_lines
+from nova_hpc_tools import command_help
 from nova_hpc_tools.outlet import OutletError, Outlets, open_outlets
 from nova_hpc_tools.printing import InertOutput
 
 #: Exit status of bad input, and of what cannot be done; argparse uses it for bad options.
 BAD_INPUT: Final = 2
+
+#: Formats that are no rows: one page or one drawing, for people.
+PICTURES: Final = ("html", "svg")
 
 #: The highest number that an option takes.
 MOST: Final = 1_000_000
@@ -52,6 +57,8 @@ class CommandAnswer:
     document: Callable[[], str] | None = None
     #: What an empty table says to people, in place of an empty line.
     nothing: str = ""
+    #: Format of PICTURES -> draws it.
+    pictures: Mapping[str, Callable[[], str]] = attrs.field(factory=dict)
 
 
 class _BaseCommand(InertOutput, DisplayCommandBase):
@@ -64,16 +71,32 @@ class _BaseCommand(InertOutput, DisplayCommandBase):
     #: The options with which this command changes something, which is done whether anybody
     #: reads of it or not; None: it always does.
     acts_with: ClassVar[tuple[str, ...] | None] = None
+    #: Its formats are those of PICTURES as well.
+    draws: ClassVar[bool] = False
+
+    def _load_formatter_plugins(self) -> stevedore.ExtensionManager:
+        plugins = super()._load_formatter_plugins()
+        drawn = [
+            stevedore.extension.Extension(name, None, _PictureFormatter, _PictureFormatter())
+            for name in PICTURES * self.draws
+        ]
+        return stevedore.ExtensionManager.make_test_instance([*plugins, *drawn])
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         self._name = prog_name
+        command_help.shape_parser(parser, prog_name)
         if self.for_people:
             parser.set_defaults(formatter=None)
             action = parser._option_string_actions["-f"]
             action.help = "the output format (default: text for people)"
         return parser
+
+    @classmethod
+    def list_errors(cls) -> tuple[type[Exception], ...]:
+        """What ends the command with one line; asked for when it runs."""
+        return cls.errors
 
     def say(self, text: str = "", end: str = "\n") -> None:
         """Write a line for people, where they are the readers."""
@@ -96,7 +119,7 @@ class _BaseCommand(InertOutput, DisplayCommandBase):
 
     def _run(self, parsed_args: argparse.Namespace, streams: Outlets) -> int:
         status = 0
-        wrong: tuple[type[Exception], ...] = (CommandError, *self.errors)
+        wrong: tuple[type[Exception], ...] = (CommandError, *self.list_errors())
         try:
             answer: CommandAnswer = self.take_action(parsed_args)
             status = answer.status
@@ -119,6 +142,11 @@ class _BaseCommand(InertOutput, DisplayCommandBase):
         if self._people:
             if answer.show is not None:
                 answer.show()
+        elif args.formatter in PICTURES:
+            draw = answer.pictures.get(args.formatter)
+            if draw is None or args.columns:
+                raise CommandError(f"--format {args.formatter} draws no lists and no columns")
+            sys.stdout.write(draw())
         elif (
             answer.document is not None and args.formatter in ("json", "yaml") and not args.columns
         ):
@@ -160,6 +188,18 @@ class RecordCommand(_BaseCommand, ShowOne):
         plugins = super()._load_formatter_plugins()
         csv = stevedore.extension.Extension("csv", None, _OneLine, _OneLine())
         return stevedore.ExtensionManager.make_test_instance([*plugins, csv])
+
+
+class _PictureFormatter(formatters.ListFormatter, formatters.SingleFormatter):
+    """A format that the command draws."""
+
+    def add_argument_group(self, parser: argparse.ArgumentParser) -> None:
+        """It has no options."""
+
+    def emit_list(self, *words: Any) -> None:
+        """Not reached: the command has drawn it."""
+
+    emit_one = emit_list
 
 
 class _OneLine(commaseparated.CSVLister):

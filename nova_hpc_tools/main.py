@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.metadata
+import itertools
 import logging
 import signal
 import sys
@@ -14,8 +15,9 @@ from typing import Any, Final
 
 from cliff.app import App
 from cliff.command import Command
-from cliff.commandmanager import CommandManager
 
+from nova_hpc_tools import command_help
+from nova_hpc_tools.command_index import CommandIndex, PrintCompletion
 from nova_hpc_tools.outlet import fill_descriptors, open_outlets
 from nova_hpc_tools.printing import InertStream, inert_streams
 
@@ -24,6 +26,8 @@ _USAGE: Final = 2
 _TALKATIVE: Final = 2
 _LIBRARIES: Final = ("amqp", "keystoneauth", "openstack", "os_service_types", "urllib3")
 _INTERRUPTED: Final = 130
+#: The first word of commands that the lab's distribution brings.
+_LAB: Final = "lab"
 #: Ordinary requests to end.
 _ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
 
@@ -41,11 +45,12 @@ class NovaHpc(App):
         super().__init__(
             description="Turn an OpenStack cloud into virtual HPC clusters.",
             version=_installed_version(),
-            command_manager=CommandManager(NAMESPACE),
+            command_manager=CommandIndex(NAMESPACE),
             deferred_help=True,
             stdout=InertStream(sys.stdout),
             stderr=InertStream(sys.stderr),
         )
+        self.command_manager.add_command("complete", PrintCompletion)
 
     def run(self, argv: list[str]) -> int:
         """Run one command; without one, show the help and fail."""
@@ -65,7 +70,34 @@ class NovaHpc(App):
         """The global options, under the command's own name however it was started."""
         options = {"prog": self.NAME, **(argparse_kwargs or {})}
         parser: argparse.ArgumentParser = super().build_option_parser(description, version, options)
+        command_help.shape_errors(parser)
         return parser
+
+    def print_help_if_requested(self) -> None:
+        """Print the global options and all commands, of which none is imported for it."""
+        if not self.options.deferred_help:
+            return
+        names = sorted(name for name, _ in self.command_manager)
+        lines = self.command_manager.format_commands(names)
+        self.stdout.write("\n".join([self.parser.format_help(), "Commands:", *lines, ""]))
+        raise SystemExit(0)
+
+    def run_subcommand(self, argv: list[str]) -> int:
+        """Run the command; of the first words of several, list them."""
+        words = list(itertools.takewhile(lambda word: not word.startswith("-"), argv))
+        below = self.command_manager.list_names_below(words) if words else []
+        if words[:1] == [_LAB] and not self.command_manager.list_names_below([_LAB]):
+            self.LOG.error(
+                "the lab is a distribution of its own, nova-hpc-lab: make its wheel from the "
+                "folder lab of the sources, and install that beside this one"
+            )
+            return _USAGE
+        if below and " ".join(words) not in dict(self.command_manager):
+            lines = [f"{self.NAME} {' '.join(words)} has these commands:"]
+            lines += self.command_manager.format_commands(below)
+            self.stdout.write("\n".join([*lines, ""]))
+            return _USAGE
+        return int(super().run_subcommand(argv) or 0)
 
     def configure_logging(self) -> None:
         """Say what this program says; of libraries only errors, unless asked for more."""

@@ -175,10 +175,13 @@ class HeardOutput:
 
     app: Any
     cmd_name: Any
+    #: Exit status once the command itself has gone well, such as that of a verdict.
+    verdict_status: int = 0
 
     def run(self, parsed_args: Any) -> int:
         """Run the command; 141 where nobody has read its output to the end."""
         with open_outlets(self.app) as streams:
             status = int(super().run(parsed_args) or 0)  # type: ignore[misc]
+            status = status or self.verdict_status
             name = " ".join(filter(None, ("openstack", getattr(self, "cmd_name", None))))
         return streams.end(status, name)

@@ -35,7 +35,7 @@ from nova_hpc.placement import user_reasons, withheld
 from nova_hpc.placement.grouping import FlavorError, UnknownNameError
 from nova_hpc.placement.model import DeviceMiss, Request, Unmet
 from nova_hpc.topology import roles
-from scheduler_filters import choice, filter_log
+from scheduler_filters import choice, filter_log, shared_memory_hosts
 from scheduler_filters.again import ChooseAgain
 
 CONF = cfg.CONF
@@ -83,7 +83,8 @@ class HpcTopologyFilter(filters.BaseHostFilter):
             not known and would lose the reason.
         """
         extra_specs = spec_obj.flavor.extra_specs or {}
-        if not hpc_flavor.has_hpc_keys(extra_specs):
+        shared = hpc_flavor.has_shared_memory_keys(extra_specs)
+        if not (shared or hpc_flavor.has_hpc_keys(extra_specs)):
             return filter_obj_list
         if scheduler_utils.request_is_rebuild(spec_obj):
             return filter_obj_list
@@ -91,6 +92,10 @@ class HpcTopologyFilter(filters.BaseHostFilter):
         if not hosts:
             return hosts
         answers.put_down_reason(spec_obj, None)
+        if shared:
+            hosts = _keep_giving_hosts(hosts, spec_obj)
+            if not hosts or not hpc_flavor.has_hpc_keys(extra_specs):
+                return hosts
         claims.put_down_choice(spec_obj, None)
         try:
             return self._filter(hosts, spec_obj)
@@ -198,6 +203,15 @@ class HpcTopologyFilter(filters.BaseHostFilter):
         if not played.known <= self._known:
             self._known |= played.known
         return hpc_roles.bind_alias_roles(task.server.wants, played, self._known)
+
+
+def _keep_giving_hosts(hosts: list[Any], spec: objects.RequestSpec) -> list[Any]:
+    """The hosts that may give the memory which the server shares; none, with the reason."""
+    try:
+        giving_hosts = list(shared_memory_hosts.list_giving_hosts(hosts, spec))
+    except FlavorError as error:
+        return _refuse_topology_request(spec, f"Flavor: {error}")
+    return giving_hosts or _refuse_topology_request(spec, shared_memory_hosts.NONE_GIVES)
 
 
 def _read_all_hosts(

@@ -50,7 +50,7 @@ def register() -> list[base.ExtraSpecValidator]:
         HpcExtraSpecValidator(
             name=flavor.AFFINITY_POLICY,
             description=(
-                "What to do where the level of ``hpc:affinity`` cannot be reached: "
+                "What to do if the level of ``hpc:affinity`` cannot be reached: "
                 "``required`` (the default) refuses the host, ``preferred`` takes the "
                 "next best devices and records the level that was reached."
             ),
@@ -84,7 +84,10 @@ def register() -> list[base.ExtraSpecValidator]:
         ),
         HpcExtraSpecValidator(
             name=flavor.GUEST_TOPOLOGY,
-            description="What PCIe tree the guest gets.",
+            description=(
+                "What PCIe tree the guest gets: ``mirror``, that of the host; ``numa``, one PCIe "
+                "root for each NUMA cell; ``flat`` (the default), what Nova shows."
+            ),
             value={
                 "type": str,
                 "description": "The kind of tree.",
@@ -95,7 +98,8 @@ def register() -> list[base.ExtraSpecValidator]:
             name=flavor.FABRIC,
             description=(
                 "How near the members of a server group are on the fabric: in one NVLink "
-                "domain, leaf, block or spine. For a server without a group it says nothing."
+                "sub-domain or domain, leaf, block or spine. For a server without a group it says "
+                "nothing."
             ),
             value={
                 "type": str,
@@ -106,7 +110,7 @@ def register() -> list[base.ExtraSpecValidator]:
         HpcExtraSpecValidator(
             name=flavor.FABRIC_POLICY,
             description=(
-                "What to do where no domain of the level of ``hpc:fabric`` has room: "
+                "What to do if no domain of the level of ``hpc:fabric`` has room: "
                 "``required`` (the default) refuses the server, ``preferred`` takes the "
                 "next wider domain."
             ),
@@ -114,6 +118,33 @@ def register() -> list[base.ExtraSpecValidator]:
                 "type": str,
                 "description": "The policy.",
                 "enum": list(flavor.WORDS[flavor.FABRIC_POLICY]),
+            },
+        ),
+        HpcExtraSpecValidator(
+            name=flavor.SHARED_MEMORY,
+            description=(
+                "MiB of memory that the server brings to a segment which the members of its "
+                "server group on one host share. It is an even number from 2 to 4096, and at most "
+                "a quarter of the server's memory. The flavor needs hw:cpu_policy=dedicated. A "
+                "server without a server group gets none."
+            ),
+            value={
+                "type": str,
+                "description": "MiB, for example ``64``.",
+                "pattern": "^[0-9]+$",
+            },
+        ),
+        HpcExtraSpecValidator(
+            name=flavor.SHARED_MEMORY_POLICY,
+            description=(
+                "What to do on a host that cannot give the memory of ``hpc:shared_memory``: "
+                "``preferred`` (the default) starts the server without, ``required`` refuses "
+                "the host."
+            ),
+            value={
+                "type": str,
+                "description": "The policy.",
+                "enum": list(flavor.WORDS[flavor.SHARED_MEMORY_POLICY]),
             },
         ),
     ]

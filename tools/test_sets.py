@@ -111,7 +111,9 @@ JOBS: Final[tuple[Job, ...]] = (
     _job("unit-nodes", "py311", (*_NOT_LONG, *_NODES), 3, QUICK),
     _job("unit-rest", "py311", (*_NOT_LONG, "tests/unit", *_NOT_NODES), 3, QUICK),
     _job("unit", "py311", (*_NOT_SLOW, "tests/unit"), 10, STANDARD),
-    _job("docs", "docs", (), 1, STANDARD, FULL),
+    _job("shm", "shm", (*_NOT_SLOW, "tests/shm"), 1, QUICK, STANDARD),
+    _job("shm-all", "shm", ("tests/shm",), 2, FULL),
+    _job("docs", "docs", (), 2, STANDARD, FULL),
     _job("scheduler-34", "functional-34", (*_OURS, *_NOT_SLOW, "-k", _SCHEDULER), 9, STANDARD),
     _job("node-34", "functional-34", (*_OURS, *_NOT_SLOW, "-k", _NODE), 14, STANDARD),
     _job("others-34", "functional-34", (*_OURS, *_NOT_SLOW, "-k", _OTHERS), 10, STANDARD),
@@ -171,6 +173,10 @@ JOBS: Final[tuple[Job, ...]] = (
     _job("mutations", "functional-34", ("python", "tools/mutate.py"), 60, FULL),
     # With five hundred histories.
     _job("fabric-all", "lab", ("tests/fabric",), 90, FULL),
+    # A real engine, built from Debian's source, between namespaces and two emulated machines.
+    _job("gpu-engine", "lab", ("tests/gpu",), 25, FULL),
+    # Builds as a release is built, and installs that beside each Nova.
+    _job("release", "release", (), 15, FULL),
     _job("lab-all", "lab", ("tests/lab",), 45, FULL, alone=True),
 )
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import stat
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +22,7 @@ from oslo_config import cfg
 from oslo_privsep import capabilities, priv_context
 
 from nova_hpc import conf as hpc_conf
+from nova_hpc.placement.segment_shape import MOST_PARTS
 from nova_hpc.tenancy import forbidden_vpd
 from nova_hpc.tenancy import holders as tenancy_holders
 from nova_hpc.tenancy.adapters import settings, virtual_functions
@@ -38,6 +40,9 @@ from nova_hpc.tenancy.hygiene.reset import HeldError, ResetError
 from nova_hpc.tenancy.ledger import LedgerFile
 from nova_hpc.tenancy.peer import acs_registers
 from nova_hpc.tenancy.peer.acs_registers import PeerOutcome
+from nova_hpc.tenancy.segments import segment_record
+from nova_hpc.tenancy.segments.segment_file import SegmentError, SegmentFolder
+from nova_hpc.tenancy.segments.segment_record import SegmentFileName
 from nova_hpc.tenancy.stage import binding
 from nova_hpc.tenancy.stage.binding import BindError
 from nova_hpc.topology import confspace, handles
@@ -237,6 +242,23 @@ def _apply_wish_in_helper() -> tuple[str, list[str], dict[str, str], list[str]]:
     return own.peer_to_peer, list(outcome.made), dict(outcome.failed), list(outcome.lacks)
 
 
+@default.entrypoint
+def _write_members_in_helper(file: str, members: list[list[Any]]) -> str | None:
+    """Write into shared memory who has which part; why that failed, or None."""
+    read_helper_settings()
+    name = segment_record.parse_file_name(file)
+    try:
+        servers = {int(part): str(uuid.UUID(server)) for part, server in members[:MOST_PARTS]}
+        path = Path(cfg.CONF.hpc.shared_memory_dir)
+        if name is None:
+            return f"{file[:40]!r} is no file of shared memory"
+        # The service's own: others cannot write in it, which is looked at.
+        SegmentFolder(path, owner=path.lstat().st_uid).write_members(name, servers)
+    except (OSError, SegmentError, TypeError, ValueError) as error:
+        return str(error)
+    return None
+
+
 # -- in the service ---------------------------------------------------------------------
 
 
@@ -325,6 +347,16 @@ def write_setting_by_helper(root: Path, function: AdapterFunction, setting: Adap
     if failed is not None:
         unknown, reason = failed
         raise (UnsupportedError if unknown else AdapterError)(reason)
+
+
+def write_members_by_helper(name: SegmentFileName, servers: Mapping[int, str]) -> None:
+    """As :meth:`nova_hpc.tenancy.segments.segment_file.SegmentFolder.write_members`."""
+    try:
+        reason = _write_members_in_helper(str(name), [list(item) for item in servers.items()])
+    except Exception as error:  # the daemon has ended, or does not start
+        raise SegmentError(_word_silent_helper(error)) from error
+    if reason is not None:
+        raise SegmentError(reason)
 
 
 def apply_wish_by_helper(root: Path, wish: PeerWish) -> PeerOutcome:

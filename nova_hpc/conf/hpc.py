@@ -17,6 +17,7 @@ from nova_hpc.conf import (
     ports,
     roles,
     scheduler,
+    segments,
     servers,
     stage,
 )
@@ -36,7 +37,7 @@ OPTS: Final[list[cfg.Opt]] = [
     option
     for concern in (
         *(roles, ports, scheduler, fabric, node, health),
-        *(servers, nvlink, adapters, peer, stage),
+        *(servers, nvlink, adapters, peer, stage, segments),
     )
     for option in concern.OPTS
 ]

@@ -2,8 +2,8 @@
 """Pack the command for guests: a single file, or a part of cloud-init's user data.
 
 ``python3 -m nova_hpc.guest.build FILE`` writes the command itself, with
-``--cloud-config`` user data that installs it and its systemd unit, and with ``--unit`` the
-unit. ``--elements`` prints where the element for diskimage-builder is.
+``--cloud-config`` user data that installs it and its systemd units, and with ``--unit`` or
+``--shared-memory-unit`` a unit. ``--elements`` prints where the element for diskimage-builder is.
 """
 
 from __future__ import annotations
@@ -18,10 +18,15 @@ from pathlib import Path
 from typing import Final
 
 COMMAND: Final = "/usr/local/bin/nova-hpc-guest"
-UNIT: Final = "/etc/systemd/system/nova-hpc-guest.service"
+UNITS: Final = "/etc/systemd/system"
+UNIT: Final = f"{UNITS}/nova-hpc-guest.service"
+SHARED_UNIT: Final = f"{UNITS}/nova-hpc-shared-memory.service"
 
 _HERE: Final = Path(__file__).parent
 _UNIT_FILE: Final = _HERE / "data/nova-hpc-guest.service"
+_SHARED_UNIT_FILE: Final = _HERE / "data/nova-hpc-shared-memory.service"
+#: What follows a share of a GPU, at its two ends.
+_GPU_ENDS: Final = ("client", "serve")
 _MODULES: Final = (
     "__init__",
     "command",
@@ -30,6 +35,11 @@ _MODULES: Final = (
     "files",
     "install",
     "machine",
+    "peers",
+    "segment",
+    "shared_memory",
+    "shared_settings",
+    "shared_use",
     "show",
     "terms",
     "topology",
@@ -47,6 +57,7 @@ _ACCEPT: Final = tuple(
         "diagnosis.py",
         "evidence.py",
         "facts.py",
+        "first_sample.py",
         "measuring.py",
         "options.py",
         "picture.py",
@@ -65,6 +76,27 @@ _ACCEPT: Final = tuple(
         "views.py",
     )
 )
+_GPU: Final = tuple(
+    f"gpu/{name}"
+    for name in (
+        "__init__.py",
+        "announcements.py",
+        "attached.py",
+        "command.py",
+        "engines.py",
+        "engines/lupine.ini",
+        "engines/pocl.ini",
+        "job.py",
+        "lifeline.py",
+        "port_rule.py",
+        "records.py",
+        "service.py",
+        "serving.py",
+        "system.py",
+        "tunnel.py",
+        "units.py",
+    )
+)
 _MAIN: Final = "import sys\nfrom nova_hpc_guest.command import main\nsys.exit(main())\n"
 #: Built twice it is the same file, byte for byte.
 _DATE: Final = (1980, 1, 1, 0, 0, 0)
@@ -73,28 +105,32 @@ _DATE: Final = (1980, 1, 1, 0, 0, 0)
 def single_file(accept: bool = True) -> bytes:
     """The command as one executable file that needs ``python3`` and nothing else.
 
-    :param accept: with ``nova-hpc-guest accept``, which is larger than all the rest.
+    :param accept: with ``nova-hpc-guest accept``, which is larger than all the rest, and ``gpu``.
+        Without them nothing is compressed: user data are, and take less when that is done once.
     """
     target = io.BytesIO()
     with zipfile.ZipFile(target, "w") as archive:
         _add_archive_file(archive, "__main__.py", _MAIN.encode())
         files = [f"{module}.py" for module in _MODULES]
-        for name in (*files, *(_ACCEPT if accept else ())):
-            _add_archive_file(archive, f"nova_hpc_guest/{name}", (_HERE / name).read_bytes())
+        for name in (*files, *((*_ACCEPT, *_GPU) if accept else ())):
+            data = (_HERE / name).read_bytes()
+            _add_archive_file(archive, f"nova_hpc_guest/{name}", data, packed=accept)
     return b"#!/usr/bin/env python3\n" + target.getvalue()
 
 
-def _add_archive_file(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
+def _add_archive_file(
+    archive: zipfile.ZipFile, name: str, data: bytes, packed: bool = True
+) -> None:
     info = zipfile.ZipInfo(name, _DATE)
     info.external_attr = 0o644 << 16
-    info.compress_type = zipfile.ZIP_DEFLATED
+    info.compress_type = zipfile.ZIP_DEFLATED if packed else zipfile.ZIP_STORED
     archive.writestr(info, data)
 
 
 def cloud_config() -> str:
     """User data of cloud-init that installs the command and starts it at each boot.
 
-    Nova takes 64 KiB of them, in which ``accept`` has no room.
+    Nova takes 64 KiB of them, in which ``accept`` and ``gpu`` have no room.
     """
     return "\n".join(
         [
@@ -102,9 +138,12 @@ def cloud_config() -> str:
             "write_files:",
             *_format_cloud_file(COMMAND, single_file(accept=False), "0755"),
             *_format_cloud_file(UNIT, _UNIT_FILE.read_bytes(), "0644"),
+            *_format_cloud_file(SHARED_UNIT, _SHARED_UNIT_FILE.read_bytes(), "0644"),
+            "groups: [hpc]",
             "runcmd:",
             "  - [systemctl, daemon-reload]",
             "  - [systemctl, enable, --now, nova-hpc-guest.service]",
+            "  - [systemctl, enable, --now, nova-hpc-shared-memory.service]",
             "",
         ]
     )
@@ -130,6 +169,14 @@ def main(arguments: list[str] | None = None) -> int:
     what.add_argument("--cloud-config", action="store_true", help="write user data of cloud-init")
     what.add_argument("--unit", action="store_true", help="write the unit of systemd")
     what.add_argument(
+        "--shared-memory-unit",
+        action="store_true",
+        help="write the unit that makes the memory usable which servers of a group share",
+    )
+    what.add_argument(
+        "--gpu-unit", choices=_GPU_ENDS, help="write the unit of one end of a shared GPU"
+    )
+    what.add_argument(
         "--elements",
         action="store_true",
         help="print the directory with the element nova-hpc-guest for diskimage-builder",
@@ -147,6 +194,11 @@ def main(arguments: list[str] | None = None) -> int:
             target.write_text(cloud_config())
         elif options.unit:
             target.write_bytes(_UNIT_FILE.read_bytes())
+        elif options.shared_memory_unit:
+            target.write_bytes(_SHARED_UNIT_FILE.read_bytes())
+        elif options.gpu_unit:
+            unit = _HERE / f"data/nova-hpc-gpu-{options.gpu_unit}.service"
+            target.write_bytes(unit.read_bytes())
         else:
             target.write_bytes(single_file())
             target.chmod(0o755)

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
-from . import document, install, machine, show, topology
+from . import document, install, machine, peers, shared_memory, show, topology
 from .compare import KINDS, GuestWishes, Result, compare_with_machine, locate_devices
 from .document import DocumentError, GuestDocument, NoDocumentError
 from .files import GuestFileError, Root
@@ -35,8 +35,11 @@ class _GuestOptions(NamedTuple):
     if_present: bool
     profile: bool
     slurm: tuple[str, str, str | None] | None
+    shared: bool = False
     #: Of ``accept``, as its own module has them.
     accept: Any = None
+    #: Of ``gpu``, the same.
+    gpu: Any = None
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -86,6 +89,10 @@ def _print_failure(text: str) -> int:
 
 def _run_subcommand(options: _GuestOptions) -> tuple[int, Iterable[str]]:
     """The exit status, and the lines to say once everything is done."""
+    if options.command == "gpu":
+        from .gpu.command import run_gpu
+
+        return run_gpu(options.gpu)
     if options.command == "accept":
         from .accept.session import run_accept
 
@@ -96,15 +103,20 @@ def _run_subcommand(options: _GuestOptions) -> tuple[int, Iterable[str]]:
         if options.command != "install":
             raise
         install.forget_installed(options.root)
+        shared_memory.forget_shared_memory(options.root)
         if not options.if_present:
             raise
         return GOOD, ()
-    real = machine.read_machine(options.root)
+    real = machine.read_machine(options.root, promise.shared_memory)
     if options.command == "install":
         report = install.install_files(options.root, promise, data, real, options.profile)
+        if options.shared:
+            report += shared_memory.install_shared_memory(options.root, promise, real.segment)
         return GOOD, () if options.quiet else report
     if options.command == "topology":
         return GOOD, _report_topology(options, promise, real)
+    if options.command == "peers":
+        return GOOD, _report_peers(options, promise, real)
     result = compare_with_machine(promise, real, options.wishes)
     status = GOOD if result.good or options.command == "show" else WRONG
     if options.as_json:
@@ -124,6 +136,15 @@ def _report_topology(
     if options.slurm is not None:
         return (topology.format_slurm_place(promise, *options.slurm),)
     return topology.format_place_lines(promise, places)
+
+
+def _report_peers(
+    options: _GuestOptions, promise: GuestDocument, real: machine.GuestMachine
+) -> Iterable[str]:
+    segment = peers.require_segment(promise, real.segment)
+    if options.as_json:
+        return (json.dumps(peers.build_peers_data(*segment), indent=2),)
+    return peers.format_peers(*segment)
 
 
 def _report_findings(promise: GuestDocument, result: Result, quiet: bool) -> Iterator[str]:
@@ -155,10 +176,14 @@ def _parse_arguments(arguments: list[str]) -> _GuestOptions:
     installer = commands.add_parser(
         "install", parents=[common], help="tell NCCL about the topology; run it at each boot"
     )
-    for subparser in (shower, checker):
+    peer_shower = commands.add_parser(
+        "peers", parents=[common], help="print which servers share this machine's memory"
+    )
+    for subparser in (shower, checker, peer_shower):
         subparser.add_argument("--format", choices=("text", "json"), default="text")
     _add_topology(commands.add_parser("topology", parents=[common], help=_TOPOLOGY))
     accepter = _add_accept(commands, common)
+    sharer = _add_gpu(commands, common)
     checker.add_argument(
         "--driver",
         action="append",
@@ -191,8 +216,13 @@ def _parse_arguments(arguments: list[str]) -> _GuestOptions:
     installer.add_argument(
         "--profile", action="store_true", help=f"also write {install.PROFILE} for login shells"
     )
+    installer.add_argument(
+        "--shared-memory",
+        action="store_true",
+        help="also make the memory usable that this machine shares with others of its server group",
+    )
     parsed: Any = parser.parse_args(arguments)
-    folder: str = parsed.root
+    folder: str = getattr(parsed, "root", "/")
     form: str = getattr(parsed, "format", "text")
     if not os.path.isdir(folder):  # noqa: PTH112
         parser.error(f"--root {folder!a}: no such directory")
@@ -209,7 +239,9 @@ def _parse_arguments(arguments: list[str]) -> _GuestOptions:
         if_present=getattr(parsed, "if_present", False),
         profile=getattr(parsed, "profile", False),
         slurm=(parsed.level, parsed.topology, parsed.below) if form == "slurm" else None,
+        shared=getattr(parsed, "shared_memory", False),
         accept=_build_accept(accepter, parsed),
+        gpu=_build_gpu(sharer, parsed),
     )
 
 
@@ -236,6 +268,29 @@ def _build_accept(accepter: argparse.ArgumentParser | None, parsed: Any) -> Any:
     from .accept.options import build_accept_options
 
     return build_accept_options(accepter, parsed)
+
+
+def _add_gpu(commands: Any, common: argparse.ArgumentParser) -> argparse.ArgumentParser | None:
+    """Add ``gpu``; None: user data of cloud-init has no room for it."""
+    try:
+        from .gpu.command import add_gpu_options
+    except ImportError:
+        return None
+    sharer: argparse.ArgumentParser = commands.add_parser(
+        "gpu",
+        help="use a GPU of another server, or serve this one's",
+        epilog="Exit status of run: the job's own; 75 if the share went away, 2 if there is none.",
+    )
+    add_gpu_options(sharer, common)
+    return sharer
+
+
+def _build_gpu(sharer: argparse.ArgumentParser | None, parsed: Any) -> Any:
+    if sharer is None or parsed.command != "gpu":
+        return None
+    from .gpu.command import build_gpu_options
+
+    return build_gpu_options(sharer, parsed)
 
 
 _TOPOLOGY: Final = "print where this machine is on the fabric, in names of the project's own"

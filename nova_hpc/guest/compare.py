@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from .document import PEER_REASONS, GuestDevice, GuestDocument
+from .document import PEER_REASONS, SHARED_REASONS, GuestDevice, GuestDocument, SharedMemory
 from .machine import GuestFunction, GuestMachine
+from .segment import SegmentView, segment_bytes
 
-KINDS: Final = ("device", "driver", "link", "numa", "tree", "peer", "cells", "hugepages")
+KINDS: Final = (
+    *("device", "driver", "link", "numa", "tree", "peer", "cells", "hugepages", "shared-memory"),
+)
 
 #: A guest's kernel and firmware take some of the memory for themselves.
 _KEPT_SHARE: Final = 0.10
@@ -66,6 +70,7 @@ def compare_with_machine(
     findings.extend(_remark_on_peers(document))
     findings.extend(_check_numa_cells(document, machine))
     findings.extend(_check_hugepages(document, machine, wishes))
+    findings.extend(_check_shared_memory(document, machine.segment))
     kept = (finding for finding in findings if finding.kind not in wishes.skip)
     return Result(places, tuple(sorted(kept, key=lambda finding: KINDS.index(finding.kind))))
 
@@ -109,7 +114,7 @@ def locate_devices(
             # The hypervisor gives addresses in the order of the list.
             places.update(
                 (device.number, function)
-                for device, function in zip(devices, candidates, strict=False)
+                for device, function in zip(devices, candidates)  # noqa: B905
             )
         elif len(candidates) < len(devices):
             text = f"{len(devices)} promised, {len(candidates)} there"
@@ -283,3 +288,42 @@ def _check_hugepages(
             text = f"{real} pages of {size} KiB in the pool, {count} asked for"
             findings.append(GuestFinding("hugepages", None, text, True))
     return findings
+
+
+def _check_shared_memory(document: GuestDocument, view: SegmentView | None) -> list[GuestFinding]:
+    """Size, part and mapping of the memory that is shared with other servers."""
+    if document.not_shared is not None:
+        reason = SHARED_REASONS.get(document.not_shared, document.not_shared)
+        text = f"started without it: {reason}"
+        return [GuestFinding(_SHARED, None, text, False)]
+    promise = document.shared_memory
+    if promise is None or view is None:
+        return []
+    if view.device is None:
+        size = segment_bytes(promise) >> 20
+        text = (
+            f"no device of {size} MiB: this kernel has made none of the memory (modules nfit, "
+            "nd_pmem, dax_pmem, device_dax)"
+        )
+        return [GuestFinding(_SHARED, None, text, True)]
+    if view.head is None:
+        # Who may not read the device cannot tell; all others see that it is no such memory.
+        text = f"{view.device.path}: {view.problem}"
+        return [GuestFinding(_SHARED, None, text, not view.denied)]
+    return [
+        GuestFinding(_SHARED, None, text, wrong) for text, wrong in _judge_segment(promise, view)
+    ]
+
+
+_SHARED: Final = "shared-memory"
+
+
+def _judge_segment(promise: SharedMemory, view: SegmentView) -> Iterator[tuple[str, bool]]:
+    if view.mapping is None:
+        yield "how this kernel maps it is not known to this user", False
+    elif view.mapping != "write-back":
+        yield f"this kernel maps it {view.mapping} instead of write-back", True
+    for obstacle in view.obstacles:
+        yield obstacle, False
+    if view.installed not in (None, promise.part):
+        yield f"programs use part {view.installed}, and part {promise.part} is promised", True

@@ -34,6 +34,18 @@ PEER_REASONS: Final = {
 }
 #: What the operator may wish of it.
 PEER_WISHES: Final = ("keep", "translated", "direct")
+#: Why a server whose flavor wishes shared memory was started without.
+SHARED_REASONS: Final = {
+    "off": "its host gives none",
+    "full": "all that its host gives is taken",
+    "group": "it is in no server group of its project",
+    "unknown": "its host did not learn who shares it",
+    "size": "servers of its group on its host share memory of another size",
+    "parts": "so many servers of its group are on its host that no part is left",
+    "memory": "its host could not make it",
+    "encrypted": "its own memory is encrypted",
+    "before": "it was started without it before, and its hardware stays as it is",
+}
 #: More than any server has; a broken document must not make us work for ever.
 _MOST: Final = 4096
 _HOP: Final = re.compile(r"[01][0-9a-f]\.[0-7]", re.ASCII)
@@ -117,6 +129,16 @@ class Peers(NamedTuple):
     as_wished: bool | None = None
 
 
+class SharedMemory(NamedTuple):
+    """Memory that servers of one group on one host share, as it was promised."""
+
+    #: What each server brings.
+    part_bytes: int
+    #: The part that is this server's.
+    part: int
+    parts: int
+
+
 class GuestDocument(NamedTuple):
     """The cloud's promise."""
 
@@ -130,6 +152,11 @@ class GuestDocument(NamedTuple):
     #: What the operator wishes of them, a word of :data:`PEER_WISHES`. ``keep`` also in
     #: documents that do not say it; None: a word that this command does not know.
     peer_wish: str | None = "keep"
+    #: None: the server has none.
+    shared_memory: SharedMemory | None = None
+    #: The word that says why a server has none although its flavor wishes it, mostly of
+    #: :data:`SHARED_REASONS`; None: it has it, or wishes none.
+    not_shared: str | None = None
 
 
 def read_guest_document(root: Root) -> tuple[bytes, GuestDocument]:
@@ -219,6 +246,7 @@ def parse_guest_document(data: bytes) -> GuestDocument:
     wish = content.get("peer_wish", "keep")
     if not _is_text_like(ROLE)(wish):
         raise DocumentError(f"{DOCUMENT}: peer_wish is {_shorten_value(wish)}")
+    shared_memory, not_shared = _parse_shared_memory(content)
     return GuestDocument(
         topology,
         cells,
@@ -226,7 +254,35 @@ def parse_guest_document(data: bytes) -> GuestDocument:
         _parse_peers(content, len(devices)),
         fabric=_parse_fabric(content),
         peer_wish=wish if wish in PEER_WISHES else None,
+        shared_memory=shared_memory,
+        not_shared=not_shared,
     )
+
+
+def _parse_shared_memory(content: dict[str, Any]) -> tuple[SharedMemory | None, str | None]:
+    value = content.get("shared_memory")
+    if value is None:
+        return None, None
+    if not isinstance(value, dict):
+        raise DocumentError(f"{DOCUMENT}: shared_memory is {_shorten_value(value)}")
+    if "why" in value:
+        return None, _pick_value(value, "why", _is_text_like(ROLE), "shared_memory")
+    parts = _pick_value(
+        value, "parts", lambda parts: _is_whole_number(parts) and 2 <= parts <= 16, "shared_memory"
+    )
+    return SharedMemory(
+        _pick_value(
+            value,
+            "bytes",
+            # Whole pages of 2 MiB, in which a guest maps it.
+            lambda size: _is_whole_number(size) and 0 < size <= 1 << 40 and not size % (2 << 20),
+            "shared_memory",
+        ),
+        _pick_value(
+            value, "part", lambda part: _is_whole_number(part) and part < parts, "shared_memory"
+        ),
+        parts,
+    ), None
 
 
 def _parse_fabric(content: dict[str, Any]) -> tuple[tuple[str, str], ...]:

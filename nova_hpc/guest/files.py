@@ -117,6 +117,72 @@ class Root:
         with gone, self._folder(path, False) as (folder, name):
             os.unlink(name, dir_fd=folder)
 
+    def make_folder(self, path: str) -> None:
+        """Make a directory that root alone writes, with those above it.
+
+        :raises GuestFileError: it cannot be made, is a link, or lies where others may write.
+        """
+        try:
+            with self._folder(path, True) as (folder, name), contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o755, dir_fd=folder)
+            if os.path.islink(self.place(path)):  # noqa: PTH114
+                raise GuestFileError(f"{path}: a symbolic link; it is not followed")
+        except (OSError, ValueError) as error:
+            raise GuestFileError(f"{path}: cannot be made: {describe_error(error)}") from error
+
+    def make_file(self, path: str) -> None:
+        """Make an empty file where there is none.
+
+        :raises GuestFileError: it cannot be made, or lies where others may write.
+        """
+        try:
+            with self._folder(path, True) as (folder, name), contextlib.suppress(FileExistsError):
+                os.close(os.open(name, _NEW, 0o600, dir_fd=folder))
+        except (OSError, ValueError) as error:
+            raise GuestFileError(f"{path}: cannot be made: {describe_error(error)}") from error
+
+    def give_to_group(self, path: str, group: int, mode: int) -> None:
+        """Set the group and the mode of a file or a device of root's.
+
+        :raises GuestFileError: they cannot be set, or it is a link, or no file and no device.
+        """
+        try:
+            with self._folder(path, False) as (folder, name):
+                handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+                try:
+                    kind = os.fstat(handle).st_mode
+                    if not (stat.S_ISREG(kind) or stat.S_ISCHR(kind)):
+                        raise GuestFileError(f"{path}: neither a file nor a device")
+                    place = f"/proc/self/fd/{handle}"
+                    # First the mode: the new group must not have what the old one had.
+                    os.chmod(place, mode & 0o600)  # noqa: PTH101
+                    os.chown(place, -1, group)
+                    os.chmod(place, mode)  # noqa: PTH101
+                finally:
+                    os.close(handle)
+        except (OSError, ValueError) as error:
+            raise GuestFileError(f"{path}: cannot be given: {describe_error(error)}") from error
+
+    def point(self, path: str, target: str) -> bool:
+        """Make a symbolic link that says *target*, in place of another link.
+
+        :returns: whether anything changed.
+        :raises GuestFileError: it cannot be made, or something else is there.
+        """
+        try:
+            with self._folder(path, True) as (folder, name):
+                try:
+                    if os.readlink(name, dir_fd=folder) == target:
+                        return False
+                except FileNotFoundError:
+                    pass
+                beside = f".nova-hpc-{os.urandom(8).hex()}"
+                os.symlink(target, beside, dir_fd=folder)
+                os.replace(beside, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except (OSError, ValueError) as error:
+            raise GuestFileError(f"{path}: cannot be made: {describe_error(error)}") from error
+        return True
+
     @contextlib.contextmanager
     def _folder(self, path: str, make: bool) -> Iterator[tuple[int, str]]:
         """The directory of *path*, held, and the name in it; no link leads there.

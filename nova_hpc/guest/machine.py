@@ -9,7 +9,10 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
+from .document import SharedMemory
 from .files import Root
+from .segment import SegmentView, read_segment
+from .shared_use import find_obstacles
 
 DEVICES: Final = "/sys/bus/pci/devices"
 _NODES: Final = "/sys/devices/system/node"
@@ -72,17 +75,31 @@ class GuestMachine(NamedTuple):
     nodes: tuple[GuestNumaNode, ...]
     #: Size in KiB -> pages in the pool.
     hugepages: dict[int, int]
+    #: None: it was not looked for.
+    segment: SegmentView | None = None
 
 
-def read_machine(root: Root) -> GuestMachine:
-    """Look at the machine."""
+def read_machine(root: Root, shared_memory: SharedMemory | None = None) -> GuestMachine:
+    """Look at the machine.
+
+    :param shared_memory: the promised one, to look for; None: none was promised.
+    """
     functions = []
     for name in root.names(DEVICES):
         if _ADDRESS.fullmatch(name):
             function = _read_function(root, name.lower(), name)
             if function is not None:
                 functions.append(function)
-    return GuestMachine(tuple(functions), tuple(_read_kernel_nodes(root)), _read_page_pools(root))
+    return GuestMachine(
+        tuple(functions),
+        tuple(_read_kernel_nodes(root)),
+        _read_page_pools(root),
+        None if shared_memory is None else _read_shared_memory(root, shared_memory),
+    )
+
+
+def _read_shared_memory(root: Root, promise: SharedMemory) -> SegmentView:
+    return read_segment(root, promise)._replace(obstacles=find_obstacles(root))
 
 
 def _read_function(root: Root, address: str, name: str) -> GuestFunction | None:

@@ -40,6 +40,10 @@ def format_promise_tree(document: GuestDocument, result: Result) -> Iterator[str
     if document.peers:
         yield ""
         yield from _format_peers(document)
+    if document.shared_memory is not None:
+        size = format_size(document.shared_memory.part_bytes >> 10)
+        yield ""
+        yield f"shared memory: {size} of each of {document.shared_memory.parts} servers"
 
 
 def _format_peers(document: GuestDocument) -> Iterator[str]:
@@ -146,6 +150,9 @@ def build_report_data(document: GuestDocument, result: Result) -> dict[str, Any]
             }
             for peers in document.peers
         ],
+        "shared_memory": None
+        if document.shared_memory is None
+        else document.shared_memory._asdict(),
         "findings": [
             {
                 "kind": finding.kind,

@@ -59,6 +59,7 @@ def build_guest_entries(
     processor: nccl.Processor | None = None,
     fabric: Mapping[str, str] | None = None,
     wish: PeerWish = PeerWish.KEEP,
+    shared: Mapping[str, Any] | None = None,
 ) -> dict[str, bytes]:
     """The entries for the guest: name -> text.
 
@@ -68,6 +69,7 @@ def build_guest_entries(
     :param processor: the host's, where the guest has the same.
     :param fabric: level of the fabric -> the project's name of the domain.
     :param wish: what the node's ``[hpc]peer_to_peer`` says.
+    :param shared: what the guest is told of memory that it shares; None: it asked for none.
     """
     given = [(device, node.function(device.address)) for device in devices]
     identified = [
@@ -92,6 +94,7 @@ def build_guest_entries(
         # Keys that came later are there only where they say something.
         **({} if wish is PeerWish.KEEP else {"peer_wish": wish.value}),
         **({"fabric": dict(fabric)} if fabric else {}),
+        **({"shared_memory": dict(shared)} if shared else {}),
     }
     text = json.dumps(entry, separators=(",", ":"), ensure_ascii=True)
     entries = {terms.DOCUMENT: text.encode("ascii")}

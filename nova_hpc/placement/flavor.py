@@ -8,6 +8,7 @@ clients, so :func:`check_flavor` is called again wherever a flavor is used.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
@@ -37,6 +38,10 @@ GUEST_TOPOLOGY: Final = "hpc:guest_topology"
 #: How near the members of a server group are; these two are about no device.
 FABRIC: Final = "hpc:fabric"
 FABRIC_POLICY: Final = "hpc:fabric_policy"
+#: MiB of memory that the server shares with members of its server group on its host; these
+#: two are about no device, either.
+SHARED_MEMORY: Final = "hpc:shared_memory"
+SHARED_MEMORY_POLICY: Final = "hpc:shared_memory_policy"
 
 #: Nova's own key, and the policy that Nova follows where nobody sets it.
 NUMA_POLICY: Final = "hw:pci_numa_affinity_policy"
@@ -52,14 +57,24 @@ WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     GUEST_TOPOLOGY: ("mirror", "numa", "flat"),
     FABRIC: ("sub_domain", "nvlink_domain", "leaf", "block", "spine"),
     FABRIC_POLICY: tuple(policy.value for policy in AffinityPolicy),
+    SHARED_MEMORY_POLICY: tuple(policy.value for policy in AffinityPolicy),
 }
+
+#: The MiB of :data:`SHARED_MEMORY`: even numbers from the first to the second.
+SHARED_LEAST, SHARED_MOST = 2, 4096
+#: It is at most one part of so many of the server's memory.
+SHARED_FRACTION: Final = 4
+_SHARED_TEXT: Final = re.compile(r"[1-9][0-9]{0,3}", re.ASCII)
 
 #: Cells of one size are interchangeable; every further size multiplies the
 #: mappings that have to be compared.
 MAX_SIZES: Final = 8
 
 FABRIC_KEYS: Final = (FABRIC, FABRIC_POLICY)
-KEYS: Final = (AFFINITY, AFFINITY_POLICY, GROUP, NVLINK, GUEST_TOPOLOGY, *FABRIC_KEYS)
+SHARED_MEMORY_KEYS: Final = (SHARED_MEMORY, SHARED_MEMORY_POLICY)
+#: Those that a server without devices can have.
+_DEVICELESS: Final = (*FABRIC_KEYS, *SHARED_MEMORY_KEYS)
+KEYS: Final = (AFFINITY, AFFINITY_POLICY, GROUP, NVLINK, GUEST_TOPOLOGY, *_DEVICELESS)
 
 
 @attrs.frozen
@@ -71,12 +86,21 @@ class Fabric:
     policy: AffinityPolicy = AffinityPolicy.REQUIRED
 
 
+@attrs.frozen
+class SharedMemoryWish:
+    """A flavor's wish for memory that members of a server group on one host share."""
+
+    #: What the server itself brings.
+    mib: int
+    policy: AffinityPolicy = AffinityPolicy.PREFERRED
+
+
 def has_hpc_keys(extra_specs: Mapping[str, str]) -> bool:
     """Whether the flavor says how devices sit together.
 
-    ``hpc:fabric`` does not: a server without devices can have it.
+    ``hpc:fabric`` and ``hpc:shared_memory`` do not: a server without devices can have them.
     """
-    return any(key.startswith(PREFIX) and key not in FABRIC_KEYS for key in extra_specs)
+    return any(key.startswith(PREFIX) and key not in _DEVICELESS for key in extra_specs)
 
 
 def has_fabric_keys(extra_specs: Mapping[str, str]) -> bool:
@@ -102,6 +126,39 @@ def read_fabric(extra_specs: Mapping[str, str]) -> Fabric | None:
     return None
 
 
+def has_shared_memory_keys(extra_specs: Mapping[str, str]) -> bool:
+    """Whether the flavor asks for memory that members of a server group share."""
+    return any(key in extra_specs for key in SHARED_MEMORY_KEYS)
+
+
+def read_shared_memory(
+    extra_specs: Mapping[str, str], memory_mib: int | None = None
+) -> SharedMemoryWish | None:
+    """Read the flavor's wish for memory that members of a server group share; None: it has none.
+
+    :param memory_mib: the flavor's memory, where the two are to be compared.
+    :raises FlavorError: for the user: the key, its value, and the cure.
+    """
+    for key in SHARED_MEMORY_KEYS:
+        if key in extra_specs:
+            check_value(key, extra_specs[key])
+    if SHARED_MEMORY in extra_specs:
+        mib = int(extra_specs[SHARED_MEMORY])
+        if memory_mib is not None and mib * SHARED_FRACTION > memory_mib:
+            raise FlavorError(
+                f"{SHARED_MEMORY} is {mib} MiB, more than a quarter of the flavor's memory of "
+                f"{memory_mib} MiB; set it to {memory_mib // SHARED_FRACTION // 2 * 2} or less"
+            )
+        word = extra_specs.get(SHARED_MEMORY_POLICY, AffinityPolicy.PREFERRED.value)
+        return SharedMemoryWish(mib, AffinityPolicy(word))
+    if SHARED_MEMORY_POLICY in extra_specs:
+        raise FlavorError(
+            f"{SHARED_MEMORY_POLICY} is set without {SHARED_MEMORY}; add it, the MiB that each "
+            "server brings, or remove it"
+        )
+    return None
+
+
 def check_value(key: str, value: str) -> None:
     """Check one key by itself.
 
@@ -116,9 +173,21 @@ def check_value(key: str, value: str) -> None:
     if key == GROUP:
         grouping.parse_group_terms(value)
         return
+    if key == SHARED_MEMORY:
+        _check_shared_mib(value)
+        return
     if value not in WORDS[key]:
         raise FlavorError(
             f"{key} is {grouping.quote_value(value)}; it must be one of {', '.join(WORDS[key])}"
+        )
+
+
+def _check_shared_mib(value: str) -> None:
+    is_number = _SHARED_TEXT.fullmatch(value) is not None
+    if not is_number or int(value) % 2 or not SHARED_LEAST <= int(value) <= SHARED_MOST:
+        raise FlavorError(
+            f"{SHARED_MEMORY} is {grouping.quote_value(value)}; it must be an even number of MiB "
+            f"from {SHARED_LEAST} to {SHARED_MOST}"
         )
 
 

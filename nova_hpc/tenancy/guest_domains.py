@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The guest domains of a node, and which PCI devices each of them has.
+"""The guest domains of a node, and which PCI devices and shared memory each of them has.
 
 All that libvirt knows of is read: also domains that are no servers of Nova's,
 that are shut off and that are saved, since each of those may be started at any
@@ -18,6 +18,8 @@ from typing import Any, Final, Protocol
 import attrs
 from lxml import etree
 
+from nova_hpc.tenancy.segments import segment_record
+from nova_hpc.tenancy.segments.segment_record import SegmentUse
 from nova_hpc.topology.model import AddressError, normalise_address
 
 #: ``VIR_CONNECT_LIST_DOMAINS_ACTIVE | VIR_CONNECT_LIST_DOMAINS_INACTIVE``.
@@ -46,7 +48,7 @@ class DomainCondition(enum.Enum):
 
 @attrs.frozen
 class PassedFunctions:
-    """The host's PCI functions in one form of a domain, by normalised address."""
+    """The host's PCI functions in one form of a domain, by normalised address, and its files."""
 
     #: Those of aliases, and the NVMe disks that QEMU drives itself.
     hostdevs: frozenset[str] = frozenset()
@@ -54,6 +56,8 @@ class PassedFunctions:
     interfaces: frozenset[str] = frozenset()
     #: Why it may have others, too; None: these are all.
     problem: str | None = None
+    #: Files of the host that it has as memory.
+    segments: tuple[SegmentUse, ...] = ()
 
     @property
     def all(self) -> frozenset[str]:
@@ -206,7 +210,8 @@ def parse_passed_functions(xml: str) -> PassedFunctions:
                 f"the address of a passed-through device cannot be read: {error}"
             )
     return PassedFunctions(
-        frozenset(addresses["hostdev"]), frozenset(addresses["interface"]), problem
+        *(frozenset(addresses["hostdev"]), frozenset(addresses["interface"]), problem),
+        segments=segment_record.read_segment_uses(root),
     )
 
 

@@ -6,6 +6,11 @@ replaced. Hardware is known by its serial number (of PCIe, else of the vital pro
 data), a virtual function by that of its physical function and its number there. Where
 there is none, or where two devices of the node say the same, only the slot is known,
 and an entry stays where it is.
+
+Nova knows places alone. So if a place that a server holds has other hardware than before,
+or it is unknown whether it has, the entry is marked as ``replaced``: the server has never
+had that hardware, and it is cleaned before the server starts with it. A place that never
+had a number, and has none, says nothing: it is taken for what it was.
 """
 
 from __future__ import annotations
@@ -99,6 +104,7 @@ def move_entries_with_hardware(
     notes = []
     for address, hardware in sorted(moving.items()):
         device, note = displaced.pop(hardware, None), "what is known of it has come with it"
+        last_server_here = None if device is None else device.server
         if device is None:
             device, note = away.pop(hardware, None), "it was away: what is known of it counts again"
         if device is None:
@@ -109,20 +115,59 @@ def move_entries_with_hardware(
         if old is not None and old.server and not device.server:
             # Nova may have the place for the server's; it is nobody's only when proved.
             device = attrs.evolve(device, server=SOMEBODY)
+        if old is not None and _is_place_held(old) and not _has_same_server(old, last_server_here):
+            device = _mark_as_replaced(device)
+        else:
+            device = attrs.evolve(device, replaced=False)  # that was said of its former place
         devices[address] = attrs.evolve(device, hardware=hardware)
         notes.append(f"PCI device {address} is other hardware than before: {note}")
     away |= {
-        hardware: device
+        hardware: attrs.evolve(device, replaced=False)
         for hardware, device in displaced.items()
         if hardware is not None and hardware not in reported_hardware
     }
+    for address in left.keys() - moving.keys():
+        if _is_place_held(left[address]):
+            # Whatever comes here next, its server has not had it.
+            devices[address] = LedgerDevice(replaced=True)
     for address, hardware in sure_hardware.items():
-        if address not in moving and hardware != devices.get(address, _NOTHING).hardware:
+        device = devices.get(address, _NOTHING)
+        if address not in moving and hardware != device.hardware:
             # It could not be told apart before: it is taken for what was here.
-            devices[address] = attrs.evolve(devices.get(address, _NOTHING), hardware=hardware)
+            if device.hardware is not None and _is_place_held(device):
+                device = _mark_as_replaced(device)
+            devices[address] = attrs.evolve(device, hardware=hardware)
+    for address, hardware in seen.items():
+        device = devices.get(address, _NOTHING)
+        lost = is_hardware_known(device.hardware) and not is_hardware_known(hardware)
+        if lost and _is_place_held(device) and not device.replaced:
+            # It had a number, and says none now.
+            devices[address] = _mark_as_replaced(device)
     if devices == ledger.devices and away == ledger.absent:
         return MovedLedger(ledger)
     return MovedLedger(attrs.evolve(ledger, devices=devices, absent=away), tuple(notes))
+
+
+def _is_place_held(entry: LedgerDevice) -> bool:
+    """Whether a server may have the place by Nova's records."""
+    return entry.server is not None or entry.replaced
+
+
+def _has_same_server(old: LedgerDevice, server: str | None) -> bool:
+    """Whether the server that holds a place is surely the one that had the hardware last.
+
+    :param old: the entry of what was at the place.
+    :param server: the mark of the hardware that is there now, if it has been in the node.
+    """
+    return not old.replaced and old.server == server and server not in (None, SOMEBODY)
+
+
+def _mark_as_replaced(device: LedgerDevice) -> LedgerDevice:
+    """An entry of hardware that the server which holds its place has never had."""
+    device = device.doubted()
+    # A stage that is due is not due of that server.
+    stage = device.stage and {**device.stage, "server": SOMEBODY}
+    return attrs.evolve(device, replaced=True, stage=stage)
 
 
 def _has_other_hardware(

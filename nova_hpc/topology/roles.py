@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import attrs
-from oslo_log import log as logging
 
 from nova_hpc.conf.roles import DEFAULT_ROLES
 from nova_hpc.topology.model import Node, PciFunction

@@ -72,6 +72,7 @@ class ClusterWish:
     :ivar boot_gib: size of the boot volume that Nova makes, in GiB; 0: none.
     :ivar check: a member counts once its guest has checked itself.
     :ivar single: members are created one by one also where Nova could make all at once.
+    :ivar gpu_share: id of the GPU server of which each member has a slot; empty: none.
     """
 
     name: str
@@ -89,6 +90,7 @@ class ClusterWish:
     config_drive: bool = False
     check: bool = False
     single: bool = False
+    gpu_share: str = ""
     generation: int = 1
 
     @property
@@ -218,6 +220,8 @@ def _build_wish_body(wish: ClusterWish) -> dict[str, Any]:
     body |= {key: value for key, value in texts.items() if value}
     if wish.boot_gib:
         body["b"] = wish.boot_gib
+    if wish.gpu_share:
+        body["x"] = _pack_id(wish.gpu_share)
     flags = {"d": wish.config_drive, "t": wish.check, "l": wish.single}
     return body | {key: True for key, value in flags.items() if value}
 
@@ -246,6 +250,7 @@ def _parse_wish_body(name: str, data: Mapping[str, Any]) -> ClusterWish:
         config_drive=data.get("d") is True,
         check=data.get("t") is True,
         single=data.get("l") is True,
+        gpu_share=_unpack_id(_wish_text(data, "x", "")),
         generation=_wish_number(data, "g", 1),
     )
 

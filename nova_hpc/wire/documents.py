@@ -16,6 +16,7 @@ from nova_hpc.wire.device_record import DEVICE_RECORD
 from nova_hpc.wire.guest_abi import GUEST_ABI
 from nova_hpc.wire.guest_texts import GUEST_DOCUMENT, NCCL_TOPOLOGY
 from nova_hpc.wire.ledger import LEDGER
+from nova_hpc.wire.member_verdict import MEMBER_VERDICT
 from nova_hpc.wire.partitions import DESIRED_PARTITIONS
 from nova_hpc.wire.position import POSITION
 from nova_hpc.wire.server_devices import SERVER_DEVICES
@@ -135,6 +136,33 @@ ACCEPTANCE_BASELINE: Final = WireDocument(
     cure="measure again: nova-hpc-guest accept --save-baseline FILE",
 )
 
+_GPU: Final = "nova_hpc.guest.gpu.records"
+GPU_SHARE: Final = WireDocument(
+    name="GPU share",
+    lives="metadata['hpc_gpu_share'] of the GPU server",
+    # Standard library alone: guests read it, too.
+    writer=f"{_GPU}:write_share",
+    readers=(f"{_GPU}:read_share",),
+    key="v",
+    limit=LONGEST_METADATA,
+)
+GPU_SLOT: Final = WireDocument(
+    name="GPU slot",
+    lives="metadata['hpc_gpu_CLIENT'] of the GPU server, one for each client's id",
+    writer=f"{_GPU}:write_slot",
+    readers=(f"{_GPU}:read_slot",),
+    key="v",
+    limit=LONGEST_METADATA,
+)
+GPU_CLIENT: Final = WireDocument(
+    name="GPU client",
+    lives="metadata['hpc_gpu'] of the client",
+    writer=f"{_GPU}:write_client",
+    readers=(f"{_GPU}:read_client",),
+    key="v",
+    limit=LONGEST_METADATA,
+)
+
 
 ALL: Final = (
     DEVICE_TAGS,
@@ -163,4 +191,8 @@ ALL: Final = (
     ACCEPTANCE,
     ACCEPTANCE_SAMPLE,
     ACCEPTANCE_BASELINE,
+    GPU_SHARE,
+    GPU_SLOT,
+    GPU_CLIENT,
+    MEMBER_VERDICT,
 )

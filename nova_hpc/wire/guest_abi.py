@@ -8,10 +8,11 @@ made it is kept, and every later start uses that version.
 from __future__ import annotations
 
 import enum
-from typing import Final
+from typing import Any, Final
 
 import attrs
 
+from nova_hpc.placement.segment_shape import FEWEST_PARTS, MOST_PARTS, SegmentShape
 from nova_hpc.wire.version import (
     LONGEST_METADATA,
     LaterError,
@@ -26,14 +27,18 @@ GUEST_ABI: Final = WireDocument(
     writer="nova_hpc.wire.guest_abi:Abi.dumps",
     readers=("nova_hpc.wire.guest_abi:read_guest_abi",),
     # 2: a flat guest has room for the memory of its devices.
+    # 3, written for servers with a segment alone: the segment, and the rules of the tree.
     version=2,
-    reads=(1, 2),
+    reads=(1, 2, 3),
     key="v",
     limit=LONGEST_METADATA,
 )
 
 #: The key in the server's ``system_metadata``.
 KEY: Final = "hpc_guest_abi"
+#: The version of a record that has a segment, and the rules of trees that there are.
+_WITH_SEGMENT: Final = 3
+_TREE_RULES: Final = (1, 2)
 
 
 class TopologyMode(enum.Enum):
@@ -55,12 +60,19 @@ class Abi:
     mode: TopologyMode
     #: Cliques are shown to GPUs.
     clique: bool = False
+    #: Of the rules of the tree.
     version: int = GUEST_ABI.version
+    #: The segment of memory that the guest has; None: it has none.
+    segment: SegmentShape | None = None
 
     def dumps(self) -> str:
         """The text to store: ASCII, within the limit of :data:`GUEST_ABI`."""
+        tree = {"mode": self.mode.value, "clique": int(self.clique)}
+        if self.segment is None:
+            return write_compact_json({GUEST_ABI.key: self.version, **tree})
+        segment = {"mib": self.segment.part_mib, "parts": self.segment.parts}
         return write_compact_json(
-            {GUEST_ABI.key: self.version, "mode": self.mode.value, "clique": int(self.clique)}
+            {GUEST_ABI.key: _WITH_SEGMENT, **tree, "tree": self.version, "segment": segment}
         )
 
 
@@ -74,10 +86,16 @@ def read_guest_abi(text: object) -> Abi | None:
         return None
     try:
         data = GUEST_ABI.load(text)
+        version, segment = data[GUEST_ABI.key], None
+        if version == _WITH_SEGMENT:
+            version, segment = data["tree"], _read_segment(data["segment"])
+            if type(version) is not int or version not in _TREE_RULES:
+                raise ValueError("there are no such rules")
         return Abi(
-            version=data[GUEST_ABI.key],
+            version=version,
             mode=TopologyMode(data["mode"]),
             clique=bool(data["clique"]),
+            segment=segment,
         )
     except LaterError as error:
         raise AbiError(
@@ -90,3 +108,16 @@ def read_guest_abi(text: object) -> Abi | None:
             f"The record of the server's virtual hardware ({KEY}) is damaged: it must be "
             "repaired before the server can start."
         ) from None
+
+
+def _read_segment(data: Any) -> SegmentShape:
+    """The size of the segment.
+
+    :raises ValueError: it has none that a segment can have.
+    """
+    shape = SegmentShape(data["mib"], data["parts"])
+    if type(shape.part_mib) is not int or type(shape.parts) is not int:
+        raise ValueError("it has no size")
+    if not 0 < shape.part_mib < 1 << 16 or not FEWEST_PARTS <= shape.parts <= MOST_PARTS:
+        raise ValueError("its size is none of a segment")
+    return shape

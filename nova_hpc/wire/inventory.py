@@ -21,10 +21,27 @@ from nova_hpc.topology.peer_wish import PeerWish
 from nova_hpc.wire.documents import INVENTORY
 
 
-def build_inventory(node: Node, wish: PeerWish = PeerWish.KEEP) -> dict[str, Any]:
+@attrs.frozen
+class ServersPart:
+    """What a function is to servers, as the command that writes the document has judged it."""
+
+    #: "" without one.
+    role: str = ""
+    #: ``offered``, ``can be offered``, ``not offered`` or ``no role``.
+    offer: str = "no role"
+    #: Why it is not offered; "" if nothing stands against it.
+    reason: str = ""
+
+
+def build_inventory(
+    node: Node,
+    wish: PeerWish = PeerWish.KEEP,
+    servers: Mapping[str, ServersPart] | None = None,
+) -> dict[str, Any]:
     """The document as plain objects.
 
     :param wish: what the node's ``[hpc]peer_to_peer`` says.
+    :param servers: address -> role and offer, of functions that have one; None: not judged.
     """
     peers = peer.switch_paths_of(node)
     lacks = peer_wish.plan_peer_changes(node, wish).lacks
@@ -35,7 +52,10 @@ def build_inventory(node: Node, wish: PeerWish = PeerWish.KEEP) -> dict[str, Any
         "problems": list(node.problems),
         "hugepages": [_build_pool_entry(pool) for pool in node.hugepages],
         "numa_nodes": [_numa_node(numa) for numa in node.numa_nodes],
-        "functions": [_build_function_entry(function, peers) for function in node.functions],
+        "functions": [
+            _build_function_entry(function, peers) | _build_servers_entry(function, servers)
+            for function in node.functions
+        ],
         "inactive_bridges": [_build_function_entry(function, peers) for function in node.inactive],
         "peer_wish": wish.value,
         "peer_pairs": [
@@ -48,9 +68,26 @@ def build_inventory(node: Node, wish: PeerWish = PeerWish.KEEP) -> dict[str, Any
     }
 
 
-def write_inventory(node: Node, wish: PeerWish = PeerWish.KEEP) -> str:
+def write_inventory(
+    node: Node,
+    wish: PeerWish = PeerWish.KEEP,
+    servers: Mapping[str, ServersPart] | None = None,
+) -> str:
     """The document as text: UTF-8 safe, indented, ends with a newline."""
-    return json.dumps(build_inventory(node, wish), indent=2) + "\n"
+    return json.dumps(build_inventory(node, wish, servers), indent=2) + "\n"
+
+
+def _build_servers_entry(
+    function: PciFunction, servers: Mapping[str, ServersPart] | None
+) -> dict[str, Any]:
+    if servers is None:
+        return {}
+    part = servers.get(function.address, ServersPart())
+    return {
+        "role": part.role or None,
+        "offer": part.offer,
+        "offer_reason": part.reason or None,
+    }
 
 
 def _build_pool_entry(pool: HugePages) -> dict[str, Any]:

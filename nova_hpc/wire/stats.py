@@ -47,6 +47,10 @@ LIMIT: Final = 16 * 1024
 #: The key of the document in the statistics of the compute node.
 KEY: Final = "hpc"
 
+#: Beside it, on nodes that give memory which servers share (``[hpc]shared_memory_mb``). A node
+#: that gives none says nothing.
+SHARED_MEMORY_KEY: Final = "hpc_shared_memory"
+
 #: Why a node whose devices have tags, and that says nothing of them, serves no ``hpc:`` flavor.
 OTHER_DRIVER: Final = (
     "it runs Nova's own libvirt driver, not HpcLibvirtDriver, so nobody checks a server's devices "

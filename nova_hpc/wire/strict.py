@@ -105,9 +105,11 @@ def make_strict_converter(
         kind: {name: gen.override(omit=True) for name in names}
         for kind, names in (omit or {}).items()
     }
-    for kind, overrides in left_out.items():
-        write: Any = gen.make_dict_unstructure_fn(kind, strict_converter, **overrides)
-        strict_converter.register_unstructure_hook(kind, write)
+    # Made when it is needed: hooks for parts of such a class may come later.
+    strict_converter.register_unstructure_hook_factory(
+        lambda kind: isinstance(kind, type) and kind in left_out,
+        lambda kind: gen.make_dict_unstructure_fn(kind, strict_converter, **left_out[kind]),
+    )
     strict_converter.register_structure_hook(*number_field())
     strict_converter.register_structure_hook(bool, _structure_truth)
     strict_converter.register_structure_hook(str, _structure_text)

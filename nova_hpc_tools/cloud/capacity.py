@@ -15,7 +15,7 @@ from collections.abc import Iterable
 import attrs
 
 from nova_hpc.placement.grouping import FlavorError
-from nova_hpc.placement.model import Request
+from nova_hpc.placement.model import Request, Unmet
 from nova_hpc_tools import snapshot
 from nova_hpc_tools.cloud.explain import find_flavor, find_nodes, judge_node
 from nova_hpc_tools.cloud.explain.remedies import Chooser
@@ -33,6 +33,8 @@ class NodeCapacity:
     fit: int
     #: Why not one more, for operators.
     reason: str
+    #: The sign of that; None: the host gets no servers at all.
+    unmet: Unmet | None = None
 
 
 @attrs.frozen
@@ -43,6 +45,8 @@ class Capacity:
     rooms: tuple[NodeCapacity, ...]
     #: What could not be read, for operators.
     problems: tuple[str, ...] = ()
+    #: Of the servers that were counted.
+    request: Request | None = None
 
     @property
     def by_host(self) -> dict[str, int]:
@@ -84,7 +88,7 @@ def measure_flavor(cloud: Snapshot, flavor: Flavor) -> Capacity:
     rooms = (
         _measure_node_capacity(node, flavor, request, chooser) for node in find_nodes(cloud, None)
     )
-    return Capacity(flavor, tuple(rooms), cloud.problems)
+    return Capacity(flavor, tuple(rooms), cloud.problems, request)
 
 
 def _measure_node_capacity(
@@ -94,7 +98,7 @@ def _measure_node_capacity(
     while True:
         answer = judge_node(node, flavor, request, chooser)
         if answer.choice is None:
-            return NodeCapacity(node, fit, answer.reason)
+            return NodeCapacity(node, fit, answer.reason, answer.unmet)
         devices = answer.choice.devices
         if not devices.picks:
             # Every server of the engine takes devices; without them this would never end.

@@ -105,7 +105,7 @@ class ShowCapacity(ListCommand):
         capacity = measure_capacity(cloud, args.flavor, args.image, args.port or ())
         problems: tuple[str, ...] = ()
         if fabric is None:
-            fabric, problems = _read_synced_map(cloud)
+            fabric, problems = read_synced_map(cloud)
         report = _CapacityReport(
             capacity=capacity,
             fabric=fabric,
@@ -134,7 +134,7 @@ class ShowCapacity(ListCommand):
         )
 
 
-def _read_synced_map(cloud: Snapshot) -> tuple[FabricMap, tuple[str, ...]]:
+def read_synced_map(cloud: Snapshot) -> tuple[FabricMap, tuple[str, ...]]:
     """The map that Nova's aggregates say, and what makes no sense in them."""
     places: dict[str, FabricPlace] = {}
     problems: dict[str, None] = {}

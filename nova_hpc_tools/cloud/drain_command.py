@@ -13,7 +13,7 @@ import attrs
 
 from nova_hpc.outside.text import printable_text, shell_command
 from nova_hpc.placement.flavor import has_fabric_keys, has_hpc_keys
-from nova_hpc_tools.adopt import service_settings
+from nova_hpc_tools.adopt import source_options
 from nova_hpc_tools.base import CommandAnswer, CommandError, Count, ListCommand
 from nova_hpc_tools.cloud import drain, server_moves
 from nova_hpc_tools.cloud.drain import Move
@@ -81,7 +81,7 @@ class Drain(ListCommand):
             metavar="SECONDS",
             help="how long one server may take, default: %(default)s",
         )
-        service_settings.add_config_options(
+        source_options.add_config_options(
             parser.add_argument_group("where the cloud is read"), "Nova's scheduler"
         )
         group = parser.add_argument_group("which cloud")

@@ -18,7 +18,7 @@ from nova_hpc.topology.model import address_key, normalise_address
 from nova_hpc.wire.announcements import Maintenance
 from nova_hpc.wire.ledger import DeviceState, Ledger
 from nova_hpc_tools import base
-from nova_hpc_tools.adopt import service_settings
+from nova_hpc_tools.adopt import source_options
 from nova_hpc_tools.base import CommandAnswer, CommandError
 from nova_hpc_tools.device.command import ERRORS, ManagedNode, format_ledger_time
 
@@ -92,7 +92,7 @@ class _BulkDeviceCommand(base.ListCommand):
         parser.add_argument(
             "--yes", action="store_true", help="ask nothing; needed with -f and without a terminal"
         )
-        service_settings.add_config_options(parser)
+        source_options.add_config_options(parser)
         self._parser = parser
         return parser
 
@@ -299,7 +299,7 @@ class MaintenanceWindow(base.RecordCommand):
             help="only devices of this model; may be repeated",
         )
         parser.add_argument("--reason", metavar="TEXT", help="why, for colleagues")
-        service_settings.add_config_options(parser)
+        source_options.add_config_options(parser)
         self._parser = parser
         return parser
 

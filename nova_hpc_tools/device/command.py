@@ -30,7 +30,7 @@ from nova_hpc.topology import roles, sysfs
 from nova_hpc.topology.model import AddressError, Node, address_key, normalise_address
 from nova_hpc.wire.ledger import DeviceState, Ledger
 from nova_hpc_tools import base
-from nova_hpc_tools.adopt import device_spec, service_settings
+from nova_hpc_tools.adopt import device_spec, service_settings, source_options
 from nova_hpc_tools.base import CommandAnswer, CommandError
 from nova_hpc_tools.device.upkeep import DeviceUpkeep
 from nova_hpc_tools.doctor import libvirt_domains
@@ -231,7 +231,7 @@ class _DeviceCommand(base.RecordCommand):
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         # A bad one is refused like everything that is wrong with the device.
         parser.add_argument("address", metavar="ADDRESS", help="PCI address like 0000:41:00.0")
-        service_settings.add_config_options(parser)
+        source_options.add_config_options(parser)
         return parser
 
 
@@ -257,7 +257,7 @@ class ListDevices(base.ListCommand):
         which.add_argument(
             "--all-nodes", action="store_true", help="what all nodes of the cloud withhold"
         )
-        service_settings.add_config_options(parser)
+        source_options.add_config_options(parser)
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
@@ -282,7 +282,13 @@ class ListDevices(base.ListCommand):
             for address in place.addresses()
         )
         columns = ("Address", "Role", "State", "Reason", "Server", "Since", "Cleaned in s")
-        return CommandAnswer(columns, rows, nothing="This node offers no device.")
+        nothing = "This node offers no device."
+        if not place.options.pci.device_spec:
+            nothing = (
+                "This machine is not set up: [pci]device_spec of its nova-compute names no device. "
+                "nova-hpc configure sets it up."
+            )
+        return CommandAnswer(columns, rows, nothing=nothing)
 
 
 def _list_absent_hardware(ledger: Ledger) -> CommandAnswer:

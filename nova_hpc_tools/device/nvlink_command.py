@@ -19,7 +19,7 @@ from nova_hpc.topology import roles, sysfs
 from nova_hpc.topology.model import address_key
 from nova_hpc_tools import base
 from nova_hpc_tools.adopt import nvlink_sets as sets
-from nova_hpc_tools.adopt import service_settings
+from nova_hpc_tools.adopt import service_settings, source_options
 from nova_hpc_tools.base import CommandAnswer
 
 #: Options that are used here.
@@ -39,7 +39,7 @@ class _PartitionCommand(base.ListCommand):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
-        service_settings.add_config_options(parser)
+        source_options.add_config_options(parser)
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:

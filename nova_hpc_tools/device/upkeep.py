@@ -148,8 +148,15 @@ class DeviceUpkeep(HygieneStep):
             )
         if address in owners.records() and not marked:
             raise LedgerError(f"a server has {address}, by Nova's records")
-        for held in owners.held([address]).values():
+        for held in owners.held([address], self._waiting_server(address, owners)).values():
             raise LedgerError(f"{address} is not touched: {held.text}")
+
+    def _waiting_server(self, address: str, owners: DeviceOwners) -> str | None:
+        """The stopped server whose guest domain waits for hardware that replaced its own."""
+        if not self.records.known().device(address).replaced:
+            return None
+        domain = owners.domains().having(address)
+        return None if domain is None or address in domain.live.all else domain.uuid
 
 
 def is_change(device: LedgerDevice) -> bool:

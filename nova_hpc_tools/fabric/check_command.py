@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
+import attrs
 from oslo_config import cfg
 
 from nova_hpc.conf import partitions as partition_options
@@ -18,9 +20,9 @@ from nova_hpc.fabric.partitions.backends.base import (
     SubnetManagerError,
 )
 from nova_hpc.fabric.partitions.backends.choice import make_subnet_manager
-from nova_hpc.fabric.partitions.partition_file import parse_file
+from nova_hpc.fabric.partitions.partition_file import PartitionLayout, parse_file
 from nova_hpc.outside.text import printable_text
-from nova_hpc_tools.adopt import service_settings
+from nova_hpc_tools.adopt import service_settings, source_options
 from nova_hpc_tools.base import CommandAnswer, CommandError, ListCommand
 
 _COLUMNS: Final = ("Name", "Requirement", "State", "Found", "Cure")
@@ -63,7 +65,7 @@ class CheckFabric(ListCommand):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
-        service_settings.add_config_options(parser, "the agent beside the subnet manager")
+        source_options.add_config_options(parser, "the agent beside the subnet manager")
         parser.add_argument(
             "--os-cloud",
             metavar="NAME",
@@ -74,17 +76,7 @@ class CheckFabric(ListCommand):
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
         """Audit, compare, and ask the cloud."""
-        args = parsed_args
-        options = read_agent_group(args.config)
-        manager = make_subnet_manager(options.subnet_manager, options)
-        try:
-            rows = [*manager.audit(), *check_partitions(manager, Path(options.partitions_file))]
-        finally:
-            manager.close()
-        if args.os_cloud is not None:
-            network = _connect_network(args.os_cloud)
-            rows += describe_agents(_list_all(network.agents), options.fabric)
-            rows += describe_loose_ports(_list_all(network.ports))
+        rows = examine_fabric(parsed_args.config, parsed_args.os_cloud).rows
         return CommandAnswer(
             columns=_COLUMNS,
             rows=[
@@ -95,10 +87,62 @@ class CheckFabric(ListCommand):
         )
 
 
+@attrs.frozen
+class FabricFindings:
+    """What was found of one fabric."""
+
+    rows: tuple[AuditRow, ...]
+    #: Its networks and their members, where the manager is told by a file and that is readable.
+    layout: PartitionLayout | None = None
+    #: Its agents, as openstacksdk has them; None: no cloud was asked.
+    agents: tuple[Any, ...] | None = None
+
+
+def examine_fabric(words: Sequence[str], cloud: str | None) -> FabricFindings:
+    """Audit, compare, and ask the cloud.
+
+    :param words: as :func:`source_options.add_config_options` leaves them.
+    :param cloud: its name in clouds.yaml; None: none is asked.
+    :raises Exception: what :attr:`CheckFabric.errors` names, and CommandError.
+    """
+    options = read_agent_group(words)
+    path = Path(options.partitions_file)
+    manager = make_subnet_manager(options.subnet_manager, options)
+    try:
+        rows = [*manager.audit(), *check_partitions(manager, path)]
+        layout = _read_layout(path) if isinstance(manager, ComparesFile) else None
+    finally:
+        manager.close()
+    if cloud is None:
+        return FabricFindings(tuple(rows), layout)
+    network = _connect_network(cloud)
+    agents = [
+        agent for agent in _list_all(network.agents) if is_agent_of_fabric(agent, options.fabric)
+    ]
+    rows += describe_agents(agents, options.fabric)
+    rows += describe_loose_ports(_list_all(network.ports))
+    return FabricFindings(tuple(rows), layout, tuple(agents))
+
+
+def _read_layout(path: Path) -> PartitionLayout | None:
+    with contextlib.suppress(OSError, ValueError):
+        file = parse_file(path.read_bytes().decode("utf-8", "surrogateescape"))
+        return file.layout if file.unchanged else None
+    return None
+
+
+def is_agent_of_fabric(agent: Any, fabric: str | None) -> bool:
+    """Whether an agent of Neutron is that beside the subnet manager of this fabric.
+
+    :param agent: of openstacksdk.
+    """
+    return agent.binary == _AGENT and (agent.configuration or {}).get("fabric") == fabric
+
+
 def read_agent_group(words: Sequence[str]) -> Any:
     """The group ``[hpc_fabric_agent]`` as the agent has it.
 
-    :param words: as :func:`service_settings.add_config_options` leaves them.
+    :param words: as :func:`source_options.add_config_options` leaves them.
     :raises ConfigError: it cannot be read.
     """
     options = cfg.ConfigOpts()
@@ -209,9 +253,9 @@ def describe_agents(agents: Iterable[Any], fabric: str | None) -> list[AuditRow]
     rows = []
     lives = False
     for agent in agents:
-        configuration = agent.configuration or {}
-        if agent.binary != _AGENT or configuration.get("fabric") != fabric:
+        if not is_agent_of_fabric(agent, fabric):
             continue
+        configuration = agent.configuration or {}
         lives = lives or bool(agent.is_alive)
         rows += [
             AuditRow(f"agent {agent.host}", _ISOLATION, AuditState.NOT_MET, str(fault))

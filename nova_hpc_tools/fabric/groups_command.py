@@ -9,7 +9,7 @@ import attrs
 
 from nova_hpc.outside.text import printable_text
 from nova_hpc_tools import base
-from nova_hpc_tools.adopt import service_settings
+from nova_hpc_tools.adopt import source_options
 from nova_hpc_tools.base import CommandAnswer
 from nova_hpc_tools.snapshot import SnapshotError, cloud_readers
 from nova_hpc_tools.snapshot.group_fleet import GroupLine
@@ -33,7 +33,7 @@ class ListFabricGroups(base.ListCommand):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
-        service_settings.add_config_options(parser, "Nova's scheduler")
+        source_options.add_config_options(parser, "Nova's scheduler")
         parser.add_argument("--group", metavar="UUID", help="only this server group")
         return parser
 
@@ -65,7 +65,7 @@ class ReapFabric(base.RecordCommand):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
-        service_settings.add_config_options(parser, "Nova's scheduler")
+        source_options.add_config_options(parser, "Nova's scheduler")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:

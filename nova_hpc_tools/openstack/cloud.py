@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from nova_hpc.outside.host_names import is_uuid
-from nova_hpc.wire import cluster_wish
+from nova_hpc.wire import cluster_wish, member_verdict
 from nova_hpc.wire.cluster_wish import ClusterWish
+from nova_hpc.wire.member_verdict import MemberVerdict
 from nova_hpc.wire.version import WireError
 from nova_hpc_tools.cluster import wish as wishes
 from nova_hpc_tools.cluster.life_cycle import quota as quotas
@@ -85,7 +86,7 @@ class SdkCloud:
 
         :raises ClusterError: there is none, or more than one.
         """
-        server_record = self._server(name)
+        server_record = self.server_record(name)
         siblings: dict[str, dict[str, Any]] = {}
         for group in server_record.get("server_groups") or ():
             try:
@@ -103,7 +104,11 @@ class SdkCloud:
             siblings = {}
         return servers.read_own_server(server_record, siblings.values())
 
-    def _server(self, name: str) -> dict[str, Any]:
+    def server_record(self, name: str) -> dict[str, Any]:
+        """The server with this name or id, as Nova shows it.
+
+        :raises ClusterError: there is none, or more than one.
+        """
         if is_uuid(name):
             try:
                 return dict(self.rest.nova("GET", f"/servers/{name}")["server"])
@@ -145,7 +150,7 @@ class SdkCloud:
 
     def make_port(self, wish: ClusterWish, group: str, number: int, place: int) -> None:
         """Make a port."""
-        ids = [self._security_group(name) for name in wish.security_groups]
+        ids = [self.security_group(name) for name in wish.security_groups]
         self.rest.neutron("POST", "/ports", wishes.port_body(wish, group, number, place, ids))
 
     def make_servers(
@@ -163,6 +168,11 @@ class SdkCloud:
     def set_wish(self, wish: ClusterWish, group: str, server: str) -> None:
         """Write a member's metadata."""
         body = {"metadata": cluster_wish.to_metadata(wish, group)}
+        _ask_unless_gone(self.rest.nova, "POST", f"/servers/{server}/metadata", body)
+
+    def set_verdict(self, server: str, verdict: MemberVerdict) -> None:
+        """Write a member's verdict into its metadata; a server that is gone is no error."""
+        body = {"metadata": {member_verdict.KEY: verdict.dumps()}}
         _ask_unless_gone(self.rest.nova, "POST", f"/servers/{server}/metadata", body)
 
     def delete_server(self, server: str) -> None:
@@ -221,7 +231,8 @@ class SdkCloud:
         networks = self.rest.neutron("GET", "/networks", name=name, fields=("id",))["networks"]
         return _only_id_of("network", name, [network["id"] for network in networks])
 
-    def _security_group(self, name: str) -> str:
+    def security_group(self, name: str) -> str:
+        """Id of the security group with this id or name."""
         if name not in self._security_groups:
             answer = self.rest.neutron("GET", "/security-groups", project_id=self.rest.project)
             ids = [group["id"] for group in answer["security_groups"] if name in group.values()]

@@ -15,6 +15,7 @@ from nova_hpc_tools.cluster import wish as wishes
 from nova_hpc_tools.cluster.life_cycle.quota import QuotaNeed
 from nova_hpc_tools.cluster.life_cycle.run import ClusterError
 from nova_hpc_tools.cluster.wish import Secrets, WishError
+from nova_hpc_tools.openstack import gpu_members
 from nova_hpc_tools.openstack.cloud import SdkCloud
 
 #: What ``--network`` takes instead of a network.
@@ -155,6 +156,11 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
         help="create members one by one; it is always so with --nic and --volume",
     )
     parser.add_argument(
+        "--gpu-share",
+        metavar="<share>",
+        help="share of a GPU (name or ID) of which each member gets a slot once it is active",
+    )
+    parser.add_argument(
         "--guest-check",
         action="store_true",
         help="a member counts once nova-hpc-guest check has said on its console that all is as "
@@ -217,6 +223,10 @@ def wish_of_options(
         config_drive=args.config_drive,
         check=args.guest_check,
         single=args.one_by_one,
+        # Of a cluster that is resumed some members may have their slots already.
+        gpu_share=gpu_members.find_share_for(
+            cloud, args.gpu_share, 0 if args.resume else len(numbered)
+        ),
         user_data=given.digests["user_data"],
         volumes=given.digests["volumes"],
     )

@@ -39,3 +39,46 @@ def show_member_progress(total: int, wanted: bool) -> Iterator[Callable[[Cluster
             bar.update(task, completed=min(active, total), description=text)
 
         yield say
+
+
+@contextlib.contextmanager
+def show_text_progress(wanted: bool) -> Iterator[Callable[[str], None]]:
+    """What a command does now, on standard error.
+
+    :param wanted: False: say nothing.
+    :returns: what to call with each sentence.
+    """
+    if not wanted:
+        yield lambda text: None
+        return
+    console = InertConsole(file=sys.stderr)
+    columns = (TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=not console.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda text: bar.update(task, description=text)
+
+
+@contextlib.contextmanager
+def show_step_progress(wanted: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar of the steps of a phase, on standard error.
+
+    :param wanted: False: say nothing.
+    :returns: what to call with each step: what, how many are done, of how many.
+    """
+    if not wanted:
+        yield lambda what, done, total: None
+        return
+    console = InertConsole(file=sys.stderr)
+    columns = (
+        TextColumn("{task.completed:.0f} of {task.total:.0f}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}", markup=False),
+    )
+    with Progress(*columns, console=console, transient=not console.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+
+        def say(what: str, done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total, description=what)
+
+        yield say

@@ -20,6 +20,8 @@ from nova_hpc_tools.cluster.life_cycle.run import ClusterCloudError, LostError
 from nova_hpc_tools.cluster.wish import MICROVERSION
 
 _NOT_FOUND: Final = 404
+_CONFLICT: Final = 409
+_OUTDATED: Final = 412
 _TOO_MANY: Final = 429
 _BAD: Final = 400
 _OWN_FAULT: Final = 500
@@ -27,6 +29,14 @@ _OWN_FAULT: Final = 500
 
 class GoneError(ClusterCloudError):
     """There is no such thing (any more)."""
+
+
+class ConflictError(ClusterCloudError):
+    """It is there already, in use, or in a state in which it is not changed."""
+
+
+class OutdatedError(ClusterCloudError):
+    """It has changed since it was looked at (``If-Match``)."""
 
 
 class RestClient:
@@ -63,10 +73,17 @@ class RestClient:
         )
         return _send_request(send, body)
 
-    def neutron(self, method: str, path: str, body: Any = None, **query: Any) -> Any:
+    def neutron(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        **query: Any,
+    ) -> Any:
         """Ask Neutron; as :meth:`nova`."""
         send = lambda **keywords: self._connection.network.request(  # noqa: E731
-            path, method, params=query, **keywords
+            path, method, params=query, headers=dict(headers or {}), **keywords
         )
         return _send_request(send, body)
 
@@ -103,7 +120,7 @@ class RestClient:
         if not self.has_neutron:
             return []
         ports: list[dict[str, Any]] = []
-        marker: dict[str, str] = {}
+        marker: dict[str, Any] = {}
         while True:
             page = self.neutron("GET", "/ports", project_id=self.project, **query, **marker)
             ports += page["ports"]
@@ -125,6 +142,10 @@ def _send_request(send: Callable[..., Any], body: Any) -> Any:
         reason = f"{_reason_of_answer(answer)} (HTTP {answer.status_code})"
         if answer.status_code == _NOT_FOUND:
             raise GoneError(reason)
+        if answer.status_code == _CONFLICT:
+            raise ConflictError(reason)
+        if answer.status_code == _OUTDATED:
+            raise OutdatedError(reason)
         if answer.status_code >= _OWN_FAULT or answer.status_code == _TOO_MANY:
             raise LostError(reason)
         raise ClusterCloudError(reason)

@@ -55,4 +55,11 @@ def _read_health_of_node(node: objects.ComputeNode) -> NodeHealth | None:
     document = word.document
     if document is None:
         return None
-    return NodeHealth(host, document.withheld, document.in_use, document.states, document.notes)
+    return NodeHealth(
+        host,
+        document.withheld,
+        document.in_use,
+        document.states,
+        document.notes,
+        document.left_out,
+    )

@@ -12,7 +12,17 @@ import pytest
 from nova_hpc.fabric.partitions.backends.nvidia import NvidiaSubnetManager
 from nova_hpc.fabric.partitions.keys import Membership
 from tests.fabric.matrix import FabricView
-from tests.fabric.test_opensm import ABSENT, RIGHT, A, B, keys, member, running_site, settle, states
+from tests.fabric.opensm.opensm_site import (
+    ABSENT,
+    RIGHT,
+    A,
+    B,
+    keys,
+    member,
+    running_site,
+    settle,
+    states,
+)
 
 FIRST, SECOND = 0x0200000000000011, 0x0200000000000022
 

@@ -3,25 +3,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
 from typing import Any
-from unittest import mock
 
 import pytest
-from keystoneauth1 import noauth, session
-from openstack import connection
 from oslo_config import cfg
 
 from nova_hpc.fabric.model import FabricMap, FabricPlace
-from nova_hpc_tools.cloud import drain_api, drain_command, server_moves
-from nova_hpc_tools.fabric import nova_aggregates
+from nova_hpc_tools.cloud import drain_api, server_moves
 from nova_hpc_tools.fabric.map_aggregates import aggregates_of
-from nova_hpc_tools.main import NovaHpc
-from nova_hpc_tools.readers import snapshot
-from nova_hpc_tools.snapshot import cloud_readers
 from tests.functional import base, fixtures
+from tests.functional.drain_base import connect_as_admin, run_drain
 from tests.functional.driver_base import DriverTest
 from tests.functional.fabric_base import FABRIC_FILTER
 
@@ -55,18 +46,7 @@ class DrainTest(DriverTest):
         self.member = self.make_flavor(MEMBER)
         self.pair = self.make_flavor(PAIR)
         self.group = self.api.post_server_groups({"name": "g", "policy": "soft-anti-affinity"})
-        headers = {
-            "X-Auth-User": "admin",
-            "X-Auth-Project-Id": self.admin_api.project_id,
-            "X-Roles": "reader,member,admin",
-        }
-        auth = noauth.NoAuth(endpoint=self.api_fixture.base_url)
-        self.compute = connection.Connection(
-            session=session.Session(auth=auth, additional_headers=headers),
-            compute_endpoint_override=self.api_fixture.base_url,
-        ).compute
-        for name in ("openstack", "keystoneauth"):
-            logging.getLogger(name).setLevel(logging.ERROR)
+        self.compute = connect_as_admin(self.api_fixture.base_url, self.admin_api.project_id)
 
     def _start_scheduler(self, with_filter: bool) -> Any:
         self.flags(
@@ -89,22 +69,7 @@ class DrainTest(DriverTest):
 
     def drain(self, *words: str, cloud: Any = drain_api.DrainCloud) -> tuple[int, str, str]:
         """Run ``nova-hpc drain alpha``; its status, output and errors."""
-        out, err = io.StringIO(), io.StringIO()
-        with (
-            mock.patch.object(nova_aggregates, "connect_compute_proxy", return_value=self.compute),
-            mock.patch.object(drain_command, "DrainCloud", cloud),
-            mock.patch.object(
-                cloud_readers,
-                "obtain_snapshot",
-                side_effect=lambda *_: snapshot.take_cloud_snapshot(),
-            ),
-            contextlib.redirect_stdout(out),
-            contextlib.redirect_stderr(err),
-        ):
-            app = NovaHpc()
-            app.command_manager.add_command("drain", drain_command.Drain)
-            status = app.run(["drain", "alpha", *words])
-        return status, out.getvalue(), err.getvalue()
+        return run_drain(self.compute, ["alpha", *words], cloud)
 
     def service(self) -> tuple[str, str | None]:
         (found,) = self.admin_api.get_services(host="alpha", binary="nova-compute")

@@ -39,6 +39,7 @@ KEYSTONE = [
 NEUTRON = [
     ("ml2", [cfg.ListOpt("mechanism_drivers"), cfg.ListOpt("type_drivers")]),
     ("ml2_type_vlan", [cfg.ListOpt("network_vlan_ranges")]),
+    ("sriov_nic", [cfg.ListOpt("physical_device_mappings")]),
 ]
 SERVICES = {
     "nova": everything(nova_opts.list_opts(), limit_opts.list_opts(), KEYSTONE),

@@ -62,11 +62,28 @@ READING = (
         ("It fits on 2 of 2 hosts",),
         configured=False,
     ),
+    Row("snapshot show", ("2 hosts", "1 leaf", "(2 hosts alike)", "gpu: 2 of 2 free")),
+    Row(
+        "snapshot show --snapshot {folder}/cloud.json --format html", ("</html>",), configured=False
+    ),
     Row("capacity --flavor {flavor} --members 2", ("4 more servers fit", "leaf")),
+    Row(
+        "metrics cloud --flavor {flavor} --members 2",
+        (
+            "nova_hpc_cloud_up 1.0",
+            'nova_hpc_cloud_hosts{service="in"} 2.0',
+            'nova_hpc_cloud_devices{role="gpu",service="in",state="free"} 4.0',
+            'nova_hpc_cloud_servers_fit{flavor="lab.member"} 4.0',
+            'nova_hpc_cloud_clusters_fit{flavor="lab.member",level="leaf",members="2"} 2.0',
+        ),
+    ),
     Row("drain hpc1", ("no server with hpc: keys is on hpc1",)),
     # The first node may have been of another shape before, of which devices are missing now.
     Row("device list --all-nodes", ()),
-    Row("doctor", ("Nothing is wrong.",)),
+    Row("doctor", ("is not set up as a node", "--part controller")),
+    Row("doctor --part controller", ("Nothing is wrong.",)),
+    # The controller knows an alias of a device that other shapes of a node have.
+    Row("doctor --part cloud", ("[alias-nowhere]",), status=1),
     Row("status upgrade check", ("Functions of Nova", "Success")),
     Row(
         "simulate --snapshot {folder}/cloud.json --role gpu --seeds 1",
@@ -87,15 +104,44 @@ READING = (
         ("4 members on 2 hosts in leaf l1", "hpc1 x2, hpc2 x2"),
         configured=False,
     ),
+    Row(
+        "requirements --id NET01-01 --id CNP01-09",
+        ("met  NET01-01", "leaf", "not known  CNP01-09", "--try"),
+        status=1,
+    ),
+    Row(
+        "requirements step backend_switch_fabric",
+        ('"leaf_switch_ids": [', '"l1"'),
+        configured=False,
+    ),
+    Row("requirements step query_sanitization", ("0000:21:00.0",), node=True),
     Row("lab status", ("Nova's scheduler", "Node hpc1: up", "Node hpc2: up"), configured=False),
     Row("lab logs", ("nova-scheduler: ",), configured=False),
+    # The guests of a lab are emulated: no ratio means anything.
+    Row(
+        "accept --beside instance-0 --rounds /dev/null",
+        ("instance-0: ", "not found"),
+        status=2,
+        node=True,
+        configured=False,
+    ),
     Row("device list", ("0000:21:00.0", "gpu", "0000:22:10.0", "vf"), node=True),
     Row("device list --absent", ("No hardware of this node is missing.",), node=True),
     Row("device show 0000:21:00.0", ("Role", "gpu", "Driver", "vfio-pci"), node=True),
     Row("device check 0000:21:00.0", (), node=True),
     Row("device maintenance", ("no maintenance is announced",), node=True),
     Row("device reserved", ("Nothing is reserved",), node=True),
+    Row(
+        "metrics node",
+        (
+            "nova_hpc_node_up 1.0",
+            "nova_hpc_node_ledger_usable 1.0",
+            'nova_hpc_node_devices{role="gpu",state="free"} 2.0',
+        ),
+        node=True,
+    ),
     Row("inventory", ("0000:21:00.0",), node=True),
+    Row("inventory --matrix", ("GPU0", "CPU affinity", "0000:21:00.0"), node=True),
     Row("inventory --save /tmp/hpc2.tar.gz", ("hpc2",), node=True, configured=False),
     Row("inventory fleet /tmp/hpc2.tar.gz", ("Kind 1: 1 node",), node=True, configured=False),
     Row("install-shim --check", ("installed",), node=True, configured=False),
@@ -133,6 +179,12 @@ OWNERS = (
     Row("hpc cluster hosts train --format ansible", ("train-1", "ansible_host")),
     Row("hpc cluster topology train", ("train: ", "1 leaf", "train-1")),
     Row("hpc cluster topology train -f slurm --nodes train-[1-4]", ("train-none", "train-all")),
+    # Nothing in these members answers ssh.
+    Row(
+        "hpc cluster accept train --ssh-option ConnectTimeout=3 --no-record",
+        ("train-1: not measurable", "turn: ssh", "verdict of train (quick, 0 rounds)"),
+        status=2,
+    ),
     Row("hpc server show train-1", ("level_reached", "root", "beside", "train-2")),
 )
 
@@ -156,7 +208,7 @@ OPERATORS = (
     Row(
         "simulate snapshot {folder}/cloud.json", ("6 devices, 2 servers with devices, 1 flavor\n",)
     ),
-    Row("doctor", ("Nothing is wrong.",)),
+    Row("doctor --part controller", ("Nothing is wrong.",)),
 )
 
 

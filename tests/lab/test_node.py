@@ -58,7 +58,7 @@ def test_the_inventory_in_the_node_shows_every_device(lab):
     assert tree.count("1234:1111") == sum(isinstance(each, Gpu) for each in devices) == 3
     for each in devices:
         if isinstance(each, Adapter):
-            assert re.search(rf"VF x{each.vfs} vfio-pci.* {each.name}$", tree, re.MULTILINE), each
+            assert re.search(rf"VF x{each.vfs} vfio-pci.* {each.name} · ", tree), each
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from lxml import etree
 
@@ -35,10 +35,11 @@ def tell_guest_devices(
     fabric: Mapping[str, str] | None = None,
     rails: Mapping[str, str] | None = None,
     wish: PeerWish = PeerWish.KEEP,
+    shared: Mapping[str, Any] | None = None,
 ) -> None:
-    """Tell the guest of a domain about its devices, and where it is on the fabric.
+    """Tell the guest of a domain about its devices, where it is on the fabric, and what it shares.
 
-    A domain of which neither is known stays as it is.
+    A domain of which nothing is known stays as it is.
 
     The last change: what is told follows from where the devices sit by then. An error
     leaves the domain as it was.
@@ -51,6 +52,7 @@ def tell_guest_devices(
     :param fabric: level of the fabric -> the project's name of the domain.
     :param rails: host address of a device -> the project's name of its rail.
     :param wish: what the node's ``[hpc]peer_to_peer`` says.
+    :param shared: what it is told of memory that it shares; None: it asked for none.
     :raises ValueError: there is too much to tell.
     """
     # Which interface is whose rail is said where there are rails.
@@ -66,14 +68,16 @@ def tell_guest_devices(
         )
         for address, path in domain.paths()
     ]
-    if not given and not fabric:
+    if not given and not fabric and not shared:
         return
     # Nova lists host devices in any order: where they have places, those count.
     if all(device.path is not None for device in given):
         given.sort(key=lambda device: device.path or ())
     add_documents(
         domain,
-        guest_document.build_guest_entries(node, topology, cells, given, processor, fabric, wish),
+        guest_document.build_guest_entries(
+            node, topology, cells, given, processor, fabric, wish, shared
+        ),
     )
 
 

@@ -23,7 +23,7 @@ from nova_hpc.topology.files import FileTree
 from nova_hpc.topology.model import normalise_address
 from nova_hpc.wire import decision as wire_decision
 from nova_hpc.wire.decision import Decision
-from virt_driver_patches.driver import device_checks, guest_topology
+from virt_driver_patches.driver import device_checks, guest_topology, segments
 from virt_driver_patches.driver.node import HpcNode
 from virt_driver_patches.driver.reading import NodeReading
 from virt_driver_patches.errors import ClaimRefused
@@ -74,6 +74,9 @@ class Admission:
             device_checks.check_health(instance, claim, reading)
         decision = device_checks.check_claimed_flavor(context, instance, claim, reading)
         abi = _wanted_abi_of(instance, claim.server.extra_specs)
+        shape = segments.wished_shape_of(instance, claim.server.extra_specs)
+        if abi is not None and shape is not None:
+            abi = attrs.evolve(abi, segment=shape)  # it may get it; there has to be room for both
         guest_topology.check_guest_topology(instance, claim, reading, abi, self._limits())
         return decision
 

@@ -58,6 +58,26 @@ def check_config(conf: Any) -> bool:
     return True
 
 
+def check_segment_options(conf: Any) -> None:
+    """Check the options of shared memory.
+
+    :raises nova.exception.InvalidConfiguration: this node cannot give any.
+    """
+    if not any(int(value.rpartition(":")[2]) for value in conf.hpc.shared_memory_mb):
+        return
+    gate.check_release()
+    if conf.libvirt.virt_type not in ("kvm", "qemu"):
+        raise exception.InvalidConfiguration(
+            f"[libvirt]virt_type is {conf.libvirt.virt_type}, but [hpc]shared_memory_mb is set: "
+            "set it to kvm or qemu, which alone can share memory between guests, or "
+            "shared_memory_mb to 0."
+        )
+    if not conf.hpc.shared_memory_dir.startswith("/"):
+        raise exception.InvalidConfiguration(
+            f"[hpc]shared_memory_dir is {conf.hpc.shared_memory_dir}: set it to an absolute path."
+        )
+
+
 def check_devices(offers: _Offers, node: Node) -> None:
     """Check the entries against the devices that the node has.
 

@@ -9,6 +9,7 @@ flavor is part of it, and changes with a resize only.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import attrs
 import nova.conf
@@ -119,7 +120,10 @@ def check_guest_topology(
     if not address_space.is_x86(machine):
         _check_window(machine, _tree_devices_of(reading.node, claim.addresses))
     elif pcie_tree.makes_room(abi):
-        _check_room(instance, _tree_devices_of(reading.node, claim.addresses), limits)
+        memory = instance.flavor.memory_mb << 20
+        if abi.segment is not None:
+            memory += abi.segment.file_bytes
+        _check_room(memory, _tree_devices_of(reading.node, claim.addresses), limits)
     if abi.mode is TopologyMode.FLAT:
         return
     try:
@@ -147,17 +151,17 @@ def _check_window(machine: str | None, devices: Iterable[TreeDevice]) -> None:
         )
 
 
-def _check_room(
-    instance: objects.Instance, devices: Iterable[TreeDevice], limits: GuestLimits
-) -> None:
+def _check_room(memory: int, devices: Iterable[TreeDevice], limits: GuestLimits) -> None:
     """Refuse devices whose memory the guest's processors could not reach.
 
     QEMU or libvirt would refuse the guest, and their words name no cure.
+
+    :param memory: the most that the guest can have, in bytes.
     """
     room = windows.window_size_of(windows.pack_spans(device.span for device in devices))
     if room <= windows.DEFAULT_WINDOW:
         return
-    needed = windows.address_bits_of(instance.flavor.memory_mb << 20, room)
+    needed = windows.address_bits_of(memory, room)
     if needed > windows.DEFAULT_BITS and not limits.libvirt(needs.MAXPHYSADDR):
         raise ClaimRefused(
             f"The memory of the server's devices takes {room >> 30} GiB of address space, which "
@@ -205,16 +209,22 @@ def arrange_recorded_tree(
 
 
 def tell_guest_topology(
-    domain: GuestDomainXml, instance: objects.Instance, source: ReadingSource, where: FabricPosition
+    domain: GuestDomainXml,
+    instance: objects.Instance,
+    source: ReadingSource,
+    where: FabricPosition,
+    shared: Mapping[str, Any] | None = None,
 ) -> None:
     """Tell the guest where its devices sit, in the finished domain, and *where* it is.
 
     A server without a record was started by Nova alone and is told nothing. What
     cannot be told is logged: it is no reason for a server not to start.
+
+    :param shared: what it is told of memory that it shares; None: it asked for none.
     """
     try:
         abi = load_stored_abi(instance)
-        if abi is None or not (domain.passed_through() or where.domains):
+        if abi is None or not (domain.passed_through() or where.domains or shared):
             return
         reading = source.lately()
         claim = ServerClaim.of(instance)
@@ -235,9 +245,26 @@ def tell_guest_topology(
             fabric=where.domains,
             rails=where.rails_of(reading.node, claim.addresses),
             wish=peer_reading.configured_wish_of(CONF),
+            shared=shared,
         )
     except Exception:
         LOG.exception("The guest is not told where its devices sit", instance=instance)
+
+
+def tell_guest_segment(
+    domain: GuestDomainXml, instance: objects.Instance, shared: Mapping[str, Any]
+) -> None:
+    """Tell a guest without ``hpc:`` devices what memory it shares, or why it shares none.
+
+    What cannot be told is logged.
+    """
+    try:
+        cells = read_guest_cells(instance.numa_topology)
+        mode = TopologyMode.FLAT.value
+        # Of devices that Nova gives without this project it is told nothing.
+        fwcfg.tell_guest_devices(domain, Node(""), mode, cells, {}, shared=shared)
+    except Exception:
+        LOG.exception("The guest is not told what memory it shares", instance=instance)
 
 
 def _plan_guest_tree(

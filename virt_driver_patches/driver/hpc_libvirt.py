@@ -17,6 +17,7 @@ import functools
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import nova.conf
@@ -26,6 +27,7 @@ from nova.compute import utils as compute_utils
 from nova.context import RequestContext
 from nova.virt import hardware
 from nova.virt.libvirt import event as libvirtevent
+from nova.virt.libvirt import utils as libvirt_utils
 from nova.virt.libvirt.driver import LibvirtDriver
 from oslo_log import log as logging
 
@@ -35,12 +37,21 @@ from nova_hpc.topology.model import normalise_address
 from virt_driver_patches import errors, patches
 from virt_driver_patches.domain import attach, emulator_threads
 from virt_driver_patches.domain.guest_domain import GuestDomainXml
-from virt_driver_patches.driver import arrivals, guest_topology, position, suspend, way_back
+from virt_driver_patches.driver import (
+    arrivals,
+    contract,
+    guest_topology,
+    position,
+    suspend,
+    way_back,
+)
 from virt_driver_patches.driver.admission import Admission
 from virt_driver_patches.driver.domains import LibvirtDomains
 from virt_driver_patches.driver.host_boot import HostBoot
 from virt_driver_patches.driver.kept_devices import GuestComparison
 from virt_driver_patches.driver.node import HpcNode
+from virt_driver_patches.driver.segment_keeper import SegmentKeeper
+from virt_driver_patches.driver.segments import NodeSegments
 from virt_driver_patches.errors import ClaimRefused, DeviceFault, StartFault, wrap_for_rollback
 from virt_driver_patches.patches import pci_devices, refuse_early
 
@@ -78,6 +89,12 @@ class HpcLibvirtDriver(LibvirtDriver):
         self.hpc_admission = Admission(
             self.hpc_node, lambda version: bool(self._host.has_min_version(version))
         )
+        keeper = SegmentKeeper.from_options(
+            CONF,
+            self.hpc_domains.read,
+            lambda: [cell.id for cell in self._host.get_capabilities().host.topology.cells],
+        )
+        self.hpc_segments = NodeSegments(keeper)
         #: Nova's name for this node's service.
         self.hpc_service: str = CONF.host
         self.hpc_promises = GuestComparison(
@@ -95,8 +112,10 @@ class HpcLibvirtDriver(LibvirtDriver):
     def init_host(self, host: str) -> None:
         """Refuse to start where a contract with Nova does not hold."""
         active = self.hpc_node.check_options(host)
+        contract.check_segment_options(CONF)
         self.hpc_service = host
         super().init_host(host)
+        self.hpc_segments.keeper.put_in_order()
         if active:
             patches.install_all_wraps(
                 self.virtapi,
@@ -105,6 +124,8 @@ class HpcLibvirtDriver(LibvirtDriver):
                 self.hpc_node.providers,
             )
             self.hpc_node.begin()
+        elif self.hpc_segments.keeper.given:
+            patches.install_early_wraps(self.virtapi, self._hpc_early_checks())
 
     def _get_pci_passthrough_devices(self) -> str:
         """Nova's reading, afresh where this project is in use."""
@@ -119,6 +140,7 @@ class HpcLibvirtDriver(LibvirtDriver):
         if self.hpc_node.active:
             ledger = self.hpc_node.source.ledger
             self.hpc_promises.report(resources, self.hpc_service, nodename, ledger)
+        self.hpc_segments.report(resources)
         return resources
 
     def update_provider_tree(
@@ -142,16 +164,21 @@ class HpcLibvirtDriver(LibvirtDriver):
 
     def _hpc_early_checks(self) -> dict[str, refuse_early.Check]:
         """Method of the compute manager -> what is checked before it."""
-        restart = self.hpc_admission.restart
+        restart = self._hpc_check_restart
         return {
             "reboot_instance": restart,
             "rescue_instance": restart,
-            "unrescue_instance": restart,
+            "unrescue_instance": self.hpc_admission.restart,
             "rebuild_instance": restart,
             "snapshot_instance": self._hpc_check_snapshot,
             "backup_instance": self._hpc_check_snapshot,
             "revert_resize": self._hpc_check_revert,
         }
+
+    def _hpc_check_restart(self, instance: objects.Instance) -> None:
+        """Refuse a restart of a server that would not get again what it has."""
+        self.hpc_admission.restart(instance)
+        self.hpc_segments.check_restart(instance)
 
     def _hpc_check_revert(self, instance: objects.Instance) -> None:
         """Refuse the way back to devices that are gone, while the guest still runs."""
@@ -160,12 +187,28 @@ class HpcLibvirtDriver(LibvirtDriver):
 
     def _hpc_check_snapshot(self, instance: objects.Instance) -> None:
         """Refuse a snapshot for which Nova would suspend a guest that must not be."""
+        self._hpc_check_shared_snapshot(instance)
         if not suspend.is_answering_for_guest(instance, self.hpc_node.active):
             return
         guest = self._host.get_guest(instance)
         if suspend.does_snapshot_suspend(guest, self._host):
             suspend.check_suspend_allowed(instance, guest)
             self.hpc_admission.restart(instance)  # the devices have to come back
+
+    def _hpc_check_shared_snapshot(self, instance: objects.Instance) -> None:
+        try:
+            guest = self._host.get_guest(instance)
+        except exception.InstanceNotFound:
+            return  # a stopped server: Nova says so
+        if suspend.does_snapshot_suspend(guest, self._host):
+            self.hpc_segments.check_allowed("snapshot", instance, lambda: guest)
+
+    def snapshot(
+        self, context: RequestContext, instance: objects.Instance, *args: Any, **kwargs: Any
+    ) -> None:
+        """Refuse what would suspend a guest that shares memory, also where no check came before."""
+        self._hpc_check_shared_snapshot(instance)
+        super().snapshot(context, instance, *args, **kwargs)
 
     # -- a server starts --------------------------------------------------------
 
@@ -174,13 +217,15 @@ class HpcLibvirtDriver(LibvirtDriver):
     ) -> None:
         """Check, then start; nothing has been made for the guest yet."""
         rebuilt = instance.task_state == task_states.REBUILD_SPAWNING
-        if rebuilt and instance.migration_context is None:
+        here = rebuilt and instance.migration_context is None
+        if here:
             self.hpc_admission.restart(instance)  # the same host, the same devices
         else:
             self.hpc_admission.start(context, instance)
-        position.write_position_metadata(instance, self.hpc_node)
-        with _word_start_fault(context, instance):
-            super().spawn(context, instance, *args, **kwargs)
+        with self.hpc_segments.starting(instance, anew=not here):
+            position.write_position_metadata(instance, self.hpc_node)
+            with _word_start_fault(context, instance):
+                super().spawn(context, instance, *args, **kwargs)
 
     def rebuild(
         self, context: RequestContext, instance: objects.Instance, *args: Any, **kwargs: Any
@@ -193,7 +238,7 @@ class HpcLibvirtDriver(LibvirtDriver):
         """
         if not kwargs.get("evacuate"):
             try:
-                self.hpc_admission.restart(instance)
+                self._hpc_check_restart(instance)
             except exception.NovaException as error:
                 raise wrap_for_rollback(error) from error
         super().rebuild(context, instance, *args, **kwargs)  # raises NotImplementedError
@@ -207,9 +252,17 @@ class HpcLibvirtDriver(LibvirtDriver):
         through here as well.
         """
         self.hpc_admission.restart(instance)
-        position.write_position_metadata(instance, self.hpc_node)
-        with _word_start_fault(context, instance):
-            super()._hard_reboot(context, instance, *args, **kwargs)
+        with self.hpc_segments.starting(instance, anew=False):
+            position.write_position_metadata(instance, self.hpc_node)
+            with _word_start_fault(context, instance):
+                super()._hard_reboot(context, instance, *args, **kwargs)
+
+    def reboot(
+        self, context: RequestContext, instance: objects.Instance, *args: Any, **kwargs: Any
+    ) -> None:
+        """Keep what a server shares while a soft reboot starts its domain again."""
+        with self.hpc_segments.staying(instance):
+            super().reboot(context, instance, *args, **kwargs)
 
     def resume_state_on_host_boot(
         self, context: RequestContext, instance: objects.Instance, *args: Any, **kwargs: Any
@@ -221,6 +274,7 @@ class HpcLibvirtDriver(LibvirtDriver):
         if self.hpc_node.active:
             self._hpc_host_boot.wait(instance)
         try:
+            self.hpc_segments.check_saved_state(instance)
             super().resume_state_on_host_boot(context, instance, *args, **kwargs)
         except (ClaimRefused, DeviceFault, StartFault) as error:
             compute_utils.add_instance_fault_from_exc(context, instance, error, sys.exc_info())
@@ -231,6 +285,9 @@ class HpcLibvirtDriver(LibvirtDriver):
     ) -> None:
         """Check before the saved guest is started and gets its devices back."""
         try:
+            self.hpc_segments.check_allowed(
+                "resume", instance, lambda: self._host.get_guest(instance)
+            )
             self.hpc_admission.restart(instance)
         except exception.NovaException as error:
             raise wrap_for_rollback(error) from error
@@ -239,6 +296,12 @@ class HpcLibvirtDriver(LibvirtDriver):
 
     def suspend(self, context: RequestContext, instance: objects.Instance) -> None:
         """Refuse before anything is asked of a guest that may not give it up, or not now."""
+        try:
+            self.hpc_segments.check_allowed(
+                "suspend", instance, lambda: self._host.get_guest(instance)
+            )
+        except exception.NovaException as error:
+            raise wrap_for_rollback(error) from error
         if not suspend.is_answering_for_guest(instance, self.hpc_node.active):
             super().suspend(context, instance)
             return
@@ -287,8 +350,21 @@ class HpcLibvirtDriver(LibvirtDriver):
     ) -> None:
         """Check before the guest is replaced by the rescue guest."""
         self.hpc_admission.restart(instance)
-        with _word_start_fault(context, instance):
+        with (
+            self.hpc_segments.starting(instance, anew=False),
+            _word_start_fault(context, instance),
+        ):
             super().rescue(context, instance, *args, **kwargs)
+
+    def unrescue(self, context: RequestContext, instance: objects.Instance) -> None:
+        """Hold the memory that the guest had before: Nova starts it by a text that it kept."""
+
+        def read_kept_xml() -> str:
+            path = Path(libvirt_utils.get_instance_path(instance)) / "unrescue.xml"
+            return str(libvirt_utils.load_file(str(path)))
+
+        with self.hpc_segments.returning(instance, read_kept_xml):
+            super().unrescue(context, instance)
 
     # -- a server ends --------------------------------------------------------
 
@@ -297,6 +373,7 @@ class HpcLibvirtDriver(LibvirtDriver):
     ) -> None:
         """Clean the devices of a server that is gone, before Nova frees them."""
         super().destroy(context, instance, *args, **kwargs)
+        self.hpc_segments.keeper.put_in_order()
         self.hpc_node.tenancy.take_back(instance, self.hpc_node.source)
 
     # -- a server moves -----------------------------------------------------------
@@ -306,6 +383,7 @@ class HpcLibvirtDriver(LibvirtDriver):
     ) -> Any:
         """On the source: its adapters forget a server that goes on elsewhere."""
         disks = super().migrate_disk_and_power_off(context, instance, *args, **kwargs)
+        self.hpc_segments.keeper.put_in_order()
         self.hpc_node.tenancy.rest(instance, self.hpc_node.source)
         return disks
 
@@ -319,18 +397,20 @@ class HpcLibvirtDriver(LibvirtDriver):
     ) -> None:
         """On the destination: the full check, with a fresh reading."""
         self.hpc_admission.start(context, instance)
-        position.write_position_metadata(instance, self.hpc_node)
-        with _word_start_fault(context, instance):
-            super().finish_migration(context, migration, instance, *args, **kwargs)
+        with self.hpc_segments.starting(instance, anew=True):
+            position.write_position_metadata(instance, self.hpc_node)
+            with _word_start_fault(context, instance):
+                super().finish_migration(context, migration, instance, *args, **kwargs)
 
     def finish_revert_migration(
         self, context: RequestContext, instance: objects.Instance, *args: Any, **kwargs: Any
     ) -> None:
         """Back on the source, with the devices that the server had before."""
         self.hpc_admission.back(context, instance)
-        position.write_position_metadata(instance, self.hpc_node)
-        with _word_start_fault(context, instance):
-            super().finish_revert_migration(context, instance, *args, **kwargs)
+        with self.hpc_segments.starting(instance, anew=True):
+            position.write_position_metadata(instance, self.hpc_node)
+            with _word_start_fault(context, instance):
+                super().finish_revert_migration(context, instance, *args, **kwargs)
 
     def check_can_live_migrate_source(
         self, context: RequestContext, instance: objects.Instance, *args: Any, **kwargs: Any
@@ -341,6 +421,12 @@ class HpcLibvirtDriver(LibvirtDriver):
                 reason="a server with hpc: keys in its flavor and PCI devices cannot be "
                 "live-migrated; use cold migration"
             )
+        try:
+            self.hpc_segments.check_allowed(
+                "live-migration", instance, lambda: self._host.get_guest(instance)
+            )
+        except ClaimRefused as error:
+            raise exception.MigrationPreCheckError(reason=str(error)) from error
         return super().check_can_live_migrate_source(context, instance, *args, **kwargs)
 
     def check_source_migrate_data_at_dest(
@@ -364,13 +450,19 @@ class HpcLibvirtDriver(LibvirtDriver):
         """Nova's domain, with what the flavor's ``hpc:`` keys change in it."""
         xml: str = super()._get_guest_xml(context, instance, *args, **kwargs)
         suspend.forget_unplug_requests(instance)
-        if not instance_has_hpc_keys(instance):
+        is_ours = instance_has_hpc_keys(instance)
+        if not is_ours and not self.hpc_segments.is_starting(instance):
             return xml
         domain = GuestDomainXml(xml)
+        shared = self.hpc_segments.add_to(domain, instance)
+        if not is_ours:
+            if shared is not None:
+                guest_topology.tell_guest_segment(domain, instance, shared)
+            return domain.text()
         guest_topology.arrange_recorded_tree(domain, instance, self.hpc_node.source)
         self._hpc_keep_emulator_off(domain, instance)
         where = self.hpc_node.whereabouts(instance)
-        guest_topology.tell_guest_topology(domain, instance, self.hpc_node.source, where)
+        guest_topology.tell_guest_topology(domain, instance, self.hpc_node.source, where, shared)
         return domain.text()
 
     def _hpc_keep_emulator_off(self, domain: GuestDomainXml, instance: objects.Instance) -> None:

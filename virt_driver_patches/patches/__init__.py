@@ -119,3 +119,17 @@ def install_all_wraps(
     both_patches.install_shared_patches()
     moves.bind_claims()
     healing.leave_moves_unhealed()
+
+
+def install_early_wraps(virtapi: Any, early: Mapping[str, refuse_early.Check]) -> None:
+    """Install those alone that refuse in time and say why, on a node without devices of ours.
+
+    :param early: name of a method of the compute manager -> what is asked before it.
+    :raises nova.exception.InvalidConfiguration: this Nova is not known.
+    """
+    gate.check_release()
+    for patch in (*refuse_early.ACTIONS.values(), reasons.LAST_HOST, reasons.BUILD):
+        patch.function()
+    manager = gate.manager_of(virtapi)
+    reasons.keep_start_reasons(manager)
+    refuse_early.install_early_refusals(manager, early)

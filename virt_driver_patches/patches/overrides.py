@@ -148,5 +148,26 @@ DRIVER: Final[tuple[MethodOverride, ...]] = (
         "at them no more.",
         ours=_DRIVER,
     ),
+    MethodOverride(
+        "nova.virt.libvirt.driver:LibvirtDriver.reboot",
+        parameters=("context", "instance"),
+        lines={32: (4032, 4056), 33: (4063, 4087), 34: (4169, 4193)},
+        why="What a server shares is kept while a soft reboot starts its domain again.",
+        ours=_DRIVER,
+    ),
+    MethodOverride(
+        "nova.virt.libvirt.driver:LibvirtDriver.unrescue",
+        parameters=("context", "instance"),
+        lines={32: (4642, 4668), 33: (4680, 4706), 34: (4801, 4827)},
+        why="Nova starts the guest by a text that it kept, which names shared memory.",
+        ours=_DRIVER,
+    ),
+    MethodOverride(
+        "nova.virt.libvirt.driver:LibvirtDriver.snapshot",
+        parameters=("context", "instance", "image_id"),
+        lines={32: (3159, 3332), 33: (3190, 3363), 34: (3296, 3469)},
+        why="One that suspends a guest would write old content over memory that it shares.",
+        ours=_DRIVER,
+    ),
 )
 ALL: Final = (*DRIVER, *SCHEDULER)

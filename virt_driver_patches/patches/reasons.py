@@ -17,6 +17,7 @@ where every alternate is lost). The rest is as Nova means it; no bug is known to
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from nova import exception
@@ -58,16 +59,28 @@ def keep_user_reasons(manager: Any) -> None:
 
     :raises nova.exception.InvalidConfiguration: it is not as expected.
     """
+    keep_start_reasons(manager)
+    wrap_method(manager, ATTACH, _name_reason)
+
+
+def keep_start_reasons(manager: Any) -> None:
+    """Wrap what starts servers alone.
+
+    :raises nova.exception.InvalidConfiguration: it is not as expected.
+    """
     wrap_method(manager, LAST_HOST, _stay_at_last_host)
     wrap_method(manager, BUILD, _word_failure)
-    wrap_method(manager, ATTACH, _name_reason)
+
+
+def _has_our_wishes(specs: Mapping[str, str]) -> bool:
+    return flavor.has_hpc_keys(specs) or flavor.has_shared_memory_keys(specs)
 
 
 def _stay_at_last_host(call: Call) -> Any:
     wanted = call.given["instance"].flavor.extra_specs or {}
     hosts = call.given["host_list"]
     # None: it cannot be told. An empty list: the scheduler named no other host.
-    if not flavor.has_hpc_keys(wanted) or hosts is None:
+    if not _has_our_wishes(wanted) or hosts is None:
         return call()
     properties = dict(call.given["filter_properties"] or {})
     if not hosts:
@@ -81,7 +94,7 @@ def _word_failure(call: Call) -> Any:
     try:
         return call()
     except (exception.RescheduledException, exception.BuildAbortException) as error:
-        if not flavor.has_hpc_keys(instance.flavor.extra_specs or {}):
+        if not _has_our_wishes(instance.flavor.extra_specs or {}):
             raise
         # Nova has logged the cause, with its traceback.
         if isinstance(error, exception.RescheduledException):

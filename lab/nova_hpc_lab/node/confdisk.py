@@ -42,6 +42,10 @@ shutdown_timeout = 5
 [libvirt]
 # libvirt knows no model for what the emulator offers.
 cpu_mode = host-passthrough
+
+[hpc]
+# On each NUMA node, for servers that share it; a part of what is reserved above.
+shared_memory_mb = 64
 """
 
 

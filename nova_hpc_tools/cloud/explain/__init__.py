@@ -16,7 +16,7 @@ import attrs
 from nova_hpc.placement import withheld
 from nova_hpc.placement.flavor import PREFIX, has_fabric_keys, has_hpc_keys
 from nova_hpc.placement.grouping import FlavorError
-from nova_hpc.placement.model import Request
+from nova_hpc.placement.model import Request, Unmet
 from nova_hpc_tools import snapshot
 from nova_hpc_tools.cloud.explain import remedies as explain_remedies
 from nova_hpc_tools.cloud.explain.model import (
@@ -146,7 +146,8 @@ def judge_node(
         wanted_counts = {name: count for name, count in node.withheld_of.items() if name in wanted}
         miss = withheld.count_withheld_in_miss(answer.miss, wanted_counts) if answer.miss else None
         reason = miss.operator if miss else "no suitable set of devices is free"
-        return NodeVerdict(node=node, reason=reason, notes=notes)
+        unmet = miss.unmet if miss else Unmet.OTHER
+        return NodeVerdict(node=node, reason=reason, notes=notes, unmet=unmet)
     best = answer.sets[0]
     return NodeVerdict(node=node, choice=NodeChoice(best), reason=best.reason, notes=notes)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import attrs
 
-from nova_hpc.placement.model import DeviceSet, Request
+from nova_hpc.placement.model import DeviceSet, Request, Unmet
 from nova_hpc.topology.level import Distance, Level
 from nova_hpc.wire.decision import Decision
 from nova_hpc_tools.snapshot import Flavor, Server, SnapshotDevice, SnapshotNode
@@ -53,6 +53,8 @@ class NodeVerdict:
     choice: NodeChoice | None = None
     #: What is wrong with devices of the node.
     notes: tuple[str, ...] = ()
+    #: The wish that it does not meet; None: it fits, or it gets no servers at all.
+    unmet: Unmet | None = None
 
 
 @attrs.frozen

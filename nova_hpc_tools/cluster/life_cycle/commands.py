@@ -8,7 +8,7 @@ listed as incomplete and that ``create --resume`` finishes and ``delete`` ends.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, Protocol
 
 import attrs
@@ -65,18 +65,21 @@ def create_cluster(
     attempt: str,
     pace: Pace,
     until_active: bool = True,
+    settle: Callable[[Cluster], Cluster] | None = None,
 ) -> Cluster:
     """Create a cluster, or leave nothing.
 
     :param attempt: a text that no other creation has.
+    :param settle: what else has to come true; it gives the cluster as it is in the end.
     :raises ClusterError: with the reason, and what is left if undoing failed as well.
     """
     group = ""
     try:
         group = _create_server_group(cloud, wish, nearness, attempt, pace)
-        return life_cycle_run.fulfil_wish(
+        made = life_cycle_run.fulfil_wish(
             cloud, group, wish, secrets, pace, until_active=until_active
         )
+        return made if settle is None else settle(made)
     except ClusterError as error:
         try:
             for group_id in {group, *cloud.groups_of(attempt)} - {""}:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The members that go when a cluster shrinks: those whose going brings the others nearest.
 
-Exact: of all ways to keep so many members, the one that keeps the fewest failed ones,
-then spans the fewest domains of the widest level, then of the next one, down to hosts;
-of several such ways, the one with the lowest numbers.
+Exact: of all ways to keep so many members, the one that keeps the fewest failed ones, then
+the fewest that were rejected, then spans the fewest domains of the widest level, then of the
+next one, down to hosts; of several such ways, the one with the lowest numbers.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ _Kept = tuple[Any, ...]
 #: Best cost and numbers for each count of members kept.
 _Table = list[tuple[_Cost, _Kept]]
 
+#: Where the domains begin in a cost.
+_FIRST_LEVEL: Final = 2
 #: The domain of members whose own is unknown; they count as if they shared one.
 UNKNOWN: Final = ""
 
@@ -31,10 +33,12 @@ class MemberPlace:
     """The place of a member.
 
     :ivar path: names of its domains, the widest first, its host last; empty where unknown.
+    :ivar rejected: whoever measured it found it slow, or not as promised.
     """
 
     path: tuple[str, ...]
     failed: bool = False
+    rejected: bool = False
 
 
 def choose_leavers(places: Mapping[int, MemberPlace], keep: int) -> frozenset[int]:
@@ -66,16 +70,20 @@ def _find_best_kept(
 ) -> _Table:
     """For each count up to *keep*, the best members of *numbers* to keep.
 
-    A cost: failed members, domains of each level, sum of the numbers.
+    A cost: failed members, rejected ones, domains of each level, sum of the numbers.
     """
-    size = 2 + levels
+    size = _FIRST_LEVEL + levels + 1
     nothing: _Table = [((0,) * size, ())]
     if level == levels:
-        order = sorted(numbers, key=lambda number: (places[number].failed, number))
+        order = sorted(
+            numbers,
+            key=lambda number: (places[number].failed, places[number].rejected, number),
+        )
         table = nothing
         cost = [0] * size
         for count, number in enumerate(order[:keep], 1):
             cost[0] += places[number].failed
+            cost[1] += places[number].rejected
             cost[-1] += number
             table.append((tuple(cost), tuple(order[:count])))
         return table
@@ -85,8 +93,8 @@ def _find_best_kept(
         # Whoever keeps any member of this domain pays for the domain.
         paid: _Table = [below[0]]
         for cost_of, kept in below[1:]:
-            more = cost_of[1 + level] + 1
-            paid.append(((*cost_of[: 1 + level], more, *cost_of[2 + level :]), kept))
+            at = _FIRST_LEVEL + level
+            paid.append(((*cost_of[:at], cost_of[at] + 1, *cost_of[at + 1 :]), kept))
         total = _join_tables(total, paid, keep)
     return total
 

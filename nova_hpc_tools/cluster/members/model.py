@@ -11,8 +11,10 @@ import attrs
 
 from nova_hpc.outside.host_names import is_uuid
 from nova_hpc.outside.text import printable_text
-from nova_hpc.wire import cluster_wish, position
+from nova_hpc.placement.flavor import FlavorError, read_shared_memory
+from nova_hpc.wire import cluster_wish, member_verdict, position
 from nova_hpc.wire.cluster_wish import ClusterWish, Label
+from nova_hpc.wire.member_verdict import MemberVerdict
 from nova_hpc.wire.position import Position
 from nova_hpc.wire.version import LaterError, WireError
 from nova_hpc_tools.cluster import wish as wishes
@@ -46,7 +48,10 @@ class ClusterMember:
     :ivar launched: it has run once.
     :ivar going: it is being deleted.
     :ivar host: the project's own word for its host; empty while it has none.
+    :ivar shared_mib: MiB that it brings to memory which members on one host share, as its flavor
+        wishes it; 0: it wishes none, or Nova does not show what its flavor says.
     :ivar problem: why its wish must not be acted on: a later release wrote it.
+    :ivar verdict: how fast it was found; None: nobody says so in a way that can be read.
     """
 
     id: str
@@ -59,10 +64,12 @@ class ClusterMember:
     fault: str = ""
     vcpus: int = 0
     ram_mb: int = 0
+    shared_mib: int = 0
     addresses: Mapping[str, tuple[str, ...]] = attrs.Factory(dict)
     position: Position = attrs.Factory(Position)
     wish: ClusterWish | None = None
     problem: str = ""
+    verdict: MemberVerdict | None = None
 
     @property
     def shown(self) -> str:
@@ -73,6 +80,11 @@ class ClusterMember:
     def failed(self) -> bool:
         """Whether Nova says that it is in error."""
         return self.status == "ERROR" and not self.going
+
+    @property
+    def rejected(self) -> bool:
+        """Whether whoever measured it found it slow, or not as promised."""
+        return self.verdict is not None and self.verdict.rejects
 
     @property
     def building(self) -> bool:
@@ -344,6 +356,7 @@ def read_member(server: Mapping[str, Any]) -> ClusterMember:
         fault=str(fault or ""),
         vcpus=int(flavor.get("vcpus") or 0),
         ram_mb=int(flavor.get("ram") or 0),
+        shared_mib=_shared_mib_of(flavor),
         addresses={
             network: tuple(str(address["addr"]) for address in addresses)
             for network, addresses in (server.get("addresses") or {}).items()
@@ -351,7 +364,16 @@ def read_member(server: Mapping[str, Any]) -> ClusterMember:
         position=position.position_of_metadata(metadata),
         wish=wish,
         problem=problem,
+        verdict=member_verdict.verdict_of_metadata(metadata),
     )
+
+
+def _shared_mib_of(flavor: Mapping[str, Any]) -> int:
+    try:
+        wish = read_shared_memory(flavor.get("extra_specs") or {})
+    except FlavorError:
+        return 0  # The node refuses such a flavor.
+    return 0 if wish is None else wish.mib
 
 
 def read_port(port: Mapping[str, Any]) -> MemberPort:

@@ -93,7 +93,7 @@ def _domain_path_of(member: ClusterMember) -> tuple[str, ...]:
 def member_places_of(cluster: Cluster) -> dict[int, MemberPlace]:
     """The place of each member, for the choice of those that go."""
     return {
-        seat.number: MemberPlace(seat.path, seat.member.failed)
+        seat.number: MemberPlace(seat.path, seat.member.failed, seat.member.rejected)
         for seat in order_seats_by_nearness(cluster)
     }
 
@@ -200,11 +200,30 @@ def _drop_unknown_domains(domains: Sequence[ClusterDomain]) -> tuple[ClusterDoma
     return tuple(kept)
 
 
+def find_shared_mib(domain: ClusterDomain) -> int:
+    """MiB that each member on a host may bring to memory that they share; 0: they share none.
+
+    Nova says that they are on one host, of one server group, and what their flavors wish. That
+    the host gave it, only their guests know (``nova-hpc-guest peers``).
+    """
+    if domain.level != "host" or domain.name == UNKNOWN:
+        return 0
+    sizes = [
+        seat.member.shared_mib
+        for seat in domain.seats
+        if seat.member.launched and seat.member.shared_mib
+    ]
+    # A member whose flavor says another size shares with none of the others.
+    return sizes[0] if len(sizes) > 1 and len(set(sizes)) == 1 else 0
+
+
 def _append_branches(domains: Sequence[ClusterDomain], indent: str, lines: list[str]) -> None:
     for at, domain in enumerate(domains):
         last = at + 1 == len(domains)
         title = f"{_MANY[domain.level][0]} {printable_text(domain.name) or '(unknown)'}"
-        lines.append(f"{indent}{'└─ ' if last else '├─ '}{title}")
+        shared = find_shared_mib(domain)
+        note = f": may share memory, {shared} MiB each" if shared else ""
+        lines.append(f"{indent}{'└─ ' if last else '├─ '}{title}{note}")
         below = indent + ("   " if last else "│  ")
         _append_branches(domain.domains, below, lines)
         for place, seat in enumerate(domain.seats):

@@ -8,7 +8,7 @@ import contextlib
 import secrets as chance
 import subprocess
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Final
 
 from osc_lib import exceptions
@@ -19,12 +19,16 @@ from nova_hpc.outside.text import printable_lines, printable_text, shell_command
 from nova_hpc.wire import numbers
 from nova_hpc.wire.cluster_wish import NAME
 from nova_hpc.wire.version import WireError
+from nova_hpc_tools.accept.cluster_result import ClusterAcceptance
+from nova_hpc_tools.accept.new_cluster import settle_cluster
+from nova_hpc_tools.cluster.hostfiles import HostError
 from nova_hpc_tools.cluster.life_cycle import commands, decide
 from nova_hpc_tools.cluster.life_cycle.commands import Nearness
 from nova_hpc_tools.cluster.life_cycle.run import ClusterCloudError, ClusterError, Pace
 from nova_hpc_tools.cluster.members import leave, member_names, neighbours
 from nova_hpc_tools.cluster.members.model import Cluster, number_members
-from nova_hpc_tools.openstack import options, progress
+from nova_hpc_tools.cluster.wish import Secrets
+from nova_hpc_tools.openstack import acceptance, gpu_members, options, progress
 from nova_hpc_tools.openstack.cloud import SdkCloud
 from nova_hpc_tools.openstack.rest import RestClient
 from nova_hpc_tools.openstack.v1 import cluster_views
@@ -104,6 +108,19 @@ class CreateCluster(HeardOutput, _ClusterChange, InertOutput, command.ShowOne):
             help="do not wait until members are active: a member that fails later is shown by "
             "list, and nothing is undone",
         )
+        parser.add_argument(
+            "--accept",
+            choices=acceptance.TIERS,
+            help="measure the members as accept does: one that is rejected is replaced once, then "
+            "the creation fails",
+        )
+        parser.add_argument(
+            "--accept-network",
+            default="",
+            metavar="<network>",
+            help="name of the network over which members are reached; default: each member's first",
+        )
+        acceptance.add_reach_options(parser)
         _add_patience(parser)
         return parser
 
@@ -111,6 +128,8 @@ class CreateCluster(HeardOutput, _ClusterChange, InertOutput, command.ShowOne):
         """Create or finish it."""
         with cluster_views.translate_errors():
             made = self._resume(parsed_args) if parsed_args.resume else self._create(parsed_args)
+            if not parsed_args.no_wait:
+                gpu_members.attach_members(self.cloud, made, parsed_args.timeout)
         return cluster_views.cluster_record_of(made)
 
     def _create(self, args: argparse.Namespace) -> Cluster:
@@ -118,8 +137,14 @@ class CreateCluster(HeardOutput, _ClusterChange, InertOutput, command.ShowOne):
         if not NAME.fullmatch(args.name):
             # Before anything is asked: the name is in the cure of every later error.
             raise ClusterError(f"{args.name!r} cannot name a cluster: see the help of create")
+        if args.gpu_share and args.no_wait:
+            raise ClusterError("--gpu-share needs members that are active: leave --no-wait out")
         given = options.read_secrets(args)
         wish, need = options.wish_of_options(cloud, args, given)
+        if args.accept and args.no_wait:
+            raise ClusterError("--accept measures members that are active: leave --no-wait out")
+        if args.accept and len(wish.members) < 2:
+            raise ClusterError("--accept compares members with each other: there is only one")
         if any(cluster.name == args.name for cluster in cloud.clusters()):
             raise ClusterError(
                 f"there is a cluster {args.name}: choose another name, "
@@ -135,6 +160,7 @@ class CreateCluster(HeardOutput, _ClusterChange, InertOutput, command.ShowOne):
                 chance.token_hex(4),
                 pace,
                 until_active=not args.no_wait,
+                settle=_settle_with(cloud, args, given, pace),
             )
 
     def _resume(self, args: argparse.Namespace) -> Cluster:
@@ -147,7 +173,35 @@ class CreateCluster(HeardOutput, _ClusterChange, InertOutput, command.ShowOne):
             args.numbers = cluster.wanted
             stated_wish, _ = options.wish_of_options(cloud, args, given)
         with self.at_work(args, cluster.id, len(cluster.wanted)) as pace:
-            return commands.resume_cluster(cloud, cluster, stated_wish, given, pace)
+            made = commands.resume_cluster(cloud, cluster, stated_wish, given, pace)
+            settle = _settle_with(cloud, args, given, pace)
+            return made if settle is None else settle(made)
+
+
+def _settle_with(
+    cloud: SdkCloud, args: argparse.Namespace, given: Secrets, pace: Pace
+) -> Callable[[Cluster], Cluster] | None:
+    """What ``--accept`` does once all members are active; None: it was not given."""
+    if not args.accept:
+        return None
+
+    def measure(cluster: Cluster) -> ClusterAcceptance:
+        def show(what: str, done: int, total: int) -> None:
+            pace.said(cluster, f"{what} ({done} of {total})")
+
+        try:
+            measured = acceptance.measure_cluster(
+                cluster, args.accept, args, show, acceptance.PATIENCE
+            )
+        except HostError as error:
+            raise ClusterError(str(error)) from error
+        acceptance.record_verdicts(cloud, measured)
+        return measured
+
+    def tell(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    return lambda cluster: settle_cluster(cloud, cluster, given, pace, measure, tell)
 
 
 class DeleteCluster(HeardOutput, _ClusterChange, command.Command):
@@ -168,6 +222,7 @@ class DeleteCluster(HeardOutput, _ClusterChange, command.Command):
                 cloud = self.cloud
                 cluster = cloud.find(name)
                 with self.at_work(parsed_args, cluster.id, len(cluster.members)) as pace:
+                    gpu_members.give_back_slots(cloud, cluster)
                     commands.delete_cluster(cloud, cluster, pace)
             except (ClusterError, ClusterCloudError) as error:
                 wrong.append(printable_lines(str(error)))
@@ -179,7 +234,7 @@ class ScaleCluster(HeardOutput, _ClusterChange, InertOutput, command.ShowOne):
     """Give a virtual cluster more members, or fewer
 
     Of those that could go, the ones go whose going brings the others nearest; failed ones
-    go first.
+    go first, then those that accept has rejected.
     """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -231,13 +286,15 @@ class ScaleCluster(HeardOutput, _ClusterChange, InertOutput, command.ShowOne):
             _run_drain_program(parsed_args.drain, cluster, goes)
             with self.at_work(parsed_args, cluster.id, len(wanted)) as pace:
                 made = commands.scale_cluster(cloud, cluster, wanted, given, pace)
+            gpu_members.attach_members(cloud, made, parsed_args.timeout)
         return cluster_views.cluster_record_of(made)
 
 
 class ReplaceMember(HeardOutput, _ClusterChange, InertOutput, command.ShowOne):
     """Replace members of a virtual cluster, which keep their names and ports
 
-    The new server comes where the cluster is. Without members, those that failed.
+    The new server comes where the cluster is. Without members, those that failed or that
+    accept has rejected.
     """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -262,14 +319,19 @@ class ReplaceMember(HeardOutput, _ClusterChange, InertOutput, command.ShowOne):
             if not parsed_args.members:
                 by_number = number_members(cluster).by_number
                 which = [
-                    member_number for member_number, member in by_number.items() if member.failed
+                    member_number
+                    for member_number, member in by_number.items()
+                    if member.failed or member.rejected
                 ]
                 if not which:
-                    raise ClusterError(f"no member of cluster {cluster.name} has failed: name one")
+                    raise ClusterError(
+                        f"no member of cluster {cluster.name} has failed or was rejected: name one"
+                    )
             with self.at_work(parsed_args, cluster.id, len(cluster.wanted)) as pace:
                 made = commands.replace_members(
                     cloud, cluster, sorted(set(which)), options.read_secrets(parsed_args), pace
                 )
+            gpu_members.attach_members(cloud, made, parsed_args.timeout)
         return cluster_views.cluster_record_of(made)
 
 

@@ -70,6 +70,13 @@ def cluster_record_of(cluster: Cluster) -> tuple[Sequence[str], Sequence[Any]]:
         "image": wish.image if wish else "",
         "networks": format_columns.ListColumn(networks),
         "availability_zone": wish.zone if wish else "",
+        "verdicts": format_columns.DictColumn(
+            {
+                member.name: member.verdict.verdict
+                for member in numbered_members.by_number.values()
+                if member.verdict is not None
+            }
+        ),
         "spans": format_columns.DictColumn(neighbours.count_spanned_domains(cluster)),
     }
     return tuple(values), tuple(values.values())
@@ -152,7 +159,7 @@ class _TextFormatter(formatters.ListFormatter):
 _FOR_SCRIPTS: Final = ("csv", "value")
 
 
-class _ListWithTexts(HeardOutput, InertOutput, command.Lister):
+class ListWithTexts(HeardOutput, InertOutput, command.Lister):
     """A list with further formats, which ``--format`` takes like any other."""
 
     def texts(self) -> Mapping[str, Callable[[], str]]:
@@ -168,7 +175,7 @@ class _ListWithTexts(HeardOutput, InertOutput, command.Lister):
         return stevedore.ExtensionManager.make_test_instance([*plugins, *ours])
 
 
-class ListHosts(_ListWithTexts):
+class ListHosts(ListWithTexts):
     """List the members of a virtual cluster, those that are near each other together
 
     Further formats: openmpi (a host file), slurm (lines of slurm.conf), pdsh (one host a
@@ -212,7 +219,7 @@ class ListHosts(_ListWithTexts):
         return hostfiles.COLUMNS, [hostfiles.host_columns_of(host) for host in self._hosts]
 
 
-class ShowTopology(_ListWithTexts):
+class ShowTopology(ListWithTexts):
     """Show which members of a virtual cluster are beside each other
 
     Formats beside the usual ones: tree (the default), matrix, svg, slurm (topology.conf).

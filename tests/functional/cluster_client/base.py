@@ -57,8 +57,11 @@ class SmallFakeDriver(fake.FakeDriver):
 class ClusterClientTest(integrated_helpers.ProviderUsageBaseTestCase):
     """A cloud with hosts of two vCPUs each, and a client in another process."""
 
+    #: Of the command, beside what says where the cloud is.
+    environment: dict[str, str] = {}
     compute_driver = "fake.SmallFakeDriver"
     HOSTS = 3
+    FRONT = CloudFront
 
     def setUp(self) -> None:
         # Nova finds drivers below nova.virt alone.
@@ -70,7 +73,7 @@ class ClusterClientTest(integrated_helpers.ProviderUsageBaseTestCase):
         for at in range(self.HOSTS):
             self.start_compute_on(at)
         self.flavor = self._create_flavor(vcpu=1, memory_mb=256, disk=1, ephemeral=0, name="one")
-        self.front = CloudFront(self.api_fixture.app(), self.neutron)
+        self.front = self.FRONT(self.api_fixture.app(), self.neutron)
         self.addCleanup(self.front.stop)
         self.ports_before = set(self.neutron._ports)
         self._folder = Path(tempfile.mkdtemp(prefix="openstack-"))
@@ -125,6 +128,7 @@ class ClusterClientTest(integrated_helpers.ProviderUsageBaseTestCase):
             "OS_USER_DOMAIN_ID": "default",
             "OS_PROJECT_ID": project,
             "OS_IDENTITY_API_VERSION": "3",
+            **self.environment,
         }
         call = {"words": list(words), "environment": environment, "closed": closed}
         base.with_suffix(".json").write_text(json.dumps(call))

@@ -19,6 +19,7 @@ from openstackclient.compute import client as _compute  # noqa: F401  imported o
 from openstackclient.network import client as _network  # noqa: F401
 
 from nova_hpc_tools.openstack.v1 import cluster_changes as _life  # noqa: F401
+from nova_hpc_tools.openstack.v1 import gpu_slots as _gpu  # noqa: F401
 
 
 def main() -> None:

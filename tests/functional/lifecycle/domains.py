@@ -238,7 +238,7 @@ class FaithfulDomains(fixtures.Fixture):
         plain(domain, flags)
         domain._state = fakelibvirt.VIR_DOMAIN_SHUTOFF
 
-    def managedSaveRemove(self, plain: Any, domain: Any, flags: int) -> None:
+    def managedSaveRemove(self, plain: Any, domain: Any, flags: int = 0) -> None:
         domain.hpc_saved = None
         plain(domain, flags)
 

@@ -12,12 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nova_hpc.wire.cluster_wish import ClusterWish
+from nova_hpc.wire.member_verdict import MemberVerdict
 from nova_hpc.wire.position import Position
 from nova_hpc_tools.cluster import hostfiles
 from nova_hpc_tools.cluster.hostfiles import HostError
-from nova_hpc_tools.cluster.members import leave, neighbours, picture
+from nova_hpc_tools.cluster.members import leave, model, neighbours, picture
 from nova_hpc_tools.cluster.members.leave import MemberPlace
-from nova_hpc_tools.cluster.members.model import Cluster, ClusterGroup, ClusterMember
+from nova_hpc_tools.cluster.members.model import (
+    Cluster,
+    ClusterGroup,
+    ClusterMember,
+    read_member,
+)
 
 
 def member(number: int, leaf: str, host: str, **more: object) -> ClusterMember:
@@ -59,14 +65,55 @@ TWO_LEAVES = cluster(
 )
 
 
+# -- the verdict in the metadata ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "rejected"),
+    [
+        ("v1:slow:quick:1764180000:pages-small", True),
+        ("v1:promise-broken:full:1764180000:", True),
+        ("v1:accepted:quick:1764180000:", False),
+        # Neither of these says anything against it.
+        ("v1:undecided:quick:1764180000:", False),
+        ("v1:not-measurable:quick:1764180000:", False),
+        ("v2:slow:quick:1764180000:", False),
+        ("slow", False),
+        ("v1:slow", False),
+        ("\x1b[2J", False),
+        ("", False),
+    ],
+)
+def test_only_a_verdict_that_can_be_read_rejects(text: str, rejected: bool) -> None:
+    server = {"id": "a", "name": "t-1", "status": "ACTIVE", "metadata": {"hpc_accept": text}}
+    assert read_member(server).rejected is rejected
+
+
+def test_rejected_ones_go_after_failed_ones_and_before_far_ones() -> None:
+    slow = MemberVerdict("slow", "quick", 0)
+    some = cluster(
+        member(1, "l-a", "h1", verdict=slow),
+        member(2, "l-a", "h2", status="ERROR"),
+        member(3, "l-b", "h3"),
+        member(4, "l-a", "h4"),
+    )
+    places = neighbours.member_places_of(some)
+    assert leave.choose_leavers(places, 3) == {2}
+    assert leave.choose_leavers(places, 2) == {1, 2}
+    assert leave.choose_leavers(places, 1) == {1, 2, 4}
+
+
 # -- who goes ---------------------------------------------------------------------------
 
 
 def cost(places: dict[int, MemberPlace], stay: tuple[int, ...]) -> tuple[int, ...]:
-    """Counted plainly: failed ones, then domains of each level by their full path."""
+    """Counted plainly: failed ones, rejected ones, domains of each level by their full path."""
     levels = len(next(iter(places.values())).path)
     domains = [len({places[each].path[: at + 1] for each in stay}) for at in range(levels)]
-    return (sum(places[each].failed for each in stay), *domains, sum(stay))
+    failed, rejected = (
+        sum(getattr(places[each], word) for each in stay) for word in ("failed", "rejected")
+    )
+    return (failed, rejected, *domains, sum(stay))
 
 
 @given(
@@ -74,6 +121,7 @@ def cost(places: dict[int, MemberPlace], stay: tuple[int, ...]) -> tuple[int, ..
         st.builds(
             MemberPlace,
             st.tuples(*[st.sampled_from(["", "a", "b", "c"])] * 3),
+            st.sampled_from([False, False, True]),
             st.sampled_from([False, False, True]),
         ),
         min_size=1,
@@ -131,6 +179,49 @@ def test_the_tree() -> None:
         "      └─ host h4\n"
         "         └─ t-4\n"
     )
+
+
+def shares(number: int, host: str, mib: object, **more: object) -> ClusterMember:
+    """A member, as Nova's API tells of it."""
+    server = {
+        "id": f"id{number}",
+        "name": f"t-{number}",
+        "status": "ACTIVE",
+        "hostId": host,
+        "OS-SRV-USG:launched_at": "2026-01-01",
+        "flavor": {"extra_specs": {} if mib is None else {"hpc:shared_memory": mib}},
+    } | more
+    return model.read_member(server)
+
+
+@pytest.mark.parametrize(
+    ("members", "line"),
+    [
+        ([shares(1, "h1", "64"), shares(2, "h1", "64")], "host h1: may share memory, 64 MiB each"),
+        # One that wishes none does not matter to the others.
+        (
+            [shares(1, "h1", "64"), shares(2, "h1", "64"), shares(3, "h1", None)],
+            "host h1: may share memory, 64 MiB each",
+        ),
+        ([shares(1, "h1", "64"), shares(2, "h1", "128")], "host h1"),
+        ([shares(1, "h1", "64"), shares(2, "h1", None)], "host h1"),
+        ([shares(1, "h1", None), shares(2, "h1", None)], "host h1"),
+        ([shares(1, "h1", "many"), shares(2, "h1", "many")], "host h1"),
+        ([shares(1, "h1", "65"), shares(2, "h1", "65")], "host h1"),
+        # Nova does not show every user what a flavor says.
+        ([shares(1, "h1", "64", flavor={}), shares(2, "h1", "64", flavor={})], "host h1"),
+        # It has not run, so no host has given it memory.
+        (
+            [shares(1, "h1", "64"), shares(2, "h1", "64", **{"OS-SRV-USG:launched_at": None})],
+            "host h1",
+        ),
+        ([shares(1, "h1", "64"), shares(2, "h2", "64")], "host h1"),
+        ([shares(1, "", "64"), shares(2, "", "64")], "host (unknown)"),
+    ],
+)
+def test_members_that_may_share_memory(members: list[ClusterMember], line: str) -> None:
+    drawn = neighbours.format_cluster_tree(cluster(*members)).splitlines()[1]
+    assert drawn.partition("─ ")[2] == line
 
 
 def test_the_matrix() -> None:

@@ -13,9 +13,17 @@ TOP = Path(__file__).parents[3]
 ROWS = (*lab.READING, *lab.CARE, *lab.OWNERS, *lab.OPERATORS, *lab.CHANGES)
 #: What the lab's fixtures and its tests run themselves, lab demo in tests/lab/test_cloud.py.
 ELSEWHERE = {"hpc cluster create", "lab up", "lab ssh", "lab down", "lab demo"}
-#: Beside a real subnet manager, in tests/fabric/test_agent.py; and what needs adapters of
-#: InfiniBand, which no lab has: over files in a folder, in tests/unit/fabric/test_ports_command.py.
-OF_FABRIC = {"fabric check", "fabric ports"}
+#: It only writes files, beside a checkout of another project: tests/unit/requirements.
+ELSEWHERE |= {"requirements suite"}
+#: It says what is in the code, wherever it runs: tests/unit/doctor/test_advice.py.
+ELSEWHERE |= {"help check"}
+#: Beside a real subnet manager, in tests/fabric/test_agent.py; and what needs its files, or
+#: adapters of InfiniBand, which no lab has: over files in a folder, in
+#: tests/unit/fabric/test_ports_command.py and tests/unit/metrics/test_fabric_metrics.py.
+OF_FABRIC = {"fabric check", "fabric ports", "metrics fabric"}
+#: They need an image with an engine: against Nova's API, in tests/functional/test_gpu_client.py.
+OF_GPU = {f"hpc gpu share {verb}" for verb in ("create", "delete", "list", "show")}
+OF_GPU |= {"hpc gpu attach", "hpc gpu detach"}
 
 
 def test_each_command_has_a_row() -> None:
@@ -29,7 +37,7 @@ def test_each_command_has_a_row() -> None:
     project = tomllib.loads((TOP / "lab/pyproject.toml").read_text(encoding="utf-8"))["project"]
     names |= {name.replace("_", " ") for name in project["entry-points"]["nova_hpc.command"]}
     assert {"explain", "device list", "hpc cluster scale", "lab status"} <= names
-    typed = {row.words for row in ROWS} | ELSEWHERE | OF_FABRIC
+    typed = {row.words for row in ROWS} | ELSEWHERE | OF_FABRIC | OF_GPU
     # A command whose name begins another one's is not found in that one's row.
     longest = {
         max((name for name in names if f"{words} ".startswith(f"{name} ")), key=len)

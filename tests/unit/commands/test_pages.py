@@ -119,7 +119,7 @@ def test_prepare(node):
     node.declare(lines)
     out = node.well(look)
     assert "Nothing written: --dry-run" in out
-    assert node.wrote("compute")
+    assert not node.wrote("compute")
     assert not (node.root / host_files.UDEV).exists()
     out = node.well(do)
     assert (node.root / host_files.UDEV).is_file()
@@ -130,7 +130,7 @@ def test_prepare(node):
 
 def test_configure_a_node(node):
     found = typed.blocks(ADMIN / "configure-node.rst")
-    inventory, show, do, refused, controllers, filters, entries, _, look = found
+    inventory, show, do, controllers, filters, look, refused, entries, _ = found
     assert "NVIDIA" in node.well(inventory) or "10de:2330" in node.well(inventory)
     assert "### nova-hpc-compute.conf" in node.well(show)
     assert not node.wrote("compute")
@@ -169,7 +169,7 @@ def test_configure_a_node(node):
 
 def test_split_a_role(node):
     """A node as an earlier release has left it: one role for both kinds of functions."""
-    *_, text, _ = typed.blocks(ADMIN / "configure-node.rst")
+    *_, text = typed.blocks(ADMIN / "configure-node.rst")
     split = text.partition("\n\n")[0]
     (lines,) = typed.yaml_blocks(ADMIN / "configure-node.rst")
     node.declare(
@@ -189,7 +189,7 @@ def test_doctor(node):
     here, controller, cloud, fleet, others = typed.blocks(ADMIN / "doctor.rst")
     configure = typed.blocks(ADMIN / "configure-node.rst")
     node.declare("limits: {hosts: 400}\n")
-    node.well(f"{configure[2]}\n{configure[4]}")
+    node.well(f"{configure[2]}\n{configure[3]}")
     worst, out, _ = node.type(here)
     assert worst in (0, 1), out
     # It is of the machine alone, and this node is of files.
@@ -247,7 +247,7 @@ def test_upgrade(node):
     check, controllers, do, back, host, reserved = typed.blocks(ADMIN / "upgrade.rst")
     configure = typed.blocks(ADMIN / "configure-node.rst")
     node.declare("limits: {hosts: 400}\n")
-    node.well(f"{configure[2]}\n{configure[4]}")
+    node.well(f"{configure[2]}\n{configure[3]}")
     with (node.home / ".nova/nova.conf").open("a") as file:
         file.write(f"[hpc]\nledger_file = {node.folder}/ledger\n")
     status, out, _ = node.type(check)
@@ -272,7 +272,7 @@ def test_upgrade(node):
 
 def test_ansible(node):
     """The collection, built and installed; pip is a program that does nothing."""
-    (block,) = typed.blocks(ADMIN / "ansible.rst")
+    *_, block = typed.blocks(ADMIN / "deployment-tools.rst")
     shutil.copytree(TOP / "ansible", node.work / "ansible")
     venv = node.folder / "venv"
     (venv / "bin").mkdir(parents=True)
@@ -309,3 +309,97 @@ def test_ansible(node):
     assert status == 0, out + err
     assert node.wrote("compute")
     assert (node.root / host_files.UDEV).is_file()
+
+
+#: Of a site before it adopts: filters and a weigher of others.
+STOCK = """\
+[DEFAULT]
+compute_driver = libvirt.LibvirtDriver
+[filter_scheduler]
+enabled_filters = ComputeFilter,Tenants,NUMATopologyFilter,PciPassthroughFilter
+weight_classes = acme.Weigher
+"""
+LAYOUTS = {
+    "plain": "/etc/nova/nova.conf.d",
+    "kolla": "/etc/kolla/config",
+    "osa": "/etc/openstack_deploy",
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_undo_of_settings(node, layout):
+    """Tags, driver, filters and weighers go; what Nova needs for devices in use stays."""
+    _, _, *files, tags, look, driver, filters, _, _, _, _ = typed.blocks(ADMIN / "undo.rst")
+    name = files[list(LAYOUTS).index(layout)]
+    for folder in ("kolla", "osa"):
+        (node.work / folder).mkdir()
+    (node.work / "nova.conf").write_text(STOCK)
+    node.well(
+        f"nova-hpc configure --layout {layout} --write {LAYOUTS[layout]} --part common"
+        " --part compute --part controller --config-file nova.conf"
+    )
+
+    def texts():
+        places = node.well(f"{name}\nls $files").split()
+        text = "".join(Path(each).read_text() for each in places)
+        return re.sub(r"^#.*\n", "", text, flags=re.M)
+
+    before = texts()
+    assert '"hpc_tags"' in before
+    node.well(f"{name}\n{tags}")
+    assert "hpc_tags" not in texts()
+    assert '"hpc_' not in texts()
+    # The entries are whole, and each still names its device and its class.
+    entries = re.findall(r"\{[^{}]*(?:\{[^{}]*\}[^{}]*)?\"managed\": \"no\"[^{}]*\}", texts())
+    assert len(entries) == before.count('"hpc_tags"')
+    assert all("resource_class" in yaml.safe_load(each) for each in entries)
+    assert node.well(look) == "Nothing is reserved in Placement.\n"
+    node.well(f"{name}\n{driver}")
+    assert "HpcLibvirtDriver" not in texts()
+    assert re.search(r"compute_driver( =|:) libvirt\.LibvirtDriver\n", texts())
+    node.well(f"{name}\n{filters}")
+    rest = texts()
+    assert "Hpc" not in rest
+    assert "scheduler_filters" not in rest
+    assert re.search(r"enabled_filters( =|:) ComputeFilter,Tenants,NUMATopologyFilter,Pci", rest)
+    assert re.search(r"weight_classes( =|:) acme\.Weigher\n", rest)
+    # Nova refuses that devices are reported no more; aliases are what flavors name.
+    for kept in ("report_in_placement", "pci_in_placement", "alias", "max_placement_results"):
+        assert kept in rest, kept
+
+
+def test_undo_of_the_rest(node):
+    back, unset, *_, reap, host, aggregates, package = typed.blocks(ADMIN / "undo.rst")
+    configure = typed.blocks(ADMIN / "configure-node.rst")
+    node.well(configure[2])
+    node.well(f"nova-hpc prepare --write {node.root}")
+    node.well(back)
+    assert not node.wrote("compute")
+    assert not (node.home / ".nova/nova.conf.d/node.yaml").exists()
+    assert (node.root / host_files.UDEV).is_file()
+    node.well(host)
+    assert not (node.root / host_files.UDEV).exists()
+    assert "fabric reap" in reap  # On Nova's own stack: tests/functional/test_fabric_groups.py.
+    node.program(
+        "openstack",
+        """#!/bin/sh
+echo "$*" >>calls
+case "$*" in
+*list*) printf 'other\\nhpc-fabric:leaf:l1\\n';;
+*show*) echo "['node1', 'node2']";;
+esac
+""",
+    )
+    node.well(unset)
+    node.well(aggregates)
+    leaf = "hpc-fabric:leaf:l1"
+    assert (node.work / "calls").read_text().splitlines() == [
+        "flavor unset hpc.gpu1vf1 --property hpc:affinity --property hpc:group",
+        "aggregate list -f value -c Name",
+        f"aggregate show {leaf} -f value -c hosts",
+        f"aggregate remove host {leaf} node1",
+        f"aggregate remove host {leaf} node2",
+        f"aggregate delete {leaf}",
+    ]
+    # The shim beside a Nova that is only a folder: tests/unit/virt/test_shim.py.
+    assert package.splitlines()[0] == "nova-hpc install-shim --remove"

@@ -299,3 +299,16 @@ def test_without_the_ledger_nothing_is_touched_before_nova_compute_was_there(nod
     node.step().sweep(node.candidates(GPU, OTHER), frozenset)
     assert ask("release", GPU)[0] == 0
     assert node.resets(GPU)
+
+
+def test_a_machine_that_is_not_set_up_is_said_if_nothing_is_listed(node, ask):
+    assert "not set up" not in "".join(ask("list")[1:])  # its ledger has devices
+    empty = node.root / "new"
+    empty.mkdir()
+    (node.root / "nova.conf").write_text(
+        f"[DEFAULT]\nstate_path = {empty}\n[hpc]\nledger_file = {empty / 'ledger'}\n"
+    )
+    status, out, _ = ask("list")
+    assert status == 0
+    assert "nova-hpc configure sets it up" in out
+    assert json.loads(ask("list", "--format", "json")[1]) == []

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ast
 import base64
 import gzip
 import io
@@ -107,11 +106,7 @@ def test_the_single_file_needs_nothing_but_python(guest, tmp_path):
     assert subprocess.run([target, "check", "--root", guest.root], cwd="/").returncode == 2
 
 
-def test_it_is_for_old_pythons():
-    for module in Path(build.__file__).parent.glob("*.py"):
-        ast.parse(module.read_text(), feature_version=(3, 8))
-        assert "removeprefix" not in module.read_text()
-        assert "removesuffix" not in module.read_text()
+def test_all_modules_are_packed():
     assert {f"{name}.py" for name in build._MODULES} == {
         module.name for module in Path(build.__file__).parent.glob("*.py")
     } - {"build.py"}
@@ -129,6 +124,9 @@ def test_the_user_data(tmp_path):
     }
     assert files[build.COMMAND] == build.single_file(accept=False)
     assert f"ExecStart={build.COMMAND} install".encode() in files[build.UNIT]
+    shared = files[build.SHARED_UNIT]
+    assert f"ExecStart={build.COMMAND} install --shared-memory".encode() in shared
+    assert found["groups"] == ["hpc"]
     assert len(base64.b64encode(text.encode())) < 65536  # Nova's limit
     assert zipfile.is_zipfile(io.BytesIO(files[build.COMMAND]))
     # Twice the same: a user's data must not change by itself.
@@ -160,12 +158,16 @@ def test_the_element_takes_the_command_its_unit_and_a_script_for_drivers(tmp_pat
             "TMP_HOOKS_PATH": str(tmp_path),
             "NOVA_HPC_PYTHON": sys.executable,
             "NOVA_HPC_DRIVERS": str(drivers),
+            "NOVA_HPC_SHM_PACKAGE": str(drivers),
             "PYTHONPATH": str(Path(build.__file__).parents[2]),
         },
     )
     found = tmp_path / "nova-hpc"
     assert (found / "nova-hpc-guest").read_bytes() == build.single_file()
     assert f"ExecStart={build.COMMAND} install" in (found / "nova-hpc-guest.service").read_text()
+    shared = (found / "nova-hpc-shared-memory.service").read_text()
+    assert f"ExecStart={build.COMMAND} install --shared-memory" in shared
+    assert (found / "shm-package").read_bytes() == drivers.read_bytes()
     assert os.access(found / "drivers", os.X_OK)
 
 

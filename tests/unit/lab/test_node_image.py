@@ -220,6 +220,8 @@ def test_the_configuration_disk_tells_the_node_what_to_be(folder):
     settings = configparser.ConfigParser()
     settings.read_string(read_disk(disk, "lab.conf"))
     assert settings["libvirt"]["cpu_mode"] == "host-passthrough"
+    shared = int(settings["hpc"]["shared_memory_mb"]) * 2
+    assert 0 < shared < int(settings["DEFAULT"]["reserved_host_memory_mb"])
 
 
 def test_the_configuration_disk_carries_the_code_that_runs_now(folder):

@@ -42,6 +42,10 @@ def specs(**keys: str) -> dict[str, str]:
         ("hpc:guest_topology", "flat"),
         ("hpc:guest_topology", "numa"),
         ("hpc:guest_topology", "mirror"),
+        ("hpc:shared_memory", "2"),
+        ("hpc:shared_memory", "4096"),
+        ("hpc:shared_memory_policy", "required"),
+        ("hpc:shared_memory_policy", "preferred"),
     ],
 )
 def test_values_that_mean_something(key: str, value: str) -> None:
@@ -56,6 +60,12 @@ def test_values_that_mean_something(key: str, value: str) -> None:
         ("hpc:affinity", "switch ", "it must be one of switch"),
         ("hpc:affinity", "pix", "must be one of switch"),
         ("hpc:affinity", "x" * 100_000, r"is 'x{56}\.\.\.; it must"),
+        *(
+            ("hpc:shared_memory", value, "it must be an even number of MiB from 2 to 4096")
+            for value in ("", "0", "1", "3", "4098", "-2", "+2", " 2", "2.0", "64MiB", "2\n", "٢")
+        ),
+        ("hpc:shared_memory", "x" * 100_000, r"is 'x{56}\.\.\.; it must"),
+        ("hpc:shared_memory_policy", "strict", "must be one of required, preferred"),
         ("hpc:affinity_policy", "strict", "must be one of required, preferred"),
         ("hpc:affinity_policy", "", "must be one of required, preferred"),
         ("hpc:nvlink", "yes", "must be one of required, preferred, none"),
@@ -130,6 +140,45 @@ def test_a_fabric_that_is_refused(specs, text):
     assert flavor.has_fabric_keys(specs)
     with pytest.raises(flavor.FlavorError, match=text):
         flavor.read_fabric(specs)
+
+
+PREFERRED, REQUIRED = AffinityPolicy.PREFERRED, AffinityPolicy.REQUIRED
+
+
+@pytest.mark.parametrize(
+    ("specs", "expected"),
+    [
+        ({}, None),
+        ({"hpc:affinity": "numa", "hpc:fabric": "leaf"}, None),
+        ({"hpc:shared_memory": "64"}, flavor.SharedMemoryWish(64, PREFERRED)),
+        (
+            {"hpc:shared_memory": "2", "hpc:shared_memory_policy": "required"},
+            flavor.SharedMemoryWish(2, REQUIRED),
+        ),
+    ],
+)
+def test_the_shared_memory_of_a_flavor(specs, expected):
+    assert flavor.read_shared_memory(specs, 256) == expected
+    assert flavor.has_shared_memory_keys(specs) == (expected is not None)
+    # It is about no device.
+    assert flavor.has_hpc_keys(specs) == ("hpc:affinity" in specs)
+
+
+@pytest.mark.parametrize(
+    ("specs", "text"),
+    [
+        ({"hpc:shared_memory": "63"}, "hpc:shared_memory is '63'; it must be an even number"),
+        ({"hpc:shared_memory_policy": "preferred"}, "is set without hpc:shared_memory; add it"),
+        ({"hpc:shared_memory": "2", "hpc:shared_memory_policy": "soft"}, "_policy is 'soft'"),
+        (
+            {"hpc:shared_memory": "64"},
+            "is 64 MiB, more than a quarter of the flavor's memory of 255 MiB; set it to 62 or",
+        ),
+    ],
+)
+def test_shared_memory_that_is_refused(specs, text):
+    with pytest.raises(flavor.FlavorError, match=text):
+        flavor.read_shared_memory(specs, 255)
 
 
 @pytest.mark.parametrize("level", ["switch", "root", "numa", "socket", "host"])

@@ -63,8 +63,10 @@ class World(StageRunner):
         return domain.new_uuid()
 
     def run(self, holder, devices):
-        assert not set(devices) & self.claimed.keys(), "a service VM got the device of a server"
         known = self.node.ledger
+        claimed = {each for each in devices if each in self.claimed}
+        given = [each for each in claimed if not known.device(each).replaced]
+        assert not given, "a service VM got the device of a server"
         for each in devices:
             assert known.device(each).stage["holder"] == holder, "libvirt knew it before the ledger"
             assert known.device(each).server == holder

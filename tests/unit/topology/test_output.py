@@ -19,7 +19,7 @@ import pytest
 from nova_hpc.topology import lstopo, sysfs
 from nova_hpc.topology.model import HugePages, Node, PcieLink
 from nova_hpc.wire import inventory
-from nova_hpc_tools.inventory import text
+from nova_hpc_tools.inventory import standing, text
 from nova_hpc_tools.inventory.command import Inventory
 from tests.unit.topology.builder import Machine
 
@@ -242,7 +242,13 @@ def test_the_command_writes_json(virtual_node: Path) -> None:
 def test_the_command_reads_xml(captures: Path) -> None:
     path = captures / "hwloc/nvidiaDGX2.xml"
     done = run("--xml", path, "--format", "json")
-    assert json.loads(done.stdout) == inventory.build_inventory(lstopo.read_lstopo_file(path))
+    node = lstopo.read_lstopo_file(path)
+    judged = standing.judge_functions(node, standing.make_default_settings(node))
+    servers = {
+        address: inventory.ServersPart(each.role, each.offer.value, each.reason)
+        for address, each in judged.items()
+    }
+    assert json.loads(done.stdout) == inventory.build_inventory(node, servers=servers)
 
 
 def test_the_command_writes_device_specs(virtual_node: Path, tmp_path: Path) -> None:

@@ -197,6 +197,24 @@ def test_a_damaged_record_is_not_acted_on(text):
         guest_abi.read_guest_abi(text)
 
 
+@pytest.mark.parametrize(
+    ("tree", "segment"),
+    [
+        (2, '{"mib":64}'),
+        (2, '{"mib":0,"parts":2}'),
+        (2, '{"mib":"64","parts":2}'),
+        (2, '{"mib":64,"parts":17}'),
+        (2, "[]"),
+        (3, '{"mib":64,"parts":2}'),
+        ("2", '{"mib":64,"parts":2}'),
+    ],
+)
+def test_a_damaged_segment_is_not_acted_on(tree, segment):
+    text = f'{{"v":3,"mode":"flat","clique":0,"tree":{tree!r},"segment":{segment}}}'
+    with pytest.raises(AbiError, match="is damaged"):
+        guest_abi.read_guest_abi(text.replace("'", '"'))
+
+
 def test_a_newer_record_is_not_acted_on():
-    with pytest.raises(AbiError, match="of version 3, and this release of nova-hpc makes 1, 2"):
-        guest_abi.read_guest_abi('{"v":3,"mode":"mirror","clique":0,"more":"x"}')
+    with pytest.raises(AbiError, match="of version 4, and this release of nova-hpc makes 1, 2, 3"):
+        guest_abi.read_guest_abi('{"v":4,"mode":"mirror","clique":0,"more":"x"}')

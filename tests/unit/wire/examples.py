@@ -32,10 +32,12 @@ from nova_hpc.guest.accept.evidence import AcceptanceRow
 from nova_hpc.guest.accept.facts import GuestFacts
 from nova_hpc.guest.accept.refusal import Refusal
 from nova_hpc.guest.compare import GuestFinding
+from nova_hpc.guest.gpu import records as gpu_records
 from nova_hpc.guest_tree.guest_document import DocumentCell as GuestCell
 from nova_hpc.guest_tree.guest_document import DocumentDevice, build_guest_entries
 from nova_hpc.placement.model import AffinityPolicy, HostNode, WantedCell
 from nova_hpc.placement.profile import FlavorShape, Profile
+from nova_hpc.placement.segment_shape import SegmentShape
 from nova_hpc.topology import nccl
 from nova_hpc.topology.level import Level, Location
 from nova_hpc.topology.model import (
@@ -68,6 +70,7 @@ from nova_hpc.wire.cluster_wish import ClusterWish, Nic
 from nova_hpc.wire.decision import Decision
 from nova_hpc.wire.guest_abi import Abi, TopologyMode
 from nova_hpc.wire.ledger import DeviceState, Ledger, LedgerDevice, PartitionTenancy, Trial
+from nova_hpc.wire.member_verdict import MemberVerdict
 from nova_hpc.wire.node_declaration import (
     Cpus,
     DeclaredLimits,
@@ -225,6 +228,7 @@ STATS: Final = StatsDocument(
     left_out=3,
 )
 ABI: Final = Abi(TopologyMode.MIRROR, clique=True)
+ABI_WITH_SEGMENT: Final = Abi(TopologyMode.MIRROR, clique=True, segment=SegmentShape(64, 4))
 UNPLUG: Final = Unplug(asked=16)
 GUEST: Final = build_guest_entries(
     NODE,
@@ -328,6 +332,7 @@ LEDGER: Final = Ledger(
             last_server="0a4c0b8e-6b1d-4d39-8d0c-3d1f5a2b7c90",
             counted=82800.25,
             unreported=True,
+            replaced=True,
             baseline={"identity": {"vendor_id": "10de"}, "width": 16, "speed": 32.0},
             cleaned=12,
             failed=1,
@@ -407,9 +412,11 @@ WISH: Final = ClusterWish(
     config_drive=True,
     check=True,
     single=True,
+    gpu_share="0f4b3c2a-1111-4222-8333-444455556666",
     generation=3,
 )
 LABEL_OF: Final = ClusterWish("train", WISH.members, WISH.flavor, image=WISH.image, nics=WISH.nics)
+VERDICT: Final = MemberVerdict("slow", "quick", 1764180000, ("vcpus-share-core", "pages-small"))
 POSITION: Final = Position(
     {"spine": "s-1f", "block": "b-5a07", "leaf": "l-93c2", "nvlink_domain": "n-77e1"},
     rails=("r-0a11", "r-9bd0"),
@@ -563,6 +570,14 @@ REFUSED_RESULT: Final = GUEST_RESULT._replace(
 )
 
 
+_KEY_OF_WIREGUARD: Final = "xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg="
+GPU_SHARE: Final = gpu_records.GpuShare("sim", "pocl", 4, 16384, True)
+GPU_SLOT: Final = gpu_records.GpuSlot("10.0.0.7", 16412, 1764000000, 8192, _KEY_OF_WIREGUARD)
+GPU_CLIENT: Final = gpu_records.GpuClient(
+    *("0f4b3c2a-1111-4222-8333-444455556666", "10.0.0.5", "10.0.0.7", 16412, "pocl"),
+    _KEY_OF_WIREGUARD,
+)
+
 WRITERS: Final[dict[str, Callable[[], str]]] = {
     "device-tags/v1.json": lambda: json.dumps(TAGS.to_spec(), indent=1) + "\n",
     "device-record/v1.json": lambda: device_record.write_device_record(
@@ -572,6 +587,7 @@ WRITERS: Final[dict[str, Callable[[], str]]] = {
     "decision/v1.json": DECISION.dumps,
     "decision/v1-pairs.json": DECISION_OF_PAIRS.dumps,
     "guest-abi/v2.json": ABI.dumps,
+    "guest-abi/v3.json": ABI_WITH_SEGMENT.dumps,
     "unplug-mark/v1.json": UNPLUG.dumps,
     "guest-document/v1.json": lambda: GUEST[terms.DOCUMENT].decode("ascii"),
     "nccl-topology/v1.xml": lambda: GUEST[terms.NCCL].decode("ascii"),
@@ -606,6 +622,10 @@ WRITERS: Final[dict[str, Callable[[], str]]] = {
     "acceptance-baseline/v1.json": lambda: baseline.write_baseline(
         baseline.build_key(GUEST_FACTS, {"sysbench": "1.0.20"}), [SHORT_SAMPLE] * 6
     ),
+    "gpu-share/v1.json": lambda: gpu_records.write_share(GPU_SHARE),
+    "gpu-slot/v1.json": lambda: gpu_records.write_slot(GPU_SLOT),
+    "gpu-client/v1.json": lambda: gpu_records.write_client(GPU_CLIENT),
+    "member-verdict/v1.txt": VERDICT.dumps,
     "declaration/v1.txt": lambda: "".join(f"{entry}\n" for entry in DEFAULT_ROLES),
 }
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every wire document against texts that lie in the tree.
 
-``v1`` is what today's writer makes of the example (of the guest ABI: ``v2``, of the
-snapshot: ``v3``);
+``v1`` is what today's writer makes of the example (of the guest ABI: ``v2``, and ``v3``
+of a server with a segment; of the snapshot: ``v3``);
 ``v1-first`` is the same example as the first code that had the document wrote it, before
 keys were added; the version after today's is what a later release might write. All but
 the last are read; that is refused and stays unknown, and so is whatever is broken.
@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from nova_hpc.guest import document as guest
 from nova_hpc.guest import install
 from nova_hpc.guest.accept import baseline, result, sample
+from nova_hpc.guest.gpu import records as gpu_records
 from nova_hpc.guest.machine import GuestFunction
 from nova_hpc.topology import roles
 from nova_hpc.topology.nccl import NCCL_VERSION
@@ -38,6 +39,7 @@ from nova_hpc.wire import (
     findings,
     guest_abi,
     ledger,
+    member_verdict,
     node_declaration,
     partitions,
     position,
@@ -83,6 +85,7 @@ UNKNOWN = (
     SnapshotError,
     roles.RoleError,
     sample.AcceptanceError,
+    gpu_records.RecordError,
 )
 READERS: dict[str, Callable[[str], object]] = {
     "device-tags": read_tags,
@@ -109,6 +112,9 @@ READERS: dict[str, Callable[[str], object]] = {
     "acceptance": result.read_acceptance,
     "acceptance-sample": sample.read_sample,
     "acceptance-baseline": baseline.read_baseline,
+    "gpu-share": gpu_records.read_share,
+    "gpu-slot": gpu_records.read_slot,
+    "gpu-client": gpu_records.read_client,
 }
 #: What the golden text means.
 MEANING: dict[str, object] = {
@@ -141,11 +147,16 @@ MEANING: dict[str, object] = {
     "undo-record": examples.UNDONE,
     "findings": examples.FOUND,
     "desired-partitions": examples.DESIRED,
+    "gpu-share": examples.GPU_SHARE,
+    "gpu-slot": examples.GPU_SLOT,
+    "gpu-client": examples.GPU_CLIENT,
 }
 
 
 #: Documents of which this release does not write version 1.
 WRITTEN = {"guest-abi": 2, "snapshot": 3}
+#: The versions after today's that are not the next one.
+LATER = {"guest-abi": 4}
 
 
 def today(name: str) -> str:
@@ -218,6 +229,8 @@ def test_texts_of_the_first_code_are_read() -> None:
     assert READERS["guest-abi"](golden("guest-abi/v1.json")) == attrs.evolve(
         examples.ABI, version=1
     )
+    # Not a former one, and not one for every server.
+    assert READERS["guest-abi"](golden("guest-abi/v3.json")) == examples.ABI_WITH_SEGMENT
     node = attrs.evolve(examples.SNAPSHOT.hosts[0], withheld_of={})
     assert READERS["snapshot"](golden("snapshot/v2.json")) == attrs.evolve(
         examples.SNAPSHOT, hosts=(node,)
@@ -226,20 +239,20 @@ def test_texts_of_the_first_code_are_read() -> None:
         READERS["snapshot"](golden("snapshot/v2.json").replace('"version": 2', '"version": 1'))
     now = READERS["guest-document"](golden("guest-document/v1.json"))
     assert isinstance(now, guest.GuestDocument)
+    # Of releases that did not say so: no place has got other hardware.
+    said = {
+        each: attrs.evolve(found, replaced=False) for each, found in examples.LEDGER.devices.items()
+    }
     bare = {"trial": None, "last_server": None, "counted": None, "proof": None}
     # Of a release that took silence for clean: nothing is.
-    unproved = {
-        each: attrs.evolve(found, proof=None) for each, found in examples.LEDGER.devices.items()
-    }
+    unproved = {each: attrs.evolve(found, proof=None) for each, found in said.items()}
     new = {"compared": False, "node": "", "written": ""}
     assert READERS["ledger"](golden("ledger/v1-unproved.json")) == attrs.evolve(
         examples.LEDGER, devices=unproved, **new
     )
     assert READERS["ledger"](golden("ledger/v1-first.json")) == attrs.evolve(
         examples.LEDGER,
-        devices={
-            each: attrs.evolve(found, **bare) for each, found in examples.LEDGER.devices.items()
-        },
+        devices={each: attrs.evolve(found, **bare) for each, found in said.items()},
         absent={},
         maintenance=None,
         accepted=(),
@@ -251,6 +264,9 @@ def test_texts_of_the_first_code_are_read() -> None:
     assert first == now._replace(devices=devices, peers=(), fabric=(), peer_wish="keep")
     assert READERS["position"](golden("position/v1-first.json")) == attrs.evolve(
         examples.POSITION, rails=()
+    )
+    assert READERS["cluster-wish"](golden("cluster-wish/v1-first.json")) == attrs.evolve(
+        examples.WISH, gpu_share=""
     )
     pairs = READERS["decision"](golden("decision/v1-pairs.json"))
     assert pairs == examples.DECISION_OF_PAIRS
@@ -273,7 +289,7 @@ def test_the_inventory_has_kept_its_keys() -> None:
 
 @pytest.mark.parametrize("name", READERS)
 def test_a_later_version_is_unknown(name: str) -> None:
-    later = WRITTEN.get(name, 1) + 1
+    later = LATER.get(name, WRITTEN.get(name, 1) + 1)
     with pytest.raises(UNKNOWN) as error:
         READERS[name](golden(f"{name}/v{later}.json"))
     assert name == "decision" or str(later) in str(error.value)
@@ -402,6 +418,7 @@ def test_the_command_in_the_guest_keeps_to_the_table() -> None:
         unplug.KEY,
         cluster_wish.KEY,
         position.KEY,
+        member_verdict.KEY,
         server_devices.KEY,
     ],
 )

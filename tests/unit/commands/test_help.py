@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What commands say of themselves, and what they import to say it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from nova_hpc_tools import command_help
+from nova_hpc_tools.command_index import CommandIndex, summarise_command
+from nova_hpc_tools.main import NAMESPACE, NovaHpc, main
+from tests.unit.commands.test_typed import entry_points, parser_of
+
+OWN = sorted(" ".join(words[1:]) for words in entry_points() if words[0] == "nova-hpc")
+OWN = [name for name in OWN if not name.startswith("lab ")]
+#: Prints the modules that a call has imported.
+IMPORTED = """
+import contextlib, io, json, sys
+from nova_hpc_tools.main import main
+with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+    main(sys.argv[1:])
+print(json.dumps(sorted(sys.modules)))
+"""
+
+
+def imported_by(*words: str) -> set[str]:
+    """The modules that a call of nova-hpc imports."""
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTED, *words], capture_output=True, text=True, check=True
+    )
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def shown(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """Status, output and errors of a call."""
+    try:
+        status = main(list(words))
+    except SystemExit as error:
+        status = int(error.code or 0)
+    out = capsys.readouterr()
+    return status, out.out, out.err
+
+
+def test_each_command_has_an_example() -> None:
+    assert sorted(command_help.EXAMPLES) == OWN
+
+
+@pytest.mark.parametrize("name", sorted(command_help.EXAMPLES))
+def test_an_example_is_taken(name: str) -> None:
+    words = shlex.split(command_help.EXAMPLES[name])
+    assert words[0] == "nova-hpc"
+    parser, count = parser_of(tuple(words[:4]))
+    assert " ".join(words[1:count]) == name
+    parser.parse_args(words[count:])
+
+
+@pytest.mark.parametrize("name", ["capacity", "device show", "explain"])
+def test_own_options_come_before_formats(name: str) -> None:
+    parser, _ = parser_of(("nova-hpc", *name.split()))
+    text = parser.format_help()
+    usage, _, rest = text.partition("\n\n")
+    assert usage.index("--config-file") < usage.index("[-c COLUMN]")
+    assert "--max-width" not in usage
+    assert f"example:\n  {command_help.EXAMPLES[name]}\n" in text
+    assert rest.index("\noptions:") < rest.index("\noutput formatters:")
+    assert rest.index("--config-file") < rest.index("\noutput formatters:")
+    assert "--max-width" in rest
+
+
+def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = shown(capsys, "drain")
+    assert (status, out) == (2, "")
+    assert err == (
+        "nova-hpc drain: the following arguments are required: HOST; see nova-hpc drain --help\n"
+    )
+    status, out, err = shown(capsys, "--log-file")
+    assert (status, out, len(err.splitlines())) == (2, "", 1)
+    assert err.endswith("; see nova-hpc --help\n")
+
+
+def test_first_words_list_their_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = shown(capsys, "device")
+    lines = out.splitlines()
+    assert (status, err, lines[0]) == (2, "", "nova-hpc device has these commands:")
+    assert [line.split("  ")[1] for line in lines[1:]] == [
+        name for name in OWN if name.startswith("device ")
+    ]
+    # A command that has others below it is run.
+    assert shown(capsys, "inventory", "--root", "/no/such")[0] == 2
+    assert "has these commands" not in capsys.readouterr().out
+
+
+def test_the_lab_is_named_where_it_is_not_installed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CommandIndex, "list_names_below", lambda *_: [])
+    status, out, err = shown(capsys, "lab", "up")
+    assert (status, out) == (2, "")
+    assert "a distribution of its own, nova-hpc-lab" in err
+
+
+def test_the_help_has_all_commands_and_imports_none(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = shown(capsys, "--help")
+    assert status == 0
+    lines = [line.strip() for line in out.partition("Commands:\n")[2].splitlines()]
+    assert {line.partition("  ")[0] for line in lines} >= set(OWN)
+    assert all("  " in line for line in lines)
+    commands = {place.partition(":")[0] for words, place in entry_points().items()}
+    assert not imported_by("--help") & commands
+
+
+@pytest.mark.parametrize("name", ["inventory", "fabric show", "simulate", "prepare"])
+def test_a_command_imports_no_other(name: str) -> None:
+    places = entry_points()
+    own = places["nova-hpc", *name.split()].partition(":")[0]
+    imported = imported_by(*name.split(), "--help")
+    assert own in imported
+    assert not imported & {"numpy", "matplotlib", "nova", "openstack", "nova_hpc_lab.commands"}
+    # What a command is made of may be another one's module; of the rooms of others it has none.
+    rooms = {"cloud", "cluster", "device", "fabric", "pictures", "simulate"}
+    room = own.split(".")[1]
+    assert not {f"nova_hpc_tools.{other}" for other in rooms - {room}} & imported
+
+
+def test_summaries_are_those_of_the_classes() -> None:
+    index = CommandIndex(NAMESPACE)
+    for name in OWN:
+        entry_point = index.commands[name]
+        doc = str(entry_point.load().__doc__).strip().partition("\n")[0]
+        assert summarise_command(entry_point) == doc.rstrip(".")
+
+
+def test_completion_offers_commands_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = shown(capsys, "complete")
+    assert status == 0
+    (line,) = [line for line in out.splitlines() if line.startswith("  cmds='")]
+    words = set(line.partition("'")[2].rstrip("'").split())
+    known = {name.split()[0] for name, _ in NovaHpc().command_manager}
+    assert words == known
+    done = subprocess.run(["bash", "-n"], input=out, text=True, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""UFM as recorded, and the backend that talks to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from oslo_config import cfg
+
+from nova_hpc.conf.partitions import AGENT_GROUP, register_agent_options
+from nova_hpc.fabric.partitions.backends import ufm as ufm_backend
+from nova_hpc.fabric.partitions.backends.ufm import UfmSubnetManager
+from nova_hpc.fabric.partitions.backends.ufm_client import UfmAccess
+from tests.unit.fabric_partitions.ufm_server import (
+    PASSWORD,
+    USER,
+    RecordedUfm,
+    serve_ufm,
+)
+from tests.unit.fabric_partitions.ufm_world import TEXT, A, B, C
+
+
+@pytest.fixture
+def ufm() -> RecordedUfm:
+    ufm = RecordedUfm()
+    ufm.ports = [TEXT[A], TEXT[B]]
+    ufm.virtual_ports = [TEXT[C]]
+    return ufm
+
+
+@pytest.fixture
+def conf(ufm: RecordedUfm, tmp_path: Path) -> Iterator[cfg.ConfigOpts]:
+    conf = cfg.ConfigOpts()
+    conf([], default_config_files=[])
+    register_agent_options(conf)
+    with serve_ufm(ufm) as url:
+        for option, value in {
+            "ufm_url": url,
+            "ufm_user": USER,
+            "ufm_password": PASSWORD,
+            "state_path": str(tmp_path / "state"),
+            "opensm_config": str(tmp_path / "conf" / "opensm" / "opensm.conf"),
+        }.items():
+            conf.set_override(option, value, group=AGENT_GROUP.name)
+        yield conf
+
+
+@pytest.fixture
+def manager(conf: cfg.ConfigOpts, monkeypatch: pytest.MonkeyPatch) -> Iterator[UfmSubnetManager]:
+    # Only the seconds between repetitions, and until a silent server is given up.
+    monkeypatch.setattr(
+        ufm_backend,
+        "UfmAccess",
+        lambda **options: UfmAccess(**options, retry_wait=0.001, timeouts=(1.0, 0.5)),
+    )
+    manager = UfmSubnetManager(conf[AGENT_GROUP.name])
+    yield manager
+    manager.close()
