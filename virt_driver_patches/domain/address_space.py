@@ -43,7 +43,7 @@ def widen_address_space(domain: GuestDomainXml, needed: Span) -> None:
     if _is_uefi(root):
         domain.declare_qemu()
         _tell_ovmf(domain.root, size)
-    bits = windows.address_bits_of(_most_memory_of(domain.root), size)
+    bits = windows.address_bits_of(most_memory_of(domain.root), size)
     if bits > windows.DEFAULT_BITS:
         _set_address_bits(domain.root, bits)
 
@@ -88,7 +88,7 @@ def _set_address_bits(root: etree._Element, bits: int) -> None:
         etree.SubElement(cpu, "maxphysaddr", mode="emulate", bits=str(most))
 
 
-def _most_memory_of(root: etree._Element) -> int:
+def most_memory_of(root: etree._Element) -> int:
     """The most memory that the guest can have, in bytes."""
     sizes = [0]
     for tag in ("memory", "maxMemory"):

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""With whom a server may share memory: the server group that it is in, of its own project.
+
+Nova keeps server groups in its API database. A nova-compute asks the conductor of its cell
+(``InstanceGroup.get_by_instance_uuid`` is remotable in releases 32 to 34,
+nova/objects/instance_group.py), as Nova's own late check of policies does
+(``_validate_instance_group_policy`` of nova/compute/manager.py). It is one of the upcalls that
+Nova's guide to cells lists: a conductor of a cell that may not reach the API database cannot
+answer, and ``[workarounds]disable_group_policy_check_upcall`` says that it is not to be asked.
+"""
+
+from __future__ import annotations
+
+import attrs
+import nova.conf
+from nova import context as nova_context
+from nova import exception, objects
+from oslo_log import log as logging
+
+from nova_hpc.from_nova.log_throttle import LOG_THROTTLE, format_held_back
+
+CONF = nova.conf.CONF
+LOG = logging.getLogger(__name__)
+
+
+@attrs.frozen
+class SharingGroup:
+    """The answer."""
+
+    #: UUID of the group; None: the server shares with nobody.
+    uuid: str | None = None
+    #: Nova did not answer.
+    unknown: bool = False
+
+
+def find_sharing_group(instance: objects.Instance) -> SharingGroup:
+    """The server group of *instance*, if it is of the same project. Never raises."""
+    if CONF.workarounds.disable_group_policy_check_upcall:
+        _warn_of_silence("setting", "[workarounds]disable_group_policy_check_upcall is set")
+        return SharingGroup(unknown=True)
+    try:
+        group = objects.InstanceGroup.get_by_instance_uuid(
+            nova_context.get_admin_context(), instance.uuid
+        )
+    except exception.InstanceGroupNotFound:
+        return SharingGroup()
+    except Exception as error:
+        _warn_of_silence(type(error).__name__, f"{type(error).__name__}: {error}")
+        return SharingGroup(unknown=True)
+    if not instance.project_id or group.project_id != instance.project_id:
+        LOG.warning(
+            "It shares no memory: its server group %s is of another project",
+            group.uuid,
+            instance=instance,
+        )
+        return SharingGroup()
+    return SharingGroup(str(group.uuid).lower())
+
+
+def _warn_of_silence(kind: str, reason: str) -> None:
+    held = LOG_THROTTLE.due(("sharing group", kind))
+    if held is not None:
+        LOG.warning(
+            "Servers share no memory%s: Nova's API database, which has the server groups, "
+            "does not answer here (%s)",
+            format_held_back(held),
+            reason,
+        )

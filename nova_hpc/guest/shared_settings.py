@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The variables with which an unmodified MPI over UCX uses the shared memory.
+
+UCX takes shared memory for something between processes of one kernel. The library
+``nova-hpc-shm`` tells it otherwise; these settings keep it from ways that then go wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+#: From this version on, large messages take the shared memory without being told to.
+SENDS_LARGE: Final = (1, 22)
+#: MiB of its part that each process takes before its first message, with UCX's own sizes; and
+#: the sizes with which 0.3 are enough.
+RANK_MIB: Final = 5
+DIRECTORY_MIB: Final = 1
+SMALL_RANKS: Final = ("UCX_POSIX_SEG_SIZE=4k", "UCX_POSIX_RX_BUFS_GROW=64")
+
+
+class NetworkDevices(NamedTuple):
+    """What this machine has beside the shared memory."""
+
+    #: Names of network interfaces without ``lo``.
+    interfaces: tuple[str, ...] = ()
+    #: Ports of RDMA devices, as ``mlx5_0:1``.
+    rdma_ports: tuple[str, ...] = ()
+    #: Drivers that copy between processes of one kernel: ``xpmem``, ``knem``.
+    copiers: tuple[str, ...] = ()
+
+
+def build_shared_settings(
+    library: str, folder: str, ucx: tuple[int, int] | None, devices: NetworkDevices
+) -> tuple[tuple[str, str], ...]:
+    """Names and values of the variables.
+
+    :param library: path of ``libnova-hpc-shm.so``.
+    :param folder: directory of the files that UCX asks for.
+    :param ucx: major and minor version of the machine's UCX; None: not known, and settings are
+        those that are right for all.
+    """
+    settings = [
+        ("LD_PRELOAD", library),
+        ("UCX_POSIX_DIR", folder),
+        # /proc/PID/fd of another server's process is nothing here, or another process.
+        ("UCX_POSIX_USE_PROC_LINK", "n"),
+        # Else a first message that goes one way waits for an idle transport, for ever.
+        ("UCX_ADAPTIVE_PROGRESS", "n"),
+        # These ask this kernel for a process that is another kernel's.
+        ("UCX_TLS", "^" + ",".join(("cma", "sysv", *devices.copiers))),
+        # At its end MPICH flushes each way. That of TCP's put waits for an answer of the peer,
+        # which has gone on to wait for its launcher where the shared memory was done before.
+        ("UCX_TCP_PUT_ENABLE", "n"),
+    ]
+    reachable = (*devices.interfaces, *devices.rdma_ports)
+    if reachable:
+        # Once two servers look like one machine, UCX would connect them over lo.
+        settings.append(("UCX_NET_DEVICES", ",".join(reachable)))
+    if not devices.rdma_ports and (ucx is None or ucx < SENDS_LARGE):
+        # Before, messages from 16 KiB on take the network. An RDMA device takes them well.
+        settings.append(("UCX_RNDV_THRESH", "inf"))
+    names = ",".join(name for name, _ in settings)
+    return (
+        *settings,
+        ("OMPI_MCA_pml", "ucx"),
+        ("OMPI_MCA_osc", "ucx"),
+        ("OMPI_MCA_pml_ucx_tls", "any"),
+        ("OMPI_MCA_pml_ucx_devices", "any"),
+        # Open MPI gives other servers its own variables, and those that are listed.
+        ("OMPI_MCA_mca_base_env_list", names),
+        ("OMPI_MCA_mca_base_env_list_delimiter", ","),
+    )
+
+
+def describe_small_part(part_bytes: int, cpus: int) -> str | None:
+    """The advice for a part with too little room for a process on each CPU; None: it has room.
+
+    :param cpus: of this machine.
+    """
+    room = max((part_bytes >> 20) - DIRECTORY_MIB, 0) // RANK_MIB
+    if room >= cpus:
+        return None
+    return (
+        f"The part of {part_bytes >> 20} MiB has room for {room} of {cpus} MPI processes: each "
+        f"takes up to {RANK_MIB} MiB. {' and '.join(SMALL_RANKS)} let each do with 0.3."
+    )
+
+
+def format_version(ucx: tuple[int, int]) -> str:
+    """A version of UCX, as users know it."""
+    return f"{ucx[0]}.{ucx[1]}"
+
+
+def format_environment(
+    settings: Sequence[tuple[str, str]], ucx: tuple[int, int] | None, hint: str | None = None
+) -> str:
+    """A file for shells, systemd and Docker: no value needs quotes, which Docker would keep.
+
+    :param hint: one line for its reader.
+    """
+    lines = [
+        "# Written by nova-hpc-guest install --shared-memory.",
+        "# For any UCX." if ucx is None else f"# For UCX {format_version(ucx)}.",
+        *([] if hint is None else [f"# {hint}"]),
+    ]
+    return "\n".join((*lines, *(f"{name}={value}" for name, value in settings), ""))

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Facts about a node's memory for segments that servers share, for ``nova-hpc doctor``."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from nova_hpc.tenancy.segments import segment_choice
+from nova_hpc_tools.doctor.checks_memory import SharedMemoryFacts
+
+
+def read_shared_memory_facts(
+    root: Path | None, nodes: Collection[int], nova: Any, has_dedicated: bool
+) -> SharedMemoryFacts:
+    """Read them; what cannot be read is not known.
+
+    :param root: where the host's files are; None: unknown.
+    :param nodes: the host's NUMA nodes.
+    :param nova: with groups ``[DEFAULT]`` and ``[hpc]``.
+    :param has_dedicated: ``[compute]cpu_dedicated_set`` is set.
+    """
+    values = tuple(nova.hpc.shared_memory_mb)
+    named = {int(value.partition(":")[0]) for value in values if ":" in value}
+    filesystem, room = (
+        (None, None) if root is None else _read_room(root, nova.hpc.shared_memory_dir)
+    )
+    return SharedMemoryFacts(
+        pools=segment_choice.read_pools(values, nodes),
+        folder=nova.hpc.shared_memory_dir,
+        reserved_mib=nova.reserved_host_memory_mb,
+        room=room,
+        filesystem=filesystem,
+        absent=tuple(sorted(named - set(nodes))) if nodes else (),
+        has_dedicated=has_dedicated,
+    )
+
+
+def _read_room(root: Path, folder: str) -> tuple[str | None, int | None]:
+    """Type and bytes of the file system of a directory, or of where it would be made."""
+    try:
+        lines = (root / "proc/self/mountinfo").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return None, None
+    best: tuple[int, str | None, int | None] = (0, None, None)
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        fields, words = before.split(), after.split()
+        if len(fields) < 5 or len(words) < 3:
+            continue
+        point = fields[4].rstrip("/")
+        if f"{folder}/".startswith(f"{point}/") and len(fields[4]) >= best[0]:
+            best = len(fields[4]), words[0], _size_option_of(words[2])
+    return best[1], best[2]
+
+
+def _size_option_of(options: str) -> int | None:
+    """Bytes of ``size=`` of a tmpfs, as the kernel shows it; None: half of memory, or no limit."""
+    for option in options.split(","):
+        name, _, value = option.partition("=")
+        if name == "size" and value.endswith("k") and value[:-1].isdecimal():
+            return int(value[:-1]) << 10
+    return None

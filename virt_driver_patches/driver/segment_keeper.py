@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The segments that there are on one node: read, counted, and put in order.
+
+Which domains there are says libvirt, and nothing else is kept: what a start has chosen is
+remembered until its domain runs, or does not. A file that no running domain names and no start
+waits for is removed; while libvirt does not answer, none is.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import attrs
+from nova import objects
+from oslo_log import log as logging
+
+from nova_hpc.tenancy.guest_domains import NodeGuestDomains
+from nova_hpc.tenancy.segments import segment_choice
+from nova_hpc.tenancy.segments.segment_choice import SegmentChoice, SegmentLack, SegmentState
+from nova_hpc.tenancy.segments.segment_file import FolderListing, SegmentError, SegmentFolder
+from nova_hpc.tenancy.segments.segment_record import SegmentFileName
+from virt_driver_patches import privileged
+
+LOG = logging.getLogger(__name__)
+
+
+@attrs.frozen
+class SegmentOutcome:
+    """What a server that starts gets, or why it gets nothing."""
+
+    choice: SegmentChoice | None = None
+    lack: SegmentLack | None = None
+
+    def told(self) -> dict[str, Any]:
+        """The same as the guest's document says it."""
+        if self.choice is not None:
+            shape = self.choice.name.shape
+            return {"bytes": shape.part_bytes, "part": self.choice.part, "parts": shape.parts}
+        return {"why": (self.lack or SegmentLack.UNKNOWN).value}
+
+
+@attrs.frozen
+class SegmentKeeper:
+    """The segments of one node."""
+
+    #: Reads the node's guest domains.
+    domains: Callable[[], NodeGuestDomains]
+    #: The host's NUMA nodes.
+    nodes: Callable[[], Collection[int]]
+    #: ``[hpc]shared_memory_dir``.
+    folder: SegmentFolder
+    #: ``[hpc]shared_memory_mb``.
+    values: tuple[str, ...]
+    #: The starts that are under way: server -> what it gets, or has while it restarts.
+    outcomes: dict[str, SegmentOutcome] = attrs.field(init=False, factory=dict, eq=False)
+    #: One choice, or one clearing up, at a time.
+    lock: threading.Lock = attrs.field(init=False, factory=threading.Lock, eq=False)
+    _said: dict[str, frozenset[str]] = attrs.field(init=False, factory=dict, eq=False)
+
+    @classmethod
+    def from_options(
+        cls,
+        conf: Any,
+        domains: Callable[[], NodeGuestDomains],
+        nodes: Callable[[], Collection[int]],
+    ) -> SegmentKeeper:
+        """As ``[hpc]`` says when the service starts."""
+        folder = SegmentFolder(Path(conf.hpc.shared_memory_dir), Path(conf.hpc.sysfs_root))
+        return cls(domains, nodes, folder, tuple(conf.hpc.shared_memory_mb))
+
+    @property
+    def path(self) -> PurePosixPath:
+        """The directory, as domains name it."""
+        return PurePosixPath(self.folder.path)
+
+    @property
+    def pools(self) -> dict[int, int]:
+        """NUMA node -> bytes for segments."""
+        return segment_choice.read_pools(self.values, self.nodes())
+
+    @property
+    def given(self) -> bool:
+        """Whether this node gives any."""
+        return any(int(value.rpartition(":")[2]) for value in self.values)
+
+    @property
+    def used(self) -> bool:
+        """Whether there may be any on this node."""
+        return self.given or os.path.lexists(self.path)
+
+    def _listing(self) -> FolderListing | None:
+        """The files; None: they cannot be relied on. Says what is not as it should be."""
+        try:
+            listing = self.folder.list_files()
+        except SegmentError as error:
+            self._say("files", [str(error)])
+            return None
+        self._say("files", listing.problems)
+        return listing
+
+    def _say(self, topic: str, texts: Collection[str]) -> None:
+        """Log what was not so the last time."""
+        for text in texts:
+            if text not in self._said.get(topic, ()):
+                LOG.error("Shared memory: %s", text)
+        self._said[topic] = frozenset(texts)
+
+    def read_state(
+        self, domains: NodeGuestDomains, instance: objects.Instance
+    ) -> SegmentState | None:
+        """The segments as they are; None: that is not known."""
+        if domains.unknown is not None:
+            LOG.error("No shared memory can be given: %s", domains.unknown, instance=instance)
+            return None
+        listing = self._listing()
+        if listing is None:
+            return None
+        taken, unclear = self._taken(domains)
+        damaged = listing.damaged & taken.keys()
+        names = listing.usable | damaged
+        return SegmentState(
+            taken={name: taken.get(name, {}) for name in names},
+            lost=frozenset(taken.keys() - names),
+            unclear=frozenset(unclear | damaged),
+            pools=self.pools,
+        )
+
+    def _taken(
+        self, domains: NodeGuestDomains
+    ) -> tuple[dict[SegmentFileName, dict[int, str]], set[SegmentFileName]]:
+        """File -> part -> server that runs with it or is about to; and files that are not clear."""
+        taken: dict[SegmentFileName, dict[int, str]] = {}
+        unclear = set()
+        for domain in domains.domains:
+            for use in domain.live.segments:
+                name = use.file_in(self.path)
+                if name is None:
+                    continue
+                parts = taken.setdefault(name, {})
+                if use.part is None or parts.setdefault(use.part, domain.uuid) != domain.uuid:
+                    unclear.add(name)
+        for server, outcome in list(self.outcomes.items()):
+            if outcome.choice is not None:
+                taken.setdefault(outcome.choice.name, {})[outcome.choice.part] = server
+        return taken, unclear
+
+    def find_former_choice(
+        self, instance: objects.Instance, domains: NodeGuestDomains
+    ) -> SegmentChoice | None:
+        """What the server's domain has, or had when it ran last."""
+        domain = domains.of(instance.uuid)
+        if domain is None:
+            return None
+        for use in (*domain.live.segments, *domain.following.segments):
+            name = use.file_in(self.path)
+            if name is not None and use.part is not None:
+                return SegmentChoice(name, use.part)
+        return None
+
+    def put_in_order(self) -> None:
+        """Remove what no running guest has, and write who has which part. Never raises."""
+        if not self.used:
+            return
+        try:
+            with self.lock:
+                domains = self.domains()
+                if domains.unknown is not None:
+                    LOG.warning("All shared memory is kept for now: %s", domains.unknown)
+                    return
+                listing = self._listing()
+                if listing is None:
+                    return
+                taken, unclear = self._taken(domains)
+                for name in sorted(listing.usable | listing.damaged):
+                    if name not in taken and name not in unclear:
+                        self._remove(name)
+                    elif name in listing.usable:
+                        self._write_members(name, taken.get(name, {}))
+                self._say_full(listing)
+        except Exception:
+            LOG.exception("Shared memory cannot be put in order")
+
+    def _remove(self, name: SegmentFileName) -> None:
+        try:
+            self.folder.remove_file(name)
+            LOG.info("The shared memory %s is given back: no running guest has it", name)
+        except SegmentError as error:
+            LOG.error("Shared memory that no guest has cannot be given back: %s", error)
+
+    def _write_members(self, name: SegmentFileName, servers: Mapping[int, str]) -> None:
+        """Write who has which part, for the people in the guests; nothing depends on it."""
+        try:
+            self.folder.write_members(name, servers)
+            return
+        except SegmentError as error:
+            reason = str(error)
+        if os.geteuid() != 0 and not self._said.get("members"):
+            # Libvirt has given the file to QEMU, and only root may write there now. A helper that
+            # is not set up is asked once: each try would start sudo.
+            try:
+                privileged.write_members_by_helper(name, servers)
+                return
+            except SegmentError as error:
+                reason = str(error)
+        text = f"guests are not told the names of the servers that they share with: {reason}"
+        self._say("members", [text])
+
+    def _say_full(self, listing: FolderListing) -> None:
+        """Say that there is more than there may be, after the option was lowered."""
+        pools = self.pools
+        state = SegmentState({name: {} for name in listing.usable | listing.damaged})
+        charges = {name.node: state.charge_of(name.node) for name in state.taken}
+        self._say(
+            "full",
+            [
+                f"segments take {charge >> 20} MiB of NUMA node {node}, and [hpc]shared_memory_mb "
+                f"gives {pools.get(node, 0) >> 20}: running servers keep theirs, and others get "
+                "none before some have ended"
+                for node, charge in sorted(charges.items())
+                if charge > pools.get(node, 0)
+            ],
+        )

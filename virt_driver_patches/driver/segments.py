@@ -1,0 +1,401 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Segments of shared memory around a server's start, and what is refused to those that have one.
+
+At a first start, or a move, a server gets a part or the reason why not; at a restart it gets its
+part again, since hardware must not change below a guest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import attrs
+from nova import objects
+from nova.objects import fields
+from nova.virt import hardware
+from oslo_log import log as logging
+
+from nova_hpc.from_nova import sharing_group
+from nova_hpc.guest_tree import Abi, TopologyMode
+from nova_hpc.placement import flavor as flavors
+from nova_hpc.placement.flavor import FlavorError, SharedMemoryWish
+from nova_hpc.placement.model import AffinityPolicy
+from nova_hpc.placement.segment_shape import SegmentShape, count_parts
+from nova_hpc.tenancy.guest_domains import DomainCondition
+from nova_hpc.tenancy.segments import segment_choice, segment_record
+from nova_hpc.tenancy.segments.segment_choice import (
+    LACK_TEXTS,
+    SegmentChoice,
+    SegmentLack,
+    SegmentRequest,
+)
+from nova_hpc.tenancy.segments.segment_file import SegmentError
+from nova_hpc.wire import stats
+from virt_driver_patches.domain import segment_device
+from virt_driver_patches.domain.guest_domain import GuestDomainXml
+from virt_driver_patches.driver import guest_topology
+from virt_driver_patches.driver.segment_keeper import SegmentKeeper, SegmentOutcome
+from virt_driver_patches.errors import ClaimRefused
+
+LOG = logging.getLogger(__name__)
+
+_GIVEN: Final = (
+    "The memory that the flavor's hpc:shared_memory asks for cannot be given on the host: "
+)
+_KEPT: Final = (
+    "The server has memory that it shares with its server group, which cannot be made again on "
+    "the host: "
+)
+_RESIZE: Final = " Or resize the server to a flavor without hpc:shared_memory."
+#: What is refused, and what does the same job.
+REFUSED: Final[Mapping[str, str]] = {
+    "suspend": "cannot be suspended: resumed, its guest would write old content over the memory of "
+    "the others. Shelve the server, or stop it, instead.",
+    "snapshot": "cannot be snapshot while it runs here: its guest would write old content over the "
+    "memory of the others. Stop the server before.",
+    "live-migration": "cannot be live-migrated: the memory stays on the host. Use cold migration.",
+    "resume": "cannot be resumed from its saved state: its guest would write old content over the "
+    "memory of the others. Hard reboot the server, which starts it without that state.",
+}
+
+
+@attrs.frozen
+class NodeSegments:
+    """The segments of one node."""
+
+    keeper: SegmentKeeper
+
+    def report(self, resources: dict[str, Any]) -> None:
+        """Put the files in order, and tell the scheduler whether servers can get any.
+
+        :param resources: Nova's answer of ``get_available_resource``, changed in place.
+        """
+        self.keeper.put_in_order()
+        if self.keeper.given:
+            resources["stats"][stats.SHARED_MEMORY_KEY] = "1"
+
+    # -- around a start ---------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def starting(self, instance: objects.Instance, anew: bool) -> Iterator[None]:
+        """Give a server its part, and hold that until its domain runs or has failed to.
+
+        :param anew: the server's hardware may become another, as at its first start and when
+            it moves; False: what it has it has to get again.
+        :raises ClaimRefused: for the server's user; nothing was made.
+        """
+        with self.keeper.lock:
+            outcome = self._decide(instance, anew)
+            former = self.keeper.outcomes.get(instance.uuid)
+            if outcome is not None:
+                self.keeper.outcomes[instance.uuid] = outcome
+        try:
+            if outcome is not None and outcome.choice is not None:
+                # Programs in the guest take a part without a name for one that nobody has.
+                self.keeper.put_in_order()
+            _record_segment(instance, outcome, anew)
+            yield
+        finally:
+            if outcome is not None:
+                self._end_start(instance, former)
+
+    @contextlib.contextmanager
+    def staying(self, instance: objects.Instance) -> Iterator[None]:
+        """Keep what a server has while its guest is between two lives of one domain."""
+        choice = None
+        if self.keeper.used and _recorded_shape_of(instance) is not None:
+            choice = self.keeper.find_former_choice(instance, self.keeper.domains())
+        with self._holding(instance, choice):
+            yield
+
+    @contextlib.contextmanager
+    def returning(self, instance: objects.Instance, xml: Callable[[], str]) -> Iterator[None]:
+        """Hold the part that a domain names which Nova has kept the text of.
+
+        :param xml: reads that text.
+        :raises ClaimRefused: somebody else has the part, or it cannot be made again.
+        """
+        choice = None
+        if _recorded_shape_of(instance) is not None:
+            with self.keeper.lock:
+                choice = self._take_named(instance, xml())
+        with self._holding(instance, choice):
+            yield
+
+    @contextlib.contextmanager
+    def _holding(self, instance: objects.Instance, choice: SegmentChoice | None) -> Iterator[None]:
+        former = self.keeper.outcomes.get(instance.uuid)
+        if choice is not None:
+            self.keeper.outcomes[instance.uuid] = SegmentOutcome(choice)
+        try:
+            yield
+        finally:
+            if choice is not None:
+                self._end_start(instance, former)
+
+    def _take_named(self, instance: objects.Instance, xml: str) -> SegmentChoice | None:
+        """The part that a text names, with its file there."""
+        uses = segment_record.read_segment_uses(GuestDomainXml(xml).root)
+        named = [(use.file_in(self.keeper.path), use.part) for use in uses]
+        choices = [SegmentChoice(name, part) for name, part in named if name and part is not None]
+        if not choices:
+            return None
+        (choice, *_) = choices
+        state = self.keeper.read_state(self.keeper.domains(), instance)
+        if state is None or choice.name in state.unclear:
+            raise ClaimRefused(_KEPT + LACK_TEXTS[SegmentLack.UNKNOWN])
+        if state.taken.get(choice.name, {}).get(choice.part, instance.uuid) != instance.uuid:
+            raise ClaimRefused(_KEPT + LACK_TEXTS[SegmentLack.PARTS])
+        try:
+            if choice.name not in state.taken:
+                self.keeper.folder.make_file(choice.name)
+        except SegmentError as error:
+            LOG.error("%s", error, instance=instance)
+            raise ClaimRefused(_KEPT + LACK_TEXTS[SegmentLack.MEMORY]) from error
+        return choice
+
+    def _end_start(self, instance: objects.Instance, former: SegmentOutcome | None) -> None:
+        if former is None:
+            self.keeper.outcomes.pop(instance.uuid, None)
+            self.keeper.put_in_order()
+        else:
+            self.keeper.outcomes[instance.uuid] = former
+
+    def check_restart(self, instance: objects.Instance) -> None:
+        """Refuse the restart of a server that would not get its part again. Nothing is made.
+
+        :raises ClaimRefused: for the server's user.
+        """
+        shape = _recorded_shape_of(instance)
+        if shape is not None:
+            with self.keeper.lock:
+                self._choose_again(instance, shape)
+
+    def _decide(self, instance: objects.Instance, anew: bool) -> SegmentOutcome | None:
+        if anew:
+            wish = _read_wish(instance)
+            return None if wish is None else self._give(instance, wish)
+        recorded = _recorded_shape_of(instance)
+        if recorded is not None:
+            choice = self._choose_again(instance, recorded)
+            try:
+                self._make(choice)
+            except SegmentError as error:
+                LOG.error("%s", error, instance=instance)
+                text = LACK_TEXTS[SegmentLack.MEMORY]
+                raise ClaimRefused(f"{_KEPT}{text}{_RESIZE}") from error
+            return SegmentOutcome(choice)
+        if flavors.SHARED_MEMORY in (instance.flavor.extra_specs or {}):
+            return SegmentOutcome(lack=SegmentLack.BEFORE)
+        return None
+
+    def _give(self, instance: objects.Instance, wish: SharedMemoryWish) -> SegmentOutcome:
+        chosen = self._choose_first(instance, wish)
+        if isinstance(chosen, SegmentChoice):
+            try:
+                self._make(chosen)
+            except SegmentError as error:
+                LOG.error("%s", error, instance=instance)
+                chosen = SegmentLack.MEMORY
+        if isinstance(chosen, SegmentChoice):
+            LOG.info(
+                "It has part %d of the shared memory %s",
+                chosen.part,
+                chosen.name,
+                instance=instance,
+            )
+            return SegmentOutcome(chosen)
+        if wish.policy is AffinityPolicy.REQUIRED:
+            raise ClaimRefused(_GIVEN + LACK_TEXTS[chosen])
+        LOG.warning("It has no shared memory here: %s", chosen.value, instance=instance)
+        return SegmentOutcome(lack=chosen)
+
+    def _choose_first(
+        self, instance: objects.Instance, wish: SharedMemoryWish
+    ) -> SegmentChoice | SegmentLack:
+        if not self.keeper.given:
+            return SegmentLack.OFF
+        if hardware.get_mem_encryption_constraint(instance.flavor, instance.image_meta):
+            return SegmentLack.ENCRYPTED
+        group = sharing_group.find_sharing_group(instance)
+        if group.uuid is None:
+            return SegmentLack.UNKNOWN if group.unknown else SegmentLack.GROUP
+        domains = self.keeper.domains()
+        state = self.keeper.read_state(domains, instance)
+        if state is None:
+            return SegmentLack.UNKNOWN
+        shape = wished_shape_of(instance, instance.flavor.extra_specs)
+        assert shape is not None
+        node = instance.numa_topology.cells[0].id
+        request = SegmentRequest(instance.uuid, group.uuid, shape, node)
+        former = self.keeper.find_former_choice(instance, domains)
+        return segment_choice.choose_segment(request, state, former)
+
+    def _choose_again(self, instance: objects.Instance, shape: SegmentShape) -> SegmentChoice:
+        """Choose for a server whose hardware stays as it is.
+
+        One that is in no group any more gets memory of its own, which nobody shares. Where Nova
+        does not say, a segment that the server was a member of it stays a member of: nobody can
+        join a group from outside, and a server does not change its group.
+        """
+        domains = self.keeper.domains()
+        state = self.keeper.read_state(domains, instance)
+        if state is None:
+            raise ClaimRefused(_KEPT + LACK_TEXTS[SegmentLack.UNKNOWN])
+        former = self.keeper.find_former_choice(instance, domains)
+        group = sharing_group.find_sharing_group(instance)
+        owner = group.uuid or instance.uuid
+        if group.unknown and former is not None:
+            owner = former.name.owner
+        topology = instance.numa_topology
+        node = topology.cells[0].id if topology is not None else 0
+        request = SegmentRequest(instance.uuid, owner, shape, node, exact=True)
+        chosen = segment_choice.choose_segment(request, state, former)
+        if chosen in (SegmentLack.SIZE, SegmentLack.PARTS):
+            # With memory of its own it starts all the same.
+            own = attrs.evolve(request, owner=instance.uuid)
+            chosen = segment_choice.choose_segment(own, state, former)
+        if isinstance(chosen, SegmentLack):
+            raise ClaimRefused(f"{_KEPT}{LACK_TEXTS[chosen]}{_RESIZE}")
+        return chosen
+
+    def _make(self, choice: SegmentChoice) -> None:
+        """Make the file of a choice, if it is not there.
+
+        :raises SegmentError: it cannot be made.
+        """
+        if choice.new:
+            self.keeper.folder.make_file(choice.name)
+
+    def check_saved_state(self, instance: objects.Instance) -> None:
+        """Refuse the start of a server whose guest is saved, when its host boots.
+
+        Nova suspends no guest that shares memory; libvirt-guests saves all when the host goes
+        down. Started from there it would harm the others, and a start without would lose what
+        is in it: that is for its user to decide.
+
+        :raises ClaimRefused: for the server's user; nothing was changed.
+        """
+        if not self.keeper.used:
+            return
+        domain = self.keeper.domains().of(instance.uuid)
+        if domain is None or domain.condition is not DomainCondition.SAVED:
+            return
+        files = [use.file_in(self.keeper.path) for use in domain.following.segments]
+        if any(files) or _recorded_shape_of(instance) is not None:
+            raise ClaimRefused(f"A server that shares memory {REFUSED['resume']}")
+
+    # -- the domain ---------------------------------------------------------------------
+
+    def is_starting(self, instance: objects.Instance) -> bool:
+        """Whether the guest of a server gets a part, or is told why not."""
+        return instance.uuid in self.keeper.outcomes or _recorded_shape_of(instance) is not None
+
+    def add_to(self, domain: GuestDomainXml, instance: objects.Instance) -> dict[str, Any] | None:
+        """Give the guest what its start has chosen; what the guest is told of it.
+
+        :returns: None: it has asked for nothing.
+        :raises ClaimRefused: the guest cannot have it.
+        """
+        outcome = self.keeper.outcomes.get(instance.uuid)
+        if outcome is None:
+            if _recorded_shape_of(instance) is not None:
+                raise ClaimRefused(_KEPT + "it was not asked for it. Hard reboot the server.")
+            return None
+        if outcome.choice is not None:
+            name = outcome.choice.name
+            try:
+                segment_device.add_segment_device(
+                    domain,
+                    f"{self.keeper.path}/{name}",
+                    name.shape.file_bytes,
+                    outcome.choice.part,
+                )
+            except segment_device.SegmentDeviceError as error:
+                raise ClaimRefused(f"{_GIVEN}{error}.") from error
+        return outcome.told()
+
+    # -- what is refused ----------------------------------------------------------------
+
+    def check_allowed(
+        self, action: str, instance: objects.Instance, find_guest: Callable[[], Any]
+    ) -> None:
+        """Refuse what would save or move a guest's memory while others share it.
+
+        :param action: a key of :data:`REFUSED`.
+        :param find_guest: finds Nova's ``Guest`` of the server.
+        :raises ClaimRefused: for the server's user.
+        """
+        is_sharing = _recorded_shape_of(instance) is not None or (
+            self.keeper.used
+            and segment_device.has_segment_device(GuestDomainXml(find_guest().get_xml_desc()))
+        )
+        if is_sharing:
+            raise ClaimRefused(f"A server that shares memory {REFUSED[action]}")
+
+
+def wished_shape_of(instance: objects.Instance, specs: Mapping[str, str]) -> SegmentShape | None:
+    """The largest segment that a server with a flavor of these *specs* may get here."""
+    try:
+        wish = flavors.read_shared_memory(specs)
+    except FlavorError:
+        return None  # it is refused when the server starts
+    if wish is None:
+        return None
+    dedicated = len(hardware.get_cpu_dedicated_set() or ())
+    return SegmentShape(wish.mib, count_parts(dedicated, instance.flavor.vcpus))
+
+
+def _recorded_shape_of(instance: objects.Instance) -> SegmentShape | None:
+    """The segment that the server's hardware has.
+
+    :raises ClaimRefused: its record is not to be read.
+    """
+    abi = guest_topology.load_stored_abi(instance)
+    return None if abi is None else abi.segment
+
+
+def _read_wish(instance: objects.Instance) -> SharedMemoryWish | None:
+    """The flavor's wish, once its rules hold.
+
+    :raises ClaimRefused: one does not.
+    """
+    specs = instance.flavor.extra_specs or {}
+    try:
+        wish = flavors.read_shared_memory(specs, instance.flavor.memory_mb)
+    except FlavorError as error:
+        raise ClaimRefused(f"The flavor cannot be used: {error}.") from error
+    if wish is not None and not _has_dedicated_cpus(instance):
+        raise ClaimRefused(
+            "The flavor cannot be used: hpc:shared_memory needs CPUs of the server's own, since "
+            "who waits in shared memory keeps a CPU busy; set hw:cpu_policy=dedicated in the "
+            "flavor, or remove the key."
+        )
+    return wish
+
+
+def _has_dedicated_cpus(instance: objects.Instance) -> bool:
+    topology = instance.numa_topology
+    cells = topology.cells if topology is not None else ()
+    return bool(cells) and all(
+        cell.cpu_policy == fields.CPUAllocationPolicy.DEDICATED for cell in cells
+    )
+
+
+def _record_segment(instance: objects.Instance, outcome: SegmentOutcome | None, anew: bool) -> None:
+    """Keep with the server what its hardware has; Nova saves it together with its state."""
+    if not anew:
+        return
+    abi = guest_topology.load_stored_abi(instance)
+    if outcome is not None and outcome.choice is not None:
+        shape = outcome.choice.name.shape
+        abi = attrs.evolve(abi or Abi(mode=TopologyMode.FLAT), segment=shape)
+    elif abi is None or abi.segment is None:
+        return
+    elif flavors.has_hpc_keys(instance.flavor.extra_specs or {}):
+        abi = attrs.evolve(abi, segment=None)
+    else:
+        abi = None
+    guest_topology.record_guest_abi(instance, abi)
