@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``gpu run``: a job with the engine's environment, which ends when its share is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess  # nosec B404
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from .lifeline import is_cut
+
+#: EX_TEMPFAIL of sysexits.h: try it again when there is a share.
+GONE: Final = 75
+#: Seconds that a job has to end by itself.
+_GRACE: Final = 5.0
+_TICK: Final = 0.2
+#: Seconds in which a share is seen to be gone whose engine's client has just failed for that.
+_LAST_LOOK: Final = 2.0
+_PASSED_ON: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_NOT_FOUND: Final = 127
+_NOT_RUN: Final = 126
+
+
+def run_job(
+    command: Sequence[str], environment: Mapping[str, str], line: socket.socket, share: str
+) -> int:
+    """Run the job; its own status, or 75 if the share went away.
+
+    :param line: the lifeline.
+    :param share: what the share is called in the sentence.
+    """
+    begun: list[int] = []
+    early: list[int] = []
+
+    def pass_on(number: int, _: object) -> None:
+        if begun:
+            _signal_group(begun[0], number)
+        else:
+            early.append(number)
+
+    # Before the job begins: one that has begun and whose command was ended alone would go on.
+    for number in _PASSED_ON:
+        signal.signal(number, pass_on)
+    try:
+        # Its own group, so that all of it can be ended; what leaves the group is its own.
+        job = subprocess.Popen(  # nosec B603
+            list(command), env={**os.environ, **environment}, preexec_fn=os.setpgrp
+        )
+    except OSError as error:
+        print(f"nova-hpc-guest: {command[0]!a}: {error.strerror}", file=sys.stderr)
+        return _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_RUN
+    _give_terminal(os.getpgrp(), job.pid)
+    begun.append(job.pid)
+    for told in early:
+        _signal_group(job.pid, told)
+    try:
+        while job.poll() is None:
+            ready, _, _ = select.select([line], [], [], _TICK)
+            if ready and is_cut(line):
+                # A job that has just ended by itself has its own status.
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    if job.wait(_TICK) == 0:
+                        return 0
+                _end_group(job)
+                return _tell_gone(share)
+        if job.returncode and _is_cut_soon(line):
+            # An engine's client that loses its server may fail before this command sees it.
+            return _tell_gone(share)
+        return _status_of(job.returncode)
+    finally:
+        _give_terminal(job.pid, os.getpgrp())
+
+
+def _is_cut_soon(line: socket.socket) -> bool:
+    ready, _, _ = select.select([line], [], [], _LAST_LOOK)
+    return bool(ready) and is_cut(line)
+
+
+def _tell_gone(share: str) -> int:
+    print(
+        f"nova-hpc-guest: share {share} is gone or was detached: the job has ended; "
+        "see openstack hpc gpu share list",
+        file=sys.stderr,
+    )
+    return GONE
+
+
+def _status_of(returned: int) -> int:
+    return returned if returned >= 0 else 128 - returned
+
+
+def _signal_group(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+def _end_group(job: subprocess.Popen[bytes]) -> None:
+    _signal_group(job.pid, signal.SIGTERM)
+    end = time.monotonic() + _GRACE
+    while job.poll() is None and time.monotonic() < end:
+        time.sleep(_TICK)
+    # Also those whose leader has ended.
+    _signal_group(job.pid, signal.SIGKILL)
+    job.wait()
+
+
+def _give_terminal(reads: int, follows: int) -> None:
+    """Let another group read the terminal, if there is one and this group reads it now."""
+    with contextlib.suppress(OSError, ValueError):
+        if os.isatty(0) and os.tcgetpgrp(0) == reads:
+            before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+            try:
+                os.tcsetpgrp(0, follows)
+            finally:
+                signal.signal(signal.SIGTTOU, before)

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nova's metadata service: this server's own id and metadata.
+
+A config drive never changes, so it is not asked. Nova keeps an answer for 15 seconds.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+from typing import Final, NamedTuple
+
+from .records import UUID
+
+URL: Final = "http://169.254.169.254/openstack/latest/meta_data.json"
+#: Seconds between two looks. With Nova's 15, what changes is known within 30.
+INTERVAL: Final = 10.0
+_TIMEOUT: Final = 5.0
+_LONGEST: Final = 1 << 20
+
+
+class ServiceError(Exception):
+    """The service does not answer, or with something else: what it would say is unknown."""
+
+
+class OwnMetadata(NamedTuple):
+    """What the service says of this server."""
+
+    id: str
+    items: dict[str, str]
+
+
+def read_own_metadata(url: str = URL) -> OwnMetadata:
+    """Ask the service.
+
+    :raises ServiceError: unknown; what was known before stays true.
+    """
+    # No proxy of the environment may see or answer this.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=_TIMEOUT) as answer:
+            data = answer.read(_LONGEST + 1)
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise ServiceError(f"the metadata service does not answer: {error}") from error
+    if len(data) > _LONGEST:
+        raise ServiceError("the metadata service answers without an end")
+    return parse_own_metadata(data)
+
+
+def parse_own_metadata(data: bytes) -> OwnMetadata:
+    """Read the service's answer.
+
+    :raises ServiceError: it is not what Nova answers.
+    """
+    try:
+        document = json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ServiceError("the metadata service answers what is not JSON") from error
+    own = document.get("uuid") if isinstance(document, dict) else None
+    items = document.get("meta", {}) if isinstance(document, dict) else None
+    if not isinstance(own, str) or not UUID.fullmatch(own) or not isinstance(items, dict):
+        raise ServiceError("the metadata service answers what is no server's metadata")
+    return OwnMetadata(own, {key: text for key, text in items.items() if isinstance(text, str)})

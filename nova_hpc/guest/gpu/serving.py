@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``gpu serve``: on the GPU server, a unit for each slot in its metadata, and none for others."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from ..files import Root
+from . import port_rule, records, tunnel, units
+from .engines import Engine, fill_environment, find_release, load_engine
+from .records import GpuShare, GpuSlot, RecordError
+from .system import ProgramError, Programs
+from .units import SlotUnit
+
+#: MIG slices, one a line, of which each slot gets one; no file: the whole GPU for all.
+SLICES: Final = "/etc/nova-hpc/gpu-slices"
+#: The user of engines has no home, and PoCL without a place for its cache has no device: it takes
+#: the unit's own temporary folder.
+_ENVIRONMENT: Final = {"HOME": "/tmp"}  # nosec B108
+_SLICE: Final = re.compile(r"MIG-[A-Za-z0-9/-]{1,80}", re.ASCII)
+
+
+class ServedSlot(NamedTuple):
+    """A slot that the share serves."""
+
+    client: str
+    slot: GpuSlot
+    #: MiB; 0: no limit.
+    memory: int
+
+    @property
+    def peer(self) -> str:
+        """The address from which its client comes."""
+        return port_rule.inside_address_of(self.slot.port) if self.slot.key else self.slot.address
+
+
+class SlotPlan(NamedTuple):
+    """What a share does with the slots in its metadata."""
+
+    served: tuple[ServedSlot, ...] = ()
+    #: Why a slot is not served, one sentence each.
+    refused: tuple[str, ...] = ()
+    #: Clients whose slots stay as they are: their records cannot be read.
+    unknown: frozenset[str] = frozenset()
+
+
+def plan_slots(share: GpuShare, items: Mapping[str, str], memory: int = 0) -> SlotPlan:
+    """Which slots are served.
+
+    :param items: the GPU server's metadata.
+    :param memory: MiB of the GPU; 0: not known.
+    """
+    found: list[tuple[int, str, GpuSlot]] = []
+    refused: list[str] = []
+    unknown = set()
+    for key, text in items.items():
+        client = records.client_of_key(key)
+        if client is None:
+            continue
+        try:
+            slot = records.read_slot(text)
+        except RecordError as error:
+            refused.append(f"slot of server {client}: {error}")
+            unknown.add(client)
+            continue
+        found.append((slot.since, client, slot))
+    served: list[ServedSlot] = []
+    ports: dict[int, str] = {}
+    keys: dict[str, str] = {}
+    given = 0
+    for _, client, slot in sorted(found):
+        limit = slot.memory or share.memory
+        if slot.port != port_rule.port_of_address(slot.address):
+            why = f"port {slot.port} is not the one of address {slot.address}"
+        elif slot.port in ports:
+            why = f"port {slot.port} is already that of server {ports[slot.port]}"
+        elif share.encrypted and not slot.key:
+            why = "the share is encrypted, and the slot has no key"
+        elif slot.key and slot.key in keys:
+            why = f"its key is already that of server {keys[slot.key]}"
+        elif len(served) >= share.slots:
+            why = f"the share has {share.slots} slots, and all are taken"
+        elif memory and limit and given + limit > memory:
+            why = f"{limit} MiB are more than what is left of the GPU's {memory}"
+        else:
+            served.append(ServedSlot(client, slot, limit))
+            ports[slot.port] = client
+            given += limit
+            if slot.key:
+                keys[slot.key] = client
+            continue
+        refused.append(f"slot of server {client}: {why}")
+    return SlotPlan(tuple(served), tuple(refused), frozenset(unknown))
+
+
+def read_slices(root: Root) -> list[str]:
+    """The MIG slices of this GPU server, as its operator listed them."""
+    lines = (root.read_own(SLICES) or b"").decode("ascii", "replace").splitlines()
+    return [line.strip() for line in lines if _SLICE.fullmatch(line.strip())]
+
+
+def choose_slices(
+    slices: Sequence[str], clients: Sequence[str], held: Mapping[str, str]
+) -> dict[str, str]:
+    """A slice for each client, the one that it has before all others.
+
+    :param held: client -> the slice in its unit.
+    """
+    kept = {client: held[client] for client in clients if held.get(client) in slices}
+    free = iter([one for one in slices if one not in kept.values()])
+    chosen = dict(kept)
+    for client in clients:
+        if client not in chosen:
+            one = next(free, None)
+            if one is not None:
+                chosen[client] = one
+    return chosen
+
+
+def build_unit(
+    served: ServedSlot, engine: Engine, release: str, bind: str, program: Sequence[str], mig: str
+) -> SlotUnit:
+    """The unit of a slot.
+
+    :param bind: the share's address towards this client.
+    :param program: how this command is called.
+    :param mig: its MIG slice; empty: none.
+    """
+    port = served.slot.port
+    fields: dict[str, object] = {"bind": bind, "port": port}
+    environment = {**_ENVIRONMENT, **fill_environment(engine.server_environment, **fields)}
+    if served.memory:
+        environment.update(fill_environment(engine.memory_environment, mib=served.memory))
+    if mig:
+        environment["CUDA_VISIBLE_DEVICES"] = mig
+    command = (
+        *(*program, "gpu", "slot", "--client", served.client, "--peer", served.peer),
+        *("--bind", bind, "--port", str(port), "--engine", engine.name, "--release", release),
+        "--",
+        *(word.format(**fields) for word in engine.server),
+    )
+    return SlotUnit(served.client, served.peer, engine.user, command, environment, engine.devices)
+
+
+def find_own_address(peer: str) -> str:
+    """This machine's address on the way to another one; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+        way.connect((peer, 9))
+        return str(way.getsockname()[0])
+
+
+def serve_once(
+    root: Root, programs: Programs, items: Mapping[str, str], memory: int, private_key: str
+) -> list[str]:
+    """Bring the units to what the metadata says; lines that say what is not served, and why.
+
+    :param items: this server's metadata.
+    :param memory: MiB of the GPU; 0: not known.
+    :param private_key: path of the tunnel's key; empty: it can have none.
+    """
+    names = root.names(units.FOLDER)
+    there = {client for client in map(units.client_of_unit, names) if client is not None}
+    slots = {client for client in map(records.client_of_key, items) if client is not None}
+    if records.SHARE_KEY not in items:
+        _end_slots(root, programs, there)
+        if records.CLIENT_KEY not in items:
+            tunnel.take_down(programs)
+        return []
+    try:
+        share = records.read_share(items[records.SHARE_KEY])
+        engine = load_engine(root, share.engine)
+        release = find_release(root, engine)
+    except ValueError as error:
+        # What the share is to be is unknown: nothing new begins, and what was taken away ends.
+        _end_slots(root, programs, there - slots)
+        return [str(error)]
+    plan = plan_slots(share, items, memory)
+    problems = list(plan.refused)
+    wanted, cut_off, more = _build_wanted(root, plan, engine, release, programs.own)
+    problems += more
+    peers = [
+        (served.slot.key, served.peer, served.slot.address)
+        for served in plan.served
+        if served.slot.key and served.client in wanted
+    ]
+    if share.encrypted or peers:
+        problems += tunnel.set_up(
+            programs, private_key, port_rule.SHARE_INSIDE, port_rule.TUNNEL_PORT, peers
+        )
+    _end_slots(root, programs, there - wanted.keys() - cut_off - plan.unknown)
+    for client, text in sorted(wanted.items()):
+        try:
+            changed = root.write(f"{units.FOLDER}/{units.unit_name_of(client)}", text.encode())
+            if changed:
+                programs.run("systemctl", "daemon-reload")
+            programs.run("systemctl", "restart" if changed else "start", units.unit_name_of(client))
+        except ProgramError as error:
+            problems.append(f"slot of server {client}: {error}")
+    return problems
+
+
+def _build_wanted(
+    root: Root, plan: SlotPlan, engine: Engine, release: str, program: Sequence[str]
+) -> tuple[dict[str, str], set[str], list[str]]:
+    """Texts of units by their clients, clients to whom there is no way now, and problems."""
+    clients = [served.client for served in plan.served]
+    slices, held, problems = read_slices(root), {}, []
+    for client in clients:
+        text = root.text(f"{units.FOLDER}/{units.unit_name_of(client)}") or ""
+        held[client] = units.slice_in_unit(text)
+    chosen = choose_slices(slices, clients, held)
+    wanted, cut_off = {}, set()
+    for served in plan.served:
+        if slices and served.client not in chosen:
+            problems.append(f"slot of server {served.client}: {SLICES} has no slice left for it")
+            continue
+        try:
+            bind = port_rule.SHARE_INSIDE if served.slot.key else find_own_address(served.peer)
+        except OSError as error:
+            # Its jobs may outlast a network that is away for seconds.
+            cut_off.add(served.client)
+            problems.append(f"slot of server {served.client}: no way to {served.peer}: {error}")
+            continue
+        mig = chosen.get(served.client, "")
+        unit = build_unit(served, engine, release, bind, program, mig)
+        wanted[served.client] = units.format_unit(unit)
+    return wanted, cut_off, problems
+
+
+def _end_slots(root: Root, programs: Programs, clients: Sequence[str] | set[str]) -> None:
+    """End slots; the file of one that cannot be ended stays, so that the next round tries again."""
+    for client in sorted(clients):
+        name = units.unit_name_of(client)
+        try:
+            programs.run("systemctl", "stop", name)
+        except ProgramError:
+            continue
+        root.remove(f"{units.FOLDER}/{name}")
+    if clients:
+        programs.try_run("systemctl", "daemon-reload")

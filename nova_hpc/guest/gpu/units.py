@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The systemd units of slots: one engine process of its own for each client.
+
+They lie below ``/run``, so none is older than the boot. A unit has no privileges, and the kernel
+drops every packet that is not its client's: both engines open ports on all addresses.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from .records import UUID
+
+FOLDER: Final = "/run/systemd/system"
+_NAME: Final = re.compile(rf"nova-hpc-gpu@({UUID.pattern})\.service", re.ASCII)
+_SLICE: Final = re.compile(r'^Environment="CUDA_VISIBLE_DEVICES=([^"]*)"$', re.MULTILINE)
+
+
+class SlotUnit(NamedTuple):
+    """What a slot's unit is made of; all texts were checked before."""
+
+    client: str
+    #: The one address that may connect.
+    peer: str
+    user: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str] = {}
+    devices: tuple[str, ...] = ()
+
+
+def unit_name_of(client: str) -> str:
+    """The unit of this client's slot."""
+    return f"nova-hpc-gpu@{client}.service"
+
+
+def client_of_unit(name: str) -> str | None:
+    """The client whose slot this unit is; None: it is no slot's."""
+    match = _NAME.fullmatch(name)
+    return match[1] if match else None
+
+
+def slice_in_unit(text: str) -> str:
+    """The MIG slice that a unit has; empty: none."""
+    match = _SLICE.search(text)
+    return match[1] if match else ""
+
+
+def format_unit(unit: SlotUnit) -> str:
+    """The text of the unit."""
+    lines = [
+        "# Written by nova-hpc-guest gpu serve; it goes with the slot.",
+        "[Unit]",
+        f"Description=Slot of server {unit.client} on this shared GPU",
+        "[Service]",
+        "Type=exec",
+        f"User={unit.user}",
+        *(
+            f"Environment={_quote_word(f'{key}={value}')}"
+            for key, value in sorted(unit.environment.items())
+        ),
+        f"ExecStart={' '.join(_quote_word(word, command=True) for word in unit.command)}",
+        # Both engines' sessions live in processes of their own: all end together.
+        "KillMode=control-group",
+        "TimeoutStopSec=5",
+        "IPAddressDeny=any",
+        f"IPAddressAllow={unit.peer}",
+        "PrivateTmp=yes",
+        "NoNewPrivileges=yes",
+        "CapabilityBoundingSet=",
+        "ProtectSystem=strict",
+        "ProtectHome=yes",
+        "ProtectControlGroups=yes",
+        "ProtectKernelModules=yes",
+        "ProtectKernelTunables=yes",
+        "LockPersonality=yes",
+        "RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX",
+        "RestrictSUIDSGID=yes",
+        "DevicePolicy=closed",
+        *(f"DeviceAllow={device} rw" for device in unit.devices),
+    ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _quote_word(text: str, command: bool = False) -> str:
+    """A word as systemd reads it (systemd.syntax(7)), whatever it contains."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    return f'"{escaped.replace("$", "$$") if command else escaped}"'
+
+
+def split_units(names: Sequence[str], wanted: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """Which slots end, and which are wanted, by the names of files and the wanted units' texts."""
+    there = {client for client in map(client_of_unit, names) if client is not None}
+    return sorted(there - wanted.keys()), sorted(wanted)

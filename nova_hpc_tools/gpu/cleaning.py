@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What deleted servers leave of a share, and taking it back.
+
+Any user of the project does it with the next command that changes something. A server counts as
+deleted only once Nova says of this very id that there is none: a list may be older than a slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import attrs
+
+from nova_hpc.guest.gpu import records
+from nova_hpc.outside.text import printable_text
+from nova_hpc_tools.cluster.life_cycle.run import Pace
+from nova_hpc_tools.gpu.cloud import ProjectView, ShareCloud, ask_again
+from nova_hpc_tools.gpu.model import GpuPort, SharedGpu, ShareSlot
+from nova_hpc_tools.gpu.refusals import ShareError
+
+#: Times that a port's groups are changed which others change, too.
+_TRIES: Final = 5
+
+
+@attrs.frozen
+class ShareLeftover:
+    """Something that a deleted server left.
+
+    :ivar text: what it is, for people.
+    :ivar server: the deleted server.
+    """
+
+    text: str
+    server: str
+    share: SharedGpu
+    slot: ShareSlot | None = None
+
+
+def find_leftovers(view: ProjectView) -> Iterator[ShareLeftover]:
+    """Everything that a server left which this look does not have."""
+    for share in view.shares:
+        name = printable_text(share.name)
+        if share.server is None:
+            yield ShareLeftover(f"what was share {share.id}", share.id, share)
+            continue
+        for slot in share.slots:
+            if slot.client is None and slot.is_taken:
+                text = f"slot of share {name} for server {slot.client_id}"
+                yield ShareLeftover(text, slot.client_id, share, slot)
+
+
+def clean_leftovers(cloud: ShareCloud, view: ProjectView, pace: Pace) -> list[str]:
+    """Take back what deleted servers left; lines that say what.
+
+    What cannot be taken back now stays named by ``list``, and keeps nobody from other work: Nova
+    changes nothing of a share that is shelved or locked.
+    """
+    cleaned = []
+    for leftover in find_leftovers(view):
+        try:
+            if _take_back(cloud, view, leftover, pace):
+                cleaned.append(f"took back {leftover.text}")
+        except ShareError as error:
+            cleaned.append(f"could not take back {leftover.text}: {error}")
+    return cleaned
+
+
+def _take_back(cloud: ShareCloud, view: ProjectView, leftover: ShareLeftover, pace: Pace) -> bool:
+    owner = view.servers.get(leftover.server)
+    if owner is None and not ask_again(pace, cloud.is_gone, leftover.server):
+        return False
+    if leftover.slot is not None:
+        key = records.slot_key_of(leftover.slot.client_id)
+        ask_again(pace, cloud.delete_item, leftover.share.id, key)
+    else:
+        end_share_remains(cloud, view, leftover.share, pace)
+    return True
+
+
+def end_share_remains(cloud: ShareCloud, view: ProjectView, share: SharedGpu, pace: Pace) -> None:
+    """Take back the clients' records, their way in, and the security groups of a share.
+
+    :raises ShareError: the cloud refuses, or does not answer.
+    """
+    ids = {group.id for group in share.groups}
+    for slot in share.slots:
+        if slot.client is not None and slot.points:
+            client = slot.client.id
+            ask_again(pace, cloud.delete_item, client, records.CLIENT_KEY)
+    for port in view.ports:
+        if ids & set(port.groups):
+            change_port_groups(cloud, port.id, pace, take=frozenset(ids))
+    # Its own names the clients', which cannot go before it.
+    for group in sorted(share.groups, key=lambda group: group.is_clients):
+        ask_again(pace, cloud.delete_security_group, group.id)
+
+
+def change_port_groups(
+    cloud: ShareCloud,
+    port_id: str,
+    pace: Pace,
+    add: frozenset[str] = frozenset(),
+    take: frozenset[str] = frozenset(),
+) -> None:
+    """Put a port into groups or take it out; what others change of it at that moment stays.
+
+    :raises ShareError: the cloud refuses, or the port changes all the time.
+    """
+    for _ in range(_TRIES):
+        port = _find_port(cloud, port_id, pace)
+        if port is None:
+            return
+        groups = [group for group in port.groups if group not in take]
+        groups += sorted(add - set(groups))
+        if tuple(groups) == port.groups:
+            return
+        if ask_again(pace, cloud.set_port_groups, port, groups):
+            return
+    raise ShareError(f"port {port_id} is changed by others all the time: try again")
+
+
+def _find_port(cloud: ShareCloud, port_id: str, pace: Pace) -> GpuPort | None:
+    view = ask_again(pace, cloud.look)
+    return next((port for port in view.ports if port.id == port_id), None)
