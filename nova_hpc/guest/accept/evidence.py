@@ -18,9 +18,12 @@ from .probes import PROBE_OF, Probe
 from .ratio import LEVEL, SLOW, Ratio, compare_groups, compare_pairs, judge_ratio
 from .sample import Reading, Sample
 
-#: A row's baseline is another machine, in turns with this one; or runs of a file.
+#: A row's baseline is another machine, in turns with this one; runs of a file; or what the other
+#: members of a cluster gave.
 BESIDE: Final = "beside"
 FILE: Final = "file"
+REST: Final = "rest"
+_OTHERS: Final = (BESIDE, FILE, REST)
 _LEAST_SENT: Final = 40_000
 _SHARES: Final = ("own", "others", "steal", "waited", "watched", "throttled")
 #: What is taken from a probe; a machine that is its own baseline should lose none of it.
@@ -150,7 +153,7 @@ def gather_evidence(
     for name in names:
         old = [sample.readings[name] for sample in base if name in sample.readings]
         new = [sample.readings[name] for sample in test if name in sample.readings]
-        own = rows[name].against not in (BESIDE, FILE)
+        own = rows[name].against not in _OTHERS
         cpus = (
             _count_cpus(name, base[-1].facts if base else None),
             _count_cpus(name, test[-1].facts),

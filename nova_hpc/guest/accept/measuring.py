@@ -11,12 +11,11 @@ import contextlib
 import os
 import pkgutil
 import shutil
-import socket
+import subprocess
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from ..document import GuestDocument
 from ..files import Root
@@ -26,9 +25,9 @@ from . import readings
 from .counters import Counters, read_counters, share_counters
 from .facts import GuestFacts
 from .probes import DIAGNOSIS, DIAGNOSIS_LIMIT, PROBE_OF, PROBES, TOOL_OF, Probe
-from .sample import Reading, Sample
+from .sample import AcceptanceError, Reading, Sample
 from .toolbox import Toolbox, find_tools
-from .tools import ToolRun, run_tool, start_helper
+from .tools import ToolRun, find_port, run_tool, start_helper, wait_for_port
 
 _LARGE_PAGES: Final = "glibc.malloc.hugetlb=1"
 #: Variables that choose another BLAS, or other kernels of it.
@@ -51,8 +50,6 @@ _SMALL_MATRIX: Final = 256
 _TRIAL_EVENTS: Final = 60
 _TRIAL_LIMIT: Final = 5.0
 _SCALES: Final = ((600.0, 1.0), (300.0, 0.5), (150.0, 0.25), (75.0, 0.1), (0.0, 0.05))
-#: A server may be slow to listen.
-_LISTEN: Final = 3.0
 _SPIN: Final = (
     "import os\nos.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\nwhile True:\n    pass\n"
 )
@@ -67,6 +64,8 @@ class MeasuringOptions(NamedTuple):
     folder: str | None = None
     #: Part of the work that probes of CPU and memory are given.
     scale: float = 1.0
+    #: CPUs that this process may use are all that there are: a host is measured as its guest.
+    within: bool = False
 
 
 class LocalMachine:
@@ -95,7 +94,8 @@ class LocalMachine:
         self.facts: GuestFacts = self._read_facts(self._environment)
 
     def _read_facts(self, environment: Mapping[str, str]) -> GuestFacts:
-        return fact_reader.read_facts(self._root, environment, self._shapers)
+        facts = fact_reader.read_facts(self._root, environment, self._shapers)
+        return facts._replace(online=facts.allowed) if self._options.within else facts
 
     def measure_round(
         self, probes: Sequence[Probe], settings: Mapping[str, str] | None = None
@@ -115,7 +115,7 @@ class LocalMachine:
             if probe.of is not None or not (probe.name in wanted or followers):
                 continue
             both = [*([probe] if probe.name in wanted else []), *followers]
-            obstacle = self._find_obstacle(probe)
+            obstacle = self.find_obstacle(probe)
             if obstacle is not None:
                 missing.update({one.name: obstacle for one in both})
                 continue
@@ -140,6 +140,27 @@ class LocalMachine:
             rate = 0.0 if done.at_limit else _SCALES[0][0]
         return next((scale for least, scale in _SCALES if rate >= least), _SCALES[-1][1])
 
+    @contextlib.contextmanager
+    def answer_probe(self, probe: Probe) -> Iterator[subprocess.Popen[bytes]]:
+        """Run what another machine's probe talks to; once it listens, the block begins.
+
+        :raises AcceptanceError: it cannot be run here, or does not listen.
+        """
+        obstacle = self.find_obstacle(probe)
+        if obstacle is not None:
+            raise AcceptanceError(f"{probe.name} cannot be answered: {obstacle}")
+        port = _default_port(probe)
+        fillings = {"rdma": next(iter(self.facts.rdma), ""), "port": str(port)}
+        words = [_fill_word(word, fillings) for word in probe.server]
+        if "-B" in words:
+            # Of the loopback.
+            at = words.index("-B")
+            del words[at : at + 2]
+        with start_helper(words, self._environment) as server:
+            if not wait_for_port(port, server):
+                raise AcceptanceError(f"{probe.tool} does not listen on port {port}")
+            yield server
+
     def diagnose_gpus(self) -> tuple[list[str], str | None]:
         """Tests of NVIDIA's DCGM that failed, and why there is no answer."""
         if not self._count_gpus() or not self.toolbox.has("dcgmi"):
@@ -151,8 +172,8 @@ class LocalMachine:
         except ValueError as error:
             return [], done.problem or f"dcgmi printed something else: {error}"
 
-    def _find_obstacle(self, probe: Probe) -> str | None:
-        """Why a probe cannot be made here; None: it can."""
+    def find_obstacle(self, probe: Probe) -> str | None:
+        """Why a probe cannot be made here, as in ``no tool fio``; None: it can."""
         if "gpu" in probe.needs and not self._count_gpus():
             return "no GPU"
         if "rdma" in probe.needs and not self.facts.rdma:
@@ -222,7 +243,7 @@ class LocalMachine:
         if probe.server and self._options.peer is None:
             server = [_fill_word(word, fillings) for word in probe.server]
             helper = stack.enter_context(start_helper(server, environment))
-            _wait_for_port(int(fillings["port"]), helper)
+            wait_for_port(int(fillings["port"]), helper)
         before = read_counters(self._root)
         done = run_tool(
             command,
@@ -340,7 +361,7 @@ class LocalMachine:
             "clock": "coarse" if settings.get("clock") == "coarse" else "real",
             "library": best or self.toolbox.blas or "libblas.so.3",
             "peer": self._options.peer or "127.0.0.1",
-            "port": str(_find_port() if self._options.peer is None else _default_port(probe)),
+            "port": str(find_port() if self._options.peer is None else _default_port(probe)),
             "streams": settings.get("streams", "1"),
             "rdma": next(iter(self.facts.rdma), ""),
             "ranks": str(len(cpus)),
@@ -425,30 +446,8 @@ def _find_best_blas() -> str | None:
     return None
 
 
-def _find_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port: int = server.getsockname()[1]
-        return port
-
-
 def _default_port(probe: Probe) -> int:
     return 5201 if probe.tool == "iperf3" else 18515
-
-
-def _wait_for_port(port: int, helper: Any) -> None:
-    """Until something listens there; perftest's servers take one client, so nothing connects."""
-    until = time.monotonic() + _LISTEN
-    wanted = f":{port:04X}"
-    while time.monotonic() < until and helper.poll() is None:
-        for name in ("tcp", "tcp6"):
-            with contextlib.suppress(OSError):
-                text = Path(f"/proc/net/{name}").read_text(encoding="ascii", errors="replace")
-                for line in text.splitlines()[1:]:
-                    fields = line.split()
-                    if len(fields) > 3 and fields[1].endswith(wanted) and fields[3] == "0A":
-                        return
-        time.sleep(0.02)
 
 
 @contextlib.contextmanager

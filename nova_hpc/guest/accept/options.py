@@ -8,9 +8,19 @@ import re
 from typing import Any, Final, NamedTuple
 
 from ..compare import KINDS
-from .probes import FULL, PROBE_OF, QUICK
+from .causes import CAUSES
+from .probes import FULL, PROBE_OF, PROBES, QUICK
 
 FORMATS: Final = ("text", "json", "svg", "junit")
+#: What can be changed without rights: settings of causes, and halves of ``cpus=half``.
+SETTINGS: Final = tuple(
+    sorted(
+        {cause.setting for cause in CAUSES if cause.setting and cause.setting != "cpus=half"}
+        | {"cpus=even", "cpus=first"}
+    )
+)
+#: Probes to which another machine can answer.
+SERVED: Final = tuple(probe.name for probe in PROBES if probe.server)
 #: Seconds that measuring may take.
 BUDGETS: Final = {QUICK: 240.0, FULL: 7200.0}
 #: Pairs that each probe gets before it is judged.
@@ -38,6 +48,16 @@ class AcceptOptions(NamedTuple):
     published: bool = False
     #: Part of the work that CPU and memory are given; None: as slow as the machine is.
     scale: float | None = None
+    #: With a sample: also what has to be known before the next.
+    first: bool = False
+    #: With a sample: what is changed, as ``pages=large``.
+    setting: str | None = None
+    #: The probe of another machine that is answered.
+    serve: str | None = None
+    #: CPUs that this process may use are all that the machine has.
+    within: bool = False
+    #: End when standard input ends.
+    hold: bool = False
 
 
 def add_accept_options(parser: argparse.ArgumentParser) -> None:
@@ -110,6 +130,34 @@ def add_accept_options(parser: argparse.ArgumentParser) -> None:
         "--sample", action="store_true", help="measure one round, print it as JSON, judge nothing"
     )
     parser.add_argument(
+        "--first",
+        action="store_true",
+        help="with --sample: also what check finds, whether the machine is busy, and how much "
+        "work suits it",
+    )
+    parser.add_argument(
+        "--setting",
+        type=_read_setting,
+        metavar="NAME=VALUE",
+        help=f"with --sample: change one thing: {', '.join(SETTINGS)}",
+    )
+    parser.add_argument(
+        "--within",
+        action="store_true",
+        help="with --sample: the CPUs that this process may use are taken for all of the machine's",
+    )
+    parser.add_argument(
+        "--serve",
+        choices=SERVED,
+        metavar="PROBE",
+        help=f"measure nothing: answer another machine's probe, one of {', '.join(SERVED)}",
+    )
+    parser.add_argument(
+        "--hold",
+        action="store_true",
+        help="end when standard input ends, as it does when an ssh that holds it is ended",
+    )
+    parser.add_argument(
         "--gate",
         action="store_true",
         help="measure nothing: the status of what was measured since this machine was started",
@@ -125,6 +173,8 @@ def build_accept_options(parser: argparse.ArgumentParser, parsed: Any) -> Accept
         parser.error("--baseline and --beside are two baselines: choose one")
     if parsed.save_baseline and (parsed.baseline or parsed.beside or parsed.only):
         parser.error("--save-baseline does not go with --baseline, --beside or --only")
+    if (parsed.first or parsed.setting or parsed.within) and not parsed.sample:
+        parser.error("--first, --setting and --within go with --sample")
     only: tuple[str, ...] = parsed.only
     if tier == QUICK:
         foreign = [name for name in only if PROBE_OF[name].tier == FULL]
@@ -148,6 +198,11 @@ def build_accept_options(parser: argparse.ArgumentParser, parsed: Any) -> Accept
         gate=parsed.gate,
         published=parsed.compare == "published",
         scale=parsed.scale,
+        first=parsed.first,
+        setting=parsed.setting,
+        serve=parsed.serve,
+        within=parsed.within,
+        hold=parsed.hold,
     )
 
 
@@ -165,6 +220,12 @@ def _read_kinds(text: str) -> tuple[str, ...]:
         if word not in KINDS:
             raise argparse.ArgumentTypeError(f"{word!a} is not one of {', '.join(KINDS)}")
     return words
+
+
+def _read_setting(text: str) -> str:
+    if text not in SETTINGS:
+        raise argparse.ArgumentTypeError(f"{text!a} is not one of {', '.join(SETTINGS)}")
+    return text
 
 
 def _read_address(text: str) -> str:

@@ -138,7 +138,7 @@ def parse_sample(data: object) -> Sample:
     return Sample(
         parsed,
         {name: parse_reading(name, expect_object(item, name)) for name, item in probes.items()},
-        *({name: _take_text(text) for name, text in texts.items()} for texts in reasons),
+        *({name: take_text(text) for name, text in texts.items()} for texts in reasons),
     )
 
 
@@ -188,7 +188,7 @@ def is_number(value: object) -> bool:
     return abs(value) < 1e300 if isinstance(value, int) else math.isfinite(value)
 
 
-def _take_text(value: object) -> str:
+def take_text(value: object) -> str:
     """A text of another machine, printable and of bounded length."""
     text = value if isinstance(value, str) else ascii(value)
     return "".join(char if char.isprintable() else "?" for char in text[:200])

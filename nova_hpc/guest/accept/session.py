@@ -8,6 +8,8 @@ import json
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
@@ -28,6 +30,7 @@ from .baseline import (
 )
 from .diagnosis import Diagnosis, find_causes
 from .evidence import BESIDE, FILE, LinkFaults, find_link_faults, gather_evidence
+from .first_sample import FirstSample, write_first_sample
 from .measuring import LocalMachine, MeasuringOptions
 from .options import AcceptOptions
 from .picture import draw_result
@@ -43,10 +46,11 @@ from .rounds import (
     Series,
     find_ceilings,
     make_experiment,
+    parse_setting,
     run_series,
 )
 from .sample import AcceptanceError, is_number, shorten, write_sample
-from .tools import adopt_orphans
+from .tools import ENDING, adopt_orphans
 from .views import format_junit, format_result
 
 #: The longest file of a baseline or of floors.
@@ -63,6 +67,8 @@ class Promise(NamedTuple):
     document: GuestDocument | None
     #: Why there is none.
     why: str
+    #: As the cloud wrote it.
+    data: bytes | None = None
     findings: tuple[GuestFinding, ...] = ()
     links: LinkFaults = LinkFaults()
 
@@ -76,7 +82,11 @@ def run_accept(root: Root, options: AcceptOptions) -> tuple[int, list[str]]:
         status, line = results.judge_gate(root, options.tier)
         return status, [line]
     with end_on_signals(), adopt_orphans():
+        if options.hold:
+            end_with_input()
         try:
+            if options.serve is not None:
+                return _serve_probe(root, options)
             if options.sample:
                 return _run_sample(root, options)
             result = measure_acceptance(root, options)
@@ -93,15 +103,14 @@ def run_accept(root: Root, options: AcceptOptions) -> tuple[int, list[str]]:
 @contextlib.contextmanager
 def end_on_signals() -> Iterator[None]:
     """While it lasts SIGTERM, SIGINT and SIGHUP raise :class:`EndedError`, once."""
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
     def end(number: int, _: object) -> None:
-        for each_number in numbers:
+        for each_number in ENDING:
             signal.signal(each_number, signal.SIG_IGN)
         raise EndedError(f"ended by {signal.Signals(number).name}")
 
     try:
-        before = [(number, signal.signal(number, end)) for number in numbers]
+        before = [(number, signal.signal(number, end)) for number in ENDING]
     except ValueError:  # not in the main thread: the caller's handlers stay
         yield
         return
@@ -112,12 +121,29 @@ def end_on_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def end_with_input() -> None:
+    """From now on the end of standard input ends this command, as SIGTERM does.
+
+    Without a terminal ssh tells the other side nothing of its own end but this.
+    """
+
+    def watch() -> None:
+        # The signal is for the main thread, which holds it while it starts a tool.
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+        with contextlib.suppress(OSError):
+            while os.read(0, 1 << 12):
+                pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def measure_acceptance(root: Root, options: AcceptOptions) -> AcceptanceResult:
     """Everything that there is to find out.
 
     :raises AcceptanceError: an option names something that cannot be used.
     """
-    floors = _read_floors(options.floors)
+    floors = read_floors(options.floors)
     baseline = _read_baselines(options.baselines)
     promise = check_promise(root, options.skip)
     local = LocalMachine(root, MeasuringOptions(options.peer, options.folder), promise.document)
@@ -151,17 +177,19 @@ def measure_acceptance(root: Root, options: AcceptOptions) -> AcceptanceResult:
 def check_promise(root: Root, skip: Sequence[str] = ()) -> Promise:
     """What ``nova-hpc-guest check`` finds; a cloud that said nothing is no fault."""
     try:
-        _, promised = document.read_guest_document(root)
+        data, promised = document.read_guest_document(root)
     except NoDocumentError as error:
         return Promise(None, str(error))
     except DocumentError as error:
         finding = GuestFinding("device", None, f"the cloud's document: {error}", True)
-        return Promise(None, str(error), (finding,))
+        return Promise(None, str(error), None, (finding,))
     compared = compare_with_machine(
-        promised, machine.read_machine(root), GuestWishes(skip=tuple(skip))
+        promised,
+        machine.read_machine(root, promised.shared_memory),
+        GuestWishes(skip=tuple(skip)),
     )
     links = find_link_faults(promised, compared.places)
-    return Promise(promised, "", compared.findings, links)
+    return Promise(promised, "", data, compared.findings, links)
 
 
 def _judge(
@@ -224,11 +252,47 @@ def _judge(
 
 def _run_sample(root: Root, options: AcceptOptions) -> tuple[int, list[str]]:
     promise = check_promise(root, options.skip)
-    wishes = MeasuringOptions(options.peer, options.folder, options.scale or 1.0)
+    wishes = MeasuringOptions(options.peer, options.folder, options.scale or 1.0, options.within)
     local = LocalMachine(root, wishes, promise.document)
-    sample = local.measure_round(list_probes(options.tier, options.only))
+    if options.setting is not None and not _can_change(local, options.setting):
+        raise AcceptanceError(f"--setting {options.setting} cannot be made here")
+    refused = None
+    if options.first and not options.busy:
+        # Before anything of this command keeps a CPU busy.
+        refused = refuse_busy_machine(root, local.facts.allowed)
+    changed = parse_setting(options.setting) if options.setting is not None else None
+    sample = local.measure_round(list_probes(options.tier, options.only), changed)
     status = 0 if sample.readings else results.STATUSES[results.UNMEASURED]
-    return status, [write_sample(sample)]
+    if not options.first:
+        return status, [write_sample(sample)]
+    first = FirstSample(
+        sample,
+        options.scale or local.find_scale(),
+        promise.document,
+        promise.why,
+        promise.findings,
+        promise.links,
+        refused,
+        {
+            probe.name: obstacle
+            for probe in list_probes(options.tier)
+            for obstacle in [local.find_obstacle(probe)]
+            if obstacle is not None and probe.of is None
+        },
+    )
+    return status, [write_first_sample(first, promise.data)]
+
+
+def _serve_probe(root: Root, options: AcceptOptions) -> tuple[int, list[str]]:
+    """Answer another machine's probe until the budget, or this command, ends."""
+    local = LocalMachine(root, MeasuringOptions())
+    until = time.monotonic() + options.budget
+    with local.answer_probe(PROBE_OF[options.serve or ""]) as server:
+        # Whoever waits for it reads it while this command goes on.
+        print("serving", flush=True)
+        while server.poll() is None and time.monotonic() < until:
+            time.sleep(0.05)
+    return 0, []
 
 
 def _choose_source(
@@ -331,7 +395,11 @@ def _read_scale(baseline: AcceptanceBaseline | None) -> float | None:
     return None if baseline is None else float(scale)
 
 
-def _read_floors(path: str | None) -> dict[str, float]:
+def read_floors(path: str | None) -> dict[str, float]:
+    """Floors of a file, by their probes.
+
+    :raises AcceptanceError: it cannot be read, or is none.
+    """
     if path is None:
         return {}
     try:

@@ -14,15 +14,21 @@ import os
 import re
 import resource
 import signal
+import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Final, NamedTuple
 
+#: The signals that end this command; held while a tool starts, when nothing could end it yet.
+ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 #: Seconds that a tool has to end by itself once it is asked to.
 _PATIENCE: Final = 0.5
 _LOOK: Final = 0.02
+#: Seconds that a server has until it listens.
+_LISTEN: Final = 3.0
 #: The longest output that is kept; a tool that prints more is ended.
 LONGEST: Final = 1 << 24
 _PR_SET_CHILD_SUBREAPER: Final = 36
@@ -74,6 +80,7 @@ def run_tool(
     with contextlib.ExitStack() as stack:
         output, document = _open_scratch(stack), _open_scratch(stack)
         place = f"/proc/self/fd/{document}"
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         try:
             # Between fork and exec there is no other thread of this command that holds a lock.
             child = subprocess.Popen(
@@ -85,15 +92,18 @@ def run_tool(
                 cwd=folder,
                 pass_fds=(document,),
                 start_new_session=True,
-                preexec_fn=lambda: _prepare_child(allowed),
+                preexec_fn=lambda: _prepare_child(allowed, mask),
             )
         except (OSError, ValueError, subprocess.SubprocessError) as error:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             reason = getattr(error, "strerror", None) or error
             return ToolRun("", "", f"it does not start: {reason}", False, 0.0, 0.0, 0.0, 0.0, None)
         watch = _Watch(child.pid, look_at_pages)
         problem: str | None = None
         at_limit = False
         try:
+            # From here on the tool is ended with this command: a signal that came is heard now.
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             while child.poll() is None:
                 watch.look()
                 if time.monotonic() - start > limit:
@@ -130,16 +140,22 @@ def start_helper(
     :raises OSError: it does not start.
     """
     allowed = set(cpus)
-    child = subprocess.Popen(
-        list(command),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=dict(environment),
-        start_new_session=True,
-        preexec_fn=lambda: _prepare_child(allowed),
-    )
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
+        child = subprocess.Popen(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=dict(environment),
+            start_new_session=True,
+            preexec_fn=lambda: _prepare_child(allowed, mask),
+        )
+    except BaseException:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        raise
+    try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         yield child
     finally:
         end_tool(child)
@@ -168,6 +184,30 @@ def end_tool(child: subprocess.Popen[bytes]) -> None:
         child.wait(timeout=1.0)
 
 
+def find_port() -> int:
+    """A port of the loopback on which nothing listens now."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port: int = server.getsockname()[1]
+        return port
+
+
+def wait_for_port(port: int, helper: subprocess.Popen[bytes]) -> bool:
+    """Until something listens there; perftest's servers take one client, so nothing connects."""
+    until = time.monotonic() + _LISTEN
+    wanted = f":{port:04X}"
+    while time.monotonic() < until and helper.poll() is None:
+        for name in ("tcp", "tcp6"):
+            with contextlib.suppress(OSError):
+                text = Path(f"/proc/net/{name}").read_text(encoding="ascii", errors="replace")
+                for line in text.splitlines()[1:]:
+                    fields = line.split()
+                    if len(fields) > 3 and fields[1].endswith(wanted) and fields[3] == "0A":
+                        return True
+        time.sleep(0.02)
+    return False
+
+
 @contextlib.contextmanager
 def adopt_orphans() -> Iterator[None]:
     """Have what a tool leaves behind become children of this process, which ends them."""
@@ -194,9 +234,10 @@ def describe_end(status: int) -> str:
     return f"it was killed by {name}"
 
 
-def _prepare_child(cpus: set[int]) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+def _prepare_child(cpus: set[int], mask: Iterable[int]) -> None:
+    for number in ENDING:
         signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     if cpus:
         with contextlib.suppress(OSError, AttributeError):
             os.sched_setaffinity(0, cpus)

@@ -13,8 +13,13 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from nova_hpc.guest import command
+from nova_hpc.guest.accept import measuring
+from nova_hpc.guest.accept.tools import ToolRun, run_tool
 
 _SYSBENCH = """#!/bin/sh
 case "$*" in *--version*) echo "sysbench 1.0.20"; exit ;; esac
@@ -78,14 +83,19 @@ class AcceptWorld:
     open = False
 
     def run(self, *arguments: str, only: str | None = "mem_stream") -> tuple[int, str, str]:
-        """The command in this process."""
+        """The command in this process; that other tests share its CPUs is not seen."""
         chosen = [] if only is None else ["--only", only]
         out, err = io.StringIO(), io.StringIO()
         before = dict(os.environ)
         os.environ.clear()
         os.environ.update(self.environment)
         try:
-            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            with (
+                contextlib.redirect_stdout(out),
+                contextlib.redirect_stderr(err),
+                pytest.MonkeyPatch.context() as patched,
+            ):
+                patched.setattr(measuring, "run_tool", run_tool_alone)
                 status = command.main(
                     [
                         "accept",
@@ -121,6 +131,11 @@ class AcceptWorld:
             text=True,
             env={**self.environment, "PYTHONPATH": str(Path(command.__file__).parents[2])},
         )
+
+
+def run_tool_alone(*arguments: Any, **more: Any) -> ToolRun:
+    """Run a tool, and leave out how this machine's load treated it: that is no part of a world."""
+    return run_tool(*arguments, **more)._replace(cpu=0.0, waited=0.0)
 
 
 def list_processes(word: str) -> list[str]:

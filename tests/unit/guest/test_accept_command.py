@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import re
@@ -583,18 +582,10 @@ def test_user_data_have_no_room_for_it(tmp_path: Path) -> None:
     assert "invalid choice: 'accept'" in done.stderr
 
 
-def test_all_of_it_is_packed_and_for_old_pythons() -> None:
+def test_all_of_it_is_packed() -> None:
     folder = Path(build.__file__).parent / "accept"
     files = {f"accept/{path.name}" for path in folder.iterdir() if path.is_file()}
     assert set(build._ACCEPT) == files
-    for module in folder.glob("*.py"):
-        tree = ast.parse(module.read_text(), feature_version=(3, 8))
-        for node in ast.walk(tree):
-            # zip() has no strict before Python 3.10, str.removeprefix is of 3.9.
-            if isinstance(node, ast.keyword):
-                assert node.arg != "strict"
-            if isinstance(node, ast.Attribute):
-                assert node.attr not in ("removeprefix", "removesuffix", "pairwise")
 
 
 def test_a_result_without_rows_is_never_accepted() -> None:

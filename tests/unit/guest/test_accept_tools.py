@@ -5,15 +5,19 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nova_hpc.guest.accept import tools
-from nova_hpc.guest.accept.tools import run_tool, start_helper
+from nova_hpc.guest.accept.session import EndedError, end_on_signals
+from nova_hpc.guest.accept.tools import adopt_orphans, run_tool, start_helper
 from tests.unit.guest.accept_world import list_processes
 
 ENVIRONMENT = {"PATH": "/bin:/usr/bin"}
@@ -158,3 +162,46 @@ def test_an_end_in_words() -> None:
 def test_bytes_that_are_no_text() -> None:
     text = "import os; os.write(1, bytes(range(256)))"
     assert "\ufffd" in run_tool([sys.executable, "-c", text], ENVIRONMENT, 10).output
+
+
+# -- ended while it starts --------------------------------------------------------------
+
+
+class SignalledPopen(subprocess.Popen[bytes]):
+    """A process that runs already when this process is told to end and knows nothing of it yet."""
+
+    def _execute_child(self, *arguments: Any) -> None:
+        super()._execute_child(*arguments)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def start_tool(mark: str) -> None:
+    run_tool(python(HANGS["a deaf child in a group"], mark), ENVIRONMENT, 10)
+
+
+def start_a_helper(mark: str) -> None:
+    with start_helper(python(HANGS["a deaf child in a group"], mark), ENVIRONMENT):
+        time.sleep(10)
+
+
+@pytest.mark.parametrize("start", [start_tool, start_a_helper])
+def test_a_tool_that_starts_as_this_command_ends_is_ended(
+    start: Callable[[str], None], mark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", SignalledPopen)
+    with pytest.raises(EndedError, match="ended by SIGTERM"), end_on_signals(), adopt_orphans():
+        start(mark)
+    assert list_processes(mark) == []
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
+
+
+def test_a_tool_hears_the_signals_that_are_held_while_it_starts(mark: str) -> None:
+    text = "import signal; print(signal.pthread_sigmask(signal.SIG_BLOCK, ()))"
+    assert run_tool(python(text, mark), ENVIRONMENT, 10).output == "set()\n"
+
+
+def test_a_tool_that_does_not_start_holds_no_signals(tmp_path: Path) -> None:
+    assert run_tool([str(tmp_path / "no")], ENVIRONMENT, 1).problem
+    with pytest.raises(FileNotFoundError), start_helper([str(tmp_path / "no")], ENVIRONMENT):
+        pass
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()

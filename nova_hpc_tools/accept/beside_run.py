@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A guest beside its own host: on the same CPUs and memory, in turns, the other one idle.
+
+It is the only true pairing of host and guest. Devices are the guest's alone, so CPU, memory,
+timer and clock are compared and nothing else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+from typing import Any, Final, Protocol
+
+import attrs
+
+from nova_hpc.guest.accept.baseline import AcceptanceBaseline, build_key
+from nova_hpc.guest.accept.diagnosis import Diagnosis, find_causes
+from nova_hpc.guest.accept.evidence import BESIDE, FILE, AcceptanceRow, gather_evidence, judge_probe
+from nova_hpc.guest.accept.facts import GuestFacts
+from nova_hpc.guest.accept.options import BUDGETS, PAIRS
+from nova_hpc.guest.accept.probes import PROBE_OF, QUICK, Probe
+from nova_hpc.guest.accept.ratio import LEAST_PAIRS, UNDECIDED
+from nova_hpc.guest.accept.refusal import Refusal, refuse_emulation
+from nova_hpc.guest.accept.result import AcceptanceResult
+from nova_hpc.guest.accept.rounds import MOST_ROUNDS, make_experiment, run_series
+from nova_hpc.guest.accept.sample import AcceptanceError, Sample
+from nova_hpc.guest.compare import GuestFinding
+from nova_hpc_tools.accept.remote_member import RemoteMember
+
+#: What a host and its guest have in common.
+PROBES: Final = ("cpu_one", "cpu_all", "mem_stream", "mem_random", "timer_p99", "clock")
+#: The part of a CPU that others may take from a probe of the host: more, and the guest is not idle.
+_MOST_OTHERS: Final = 0.25
+
+
+class BusyHostError(AcceptanceError):
+    """The guest, or another process, used the CPUs while the host was measured."""
+
+
+class SampleSource(Protocol):
+    """A side that is measured."""
+
+    scale: float
+
+    def measure_round(
+        self, probes: Sequence[Probe], settings: Mapping[str, str] | None = None
+    ) -> Sample:
+        """Run each probe once."""
+
+
+@attrs.frozen
+class BesideTerms:
+    """What is measured.
+
+    :ivar findings: what is wrong without any measuring.
+    """
+
+    only: tuple[str, ...] = PROBES
+    floors: Mapping[str, float] = attrs.Factory(dict)
+    findings: tuple[GuestFinding, ...] = ()
+    budget: float = BUDGETS[QUICK]
+    least: int = PAIRS[QUICK]
+    clock: Callable[[], float] = time.monotonic
+
+    @property
+    def probes(self) -> list[Probe]:
+        """The probes, in the order of the table."""
+        return [probe for name, probe in PROBE_OF.items() if name in self.only]
+
+
+@attrs.frozen
+class _HostAndGuest:
+    """The host as the baseline of the guest, in turns."""
+
+    host: SampleSource
+    guest: SampleSource
+
+    def find_baseline(self, _: Probe) -> str | None:
+        return BESIDE
+
+    def take_turn(self, probes: Sequence[Probe], turn: int) -> tuple[Sample | None, Sample]:
+        if turn % 2 == 0:
+            base = measure_quiet_host(self.host, probes)
+            return base, self.guest.measure_round(probes)
+        test = self.guest.measure_round(probes)
+        return measure_quiet_host(self.host, probes), test
+
+
+def measure_quiet_host(host: SampleSource, probes: Sequence[Probe]) -> Sample:
+    """One round of the host.
+
+    :raises BusyHostError: something else ran on its CPUs meanwhile.
+    """
+    sample = host.measure_round(probes)
+    reading = sample.readings.get("cpu_one")
+    taken = reading.others / reading.wall if reading is not None and reading.wall > 0 else 0.0
+    if taken > _MOST_OTHERS:
+        raise BusyHostError(
+            f"others took {taken:.0%} of a CPU while the host was measured: the guest has to be "
+            "idle, and nothing else may run on its CPUs"
+        )
+    return sample
+
+
+def measure_beside(
+    host: RemoteMember, guest: RemoteMember, terms: BesideTerms, progress: Callable[[str], None]
+) -> AcceptanceResult:
+    """Measure host and guest in turns.
+
+    :raises AcceptanceError: one of them does not answer.
+    """
+    first = guest.ask_first(busy=True)
+    host.scale = guest.scale = min(first.scale, host.ask_first(busy=True).scale)
+    refused = refuse_emulation(host.measure_round([PROBE_OF["clock"]]).facts, first.sample.facts)
+    findings = (*terms.findings, *first.findings)
+    result = _begin_result(first.sample.facts, BESIDE, host.scale, findings)
+    if refused is not None:
+        return result._replace(refused=refused)
+    try:
+        series = run_series(
+            *(_HostAndGuest(host, guest), terms.probes, terms.floors, terms.least),
+            *(terms.budget, progress, terms.clock),
+        )
+    except BusyHostError as error:
+        return result._replace(refused=Refusal("busy", str(error)))
+
+    def again(setting: str, probe: str) -> float | None:
+        progress(f"{probe} again with {setting}")
+        try:
+            return make_experiment(guest, setting, probe)
+        except AcceptanceError:
+            return None
+
+    diagnosis = Diagnosis((), ())
+    if series.rows:
+        seen = gather_evidence(
+            *(series.rows, series.base, series.test, first.promise, findings, first.links)
+        )
+        diagnosis = find_causes(seen, again)
+    return _end_result(result, series.rows, series.base, series.test, diagnosis)._replace(
+        rounds=series.rounds, short=series.short
+    )
+
+
+def measure_against_file(
+    host: RemoteMember,
+    rounds: AcceptanceBaseline,
+    terms: BesideTerms,
+    progress: Callable[[str], None],
+) -> AcceptanceResult:
+    """Measure the host, and compare it with rounds of the guest in a file.
+
+    :raises AcceptanceError: the host does not answer, or the file is of no use.
+    """
+    test = list(rounds.samples)
+    scale = rounds.key.get("scale", 1.0)
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 < scale <= 1:
+        raise AcceptanceError("the rounds of the guest do not say what part of the work they did")
+    host.scale = float(scale)
+    result = _begin_result(test[-1].facts, FILE, host.scale, terms.findings)
+    base: list[Sample] = []
+    rows: dict[str, AcceptanceRow] = {}
+    pending = terms.probes
+    begun, longest = terms.clock(), 0.0
+    while pending and len(base) < MOST_ROUNDS:
+        start = terms.clock()
+        if base and start - begun + longest > terms.budget:
+            break
+        progress(f"round {len(base) + 1}: {', '.join(probe.name for probe in pending)}")
+        try:
+            base.append(measure_quiet_host(host, pending))
+        except BusyHostError as error:
+            return result._replace(refused=Refusal("busy", str(error)))
+        longest = terms.clock() - start
+        refused = refuse_emulation(base[-1].facts, test[-1].facts)
+        if refused is not None:
+            return result._replace(refused=refused)
+        rows = _judge_sides(terms, base, test)
+        if len(base) >= LEAST_PAIRS:
+            pending = [
+                probe
+                for probe in pending
+                if probe.name in rows and rows[probe.name].verdict == UNDECIDED
+            ]
+    diagnosis = Diagnosis((), ())
+    if rows:
+        diagnosis = find_causes(gather_evidence(rows, base, test, None, terms.findings))
+    return _end_result(result, rows, base, test, diagnosis)._replace(
+        rounds=len(base), short=any(row.verdict == UNDECIDED for row in rows.values())
+    )
+
+
+def _judge_sides(
+    terms: BesideTerms, base: Sequence[Sample], test: Sequence[Sample]
+) -> dict[str, AcceptanceRow]:
+    rows = {}
+    for probe in terms.probes:
+        old, new = (
+            [sample.readings[probe.name] for sample in side if probe.name in sample.readings]
+            for side in (base, test)
+        )
+        if old and new:
+            floor = terms.floors.get(probe.name, probe.floor)
+            rows[probe.name] = judge_probe(probe, old, new, FILE, floor)
+    return rows
+
+
+def _begin_result(
+    facts: GuestFacts, kind: str, scale: float, findings: tuple[GuestFinding, ...]
+) -> AcceptanceResult:
+    about: dict[str, Any] = {"kind": kind, "host": True, "scale": scale}
+    return AcceptanceResult(QUICK, None, facts, baseline=about, findings=findings, partial=True)
+
+
+def _end_result(
+    result: AcceptanceResult,
+    rows: Mapping[str, AcceptanceRow],
+    base: Sequence[Sample],
+    test: Sequence[Sample],
+    diagnosis: Diagnosis,
+) -> AcceptanceResult:
+    missing: dict[str, str] = {}
+    failed: dict[str, str] = {}
+    for side, samples in (("host", base), ("guest", test)):
+        for sample in samples:
+            missing.update({name: f"{side}: {why}" for name, why in sample.missing.items()})
+            failed.update({name: f"{side}: {why}" for name, why in sample.failed.items()})
+    about = dict(result.baseline)
+    if base:
+        about["key"] = build_key(base[-1].facts, {}, about["scale"])
+    notes = list(result.notes)
+    others = [
+        sample.readings["cpu_one"].others / sample.readings["cpu_one"].wall
+        for sample in base
+        if "cpu_one" in sample.readings and sample.readings["cpu_one"].wall > 0
+    ]
+    if others:
+        notes.append(f"others took {median(others):.1%} of a CPU while the host was measured")
+    return result._replace(
+        rows=tuple(rows.values()),
+        missing=missing,
+        failed=failed,
+        diagnosis=diagnosis,
+        baseline=about,
+        notes=tuple(notes),
+    )

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of the host's CPUs and memory a guest has, as its domain says it. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import attrs
+from lxml import etree
+
+from nova_hpc.guest.accept.facts import read_cpu_list
+from nova_hpc.guest.accept.refusal import Refusal
+from nova_hpc.guest.compare import GuestFinding
+
+_LONGEST: Final = 1 << 24
+_SET: Final = re.compile(r"[0-9,^-]{1,4096}", re.ASCII)
+
+
+class GuestPlaceError(Exception):
+    """The domain cannot be read, or makes no sense; the text says why."""
+
+
+@attrs.frozen
+class GuestPlace:
+    """A guest on its host.
+
+    :ivar emulated: QEMU computes its instructions: it is not the host's CPU that runs them.
+    :ivar cpus: of each vCPU the host's CPUs that it may run on.
+    :ivar nodes: the host's NUMA nodes that its memory is bound to; empty: to none.
+    """
+
+    emulated: bool
+    cpus: tuple[tuple[int, ...], ...]
+    nodes: tuple[int, ...] = ()
+
+    @property
+    def host_cpus(self) -> tuple[int, ...]:
+        """The host's CPUs that it has, each once."""
+        return tuple(sorted({cpu for cpus in self.cpus for cpu in cpus}))
+
+    @property
+    def refusal(self) -> Refusal | None:
+        """Why its host is no baseline for it; None: it is one."""
+        if self.emulated:
+            return Refusal(
+                "emulated",
+                "the guest is emulated by software (a domain of type qemu): a ratio to the host's "
+                "CPU says nothing. Without a baseline nova-hpc-guest accept judges it alone",
+            )
+        floating = [number for number, cpus in enumerate(self.cpus) if len(cpus) != 1]
+        if floating or not self.cpus:
+            return Refusal(
+                "not pinned",
+                f"{len(floating)} of {len(self.cpus)} vCPUs are not pinned to one CPU of the host, "
+                "so that there are no same cores to compare with: hw:cpu_policy=dedicated",
+            )
+        return None
+
+    @property
+    def findings(self) -> tuple[GuestFinding, ...]:
+        """What is wrong without any measuring."""
+        sharing: dict[int, list[int]] = {}
+        for number, cpus in enumerate(self.cpus):
+            for cpu in cpus if len(cpus) == 1 else ():
+                sharing.setdefault(cpu, []).append(number)
+        return tuple(
+            GuestFinding(
+                "cells",
+                None,
+                f"vCPUs {', '.join(map(str, numbers))} are pinned to one CPU of the host, {cpu}",
+                True,
+            )
+            for cpu, numbers in sorted(sharing.items())
+            if len(numbers) > 1
+        )
+
+
+def read_guest_place(text: str) -> GuestPlace:
+    """The place of a guest in the XML of its domain.
+
+    :raises GuestPlaceError: it is no domain, or has CPUs or nodes that make no sense.
+    """
+    parser = etree.XMLParser(resolve_entities=False, no_network=True, huge_tree=False)
+    try:
+        root = etree.fromstring(text[:_LONGEST].encode("utf-8", "replace"), parser)
+    except etree.XMLSyntaxError as error:
+        raise GuestPlaceError(f"its XML cannot be read: {error}") from error
+    count = (root.findtext("vcpu") or "").strip()
+    if root.tag != "domain" or not re.fullmatch(r"[0-9]{1,5}", count, re.ASCII):
+        raise GuestPlaceError("its XML is that of no domain, or says no number of vCPUs")
+    pins = {
+        pin.get("vcpu", ""): _read_set(pin.get("cpuset", ""))
+        for pin in root.findall("cputune/vcpupin")
+    }
+    common = _read_set(vcpu.get("cpuset", "")) if (vcpu := root.find("vcpu")) is not None else ()
+    nodes = {
+        node
+        for path in ("numatune/memory", "numatune/memnode")
+        for bound in root.findall(path)
+        for node in _read_set(bound.get("nodeset", ""))
+    }
+    return GuestPlace(
+        emulated=root.get("type") != "kvm",
+        cpus=tuple(pins.get(str(number), common) for number in range(int(count))),
+        nodes=tuple(sorted(nodes)),
+    )
+
+
+def _read_set(text: str) -> tuple[int, ...]:
+    """Numbers as libvirt writes them: ``0-3,^2``; empty for an empty text."""
+    if not text:
+        return ()
+    if not _SET.fullmatch(text):
+        raise GuestPlaceError(f"its XML has a set of numbers that is none: {text[:60]!a}")
+    parts = text.split(",")
+    kept = ",".join(part for part in parts if not part.startswith("^"))
+    without = ",".join(part[1:] for part in parts if part.startswith("^"))
+    return tuple(sorted(set(read_cpu_list(kept)) - set(read_cpu_list(without))))

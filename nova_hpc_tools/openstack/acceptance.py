@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of measuring a cluster, and a run with them: for ``accept`` and ``create --accept``."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import shlex
+import sys
+from typing import Any, Final
+
+from nova_hpc.guest.accept.options import BUDGETS, PAIRS
+from nova_hpc.guest.accept.probes import FULL, PROBE_OF, QUICK
+from nova_hpc.guest.accept.sample import AcceptanceError
+from nova_hpc.guest.accept.session import read_floors
+from nova_hpc.outside.text import printable_text
+from nova_hpc_tools.accept.cluster_result import ClusterAcceptance
+from nova_hpc_tools.accept.cluster_run import (
+    AcceptedHost,
+    ClusterMeasuring,
+    ClusterTerms,
+    ShowStep,
+)
+from nova_hpc_tools.accept.launchers import GUEST_COMMAND, LAUNCHERS, SRUN, SSH, Reach
+from nova_hpc_tools.accept.remote_member import RemoteMember
+from nova_hpc_tools.cluster import hostfiles
+from nova_hpc_tools.cluster.life_cycle.run import ClusterCloudError, ClusterError
+from nova_hpc_tools.cluster.members.model import Cluster
+from nova_hpc_tools.cluster.members.neighbours import order_seats_by_nearness
+from nova_hpc_tools.openstack import options
+from nova_hpc_tools.openstack.cloud import SdkCloud
+
+TIERS: Final = (QUICK, FULL)
+#: Seconds that new members have to answer.
+PATIENCE: Final = 300.0
+
+
+def add_reach_options(parser: argparse.ArgumentParser) -> None:
+    """Declare how members are reached, and for how long they are measured."""
+    parser.add_argument(
+        "--launcher",
+        choices=LAUNCHERS,
+        default=SSH,
+        help=f"what runs nova-hpc-guest on members, default: {SSH}; {SRUN}: on the nodes of Slurm "
+        "with the members' names",
+    )
+    parser.add_argument(
+        "--login", type=_parse_login, metavar="<user>", help="user on members, for ssh"
+    )
+    parser.add_argument(
+        "--ssh-option",
+        action="append",
+        default=[],
+        type=_parse_ssh_option,
+        metavar="<option=value>",
+        help="option of ssh, as in IdentityFile=key or StrictHostKeyChecking=accept-new; may be "
+        "repeated. ssh never asks: a key that is not known, or a password, is an error",
+    )
+    parser.add_argument(
+        "--guest-command",
+        type=_parse_words,
+        default=GUEST_COMMAND,
+        metavar="<words>",
+        help="what runs nova-hpc-guest there, as in 'sudo nova-hpc-guest'",
+    )
+    parser.add_argument(
+        "--accept-budget",
+        type=options.parse_seconds,
+        metavar="<seconds>",
+        help=f"time for the turns of all members, default: {BUDGETS[QUICK]:g} a member",
+    )
+
+
+def _parse_login(text: str) -> str:
+    # It becomes a word of ssh's, and a name on the other side.
+    if not text.isascii() or not text.replace("-", "").replace("_", "").replace(".", "").isalnum():
+        raise argparse.ArgumentTypeError(f"{text!r} is no name of a user")
+    if text.startswith("-"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no name of a user")
+    return text
+
+
+def _parse_ssh_option(text: str) -> str:
+    key, separator, value = text.partition("=")
+    if not key.isalnum() or not separator or not value or not text.isprintable():
+        raise argparse.ArgumentTypeError(f"{text!r} is not OPTION=VALUE of ssh_config")
+    return text
+
+
+def _parse_words(text: str) -> tuple[str, ...]:
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from error
+    if not words:
+        raise argparse.ArgumentTypeError("it is empty")
+    return words
+
+
+def parse_probes(text: str) -> tuple[str, ...]:
+    """An argparse type: names of probes."""
+    words = tuple(word for word in text.split(",") if word)
+    for word in words:
+        if word not in PROBE_OF:
+            raise argparse.ArgumentTypeError(f"{word!r} is not one of {', '.join(PROBE_OF)}")
+    return words
+
+
+def measure_cluster(
+    cluster: Cluster,
+    tier: str,
+    args: argparse.Namespace,
+    show: ShowStep,
+    patience: float = 0.0,
+    **more: Any,
+) -> ClusterAcceptance:
+    """Measure all members of a cluster with the options of :func:`add_reach_options`.
+
+    :param patience: seconds until members that do not answer yet are given up.
+    :param more: fields of :class:`ClusterTerms`.
+    :raises ClusterError: there is nothing to compare.
+    :raises HostError: a member has no address, or a name that no program may be given.
+    """
+    names = args.launcher == SRUN or getattr(args, "names", False)
+    network = getattr(args, "accept_network", "") if not names else ""
+    hosts = hostfiles.list_cluster_hosts(cluster, network, names)
+    hosts = hostfiles.check_member_hosts(hosts)
+    if len(hosts) < 2:
+        raise ClusterError(
+            f"cluster {cluster.name} has {len(hosts)} member: nothing to compare it with; run "
+            "nova-hpc-guest accept in it"
+        )
+    reach = Reach(args.launcher, args.login or "", tuple(args.ssh_option), args.guest_command)
+    accepted = [
+        AcceptedHost(
+            seat.number,
+            seat.member.name,
+            seat.member.id,
+            host.reached,
+            RemoteMember(functools.partial(reach.build_words, host), tier),
+            "" if seat.member.status == "ACTIVE" else f"it is {seat.member.status}",
+        )
+        for seat, host in zip(order_seats_by_nearness(cluster), hosts, strict=True)
+    ]
+    accepted.sort(key=lambda host: host.number)
+    budget = args.accept_budget
+    terms = ClusterTerms(
+        tier=tier,
+        least=PAIRS[tier],
+        budget=BUDGETS[tier] * len(hosts) if budget is None else budget,
+        patience=patience,
+        **more,
+    )
+    return ClusterMeasuring(cluster.name, accepted, terms, show).measure()
+
+
+def record_verdicts(cloud: SdkCloud, measured: ClusterAcceptance) -> None:
+    """Write each member's verdict into its metadata; what cannot be written is said."""
+    for member in measured.members:
+        try:
+            cloud.set_verdict(member.server, member.make_verdict(measured.taken))
+        except ClusterCloudError as error:
+            print(
+                f"the verdict of {printable_text(member.name)} is not in its metadata: {error}",
+                file=sys.stderr,
+            )
+
+
+def read_floor_file(path: str | None) -> dict[str, float]:
+    """Floors of a file.
+
+    :raises ClusterError: it cannot be read, or is none.
+    """
+    try:
+        return read_floors(path)
+    except AcceptanceError as error:
+        raise ClusterError(str(error)) from error

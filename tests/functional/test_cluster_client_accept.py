@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``openstack hpc cluster accept`` and ``create --accept`` against Nova's own API.
+
+In place of ssh stands a program that prints what members would; it is tried for itself, with
+the guest's own command behind it, in ``tests/unit/accept``.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import stat
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nova_hpc.guest.accept.facts import GuestFacts
+from nova_hpc.guest.accept.first_sample import FirstSample, write_first_sample
+from nova_hpc.guest.accept.options import SERVED
+from nova_hpc.guest.accept.sample import Reading, Sample, write_sample
+from nova_hpc.wire import member_verdict
+from tests.functional.cluster_client import base
+
+#: Of each three the member that is asked second is slow, until so many have been asked.
+_SSH = """#!/bin/sh
+while [ "$1" != -- ]; do shift; done
+cd HOME
+case "$3" in *--first*) echo "$2" >> asked; cat first; exit ;; esac
+count=$(wc -l < asked); bad=$(sed -n "$(((count - 1) / 3 * 3 + 2))p" asked)
+if [ "$2" = "$bad" ] && [ "$count" -le "$(cat until)" ]; then cat slow; else cat good; fi
+"""
+FACTS = GuestFacts(model="Some CPU", online=(0, 1), allowed=(0, 1))
+
+
+class AcceptTest(base.ClusterClientTest):
+    def setUp(self) -> None:
+        super().setUp()
+        self.home = Path(self._folder, "members")
+        self.home.mkdir()
+        program = self.home / "ssh"
+        program.write_text(_SSH.replace("HOME", str(self.home)))
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+        self.environment = {"PATH": f"{self.home}:{os.environ['PATH']}"}
+        first = FirstSample(
+            Sample(FACTS, {"clock": Reading(40.0)}), obstacles=dict.fromkeys(SERVED, "no tool")
+        )
+        self.lay_down("first", write_first_sample(first, None))
+        for name, rate in (("good", 1000.0), ("slow", 500.0)):
+            self.lay_down(name, write_sample(Sample(FACTS, {"cpu_one": Reading(rate)})))
+        self.lay_down("until", "0")
+        self._make_port, self.neutron.create_port = self.neutron.create_port, self.create_port
+
+    def create_port(self, body: Any = None) -> dict[str, Any]:
+        """As Nova's fixture, which gives all ports one address."""
+        port = self._make_port(body)["port"]
+        stored = self.neutron._ports[port["id"]]
+        address = f"192.168.1.{100 + len(self.neutron._ports)}"
+        stored["fixed_ips"] = [{**stored["fixed_ips"][0], "ip_address": address}]
+        return {"port": copy.deepcopy(stored)}
+
+    def lay_down(self, name: str, text: str) -> None:
+        (self.home / name).write_text(f"{text}\n")
+
+    def verdicts(self) -> dict[str, str]:
+        """What the servers' metadata say."""
+        verdicts = {}
+        for server in self.servers():
+            text = server["metadata"].get(member_verdict.KEY)
+            if text is not None:
+                verdicts[server["name"]] = member_verdict.read_member_verdict(text).verdict
+        return verdicts
+
+    def test_all_are_accepted_and_it_is_written_down(self) -> None:
+        self.create("train", 3)
+        before = {server["name"]: server["metadata"] for server in self.servers()}
+        said = self.cluster("accept", "train", "--no-record")
+        self.assertIn("verdict of train (quick, 6 rounds): accepted\n", said.out)
+        self.assertEqual({}, self.verdicts())
+        self.cluster("accept", "train")
+        self.assertEqual(dict.fromkeys(before, "accepted"), self.verdicts())
+        # Beside what the cluster is.
+        for server in self.servers():
+            self.assertLessEqual(before[server["name"]].items(), server["metadata"].items())
+        shown = self.cluster("show", "train", "-f", "json").json
+        self.assertEqual(self.verdicts(), shown["verdicts"])
+
+    def test_the_slow_one_goes_first(self) -> None:
+        self.create("train", 3)
+        self.lay_down("until", "99")
+        rows = self.cluster("accept", "train", "-f", "json", status=1).json
+        (bad,) = [row["Member"] for row in rows if row["Verdict"] == "slow"]
+        self.assertEqual({"cpu_one 0.50"}, {row["Slow"] for row in rows if row["Member"] == bad})
+        self.assertEqual(
+            {name: "slow" if name == bad else "accepted" for name in self.verdicts()},
+            self.verdicts(),
+        )
+        said = self.cluster("scale", "train", "--members", "2", "--dry-run", "-f", "json").json
+        self.assertEqual([bad], said["Goes"])
+        # Without names, the rejected one is made anew.
+        before = {server["name"]: server["id"] for server in self.servers()}
+        self.cluster("replace", "train")
+        after = {server["name"]: server["id"] for server in self.servers()}
+        self.assertEqual({bad}, {name for name in after if after[name] != before[name]})
+        self.assertNotIn(bad, self.verdicts())
+
+    def test_other_formats(self) -> None:
+        self.create("train", 2)
+        said = self.cluster("accept", "train", "-f", "junit", "--no-record")
+        self.assertEqual(2, len(ElementTree.fromstring(said.out)))
+        said = self.cluster("accept", "train", "-f", "svg", "--no-record")
+        self.assertIn("svg", ElementTree.fromstring(said.out).tag)
+
+    def test_a_member_that_is_off_is_a_row(self) -> None:
+        self.create("train", 3)
+        (server,) = [each for each in self.servers() if each["name"] == "train-2"]
+        self.api.post_server_action(server["id"], {"os-stop": None})
+        self._wait_for_state_change(server, "SHUTOFF")
+        rows = self.cluster("accept", "train", "-f", "json", status=2).json
+        reasons = {row["Member"]: row["Reasons"] for row in rows}
+        self.assertEqual({"train-1": "", "train-2": "turn: it is SHUTOFF", "train-3": ""}, reasons)
+        self.assertEqual("not-measurable", self.verdicts()["train-2"])
+
+    def test_what_cannot_be_compared_is_refused(self) -> None:
+        self.create("one", 1)
+        said = self.cluster("accept", "one", status=1)
+        self.assertIn("run nova-hpc-guest accept in it", said.err)
+        said = self.create("two", 1, "--accept", "quick", status=1)
+        self.assertIn("there is only one", said.err)
+        said = self.create("two", 2, "--accept", "quick", "--no-wait", status=1)
+        self.assertIn("leave --no-wait out", said.err)
+        said = self.cluster("accept", "one", "--tier", "full", status=1)
+        self.assertIn("say --yes", said.err)
+
+    def test_a_new_cluster_has_its_bad_member_replaced(self) -> None:
+        self.lay_down("until", "3")
+        made = self.create("train", 3, "--accept", "quick").json
+        self.assertEqual("ACTIVE", made["state"])
+        self.assert_complete("train", [1, 2, 3])
+        self.assertEqual(dict.fromkeys(made["members"], "accepted"), self.verdicts())
+        # One request for all of them, and one for the one in place of another.
+        self.assertEqual(2, self.front.requests.count("POST /v2.1/servers"))
+
+    @pytest.mark.slow
+    def test_a_member_that_stays_bad_ends_the_new_cluster(self) -> None:
+        self.lay_down("until", "99")
+        said = self.create("train", 3, "--accept", "quick", status=1)
+        self.assertIn("cluster train is not accepted: slow", said.err)
+        self.assertIn("had been replaced once before", said.err)
+        self.assertIn("nothing is left of the cluster", said.err)
+        self.assert_nothing_left()

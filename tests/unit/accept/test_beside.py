@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A guest beside its host: where it is, when nothing is compared, and what comes out."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nova_hpc.guest.accept.baseline import build_key, read_baseline, write_baseline
+from nova_hpc.guest.accept.facts import GuestFacts
+from nova_hpc.guest.accept.result import read_acceptance, write_acceptance
+from nova_hpc.guest.accept.sample import AcceptanceError, Reading, Sample
+from nova_hpc_tools.accept.beside_run import BesideTerms, measure_against_file, measure_beside
+from nova_hpc_tools.accept.guest_place import GuestPlaceError, read_guest_place
+from nova_hpc_tools.accept.remote_member import RemoteMember
+from tests.unit.accept.cluster_world import ClusterWorld
+
+DOMAIN = """<domain type="{kind}"><name>instance-1</name><vcpu>{vcpus}</vcpu>
+<cputune>{pins}</cputune><numatune><memory mode="strict" nodeset="1"/>
+<memnode cellid="0" mode="strict" nodeset="1"/></numatune></domain>"""
+
+
+def domain(pins: dict[int, str], kind: str = "kvm", vcpus: int | None = None) -> str:
+    text = "".join(f'<vcpupin vcpu="{cpu}" cpuset="{where}"/>' for cpu, where in pins.items())
+    return DOMAIN.format(kind=kind, pins=text, vcpus=len(pins) if vcpus is None else vcpus)
+
+
+# -- where it is -----------------------------------------------------------------------
+
+
+def test_a_pinned_guest_has_its_cpus_and_its_node() -> None:
+    place = read_guest_place(domain({0: "7", 1: "3"}))
+    assert (place.host_cpus, place.nodes, place.emulated) == ((3, 7), (1,), False)
+    assert place.refusal is None
+    assert place.findings == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "words"),
+    [
+        (domain({0: "2", 1: "3"}, kind="qemu"), "emulated", "a ratio to the host's CPU says"),
+        (domain({0: "2-3", 1: "3"}), "not pinned", "1 of 2 vCPUs are not pinned"),
+        (domain({0: "2"}, vcpus=3), "not pinned", "2 of 3 vCPUs are not pinned"),
+        (domain({0: "2-4,^3", 1: "5"}), "not pinned", "1 of 2"),
+        (domain({}), "not pinned", "hw:cpu_policy=dedicated"),
+    ],
+)
+def test_a_guest_without_the_same_cores_is_refused(text: str, kind: str, words: str) -> None:
+    refusal = read_guest_place(text).refusal
+    assert refusal is not None
+    assert refusal.kind == kind
+    assert words in refusal.text
+
+
+def test_two_vcpus_on_one_cpu_are_found_without_measuring() -> None:
+    (finding,) = read_guest_place(domain({0: "2", 1: "5", 2: "2"})).findings
+    assert finding.wrong
+    assert finding.text == "vCPUs 0, 2 are pinned to one CPU of the host, 2"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "<domain", "<node/>", "<domain/>", "<domain><vcpu>x</vcpu></domain>"),
+        domain({0: "2"}).replace('nodeset="1"', 'nodeset="one"'),
+        domain({0: "2; rm"}),
+        '<!DOCTYPE d [<!ENTITY a SYSTEM "file:///etc/passwd">]><domain><vcpu>&a;</vcpu></domain>',
+    ],
+)
+def test_a_domain_that_makes_no_sense_is_an_error(text: str) -> None:
+    with pytest.raises(GuestPlaceError):
+        read_guest_place(text)
+
+
+@given(st.text(max_size=30), st.integers(0, 300))
+def test_a_broken_domain_never_raises_anything_else(noise: str, place: int) -> None:
+    text = domain({0: "2", 1: "3"})
+    with contextlib.suppress(GuestPlaceError):
+        read_guest_place(text[:place] + noise + text[place + len(noise) :])
+
+
+# -- measured --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> ClusterWorld:
+    """Member 1 is the host, member 2 its guest."""
+    world = ClusterWorld(tmp_path, 2)
+    world.lay_down(1, model="Some CPU", cpu_one=1000.0, cpu_all=2000.0)
+    world.lay_down(2, model="Some CPU", cpu_one=990.0, cpu_all=1000.0)
+    return world
+
+
+def both(world: ClusterWorld) -> tuple[RemoteMember, RemoteMember]:
+    host, guest = world.hosts()
+    return host.remote, guest.remote
+
+
+TERMS = BesideTerms(only=("cpu_one", "cpu_all"))
+
+
+def test_host_and_guest_are_measured_in_turns(world: ClusterWorld) -> None:
+    steps: list[str] = []
+    result = measure_beside(*both(world), TERMS, steps.append)
+    assert (result.verdict, result.status, result.rounds) == ("slow", 1, 6)
+    ratios = {row.probe: (row.against, round(row.ratio, 2), row.verdict) for row in result.rows}
+    assert ratios == {"cpu_one": ("beside", 0.99, "level"), "cpu_all": ("beside", 0.5, "slow")}
+    assert [cause.cause for cause in result.diagnosis.causes] == ["vcpus-share-core"]
+    assert steps[0] == "round 1: cpu_one, cpu_all"
+    assert read_acceptance(write_acceptance(result)).verdict == "slow"
+    assert result.baseline["kind"] == "beside"
+    assert result.baseline["key"]["model"] == "Some CPU"
+
+
+def test_a_guest_that_is_not_idle_is_refused(world: ClusterWorld) -> None:
+    home = world.members[1].folder / "round"
+    data = json.loads(home.read_text())
+    data["probes"]["cpu_one"]["others"] = 0.6
+    home.write_text(json.dumps(data) + "\n")
+    result = measure_beside(*both(world), TERMS, lambda _: None)
+    assert (result.verdict, result.status, result.rows) == ("refused", 2, ())
+    assert result.refused is not None
+    assert result.refused.kind == "busy"
+    assert "60% of a CPU" in result.refused.text
+
+
+def test_an_emulated_guest_is_refused_by_what_it_says_too(world: ClusterWorld) -> None:
+    world.lay_down(2, model="QEMU TCG CPU version 2.5+", cpu_one=100.0)
+    result = measure_beside(*both(world), TERMS, lambda _: None)
+    assert result.refused is not None
+    assert result.refused.kind == "emulated"
+    assert result.rounds == 0
+
+
+def test_a_guest_that_cannot_be_reached_is_an_error(world: ClusterWorld) -> None:
+    world.say_at_login(2, "echo 'Permission denied (publickey).' >&2; exit 255")
+    with pytest.raises(AcceptanceError, match="ssh: Permission denied"):
+        measure_beside(*both(world), TERMS, lambda _: None)
+
+
+def rounds_of(rate: float, scale: float = 1.0, model: str = "Some CPU") -> str:
+    facts = GuestFacts(model=model, online=(0, 1), allowed=(0, 1))
+    values = [rate * factor for factor in (0.998, 0.999, 1.0, 1.001, 1.002, 1.003)]
+    samples = [Sample(facts, {"cpu_one": Reading(value, wall=1.0)}) for value in values]
+    return write_baseline(build_key(facts, {}, scale), samples)
+
+
+@pytest.mark.parametrize(("rate", "verdict"), [(1000.0, "level"), (800.0, "slow")])
+def test_rounds_of_a_guest_nobody_can_log_in_to(
+    world: ClusterWorld, rate: float, verdict: str
+) -> None:
+    host, _ = both(world)
+    rounds = read_baseline(rounds_of(rate, 0.25))
+    result = measure_against_file(host, rounds, BesideTerms(only=("cpu_one",)), lambda _: None)
+    (row,) = result.rows
+    assert (row.against, row.verdict) == ("file", verdict)
+    assert row.ratio == pytest.approx(rate / 1000.0, rel=0.01)
+    # The host does as much work as the guest did.
+    assert host.scale == 0.25
+    assert result.baseline["kind"] == "file"
+
+
+def test_rounds_of_an_emulated_guest_are_refused(world: ClusterWorld) -> None:
+    host, _ = both(world)
+    rounds = read_baseline(rounds_of(100.0, model="QEMU TCG CPU version 2.5+"))
+    result = measure_against_file(host, rounds, TERMS, lambda _: None)
+    assert result.refused is not None
+    assert result.refused.kind == "emulated"
