@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a guest says over ssh: one fixed program of the shell, and its answer as data.
+
+Whoever owns the guest writes the answer: it is bounded, and what makes no sense is left out.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import re
+import subprocess  # the ssh of this machine, with a list of words
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from nova_hpc.outside.text import printable_text
+
+_MARK: Final = "=nova-hpc="
+_METADATA: Final = "http://169.254.169.254/openstack/latest/meta_data.json"
+#: Part of the answer -> what says it in the guest.
+_PARTS: Final = {
+    "uptime": "cat /proc/uptime",
+    "kernel": "uname -r",
+    "system": "cat /etc/os-release",
+    "cloud_init": "cloud-init status",
+    "metadata": f"curl -s -o /dev/null -w '%{{http_code}}' --max-time 5 {_METADATA}",
+    "driver": "nvidia-smi --query-gpu=driver_version --format=csv,noheader",
+    "check": "nova-hpc-guest check --format json",
+}
+PROGRAM: Final = "; ".join(f"echo; echo {_MARK}{part}; {line}" for part, line in _PARTS.items())
+_LONGEST: Final = 1 << 18
+_WORD: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}", re.ASCII)
+_VERSION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+~-]{0,79}", re.ASCII)
+_PAUSE: Final = 5.0
+#: Seconds that one answer has; nova-hpc-guest takes its time in emulated guests.
+_PATIENCE: Final = 120.0
+
+
+@attrs.frozen
+class GuestAnswer:
+    """The answer of a guest.
+
+    :ivar facts: for ``describe_instance``.
+    :ivar uptime: seconds; None: it does not say.
+    :ivar report: of ``nova-hpc-guest check``; None: it has no such command.
+    """
+
+    facts: Mapping[str, Any]
+    uptime: float | None = None
+    report: Mapping[str, Any] | None = None
+
+
+class NoLoginError(Exception):
+    """Nobody can log in; the text says why."""
+
+
+#: Runs a program: its words and seconds in, exit status and what it wrote out.
+Runner = Callable[[list[str], float], tuple[int, str, str]]
+
+
+def run_program(words: list[str], seconds: float) -> tuple[int, str, str]:
+    """Run a program without input.
+
+    :raises NoLoginError: it is not there, or takes too long.
+    """
+    try:
+        done = subprocess.run(
+            words,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=seconds,
+            check=False,
+        )
+    except FileNotFoundError as error:
+        raise NoLoginError(f"{words[0]} is not installed here") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NoLoginError(f"{words[0]} gave no answer: {error.__class__.__name__}") from error
+    out, err = (part[:_LONGEST].decode("utf-8", "replace") for part in (done.stdout, done.stderr))
+    return done.returncode, out, err
+
+
+def build_ssh_words(address: str, user: str, key_file: str) -> list[str]:
+    """The command line that asks a guest.
+
+    :raises NoLoginError: one of the words must not reach another program.
+    """
+    try:
+        ipaddress.ip_address(address)
+    except ValueError:
+        raise NoLoginError(f"{printable_text(address)!r} is no address of a guest") from None
+    if not _WORD.fullmatch(user):
+        raise NoLoginError(f"{printable_text(user)!r} is no name of a user")
+    if not Path(key_file).is_file():
+        raise NoLoginError(f"there is no key file {printable_text(key_file)}")
+    # The guest is new: nobody knows its host key yet.
+    options = (
+        *("BatchMode=yes", "StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null"),
+        *("GlobalKnownHostsFile=/dev/null", "ConnectTimeout=10", "LogLevel=ERROR"),
+        *("IdentitiesOnly=yes", "PasswordAuthentication=no"),
+    )
+    words = [word for option in options for word in ("-o", option)]
+    return ["ssh", *words, "-i", key_file, "-l", user, "--", address, PROGRAM]
+
+
+def ask_guest(
+    address: str,
+    user: str,
+    key_file: str,
+    patience: float,
+    run: Runner = run_program,
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+) -> GuestAnswer:
+    """Log in, and ask; again until *patience* seconds are over.
+
+    :raises NoLoginError: it was in vain.
+    """
+    if not user:
+        raise NoLoginError("no user is named: --ssh-user USER")
+    if not address:
+        raise NoLoginError("the server has no address")
+    words = build_ssh_words(address, user, key_file)
+    deadline = clock() + patience
+    while True:
+        status, out, err = run(words, _PATIENCE)
+        # ssh says 255 where it does not come that far (ssh(1)); the program's own status is
+        # that of its last part, which the guest may not have.
+        if status != 255:
+            return parse_guest_answer(out)
+        if clock() + _PAUSE > deadline:
+            lines = err.strip().splitlines()
+            raise NoLoginError(printable_text(lines[-1])[:200] if lines else "ssh gives up")
+        pause(_PAUSE)
+
+
+def parse_guest_answer(text: str) -> GuestAnswer:
+    """The parts of an answer that make sense."""
+    parts: dict[str, str] = {}
+    for piece in text[:_LONGEST].split(f"\n{_MARK}")[1:]:
+        name, _, body = piece.partition("\n")
+        parts.setdefault(name.strip(), body.strip())
+    system = _read_release(parts.get("system", ""))
+    facts = {
+        "kernel": _version_or_none(parts.get("kernel")),
+        "os_id": _version_or_none(system.get("ID")),
+        "os_version": _version_or_none(system.get("VERSION_ID")),
+        "cloud_init": _read_cloud_init(parts.get("cloud_init", "")),
+        "metadata_http": _read_number(parts.get("metadata", "")),
+        "gpu_driver": _version_or_none(next(iter(parts.get("driver", "").splitlines()), None)),
+    }
+    return GuestAnswer(
+        facts, _read_uptime(parts.get("uptime", "")), _read_object(parts.get("check", ""))
+    )
+
+
+def _read_release(text: str) -> dict[str, str]:
+    lines = (line.partition("=") for line in text.splitlines())
+    return {key: value.strip("\"'") for key, _, value in lines}
+
+
+def _version_or_none(text: str | None) -> str | None:
+    return text if text is not None and _VERSION.fullmatch(text) else None
+
+
+def _read_cloud_init(text: str) -> str | None:
+    match = re.search(r"^status: ([a-z]+(?: [a-z]+)?)$", text, re.MULTILINE)
+    return match[1] if match else None
+
+
+def _read_number(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"[1-9][0-9]{2}", text, re.ASCII) else None
+
+
+def _read_uptime(text: str) -> float | None:
+    match = re.match(r"(\d{1,12}\.\d{1,4}) ", text, re.ASCII)
+    return float(match[1]) if match else None
+
+
+def _read_object(text: str) -> Mapping[str, Any] | None:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The words in which a requirement is judged, and the evidence that is judged. Data only."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import attrs
+
+
+class RequirementState(enum.StrEnum):
+    """How a cloud stands to one requirement."""
+
+    MET = "met"
+    NOT_MET = "not met"
+    #: It was not tried, or could not be read. Never the same as met.
+    UNKNOWN = "not known"
+    #: Nothing of the cloud's software decides it.
+    NOT_OURS = "not ours"
+
+
+class EvidenceError(Exception):
+    """A step can say nothing; the text names the thing and the cure."""
+
+
+@attrs.frozen
+class RequirementVerdict:
+    """The verdict on one requirement.
+
+    :ivar found: the evidence, or the reason.
+    :ivar cure: what would make it met, or known; "": nothing has to be done.
+    """
+
+    state: RequirementState
+    found: str
+    cure: str = ""
+
+
+@attrs.frozen
+class StepEvidence:
+    """What one step has said.
+
+    :ivar output: the object that it printed; None: nothing, for :attr:`reason`.
+    """
+
+    output: Mapping[str, Any] | None = None
+    reason: str = ""
+
+
+def _freeze_steps(steps: Mapping[str, StepEvidence]) -> Mapping[str, StepEvidence]:
+    return MappingProxyType(dict(steps))
+
+
+@attrs.frozen
+class RequirementEvidence:
+    """What all steps have said, by the names that the suite has for them."""
+
+    steps: Mapping[str, StepEvidence] = attrs.field(converter=_freeze_steps, factory=dict)
+
+    def read_step(self, name: str) -> Mapping[str, Any]:
+        """The output of a step that has done its work.
+
+        :raises EvidenceError: there is none, or the step says itself that it failed.
+        """
+        evidence = self.steps.get(name)
+        if evidence is None:
+            raise EvidenceError(f"the step {name} was not run")
+        if evidence.output is None:
+            raise EvidenceError(evidence.reason or f"the step {name} said nothing")
+        if evidence.output.get("success") is False:
+            error = evidence.output.get("error")
+            raise EvidenceError(f"{name}: {error}" if error else f"{name} failed without a reason")
+        return evidence.output
+
+    def read_field(self, step: str, key: str, kind: type | tuple[type, ...]) -> Any:
+        """One value of a step's output.
+
+        :raises EvidenceError: it is not there, or of another kind.
+        """
+        value = self.read_step(step).get(key)
+        if isinstance(value, bool) and kind is int:
+            value = None
+        if not isinstance(value, kind):
+            raise EvidenceError(f"{step} says nothing usable of {key}: {str(value)[:80]!r}")
+        return value
+
+    def read_rows(self, step: str, key: str) -> Sequence[Mapping[str, Any]]:
+        """A list of objects in a step's output.
+
+        :raises EvidenceError: it is not there, or holds something else.
+        """
+        rows = self.read_field(step, key, list)
+        if not all(isinstance(row, dict) for row in rows):
+            raise EvidenceError(f"{step}: {key} holds something that is no object")
+        return list(rows)
+
+
+def judge_met(found: str) -> RequirementVerdict:
+    """A requirement that is met."""
+    return RequirementVerdict(RequirementState.MET, found)
+
+
+def judge_not_met(found: str, cure: str) -> RequirementVerdict:
+    """A requirement that is not."""
+    return RequirementVerdict(RequirementState.NOT_MET, found, cure)
+
+
+def judge_unknown(found: str, cure: str = "") -> RequirementVerdict:
+    """A requirement of which nobody can tell."""
+    return RequirementVerdict(RequirementState.UNKNOWN, found, cure)
