@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from rich.highlighter import RegexHighlighter
 from rich.theme import Theme
@@ -17,10 +18,20 @@ from nova_hpc.topology.files import FileTree, show_path
 from nova_hpc.topology.model import InventoryError, Node, PciFunction
 from nova_hpc.topology.peer_wish import PeerWish
 from nova_hpc.wire import inventory
-from nova_hpc_tools.adopt import service_settings
-from nova_hpc_tools.base import CommandAnswer, ListCommand
-from nova_hpc_tools.inventory import device_names, nccl_node, node_archive, peer_text, text
+from nova_hpc_tools.adopt import service_settings, source_options
+from nova_hpc_tools.base import PICTURES, CommandAnswer, ListCommand
+from nova_hpc_tools.inventory import (
+    device_names,
+    distance_matrix,
+    nccl_node,
+    node_archive,
+    peer_text,
+    text,
+)
 from nova_hpc_tools.printing import InertConsole
+
+if TYPE_CHECKING:
+    from nova_hpc_tools.inventory.standing import NodeSettings
 
 _THEME: Final = Theme(
     {
@@ -51,10 +62,12 @@ class Inventory(ListCommand):
 
     Reads this machine, the captured sys and proc of another one, or the XML
     of lstopo, and needs no privileges; root sees more (ACS, link registers).
-    JSON and YAML say all that is known, with a version; lists name the devices.
+    JSON and YAML say all that is known, with a version; lists name the devices;
+    HTML and SVG draw the node.
     """
 
     acts_with = ("save",)
+    draws = True
     errors = (InventoryError,)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -96,11 +109,18 @@ class Inventory(ListCommand):
             "(default: tree)",
         )
         parser.add_argument(
+            "--matrix",
+            action="store_true",
+            help="show how far GPUs and adapters are from each other (PIX, PXB, PHB, NODE, SYS), "
+            "and which CPUs are near, as nvidia-smi topo -m does on a host with drivers",
+        )
+        parser.add_argument(
             "--all",
             action="store_true",
-            help="tree: also draw chipset functions, ports of switches and virtual functions",
+            help="tree: also draw chipset functions, ports of switches and virtual functions; "
+            "--matrix: also virtual functions",
         )
-        service_settings.add_config_options(parser)
+        source_options.add_config_options(parser)
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
@@ -112,14 +132,83 @@ class Inventory(ListCommand):
             self.say(node_archive.save_node_archive(parsed_args.root, parsed_args.save, *keep))
             return CommandAnswer(("File",), [(str(parsed_args.save),)])
         node = _read_inventory_node(parsed_args)
+        if parsed_args.matrix:
+            if parsed_args.show != "tree":
+                raise InventoryError(f"--matrix and --show {parsed_args.show} exclude each other")
+            return _answer_matrix(node, parsed_args.all)
         return CommandAnswer(
-            columns=tuple(_COLUMNS),
-            rows=[tuple(say(function) for say in _COLUMNS.values()) for function in node.functions],
+            columns=(*_COLUMNS, *_OF_SERVERS),
+            rows=_list_inventory_rows(node, parsed_args),
             show=lambda: _print_inventory(node, parsed_args),
-            document=lambda: inventory.write_inventory(node, _peer_wish_of(parsed_args)),
+            document=lambda: inventory.write_inventory(
+                node, _peer_wish_of(parsed_args), _judge_for_servers(node, parsed_args)
+            ),
+            pictures={
+                form: functools.partial(_draw_inventory, form, node, parsed_args)
+                for form in PICTURES
+            },
         )
 
 
+def _list_inventory_rows(node: Node, args: argparse.Namespace) -> Iterator[tuple[object, ...]]:
+    """The rows of a list; judged when they are asked for."""
+    servers = _judge_for_servers(node, args)
+    for function in node.functions:
+        part = servers.get(function.address, inventory.ServersPart())
+        yield (
+            *(say(function) for say in _COLUMNS.values()),
+            *(part.role, part.offer, part.reason),
+        )
+
+
+def _judge_for_servers(node: Node, args: argparse.Namespace) -> Mapping[str, inventory.ServersPart]:
+    from nova_hpc_tools.inventory import standing
+
+    judged = standing.judge_functions(node, _settings_of_node(node, args))
+    return {
+        address: inventory.ServersPart(each.role, each.offer.value, each.reason)
+        for address, each in judged.items()
+    }
+
+
+def _draw_inventory(form: str, node: Node, args: argparse.Namespace) -> str:
+    from nova_hpc_tools.inventory import picture_view, standing
+    from nova_hpc_tools.pictures import page
+
+    settings = _settings_of_node(node, args)
+    picture = picture_view.view_inventory_node(
+        node, standing.judge_functions(node, settings), settings.spec
+    )
+    return page.draw_node_page(picture) if form == "html" else page.draw_node_svg(picture)
+
+
+def _settings_of_node(node: Node, args: argparse.Namespace) -> NodeSettings:
+    """The settings for the node: of another machine only if its files are named."""
+    from nova_hpc_tools.inventory import standing
+
+    if not _is_this_machine(args) and not args.config:
+        return standing.make_default_settings(node)
+    try:
+        return standing.read_node_settings(node, args.config)
+    except InventoryError:
+        if args.config:
+            raise
+        # Everybody may look at a node, and few may read its configuration.
+        return standing.make_default_settings(node)
+
+
+def _answer_matrix(node: Node, everything: bool) -> CommandAnswer:
+    matrix = distance_matrix.build_distance_matrix(node, everything)
+    return CommandAnswer(
+        columns=distance_matrix.list_matrix_columns(matrix),
+        rows=distance_matrix.list_matrix_rows(matrix),
+        show=lambda: print("\n".join(distance_matrix.format_matrix_lines(matrix))),
+        document=lambda: distance_matrix.dump_matrix_document(node, matrix),
+    )
+
+
+#: The columns of what a function is to servers.
+_OF_SERVERS: Final = ("Role", "Offer", "Reason")
 #: Column of a list -> what it says of a function.
 _COLUMNS: Final[Mapping[str, Callable[[PciFunction], object]]] = {
     "Address": lambda function: function.address,
@@ -137,7 +226,7 @@ _COLUMNS: Final[Mapping[str, Callable[[PciFunction], object]]] = {
 
 def _print_inventory(node: Node, args: argparse.Namespace) -> None:
     if args.show == "tree":
-        _draw_inventory_tree(node, args.all, _peer_wish_of(args))
+        _draw_inventory_tree(node, args)
     elif args.show == "nccl":
         sys.stdout.write(nccl_node.from_node(node, _read_processor(args)))
     else:
@@ -174,10 +263,13 @@ def _read_processor(args: argparse.Namespace) -> nccl.Processor | None:
     return nccl_node.read_nccl_processor(FileTree(args.root)) if args.xml is None else None
 
 
+def _is_this_machine(args: argparse.Namespace) -> bool:
+    return args.xml is None and args.archive is None and args.root.resolve() == Path("/")
+
+
 def _peer_wish_of(args: argparse.Namespace) -> PeerWish:
     """The peer-to-peer wish for the node: of another machine only where its files are named."""
-    on_this_machine = args.xml is None and args.archive is None and args.root.resolve() == Path("/")
-    if not on_this_machine and not args.config:
+    if not _is_this_machine(args) and not args.config:
         return PeerWish.KEEP
     try:
         return PeerWish(
@@ -189,12 +281,15 @@ def _peer_wish_of(args: argparse.Namespace) -> PeerWish:
         return PeerWish.KEEP  # everybody may look at a node, and few may read its configuration
 
 
-def _draw_inventory_tree(node: Node, everything: bool, wish: PeerWish) -> None:
+def _draw_inventory_tree(node: Node, args: argparse.Namespace) -> None:
+    from nova_hpc_tools.inventory import standing
+
     encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower()
     plain = not encoding.startswith("utf")
     console = InertConsole(theme=_THEME, highlighter=_Colours(), soft_wrap=True)
-    drawn = text.draw_node_lines(node, everything=everything, plain=plain)
-    pairs = list(peer_text.format_peer_lines(node, wish))
+    standings = standing.judge_functions(node, _settings_of_node(node, args))
+    drawn = text.draw_node_lines(node, args.all, plain, standings)
+    pairs = list(peer_text.format_peer_lines(node, _peer_wish_of(args)))
     for line in (*drawn, *([""] if pairs else []), *pairs):
         if console.is_terminal:
             console.print(line)
@@ -203,29 +298,11 @@ def _draw_inventory_tree(node: Node, everything: bool, wish: PeerWish) -> None:
 
 
 def _format_device_spec(node: Node, config: Sequence[str]) -> Iterator[str]:
-    from nova_hpc.topology import roles
-    from nova_hpc_tools.adopt import configured, device_spec, nvlink_sets
-    from nova_hpc_tools.adopt.declaration import Declaration
+    from nova_hpc_tools.adopt import device_spec
+    from nova_hpc_tools.inventory import standing
 
-    try:
-        everything = service_settings.read_node_options(config, ("device_role", "nvlink_set"))
-        options, lines = everything.hpc, tuple(everything.pci.device_spec or ())
-        table = service_settings.role_table_of(options.device_role, node, lines)
-    except (roles.RoleError, service_settings.ConfigError) as error:
-        raise InventoryError(f"[hpc]device_role cannot be used: {error}") from error
-    try:
-        links = nvlink_sets.parse_nvlink_sets(options.nvlink_set)
-        nvlink_sets.check_nvlink_sets(links, node, table)
-    except nvlink_sets.NvlinkError as error:
-        raise InventoryError(str(error)) from error
-    current_settings = configured.Configured(
-        device_spec=lines, aliases=tuple(everything.pci.alias or ())
-    )
-    identity = configured.identity_forms_of(current_settings, node, table, {})
-    spec = device_spec.build_device_spec(
-        node, table, Declaration(nvlink=links or None, identity=identity)
-    )
-    for item in spec.omitted:
-        print(f"Not offered: {item.address} ({item.role}): {item.reason}", file=sys.stderr)
+    spec = standing.read_node_settings(node, config).spec
+    for line in device_spec.format_omitted_lines(spec.omitted):
+        print(line, file=sys.stderr)
     for line in spec.lines():
         yield f"device_spec = {line}"

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from nova_hpc.outside.name_lists import join_first
 from nova_hpc.topology import peer, peer_wish
 from nova_hpc.topology.model import Node
 from nova_hpc.topology.peer import PeerPair, PeerPath, PeerReason
@@ -23,11 +24,13 @@ _WHY: Final = {
     PeerReason.FREE: "ACS redirects nothing",
     PeerReason.UNREADABLE: "only root can read the registers",
 }
+#: Pairs that are named in one line.
+_MOST_NAMES: Final = 4
 _ATS: Final = {True: ", ATS on", False: ", ATS off now", None: ""}
 
 
 def format_peer_lines(node: Node, wish: PeerWish = PeerWish.KEEP) -> Iterator[str]:
-    """One line a pair, and below it what stands against *wish*; nothing without pairs."""
+    """One line for equal pairs, and below it what stands against *wish*; nothing without pairs."""
     pairs = list(peer.find_peer_pairs(node))
     if not pairs:
         return
@@ -35,11 +38,16 @@ def format_peer_lines(node: Node, wish: PeerWish = PeerWish.KEEP) -> Iterator[st
     yield "Peer-to-peer of GPUs and adapters below one switch" + (
         "" if wish is PeerWish.KEEP else f" ([hpc]peer_to_peer = {wish.value})"
     )
+    alike: dict[tuple[str, ...], list[str]] = {}
     for pair in pairs:
         state = "" if peer_wish.is_pair_as_wished(pair, wish) is not False else ", not as wished"
-        yield f"  {_format_pair_names(pair)}: {_format_pair_path(pair)}{state}"
-        for lack in lacks.get(pair, ()):
-            yield f"    {lack.address}: {lack.text}"
+        against = (f"    {lack.address}: {lack.text}" for lack in lacks.get(pair, ()))
+        key = (f"{_format_pair_path(pair)}{state}", *against)
+        alike.setdefault(key, []).append(_format_pair_names(pair))
+    for (path, *against_lines), names in alike.items():
+        count = f"{len(names)} pairs: " if len(names) > 1 else ""
+        yield f"  {count}{join_first(names, _MOST_NAMES)}: {path}"
+        yield from against_lines
 
 
 def _format_pair_names(pair: PeerPair) -> str:

@@ -8,7 +8,7 @@ switch is drawn right below its upstream port. The JSON document has it all.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
@@ -18,6 +18,9 @@ from nova_hpc.topology import peer
 from nova_hpc.topology.cpuset import format_list
 from nova_hpc.topology.model import BridgeKind, HugePages, Node, NumaNode, PcieLink, PciFunction
 from nova_hpc_tools import class_names
+
+if TYPE_CHECKING:
+    from nova_hpc_tools.inventory.standing import FunctionStanding
 
 _DOT: Final = " · "
 _MOST_PROBLEMS: Final = 20
@@ -49,32 +52,45 @@ class _NodeBranch:
     below: list[_NodeBranch] = attrs.Factory(list)
 
 
-def draw_node_lines(node: Node, everything: bool = False, plain: bool = False) -> Iterator[str]:
+def draw_node_lines(
+    node: Node,
+    everything: bool = False,
+    plain: bool = False,
+    standings: Mapping[str, FunctionStanding] | None = None,
+) -> Iterator[str]:
     """Draw *node* line by line.
 
     :param everything: also what the chipset brings along, and empty ports.
     :param plain: ASCII characters only.
+    :param standings: address -> role, and whether servers are offered it.
     """
     guides = ("|- ", "`- ", "|  ", "   ") if plain else ("├─ ", "└─ ", "│  ", "   ")
-    for line in _iterate_node_lines(node, everything, guides):
+    for line in _iterate_node_lines(node, everything, guides, standings or {}):
         if plain:
             line = line.replace(_DOT, ", ").encode("ascii", "replace").decode("ascii")
         yield line
 
 
 def _iterate_node_lines(
-    node: Node, everything: bool, guides: tuple[str, str, str, str]
+    node: Node,
+    everything: bool,
+    guides: tuple[str, str, str, str],
+    standings: Mapping[str, FunctionStanding],
 ) -> Iterator[str]:
     marks: set[str] = set()
+    reasons: dict[str, int] = {}
     peers = peer.switch_paths_of(node)
     unsure = _find_unsure_switches(node) & {
         switch for switch, path in peers.items() if path is peer.PeerPath.UNKNOWN
     }
-    yield from _draw_branch_lines(_Drawing(node, everything, marks, peers, unsure).trunk(), guides)
-    if marks or node.problems:
+    drawing = _Drawing(node, everything, marks, peers, unsure, standings, reasons)
+    yield from _draw_branch_lines(drawing.trunk(), guides)
+    if marks or reasons or node.problems:
         yield ""
     for mark in sorted(marks):
         yield f"{mark}  {_LEGEND[mark]}"
+    for reason, number in reasons.items():
+        yield f"({number})  {reason}"
     for problem in cut_after(
         node.problems, _MOST_PROBLEMS, lambda rest: f"and {rest} more; the JSON has them all"
     ):
@@ -109,6 +125,9 @@ class _Drawing:
     peers: Mapping[str, peer.PeerPath]
     #: Switches with a GPU and an adapter of which it is not known.
     unsure: frozenset[str]
+    standings: Mapping[str, FunctionStanding]
+    #: Why devices are not offered, each once -> its number.
+    reasons: dict[str, int]
 
     def trunk(self) -> _NodeBranch:
         """The machine, its NUMA nodes, and the roots near to each."""
@@ -173,6 +192,7 @@ class _Drawing:
                 parts.append(text)
         if function.bridge is None:
             parts.extend(self.use(function))
+            parts.extend(self.stand(function))
         if self.peers.get(function.address) is peer.PeerPath.ROOT:
             parts.append("P2P via root" + self.mark(_PEER, True))
         elif function.address in self.unsure:
@@ -195,6 +215,19 @@ class _Drawing:
         names += [f"{kind.name}" for kind in function.rdma if kind.name not in names]
         if names:
             yield " ".join(names)
+
+    def stand(self, function: PciFunction) -> Iterator[str]:
+        """Role, and whether servers are offered it, or its virtual functions."""
+        counts: dict[tuple[str, str, str], int] = {}
+        for address in (function.address, *function.virtual_functions):
+            standing = self.standings.get(address)
+            if standing is not None:
+                key = (standing.role, standing.offer.value, standing.reason)
+                counts[key] = counts.get(key, 0) + 1
+        for (role, offer, reason), count in counts.items():
+            words = f"{role or 'no role'} {offer}" + (f" x{count}" if count > 1 else "")
+            number = self.reasons.setdefault(reason, len(self.reasons) + 1) if reason else 0
+            yield words + (f" ({number})" if number else "")
 
     def virtual(self, function: PciFunction) -> str:
         """The drivers of the VFs, and how many cannot be relied on."""

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The metrics as Prometheus takes them: a text, a file for node_exporter, or a service.
+
+A scrape never reads anything: it gets what the last reading has said, as long as that is not too
+old, and otherwise that there is none. What is unknown is left out and never 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from nova_hpc.topology import atomic_files
+from nova_hpc_tools.base import CommandError
+from nova_hpc_tools.metrics import catalogue
+from nova_hpc_tools.metrics.catalogue import MetricKind, MetricScope
+from nova_hpc_tools.metrics.samples import MetricSample
+
+#: Reads the metrics of what a command is about, anew at each call.
+ReadSamples = Callable[[], Sequence[MetricSample]]
+
+#: A reading is too old after so many intervals without another.
+_LATE: Final = 3
+#: node_exporter reads no other files (collector/textfile.go).
+_SUFFIX: Final = ".prom"
+#: Everybody may read it: node_exporter has a user of its own.
+_MODE: Final = 0o644
+#: Bytes of a file of our own; more than any has.
+_LARGEST: Final = 1 << 24
+
+
+def load_prometheus_client() -> Any:
+    """The library, which only these commands need.
+
+    :raises CommandError: it is not installed; the text names the cure.
+    """
+    try:
+        import prometheus_client.core
+        import prometheus_client.parser
+    except ImportError as error:
+        raise CommandError(
+            "prometheus-client is not installed: pip install prometheus-client"
+        ) from error
+    return prometheus_client
+
+
+# --- the last reading ----------------------------------------------------------------------
+
+
+@attrs.frozen
+class _MetricsReading:
+    """The samples of one reading; None: it failed."""
+
+    samples: Sequence[MetricSample] | None
+    #: Seconds of a clock that nobody sets.
+    ended: float
+    #: Unix time of the last whole reading; None: there was none.
+    success: float | None
+
+
+@attrs.define
+class MetricsKeeper:
+    """What was read last. Threads that answer scrapes see it as a whole."""
+
+    scope: MetricScope
+    read: ReadSamples
+    #: Seconds after which it counts no more; None: it is never too old.
+    lasts: float | None = None
+    _last: _MetricsReading = attrs.field(
+        init=False, factory=lambda: _MetricsReading(None, 0.0, None)
+    )
+
+    def refresh(self, before: float | None = None) -> None:
+        """Read now.
+
+        :param before: when it was read before, by whom this process does not know.
+        :raises Exception: what :attr:`read` raises; from now on nothing is known.
+        """
+        success = self._last.success or before
+        try:
+            samples = tuple(self.read())
+        except BaseException:
+            self._last = _MetricsReading(None, time.monotonic(), success)
+            raise
+        self._last = _MetricsReading(samples, time.monotonic(), time.time())
+
+    def list_samples(self) -> tuple[MetricSample, ...]:
+        """What may be said now."""
+        last = self._last
+        late = self.lasts is not None and time.monotonic() - last.ended > self.lasts
+        known = () if last.samples is None or late else last.samples
+        first = [MetricSample(catalogue.UP[self.scope], last.samples is not None and not late)]
+        if last.success is not None:
+            first.append(MetricSample(catalogue.LAST_SUCCESS[self.scope], last.success))
+        return (*first, *known)
+
+
+# --- as a text -----------------------------------------------------------------------------
+
+
+def write_exposition(samples: Iterable[MetricSample]) -> bytes:
+    """The text that Prometheus scrapes, in UTF-8.
+
+    :raises CommandError: the library is not there.
+    """
+    client = load_prometheus_client()
+    registry = client.CollectorRegistry(auto_describe=False)
+    registry.register(_SamplesCollector(client, lambda: tuple(samples)))
+    text: bytes = client.generate_latest(registry)
+    return text
+
+
+@attrs.frozen(eq=False)
+class _SamplesCollector:
+    """What a registry of the library asks at each scrape."""
+
+    client: Any
+    samples: ReadSamples
+
+    def describe(self) -> Iterable[Any]:
+        """The library asks for names at the start, before anything was read."""
+        return ()
+
+    def collect(self) -> Iterator[Any]:
+        """One family for each metric, in the order of the catalogue."""
+        values: dict[MetricKind, dict[tuple[str, ...], float]] = {}
+        for sample in self.samples():
+            # Of equal series Prometheus would refuse the whole text.
+            values.setdefault(sample.kind, {}).setdefault(sample.labels, sample.value)
+        core = self.client.core
+        for kind in catalogue.ALL:
+            if kind not in values:
+                continue
+            make = core.CounterMetricFamily if kind.counter else core.GaugeMetricFamily
+            family = make(kind.name, kind.text, labels=kind.labels)
+            for labels, value in values[kind].items():
+                family.add_metric(labels, value)
+            yield family
+
+
+# --- as a file -----------------------------------------------------------------------------
+
+
+def write_textfile(path: Path, keeper: MetricsKeeper) -> None:
+    """Read, and write the file of node_exporter's textfile collector, whole or not at all.
+
+    Where the reading fails, the file says so, and keeps the time of the last one that did not.
+
+    :raises CommandError: it cannot be written.
+    :raises Exception: what the reading raises, after the file was written.
+    """
+    if path.suffix != _SUFFIX:
+        raise CommandError(
+            f"--textfile: {path} does not end with {_SUFFIX}, so node_exporter would not read it"
+        )
+    before = _find_last_success(path, keeper.scope)
+    try:
+        keeper.refresh(before)
+    finally:
+        try:
+            atomic_files.write_file(path, write_exposition(keeper.list_samples()), _MODE)
+        except OSError as error:
+            raise CommandError(
+                f"--textfile: {path} cannot be written: {error.strerror or error}"
+            ) from error
+
+
+def _find_last_success(path: Path, scope: MetricScope) -> float | None:
+    """When the file says that a reading was whole; None: it does not say, or is not there."""
+    name = catalogue.LAST_SUCCESS[scope].name
+    parser = load_prometheus_client().parser
+    with contextlib.suppress(Exception):  # it may hold anything
+        with path.open(encoding="utf-8") as file:
+            text = file.read(_LARGEST)
+        for family in parser.text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.name == name:
+                    return float(sample.value)
+    return None
+
+
+# --- as a service --------------------------------------------------------------------------
+
+
+@attrs.frozen
+class ListenAddress:
+    """Where a service answers."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@attrs.frozen
+class TransportKeys:
+    """The files of TLS; None: it is not used."""
+
+    certificate: Path | None = None
+    key: Path | None = None
+    #: Of those who may scrape; None: everybody.
+    client_ca: Path | None = None
+
+
+def serve_metrics(
+    keeper: MetricsKeeper,
+    address: ListenAddress,
+    interval: float,
+    keys: TransportKeys,
+    say: Callable[[str], None],
+) -> None:
+    """Answer scrapes, and read every *interval* seconds, until the process is asked to end.
+
+    A reading that fails is said on standard error, and so is the next one that does not.
+
+    :raises CommandError: the address or the keys cannot be used.
+    """
+    client = load_prometheus_client()
+    keeper.lasts = _LATE * interval
+    registry = client.CollectorRegistry(auto_describe=False)
+    registry.register(_SamplesCollector(client, keeper.list_samples))
+    try:
+        server, thread = client.start_http_server(
+            address.port,
+            address.host,
+            registry,
+            certfile=None if keys.certificate is None else str(keys.certificate),
+            keyfile=None if keys.key is None else str(keys.key),
+            client_cafile=None if keys.client_ca is None else str(keys.client_ca),
+            client_auth_required=keys.client_ca is not None,
+        )
+    except (OSError, ValueError, OverflowError) as error:  # ssl.SSLError is an OSError
+        reason = getattr(error, "strerror", None) or error
+        raise CommandError(f"--listen: {address} cannot be used: {reason}") from error
+    say(f"listening on {address}")
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            _refresh_forever(keeper, interval)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _refresh_forever(keeper: MetricsKeeper, interval: float) -> None:
+    failed = False
+    while True:
+        try:
+            keeper.refresh()
+        except Exception as error:
+            # One bad reading ends no service; scrapes are told that nothing is known.
+            text = "".join(traceback.format_exception_only(error)).strip()
+            print(text, file=sys.stderr, flush=True)
+            failed = True
+        else:
+            if failed:
+                print("it can be read again", file=sys.stderr, flush=True)
+            failed = False
+        time.sleep(interval)

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""UUIDs of GPUs, by which metrics of NVIDIA's DCGM are joined with ours.
+
+A UUID is made by NVIDIA's driver: of a GPU that the host's driver has, the kernel's files say it.
+One that is bound to VFIO has none on the host, and the guest that has it is not asked. So an
+operator may give a file that was written when the GPUs were burnt in. Its lines name the piece of
+hardware and never its address: a GPU that was replaced has no line, instead of a wrong one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from nova_hpc.topology.files import FileError, FileTree
+from nova_hpc_tools.base import CommandError
+
+#: ``/proc/driver/nvidia/gpus/ADDRESS/information``, a line of it.
+_INFORMATION: Final = re.compile(r"^GPU UUID:\s+(GPU-[0-9a-f-]{36})\s*$", re.MULTILINE)
+_UUID: Final = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+#: What tells one piece of hardware from all others (nova_hpc.wire.ledger.LedgerDevice.hardware).
+_IDENTITIES: Final = ("serial:", "vpd:")
+#: Bytes of a file of UUIDs; far more than a cloud has.
+_LARGEST: Final = 1 << 22
+
+
+def read_kernel_uuids(root: Path, addresses: Iterable[str]) -> dict[str, str]:
+    """Address -> UUID of the GPUs that NVIDIA's driver has on this host.
+
+    :param root: where proc is.
+    """
+    tree = FileTree(root)
+    uuids = {}
+    for address in addresses:
+        try:
+            text = tree.text(f"/proc/driver/nvidia/gpus/{address}/information") or ""
+        except FileError:
+            continue
+        match = _INFORMATION.search(text)
+        if match is not None and _UUID.fullmatch(match[1]):
+            uuids[address] = match[1]
+    return uuids
+
+
+def read_uuid_file(path: Path) -> Mapping[str, str]:
+    """Hardware, as ``nova-hpc device show`` names it -> UUID of the GPU.
+
+    A line is both, with white space between; ``#`` begins a comment.
+
+    :raises CommandError: it cannot be read, or a line is none; the text names it.
+    """
+    try:
+        with path.open("rb") as file:
+            text = file.read(_LARGEST + 1).decode("utf-8")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise CommandError(f"--gpu-uuid-file: {path} cannot be read: {reason}") from error
+    if len(text) > _LARGEST:
+        raise CommandError(f"--gpu-uuid-file: {path} has more than {_LARGEST} bytes")
+    uuids: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        what = f"--gpu-uuid-file: {path}, line {number}"
+        if len(words) != 2 or not _UUID.fullmatch(words[1]):
+            raise CommandError(f"{what}: a line is HARDWARE GPU-UUID, with white space between")
+        hardware, uuid = words
+        if not hardware.startswith(_IDENTITIES):
+            raise CommandError(
+                f"{what}: {hardware} is no piece of hardware: give what nova-hpc device show calls "
+                "so, if it begins with serial: or vpd: (a slot may have another card tomorrow)"
+            )
+        if uuids.setdefault(hardware, uuid) != uuid:
+            raise CommandError(f"{what}: {hardware} has another UUID above")
+    return uuids

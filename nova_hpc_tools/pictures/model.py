@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What pictures show, before anything is drawn. Data only."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+
+import attrs
+
+from nova_hpc.topology.level import Level
+
+
+class TileState(enum.Enum):
+    """The state of a device; the value is the word for people."""
+
+    FREE = "free"
+    #: Of an inventory, which knows of no servers: an entry of ``[pci]device_spec`` names it.
+    OFFERED = "offered"
+    POSSIBLE = "can be offered"
+    USED = "in use"
+    #: A server has it, and it will be withheld when that server leaves.
+    AILING = "in use, ails"
+    WITHHELD = "withheld"
+    REFUSED = "not offered"
+    UNKNOWN = "unknown"
+    #: No server ever gets it.
+    HOST = "stays with the host"
+
+
+@attrs.frozen
+class DeviceTile:
+    """A device, or devices of one provider."""
+
+    #: PCI address; of virtual functions that of their physical function.
+    address: str
+    state: TileState
+    role: str = ""
+    #: What it is, for people.
+    product: str = ""
+    #: Of several functions: how many are free, and how many there are.
+    free: int = 0
+    total: int = 1
+    #: Names of the servers that have it.
+    servers: tuple[str, ...] = ()
+    #: Why it is as it is, and more that only a tooltip has room for.
+    details: tuple[str, ...] = ()
+    #: How many equal devices the tile stands for.
+    count: int = 1
+
+
+@attrs.frozen
+class PlaceBox:
+    """A place of devices: a NUMA node, a root complex, a switch."""
+
+    #: ``numa``, ``root`` or ``switch``.
+    kind: str
+    title: str
+    tiles: tuple[DeviceTile, ...] = ()
+    boxes: tuple[PlaceBox, ...] = ()
+    details: tuple[str, ...] = ()
+
+
+#: Role -> level -> the largest set that still fits.
+Largest = Mapping[str, Mapping[Level, int]]
+
+
+@attrs.frozen
+class NodePicture:
+    """One node."""
+
+    name: str
+    #: Sentences about it.
+    facts: tuple[str, ...]
+    boxes: tuple[PlaceBox, ...]
+    #: None: of an inventory, in which all is free.
+    largest: Largest = attrs.field(factory=dict, hash=False)
+    #: Server, its flavor, and its devices by role.
+    servers: tuple[tuple[str, str, str], ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+@attrs.frozen
+class RoleRow:
+    """The devices of one role on one host."""
+
+    role: str
+    #: Devices of one switch are together, and those of one NUMA node.
+    places: tuple[tuple[tuple[DeviceTile, ...], ...], ...]
+
+    @property
+    def tiles(self) -> tuple[DeviceTile, ...]:
+        """All of them in one line."""
+        return tuple(tile for numa in self.places for switch in numa for tile in switch)
+
+    @property
+    def free(self) -> int:
+        """How many functions are free."""
+        return sum(tile.free for tile in self.tiles)
+
+    @property
+    def total(self) -> int:
+        """How many functions there are."""
+        return sum(tile.total for tile in self.tiles)
+
+
+@attrs.frozen
+class HostTile:
+    """One host of a cloud."""
+
+    name: str
+    rows: tuple[RoleRow, ...]
+    largest: Largest = attrs.field(factory=dict, hash=False)
+    #: Why it gets no servers; "": it does.
+    out: str = ""
+    #: Letter -> name of the server.
+    letters: Mapping[str, str] = attrs.field(factory=dict, hash=False)
+    notes: tuple[str, ...] = ()
+
+
+@attrs.frozen
+class GroupNote:
+    """A server group that has a domain."""
+
+    group: str
+    level: str
+    domain: str
+    members: int
+    announced: int
+
+
+@attrs.frozen
+class LeafBox:
+    """The hosts of one leaf, or of the tightest domain that is known."""
+
+    #: Level and name of the domains above, widest first; (): the place is not known.
+    path: tuple[tuple[str, str], ...]
+    hosts: tuple[HostTile, ...]
+    groups: tuple[GroupNote, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The innermost domain, or that there is none."""
+        return " ".join(self.path[-1]) if self.path else "place on the fabric unknown"
+
+
+@attrs.frozen
+class CloudPicture:
+    """A cloud, or some leaves of one."""
+
+    title: str
+    facts: tuple[str, ...]
+    leaves: tuple[LeafBox, ...]
+    #: Server, host, flavor, and its devices by role.
+    servers: tuple[tuple[str, str, str, str], ...] = ()
+    groups: tuple[GroupNote, ...] = ()
+    problems: tuple[str, ...] = ()
+
+    @property
+    def hosts(self) -> tuple[HostTile, ...]:
+        """All of them."""
+        return tuple(host for leaf in self.leaves for host in leaf.hosts)

@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A picture as one page of HTML, or as one SVG: neither needs a network, a script or a font.
+
+In the page the blocks of a picture flow, so it can be read on a telephone as well; in the SVG
+they stand in as many columns as a page has room for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import attrs
+from lxml import etree
+
+from nova_hpc.outside.name_lists import cut_after
+from nova_hpc.outside.text import printable_text
+from nova_hpc_tools.pictures import draw_cloud, draw_node
+from nova_hpc_tools.pictures.canvas import (
+    FONT,
+    STATE_CLASSES,
+    Block,
+    add_element,
+    add_text,
+    arrange_blocks,
+    estimate_text_width,
+    make_svg_root,
+    place_block,
+    write_picture_style,
+)
+from nova_hpc_tools.pictures.fragmentation import (
+    FitTable,
+    tabulate_cloud_sets,
+    tabulate_node_sets,
+)
+from nova_hpc_tools.pictures.model import CloudPicture, DeviceTile, NodePicture, PlaceBox, TileState
+
+#: Hosts of a cloud beyond which each leaf is drawn in counts alone.
+MOST_HOSTS: Final = 1500
+_MOST_ROWS: Final = 3000
+_MOST_PROBLEMS: Final = 100
+_WIDTH: Final = 960
+_GAP: Final = 12
+_STYLE: Final = (
+    "*{box-sizing:border-box}"
+    f"body{{margin:0;padding:16px;font:14px/1.45 {FONT};background:#fff;color:#1c2733}}"
+    "main{max-width:960px;margin:0 auto}"
+    "h1{font-size:22px;margin:0 0 4px;overflow-wrap:anywhere}"
+    "h2{font-size:16px;margin:22px 0 8px}"
+    "h3{font-size:14px;margin:14px 0 6px;overflow-wrap:anywhere}"
+    "p{margin:2px 0;color:#566472}"
+    "ul.legend{list-style:none;display:flex;flex-wrap:wrap;gap:4px 16px;padding:0;margin:12px 0}"
+    "ul.legend svg{vertical-align:-2px;margin-right:6px}"
+    ".blocks{margin-top:12px;display:flex;flex-wrap:wrap;gap:12px;align-items:flex-start}"
+    ".blocks>div{max-width:100%;content-visibility:auto}"
+    ".blocks svg{display:block;max-width:100%;height:auto}"
+    ".wide{overflow-x:auto}"
+    ".tables{display:flex;flex-wrap:wrap;gap:0 40px}"
+    ".tables section{max-width:100%}"
+    "table{border-collapse:collapse;font-size:13px}"
+    "th,td{padding:3px 10px;text-align:right;border-bottom:1px solid #d7dde3;white-space:nowrap}"
+    "th:first-child,td:first-child,table.names td,table.names th{text-align:left}"
+    "th{font-weight:600}"
+    "summary{cursor:pointer;font-weight:600;margin:16px 0 6px}"
+    "@media (prefers-color-scheme:dark){body{background:#15191e;color:#e8ecf0}p{color:#a3afba}"
+    "th,td{border-color:#3a4550}}"
+)
+_SIGNS: Final = (
+    "A square is a device, a letter a server of its host (point at the host), ! withheld, "
+    "? unknown; squares that touch are below one switch."
+)
+#: Nothing may be loaded, whatever a name in the picture tries.
+_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
+
+
+@attrs.frozen
+class _Sheet:
+    """All parts of a picture, in their order."""
+
+    title: str
+    facts: tuple[str, ...]
+    states: tuple[TileState, ...]
+    tables: tuple[FitTable, ...]
+    note: str
+    #: Heading, and what is below it.
+    parts: tuple[tuple[str, tuple[Block, ...]], ...]
+    #: What signs in the picture mean.
+    signs: str = ""
+    #: Summary, head, rows.
+    lists: tuple[tuple[str, tuple[str, ...], Sequence[Sequence[str]]], ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+def draw_node_page(picture: NodePicture) -> str:
+    """The page of one node."""
+    return _write_page(_sheet_of_node(picture))
+
+
+def draw_node_svg(picture: NodePicture) -> str:
+    """The drawing of one node."""
+    return _write_svg(_sheet_of_node(picture))
+
+
+def draw_cloud_page(picture: CloudPicture) -> str:
+    """The page of a cloud, or of some leaves."""
+    return _write_page(_sheet_of_cloud(picture))
+
+
+def draw_cloud_svg(picture: CloudPicture) -> str:
+    """The drawing of the same."""
+    return _write_svg(_sheet_of_cloud(picture))
+
+
+def _sheet_of_node(picture: NodePicture) -> _Sheet:
+    states = {tile.state for box in picture.boxes for tile in _iterate_tiles(box)}
+    inventory = not states & {TileState.FREE, TileState.USED, TileState.AILING}
+    servers = picture.servers
+    return _Sheet(
+        title=picture.name,
+        facts=picture.facts,
+        states=tuple(state for state in TileState if state in states),
+        tables=tabulate_node_sets(picture.largest, empty=inventory),
+        note="CPUs and pages do not count here.",
+        parts=(("", tuple(draw_node.draw_place_box(box) for box in picture.boxes)),),
+        lists=((_count_noun(len(servers), "server"), ("server", "flavor", "devices"), servers),)
+        if servers
+        else (),
+        problems=picture.problems,
+    )
+
+
+def _iterate_tiles(box: PlaceBox) -> Iterable[DeviceTile]:
+    yield from box.tiles
+    for below in box.boxes:
+        yield from _iterate_tiles(below)
+
+
+def _sheet_of_cloud(picture: CloudPicture) -> _Sheet:
+    hosts = picture.hosts
+    summary = len(hosts) > MOST_HOSTS
+    draw = draw_cloud.draw_leaf_summary if summary else draw_cloud.draw_leaf_box
+    parts: dict[str, list[Block]] = {}
+    for leaf in picture.leaves:
+        above = " · ".join(f"{level} {name}" for level, name in leaf.path[:-1])
+        parts.setdefault(above, []).append(draw(leaf))
+    tiles = [tile for host in hosts for row in host.rows for tile in row.tiles]
+    states = {tile.state for tile in tiles}
+    states |= {TileState.FREE} if any(tile.free for tile in tiles) else set()
+    states |= {TileState.USED} if any(tile.servers for tile in tiles) else set()
+    lists: list[tuple[str, tuple[str, ...], Sequence[Sequence[str]]]] = []
+    if picture.groups:
+        rows = [
+            (note.group, f"{note.level} {note.domain}", f"{note.members} of {note.announced}")
+            for note in picture.groups
+        ]
+        lists.append((_count_noun(len(rows), "server group"), ("group", "domain", "members"), rows))
+    if picture.servers and len(picture.servers) <= _MOST_ROWS:
+        lists.append(
+            (
+                f"{_count_noun(len(picture.servers), 'server')} with devices",
+                ("server", "host", "flavor", "devices"),
+                picture.servers,
+            )
+        )
+    note = "One server on one host; CPUs and pages do not count here."
+    if summary:
+        note += f" More than {MOST_HOSTS} hosts: each leaf is drawn in counts."
+    return _Sheet(
+        title=picture.title,
+        facts=picture.facts,
+        states=tuple(state for state in TileState if state in states),
+        tables=tuple(tabulate_cloud_sets(hosts)),
+        note=note,
+        parts=tuple((heading, tuple(blocks)) for heading, blocks in parts.items()),
+        signs="" if summary else _SIGNS,
+        lists=tuple(lists),
+        problems=picture.problems,
+    )
+
+
+# --- HTML --------------------------------------------------------------------------------
+
+
+def _write_page(sheet: _Sheet) -> str:
+    html = etree.Element("html", lang="en")
+    head = etree.SubElement(html, "head")
+    etree.SubElement(head, "meta", charset="utf-8")
+    etree.SubElement(head, "meta", {"http-equiv": "Content-Security-Policy", "content": _POLICY})
+    etree.SubElement(head, "meta", name="viewport", content="width=device-width, initial-scale=1")
+    etree.SubElement(head, "meta", {"name": "color-scheme", "content": "light dark"})
+    _write(head, "title", f"{sheet.title} - nova-hpc")
+    _write(head, "style", _STYLE + write_picture_style())
+    main = etree.SubElement(etree.SubElement(html, "body"), "main")
+    _write(main, "h1", sheet.title)
+    for fact in sheet.facts:
+        _write(main, "p", fact)
+    _write_legend(main, sheet.states)
+    if sheet.signs:
+        _write(main, "p", sheet.signs)
+    tables = etree.SubElement(main, "div", {"class": "tables"})
+    for table in sheet.tables:
+        section = etree.SubElement(tables, "section")
+        _write(section, "h2", table.title)
+        _write_table(section, table.head, table.rows)
+    if sheet.tables:
+        _write(main, "p", sheet.note)
+    for heading, blocks in sheet.parts:
+        _write(main, "h3", heading) if heading else None
+        flow = etree.SubElement(main, "div", {"class": "blocks"})
+        for block in blocks:
+            # A browser lays out what is in sight alone, however many there are.
+            size = f"contain-intrinsic-size:{block.width}px {block.height}px"
+            frame = etree.SubElement(flow, "div", style=size)
+            frame.append(_svg_without_title(block))
+    for summary, head_row, rows in sheet.lists:
+        details = etree.SubElement(main, "details")
+        _write(details, "summary", summary)
+        _write_table(details, head_row, rows, "names")
+    if sheet.problems:
+        details = etree.SubElement(main, "details", open="open")
+        _write(details, "summary", _count_noun(len(sheet.problems), "problem"))
+        items = etree.SubElement(details, "ul")
+        for problem in cut_after(sheet.problems, _MOST_PROBLEMS, lambda rest: f"and {rest} more"):
+            _write(items, "li", problem)
+    text: str = etree.tostring(html, method="html", encoding="unicode")
+    return f"<!DOCTYPE html>\n{text}\n"
+
+
+def _svg_without_title(block: Block) -> etree._Element:
+    """A block as a drawing of its own; in a page its tooltips are those of its parts."""
+    root = make_svg_root(block, "")
+    root.remove(root[0])
+    return root
+
+
+def _write(parent: etree._Element, name: str, text: str) -> etree._Element:
+    element = etree.SubElement(parent, name)
+    element.text = printable_text(text)
+    return element
+
+
+def _write_legend(parent: etree._Element, states: Iterable[TileState]) -> None:
+    items = etree.SubElement(parent, "ul", {"class": "legend"})
+    for state in states:
+        item = etree.SubElement(items, "li")
+        swatch = add_element(None, "svg", width=14, height=14, viewBox="0 0 14 14")
+        add_element(swatch, "rect", width=14, height=14, rx=3, class_=STATE_CLASSES[state])
+        item.append(swatch)
+        swatch.tail = state.value
+
+
+def _write_table(
+    parent: etree._Element, head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "sets"
+) -> None:
+    table = etree.SubElement(
+        etree.SubElement(parent, "div", {"class": "wide"}), "table", {"class": kind}
+    )
+    line = etree.SubElement(etree.SubElement(table, "thead"), "tr")
+    for word in head:
+        _write(line, "th", word)
+    body = etree.SubElement(table, "tbody")
+    for row in rows:
+        line = etree.SubElement(body, "tr")
+        for cell in row:
+            _write(line, "td", cell)
+
+
+# --- SVG ---------------------------------------------------------------------------------
+
+
+def _write_svg(sheet: _Sheet) -> str:
+    group = add_element(None, "g")
+    add_text(group, sheet.title, 0, 14, "ink h", _WIDTH, 14)
+    top = 34
+    for fact in sheet.facts:
+        add_text(group, fact, 0, top, "dim", _WIDTH)
+        top += 16
+    legend = _draw_svg_legend(sheet.states)
+    place_block(group, legend, 0, top)
+    top += legend.height + _GAP
+    if sheet.signs:
+        add_text(group, sheet.signs, 0, top + 6, "dim", _WIDTH)
+        top += 16 + _GAP
+    for block in map(_draw_svg_table, sheet.tables):
+        place_block(group, block, 0, top)
+        top += block.height + _GAP
+    if sheet.tables:
+        add_text(group, sheet.note, 0, top, "dim")
+        top += _GAP
+    for heading, blocks in sheet.parts:
+        if heading:
+            add_text(group, heading, 0, top + 14, "ink b", _WIDTH)
+            top += 22
+        flow = arrange_blocks(blocks, _WIDTH, _GAP)
+        place_block(group, flow, 0, top)
+        top += flow.height + _GAP
+    shown = list(cut_after(sheet.problems, 10, lambda rest: f"and {rest} more"))
+    for problem in shown:
+        add_text(group, f"problem: {problem}", 0, top + 12, "dim", _WIDTH)
+        top += 16
+    root = make_svg_root(Block(_WIDTH, top, group), sheet.title, _GAP, style=True)
+    text: str = etree.tostring(root, encoding="unicode")
+    return f"{text}\n"
+
+
+def _draw_svg_legend(states: Iterable[TileState]) -> Block:
+    group = add_element(None, "g")
+    left = 0.0
+    for state in states:
+        add_element(
+            group, "rect", x=left, y=0, width=14, height=14, rx=3, class_=STATE_CLASSES[state]
+        )
+        add_text(group, state.value, left + 20, 11)
+        left += 20 + estimate_text_width(state.value) + 18
+    return Block(_WIDTH, 14, group)
+
+
+def _draw_svg_table(table: FitTable) -> Block:
+    group = add_element(None, "g")
+    add_text(group, table.title, 0, 12, "ink b", _WIDTH)
+    lines = (table.head, *table.rows)
+    wide = [
+        max(estimate_text_width(cell, bold=True) for cell in column) + 18
+        for column in zip(*lines, strict=True)
+    ]
+    for number, line in enumerate(lines):
+        right = 0.0
+        for column, cell in enumerate(line):
+            right += wide[column]
+            style = "dim" if number == 0 else "ink"
+            x = 0.0 if column == 0 else right
+            add_text(group, cell, x, 30 + 16 * number, f"{style} e" if column else style)
+    return Block(_WIDTH, 20 + 16 * len(lines), group)
+
+
+def _count_noun(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
