@@ -26,8 +26,9 @@ from nova_hpc_tools.adopt import (
     foreign_entries,
     include_files,
     include_writer,
+    layout_cures,
     layout_files,
-    layouts,
+    layout_names,
     node_wishes,
     nvlink_sets,
     overlooked,
@@ -322,7 +323,7 @@ class NodeSetup:
             self.node,
             self.taken.lines,
             # The files of a layout say again what others have said.
-            translate=self.args.layout != layouts.PLAIN,
+            translate=self.args.layout != layout_names.PLAIN,
         )
 
     def edits(self, spec: device_spec.DeviceSpec) -> list[include_files.FileChange]:
@@ -331,7 +332,7 @@ class NodeSetup:
         :raises include_files.IncludeError: an entry is not found, or not once.
         """
         plan = self.plan(spec)
-        if self.args.layout != layouts.PLAIN or not (plan.removed or plan.rewritten):
+        if self.args.layout != layout_names.PLAIN or not (plan.removed or plan.rewritten):
             return []
         return device_spec_edit.edit_device_spec(
             service_settings.foreign_config_files(self.args.config, self.args.write),
@@ -381,7 +382,8 @@ class NodeSetup:
             ready += overlooked.find_overlooked_devices(
                 node, table, readiness.offered_functions_of(node, spec), own
             )
-        notes = [f"{finding.seen} {finding.cure}" for finding in ready]
+        place = (self.args.layout, node.hostname)
+        notes = [f"{one.seen} {layout_cures.render_cure(one.cure, *place)}" for one in ready]
         notes += self._stock(spec)
         remarks = (*result.remarks, *stays, *offered.withheld.notes, *notes, *self.taken.notes)
         return spec, attrs.evolve(result, remarks=remarks)
@@ -409,7 +411,7 @@ class NodeSetup:
         self, parts: Sequence[str], spec: device_spec.DeviceSpec, result: settings.NovaSettings
     ) -> dict[str, str]:
         """Name -> text of each file, in the layout that is asked for."""
-        if self.args.layout == layouts.PLAIN:
+        if self.args.layout == layout_names.PLAIN:
             return {settings.file_name(part): result.files[part] for part in parts}
         plan = self.plan(spec)
         others = {
@@ -440,9 +442,7 @@ class NodeSetup:
         if not set(_OF_THE_NODE) & set(wanted):
             return
         lines = [f"The inventory: {problem}" for problem in self.node.problems]
-        lines += [
-            f"Not offered: {item.address} ({item.role}): {item.reason}" for item in spec.omitted
-        ]
+        lines += device_spec.format_omitted_lines(spec.omitted)
         for device_list in (self.left_out, self.in_use, self.whole):
             lines += device_list.notes
         identified = self.identified

@@ -16,7 +16,13 @@ from typing import Any
 from nova_hpc.topology import roles
 from nova_hpc.topology.model import Node
 from nova_hpc.wire.node_declaration import NodeDeclaration
-from nova_hpc_tools.adopt import layouts, node_wishes, service_settings, settings
+from nova_hpc_tools.adopt import (
+    layout_names,
+    node_wishes,
+    service_settings,
+    settings,
+    source_options,
+)
 from nova_hpc_tools.base import CommandError
 
 
@@ -24,23 +30,6 @@ def add_configure_options(parser: argparse.ArgumentParser) -> None:
     """Declare them."""
     _add_source_options(parser.add_argument_group("what is read"))
     _add_output_options(parser.add_argument_group("what is written"))
-
-
-def add_node_options(parser: argparse.ArgumentParser) -> None:
-    """Declare where the node and its declaration are, of a command that only looks."""
-    parser.add_argument(
-        "--root",
-        type=Path,
-        default=Path("/"),
-        metavar="DIR",
-        help="directory that holds sys and proc of the node (default: /)",
-    )
-    parser.add_argument(
-        "--declaration",
-        type=Path,
-        metavar="FILE",
-        help="the node's declaration (default: /etc/nova-hpc/node.yaml, of this machine)",
-    )
 
 
 def parse_as_configure(args: argparse.Namespace, parts: Iterable[str]) -> argparse.Namespace:
@@ -103,7 +92,7 @@ def _add_source_options(source: Any) -> None:
         help="write the roles that count now into the declaration, and this one after them, as "
         "a value of [hpc]device_role; may be repeated",
     )
-    service_settings.add_config_options(source, "Nova's services: what it says is added to")
+    source_options.add_config_options(source, "Nova's services: what it says is added to")
     source.add_argument(
         "--enabled-filters",
         metavar="LIST",
@@ -122,8 +111,8 @@ def _add_output_options(output: Any) -> None:
     )
     output.add_argument(
         "--layout",
-        choices=layouts.NAMES,
-        default=layouts.PLAIN,
+        choices=layout_names.NAMES,
+        default=layout_names.PLAIN,
         help="kolla: files below the custom configuration of Kolla-Ansible (/etc/kolla/config); "
         "osa: variables of OpenStack-Ansible (/etc/openstack_deploy). Give the merged nova.conf "
         "of the service with --config-file: what it says of others is kept (default: plain, "

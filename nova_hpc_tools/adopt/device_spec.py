@@ -18,6 +18,7 @@ from typing import Final
 
 import attrs
 
+from nova_hpc.outside.name_lists import join_first
 from nova_hpc.topology.level import Location
 from nova_hpc.topology.model import Node, PciFunction, address_key
 from nova_hpc.topology.roles import Roles
@@ -26,6 +27,8 @@ from nova_hpc_tools.adopt import identity, nova_rules, nvlink_sets, spec_address
 from nova_hpc_tools.adopt.declaration import Declaration
 
 _LONGEST_TAG: Final = 255
+#: Devices that one line names.
+_MOST_ADDRESSES: Final = 12
 #: What of others' keys is not copied as it is: ours says it, see :func:`_offer_of_pool`.
 _JUDGED: Final = frozenset({"managed", "resource_class", "traits", spec_entries.NETWORK})
 
@@ -88,6 +91,15 @@ class DeviceSpec:
         for offer in self.offers:
             for entry in offer.entries:
                 yield json.dumps(entry)
+
+
+def format_omitted_lines(omitted: Iterable[Omitted]) -> Iterator[str]:
+    """What is not offered, and why: devices of which the same is true in one line."""
+    alike: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for item in omitted:
+        alike[item.role, item.reason].append(item.address)
+    for (role, reason), addresses in alike.items():
+        yield f"Not offered: {join_first(addresses, _MOST_ADDRESSES)} ({role}): {reason}"
 
 
 @attrs.frozen

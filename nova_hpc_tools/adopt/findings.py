@@ -10,12 +10,10 @@ from typing import Final
 import attrs
 
 from nova_hpc.outside.name_lists import join_first
+from nova_hpc_tools.adopt.cures import DoctorCure, read_cure
 
 #: Where each check is explained, below the documentation's root.
 PAGE: Final = "admin/doctor.html"
-#: Where a node's decisions are, and what brings them to its services.
-DECLARATION: Final = "/etc/nova-hpc/node.yaml"
-WRITE: Final = "nova-hpc configure --write /etc/nova/nova.conf.d --part compute --part common"
 #: Names in one line.
 _NAMES: Final = 4
 
@@ -118,6 +116,12 @@ CHECKS: Final[Mapping[str, DoctorCheck]] = {
     ),
     "cpus-away": DoctorCheck(
         _W, "Devices there are given only to servers whose CPUs are on other NUMA nodes."
+    ),
+    "shared-reserved": DoctorCheck(_E, "Nova gives the same memory to servers a second time."),
+    "shared-tmpfs": DoctorCheck(_E, "Servers get less memory to share than the node promises."),
+    "shared-absent": DoctorCheck(_W, "Memory that nobody can get; a number may be mistyped."),
+    "shared-cpus": DoctorCheck(
+        _W, "Servers share memory on CPUs of their own alone, so nobody gets any here."
     ),
     "link-narrow": DoctorCheck(_W, "The device has a part of its bandwidth; often it sits badly."),
     "reset-none": DoctorCheck(_W, "The next server would find the device as the last one left it."),
@@ -229,8 +233,9 @@ class DoctorFinding:
     check: str
     #: What was seen, one sentence.
     seen: str
-    #: The line and the file, or the command, that makes it right.
-    cure: str
+    #: The line and the file, or the command, that makes it right; as words, where each layout
+    #: says the same.
+    cure: DoctorCure = attrs.field(converter=read_cure)
     #: Of the fleet: which node.
     node: str | None = None
 

@@ -8,14 +8,21 @@ from collections.abc import Sequence
 
 from nova_hpc.outside.host_names import explain_wrong_host, quote_bad_name
 from nova_hpc.topology.model import Node
-from nova_hpc_tools.adopt import declaration_file, include_files, layouts, option_changes, settings
+from nova_hpc_tools.adopt import (
+    declaration_file,
+    include_files,
+    layout_names,
+    layouts,
+    option_changes,
+    settings,
+)
 from nova_hpc_tools.adopt.layouts import LayoutFile, Sections
 from nova_hpc_tools.base import CommandError
 
 
 def declaration_name_of(args: argparse.Namespace, node: Node) -> str:
     """Name of the node's declaration below the directory of ``--write``."""
-    if args.layout == layouts.PLAIN:
+    if args.layout == layout_names.PLAIN:
         return declaration_file.HERE.name
     return f"nova-hpc/{_checked_hostname_of(node)}.yaml"
 
@@ -25,7 +32,7 @@ def read_merged_parts(args: argparse.Namespace, node: Node) -> dict[str, str] | 
 
     :raises include_files.IncludeError: a file cannot be read.
     """
-    if args.layout == layouts.PLAIN:
+    if args.layout == layout_names.PLAIN:
         return None
     texts_by_part: dict[str, str] = {}
     for override in _wanted_overrides(args, node, settings.PARTS):

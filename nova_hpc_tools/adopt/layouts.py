@@ -19,11 +19,7 @@ import attrs
 import yaml
 
 from nova_hpc_tools.adopt import settings
-
-PLAIN: Final = "plain"
-KOLLA: Final = "kolla"
-OSA: Final = "osa"
-NAMES: Final = (PLAIN, KOLLA, OSA)
+from nova_hpc_tools.adopt.layout_names import KOLLA
 
 #: Options that may be given several times.
 SEVERAL: Final = ("alias", "device_spec", "available_filters", "device_role")

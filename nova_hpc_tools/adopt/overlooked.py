@@ -18,7 +18,18 @@ from nova_hpc.topology.nvlink import SWITCH_ROLE
 from nova_hpc.topology.roles import Roles
 from nova_hpc_tools import class_names
 from nova_hpc_tools.adopt import nvlink_sets
-from nova_hpc_tools.adopt.findings import DECLARATION, WRITE, DoctorFinding, join_first_few
+from nova_hpc_tools.adopt.cures import (
+    DECLARATION,
+    RESTART_COMPUTE,
+    WRITE,
+    CommandRun,
+    CuredCommand,
+    CuredService,
+    DoctorCure,
+    ServiceRestart,
+    place_option,
+)
+from nova_hpc_tools.adopt.findings import DoctorFinding, join_first_few
 
 #: ``[hpc]nvlink_backend`` where nobody activates partitions.
 NOBODY: Final = "none"
@@ -60,10 +71,15 @@ def _check_numa_nodes(node: Node, offered: Iterable[PciFunction]) -> Iterator[Do
             "numa-unknown",
             f"{join_first_few(lost)}: the firmware names no NUMA node, and the host has "
             f"{len(numbers)}.",
-            "Switch NUMA on in the firmware, or update it (ACPI: _PXM of the host bridges). Until "
-            f"then echo N > /sys/bus/pci/devices/{lost[0]}/numa_node of each, at boot before "
-            "nova-compute, with N of the socket that the slot is wired to; then "
-            f"{WRITE}, and restart nova-compute.",
+            DoctorCure.of(
+                "Switch NUMA on in the firmware, or update it (ACPI: _PXM of the host bridges). "
+                f"Until then echo N > /sys/bus/pci/devices/{lost[0]}/numa_node of each, at boot "
+                "before nova-compute, with N of the socket that the slot is wired to; then ",
+                WRITE,
+                ", and ",
+                RESTART_COMPUTE,
+                ".",
+            ),
         )
 
 
@@ -106,17 +122,20 @@ def _check_roleless_devices(
             f"with {vfs} virtual functions" if vfs else f"bound to {function.driver or 'no driver'}"
         )
         name = class_names.class_name_of(function.class_code)
+        told = f"device_role = {line} to [hpc] of the file that has the others"
         cure = (
-            f"Add device_role = {line} to [hpc] of the file that has the others, then {WRITE}"
+            DoctorCure.of(
+                "Add ", place_option("hpc", "device_role", line, called=told), ", then ", WRITE
+            )
             if own_roles
-            else f"{WRITE} --add-device-role '{line}'"
+            else CommandRun(CuredCommand.CONFIGURE_NODE, f"--add-device-role '{line}'")
         )
         yield DoctorFinding(
             "role-none",
             f"{places} ({name} {function.vendor_id}:{function.product_id}, {how}), "
             f"beside an offered "
             "GPU, has no role.",
-            f"If it is for servers: {cure}, and restart nova-compute.",
+            DoctorCure.of("If it is for servers: ", cure, ", and ", RESTART_COMPUTE, "."),
         )
 
 
@@ -173,13 +192,19 @@ def find_idle_nvswitches(
         function for function in node.functions if roles.role_of(function, node) == SWITCH_ROLE
     ]
     for script in scripts if nvswitches or backend != NOBODY else ():
-        restart = "and restart libvirtd and nova-compute."
-        also = "" if backend != NOBODY else "set [hpc]nvlink_backend = fabric-manager, "
+        services = (CuredService.LIBVIRT, CuredService.COMPUTE)
+        told = ("set ", place_option("hpc", "nvlink_backend", "fabric-manager"), ", ")
         yield DoctorFinding(
             "nvswitch-hook",
             f"{script} starts NVLink partitions, and nova-compute "
             f"{'does, too' if backend != NOBODY else 'knows nothing of them'}.",
-            f"Take the partitions out of {script}, {also}{restart}",
+            DoctorCure.of(
+                f"Take the partitions out of {script}, ",
+                *(told if backend == NOBODY else ()),
+                "and ",
+                ServiceRestart(services, reads_settings=backend == NOBODY),
+                ".",
+            ),
         )
     idle = [nvswitch for nvswitch in nvswitches if nvswitch.address not in given]
     if not idle or scripts:
@@ -191,8 +216,11 @@ def find_idle_nvswitches(
         yield DoctorFinding(
             "nvswitch-idle",
             f"{places}: NVSwitches, and no GPU that they could link.",
-            "See whether the GPUs of the board are there: lspci -nn | grep 10de; and whether "
-            "[hpc]device_role gives them the role gpu.",
+            DoctorCure.of(
+                "See whether the GPUs of the board are there: lspci -nn | grep 10de; and whether ",
+                place_option("hpc", "device_role"),
+                " gives them the role gpu.",
+            ),
         )
     elif backend == NOBODY:
         drivers = " and ".join(sorted({nvswitch.driver or "no driver" for nvswitch in idle}))
@@ -200,9 +228,16 @@ def find_idle_nvswitches(
             "nvswitch-idle",
             f"{places}: NVSwitches on {drivers}, and [hpc]nvlink_backend is {NOBODY}: nobody runs "
             "them.",
-            "Run NVIDIA Fabric Manager with FABRIC_MODE=1 on the node or in a service machine, and "
-            "set [hpc]nvlink_backend = fabric-manager; or, where a server gets all GPUs of the "
-            f"board, write offer_switches: true into {DECLARATION}, then {WRITE}.",
+            DoctorCure.of(
+                "Run NVIDIA Fabric Manager with FABRIC_MODE=1 on the node or in a service machine, "
+                "and set ",
+                place_option("hpc", "nvlink_backend", "fabric-manager"),
+                "; or, where a server gets all GPUs of the board, write offer_switches: true into ",
+                DECLARATION,
+                ", then ",
+                WRITE,
+                ".",
+            ),
         )
     elif unbound:
         yield DoctorFinding(

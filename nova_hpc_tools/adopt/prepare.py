@@ -20,8 +20,8 @@ from nova_hpc_tools.adopt import (
     host,
     host_files,
     include_files,
-    service_settings,
     settings,
+    source_options,
 )
 from nova_hpc_tools.adopt.configure import Configure, NodeSetup
 from nova_hpc_tools.adopt.host import HostStart
@@ -51,8 +51,8 @@ class Prepare(ListCommand):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
-        configure_options.add_node_options(parser)
-        service_settings.add_config_options(parser, "the services of this node")
+        source_options.add_node_options(parser)
+        source_options.add_config_options(parser, "the services of this node")
         parser.add_argument(
             "--boot-loader",
             choices=(_AUTO, *host_files.BOOT_LOADERS),

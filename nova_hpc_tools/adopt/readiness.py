@@ -15,8 +15,9 @@ from nova_hpc.outside.name_lists import join_first
 from nova_hpc.topology.model import HugePages, Node, NumaNode, PciFunction, address_key
 from nova_hpc.topology.roles import Roles
 from nova_hpc.wire.node_declaration import NodeWishes, page_kib
+from nova_hpc_tools.adopt.cures import DECLARATION, WRITE, DoctorCure
 from nova_hpc_tools.adopt.device_spec import DeviceSpec
-from nova_hpc_tools.adopt.findings import DECLARATION, WRITE, DoctorFinding
+from nova_hpc_tools.adopt.findings import DoctorFinding
 
 _MANY: Final = 4
 
@@ -81,15 +82,20 @@ def _check_drivers(
             wrong[key].append(function.address)
     for (driver, wanted, parts), addresses in sorted(wrong.items()):
         bound = f"bound to {driver}" if driver else "bound to no driver"
-        cure = "; ".join(
-            f"driverctl set-override {address} {wanted}" for address in _first_addresses(addresses)
+        cure = DoctorCure.of(
+            "; ".join(
+                f"driverctl set-override {address} {wanted}"
+                for address in _first_addresses(addresses)
+            )
         )
         if parts:
             # Whoever unbinds them takes the vGPUs of all servers away.
-            cure = (
+            cure = DoctorCure.of(
                 f"If they are vGPUs of {driver}, leave them out: left_out: ["
-                f"{', '.join(map(repr, sorted(addresses, key=address_key)))}] in {DECLARATION}, "
-                f"then {WRITE}"
+                f"{', '.join(map(repr, sorted(addresses, key=address_key)))}] in ",
+                DECLARATION,
+                ", then ",
+                WRITE,
             )
         yield DoctorFinding(
             "driver",
@@ -130,9 +136,12 @@ def _check_virtual_functions(
                 f"{function.address}: {current_count} virtual functions are switched on, "
                 f"and {count} are declared"
                 f"{f'; it can have {function.total_vfs}' if most < count else ''}.",
-                f"echo {count} > /sys/bus/pci/devices/{function.address}/sriov_numvfs, "
-                f"at boot before "
-                f"nova-compute; or change vfs in {DECLARATION}.",
+                DoctorCure.of(
+                    f"echo {count} > /sys/bus/pci/devices/{function.address}/sriov_numvfs, "
+                    "at boot before nova-compute; or change vfs in ",
+                    DECLARATION,
+                    ".",
+                ),
             )
         elif (
             count is None
@@ -147,8 +156,12 @@ def _check_virtual_functions(
             f"{_list_addresses(none)}: no virtual functions are switched on, so the "
             f"adapter would be given "
             "whole.",
-            f"echo N > /sys/bus/pci/devices/{none[0]}/sriov_numvfs, at boot before nova-compute; "
-            f"or whole_pf: ['{none[0]}'] in {DECLARATION} where that is meant.",
+            DoctorCure.of(
+                f"echo N > /sys/bus/pci/devices/{none[0]}/sriov_numvfs, at boot before "
+                f"nova-compute; or whole_pf: ['{none[0]}'] in ",
+                DECLARATION,
+                " where that is meant.",
+            ),
         )
 
 
@@ -162,9 +175,13 @@ def _check_hugepage_pools(node: Node, wishes: NodeWishes) -> Iterator[DoctorFind
                         "hugepages-declared",
                         f"NUMA node {numa.id}: {current_count} pages of {size}, and "
                         f"{count} are declared.",
-                        f"echo {count} > /sys/devices/system/node/node{numa.id}/hugepages/"
-                        f"hugepages-{page_kib(size)}kB/nr_hugepages, at boot; or change hugepages "
-                        f"in {DECLARATION}.",
+                        DoctorCure.of(
+                            f"echo {count} > /sys/devices/system/node/node{numa.id}/hugepages/"
+                            f"hugepages-{page_kib(size)}kB/nr_hugepages, at boot; or change "
+                            "hugepages in ",
+                            DECLARATION,
+                            ".",
+                        ),
                     )
         return
     pools = [*node.hugepages, *(pool for numa in node.numa_nodes for pool in numa.hugepages)]

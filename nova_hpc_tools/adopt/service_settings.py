@@ -10,7 +10,6 @@ needs to know what a service is told reads it here.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import tempfile
@@ -29,9 +28,7 @@ from nova_hpc.topology.roles import Roles
 from nova_hpc_tools.adopt import configured, include_files, settings, spec_entries
 from nova_hpc_tools.adopt.configured import Configured
 from nova_hpc_tools.adopt.layouts import Sections
-
-_FILE: Final = "--config-file="
-_FOLDER: Final = "--config-dir="
+from nova_hpc_tools.adopt.source_options import CONFIG_DIR, CONFIG_FILE
 
 #: Without a file that says it, nothing is said (nova/conf/pci.py of 32 to 34).
 PCI: Final = [
@@ -68,30 +65,6 @@ class ConfigError(Exception):
     """The configuration cannot be read; the text says why."""
 
 
-def add_config_options(
-    parser: argparse._ActionsContainer, whose: str = "this node's nova-compute"
-) -> None:
-    """Declare ``--config-file`` and ``--config-dir``.
-
-    ``config`` becomes the words in the order in which they were given, as a service
-    takes them: a later one wins.
-    """
-    for option, metavar, what in (
-        (_FILE, "FILE", f"configuration of {whose}"),
-        (_FOLDER, "DIR", "directory whose .conf files are read, too"),
-    ):
-        parser.add_argument(
-            option.rstrip("="),
-            # argparse calls a type with the text that was given.
-            type=(option + "{}").format,
-            action="append",
-            dest="config",
-            default=[],
-            metavar=metavar,
-            help=f"{what} (default: where the service itself looks); may be repeated",
-        )
-
-
 def config_files_of(
     words: Sequence[str],
     prog: str = "nova-compute",
@@ -109,19 +82,19 @@ def config_files_of(
     paths: list[Path] = []
     new = tuple(more)
     # The order of oslo.config (ConfigOpts._parse_config_files): its own finds come first.
-    if not any(word.startswith(_FILE) for word in words):
+    if not any(word.startswith(CONFIG_FILE) for word in words):
         paths += map(Path, cfg.find_config_files(project, prog))
-    if not any(word.startswith(_FOLDER) for word in words):
+    if not any(word.startswith(CONFIG_DIR) for word in words):
         for config_dir in cfg.find_config_dirs(project, prog):
             paths += _config_files_in(Path(config_dir), new)
     for word in words:
-        if word.startswith(_FOLDER):
-            folder = Path(word.removeprefix(_FOLDER))
+        if word.startswith(CONFIG_DIR):
+            folder = Path(word.removeprefix(CONFIG_DIR))
             if not folder.is_dir():
                 raise ConfigError(f"the configuration cannot be read: no directory {folder}")
             paths += _config_files_in(folder, new)
         else:
-            paths.append(Path(word.removeprefix(_FILE)))
+            paths.append(Path(word.removeprefix(CONFIG_FILE)))
     return tuple(paths)
 
 
@@ -157,7 +130,7 @@ def load_options(
 def read_node_options(words: Sequence[str], needed: Iterable[str]) -> cfg.ConfigOpts:
     """The configuration as nova-compute of this node has it.
 
-    :param words: as :func:`add_config_options` leaves them.
+    :param words: as :func:`source_options.add_config_options` leaves them.
     :param needed: options of group ``[hpc]`` that are used later.
     :raises ConfigError: it cannot be read, or one of these has no value that can be used.
     """
@@ -223,7 +196,7 @@ def read_service_settings(
 ) -> ServiceSettings:
     """Read the configuration that is added to.
 
-    :param words: as :func:`add_config_options` leaves them.
+    :param words: as :func:`source_options.add_config_options` leaves them.
     :param folder: where files are written; those that are there count even where no
         service reads that directory by itself. None: they are printed.
     :param placement: read that of Placement, too.

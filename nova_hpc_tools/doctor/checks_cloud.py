@@ -11,15 +11,31 @@ from typing import Final
 import attrs
 
 from nova_hpc_tools.adopt import settings, spec_entries
+from nova_hpc_tools.adopt.cures import (
+    CONTROLLERS,
+    NOVA,
+    RESTART_PLACEMENT,
+    RESTART_SCHEDULER,
+    WRITE_CONTROLLER,
+    WRITE_PLACEMENT,
+    AliasCopy,
+    AliasSource,
+    CuredService,
+    DoctorCure,
+    ServiceRestart,
+    place_option,
+)
 from nova_hpc_tools.adopt.findings import DoctorFinding, join_first_few
 
+_FILTERS: Final = "enabled_filters"
+_TWO: Final = ServiceRestart((CuredService.API, CuredService.CONDUCTOR))
 _BREADTH: Final = "breadth-first"
 #: Where Nova's own weighers are, all of them or one.
 _NOVAS_WEIGHERS: Final = "nova.scheduler.weights."
 _ALL: Final = "nova.scheduler.filters.all_filters"
-_WRITE: Final = "nova-hpc configure --part controller --write /etc/nova/nova.conf.d"
-_PLACEMENT: Final = "nova-hpc configure --part placement --write /etc/placement/placement.conf.d"
-_RESTART: Final = "and restart nova-scheduler."
+_SCHEDULER: Final = CuredService.SCHEDULER
+_WRITE: Final = DoctorCure.of(WRITE_CONTROLLER, ", and ", RESTART_SCHEDULER, ".")
+_WRITE_PLACEMENT: Final = DoctorCure.of(WRITE_PLACEMENT, ", and ", RESTART_PLACEMENT, ".")
 
 
 @attrs.frozen
@@ -62,7 +78,7 @@ def check_controller(told: Controller, hosts: int = 1) -> list[DoctorFinding]:
             DoctorFinding(
                 "weigher-missing",
                 f"[filter_scheduler]weight_classes has not {', '.join(lost)}.",
-                f"{_WRITE}, {_RESTART}",
+                _WRITE,
             )
         )
     findings += _check_weighers(told)
@@ -71,8 +87,13 @@ def check_controller(told: Controller, hosts: int = 1) -> list[DoctorFinding]:
             DoctorFinding(
                 "pci-in-placement",
                 "[filter_scheduler]pci_in_placement is not true.",
-                "Set [filter_scheduler]pci_in_placement = true on all controllers, and restart "
-                "nova-api, nova-conductor and nova-scheduler.",
+                DoctorCure.of(
+                    "Set ",
+                    place_option("filter_scheduler", "pci_in_placement", "true", *CONTROLLERS),
+                    " on all controllers, and ",
+                    ServiceRestart(CONTROLLERS),
+                    ".",
+                ),
             )
         )
     if told.limit <= hosts:
@@ -80,7 +101,7 @@ def check_controller(told: Controller, hosts: int = 1) -> list[DoctorFinding]:
             DoctorFinding(
                 "limit-placement",
                 f"[scheduler]{settings.NOVA_LIMIT} is {told.limit}, and there are {hosts} hosts.",
-                f"{_WRITE}, {_RESTART}",
+                _WRITE,
             )
         )
     # 0 is no limit that is too low: nothing is kept, as somebody has wished.
@@ -90,7 +111,7 @@ def check_controller(told: Controller, hosts: int = 1) -> list[DoctorFinding]:
                 "cache-small",
                 f"[hpc]{settings.CACHE} is {told.cache}, and {hosts} hosts that are not alike need "
                 f"{settings.RESULTS_OF_HOST * hosts}.",
-                f"{_WRITE}, {_RESTART}",
+                _WRITE,
             )
         )
     if 0 <= told.group_members < hosts:
@@ -99,7 +120,13 @@ def check_controller(told: Controller, hosts: int = 1) -> list[DoctorFinding]:
                 "group-members",
                 f"[quota]server_group_members is {told.group_members}, and {hosts} hosts can "
                 "match.",
-                f"Set [quota]server_group_members = {hosts} (or -1) and restart nova-api.",
+                DoctorCure.of(
+                    "Set ",
+                    place_option("quota", "server_group_members", str(hosts), CuredService.API),
+                    " (or -1) and ",
+                    ServiceRestart((CuredService.API,)),
+                    ".",
+                ),
             )
         )
     return findings
@@ -113,13 +140,13 @@ def _check_filters(told: Controller) -> Iterator[DoctorFinding]:
             yield DoctorFinding(
                 "filter-missing",
                 f"[filter_scheduler]enabled_filters has not {name}.",
-                f"{_WRITE}, {_RESTART}",
+                _WRITE,
             )
         elif path not in told.available:
             yield DoctorFinding(
                 "filter-unknown",
                 f"[filter_scheduler]available_filters has not {path}.",
-                f"Add available_filters = {path}, {_RESTART}",
+                _change_list("Add ", f"available_filters = {path}", "available_filters", path),
             )
     if settings.FILTER in names:
         first = names.index(settings.FILTER)
@@ -128,13 +155,15 @@ def _check_filters(told: Controller) -> Iterator[DoctorFinding]:
             yield DoctorFinding(
                 "filter-order",
                 f"{' and '.join(early)} come before {settings.FILTER}.",
-                f"Put {settings.FILTER} before them in enabled_filters, {_RESTART}",
+                _change_list(f"Put {settings.FILTER} before them in ", _FILTERS, _FILTERS),
             )
     if settings.FABRIC_FILTER in names[:-1]:
         yield DoctorFinding(
             "filter-last",
             f"{settings.FABRIC_FILTER} is not the last of enabled_filters.",
-            f"Put {settings.FABRIC_FILTER} behind {names[-1]}, {_RESTART}",
+            _change_list(
+                f"Put {settings.FABRIC_FILTER} behind {names[-1]} in ", _FILTERS, _FILTERS
+            ),
         )
     for file, enabled in told.by_file.items():
         lost = [name for name in enabled if name not in names]
@@ -142,9 +171,21 @@ def _check_filters(told: Controller) -> Iterator[DoctorFinding]:
             yield DoctorFinding(
                 "filter-lost",
                 f"{', '.join(lost)}, which {file} enables, are hidden by a later file.",
-                f"Add {','.join(lost)} to enabled_filters of the last file that has it: "
-                f"{list(told.by_file)[-1]}, {_RESTART}",
+                _change_list(
+                    f"Add {','.join(lost)} to ",
+                    f"{_FILTERS} of the last file that has it: {list(told.by_file)[-1]}",
+                    _FILTERS,
+                ),
             )
+
+
+def _change_list(first: str, called: str, name: str, value: str | None = None) -> DoctorCure:
+    """The cure of a list of the scheduler.
+
+    :param called: the list, as a plain host's administrator is told.
+    """
+    place = place_option("filter_scheduler", name, value, _SCHEDULER, called=called)
+    return DoctorCure.of(first, place, ", and ", RESTART_SCHEDULER, ".")
 
 
 def _check_weighers(told: Controller) -> Iterator[DoctorFinding]:
@@ -167,8 +208,11 @@ def _check_weighers(told: Controller) -> Iterator[DoctorFinding]:
         yield DoctorFinding(
             "weigher-lost",
             f"[filter_scheduler]weight_classes has not {text}.",
-            f"Add {','.join(lost)} to weight_classes of the last file that has it: {last[0]}, "
-            f"{_RESTART}",
+            _change_list(
+                f"Add {','.join(lost)} to ",
+                f"weight_classes of the last file that has it: {last[0]}",
+                "weight_classes",
+            ),
         )
 
 
@@ -181,13 +225,19 @@ def _check_alias_lines(lines: Iterable[str]) -> Iterator[DoctorFinding]:
             yield DoctorFinding(
                 "alias-broken",
                 f"[pci]alias is {text[:100]!r}.",
-                "Write a JSON object with a name, and restart nova-api and nova-conductor.",
+                DoctorCure.of("Write a JSON object with a name, and ", _TWO, "."),
             )
         elif name in seen:
             yield DoctorFinding(
                 "alias-twice",
                 f"[pci]alias {name} is given twice.",
-                f"Remove one: {text}; and restart nova-api, nova-conductor and nova-compute.",
+                DoctorCure.of(
+                    f"Remove one: {text}; and ",
+                    ServiceRestart(
+                        (CuredService.API, CuredService.CONDUCTOR, CuredService.COMPUTE), ()
+                    ),
+                    ".",
+                ),
             )
         else:
             seen[name] = text
@@ -206,7 +256,7 @@ def check_placement(
             DoctorFinding(
                 "candidates-depth",
                 f"[placement]allocation_candidates_generation_strategy is {told.strategy}.",
-                f"{_PLACEMENT}, and restart the Placement API.",
+                _WRITE_PLACEMENT,
             )
         )
     most = max(hosts + 1, limit or 1)
@@ -215,8 +265,15 @@ def check_placement(
             DoctorFinding(
                 "limit-candidates",
                 f"[placement]{settings.PLACEMENT_LIMIT} is {told.limit}, and {most} are asked for.",
-                f"Set [placement]{settings.PLACEMENT_LIMIT} = {most}, and restart the Placement "
-                "API.",
+                DoctorCure.of(
+                    "Set ",
+                    place_option(
+                        "placement", settings.PLACEMENT_LIMIT, str(most), CuredService.PLACEMENT
+                    ),
+                    ", and ",
+                    RESTART_PLACEMENT,
+                    ".",
+                ),
             )
         )
     if told.retries > 1:
@@ -224,7 +281,7 @@ def check_placement(
             DoctorFinding(
                 "conflict-retry",
                 f"[placement]allocation_conflict_retry_count is {told.retries}.",
-                f"{_PLACEMENT}, and restart the Placement API.",
+                _WRITE_PLACEMENT,
             )
         )
     return findings
@@ -250,7 +307,12 @@ def check_fleet(aliases: Mapping[str, Iterable[str]]) -> list[DoctorFinding]:
                     + "; ".join(
                         f"{_some_nodes(nodes)}: {text}" for text, nodes in variants.items()
                     ),
-                    "Copy nova-hpc-common.conf of one to all, and restart their services.",
+                    DoctorCure.of(
+                        AliasCopy(AliasSource.ONE_NODE),
+                        ", and ",
+                        ServiceRestart(NOVA, (), called="their services"),
+                        ".",
+                    ),
                 )
             )
         without = set(aliases).difference(*variants.values())
@@ -259,9 +321,12 @@ def check_fleet(aliases: Mapping[str, Iterable[str]]) -> list[DoctorFinding]:
                 DoctorFinding(
                     "aliases-missing",
                     f"[pci]alias {name} is not known on {_some_nodes(without)}.",
-                    f"Copy the line of {_some_nodes(set(aliases) - without)} there, and "
-                    f"restart the "
-                    "services.",
+                    DoctorCure.of(
+                        AliasCopy(AliasSource.OTHER_NODES, _some_nodes(set(aliases) - without)),
+                        ", and ",
+                        ServiceRestart(NOVA, (), called="the services"),
+                        ".",
+                    ),
                 )
             )
     return findings

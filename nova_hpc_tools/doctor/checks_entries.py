@@ -15,10 +15,19 @@ import attrs
 
 from nova_hpc.topology.model import Node, PciFunction
 from nova_hpc_tools.adopt import identity, replacement, spec_entries
-from nova_hpc_tools.adopt.findings import WRITE, DoctorFinding, join_first_few
+from nova_hpc_tools.adopt.cures import (
+    NOVA,
+    RESTART_COMPUTE,
+    CommandRun,
+    CuredCommand,
+    DoctorCure,
+    ServiceRestart,
+    place_option,
+)
+from nova_hpc_tools.adopt.findings import DoctorFinding, join_first_few
 from nova_hpc_tools.adopt.nova_rules import NovaRefusal
 
-_RESTART: Final = "and restart nova-compute."
+_THEIRS: Final = place_option("pci", "device_spec", called="the file that has it")
 #: Keys and ids of aliases of this project.
 _ALIAS: Final = frozenset(
     {"name", "vendor_id", "product_id", "resource_class", "traits", "device_type"}
@@ -52,7 +61,11 @@ def check_entries(facts: Entries) -> Iterator[DoctorFinding]:
             "not-looked",
             "Nova's own parser has not read entries and aliases that this command did not write: "
             f"{facts.unasked}.",
-            "Run nova-hpc doctor with the Python of nova-compute, with what its configuration is.",
+            DoctorCure.of(
+                "Run ",
+                CommandRun(CuredCommand.DOCTOR_BESIDE_NOVA),
+                ", with what its configuration is.",
+            ),
         )
     yield from _check_hidden_entries(facts)
     yield from _check_alias_types(facts)
@@ -63,7 +76,13 @@ def _refusal_finding(refusal: NovaRefusal, facts: Entries) -> DoctorFinding:
         return DoctorFinding(
             "alias-broken",
             f"Nova refuses [pci]alias: {refusal.text}.",
-            "Correct it in the file that has it, and restart nova-compute and the controllers.",
+            DoctorCure.of(
+                "Correct ",
+                place_option("pci", "alias", None, *NOVA, called="it in the file that has it"),
+                ", and ",
+                ServiceRestart(NOVA, called="nova-compute and the controllers"),
+                ".",
+            ),
         )
     theirs = [
         line
@@ -74,25 +93,25 @@ def _refusal_finding(refusal: NovaRefusal, facts: Entries) -> DoctorFinding:
     return DoctorFinding(
         "nova-refuses",
         f"Nova refuses [pci]device_spec: {refusal.text}.",
-        f"{_cure_of_refusal(theirs, facts.node)}; then restart nova-compute.",
+        DoctorCure.of(_cure_of_refusal(theirs, facts.node), "; then ", RESTART_COMPUTE, "."),
     )
 
 
-def _cure_of_refusal(theirs: Sequence[str], node: Node) -> str:
+def _cure_of_refusal(theirs: Sequence[str], node: Node) -> DoctorCure:
     """The cure of a refusal, a sentence without its full stop."""
     (line, *more) = [*theirs, None]
     if line is None or more != [None]:
-        return "Take one of the entries that name the device out of the file that has it"
+        return DoctorCure.of("Take one of the entries that name the device out of ", _THEIRS)
     entry = spec_entries.read_spec_entry(line)
     addressed = spec_entries.entry_by_address(entry, node)
     if addressed is not entry:
-        return (
-            f"{WRITE} {replacement.format_replace_option(line)}, which puts "
-            f"{addressed['address']} in its place"
+        return DoctorCure.of(
+            CommandRun(CuredCommand.CONFIGURE_NODE, replacement.format_replace_option(line)),
+            f", which puts {addressed['address']} in its place",
         )
     if entry.get(spec_entries.DEVNAME):
-        return f"Write the address of {entry[spec_entries.DEVNAME]} in its place"
-    return f"Correct {line} in the file that has it"
+        return DoctorCure.of(f"Write the address of {entry[spec_entries.DEVNAME]} in its place")
+    return DoctorCure.of(f"Correct {line} in ", _THEIRS)
 
 
 def _check_hidden_entries(facts: Entries) -> Iterator[DoctorFinding]:
@@ -101,13 +120,16 @@ def _check_hidden_entries(facts: Entries) -> Iterator[DoctorFinding]:
     ):
         if hidden.plan.losses:
             lost_text = join_first_few([loss.text for loss in hidden.plan.losses])
-            cure = (
+            cure = DoctorCure.of(
                 f"Leave it: ours cannot say what it says ({lost_text}). Flavors with "
                 f"hpc: keys do not "
                 "find these devices."
             )
         else:
-            cure = f"{WRITE} {replacement.format_replace_option(hidden.line)}, {_RESTART}"
+            words = replacement.format_replace_option(hidden.line)
+            cure = DoctorCure.of(
+                CommandRun(CuredCommand.CONFIGURE_NODE, words), ", and ", RESTART_COMPUTE, "."
+            )
         yield DoctorFinding(
             "entry-hidden",
             f"{join_first_few(hidden.addresses)}: an entry of [pci]device_spec without "
@@ -143,8 +165,15 @@ def _check_alias_types(facts: Entries) -> Iterator[DoctorFinding]:
             f"[pci]alias {alias['name']} asks for {wanted or 'no device_type'}, and "
             f"{join_first_few([function.address for function in alike])} are "
             f"{' and '.join(types)} here.",
-            f'Write "device_type": "{types[0]}" into the alias, in every file that has it, and '
-            "restart Nova's services.",
+            DoctorCure.of(
+                f'Write "device_type": "{types[0]}" into ',
+                place_option(
+                    "pci", "alias", None, *NOVA, called="the alias, in every file that has it"
+                ),
+                ", and ",
+                ServiceRestart(NOVA, called="Nova's services"),
+                ".",
+            ),
         )
 
 

@@ -13,6 +13,7 @@ import attrs
 
 from nova_hpc.topology import cpuset, vfio
 from nova_hpc.topology.model import Node, PciFunction
+from nova_hpc_tools.adopt.cures import PREPARE, DoctorCure
 from nova_hpc_tools.adopt.findings import DoctorFinding, join_first_few
 
 _ACTIVE: Final = "ACTIVE"
@@ -155,8 +156,11 @@ def _check_translation(host: HostFacts) -> Iterator[DoctorFinding]:
     yield DoctorFinding(
         "iommu-translated",
         f"The IOMMU translates what the host's own devices do: {join_first_few(host.translated)}.",
-        "nova-hpc prepare --write /, run what it names, and restart the host when no server is on "
-        "it. By hand: iommu=pt (Arm: iommu.passthrough=1) on the kernel's command line.",
+        DoctorCure.of(
+            PREPARE,
+            ", run what it names, and restart the host when no server is on it. By hand: iommu=pt "
+            "(Arm: iommu.passthrough=1) on the kernel's command line.",
+        ),
     )
 
 

@@ -23,12 +23,26 @@ from nova_hpc_tools.adopt import (
     settings,
     spec_entries,
 )
+from nova_hpc_tools.adopt.cures import (
+    DECLARATION,
+    PREPARE,
+    RESTART_ALONE,
+    RESTART_COMPUTE,
+    WRITE,
+    CommandRun,
+    CuredCommand,
+    CuredOption,
+    DoctorCure,
+    OptionPlace,
+    place_option,
+)
 from nova_hpc_tools.adopt.device_spec import DeviceSpec
-from nova_hpc_tools.adopt.findings import DECLARATION, WRITE, DoctorFinding
-from nova_hpc_tools.doctor import checks_host, checks_service
+from nova_hpc_tools.adopt.findings import DoctorFinding
+from nova_hpc_tools.doctor import checks_host, checks_memory, checks_service
 
 _SHARED, _DEDICATED = settings.CPU_SETS
-_RESTART: Final = "and restart nova-compute."
+_RESTART: Final = DoctorCure.of(", and ", RESTART_COMPUTE, ".")
+_WRITE: Final = DoctorCure.of(WRITE, _RESTART)
 _NETWORK: Final = "physical_network"
 
 
@@ -37,10 +51,9 @@ class Needless:
     """An emulated device that every guest of the node is given."""
 
     what: str
-    #: The option that gives it, as it is, and as it should be.
-    option: str
+    #: The option that gives it, as it should be, and as it is.
+    option: CuredOption
     now: str
-    better: str
 
 
 @attrs.frozen
@@ -78,6 +91,8 @@ class Facts:
     stand_ins: tuple[str, ...] = ()
     #: What every guest is given, and no HPC guest needs: options, and what they should be.
     needless: tuple[Needless, ...] = ()
+    #: What servers share memory out of.
+    shared: checks_memory.SharedMemoryFacts = attrs.field(factory=checks_memory.SharedMemoryFacts)
 
     @property
     def entries(self) -> list[Mapping[str, Any]]:
@@ -117,6 +132,7 @@ def check_compute_node(facts: Facts) -> list[DoctorFinding]:
             *_check_cpu_sets(facts),
             *_check_options(facts),
             *_check_declaration(facts),
+            *checks_memory.check_shared_memory(facts.shared),
             *service,
         ),
     ]
@@ -130,8 +146,9 @@ def _check_preparation_drift(facts: Facts) -> Iterator[DoctorFinding]:
         yield DoctorFinding(
             "prepare-drift",
             f"The host is prepared otherwise than it would be now: {', '.join(facts.drift)}.",
-            "nova-hpc prepare --write /, run what it names, and restart the host when no server "
-            "is on it.",
+            DoctorCure.of(
+                PREPARE, ", run what it names, and restart the host when no server is on it."
+            ),
         )
 
 
@@ -172,8 +189,9 @@ def _check_node_devices(facts: Facts) -> Iterator[DoctorFinding]:
             yield DoctorFinding(
                 "reset-none",
                 f"{function.address}: the kernel knows no way to reset it.",
-                f"Write left_out: ['{function.address}'] into {DECLARATION}, then {WRITE}, "
-                f"{_RESTART}",
+                DoctorCure.of(
+                    f"Write left_out: ['{function.address}'] into ", DECLARATION, ", then ", _WRITE
+                ),
             )
     for function in node.functions:
         if function.unknown is not None and facts.roles.role_of(function, node) is not None:
@@ -235,15 +253,17 @@ def _check_peer_paths(facts: Facts) -> Iterator[DoctorFinding]:
             "peer-ports",
             f"{change.port}: its ACS control register is {change.before:#04x}, and as "
             f"[hpc]peer_to_peer = {facts.peer.value} wishes it is {change.after:#04x}.",
-            "Restart nova-compute, which sets it; its log says why, where it cannot.",
+            DoctorCure.of(RESTART_ALONE, ", which sets it; its log says why, where it cannot."),
         )
-    wish = f"[hpc]peer_to_peer = {facts.peer.value}"
+    place = place_option("hpc", "peer_to_peer", facts.peer.value)
+    wish = place.options[0].text
+    otherwise = DoctorCure.of("Another device or switch; or another value than ", place, ".")
     lacks = {lack for port_lacks in plan.lacks.values() for lack in port_lacks if not lack.unread}
     for lack in sorted(lacks, key=lambda lack: (address_key(lack.address), lack.what)):
         yield DoctorFinding(
             "peer-lacking",
             f"{lack.address} keeps the node from {wish}: {lack.what}.",
-            f"{lack.cure or f'Another device or switch; or another value than {wish}'}.",
+            f"{lack.cure}." if lack.cure else otherwise,
         )
 
 
@@ -258,14 +278,12 @@ def _check_cpu_sets(facts: Facts) -> Iterator[DoctorFinding]:
             yield DoctorFinding(
                 "cpus-unreadable",
                 f"[compute]{name} is {text!r}, no set of CPUs.",
-                f"Write [compute]{name} like 1-7,9-15 in the file that has it, {_RESTART}",
+                DoctorCure.of("Write ", _place_example(name), _RESTART),
             )
         else:
             sets[name] = cpus
     if facts.offered and _DEDICATED not in facts.cpu_sets:
-        yield DoctorFinding(
-            "cpus-none", f"[compute]{_DEDICATED} is not set.", f"{WRITE}, {_RESTART}"
-        )
+        yield DoctorFinding("cpus-none", f"[compute]{_DEDICATED} is not set.", _WRITE)
     node = facts.node
     for name, cpus in sets.items():
         if node.cpus and cpus - node.cpus:
@@ -273,7 +291,7 @@ def _check_cpu_sets(facts: Facts) -> Iterator[DoctorFinding]:
             yield DoctorFinding(
                 "cpus-absent",
                 f"[compute]{name} has CPUs that the host has not: {away}.",
-                f"Take {away} out of [compute]{name}, {_RESTART}",
+                DoctorCure.of(f"Take {away} out of ", place_option("compute", name), _RESTART),
             )
     shared, dedicated = sets.get(_SHARED, frozenset()), sets.get(_DEDICATED, frozenset())
     if shared & dedicated:
@@ -281,11 +299,21 @@ def _check_cpu_sets(facts: Facts) -> Iterator[DoctorFinding]:
         yield DoctorFinding(
             "cpus-overlap",
             f"CPUs {both} are in [compute]{_SHARED} and in [compute]{_DEDICATED}.",
-            f"Take {both} out of one of them, {_RESTART}",
+            DoctorCure.of(f"Take {both} out of one of ", _place_sets("them"), _RESTART),
         )
     elif shared:
         yield from _check_split_cores(node, shared, dedicated)
     yield from _check_distant_cpus(facts, dedicated)
+
+
+def _place_example(name: str) -> OptionPlace:
+    option = CuredOption("compute", name, example="1-7,9-15")
+    return OptionPlace((option,), called=f"{option.text} in the file that has it")
+
+
+def _place_sets(called: str) -> OptionPlace:
+    options = tuple(CuredOption("compute", name) for name in settings.CPU_SETS)
+    return OptionPlace(options, called=called)
 
 
 def _check_split_cores(
@@ -298,7 +326,11 @@ def _check_split_cores(
                 yield DoctorFinding(
                     "cpus-split",
                     f"The threads {threads} of one core are shared and dedicated.",
-                    f"Put {threads} into one of [compute]{_SHARED} and {_DEDICATED}, {_RESTART}",
+                    DoctorCure.of(
+                        f"Put {threads} into one of ",
+                        _place_sets(f"[compute]{_SHARED} and {_DEDICATED}"),
+                        _RESTART,
+                    ),
                 )
                 return  # one line; its cure is looked at again
 
@@ -310,7 +342,11 @@ def _check_distant_cpus(facts: Facts, dedicated: frozenset[int]) -> Iterator[Doc
             yield DoctorFinding(
                 "cpus-away",
                 f"NUMA node {numa.id} has devices, and none of its CPUs is dedicated.",
-                f"Add some of {cpuset.format_list(numa.cpus)} to [compute]{_DEDICATED}, {_RESTART}",
+                DoctorCure.of(
+                    f"Add some of {cpuset.format_list(numa.cpus)} to ",
+                    place_option("compute", _DEDICATED),
+                    _RESTART,
+                ),
             )
 
 
@@ -323,15 +359,17 @@ def _check_options(facts: Facts) -> Iterator[DoctorFinding]:
         yield DoctorFinding(
             "driver-stock",
             f"[DEFAULT]compute_driver is {facts.driver or 'not set'}.",
-            f"Set [DEFAULT]compute_driver = {settings.DRIVER}, {_RESTART}",
+            DoctorCure.of(
+                "Set ", place_option("DEFAULT", "compute_driver", settings.DRIVER), _RESTART
+            ),
         )
     if facts.entries and not facts.report:
-        first = "Set [pci]report_in_placement = true"
+        first = DoctorCure.of("Set ", place_option("pci", "report_in_placement", "true"))
         if nova_rules.placement_refusals_of(facts.device_spec, facts.node):
             # With that alone nova-compute would not start.
-            first = f"{WRITE}, which names the entries that have to be changed first"
+            first = DoctorCure.of(WRITE, ", which names the entries that have to be changed first")
         yield DoctorFinding(
-            "pci-report", "[pci]report_in_placement is not true.", f"{first}, {_RESTART}"
+            "pci-report", "[pci]report_in_placement is not true.", DoctorCure.of(first, _RESTART)
         )
     yield from _check_own_entries(facts, own_entries)
     missing = [
@@ -343,7 +381,7 @@ def _check_options(facts: Facts) -> Iterator[DoctorFinding]:
         yield DoctorFinding(
             "not-offered",
             f"Not offered to servers, and could be: {', '.join(missing)}.",
-            f"{WRITE}, {_RESTART}",
+            _WRITE,
         )
 
 
@@ -353,18 +391,23 @@ def _check_declaration(facts: Facts) -> Iterator[DoctorFinding]:
             "declared-stand-in",
             f"{stand_in} is declared by a number that stands for a serial number in a "
             f"saved inventory.",
-            f"{WRITE} on the node itself takes it out, so that the address counts, and says "
-            "the device's own number.",
+            DoctorCure.of(
+                WRITE,
+                " on the node itself takes it out, so that the address counts, and says the "
+                "device's own number.",
+            ),
         )
     if facts.offered and facts.needless:
         named = "; ".join(
-            f"{device.what} ({device.option} = {device.now})" for device in facts.needless
+            f"{device.what} ({device.option.title} = {device.now})" for device in facts.needless
         )
-        cure = ", ".join(f"{device.option} = {device.better}" for device in facts.needless)
+        place = OptionPlace(tuple(device.option for device in facts.needless))
         yield DoctorFinding(
             "guest-devices",
             f"Every server gets devices that none with GPUs needs: {named}.",
-            f"Set {cure}, {_RESTART} Images that need one ask for it (hw_input_bus=usb).",
+            DoctorCure.of(
+                "Set ", place, _RESTART, " Images that need one ask for it (hw_input_bus=usb)."
+            ),
         )
 
 
@@ -387,6 +430,7 @@ def _check_own_entries(
     }
     for entry in own_entries:
         place = ", ".join(spec_entries.addresses_of_entry(entry)) or str(entry.get("address"))
+        write = CommandRun(CuredCommand.CONFIGURE_NODE, f"--replace {place.partition(',')[0]}")
         functions = [
             function
             for function in facts.node.functions
@@ -396,7 +440,7 @@ def _check_own_entries(
             yield DoctorFinding(
                 "offered-gone",
                 f"{place} ({entry[tags.ROLE]}) is offered and is not there.",
-                f"Plug it in again; or {WRITE} --replace {place.partition(',')[0]}, {_RESTART}",
+                DoctorCure.of("Plug it in again; or ", write, _RESTART),
             )
             continue
         for function in functions:
@@ -404,17 +448,13 @@ def _check_own_entries(
                 yield DoctorFinding(
                     "offered-never",
                     f"{function.address} is offered: {facts.never[function.address]}.",
-                    f"{WRITE} --replace {place.partition(',')[0]}, {_RESTART}",
+                    DoctorCure.of(write, _RESTART),
                 )
         stale = _stale_tags_of(entry, expected.get(_address_key_of_entry(entry)))
         if stale:
-            yield DoctorFinding(
-                "tags-stale", f"{place}: the tags say {stale}.", f"{WRITE}, {_RESTART}"
-            )
+            yield DoctorFinding("tags-stale", f"{place}: the tags say {stale}.", _WRITE)
         if entry.get("managed") != "no" and _NETWORK not in entry:
-            yield DoctorFinding(
-                "managed", f"{place}: its entry does not say managed: no.", f"{WRITE}, {_RESTART}"
-            )
+            yield DoctorFinding("managed", f"{place}: its entry does not say managed: no.", _WRITE)
 
 
 def _stale_tags_of(before: Mapping[str, Any], expected: Mapping[str, Any] | None) -> str:

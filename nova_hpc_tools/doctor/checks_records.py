@@ -8,6 +8,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from nova_hpc_tools.adopt import settings
+from nova_hpc_tools.adopt.cures import (
+    AliasCopy,
+    AliasSource,
+    CommandRun,
+    CuredCommand,
+    CuredService,
+    DoctorCure,
+    ServiceRestart,
+    place_option,
+)
 from nova_hpc_tools.adopt.findings import DoctorFinding, join_first_few
 from nova_hpc_tools.snapshot.cloud_records import (
     CloudRecords,
@@ -18,6 +28,11 @@ from nova_hpc_tools.snapshot.cloud_records import (
 
 #: Either lets Nova's user do what it has to do in Placement (placement/policies/base.py).
 _ROLES: Final = ("admin", "service")
+_AGAIN: Final = DoctorCure.of(
+    "Make it answer, and run ",
+    CommandRun(CuredCommand.DOCTOR_OF_CLOUD, called="nova-hpc doctor"),
+    " again.",
+)
 _LOG: Final = "look in the log of its nova-compute why it does not update Placement"
 
 
@@ -37,7 +52,7 @@ def check_records(records: CloudRecords) -> list[DoctorFinding]:
 
 def _check_unread_hosts(records: CloudRecords) -> Iterator[DoctorFinding]:
     for text in records.problems:
-        yield DoctorFinding("not-looked", text, "Make it answer, and run nova-hpc doctor again.")
+        yield DoctorFinding("not-looked", text, _AGAIN)
     for host in records.hosts:
         if host.unread is not None:
             yield DoctorFinding(
@@ -51,8 +66,15 @@ def _check_unread_hosts(records: CloudRecords) -> Iterator[DoctorFinding]:
                 "driver-stock",
                 f"{host.node} offers devices with hpc_* tags and runs Nova's own driver: no server "
                 "with an hpc: flavor comes there.",
-                f"On {host.node}, set [DEFAULT]compute_driver = {settings.DRIVER} and restart "
-                "nova-compute; or take the tags out of [pci]device_spec.",
+                DoctorCure.of(
+                    f"On {host.node}, set ",
+                    place_option("DEFAULT", "compute_driver", settings.DRIVER, host=host.host),
+                    " and ",
+                    ServiceRestart((CuredService.COMPUTE,), (host.host,)),
+                    "; or take the tags out of ",
+                    place_option("pci", "device_spec", host=host.host),
+                    ".",
+                ),
                 host.node,
             )
 
@@ -100,7 +122,11 @@ def _check_providers_of_devices(records: CloudRecords) -> Iterator[DoctorFinding
 def _check_device_provider(
     host: RecordedHost, device: RecordedDevice, provider: PciProvider | None, complete: bool
 ) -> Iterator[DoctorFinding]:
-    cure = f"Restart nova-compute on {host.host}; if that does not help, {_LOG}."
+    services, place = (CuredService.COMPUTE,), (host.host,)
+    cure = DoctorCure.of(
+        ServiceRestart(services, place, False, called=f"nova-compute on {host.host}"),
+        f"; if that does not help, {_LOG}.",
+    )
     if provider is None:
         if complete:
             yield DoctorFinding(
@@ -149,10 +175,13 @@ def _check_gone_nodes(records: CloudRecords) -> Iterator[DoctorFinding]:
         yield DoctorFinding(
             "node-gone",
             f"Placement has {addresses} of {node}, which is no node of Nova's.",
-            "openstack resource provider delete, first for "
-            f"{join_first_few(sorted(provider.uuid for provider in providers))}, then "
-            f"for the provider {node}; "
-            "what is allocated there shows nova-manage placement audit --verbose.",
+            DoctorCure.of(
+                "openstack resource provider delete, first for "
+                f"{join_first_few(sorted(provider.uuid for provider in providers))}, then "
+                f"for the provider {node}; what is allocated there shows ",
+                CommandRun(CuredCommand.NOVA_MANAGE, "placement audit --verbose"),
+                ".",
+            ),
             node,
         )
 
@@ -166,8 +195,12 @@ def _check_alias_classes(records: CloudRecords) -> Iterator[DoctorFinding]:
             yield DoctorFinding(
                 "alias-nowhere",
                 f"[pci]alias {alias.name} asks for {alias.resource_class}, which no node has.",
-                "Copy the line from nova-hpc-common.conf of a node that offers the devices, and "
-                "restart nova-api and nova-conductor; or remove it.",
+                DoctorCure.of(
+                    AliasCopy(AliasSource.OFFERING_NODE),
+                    ", and ",
+                    ServiceRestart((CuredService.API, CuredService.CONDUCTOR)),
+                    "; or remove it.",
+                ),
             )
 
 
@@ -214,8 +247,17 @@ def _check_leaf_rails(hosts: Iterable[RecordedHost]) -> Iterator[DoctorFinding]:
                 f"In leaf {leaf}, {join_first_few(alike)} has adapters in "
                 f"{_join_networks(networks)}, the others "
                 f"in {_join_networks(most)}.",
-                "Correct physical_network in [pci]device_spec of the odd nodes, and restart "
-                "nova-compute and the Neutron agent there.",
+                DoctorCure.of(
+                    "Correct physical_network in ",
+                    place_option("pci", "device_spec", host="HOST"),
+                    " of the odd nodes, and ",
+                    ServiceRestart(
+                        (CuredService.COMPUTE, CuredService.NEUTRON),
+                        tuple(alike),
+                        called="nova-compute and the Neutron agent there",
+                    ),
+                    ".",
+                ),
             )
 
 

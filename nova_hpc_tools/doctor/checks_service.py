@@ -9,6 +9,7 @@ from typing import Final
 
 import attrs
 
+from nova_hpc_tools.adopt.cures import RESTART_ALONE, DoctorCure, read_cure
 from nova_hpc_tools.adopt.findings import DoctorFinding
 
 #: What a user needs of a folder to make files in it, to write and to enter; of a file.
@@ -25,7 +26,7 @@ class TooOld:
     needed: str
     here: str
     #: What can be done without another libvirt; a sentence without its full stop.
-    otherwise: str
+    otherwise: DoctorCure = attrs.field(converter=read_cure)
 
 
 @attrs.frozen
@@ -33,7 +34,7 @@ class Shim:
     """The file through which Nova finds the driver, where it is not as it should be."""
 
     seen: str
-    cure: str
+    cure: DoctorCure = attrs.field(converter=read_cure)
     #: Nobody could look.
     unknown: bool = False
 
@@ -77,8 +78,13 @@ def check_service(service: ServiceFacts) -> Iterator[DoctorFinding]:
         yield DoctorFinding(
             "libvirt-old",
             f"libvirt is {too_old.here}; {too_old.what} need {too_old.needed}.",
-            f"Install libvirt {too_old.needed} or newer, or {too_old.otherwise}; then restart "
-            "nova-compute.",
+            DoctorCure.of(
+                f"Install libvirt {too_old.needed} or newer, or ",
+                too_old.otherwise,
+                "; then ",
+                RESTART_ALONE,
+                ".",
+            ),
         )
     if service.shim is not None:
         yield shim_finding(service.shim)
@@ -110,8 +116,11 @@ def _check_ledger_rights(service: ServiceFacts) -> Iterator[DoctorFinding]:
                 "ledger-closed",
                 f"{user.name}, who nova-compute runs as, cannot {what} {place.path}, which is of "
                 f"{place.uid}:{place.gid} with {place.mode:04o}.",
-                f"chown {user.name} {place.path} && chmod u+rwX {place.path}, and restart "
-                "nova-compute.",
+                DoctorCure.of(
+                    f"chown {user.name} {place.path} && chmod u+rwX {place.path}, and ",
+                    RESTART_ALONE,
+                    ".",
+                ),
             )
 
 

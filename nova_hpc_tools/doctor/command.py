@@ -1,84 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nova-hpc doctor``: what is wrong with a node, a controller, Placement or a fleet."""
+"""``nova-hpc doctor``: what is wrong with a node, a controller, Placement or a fleet.
+
+Its parts are imported when it runs, for a quick ``--help``.
+"""
 
 from __future__ import annotations
 
 import argparse
-import os
-import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
-import attrs
-from oslo_config import cfg
-
-from nova_hpc.topology.peer_wish import PeerWish
-from nova_hpc.wire import findings as document
-from nova_hpc.wire.findings import Findings, WireFinding
-from nova_hpc.wire.version import WireError
-from nova_hpc_tools.adopt import (
-    configure_options,
-    configured,
-    declaration_file,
-    prepare,
-    service_settings,
-    settings,
-    spec_entries,
-)
-from nova_hpc_tools.adopt.configure import Configure, NodeSetup
-from nova_hpc_tools.adopt.findings import CHECKS, DoctorFinding, Severity, exit_status_of
 from nova_hpc_tools.base import CommandAnswer, CommandError, ListCommand
-from nova_hpc_tools.doctor import (
-    checks_cloud,
-    checks_entries,
-    checks_node,
-    facts_host,
-    facts_nova,
-    facts_records,
-    facts_service,
-    other_checkers,
-)
-from nova_hpc_tools.doctor.checks_cloud import Controller, PlacementOptions
-from nova_hpc_tools.doctor.checks_node import Facts, Needless
-from nova_hpc_tools.snapshot import SnapshotError
+from nova_hpc_tools.doctor import doctor_options
 
-NODE, CONTROLLER, PLACEMENT, CLOUD = "node", "controller", "placement", "cloud"
+if TYPE_CHECKING:
+    from nova_hpc.wire.findings import WireFinding
+
 _COLUMNS: Final = ("Node", "Severity", "Check", "Seen", "Why", "Cure", "Docs")
-_LARGEST: Final = 1 << 24
-_GOVERNOR: Final = "governor"
-_TABLET: Final = "usbtablet"
-
-#: Options of Nova and Placement with their defaults (nova/conf/scheduler.py, pci.py, libvirt.py,
-#: compute.py, vnc.py, spice.py and quota.py of 32 to 34; placement/conf/placement.py of 13 to 16).
-_NOVA: Final[Mapping[str, Sequence[cfg.Opt]]] = {
-    "DEFAULT": [cfg.StrOpt("compute_driver"), cfg.StrOpt("pointer_model", default=_TABLET)],
-    "vnc": [cfg.BoolOpt("enabled", default=True)],
-    "spice": [cfg.BoolOpt("enabled", default=False), cfg.BoolOpt("agent_enabled", default=True)],
-    "compute": [cfg.StrOpt(name) for name in settings.CPU_SETS],
-    "pci": [*service_settings.PCI, cfg.BoolOpt("report_in_placement", default=False)],
-    "filter_scheduler": [
-        cfg.ListOpt("enabled_filters", default=list(settings.NOVA_FILTERS)),
-        cfg.MultiStrOpt("available_filters", default=["nova.scheduler.filters.all_filters"]),
-        cfg.ListOpt("weight_classes", default=[settings.ALL_WEIGHERS]),
-        cfg.BoolOpt("pci_in_placement", default=False),
-    ],
-    "scheduler": [cfg.IntOpt(settings.NOVA_LIMIT, default=settings.FEWEST_CANDIDATES)],
-    "quota": [cfg.IntOpt("server_group_members", default=10)],
-    "libvirt": [
-        cfg.StrOpt("connection_uri", default=""),
-        cfg.BoolOpt("cpu_power_management", default=False),
-        cfg.StrOpt("cpu_power_management_strategy", default="cpu_state"),
-        cfg.IntOpt("mem_stats_period_seconds", default=10),
-    ],
-}
-_PLACEMENT: Final[Mapping[str, Sequence[cfg.Opt]]] = {
-    "placement": [
-        cfg.StrOpt("allocation_candidates_generation_strategy", default="depth-first"),
-        cfg.IntOpt(settings.PLACEMENT_LIMIT, default=-1),
-        cfg.IntOpt("allocation_conflict_retry_count", default=10),
-    ]
-}
 
 
 class Doctor(ListCommand):
@@ -94,12 +33,19 @@ class Doctor(ListCommand):
     """
 
     acts_with = ()
-    errors = (*Configure.errors, SnapshotError, WireError)
+
+    @classmethod
+    def list_errors(cls) -> tuple[type[Exception], ...]:
+        """What ends the command with one line."""
+        from nova_hpc_tools.doctor import examination
+
+        return examination.ERRORS
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
-        add_doctor_options(parser)
+        doctor_options.add_doctor_options(parser)
+        doctor_options.add_advice_options(parser)
         parser.add_argument(
             "--others",
             action="store_true",
@@ -115,34 +61,50 @@ class Doctor(ListCommand):
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
         """Look, and say it."""
+        import attrs
+
+        from nova_hpc.wire import findings as document
+        from nova_hpc_tools.adopt import service_settings
+        from nova_hpc_tools.adopt.findings import exit_status_of
+        from nova_hpc_tools.doctor import examination, fleet_findings, other_checkers
+
         args = parsed_args
         if args.merge is not None:
-            return self._answer(*_merge_fleet_findings(args.merge))
+            return self._answer(*fleet_findings.merge_fleet_findings(args.merge, args.layout))
         if args.others and args.root != Path("/"):
             raise CommandError("--others looks at this machine, and --root names another one")
-        machine = examine_this_machine(args)
+        machine = examination.examine_this_machine(args)
         findings = [*machine.found]
         if args.others:
             findings += other_checkers.run_other_checkers(
                 service_settings.config_files_of(args.config), libvirt=machine.libvirt
             )
-        wire_findings = tuple(map(_convert_finding, findings))
-        everything = Findings(machine.node, wire_findings, machine.aliases)
+        wire_findings = tuple(
+            fleet_findings.convert_finding(finding, args.layout, machine.node)
+            for finding in findings
+        )
+        if not machine.is_set_up:
+            self.say(
+                f"{machine.node or 'This machine'} is not set up as a node: [pci]device_spec of "
+                "its nova-compute names no device. nova-hpc configure sets a node up; a "
+                "controller is looked at with --part controller.\n"
+            )
+        everything = document.Findings(machine.node, wire_findings, machine.aliases)
         rows = [
             (finding.node or machine.node, wire_finding)
             for finding, wire_finding in zip(findings, wire_findings, strict=True)
         ]
-        answer = self._answer(rows, exit_status_of(findings))
+        answer = self._answer(rows, exit_status_of(findings), machine.is_set_up)
         return attrs.evolve(answer, document=lambda: document.write_findings(everything))
 
-    def _answer(self, rows: Sequence[tuple[str | None, WireFinding]], code: int) -> CommandAnswer:
-        for node, finding in rows:
-            name = f"{node}: " if node else ""
-            self.say(f"{finding.severity.upper()} {name}{finding.seen} [{finding.check}]")
-            self.say(f"  {finding.why}")
-            self.say(f"  Cure: {finding.cure}")
-            self.say(f"  {finding.docs}")
-        if not rows:
+    def _answer(
+        self, rows: Sequence[tuple[str | None, WireFinding]], code: int, set_up: bool = True
+    ) -> CommandAnswer:
+        from nova_hpc_tools.doctor.finding_text import format_finding_lines
+
+        for line in format_finding_lines(rows):
+            self.say(line)
+        if not rows and set_up:
             self.say("Nothing is wrong.")
         cells = [
             (
@@ -157,202 +119,3 @@ class Doctor(ListCommand):
             for node, finding in rows
         ]
         return CommandAnswer(_COLUMNS, cells, status=code)
-
-
-def add_doctor_options(parser: argparse.ArgumentParser) -> None:
-    """Declare where to look."""
-    configure_options.add_node_options(parser)
-    service_settings.add_config_options(parser, "the services that are looked at")
-    parser.add_argument(
-        "--part",
-        choices=(NODE, CONTROLLER, PLACEMENT, CLOUD),
-        action="append",
-        help="what this machine is; cloud: compare what Nova, Placement and the fabric map have "
-        "of all nodes, where nova-manage runs; may be repeated (default: node)",
-    )
-
-
-def _convert_finding(finding: DoctorFinding) -> WireFinding:
-    return WireFinding(
-        check=finding.check,
-        severity=finding.severity.word,
-        seen=finding.seen,
-        why=CHECKS[finding.check].why,
-        cure=finding.cure,
-        docs=finding.anchor,
-    )
-
-
-# --- this machine -----------------------------------------------------------------------
-
-
-@attrs.frozen
-class MachineFindings:
-    """The machine that was looked at, and its faults."""
-
-    found: tuple[DoctorFinding, ...]
-    #: Its name; None: unknown.
-    node: str | None
-    #: Values of ``[pci]alias``.
-    aliases: tuple[str, ...]
-    #: Where libvirt would say whether it is new enough; None: nothing depends on that.
-    libvirt: str | None = None
-
-
-def examine_this_machine(args: argparse.Namespace) -> MachineFindings:
-    """The faults of this machine.
-
-    :raises Exception: what :attr:`Doctor.errors` names, and CommandError.
-    """
-    parts = args.part or [NODE]
-    nova = service_settings.load_options(service_settings.config_files_of(args.config), _NOVA)
-    if set(parts) == {CLOUD}:
-        # Where no node is looked at, none has to be there.
-        findings = facts_records.examine_records_twice(args.config)
-        return MachineFindings(tuple(findings), socket.gethostname(), tuple(nova.pci.alias))
-    node_parts = (settings.COMMON, settings.COMPUTE)
-    expected = node_parts if NODE in parts else (settings.CONTROLLER,)
-    work = NodeSetup.read(configure_options.parse_as_configure(args, expected))
-    hosts = (work.wishes.limits.hosts if work.wishes.limits else None) or 1
-    findings = []
-    libvirt = None
-    if NODE in parts:
-        facts = _collect_node_facts(work, nova)
-        findings += checks_node.check_compute_node(facts)
-        findings += checks_entries.check_entries(
-            facts_nova.read_entries_with_nova(work.root, work.node, nova, facts.spec.lines())
-        )
-        if facts_service.configured_libvirt_needs(work.node, facts.offered, nova):
-            libvirt = facts_service.libvirt_uri_of(nova)
-    limit = None
-    if CONTROLLER in parts:
-        told = _read_controller_settings(args.config, nova)
-        limit = told.limit
-        findings += checks_cloud.check_controller(told, hosts)
-    if PLACEMENT in parts:
-        findings += checks_cloud.check_placement(_read_placement_settings(), limit, hosts)
-    if CLOUD in parts:
-        findings += facts_records.examine_records_twice(args.config, alone=False)
-    return MachineFindings(tuple(findings), work.node.hostname, tuple(nova.pci.alias), libvirt)
-
-
-def _collect_node_facts(work: NodeSetup, nova: Any) -> Facts:
-    spec, _ = work.render()
-    table = work.table()
-    lines = spec_entries.translate_interfaces(
-        spec_entries.split_entries(nova.pci.device_spec), work.node
-    )
-    never = declaration_file.find_withheld_devices(
-        work.root, work.node, table, lines, (), ("all",), work.told.anyway
-    ).reasons
-    sets = {name: value for name in settings.CPU_SETS if (value := nova.compute[name]) is not None}
-    dedicated = configured.parse_cpus(sets.get(settings.CPU_SETS[1], "")) or frozenset()
-    host = facts_host.read_host_facts(
-        work.root,
-        work.node,
-        [address for offer in spec.offers for address in (offer.provider, *offer.functions)],
-        dedicated & work.node.cpus,
-    )
-    libvirt = nova.libvirt
-    slows = libvirt.cpu_power_management and libvirt.cpu_power_management_strategy == _GOVERNOR
-    facts = Facts(
-        node=work.node,
-        roles=table,
-        spec=spec,
-        wishes=work.wishes,
-        device_spec=lines,
-        driver=nova.compute_driver,
-        report=nova.pci.report_in_placement,
-        cpu_sets=sets,
-        never=never,
-        drift=prepare.find_host_file_drift(work),
-        host=attrs.evolve(host, nova_slows=slows),
-        peer=PeerWish(nova.hpc.peer_to_peer),
-        nvlink=nova.hpc.nvlink_backend,
-        own_roles=bool(work.told.other_roles),
-        stand_ins=work.stand_ins,
-        needless=tuple(_find_needless_devices(nova)),
-    )
-    service = facts_service.read_service_facts(work.root, work.node, facts.offered, nova)
-    return attrs.evolve(facts, service=service)
-
-
-def _find_needless_devices(nova: Any) -> Iterator[Needless]:
-    """As nova/virt/libvirt/driver.py gives them to every guest whose image says nothing of it."""
-    agent = nova.spice.enabled and nova.spice.agent_enabled and not nova.vnc.enabled
-    if nova.pointer_model == _TABLET and not agent:
-        what = "a USB tablet with its controller"
-        yield Needless(what, "[DEFAULT]pointer_model", _TABLET, "ps2mouse")
-    seconds = nova.libvirt.mem_stats_period_seconds
-    if seconds > 0:
-        # Memory of devices is pinned: a balloon can give nothing back.
-        what = f"a memory balloon that is asked every {seconds} s"
-        yield Needless(what, "[libvirt]mem_stats_period_seconds", str(seconds), "0")
-
-
-def _read_controller_settings(words: Sequence[str], nova: Any) -> Controller:
-    by_file, weighers = {}, {}
-    for path in service_settings.config_files_of(words, "nova-scheduler"):
-        alone = service_settings.load_options([path], _NOVA)
-        where = alone.get_location("enabled_filters", "filter_scheduler")
-        if where is not None and where.location.is_user_controlled:
-            by_file[str(path)] = tuple(alone.filter_scheduler.enabled_filters)
-        where = alone.get_location("weight_classes", "filter_scheduler")
-        if where is not None and where.location.is_user_controlled:
-            weighers[str(path)] = tuple(alone.filter_scheduler.weight_classes)
-    scheduler = nova.filter_scheduler
-    return Controller(
-        filters=tuple(scheduler.enabled_filters),
-        available=tuple(scheduler.available_filters),
-        weighers=tuple(scheduler.weight_classes),
-        pci_in_placement=scheduler.pci_in_placement,
-        limit=nova.scheduler[settings.NOVA_LIMIT],
-        aliases=tuple(nova.pci.alias),
-        group_members=nova.quota.server_group_members,
-        cache=nova.hpc[settings.CACHE],
-        by_file=by_file,
-        weighers_by_file=weighers,
-    )
-
-
-def _read_placement_settings() -> PlacementOptions:
-    folder = os.environ.get("OS_PLACEMENT_CONFIG_DIR", "").strip()
-    words = [f"--config-file={folder}/placement.conf"] if folder else []
-    options = service_settings.load_options(
-        service_settings.config_files_of(words, "placement", "placement"), _PLACEMENT
-    )
-    told = options.placement
-    return PlacementOptions(
-        strategy=told.allocation_candidates_generation_strategy,
-        limit=told[settings.PLACEMENT_LIMIT],
-        retries=told.allocation_conflict_retry_count,
-    )
-
-
-# --- the fleet --------------------------------------------------------------------------
-
-
-def _merge_fleet_findings(folder: Path) -> tuple[list[tuple[str | None, WireFinding]], int]:
-    """The findings on all nodes, and between them; a node that cannot be read is one."""
-    if not folder.is_dir():
-        raise CommandError(f"--merge: there is no directory {folder}")
-    rows: list[tuple[str | None, WireFinding]] = []
-    aliases: dict[str, Iterable[str]] = {}
-    more: list[DoctorFinding] = []
-    for path in sorted(folder.glob("*.json")):
-        try:
-            node_findings = document.read_findings(path.read_bytes()[:_LARGEST].decode("utf-8"))
-        except (OSError, UnicodeDecodeError, WireError) as error:
-            cure = "Run nova-hpc doctor -f json there again."
-            more.append(DoctorFinding("not-read", f"{path.name}: {error}.", cure, path.stem))
-            continue
-        name = node_findings.node or path.stem
-        aliases[name] = node_findings.aliases
-        rows += [(name, finding) for finding in node_findings.findings]
-    if not aliases and not more:
-        raise CommandError(f"--merge: no .json file in {folder}")
-    more += checks_cloud.check_fleet(aliases)
-    rows += [(finding.node, _convert_finding(finding)) for finding in more]
-    ranks = {severity.word: severity.value for severity in Severity}
-    # One of a later release counts as a warning at least.
-    return rows, max((ranks.get(finding.severity, 1) for _, finding in rows), default=0)

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.progress import track
 
+from nova_hpc_tools.adopt.cures import CommandRun, CuredCommand, DoctorCure
 from nova_hpc_tools.adopt.findings import DoctorFinding
 from nova_hpc_tools.doctor import checks_records
 from nova_hpc_tools.printing import InertConsole
@@ -35,7 +36,9 @@ def examine_records_twice(config: Sequence[str], alone: bool = True) -> list[Doc
             DoctorFinding(
                 "not-looked",
                 f"Nobody has looked at the cloud: {text}.",
-                "Run nova-hpc doctor --part cloud where nova-manage runs.",
+                DoctorCure.of(
+                    "Run ", CommandRun(CuredCommand.DOCTOR_OF_CLOUD), " where nova-manage runs."
+                ),
             )
         ]
     return [finding for finding in again if finding in first_findings]

@@ -13,6 +13,7 @@ from nova_hpc.guest_tree.needs import format_dotted_version
 from nova_hpc.topology.files import FileError, FileTree
 from nova_hpc.topology.model import Node, PciFunction
 from nova_hpc_tools.adopt import include_files, install_shim, settings
+from nova_hpc_tools.adopt.cures import CommandRun, CuredCommand, DoctorCure
 from nova_hpc_tools.doctor import libvirt_domains, libvirt_needs
 from nova_hpc_tools.doctor.checks_service import LedgerPath, ServiceFacts, Shim, TooOld, User
 from nova_hpc_tools.doctor.libvirt_needs import LibvirtNeed
@@ -100,7 +101,7 @@ def find_shim_fault(driver: str | None) -> Shim | None:
     except (install_shim.ShimError, OSError) as error:
         return Shim(
             f"The shim of the driver was not looked at: {error}.",
-            "Run nova-hpc install-shim --check with the --python of nova-compute.",
+            DoctorCure.of("Run ", CommandRun(CuredCommand.CHECK_SHIM), "."),
             unknown=True,
         )
     if not place.complete:

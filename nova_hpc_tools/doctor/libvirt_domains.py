@@ -7,12 +7,19 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
+from nova_hpc.outside.host_names import is_uuid
+from nova_hpc.outside.text import printable_text
 from nova_hpc.tenancy import guest_domains
 from nova_hpc.tenancy.guest_domains import LIST_ALL, NodeGuestDomains
 
 #: Major, minor and release.
 Version = tuple[int, int, int]
 Answer = TypeVar("Answer")
+
+
+class DomainUnreadError(Exception):
+    """The XML of a domain cannot be had; the text names the cure."""
+
 
 #: What Nova connects to when ``[libvirt]connection_uri`` says nothing
 #: (``_uri`` of nova/virt/libvirt/driver.py, 32 to 34, for KVM and QEMU).
@@ -77,6 +84,35 @@ def libvirt_version_of(uri: str, patience: float = PATIENCE) -> Version | None:
         return _ask_libvirt(ask, patience)
     except ImportError:
         return None
+
+
+def read_domain_xml(uri: str, name: str, patience: float = PATIENCE) -> str:
+    """The XML of one guest domain, as it is now.
+
+    :param name: its UUID, or libvirt's name of it.
+    :param patience: seconds.
+    :raises DomainUnreadError: it cannot be had; the text names the cure.
+    """
+
+    def ask(libvirt: Any) -> tuple[str | None, str]:
+        try:
+            connection = libvirt.openReadOnly(uri)
+            by = connection.lookupByUUIDString if is_uuid(name) else connection.lookupByName
+            return str(by(name).XMLDesc(0)), ""
+        except libvirt.libvirtError as error:
+            return None, printable_text(str(error))
+
+    try:
+        answer = _ask_libvirt(ask, patience)
+    except ImportError as error:
+        reason = "libvirt-python is not installed here: run the command where nova-compute runs"
+        raise DomainUnreadError(reason) from error
+    if answer is None:
+        raise DomainUnreadError(f"{uri} gave no answer within {patience:g} seconds")
+    xml, reason = answer
+    if xml is None:
+        raise DomainUnreadError(f"{uri}: {reason}; run the command on the node that has the server")
+    return xml
 
 
 def _ask_libvirt(question: Callable[[Any], Answer], patience: float) -> Answer | None:

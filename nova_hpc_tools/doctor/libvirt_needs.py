@@ -10,6 +10,7 @@ import attrs
 from nova_hpc.guest_tree import windows
 from nova_hpc.guest_tree.needs import MAXPHYSADDR, OVERRIDE, Version, has_clique
 from nova_hpc.topology.model import PciFunction
+from nova_hpc_tools.adopt.cures import DoctorCure, place_option, read_cure
 
 
 @attrs.frozen
@@ -20,7 +21,7 @@ class LibvirtNeed:
     what: str
     least: Version
     #: What can be done without another libvirt; a sentence without its full stop.
-    otherwise: str
+    otherwise: DoctorCure = attrs.field(converter=read_cure)
 
 
 def libvirt_needs_of(
@@ -49,5 +50,5 @@ def libvirt_needs_of(
         yield LibvirtNeed(
             "servers whose GPUs show their GPUDirect cliques",
             OVERRIDE,
-            "set [hpc]gpudirect_clique = false",
+            DoctorCure.of("set ", place_option("hpc", "gpudirect_clique", "false")),
         )

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from nova_hpc_tools.adopt import install_shim
+from nova_hpc_tools.adopt.cures import DoctorCure, place_option
 from nova_hpc_tools.adopt.findings import DoctorFinding
 from nova_hpc_tools.doctor import libvirt_domains
 
@@ -87,7 +88,11 @@ def _run_config_validator(files: Sequence[Path], python: str | None) -> Iterator
                 yield DoctorFinding(
                     "option-unknown",
                     f"{path}: there is no option [{match[1]}]{match[2]}.",
-                    f"Correct its name, or take it out of {path}.",
+                    DoctorCure.of(
+                        "Correct its name, or take it out of ",
+                        place_option(match[1], match[2], called=str(path)),
+                        ".",
+                    ),
                 )
 
 

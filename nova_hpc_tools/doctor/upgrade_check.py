@@ -18,21 +18,18 @@ from nova_hpc.from_nova.nova_sources import DIGESTS
 from nova_hpc.tenancy.ledger import LedgerFile
 from nova_hpc_tools.adopt import install_shim, service_settings
 from nova_hpc_tools.adopt.findings import DoctorFinding, Severity
+from nova_hpc_tools.adopt.layout_cures import render_cure
 from nova_hpc_tools.base import CommandAnswer, CommandError, ListCommand
 from nova_hpc_tools.doctor import facts_service
 from nova_hpc_tools.doctor.checks_service import shim_finding
-from nova_hpc_tools.doctor.command import (
-    CONTROLLER,
-    NODE,
-    Doctor,
-    add_doctor_options,
-    examine_this_machine,
-)
+from nova_hpc_tools.doctor.doctor_options import CONTROLLER, NODE, add_doctor_options
+from nova_hpc_tools.doctor.examination import ERRORS, examine_this_machine
 
 SUCCESS, WARNING, FAILURE = 0, 1, 2
 _WORST: Final[Mapping[Severity, int]] = {Severity.WARNING: WARNING, Severity.ERROR: FAILURE}
 
 _SHIM: Final = "shim"
+_WRONG: Final[tuple[type[Exception], ...]] = (CommandError, *ERRORS)
 
 #: A check: how it ended, and what there is to be done.
 Result = tuple[int, str | None]
@@ -49,7 +46,7 @@ class UpgradeCheck(ListCommand):
     """
 
     acts_with = ()
-    errors = Doctor.errors
+    errors = ERRORS
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
@@ -101,7 +98,7 @@ def _check_settings(args: argparse.Namespace) -> Result:
         findings = [
             finding for finding in examine_this_machine(args).found if finding.check != _SHIM
         ]
-    except (CommandError, *Doctor.errors) as error:
+    except _WRONG as error:
         return FAILURE, f"{error}."
     return _result_of_findings(findings)
 
@@ -110,7 +107,9 @@ def _result_of_findings(findings: Iterable[DoctorFinding]) -> Result:
     ranked_findings = sorted(findings, key=lambda finding: -finding.severity.value)
     if not ranked_findings:
         return SUCCESS, None
-    text = " ".join(f"{finding.seen} {finding.cure.rstrip('.')}." for finding in ranked_findings)
+    text = " ".join(
+        f"{finding.seen} {render_cure(finding.cure).rstrip('.')}." for finding in ranked_findings
+    )
     return _WORST[ranked_findings[0].severity], text
 
 

@@ -24,6 +24,7 @@ from oslo_utils import uuidutils
 from nova_hpc.fabric.model import FabricMap, FabricPlace
 from nova_hpc.wire import stats
 from nova_hpc_tools.adopt.findings import CHECKS, DoctorFinding
+from nova_hpc_tools.adopt.layout_cures import render_cure
 from nova_hpc_tools.doctor import facts_records as cli_doctor
 from nova_hpc_tools.fabric.map_aggregates import aggregates_of
 from nova_hpc_tools.readers import records
@@ -169,7 +170,9 @@ class FaultTest(CloudTest):
         consumer = self.allocate("alpha", FIRST)
         finding = self.found("allocation-orphaned")
         self.assertIn(FIRST, finding.seen)
-        self.assertEqual(f"openstack resource provider allocation delete {consumer}", finding.cure)
+        self.assertEqual(
+            f"openstack resource provider allocation delete {consumer}", render_cure(finding.cure)
+        )
         self.assertEqual(204, self.placement.delete(f"/allocations/{consumer}").status)
         self.gone("allocation-orphaned")
 
@@ -177,14 +180,14 @@ class FaultTest(CloudTest):
         self.host("alpha", TWO)
         server = self.boot(self.make_flavor({"pci_passthrough:alias": "gpu:3"}), state="ERROR")
         self.allocate("alpha", FIRST, server["id"])
-        self.assertIn(server["id"], self.found("allocation-orphaned").cure)
+        self.assertIn(server["id"], render_cure(self.found("allocation-orphaned").cure))
 
     def test_a_device_without_a_provider(self) -> None:
         self.host("alpha", TWO)
         self.delete_provider(self.provider("alpha", FIRST)["uuid"])
         finding = self.found("provider-missing")
         self.assertIn(FIRST, finding.seen)
-        self.assertIn("Restart nova-compute on alpha", finding.cure)
+        self.assertIn("Restart nova-compute on alpha", render_cure(finding.cure))
         self.restart("alpha")
         self.gone("provider-missing")
 
@@ -205,7 +208,7 @@ class FaultTest(CloudTest):
         self.assertIn(
             "0000:99:00.0 of alpha: Placement gives 1 of 1, and Nova knows 0", finding.seen
         )
-        words = finding.cure.split(";")[0]
+        words = render_cure(finding.cure).split(";")[0]
         self.assertTrue(words.endswith(f"--resource {fixtures.GPU_CLASS}:reserved=1 {stale}"))
         self.set_inventory(stale, reserved=1)
         self.gone("provider-excess")
@@ -217,7 +220,7 @@ class FaultTest(CloudTest):
         self.set_inventory(child, total=1)
         finding = self.found("node-gone")
         self.assertIn(f"{FIRST} of {GHOST}", finding.seen)
-        self.assertEqual([child], _UUID.findall(finding.cure))
+        self.assertEqual([child], _UUID.findall(render_cure(finding.cure)))
         for uuid in (child, root):
             self.delete_provider(uuid)
         self.gone("node-gone")
@@ -345,7 +348,7 @@ class FaultTest(CloudTest):
         self.start_host("alpha", TWO)
         found = self.found("driver-stock")
         self.assertIn("alpha offers devices with hpc_* tags", found.seen)
-        self.assertIn("compute_driver = hpc.HpcLibvirtDriver", found.cure)
+        self.assertIn("compute_driver = hpc.HpcLibvirtDriver", render_cure(found.cure))
 
 
 class _Together:

@@ -68,7 +68,8 @@ PLACEMENT = "[placement]\nmax_allocation_candidates = 7000\n[api]\nauth_strategy
 #: The command blocks of the page, in their order.
 BLOCKS = (
     *("save", "look", "kinds", "serving", "ids", "kolla", "replace", "take out"),
-    *("copy", "node", "take out here", "controller", "doctor", "all doctors"),
+    *("copy", "node", "take out here", "controller"),
+    *("doctor of kolla", "doctor", "all doctors"),
 )
 
 
@@ -162,28 +163,30 @@ class Cloud:
 def cloud(tmp_path_factory):
     """What the first sections of the page make of the cloud."""
     found = Cloud(tmp_path_factory.mktemp("cloud"))
-    begin = time.monotonic()
-    for node in NAMES:
-        found.well(blocks()["save"], node)
-    seen = found.well(blocks()["look"])
-    assert "Kind 1: 4 nodes: hgx1, hgx2, hgx3, hgx4" in seen
-    assert "Kind 2: 3 nodes: bridged1, bridged2, bridged3" in seen
-    assert "Kind 3: 3 nodes: old1, old2, old3" in seen
-    found.well(blocks()["kinds"])
-    status, _, err = found.type(f"{kinds()}\n{blocks()['serving']}")
-    assert status == 2
-    refused(err)
-    page = " ".join(PAGE.read_text(encoding="utf-8").split())
-    said = [line for line in err.splitlines() if "role_options: {gpu: {identity: ids}}" in line]
-    assert len(said) == 1
-    assert said[0] in page
-    found.well(blocks()["ids"])
-    declared = (found.deploy / "cloud.yaml").read_text()
-    found.seconds = time.monotonic() - begin
-    found.shared = len(found.typed())
-    found.declared = declared
-    yield found
-    found.server.end()
+    try:
+        begin = time.monotonic()
+        for node in NAMES:
+            found.well(blocks()["save"], node)
+        seen = found.well(blocks()["look"])
+        assert "Kind 1: 4 nodes: hgx1, hgx2, hgx3, hgx4" in seen
+        assert "Kind 2: 3 nodes: bridged1, bridged2, bridged3" in seen
+        assert "Kind 3: 3 nodes: old1, old2, old3" in seen
+        found.well(blocks()["kinds"])
+        status, _, err = found.type(f"{kinds()}\n{blocks()['serving']}")
+        assert status == 2
+        refused(err)
+        page = " ".join(PAGE.read_text(encoding="utf-8").split())
+        said = [line for line in err.splitlines() if "role_options: {gpu: {identity: ids}}" in line]
+        assert len(said) == 1
+        assert said[0] in page
+        found.well(blocks()["ids"])
+        declared = (found.deploy / "cloud.yaml").read_text()
+        found.seconds = time.monotonic() - begin
+        found.shared = len(found.typed())
+        found.declared = declared
+        yield found
+    finally:
+        found.server.end()
 
 
 def refused(err):
@@ -272,13 +275,14 @@ def all_are_well(cloud, config=None):
     """The findings of nodes of each kind and of the controller: none of them is of adoption."""
     for path in cloud.deploy.glob("*.json"):
         path.unlink()
-    words = (
-        (lambda name: f"doctor --config-file {config(name)} ") if config else (lambda _: "doctor ")
-    )
-    doctors = blocks()["doctor"].splitlines()
-    for node in ("hgx1", "bridged1", USED):
-        cloud.well(doctors[0].replace("doctor ", words(node)), node)
-    cloud.well(doctors[1].replace("doctor ", words("controller")), "controller")
+    block = blocks()["doctor of kolla" if config else "doctor"].replace("\\\n", "")
+    on_node, on_controller = block.splitlines()
+    for node in ("hgx1", "bridged1", USED, "controller"):
+        text = on_controller if node == "controller" else on_node
+        if config:
+            text, count = re.subn(r"/etc/kolla/nova-\w+/nova\.conf", str(config(node)), text)
+            assert count == 1
+        cloud.well(text, node)
     status, out, err = cloud.type(f"{blocks()['all doctors']} -f json")
     assert status in (1, 3), err
     found = json.loads(out)

@@ -141,6 +141,7 @@ def test_the_page_and_the_playbook_name_the_collection() -> None:
     top = Path(__file__).parents[3]
     galaxy = yaml.safe_load((top / "ansible/galaxy.yml").read_text())
     name = f"{galaxy['namespace']}.{galaxy['name']}"
-    assert f"a collection, ``{name}``," in (top / "docs/source/admin/ansible.rst").read_text()
+    page = (top / "docs/source/admin/deployment-tools.rst").read_text()
+    assert f"a collection, ``{name}``," in page
     roles = yaml.safe_load((top / "ansible/playbooks/node.yml").read_text())[0]["roles"]
     assert {each["role"].rpartition(".")[0] for each in roles} == {name}

@@ -8,7 +8,7 @@ import pytest
 from oslo_config import cfg
 
 from nova_hpc import conf
-from nova_hpc_tools.adopt import service_settings
+from nova_hpc_tools.adopt import service_settings, source_options
 from nova_hpc_tools.inventory.command import Inventory
 
 
@@ -51,7 +51,7 @@ def test_as_oslo_config(home, words):
 
 def test_the_words_stay_in_their_order(home):
     parser = argparse.ArgumentParser()
-    service_settings.add_config_options(parser)
+    source_options.add_config_options(parser)
     given = ["--config-dir", "{a}", "--config-file=b", "--config-dir", "c"]
     assert parser.parse_args(given).config == [
         "--config-dir={a}",

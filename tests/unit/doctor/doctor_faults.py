@@ -75,6 +75,8 @@ class Row:
     cured_by: str
 
 
+#: A mount of the directory of shared memory.
+SHM: Final = "22 1 0:25 / / rw - ext4 /dev/sda1 rw\n23 22 0:26 / /dev/shm rw - {} shm {}\n"
 CONFIGURE: Final = "``nova-hpc configure --write``"
 
 
@@ -293,6 +295,43 @@ FAULTS: Final = (
         lambda p: p.say("[libvirt]\nmem_stats_period_seconds = 10"),
         "``mem_stats_period_seconds`` set",
         lambda p: p.say("[libvirt]\nmem_stats_period_seconds = 0"),
+    ),
+    Fault(
+        "memory for servers to share that the host has not set aside", "shared-reserved",
+        lambda p: p.say("[hpc]\nshared_memory_mb = 4096"),
+        "``reserved_host_memory_mb`` set",
+        lambda p: p.say("[DEFAULT]\nreserved_host_memory_mb = 10240"),
+    ),
+    Fault(
+        "memory for servers to share on a tmpfs that is too small", "shared-tmpfs",
+        lambda p: (
+            p.say("[hpc]\nshared_memory_mb = 0:64"),
+            p.put("/proc/self/mountinfo", SHM.format("tmpfs", "rw,size=4096k")),
+        ),
+        "mounted larger",
+        lambda p: p.put("/proc/self/mountinfo", SHM.format("tmpfs", "rw,size=65536k")),
+    ),
+    Fault(
+        "memory for servers to share on a disk", "shared-tmpfs",
+        lambda p: (
+            p.say("[hpc]\nshared_memory_mb = 0:64"),
+            p.put("/proc/self/mountinfo", SHM.format("ext4", "rw")),
+        ),
+        "another ``shared_memory_dir``",
+        lambda p: p.put("/proc/self/mountinfo", SHM.format("tmpfs", "rw")),
+    ),
+    Fault(
+        "memory for servers to share on a NUMA node that is not there", "shared-absent",
+        lambda p: p.say("[hpc]\nshared_memory_mb = 0:64,7:64"),
+        "taken out", lambda p: p.say("[hpc]\nshared_memory_mb = 0:64"),
+    ),
+    Fault(
+        "memory for servers to share, and no dedicated CPUs", "shared-cpus",
+        lambda p: (
+            p.say("[hpc]\nshared_memory_mb = 0:64"),
+            p.option(COMPUTE, "cpu_dedicated_set", None),
+        ),
+        "CPUs named", lambda p: p.say("[compute]\ncpu_dedicated_set = 1,4-5"),
     ),
     Fault(
         "a GPU with 8 of 16 lanes", "link-narrow",

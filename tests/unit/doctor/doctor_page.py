@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from nova_hpc_tools.adopt.findings import CHECKS
+from nova_hpc_tools.adopt.layout_cures import render_cure
+from nova_hpc_tools.doctor.check_cures import CURES
 from tests.unit.doctor.doctor_faults import CLOUD, FAULTS
 
 PAGE: Final = Path(__file__).parents[3] / "docs/source/admin/doctor-faults.inc"
@@ -35,7 +37,12 @@ def checks() -> str:
     for name, check in CHECKS.items():
         title = name
         lines += [f".. _doctor-{name}:", "", title, "-" * len(title), ""]
-        lines += [f"*{check.severity.word}*: {check.why}", ""]
+        lines += [
+            f"*{check.severity.word}*: {check.why}",
+            "",
+            f"Cure: {render_cure(CURES[name])}",
+            "",
+        ]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -7,10 +7,12 @@ import shutil
 import pytest
 
 from nova_hpc_tools.adopt import findings
-from nova_hpc_tools.doctor import facts_service
+from nova_hpc_tools.adopt.layout_cures import render_cure
+from nova_hpc_tools.doctor import examination, facts_service
 from nova_hpc_tools.doctor.command import Doctor
 from nova_hpc_tools.main import main
 from tests.unit.doctor import doctor_changes, doctor_page
+from tests.unit.doctor.cure_words import faults_of_cure
 from tests.unit.doctor.doctor_faults import CLOUD, FAULTS
 from tests.unit.doctor.doctor_place import Place
 from tests.unit.node_files import GPU, VF
@@ -54,6 +56,14 @@ def doctor(place, capsys):
         assert status == max((worst[each["severity"]] for each in found), default=0)
         return {each["check"]: each for each in found}
 
+    def look():
+        """What the command finds, before it writes it."""
+        args = Doctor(None, None).get_parser("").parse_args(["--root", str(place.root)])
+        args.declaration = place.folder / "node.yaml"
+        args.part = list(PARTS)
+        return examination.examine_this_machine(args).found
+
+    run.look = look
     run.checks = checks
     return run
 
@@ -71,6 +81,10 @@ def test_a_fault_is_found_and_cured(doctor, place, fault):
     assert said["severity"] == findings.CHECKS[fault.check].severity.word
     assert said["seen"].endswith(".")
     assert said["docs"] == f"admin/doctor.html#doctor-{fault.check}"
+    # What its cure names is data, which each layout says in its own words.
+    (cure,) = {finding.cure for finding in doctor.look() if finding.check == fault.check}
+    assert render_cure(cure) == said["cure"]
+    assert faults_of_cure(cure) == []
     fault.cure(place)
     assert fault.check not in doctor.checks()
 
@@ -99,7 +113,7 @@ def test_for_people(doctor, place):
     assert status == 3
     assert f"ERROR {GPU}: bound to nvidia, withheld until bound to vfio-pci. [driver]" in out
     assert f"  Cure: driverctl set-override {GPU} vfio-pci\n" in out
-    assert "  admin/doctor.html#doctor-driver\n" in out
+    assert "  See: nova-hpc help check driver\n" in out
 
 
 def test_a_node_of_which_nothing_is_known(doctor, tmp_path):

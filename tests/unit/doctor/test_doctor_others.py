@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from nova_hpc_tools.adopt.layout_cures import render_cure
 from nova_hpc_tools.doctor import other_checkers
 from nova_hpc_tools.main import main
 
@@ -70,7 +71,7 @@ def test_options_that_do_not_exist(path, tmp_path):
         f"{bad}: there is no option [hpc]ledger_fil.",
         f"{bad}: there is no option [hpd]ledger_file.",
     ]
-    assert said[0].cure == f"Correct its name, or take it out of {bad}."
+    assert render_cure(said[0].cure) == f"Correct its name, or take it out of {bad}."
 
 
 def test_tools_that_are_not_there(path, tmp_path, monkeypatch):
@@ -78,7 +79,7 @@ def test_tools_that_are_not_there(path, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(path))
     said = list(other_checkers.run_other_checkers([], str(tmp_path / "python")))
     assert [each.check for each in said] == ["not-looked", "not-looked"]
-    assert said[0].cure == "Install libvirt's clients (Debian: libvirt-clients)."
+    assert render_cure(said[0].cure) == "Install libvirt's clients (Debian: libvirt-clients)."
     assert said[1].seen == "oslo-config-validator is not here, or does not answer."
 
 

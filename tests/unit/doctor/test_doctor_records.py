@@ -20,6 +20,7 @@ from nova_hpc_tools.snapshot.cloud_records import (
     RecordedHost,
     ServiceAlias,
 )
+from tests.unit.doctor.cure_words import faults_of_cure
 
 GPU, PF = "0000:18:00.0", "0000:19:00.0"
 ALPHA = RecordedHost(
@@ -71,7 +72,9 @@ def test_a_sound_cloud():
     ],
 )
 def test_each_check(change, check):
-    assert checks(evolve(SOUND, **change)) == [check]
+    (finding,) = check_records(evolve(SOUND, **change))
+    assert finding.check == check
+    assert faults_of_cure(finding.cure) == []
 
 
 def test_what_is_reserved_is_given_to_nobody():

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands by their entry points: found without importing any of them.
+
+cliff imports every command to find one, which took ``nova-hpc inventory --help`` most of a
+second. Here a command's module is imported when it is run, or asked for its options.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from cliff.command import Command
+from cliff.commandmanager import CommandManager
+from cliff.complete import CompleteCommand, CompleteDictionary
+
+
+class CommandIndex(CommandManager):
+    """Names of commands, and where they are."""
+
+    def load_commands(self, namespace: str) -> None:
+        """List the commands of a group of entry points, and import none."""
+        self.group_list.append(namespace)
+        for entry_point in importlib.metadata.entry_points(group=namespace):
+            self.commands[entry_point.name.replace("_", " ")] = entry_point
+
+    def list_names_below(self, words: Sequence[str]) -> list[str]:
+        """The commands that begin with these words and have more."""
+        start = f"{' '.join(words)} "
+        return sorted(name for name in self.commands if name.startswith(start))
+
+    def format_commands(self, names: Sequence[str]) -> Iterator[str]:
+        """Commands with what each does, line by line."""
+        wide = max(map(len, names), default=0)
+        for name in names:
+            yield f"  {name:<{wide}}  {summarise_command(self.commands[name])}".rstrip()
+
+
+def summarise_command(entry_point: Any) -> str:
+    """The first line of a command's docstring, without its period; read, not imported."""
+    text = _read_first_line(getattr(entry_point, "value", ""))
+    if text is None:
+        kind: type[Command] = entry_point.load()
+        text = (kind.__doc__ or "").strip().partition("\n")[0]
+    return text.rstrip(".")
+
+
+def _read_first_line(place: str) -> str | None:
+    """None: its source is not there, or does not say."""
+    module, _, name = place.partition(":")
+    try:
+        spec = importlib.util.find_spec(module)
+        source = Path(str(spec.origin if spec else "")).read_text(encoding="utf-8")
+    except (ImportError, OSError, ValueError):
+        return None
+    match = re.search(
+        rf'^class {re.escape(name)}\b[^\n]*:\n    """([^\n]+?)(?:""")?$', source, re.MULTILINE
+    )
+    return match[1].strip() if match else None
+
+
+class PrintCompletion(CompleteCommand):
+    """Print what a shell needs to complete commands and options.
+
+    In bash: source <(nova-hpc complete)
+    """
+
+    def take_action(self, parsed_args: argparse.Namespace) -> int:
+        """Write it."""
+        names = _CommandNames()
+        for name, _ in self.app.command_manager:
+            words = name.split()
+            names.add_command(words, self.get_actions(words))
+        shell = self._formatters[parsed_args.shell].plugin(
+            parsed_args.name or self.app.NAME, self.app.stdout
+        )
+        shell.write(names.get_commands(), names.get_data())
+        return 0
+
+
+class _CommandNames(CompleteDictionary):
+    def get_commands(self) -> str:
+        """The first words of commands: cliff also has its own keys among them."""
+        return " ".join(name for name in super().get_commands().split() if "_" not in name)

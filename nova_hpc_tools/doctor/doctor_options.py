@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options of ``nova-hpc doctor``: where it looks. Imports little, for a quick ``--help``."""
+
+from __future__ import annotations
+
+import argparse
+
+from nova_hpc_tools.adopt import layout_names, source_options
+
+NODE, CONTROLLER, PLACEMENT, CLOUD = "node", "controller", "placement", "cloud"
+
+
+def add_doctor_options(parser: argparse.ArgumentParser) -> None:
+    """Declare where to look."""
+    source_options.add_node_options(parser)
+    source_options.add_config_options(parser, "the services that are looked at")
+    parser.add_argument(
+        "--part",
+        choices=(NODE, CONTROLLER, PLACEMENT, CLOUD),
+        action="append",
+        help="what this machine is; cloud: compare what Nova, Placement and the fabric map have "
+        "of all nodes, where nova-manage runs; may be repeated (default: node)",
+    )
+
+
+def add_advice_options(parser: argparse.ArgumentParser) -> None:
+    """Declare for whom the cures are written."""
+    parser.add_argument(
+        "--layout",
+        choices=layout_names.NAMES,
+        default=layout_names.PLAIN,
+        help="what deploys the services, as in nova-hpc configure --layout: the cures name the "
+        "files and commands of Kolla-Ansible or OpenStack-Ansible (default: plain)",
+    )

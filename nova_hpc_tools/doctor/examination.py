@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looks at this machine, or the capture of another one: what ``nova-hpc doctor`` finds there."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+from oslo_config import cfg
+
+from nova_hpc.topology.peer_wish import PeerWish
+from nova_hpc.wire.version import WireError
+from nova_hpc_tools.adopt import (
+    configure_options,
+    configured,
+    declaration_file,
+    prepare,
+    service_settings,
+    settings,
+    spec_entries,
+)
+from nova_hpc_tools.adopt.configure import Configure, NodeSetup
+from nova_hpc_tools.adopt.cures import CuredOption
+from nova_hpc_tools.adopt.findings import DoctorFinding
+from nova_hpc_tools.doctor import (
+    checks_cloud,
+    checks_entries,
+    checks_node,
+    facts_host,
+    facts_memory,
+    facts_nova,
+    facts_records,
+    facts_service,
+)
+from nova_hpc_tools.doctor.checks_cloud import Controller, PlacementOptions
+from nova_hpc_tools.doctor.checks_node import Facts, Needless
+from nova_hpc_tools.doctor.doctor_options import CLOUD, CONTROLLER, NODE, PLACEMENT
+from nova_hpc_tools.snapshot import SnapshotError
+
+#: What ends a look with one line.
+ERRORS: Final[tuple[type[Exception], ...]] = (*Configure.errors, SnapshotError, WireError)
+_GOVERNOR: Final = "governor"
+_TABLET: Final = "usbtablet"
+
+#: Options of Nova and Placement with their defaults (nova/conf/scheduler.py, pci.py, libvirt.py,
+#: compute.py, vnc.py, spice.py and quota.py of 32 to 34; placement/conf/placement.py of 13 to 16).
+_NOVA: Final[Mapping[str, Sequence[cfg.Opt]]] = {
+    "DEFAULT": [
+        cfg.StrOpt("compute_driver"),
+        cfg.StrOpt("pointer_model", default=_TABLET),
+        cfg.IntOpt("reserved_host_memory_mb", default=512),
+    ],
+    "vnc": [cfg.BoolOpt("enabled", default=True)],
+    "spice": [cfg.BoolOpt("enabled", default=False), cfg.BoolOpt("agent_enabled", default=True)],
+    "compute": [cfg.StrOpt(name) for name in settings.CPU_SETS],
+    "pci": [*service_settings.PCI, cfg.BoolOpt("report_in_placement", default=False)],
+    "filter_scheduler": [
+        cfg.ListOpt("enabled_filters", default=list(settings.NOVA_FILTERS)),
+        cfg.MultiStrOpt("available_filters", default=["nova.scheduler.filters.all_filters"]),
+        cfg.ListOpt("weight_classes", default=[settings.ALL_WEIGHERS]),
+        cfg.BoolOpt("pci_in_placement", default=False),
+    ],
+    "scheduler": [cfg.IntOpt(settings.NOVA_LIMIT, default=settings.FEWEST_CANDIDATES)],
+    "quota": [cfg.IntOpt("server_group_members", default=10)],
+    "libvirt": [
+        cfg.StrOpt("connection_uri", default=""),
+        cfg.BoolOpt("cpu_power_management", default=False),
+        cfg.StrOpt("cpu_power_management_strategy", default="cpu_state"),
+        cfg.IntOpt("mem_stats_period_seconds", default=10),
+    ],
+}
+_PLACEMENT: Final[Mapping[str, Sequence[cfg.Opt]]] = {
+    "placement": [
+        cfg.StrOpt("allocation_candidates_generation_strategy", default="depth-first"),
+        cfg.IntOpt(settings.PLACEMENT_LIMIT, default=-1),
+        cfg.IntOpt("allocation_conflict_retry_count", default=10),
+    ]
+}
+
+
+@attrs.frozen
+class MachineFindings:
+    """The machine that was looked at, and its faults."""
+
+    found: tuple[DoctorFinding, ...]
+    #: Its name; None: unknown.
+    node: str | None
+    #: Values of ``[pci]alias``.
+    aliases: tuple[str, ...]
+    #: Where libvirt would say whether it is new enough; None: nothing depends on that.
+    libvirt: str | None = None
+    #: Its nova-compute is told of devices, or nobody asked.
+    is_set_up: bool = True
+
+
+def examine_this_machine(args: argparse.Namespace) -> MachineFindings:
+    """The faults of this machine.
+
+    :raises Exception: what :data:`ERRORS` names, and CommandError.
+    """
+    parts = args.part or [NODE]
+    nova = service_settings.load_options(service_settings.config_files_of(args.config), _NOVA)
+    if set(parts) == {CLOUD}:
+        # Where no node is looked at, none has to be there.
+        findings = facts_records.examine_records_twice(args.config)
+        return MachineFindings(tuple(findings), socket.gethostname(), tuple(nova.pci.alias))
+    node_parts = (settings.COMMON, settings.COMPUTE)
+    expected = node_parts if NODE in parts else (settings.CONTROLLER,)
+    work = NodeSetup.read(configure_options.parse_as_configure(args, expected))
+    hosts = (work.wishes.limits.hosts if work.wishes.limits else None) or 1
+    findings = []
+    libvirt = None
+    if NODE in parts:
+        facts = _collect_node_facts(work, nova)
+        findings += checks_node.check_compute_node(facts)
+        findings += checks_entries.check_entries(
+            facts_nova.read_entries_with_nova(work.root, work.node, nova, facts.spec.lines())
+        )
+        if facts_service.configured_libvirt_needs(work.node, facts.offered, nova):
+            libvirt = facts_service.libvirt_uri_of(nova)
+    limit = None
+    if CONTROLLER in parts:
+        told = _read_controller_settings(args.config, nova)
+        limit = told.limit
+        findings += checks_cloud.check_controller(told, hosts)
+    if PLACEMENT in parts:
+        findings += checks_cloud.check_placement(_read_placement_settings(), limit, hosts)
+    if CLOUD in parts:
+        findings += facts_records.examine_records_twice(args.config, alone=False)
+    return MachineFindings(
+        tuple(findings),
+        work.node.hostname,
+        tuple(nova.pci.alias),
+        libvirt,
+        is_set_up=NODE not in parts or bool(nova.pci.device_spec),
+    )
+
+
+def _collect_node_facts(work: NodeSetup, nova: Any) -> Facts:
+    spec, _ = work.render()
+    table = work.table()
+    lines = spec_entries.translate_interfaces(
+        spec_entries.split_entries(nova.pci.device_spec), work.node
+    )
+    never = declaration_file.find_withheld_devices(
+        work.root, work.node, table, lines, (), ("all",), work.told.anyway
+    ).reasons
+    sets = {name: value for name in settings.CPU_SETS if (value := nova.compute[name]) is not None}
+    dedicated = configured.parse_cpus(sets.get(settings.CPU_SETS[1], "")) or frozenset()
+    host = facts_host.read_host_facts(
+        work.root,
+        work.node,
+        [address for offer in spec.offers for address in (offer.provider, *offer.functions)],
+        dedicated & work.node.cpus,
+    )
+    libvirt = nova.libvirt
+    slows = libvirt.cpu_power_management and libvirt.cpu_power_management_strategy == _GOVERNOR
+    facts = Facts(
+        node=work.node,
+        roles=table,
+        spec=spec,
+        wishes=work.wishes,
+        device_spec=lines,
+        driver=nova.compute_driver,
+        report=nova.pci.report_in_placement,
+        cpu_sets=sets,
+        never=never,
+        drift=prepare.find_host_file_drift(work),
+        host=attrs.evolve(host, nova_slows=slows),
+        peer=PeerWish(nova.hpc.peer_to_peer),
+        nvlink=nova.hpc.nvlink_backend,
+        own_roles=bool(work.told.other_roles),
+        stand_ins=work.stand_ins,
+        needless=tuple(_find_needless_devices(nova)),
+        shared=facts_memory.read_shared_memory_facts(
+            work.root, [numa.id for numa in work.node.numa_nodes], nova, bool(dedicated)
+        ),
+    )
+    service = facts_service.read_service_facts(work.root, work.node, facts.offered, nova)
+    return attrs.evolve(facts, service=service)
+
+
+def _find_needless_devices(nova: Any) -> Iterator[Needless]:
+    """As nova/virt/libvirt/driver.py gives them to every guest whose image says nothing of it."""
+    agent = nova.spice.enabled and nova.spice.agent_enabled and not nova.vnc.enabled
+    if nova.pointer_model == _TABLET and not agent:
+        what = "a USB tablet with its controller"
+        yield Needless(what, CuredOption("DEFAULT", "pointer_model", "ps2mouse"), _TABLET)
+    seconds = nova.libvirt.mem_stats_period_seconds
+    if seconds > 0:
+        # Memory of devices is pinned: a balloon can give nothing back.
+        what = f"a memory balloon that is asked every {seconds} s"
+        yield Needless(what, CuredOption("libvirt", "mem_stats_period_seconds", "0"), str(seconds))
+
+
+def _read_controller_settings(words: Sequence[str], nova: Any) -> Controller:
+    by_file, weighers = {}, {}
+    for path in service_settings.config_files_of(words, "nova-scheduler"):
+        alone = service_settings.load_options([path], _NOVA)
+        where = alone.get_location("enabled_filters", "filter_scheduler")
+        if where is not None and where.location.is_user_controlled:
+            by_file[str(path)] = tuple(alone.filter_scheduler.enabled_filters)
+        where = alone.get_location("weight_classes", "filter_scheduler")
+        if where is not None and where.location.is_user_controlled:
+            weighers[str(path)] = tuple(alone.filter_scheduler.weight_classes)
+    scheduler = nova.filter_scheduler
+    return Controller(
+        filters=tuple(scheduler.enabled_filters),
+        available=tuple(scheduler.available_filters),
+        weighers=tuple(scheduler.weight_classes),
+        pci_in_placement=scheduler.pci_in_placement,
+        limit=nova.scheduler[settings.NOVA_LIMIT],
+        aliases=tuple(nova.pci.alias),
+        group_members=nova.quota.server_group_members,
+        cache=nova.hpc[settings.CACHE],
+        by_file=by_file,
+        weighers_by_file=weighers,
+    )
+
+
+def _read_placement_settings() -> PlacementOptions:
+    folder = os.environ.get("OS_PLACEMENT_CONFIG_DIR", "").strip()
+    words = [f"--config-file={folder}/placement.conf"] if folder else []
+    options = service_settings.load_options(
+        service_settings.config_files_of(words, "placement", "placement"), _PLACEMENT
+    )
+    told = options.placement
+    return PlacementOptions(
+        strategy=told.allocation_candidates_generation_strategy,
+        limit=told[settings.PLACEMENT_LIMIT],
+        retries=told.allocation_conflict_retry_count,
+    )

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Findings of the doctor, for people. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from nova_hpc.outside.name_lists import join_first
+from nova_hpc.topology.model import ADDRESS
+from nova_hpc.wire.findings import WireFinding
+
+#: Devices, or nodes, of one line.
+_MOST_NAMES: Final = 12
+
+
+def format_finding_lines(rows: Sequence[tuple[str | None, WireFinding]]) -> Iterator[str]:
+    """Findings for people: what the same cure makes right is told together.
+
+    Of devices or nodes of which the same was seen there is one line.
+    """
+    alike: dict[tuple[str, ...], list[tuple[str | None, WireFinding]]] = {}
+    for node, finding in rows:
+        key = (finding.severity, finding.check, finding.why, finding.cure, finding.docs)
+        alike.setdefault(key, []).append((node, finding))
+    for (severity, check, why, cure, _), members in alike.items():
+        seen: dict[tuple[str, str], list[str]] = {}
+        for node, finding in members:
+            name = f"{node}: " if node else ""
+            address, colon, rest = finding.seen.partition(": ")
+            if colon and ADDRESS.fullmatch(address):
+                seen.setdefault((name, f": {rest}"), []).append(address)
+            else:
+                seen.setdefault(("", finding.seen), []).append(name)
+        for (name, text), names in seen.items():
+            if text.startswith(": "):
+                subject = f"{name}{join_first(names, _MOST_NAMES)}"
+            elif len(names) == 1:
+                subject = names[0]
+            else:
+                nodes = [node.removesuffix(": ") for node in dict.fromkeys(names)]
+                subject = f"{join_first(nodes, _MOST_NAMES)}: " if any(nodes) else ""
+                subject += f"{len(names)} times: " if len(nodes) < len(names) else ""
+            yield f"{severity.upper()} {subject}{text} [{check}]"
+        yield f"  {why}"
+        yield f"  Cure: {cure}"
+        yield f"  See: nova-hpc help check {check}"
