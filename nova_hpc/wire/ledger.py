@@ -12,7 +12,7 @@ One JSON object in a file of the node, ``[hpc]ledger_file``::
                     "tried": 86400.5, "boot": "<uuid>"},
          "counts": {"cleaned": 12, "failed": 1},
          "server": "<uuid>", "last_server": "<uuid>",
-         "unreported": true,
+         "unreported": true, "replaced": true,
          "clean": "17 2026-01-01 00:00:00+00:00",
          "baseline": {...},
          "adapter": {"server": "<uuid>", "index": 0, "before": {...}, "made": {...}},
@@ -141,6 +141,9 @@ class LedgerDevice:
     last_server: str | None = None
     #: It was found clean after a server, and Placement has yet to hear of it.
     unreported: bool = False
+    #: Other hardware came to its place while a server held that, and has not been given to the
+    #: server since: it is cleaned before the server starts. Of the place, not of the hardware.
+    replaced: bool = False
     #: Nova's record of it when it was known to be clean, "" as long as that was not read;
     #: None: it is unknown whether it is clean.
     proof: str | None = None
@@ -178,6 +181,8 @@ class LedgerDevice:
             body["last_server"] = self.last_server[:_LONGEST_SERVER]
         if self.unreported:
             body["unreported"] = True
+        if self.replaced:
+            body["replaced"] = True
         if self.proof is not None:
             body["clean"] = self.proof
         if self.baseline is not None:
@@ -208,21 +213,11 @@ class LedgerDevice:
 _NOTHING: Final = LedgerDevice()
 _KEYS: Final = frozenset(
     {"hardware", "state", "reason", "server", "unreported", "baseline", "adapter", "counts"}
-    | {"health", "last_server", "counted", "differs", "stage", "clean"}
+    | {"health", "last_server", "counted", "differs", "stage", "clean", "replaced"}
 )
 _TOP: Final = frozenset(
-    {
-        LEDGER.key,
-        "devices",
-        "nvlink",
-        "absent",
-        "maintenance",
-        "accepted",
-        "providers",
-        "compared",
-        "node",
-        "written",
-    }
+    {LEDGER.key, "devices", "nvlink", "absent", "maintenance", "accepted"}
+    | {"providers", "compared", "node", "written"}
 )
 
 
@@ -465,6 +460,7 @@ def _read_device_entry(body: Any) -> LedgerDevice:
         server=require_type_or_none(body.get("server"), str) or None,
         last_server=require_type_or_none(body.get("last_server"), str) or None,
         unreported=body.get("unreported") is True,
+        replaced=body.get("replaced", False) is not False,  # a damaged one is cleaned once more
         proof=_text_or_none(body.get("clean")),
         baseline=_step_part_of(body.get("baseline")),
         counted=None if body.get("counted") is None else require_finite(body["counted"]),

@@ -257,6 +257,7 @@ class LedgerTest(Moments):
 
     STAGE = False
 
+    @pytest.mark.slow
     def test_lost(self) -> None:
         self.run_kind("lost")
 

@@ -17,12 +17,14 @@ operator's command) respect, too.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import attrs
 
+from nova_hpc.tenancy import health_states, identity
 from nova_hpc.tenancy.hygiene.cleaner import RoleCleaners
 from nova_hpc.tenancy.hygiene.cleaning import DeviceCleaning
+from nova_hpc.tenancy.hygiene.hardware_moves import HardwareMoves, word_replaced_devices
 from nova_hpc.tenancy.hygiene.records import HygieneRecords
 from nova_hpc.tenancy.hygiene.snapshots import add_first_baseline
 from nova_hpc.tenancy.hygiene.update import HygieneSweep, HygieneUpdate
@@ -37,7 +39,11 @@ from nova_hpc.tenancy.step import (
     TenancyStep,
     WithheldDevices,
 )
-from nova_hpc.wire.ledger import SOMEBODY, DeviceState
+from nova_hpc.wire.ledger import SOMEBODY, DeviceState, Ledger, LedgerDevice
+
+_CURE_OF_REPLACED: Final = (
+    "run nova-hpc device release {address} if it is in quarantine, and start the server again"
+)
 
 
 @attrs.frozen
@@ -75,13 +81,33 @@ class HygieneStep(TenancyStep):
         return ()
 
     def before_restart(self, tenant: DeviceTenant, view: NodeView) -> tuple[str, ...]:
-        """Remember the devices of a server that was made before this was in use."""
+        """Clean hardware that took the place of the server's; it keeps the rest as it is."""
+        notes: tuple[str, ...] = ()
         try:
-            self.keep(tenant.server, tenant.devices)
+            replaced, notes = HardwareMoves(self.records).find_replaced(tenant, view)
+            if replaced:
+                self._give_replaced(tenant, view, replaced)
+            self.keep(tenant.server, frozenset(tenant.devices) - replaced)
         except LedgerError as error:
             # It has them already, so there is nothing to refuse.
-            return (f"It is not recorded who has PCI devices: {error}",)
-        return ()
+            return (*notes, f"It is not recorded who has PCI devices: {error}")
+        return notes
+
+    def _give_replaced(
+        self, tenant: DeviceTenant, view: NodeView, replaced: frozenset[str]
+    ) -> None:
+        """Give a server hardware that it has never had, at places that it has.
+
+        :raises RefusedError: some of it is not clean.
+        """
+        wanted = view.candidates(replaced)
+        refused = dict.fromkeys(replaced - wanted.keys(), "it is not there")
+        try:
+            refused |= self.give(tenant.server, wanted, tenant.owners)
+        except LedgerError as error:
+            raise RefusedError.without_records(error) from error
+        if refused:
+            raise word_replaced_devices(len(tenant.devices), refused, _CURE_OF_REPLACED)
 
     def after_end(
         self, server: str, look: Callable[[], NodeView], owners: DeviceOwners
@@ -141,7 +167,12 @@ class HygieneStep(TenancyStep):
     def unreported(self) -> frozenset[str]:
         """See :meth:`TenancyStep.unreported`."""
         devices = self.records.ledger.known().devices
-        return frozenset(address for address, device in devices.items() if device.unreported)
+        # A server has what is replaced: Placement has nothing to give.
+        return frozenset(
+            address
+            for address, device in devices.items()
+            if device.unreported and not device.replaced
+        )
 
     def report(self, addresses: Collection[str]) -> None:
         """See :meth:`TenancyStep.report`."""
@@ -162,7 +193,7 @@ class HygieneStep(TenancyStep):
         """Check devices, and mark them with the server that gets them.
 
         A device that still has the mark of another server is cleaned first, and so is one of
-        which it is unknown whether it is clean.
+        which it is unknown whether it is clean, and hardware in the place of the server's.
 
         :param server: its UUID.
         :param wanted: address -> device, as it was just read.
@@ -178,7 +209,10 @@ class HygieneStep(TenancyStep):
                 if (reason := ledger.why(address, candidate.function.physical_function)) is not None
             }
             for address in wanted.keys() - refused.keys():
-                if ledger.device(address).state is DeviceState.SUSPECT:
+                if ledger.device(address).state is DeviceState.SUSPECT and not (
+                    # No update tries it again, since the server has the place.
+                    ledger.device(address).replaced and self._is_trial_due(ledger.device(address))
+                ):
                     refused[address] = f"suspect: {ledger.device(address).reason}"
             held = owners.held(wanted.keys() - refused.keys(), server)
             refused |= {address: holding.text for address, holding in held.items()}
@@ -186,7 +220,7 @@ class HygieneStep(TenancyStep):
                 address
                 for address in wanted
                 if address not in refused
-                and ledger.device(address).server != server
+                and (ledger.device(address).server != server or ledger.device(address).replaced)
                 and ledger.device(address).owes
             }
             ledger, dirty = self.cleaning.clean({address: wanted[address].role for address in left})
@@ -197,19 +231,46 @@ class HygieneStep(TenancyStep):
             refused |= self.records.wrong(ledger, looks, wanted)
             if not refused:
                 hardware = self.records.new_hardware(ledger, looks, wanted)
+                lost = self._lost_numbers(ledger, wanted)
                 self.records.change(
                     lambda ledger: {
                         address: attrs.evolve(
-                            add_first_baseline(
+                            entry := add_first_baseline(
                                 ledger.device(address), looks.get(address), hardware.get(address)
                             ),
+                            hardware=lost.get(address, entry.hardware),
                             server=server,
                             unreported=False,
+                            replaced=False,
                         )
                         for address in wanted
                     }
                 )
             return refused
+
+    def _is_trial_due(self, device: LedgerDevice) -> bool:
+        return health_states.is_trial_due(device.trial, self.records.moment(), self.records.rules)
+
+    def _lost_numbers(
+        self, ledger: Ledger, wanted: Mapping[str, DeviceCandidate]
+    ) -> dict[str, str]:
+        """Address -> its slot, for each cleaned device that does not report its number any more.
+
+        Otherwise it would count as replaced again at each look.
+        """
+        asked = [
+            address
+            for address in wanted
+            if ledger.device(address).replaced
+            and identity.is_hardware_known(ledger.device(address).hardware)
+        ]
+        looks = self.records.looker.look(wanted[address] for address in asked)
+        reported = self.records.identify(asked, wanted, looks)
+        return {
+            address: hardware
+            for address, hardware in reported.items()
+            if not identity.is_hardware_known(hardware)
+        }
 
     def keep(self, server: str, addresses: Iterable[str]) -> None:
         """Mark devices that a server has had before, without touching them.

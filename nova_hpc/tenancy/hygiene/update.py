@@ -8,15 +8,15 @@ from collections.abc import Callable, Collection, Mapping
 
 import attrs
 
-from nova_hpc.tenancy import comparison, health_states, identity
+from nova_hpc.tenancy import comparison, health_states
 from nova_hpc.tenancy.hygiene import baseline, disagreement, symptoms
 from nova_hpc.tenancy.hygiene.baseline import DeviceSnapshot
 from nova_hpc.tenancy.hygiene.cleaning import DeviceCleaning
+from nova_hpc.tenancy.hygiene.hardware_moves import HardwareMoves
 from nova_hpc.tenancy.hygiene.records import HygieneRecords
 from nova_hpc.tenancy.hygiene.snapshots import (
     add_first_baseline,
     baseline_of,
-    distrust_damaged_baselines,
     is_unused_by_host,
     restart_error_count,
 )
@@ -70,17 +70,10 @@ class HygieneUpdate:
         # answer has outlived its server.
         ledger, compared = self.records.compared(owners)
         used = owners.records()
-        if any(ledger.device(address).server is None for address in used & offered.keys()):
-            ledger = self.records.change(
-                lambda ledger: {
-                    address: attrs.evolve(ledger.device(address), server=SOMEBODY)
-                    for address in used & offered.keys()
-                    if ledger.device(address).server is None
-                }
-            )
+        ledger = self._mark_places(ledger, used, offered)
         well = {address: candidate for address, candidate in offered.items() if address not in ill}
         looks = self.records.looker.look(well[address] for address in well if address not in used)
-        ledger, notes = self._follow(ledger, well, looks, used)
+        ledger, notes = HardwareMoves(self.records).follow(ledger, well, looks, used)
         before = ledger
         disagreements = disagreement.find_disagreements(self.records, ledger, offered, used, owners)
         reasons = disagreements.reasons
@@ -136,6 +129,26 @@ class HygieneUpdate:
             reasons, (*compared, *notes, *judged.notes), (*compared, *judged.alarms)
         )
 
+    def _mark_places(
+        self, ledger: Ledger, used: frozenset[str], offered: Collection[str]
+    ) -> Ledger:
+        """Mark what servers have by Nova's records, and forget what was said of their places."""
+
+        def edit(ledger: Ledger) -> dict[str, LedgerDevice]:
+            marked = {
+                address: attrs.evolve(device, server=SOMEBODY)
+                for address in used.intersection(offered)
+                # Hardware that was cleaned in the place of another: the server has yet to get it.
+                if (device := ledger.device(address)).server is None and not device.replaced
+            }
+            return marked | {
+                address: attrs.evolve(device, replaced=False)
+                for address, device in ledger.devices.items()
+                if device.replaced and address not in used
+            }
+
+        return self.records.change(edit) if edit(ledger) else ledger
+
     def _prove(self, addresses: Collection[str], rows: NovaDeviceRows) -> None:
         """Write down which records Nova has of the devices that are clean."""
         self.records.ledger.change(
@@ -169,61 +182,6 @@ class HygieneUpdate:
 
         self.records.change(edit)
         return frozenset(lost)
-
-    def _follow(
-        self,
-        ledger: Ledger,
-        offered: Mapping[str, DeviceCandidate],
-        looks: Mapping[str, DeviceSnapshot],
-        used: frozenset[str],
-    ) -> tuple[Ledger, tuple[str, ...]]:
-        """Let entries follow their hardware to other addresses."""
-        boot = baseline.boot_of(FileTree(self.records.root))
-        doubtful = [
-            address
-            for address, candidate in offered.items()
-            if _is_identity_doubtful(ledger.device(address), candidate, looks.get(address), boot)
-        ]
-        if not doubtful:
-            return ledger, ()
-        running = self.records.looker.look(
-            offered[address] for address in doubtful if address in used
-        )
-        seen = self._identify(offered, {**looks, **running}, doubtful)
-        unsure = offered.keys() - seen.keys()
-        if identity.move_entries_with_hardware(ledger, seen, unsure).ledger == ledger:
-            return ledger, ()
-        # One reading may lie, and much depends on it.
-        again = self.records.looker.look(offered[address] for address in seen)
-        sure = self._identify(offered, again, doubtful)
-        seen = {
-            address: hardware for address, hardware in seen.items() if sure.get(address) == hardware
-        }
-        unsure = offered.keys() - seen.keys()
-        moved = identity.move_entries_with_hardware(ledger, seen, unsure)
-        self.records.ledger.change(
-            lambda current: (
-                identity.move_entries_with_hardware(
-                    distrust_damaged_baselines(current), seen, unsure
-                ).ledger
-            )
-        )
-        return self.records.known(), moved.notes
-
-    def _identify(
-        self,
-        offered: Mapping[str, DeviceCandidate],
-        looks: Mapping[str, DeviceSnapshot],
-        doubtful: Collection[str],
-    ) -> dict[str, str]:
-        """The identities of the devices that are asked, and of those that report them anyway."""
-        wanted = [
-            candidate
-            for address, candidate in offered.items()
-            if address in looks
-            and (address in doubtful or _shows_own_serial(candidate, looks[address]))
-        ]
-        return self.records.looker.identify(wanted, looks)
 
     def _clean_owing(
         self,
@@ -326,27 +284,3 @@ def _needs_first_cleaning(
     # Its virtual functions would be reset with it, under their servers. It is cleaned when
     # they are gone, before it is given at the latest.
     return not any(address in busy for address in function.virtual_functions)
-
-
-def _shows_own_serial(candidate: DeviceCandidate, look: DeviceSnapshot) -> bool:
-    """Whether a device's serial number stands in what is read of it anyway."""
-    return look.serial is not None and candidate.function.physical_function is None
-
-
-def _is_identity_doubtful(
-    device: LedgerDevice, candidate: DeviceCandidate, look: DeviceSnapshot | None, boot: str | None
-) -> bool:
-    """Whether to ask a device which hardware it is.
-
-    What stands in its configuration space is read anyway; the vital product data is
-    slow, and boards change only while the machine is down or the device is away.
-    """
-    if look is not None and _shows_own_serial(candidate, look):
-        return device.hardware != baseline.serial_of(candidate.function, look)
-    recorded = baseline_of(device)
-    return (
-        recorded is None
-        or recorded.boot != boot
-        or device.hardware is None
-        or device.state is not DeviceState.OFFERED
-    )

@@ -29,11 +29,12 @@ import attrs
 
 from nova_hpc.tenancy import health_states
 from nova_hpc.tenancy.hygiene.cleaning import DeviceCleaning
+from nova_hpc.tenancy.hygiene.hardware_moves import HardwareMoves, word_replaced_devices
 from nova_hpc.tenancy.hygiene.records import HygieneRecords
 from nova_hpc.tenancy.ledger import LedgerError
 from nova_hpc.tenancy.owners import DeviceOwners
 from nova_hpc.tenancy.sign import HealthSign, Symptom
-from nova_hpc.tenancy.stage import device_stage, domain, ledger_edits
+from nova_hpc.tenancy.stage import device_stage, domain, ledger_edits, waiting_tenants
 from nova_hpc.tenancy.stage.device_stage import StageAction, StageFacts, StageMode, StagePhase
 from nova_hpc.tenancy.stage.runner import StageOutcome, StageRunner
 from nova_hpc.tenancy.step import DeviceTenant, NodeView, RefusedError, TenancyStep, WithheldDevices
@@ -44,6 +45,10 @@ from nova_hpc.wire.ledger import SOMEBODY, DeviceState, Ledger, LedgerDevice
 _POLL: Final = 2.0
 #: Seconds for which that is expected.
 _SOON: Final = 60.0
+
+_CURE_OF_REPLACED: Final = (
+    "start the server again when the stage of {address} in nova-hpc device show has passed"
+)
 
 
 @attrs.define
@@ -102,11 +107,24 @@ class StageStep(TenancyStep):
         return ()
 
     def _owe(self, tenant: DeviceTenant, view: NodeView) -> None:
+        total = len(tenant.devices)
+        refused = self._owe_or_refuse(tenant, tenant.devices, view)
+        if refused:
+            what = "are being cleaned after another server"
+            raise RefusedError.of_devices(total, refused, what)
+
+    def _owe_or_refuse(
+        self, tenant: DeviceTenant, addresses: Collection[str], view: NodeView
+    ) -> dict[str, str]:
+        """Make devices due of a server that gets them, or say why it does not, all or none.
+
+        :returns: address -> why it must not be given.
+        """
         refused: dict[str, str] = {}
         wall = self.records.moment().wall
-        roles = {address: view.roles.get(address) for address in tenant.devices}
+        roles = {address: view.roles.get(address) for address in addresses}
         if not self._concerns(roles):
-            return
+            return refused
         self.records.compared(tenant.owners)
 
         def edit(devices: Mapping[str, LedgerDevice]) -> dict[str, LedgerDevice]:
@@ -128,9 +146,7 @@ class StageStep(TenancyStep):
         self.records.change(
             lambda ledger: edit({address: ledger.device(address) for address in roles})
         )
-        if refused:
-            what = "are being cleaned after another server"
-            raise RefusedError.of_devices(len(roles), refused, what)
+        return refused
 
     def _concerns(self, roles: Mapping[str, str | None]) -> bool:
         """Whether any of some devices has a stage, or ever had; the ledger is read only then."""
@@ -138,18 +154,35 @@ class StageStep(TenancyStep):
         return staged or not self.records.known().staged.isdisjoint(roles)
 
     def before_restart(self, tenant: DeviceTenant, view: NodeView) -> tuple[str, ...]:
-        """Write down what is due of a server that was there before the option was set."""
+        """Write down what is due of a server that was there before the option was set.
+
+        Hardware that took the place of the server's has to have passed its stage.
+        """
         wall = self.records.moment().wall
-        addresses = [
+        addresses = {
             address
             for address in tenant.devices
             if self.mode(view.roles.get(address)) is not StageMode.NONE
-        ]
+        }
+        notes: tuple[str, ...] = ()
         try:
-            self._mark(addresses, tenant.server, wall)
+            replaced, notes = HardwareMoves(self.records).find_replaced(tenant, view)
+            if replaced:
+                self._owe_replaced(tenant, replaced, view)
+            self._mark(addresses - replaced, tenant.server, wall)
         except LedgerError as error:
-            return (f"It is not recorded that PCI devices have to be cleaned: {error}",)
-        return ()
+            return (*notes, f"It is not recorded that PCI devices have to be cleaned: {error}")
+        return notes
+
+    def _owe_replaced(
+        self, tenant: DeviceTenant, replaced: Collection[str], view: NodeView
+    ) -> None:
+        try:
+            refused = self._owe_or_refuse(tenant, replaced, view)
+        except LedgerError as error:
+            raise RefusedError.without_records(error) from error
+        if refused:
+            raise word_replaced_devices(len(tenant.devices), refused, _CURE_OF_REPLACED)
 
     def _mark(self, addresses: Collection[str], server: str, wall: float) -> None:
         """Make due what is not."""
@@ -221,14 +254,15 @@ class StageStep(TenancyStep):
     def _make_due(self, view: NodeView, used: frozenset[str]) -> Ledger:
         """Make due what is free and has no entry: its last owner is unknown.
 
-        It is new here, or the ledger is; or its role has had no stage until now.
+        It is new here, or the ledger is; or its role has had no stage until now. What took
+        the place of a server's hardware counts as free: the server has not got it.
         """
-        wall = self.records.moment().wall
+        wall, known = self.records.moment().wall, self.records.known()
         free = [
             address
             for address, role in view.roles.items()
             if self.mode(role) is not StageMode.NONE
-            and address not in used
+            and (address not in used or known.device(address).replaced)
             and (address not in view.ill or view.ill[address].sign in health_states.CAPPED)
         ]
         return self.records.change(
@@ -286,7 +320,8 @@ class StageStep(TenancyStep):
         if view is None or owners is None:
             return False
         self._sweep(owners)
-        ledger, used, moment = self.records.known(), owners.records(), self.records.moment()
+        ledger, moment = self.records.known(), self.records.moment()
+        used = waiting_tenants.list_taken_devices(ledger, owners)
         actions: dict[StageAction, list[str]] = defaultdict(list)
         waiting = False
         for address in sorted(ledger.staged, key=address_key):
@@ -386,9 +421,10 @@ class StageStep(TenancyStep):
     def _one(self, roles: Mapping[str, str | None], owners: DeviceOwners) -> None:
         """The stage of some devices, from its begin to what comes of it; below their locks."""
         ledger = self.records.known()
-        if not ledger.staged.issuperset(roles) or owners.records() & roles.keys():
+        taken = waiting_tenants.list_taken_devices(ledger, owners)
+        if not ledger.staged.issuperset(roles) or taken & roles.keys():
             return  # another process was faster, or it is given
-        if owners.held(roles.keys()):
+        if waiting_tenants.find_held_devices(roles, ledger, owners):
             return  # who has it is said by hygiene
         dirty = {address: roles[address] for address in roles if ledger.device(address).owes}
         if self.cleaning.clean(dirty)[1]:
@@ -404,7 +440,7 @@ class StageStep(TenancyStep):
             if problem is not None:
                 self._note(f"PCI devices {', '.join(roles)}: {problem}")
                 return  # it stays begun: the next look ends it
-        held = owners.held(roles.keys())
+        held = waiting_tenants.find_held_devices(roles, ledger, owners)
         if held:
             for address, holding in held.items():
                 self._note(f"PCI device {address} after its stage: {holding.text}")

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hardware that is at another place than before: found, and followed in the ledger.
+
+Firmware and people move hardware while a node is down. So it is looked for at each periodic
+update, and before a server starts again with the devices that it has: with its host, servers
+come back before the first update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import attrs
+
+from nova_hpc.tenancy import identity
+from nova_hpc.tenancy.hygiene import baseline
+from nova_hpc.tenancy.hygiene.baseline import DeviceSnapshot
+from nova_hpc.tenancy.hygiene.records import HygieneRecords
+from nova_hpc.tenancy.hygiene.snapshots import baseline_of, distrust_damaged_baselines
+from nova_hpc.tenancy.ledger import LedgerError
+from nova_hpc.tenancy.step import DeviceCandidate, DeviceTenant, NodeView, RefusedError
+from nova_hpc.topology.files import FileTree
+from nova_hpc.wire.ledger import SOMEBODY, DeviceState, Ledger, LedgerDevice
+
+
+@attrs.frozen
+class HardwareMoves:
+    """Finds which hardware is at which place of a node."""
+
+    records: HygieneRecords
+
+    def follow(
+        self,
+        ledger: Ledger,
+        offered: Mapping[str, DeviceCandidate],
+        looks: Mapping[str, DeviceSnapshot],
+        used: Collection[str],
+    ) -> tuple[Ledger, tuple[str, ...]]:
+        """Let entries follow their hardware to other addresses.
+
+        :param offered: address -> device, as it was just read.
+        :param looks: at the devices that nobody has.
+        :param used: devices that servers have.
+        :raises LedgerError: that cannot be remembered.
+        """
+        seen, unsure = self._see(ledger, offered, looks, used)
+        moved = identity.move_entries_with_hardware(ledger, seen, unsure)
+        if moved.ledger == ledger:
+            return ledger, ()
+        self._write(seen, unsure)
+        return self.records.known(), moved.notes
+
+    def find_replaced(
+        self, tenant: DeviceTenant, view: NodeView
+    ) -> tuple[frozenset[str], tuple[str, ...]]:
+        """Find the devices of a server that starts again and has never had their hardware.
+
+        What its guest has at this moment it had when the guest was started.
+
+        :returns: their addresses, and notes for the log.
+        :raises LedgerError: nothing is known of them.
+        :raises RefusedError: there are some, and that cannot be written down.
+        """
+        ledger, notes = self._follow_before_restart(self.records.known(), tenant, view)
+        replaced = {address for address in tenant.devices if ledger.device(address).replaced}
+        if replaced:
+            own = tenant.owners.domains().of(tenant.server)
+            replaced -= own.live.all if own is not None else frozenset()
+        return frozenset(replaced), notes
+
+    def _follow_before_restart(
+        self, ledger: Ledger, tenant: DeviceTenant, view: NodeView
+    ) -> tuple[Ledger, tuple[str, ...]]:
+        had = view.candidates(tenant.devices)
+        if not self._doubtful(ledger, had, self.records.looker.look(had.values())):
+            return ledger, ()
+        held = _mark_held_places(ledger, tenant.devices)
+        offered = {**view.candidates(view.roles), **had}
+        looks = self.records.looker.look(offered.values())
+        seen, unsure = self._see(held, offered, looks, ())
+        moved = identity.move_entries_with_hardware(held, seen, unsure)
+        if moved.ledger == held:
+            return ledger, ()
+        try:
+            self._write(seen, unsure, tenant.devices)
+        except LedgerError as error:
+            if any(moved.ledger.device(address).replaced for address in tenant.devices):
+                raise RefusedError.without_records(error) from error
+            return ledger, (f"It is not recorded where PCI devices are now: {error}",)
+        return self.records.known(), moved.notes
+
+    def _write(
+        self,
+        seen: Mapping[str, str],
+        unsure: Collection[str],
+        held: Collection[str] = (),
+    ) -> None:
+        def edit(ledger: Ledger) -> Ledger:
+            ledger = _mark_held_places(distrust_damaged_baselines(ledger), held)
+            return identity.move_entries_with_hardware(ledger, seen, unsure).ledger
+
+        self.records.ledger.change(edit)
+
+    def _see(
+        self,
+        ledger: Ledger,
+        offered: Mapping[str, DeviceCandidate],
+        looks: Mapping[str, DeviceSnapshot],
+        used: Collection[str],
+    ) -> tuple[Mapping[str, str], Collection[str]]:
+        """The identities that devices report, and those that were not asked."""
+        doubtful = self._doubtful(ledger, offered, looks)
+        if not doubtful:
+            return {}, offered.keys()
+        running = self.records.looker.look(
+            offered[address] for address in doubtful if address in used
+        )
+        seen = self._identify(offered, {**looks, **running}, doubtful)
+        unsure = offered.keys() - seen.keys()
+        if identity.move_entries_with_hardware(ledger, seen, unsure).ledger == ledger:
+            return seen, unsure
+        # One reading may lie, and much depends on it.
+        again = self.records.looker.look(offered[address] for address in seen)
+        sure = self._identify(offered, again, doubtful)
+        seen = {
+            address: hardware for address, hardware in seen.items() if sure.get(address) == hardware
+        }
+        return seen, offered.keys() - seen.keys()
+
+    def _doubtful(
+        self,
+        ledger: Ledger,
+        offered: Mapping[str, DeviceCandidate],
+        looks: Mapping[str, DeviceSnapshot],
+    ) -> list[str]:
+        boot = baseline.boot_of(FileTree(self.records.root))
+        return [
+            address
+            for address, candidate in offered.items()
+            if _is_identity_doubtful(ledger.device(address), candidate, looks.get(address), boot)
+        ]
+
+    def _identify(
+        self,
+        offered: Mapping[str, DeviceCandidate],
+        looks: Mapping[str, DeviceSnapshot],
+        doubtful: Collection[str],
+    ) -> dict[str, str]:
+        """The identities of the devices that are asked, and of those that report them anyway."""
+        wanted = [
+            candidate
+            for address, candidate in offered.items()
+            if address in looks
+            and (address in doubtful or _shows_own_serial(candidate, looks[address]))
+        ]
+        return self.records.looker.identify(wanted, looks)
+
+
+def _mark_held_places(ledger: Ledger, addresses: Collection[str]) -> Ledger:
+    """The ledger in which a server has these places, also those that no mark says it of yet."""
+    return ledger.put(
+        {
+            address: attrs.evolve(device, server=SOMEBODY)
+            for address in addresses
+            if (device := ledger.device(address)).server is None and not device.replaced
+        }
+    )
+
+
+def word_replaced_devices(total: int, refused: Mapping[str, str], cure: str) -> RefusedError:
+    """Why a server does not start again with hardware that took the place of its own.
+
+    :param total: how many devices it has.
+    :param refused: address -> what is wrong with it.
+    :param cure: what an operator does, with ``{address}``.
+    """
+    return RefusedError(
+        f"The hardware of {len(refused)} of the server's {total} PCI devices was replaced and is "
+        "not clean yet. Start the server again later, or ask the operator of the cloud.",
+        [
+            f"PCI device {address} is other hardware than the server had, and not clean: "
+            f"{reason}; {cure.format(address=address)}"
+            for address, reason in refused.items()
+        ],
+    )
+
+
+def _shows_own_serial(candidate: DeviceCandidate, look: DeviceSnapshot) -> bool:
+    """Whether a device's serial number stands in what is read of it anyway."""
+    return look.serial is not None and candidate.function.physical_function is None
+
+
+def _is_identity_doubtful(
+    device: LedgerDevice, candidate: DeviceCandidate, look: DeviceSnapshot | None, boot: str | None
+) -> bool:
+    """Whether to ask a device which hardware it is.
+
+    What stands in its configuration space is read anyway; the vital product data is
+    slow, and boards change only while the machine is down or the device is away.
+    """
+    if look is not None and _shows_own_serial(candidate, look):
+        return device.hardware != baseline.serial_of(candidate.function, look)
+    recorded = baseline_of(device)
+    return (
+        recorded is None
+        or recorded.boot != boot
+        or device.hardware is None
+        or device.state is not DeviceState.OFFERED
+    )
