@@ -265,7 +265,7 @@ def _rst(
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.selection")
     parser.add_argument("--hosts", type=int, nargs="+", default=[100, 2000], help="ascending")
-    parser.add_argument("--samples", type=int, nargs="+", default=[30, 30], help="of each")
+    parser.add_argument("--samples", type=int, nargs="+", default=[30], help="of each")
     parser.add_argument("--only", nargs="+", metavar="QUESTION", help="e.g. gpu:4,vf:4")
     parser.add_argument("--json", type=Path, help="write all samples to this file, a pair a line")
     parser.add_argument(
@@ -296,7 +296,12 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=10, help="of several schedulers")
     parser.add_argument("--each", type=int, default=5, help="requests of a scheduler in a round")
     parser.add_argument("--width", type=int, default=160, help="columns of the table")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    if len(options.samples) == 1:
+        options.samples *= len(options.hosts)
+    if len(options.samples) != len(options.hosts):
+        parser.error("--samples takes one number for all, or one for each of --hosts")
+    return options
 
 
 if __name__ == "__main__":

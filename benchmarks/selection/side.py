@@ -44,7 +44,9 @@ class Question:
         alias = f"gpu:{self.gpus}" + (f",vf:{self.functions}" if self.functions else "")
         found = {"pci_passthrough:alias": alias}
         if ours:
-            found["hpc:affinity"] = "switch" if self.gpus <= 2 else "numa"
+            # A host has eight GPUs, four of them on each NUMA node.
+            near = "numa" if self.gpus <= 4 else "host"
+            found["hpc:affinity"] = "switch" if self.gpus <= 2 else near
         return found
 
 

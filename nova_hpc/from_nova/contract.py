@@ -47,10 +47,12 @@ _PARAMETERS: Final[dict[str, tuple[Callable[..., Any] | None, frozenset[str]]]] 
     ),
 }
 
-#: What the scheduler calls and does not wrap, and what is known of it beyond its parameters.
+#: What the scheduler or a node calls and does not wrap, and what is known of it beyond its
+#: parameters.
 RELIED_ON: Final = (
     "nova.db.main.api:compute_node_update",
     "nova.objects.compute_node:ComputeNode._from_db_object",
+    "nova.objects.instance_group:InstanceGroup.get_by_instance_uuid",
     "nova.pci.stats:PciDeviceStats._apply_request",
     "nova.pci.stats:PciDeviceStats._get_rp_uuids_for_request",
     "nova.pci.stats:PciDeviceStats.apply_requests",

@@ -202,6 +202,7 @@ def take_cloud_snapshot(image: str | None = None) -> Snapshot:
         profile=CLOUD_PROFILES.current().profile,
         port_roles=tuple(CONF.hpc.port_roles),
         problems=tuple(problems),
+        complete=not unknown and all(cell.uuid in computes for cell in manager.enabled_cells),
     )
 
 

@@ -228,6 +228,9 @@ class Snapshot:
     servers: tuple[Server, ...] = ()
     #: The entries of ``[hpc]port_roles``.
     port_roles: tuple[str, ...] = ()
+    #: No cell was silent when it was taken, and Placement neither: all hosts are there, and what
+    #: is free is so by both. In no file.
+    complete: bool = True
 
 
 def flavor_with_ports(cloud: Snapshot, flavor: Flavor, ports: Iterable[DirectPorts]) -> Flavor:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from nova_hpc.topology.model import Node
-from nova_hpc_tools.adopt import service_settings
+from nova_hpc_tools.adopt import source_options
 from nova_hpc_tools.adopt.nova_rules import NovaRefusal, PciSettings
 from nova_hpc_tools.snapshot import Snapshot, SnapshotError
 from nova_hpc_tools.snapshot import document as snapshot_document
@@ -55,7 +55,7 @@ def add_snapshot_arguments(parser: argparse.ArgumentParser, snapshot: bool = Tru
             help="a snapshot that was taken with nova-hpc simulate snapshot; without it, the "
             "cloud itself is read, as nova-manage reads it",
         )
-    service_settings.add_config_options(group, "Nova's scheduler")
+    source_options.add_config_options(group, "Nova's scheduler")
 
 
 def obtain_snapshot(

@@ -213,7 +213,12 @@ def _register_device_hooks(made: cattrs.Converter) -> None:
 
 def _make_snapshot_converter() -> cattrs.Converter:
     made = strict.make_strict_converter(
-        _FIELDS, omit={WantedCell: {"host_node", "nodes"}, Flavor: {"ports", "port_roles"}}
+        _FIELDS,
+        omit={
+            WantedCell: {"host_node", "nodes"},
+            Flavor: {"ports", "port_roles"},
+            Snapshot: {"complete"},
+        },
     )
     made.register_structure_hook(Level, _structure_level)
     made.register_unstructure_hook(Level, lambda level: level.word)

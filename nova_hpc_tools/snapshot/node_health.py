@@ -21,3 +21,5 @@ class NodeHealth:
     states: Mapping[str, tuple[str, float]] = attrs.field(factory=dict, hash=False)
     #: What is wrong with the node as a whole.
     notes: tuple[str, ...] = ()
+    #: Devices that did not fit into its document.
+    left_out: int = 0

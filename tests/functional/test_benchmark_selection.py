@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.selection import __main__ as command
 from benchmarks.selection import growth, installed, together
 from benchmarks.selection.kept import INSTALLED, PAIR, PLAINEST, TOGETHER, Kept
 from benchmarks.selection.side import Question
@@ -120,3 +121,17 @@ def test_cells() -> None:
     assert together.cells(100, Question(1), rounds) == [
         *("100", "4", "gpu:1", "2.50", "1.50", "1.75", "1.50 to 2.00", "2", "4", "2", "0 and 2"),
     ]
+
+
+def test_samples_are_of_each_size(capsys: pytest.CaptureFixture[str]) -> None:
+    options = command._options(["--hosts", "100", "2000", "5000", "--samples", "5"])
+    assert options.samples == [5, 5, 5]
+    with pytest.raises(SystemExit):
+        command._options(["--hosts", "100", "2000", "5000", "--samples", "5", "10"])
+    assert "one number for all, or one for each of --hosts" in capsys.readouterr().err
+
+
+def test_the_gpus_of_a_whole_host_may_be_on_both_numa_nodes() -> None:
+    found = {gpus: Question(gpus).specs(ours=True)["hpc:affinity"] for gpus in (1, 2, 4, 8)}
+    assert found == {1: "switch", 2: "switch", 4: "numa", 8: "host"}
+    assert "hpc:affinity" not in Question(8).specs(ours=False)

@@ -117,7 +117,7 @@ def _decide_with_reason(call: Call) -> Any:
         setattr(spec, _SERVERS, len(uuids) if uuids else None)
         setattr(spec, _CUT, _reaches_limit(call))
         _warn_of_limit(call, spec)
-    elif not _is_fabric_request(spec):
+    elif not (_is_fabric_request(spec) or _is_shared_request(spec)):
         return call()
     placement_answer.keep_answer(spec, call.given["provider_summaries"])
     try:
@@ -164,6 +164,12 @@ def _is_hpc_request(spec: Any) -> bool:
 
 def _is_fabric_request(spec: Any) -> bool:
     return isinstance(spec, objects.RequestSpec) and flavor.has_fabric_keys(
+        spec.flavor.extra_specs or {}
+    )
+
+
+def _is_shared_request(spec: Any) -> bool:
+    return isinstance(spec, objects.RequestSpec) and flavor.has_shared_memory_keys(
         spec.flavor.extra_specs or {}
     )
 
