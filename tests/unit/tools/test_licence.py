@@ -6,6 +6,7 @@ from pathlib import Path
 TOP = Path(__file__).resolve().parents[3]
 FOLDERS = (
     *("benchmarks", "devstack", "docs", "lab", "nova_hpc", "scheduler_filters", "tests", "tools"),
+    "shm",
     "virt_driver_patches",
     "nova_hpc_tools",
     "neutron_drivers",
@@ -16,7 +17,7 @@ def test_every_source_file_names_its_licence():
     files = [
         path
         for folder in FOLDERS
-        for pattern in ("*.py", "*.sh", "*.c")
+        for pattern in ("*.py", "*.sh", "*.c", "*.h")
         for path in sorted((TOP / folder).rglob(pattern))
         if not {"build", "data", "generated"} & set(path.relative_to(TOP).parts)
     ]

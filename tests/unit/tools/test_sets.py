@@ -83,10 +83,10 @@ def test_table_of_a_set_that_passes(command):
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     last = out.rstrip().splitlines()
-    assert last[-1] == "total: 21 passed, 0 failed"
+    assert last[-1] == "total: 28 passed, 0 failed"
     assert last[-2].startswith("all, by the clock")
     table = last[last.index(next(line for line in last if line.startswith("job "))) :]
-    assert {line.split()[0] for line in table[1:-2]} == {"lint", "unit-nodes", "unit-rest"}
+    assert {line.split()[0] for line in table[1:-2]} == {"lint", "shm", "unit-nodes", "unit-rest"}
     assert all(line.endswith("7 passed, 2 deselected in 0.20s") for line in table[1:-2])
 
 
@@ -220,7 +220,7 @@ def test_every_job_names_an_environment_of_tox_ini():
         text=True,
         check=True,
     ).stdout
-    known = {"lint", "docs", "unit-full", "lab"}
+    known = {"lint", "docs", "unit-full", "lab", "release", "shm"}
     known |= {f"py3{minor}" for minor in (11, 12, 13)}
     known |= {f"functional-{release}" for release in (32, 33, 34)}
     assert {line.split()[3] for line in out.splitlines()} <= known

@@ -23,5 +23,5 @@ def test_no_row_is_passed_over():
 def test_the_places_of_a_question_are_there(question, first, second, tests):
     assert [path for path in (first, second, tests) if not (TOP / path).exists()] == []
     code = TOP / first
-    assert code.suffix == ".py" or any(code.glob("*.py")), f"{question}: {first} is no code"
+    assert code.suffix in (".py", ".c") or any(code.glob("*.py")), f"{question}: {first} is no code"
     assert re.fullmatch(r"tests/(\w+/)*test_\w+\.py", tests)

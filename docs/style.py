@@ -1,0 +1,369 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The style of the pages: long sentences, and words that say less than others, are counted.
+
+``python docs/style.py`` judges all pages against the bounds in ``style.toml`` and names each page
+that has more. ``python docs/style.py admin/adopt`` prints every finding of a page, one a line.
+``--lower`` writes the counts of today into the file, where they are lower.
+
+A page is read by docutils, with a stand-in for what Sphinx adds: no configuration is read and no
+command loaded, so that it takes seconds. Code and what is made from the code do not count, and what
+stands in literals or is a link's target is one word.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from docutils import frontend, nodes, utils
+from docutils.parsers import rst
+from docutils.parsers.rst import directives, roles
+
+DOCS = Path(__file__).resolve().parent
+SOURCE = DOCS / "source"
+BOUNDS = DOCS / "style.toml"
+#: A sentence may have so many words.
+LONGEST = 30
+#: Each rule, and what to do about a finding.
+RULES = {
+    "long": f"a sentence has at most {LONGEST} words",
+    "where": 'a condition begins with "if"; "where" is for places',
+    "actor": "name who does it, or say that none does",
+    "glossary": "another word stands for it in the glossary",
+    "title": "another page has this title",
+}
+
+#: "where" as a condition, as far as its neighbours say so: at the beginning of a sentence or of a
+#: part of it, behind "only" and the like, or before "there is". Elsewhere it may well be a place.
+_WHERE = re.compile(
+    r"(?:^|[,;:(]\s+|\b(?:also|and|but|even|except|only|or)\s+)where\b(?! to\b)"
+    r"|\bwhere(?=\s+(?:there\s+(?:are|is)|no|none|nothing|that|this)\b)",
+    re.IGNORECASE,
+)
+_ACTOR = re.compile(r"\b(?:nobody|somebody|anybody|by (?:itself|themselves))\b", re.I)
+#: Words of the glossary's column "not" that mean nothing else.
+_GLOSSARY = re.compile(
+    r"\b(?:ailing|bundles?|cleansings?|keepers?|put away|yardsticks?)\b", re.IGNORECASE
+)
+_WORD = re.compile("[^\\W_]|[\ue000-\ue07f]")
+#: The end of a sentence: not behind an abbreviation, nor before a small letter but of our names.
+_END = re.compile(r'(?<!e\.g\.)(?<!i\.e\.)(?<!cf\.)(?<!vs\.)(?<=[.!?])["\')]*\s+(?=[^a-z\s]|nova-)')
+#: What is no text of the page's own.
+_SKIPPED = (
+    nodes.comment,
+    nodes.literal_block,
+    nodes.doctest_block,
+    nodes.raw,
+    nodes.math_block,
+    nodes.substitution_definition,
+    nodes.system_message,
+)
+#: Where the characters of literals are put, so that a literal is one word and no rule reads it.
+_MASK = 0xE000
+_MASKED = {code: _MASK + code for code in range(0x80)}
+_UNMASKED = {mask: chr(code) for code, mask in _MASKED.items()}
+_MASKED_END = chr(_MASK + ord("\n"))
+#: Directives of Sphinx and its extensions in which text of the page stands.
+_AROUND_TEXT = (
+    *("deprecated", "dropdown", "glossary", "grid", "grid-item", "grid-item-card", "hlist", "only"),
+    *("seealso", "tab-item", "tab-set", "versionadded", "versionchanged"),
+)
+#: Directives without text of the page's own.
+_WITHOUT_TEXT = (
+    *(
+        "autoprogram-cliff",
+        "button-ref",
+        "code-block",
+        "include",
+        "literalinclude",
+        "parsed-literal",
+    ),
+    *("raw", "show-options", "toctree"),
+)
+_ROLES = (
+    *(
+        "abbr",
+        "command",
+        "doc",
+        "download",
+        "envvar",
+        "file",
+        "guilabel",
+        "kbd",
+        "numref",
+        "octicon",
+    ),
+    *("option", "program", "ref", "samp", "term"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """A place on a page.
+
+    :ivar rule: one of ``RULES``.
+    :ivar text: the sentence.
+    """
+
+    page: str
+    file: str
+    line: int
+    rule: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.rule}: {self.text}"
+
+
+class _AnyOptions(dict[str, Any]):
+    """Options of any name; what they say is no text of the page."""
+
+    def __missing__(self, name: str) -> Any:
+        return directives.unchanged
+
+
+class _AroundText(rst.Directive):
+    """A stand-in for a directive in which text of the page stands."""
+
+    has_content = True
+    optional_arguments = 1
+    final_argument_whitespace = True
+    option_spec: ClassVar[Any] = _AnyOptions({"class": directives.unchanged})
+
+    def run(self) -> list[nodes.Node]:
+        inside = nodes.container()
+        self.state.nested_parse(self.content, self.content_offset, inside)
+        return [inside]
+
+
+class _WithoutText(_AroundText):
+    """A stand-in for a directive whose content is code, a list of pages, or made by Sphinx."""
+
+    def run(self) -> list[nodes.Node]:
+        return []
+
+
+def _read_role(
+    name: str,
+    rawtext: str,
+    text: str,
+    lineno: int,
+    inliner: Any,
+    options: Any = None,
+    content: Any = (),
+) -> tuple[list[nodes.Node], list[nodes.system_message]]:
+    """Any role of Sphinx: what is read of a link with words of its own is these, else one word."""
+    said = re.fullmatch(r"(?s)(.+?)\s*<[^<>]+>", text)
+    return [nodes.inline("", said[1]) if said else nodes.literal("", text)], []
+
+
+def _register() -> None:
+    """Make docutils know what Sphinx adds to it."""
+    for name in _AROUND_TEXT:
+        directives.register_directive(name, _AroundText)
+    for name in _WITHOUT_TEXT:
+        directives.register_directive(name, _WithoutText)
+    for name in _ROLES:
+        roles.register_local_role(name, _read_role)
+
+
+def read_page(text: str, file: str) -> nodes.document:
+    """The doctree of a page.
+
+    :raises ValueError: docutils cannot read it, or it has a directive or role that has no stand-in.
+    """
+    _register()
+    settings = frontend.get_default_settings(rst.Parser)
+    settings.report_level = 5
+    document = utils.new_document(file, settings)
+    wrong: list[str] = []
+    document.reporter.attach_observer(
+        lambda message: wrong.append(message.astext()) if message["level"] >= 3 else None
+    )
+    rst.Parser().parse(text, document)
+    if wrong:
+        raise ValueError(f"{wrong[0]} (a new directive or role is added to docs/style.py)")
+    return document
+
+
+def _text_of(paragraph: nodes.paragraph) -> str:
+    """A paragraph's text, each literal as one word; its line ends are those of the file."""
+    parts = []
+    for text in paragraph.findall(nodes.Text):
+        above = text.parent
+        parts.append(text.translate(_MASKED) if isinstance(above, nodes.literal) else str(text))
+    return "".join(parts)
+
+
+def list_sentences(document: nodes.document) -> Iterator[tuple[int, str]]:
+    """Each sentence of a page with its line."""
+    for paragraph in document.findall(nodes.paragraph):
+        above = paragraph.parent
+        while above is not None and not isinstance(above, _SKIPPED):
+            above = above.parent
+        if above is not None:
+            continue
+        text = _text_of(paragraph)
+        # An entry of a table may have its line from the row.
+        line = paragraph.line or getattr(paragraph.parent, "line", None) or 1
+        start = 0
+        for end in [*(match.end() for match in _END.finditer(text)), len(text)]:
+            said = text[start:end]
+            if said.strip():
+                before = text[:start] + said[: len(said) - len(said.lstrip())]
+                yield line + before.count("\n") + before.count(_MASKED_END), said.strip()
+            start = end
+
+
+def count_words(sentence: str) -> int:
+    """Its words; a dash or a sign alone is none."""
+    return sum(bool(_WORD.search(each)) for each in sentence.split())
+
+
+def judge_sentence(sentence: str) -> Iterator[str]:
+    """The rules that a sentence breaks, each as often as it does."""
+    if count_words(sentence) > LONGEST:
+        yield "long"
+    yield from ("where" for _ in _WHERE.finditer(sentence))
+    yield from ("actor" for _ in _ACTOR.finditer(sentence))
+    yield from ("glossary" for _ in _GLOSSARY.finditer(sentence))
+
+
+def judge_pages(source: Path) -> tuple[list[Finding], Mapping[str, int]]:
+    """The findings of all pages below *source*, and how many pages, sentences and words there are.
+
+    :raises ValueError: a page cannot be read.
+    """
+    findings = []
+    size: Counter[str] = Counter()
+    titles: dict[str, str] = {}
+    for path in sorted(source.rglob("*.rst")):
+        page = path.relative_to(source).with_suffix("").as_posix()
+        file = str(path.relative_to(source.parents[1]))
+        document = read_page(path.read_text(encoding="utf-8"), file)
+        title = next((each.astext() for each in document.findall(nodes.title)), "")
+        if title in titles:
+            findings.append(Finding(page, file, 1, "title", f"{title} ({titles[title]})"))
+        titles.setdefault(title, page)
+        size["pages"] += 1
+        for line, sentence in list_sentences(document):
+            size["sentences"] += 1
+            size["words"] += count_words(sentence)
+            text = " ".join(sentence.translate(_UNMASKED).split())
+            findings += [Finding(page, file, line, rule, text) for rule in judge_sentence(sentence)]
+    return findings, size
+
+
+def count_findings(findings: Iterable[Finding]) -> dict[str, dict[str, int]]:
+    """How many findings a page has, by page and rule."""
+    counts: dict[str, dict[str, int]] = {}
+    for each in findings:
+        of_page = counts.setdefault(each.page, {})
+        of_page[each.rule] = of_page.get(each.rule, 0) + 1
+    return counts
+
+
+def list_excesses(
+    counts: Mapping[str, Mapping[str, int]], bounds: Mapping[str, Any]
+) -> list[tuple[str, str, int, int]]:
+    """What is above its bound: page, rule, count and bound; of the site the page is empty.
+
+    A page that has no bounds is a new one.
+    """
+    excesses = []
+    for page, of_page in sorted(counts.items()):
+        allowed = bounds["pages"].get(page, bounds["new"])
+        for rule, count in sorted(of_page.items()):
+            if count > allowed.get(rule, 0):
+                excesses.append((page, rule, count, allowed.get(rule, 0)))
+    for rule, bound in bounds["site"].items():
+        count = sum(of_page.get(rule, 0) for of_page in counts.values())
+        if count > bound:
+            excesses.append(("", rule, count, bound))
+    return excesses
+
+
+def lower_bounds(
+    counts: Mapping[str, Mapping[str, int]], bounds: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The bounds, those lowered that are above what there is; no findings need none."""
+    pages = {}
+    for page, of_page in sorted(counts.items()):
+        allowed = bounds["pages"].get(page, bounds["new"])
+        kept = {rule: min(of_page.get(rule, 0), allowed.get(rule, 0)) for rule in RULES}
+        kept = {rule: count for rule, count in kept.items() if count}
+        if kept:
+            pages[page] = kept
+    site = {
+        rule: min(bound, sum(of_page.get(rule, 0) for of_page in counts.values()))
+        for rule, bound in bounds["site"].items()
+    }
+    return {"site": site, "new": dict(bounds["new"]), "pages": pages}
+
+
+def write_bounds(bounds: Mapping[str, Any]) -> str:
+    """The text of ``style.toml``."""
+    lines = [
+        "# How many findings of docs/style.py a page may have, and the site. They only fall:",
+        "# python docs/style.py --lower",
+    ]
+    for section in ("site", "new"):
+        lines += ["", f"[{section}]", *(f"{rule} = {n}" for rule, n in bounds[section].items())]
+    lines += ["", "[pages]"]
+    for page, of_page in sorted(bounds["pages"].items()):
+        inside = ", ".join(f"{rule} = {count}" for rule, count in of_page.items())
+        lines.append(f'"{page}" = {{ {inside} }}')
+    return "\n".join([*lines, ""])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Judge the pages; 0: all within their bounds, 1: not, 2: nothing could be judged."""
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument(
+        "pages", nargs="*", help="pages, as admin/adopt, whose findings are printed"
+    )
+    parser.add_argument("--lower", action="store_true", help="lower the bounds to what there is")
+    asked = parser.parse_args(arguments)
+    try:
+        findings, size = judge_pages(SOURCE)
+        bounds = tomllib.loads(BOUNDS.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        print(f"style: {error}", file=sys.stderr)
+        return 2
+    for page in asked.pages:
+        name = page.removeprefix("docs/source/").removesuffix(".rst")
+        if not (SOURCE / f"{name}.rst").is_file():
+            print(f"style: there is no page {name}", file=sys.stderr)
+            return 2
+        print("\n".join(str(each) for each in findings if each.page == name) or f"{name}: nothing")
+    if asked.pages:
+        return 0
+    counts = count_findings(findings)
+    if asked.lower:
+        BOUNDS.write_text(write_bounds(lower_bounds(counts, bounds)), encoding="utf-8")
+        bounds = tomllib.loads(BOUNDS.read_text(encoding="utf-8"))
+    totals = Counter(each.rule for each in findings)
+    print(
+        ", ".join(f"{size[what]} {what}" for what in ("pages", "sentences", "words"))
+        + ": "
+        + ", ".join(f"{rule} {totals[rule]}" for rule in RULES)
+    )
+    excesses = list_excesses(counts, bounds)
+    for page, rule, count, bound in excesses:
+        print(f"{page or 'the site'}: {rule}: {count}, and at most {bound}: {RULES[rule]}")
+        for each in findings:
+            if (each.page, each.rule) == (page, rule):
+                print(f"  {each}")
+    return 1 if excesses else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

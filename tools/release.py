@@ -1,0 +1,250 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Build a release, look whether it is whole, and try it beside Nova.
+
+    python tools/release.py build 0.1.0    wheels and source archives of both, in dist/
+    python tools/release.py try 34 33 32   install those in new environments beside Nova
+
+``build`` needs git, and the packages ``build`` and ``twine``; ``try`` needs pip and a package
+index. ``tox run -e release`` does both. The version is pbr's ``PBR_VERSION``: no tag is needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tomllib
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+TOP: Final = Path(__file__).resolve().parents[1]
+#: Distribution -> its folder.
+DISTRIBUTIONS: Final = {"nova_hpc": ".", "nova_hpc_lab": "lab"}
+#: Of the tree: what a wheel has under the same name.
+PACKAGES: Final = {
+    "nova_hpc": (
+        "neutron_drivers",
+        "nova_hpc",
+        "nova_hpc_tools",
+        "scheduler_filters",
+        "virt_driver_patches",
+    ),
+    "nova_hpc_lab": ("nova_hpc_lab",),
+}
+#: What pbr leaves out of a source archive.
+LEFT_OUT: Final = {".gitignore"}
+#: The releases of Nova that are tried.
+NOVA: Final = ("34", "33", "32")
+#: The release of Nova that the lab runs.
+OF_LAB: Final = "34"
+
+
+class ReleaseError(Exception):
+    """The release is not whole; the text says what is missing."""
+
+
+def list_expected_files(name: str, tracked: Sequence[str], version: str) -> dict[str, str]:
+    """The files of a wheel that the tree has.
+
+    :param name: the distribution.
+    :param tracked: the files of the repository.
+    :returns: name in the wheel -> name in the repository.
+    """
+    folder = "" if DISTRIBUTIONS[name] == "." else f"{DISTRIBUTIONS[name]}/"
+    expected = {
+        path.removeprefix(folder): path
+        for path in tracked
+        if path.startswith(tuple(f"{folder}{package}/" for package in PACKAGES[name]))
+    }
+    if name == "nova_hpc":
+        data = f"{name}-{version}.data/data/etc/nova-hpc/"
+        expected |= {
+            data + path.removeprefix("etc/"): path for path in tracked if path.startswith("etc/")
+        }
+        # Nova's own package has one file more.
+        expected["nova/virt/hpc.py"] = "virt_driver_patches/shim/hpc.py"
+    return expected
+
+
+def compare_wheel(contents: Mapping[str, bytes], expected: Mapping[str, str]) -> list[str]:
+    """What a wheel lacks, or has otherwise than the tree."""
+    faults = []
+    for name, source in sorted(expected.items()):
+        if name not in contents:
+            faults.append(f"{name} is missing")
+        elif contents[name] != (TOP / source).read_bytes():
+            faults.append(f"{name} is another file than {source}")
+    return faults
+
+
+def compare_wheels(one: Mapping[str, bytes], other: Mapping[str, bytes]) -> list[str]:
+    """The files that differ between two wheels of one release."""
+    # How a wheel was packed: the list of its files, with their sums, and the commit.
+    packed = ("/RECORD", "/pbr.json")
+    names = sorted(name for name in {*one, *other} if not name.endswith(packed))
+    return [name for name in names if one.get(name) != other.get(name)]
+
+
+def read_wheel(path: Path) -> dict[str, bytes]:
+    """Name -> content of the files of a wheel."""
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist() if not name.endswith("/")}
+
+
+def list_source_files(path: Path) -> set[str]:
+    """The files of a source archive, below its one folder."""
+    with tarfile.open(path) as archive:
+        names = [PurePosixPath(member.name) for member in archive if not member.isdir()]
+    return {str(PurePosixPath(*name.parts[1:])) for name in names}
+
+
+def _run(
+    words: Sequence[object],
+    environ: Mapping[str, str] = {},
+    cwd: Path = TOP,
+    codes: Sequence[int] = (0,),
+) -> str:
+    """The output of a program that has to end well."""
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [str(word) for word in words],
+        cwd=cwd,
+        env=clean | environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if done.returncode not in codes:
+        raise ReleaseError(
+            f"{' '.join(map(str, words))} ended with {done.returncode}:\n{done.stdout}"
+        )
+    return done.stdout
+
+
+def build_release(version: str, out: Path) -> list[Path]:
+    """Build the four files of a release, and compare them with the tree and each other."""
+    lab = tomllib.loads((TOP / "lab/pyproject.toml").read_text())["project"]["version"]
+    if lab != version:
+        raise ReleaseError(f"lab/pyproject.toml has the version {lab}, not {version}")
+    if _run(("git", "status", "--porcelain", "--untracked-files=no")):
+        raise ReleaseError("the tree has changes: commit them, so that the release is a commit")
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    environ = {"PBR_VERSION": version}
+    tracked = _run(("git", "ls-files")).splitlines()
+    built = []
+    with tempfile.TemporaryDirectory() as scratch:
+        # Building writes into the tree; what it writes must not get into the next one.
+        clone = Path(scratch, "clone")
+        _run(("git", "clone", "-q", "--no-local", TOP, clone))
+        for name, folder in DISTRIBUTIONS.items():
+            build = (sys.executable, "-m", "build")
+            _run((*build, "-o", out, clone / folder), environ)  # the wheel of the source archive
+            wheel, source = (
+                out / f"{name}-{version}-py3-none-any.whl",
+                out / f"{name}-{version}.tar.gz",
+            )
+            _run((*build, "--wheel", "-o", scratch, clone / folder), environ)  # that of the tree
+            contents = read_wheel(wheel)
+            faults = compare_wheel(contents, list_expected_files(name, tracked, version))
+            faults += [
+                f"{path}: the source archive makes another one than the tree"
+                for path in compare_wheels(contents, read_wheel(Path(scratch, wheel.name)))
+            ]
+            if name == "nova_hpc":
+                lost = sorted({*tracked} - list_source_files(source) - LEFT_OUT)
+                faults += [f"{path} is missing in the source archive" for path in lost]
+            if faults:
+                raise ReleaseError("\n".join(f"{wheel.name}: {fault}" for fault in faults))
+            built += [wheel, source]
+    _run((sys.executable, "-m", "twine", "check", "--strict", *built))
+    return built
+
+
+def describe_file(path: Path) -> str:
+    """A line with the name, the size and the sum of a file."""
+    content = path.read_bytes()
+    return f"{hashlib.sha256(content).hexdigest()}  {len(content):9,}  {path.name}"
+
+
+def try_release(nova: str, dist: Path, scratch: Path) -> list[str]:
+    """Install a release beside one of Nova, and use it: the wheel, then the source archive."""
+    (wheel,) = dist.glob("nova_hpc-*.whl")
+    (source,) = dist.glob("nova_hpc-*.tar.gz")
+    home = scratch / f"nova-{nova}"
+    _run((sys.executable, "-m", "venv", home))
+    python = home / "bin" / "python"
+    pip = (python, "-m", "pip", "install", "-q", "-c", TOP / "constraints.txt")
+    wanted: list[object] = [f"nova>={nova},<{int(nova) + 1}", f"{wheel}[client,metrics]"]
+    if nova == OF_LAB:
+        wanted += dist.glob("nova_hpc_lab-*.whl")
+    _run((*pip, *wanted), cwd=scratch)
+    lines = _use_release(python, scratch)
+    lines[0] += f" (wheel, {wheel.name})"
+    _run((*pip, "--no-deps", "--force-reinstall", source), cwd=scratch)
+    again = _use_release(python, scratch)
+    again[0] += f" (source archive, {source.name})"
+    if again[1:] != lines[1:]:
+        raise ReleaseError("\n".join(["wheel and source archive differ:", *lines, *again]))
+    return [*lines, again[0]]
+
+
+def _use_release(python: Path, scratch: Path) -> list[str]:
+    command = python.parent / "nova-hpc"
+    version = _run((command, "--version"), cwd=scratch).strip()
+    used = json.loads(_run((python, TOP / "tools/release_uses.py"), cwd=scratch).splitlines()[-1])
+    # Nothing is set up here, which it has to find out: 2 is a failure that it names.
+    answer = _run(
+        (command, "status", "upgrade", "check", "-f", "json"), cwd=scratch, codes=(0, 1, 2)
+    )
+    results = {row["Check"]: row["Result"] for row in json.loads(answer[answer.index("[") :])}
+    if used["faults"]:
+        raise ReleaseError("\n".join(used["faults"]))
+    checks = ", ".join(f"{name} {result}" for name, result in results.items())
+    return [
+        f"Nova {used['nova']}: {version}",
+        f"  entry points: {used['loaded']} loaded, {used['left_out']} left out with Neutron",
+        f"  scheduler: {', '.join(used['filters'])}",
+        f"  driver: {used['driver']}; data files: {used['data']}",
+        f"  status upgrade check: {checks}",
+    ]
+
+
+def main() -> int:
+    """Exit status 1 if the release is not whole or does not work."""
+    parser = argparse.ArgumentParser(description="Build a release and try it.")
+    commands = parser.add_subparsers(dest="what", required=True)
+    build = commands.add_parser("build", help="build wheels and source archives, and check them")
+    build.add_argument("version")
+    install = commands.add_parser("try", help="install them beside Nova and use them")
+    install.add_argument("nova", nargs="*", default=NOVA, help="releases of Nova: 34, 33, 32")
+    for one in (build, install):
+        one.add_argument("--dist", type=Path, default=TOP / "dist", help="their folder")
+    args = parser.parse_args()
+    dist = args.dist.resolve()
+    try:
+        if args.what == "build":
+            for path in build_release(args.version, dist):
+                print(describe_file(path))
+        else:
+            with tempfile.TemporaryDirectory() as scratch:
+                for nova in args.nova:
+                    print("\n".join(try_release(nova, dist, Path(scratch))), flush=True)
+    except ReleaseError as error:
+        print(f"release: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
