@@ -87,7 +87,7 @@ def _job(
 #: So many tests of a run may need another try. A loaded machine disturbs a wait of one test or
 #: two of 1,500; more than that, or the same test in two jobs, is a fault that comes and goes.
 RERUNS: Final = 2
-# Services of several threads on a loaded machine: one more try, whose reason is in the log.
+# Services and processes on a loaded machine: one more try, whose reason is in the log.
 _TRIES: Final = ("--reruns", "1", "--max-suite-reruns", str(RERUNS), "--rerun-show-tracebacks")
 _OURS: Final = ("python", "-m", "pytest", *_TRIES, "--durations", "8", "tests/functional")
 _NOT_SLOW: Final = ("-m", "not slow")
@@ -110,8 +110,8 @@ JOBS: Final[tuple[Job, ...]] = (
     _job("lint", "lint", (), 2, QUICK, STANDARD, FULL),
     _job("unit-nodes", "py311", (*_NOT_LONG, *_NODES), 3, QUICK),
     _job("unit-rest", "py311", (*_NOT_LONG, "tests/unit", *_NOT_NODES), 3, QUICK),
-    _job("unit", "py311", (*_NOT_SLOW, "tests/unit"), 10, STANDARD),
-    _job("shm", "shm", (*_NOT_SLOW, "tests/shm"), 1, QUICK, STANDARD),
+    _job("unit", "py311", (*_TRIES, *_NOT_SLOW, "tests/unit"), 10, STANDARD),
+    _job("shm", "shm", (*_TRIES, *_NOT_SLOW, "tests/shm"), 1, QUICK, STANDARD),
     _job("shm-all", "shm", ("tests/shm",), 2, FULL),
     _job("docs", "docs", (), 2, STANDARD, FULL),
     _job("scheduler-34", "functional-34", (*_OURS, *_NOT_SLOW, "-k", _SCHEDULER), 9, STANDARD),

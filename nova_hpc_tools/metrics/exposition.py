@@ -8,12 +8,17 @@ old, and otherwise that there is none. What is unknown is left out and never 0.
 from __future__ import annotations
 
 import contextlib
+import socket
+import socketserver
+import ssl
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
+from wsgiref import simple_server
 
 import attrs
 
@@ -210,6 +215,65 @@ class TransportKeys:
     client_ca: Path | None = None
 
 
+class _ScrapeHandler(simple_server.WSGIRequestHandler):
+    """Answers one scrape, in a thread of its own."""
+
+    #: Seconds in which a client has to say something, the handshake of TLS included.
+    timeout = 30
+
+    def log_message(self, *args: object) -> None:
+        """Scrapes come all the time: no line for each."""
+
+
+class _ScrapeServer(socketserver.ThreadingMixIn, simple_server.WSGIServer):
+    """Answers scrapes, each in a thread that keeps neither others nor the end of the process."""
+
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say what is wrong here, and nothing of clients that go away or lack a certificate."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
+
+
+def _make_tls_context(keys: TransportKeys) -> ssl.SSLContext | None:
+    """What TLS needs; None: it is not used.
+
+    :raises CommandError: a file cannot be used; the text names the option and the file.
+    """
+    if keys.certificate is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    option = f"--tls-certificate, --tls-key: {keys.certificate} and {keys.key} cannot be used"
+    try:
+        context.load_cert_chain(keys.certificate, keys.key)
+        if keys.client_ca is not None:
+            option = f"--tls-client-ca: {keys.client_ca} cannot be used"
+            context.load_verify_locations(keys.client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except OSError as error:  # ssl.SSLError is one
+        raise CommandError(f"{option}: {error.strerror or error}") from error
+    return context
+
+
+def _open_server(address: ListenAddress, tls: ssl.SSLContext | None, app: Any) -> _ScrapeServer:
+    """A server that listens at *address*.
+
+    :raises OSError: the address cannot be used, as OverflowError and UnicodeError.
+    """
+    place = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+    kind = type(_ScrapeServer.__name__, (_ScrapeServer,), {"address_family": place[0]})
+    server: _ScrapeServer = kind(place[4], _ScrapeHandler)
+    server.set_app(app)
+    if tls is not None:
+        # No handshake in accept(): a client that says nothing would keep all others waiting, and
+        # the end of the process. It comes with the first reading, in the thread of that client.
+        server.socket = tls.wrap_socket(
+            server.socket, server_side=True, do_handshake_on_connect=False
+        )
+    return server
+
+
 def serve_metrics(
     keeper: MetricsKeeper,
     address: ListenAddress,
@@ -227,19 +291,14 @@ def serve_metrics(
     keeper.lasts = _LATE * interval
     registry = client.CollectorRegistry(auto_describe=False)
     registry.register(_SamplesCollector(client, keeper.list_samples))
+    tls = _make_tls_context(keys)
     try:
-        server, thread = client.start_http_server(
-            address.port,
-            address.host,
-            registry,
-            certfile=None if keys.certificate is None else str(keys.certificate),
-            keyfile=None if keys.key is None else str(keys.key),
-            client_cafile=None if keys.client_ca is None else str(keys.client_ca),
-            client_auth_required=keys.client_ca is not None,
-        )
-    except (OSError, ValueError, OverflowError) as error:  # ssl.SSLError is an OSError
+        server = _open_server(address, tls, client.make_wsgi_app(registry))
+    except (OSError, ValueError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise CommandError(f"--listen: {address} cannot be used: {reason}") from error
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
     say(f"listening on {address}")
     try:
         with contextlib.suppress(KeyboardInterrupt):

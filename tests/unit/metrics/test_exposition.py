@@ -181,7 +181,10 @@ def test_an_address_that_others_have(tmp_path, capsys):
     )
     local = ["metrics", "cloud", "--snapshot", str(file), "--listen", "127.0.0.1:9911"]
     assert main([*local, "--tls-certificate", "/none", "--tls-key", "/none"]) == 2
-    assert "cannot be used: Cannot load server certificate file" in capsys.readouterr().err
+    assert capsys.readouterr().err == (
+        "nova-hpc metrics cloud: --tls-certificate, --tls-key: /none and /none cannot be used: "
+        "No such file or directory\n"
+    )
 
 
 def test_without_the_library_the_cure_is_named(tmp_path, monkeypatch, capsys):

@@ -30,6 +30,7 @@ from tests.unit.metrics.texts import parse
 TOP = Path(__file__).parents[3]
 RULES = metrics_page.RULES
 DASHBOARD = TOP / "etc/grafana/nova-hpc.json"
+NOVA_HPC = (sys.executable, "-X", "faulthandler", "-m", "nova_hpc_tools.main")
 #: What NVIDIA's exporter gives, which is joined.
 OTHERS = {"DCGM_FI_DEV_GPU_UTIL"}
 _NAMES = re.compile(r"\b(?:nova_hpc_\w+|DCGM_\w+)")
@@ -161,7 +162,12 @@ def running(*words):
         yield process
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(60)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGABRT)  # faulthandler prints where it waits
+            process.wait(60)
+            raise
 
 
 def fetch(url, tls=None):
@@ -186,7 +192,7 @@ def exporter(tmp_path):
     file = tmp_path / "cloud.json"
     file.write_text(snapshot_document.dump_cloud_snapshot(a_cloud()))
     port = free_port()
-    words = (sys.executable, "-m", "nova_hpc_tools.main", "metrics", "cloud", "--interval", "5")
+    words = (*NOVA_HPC, "metrics", "cloud", "--interval", "5")
     flavor = ("--flavor", "pair", "--members", "2", "--snapshot", file)
     with running(*words, *flavor, "--listen", f"127.0.0.1:{port}") as process:
         text = wait_for(lambda: fetch(f"http://127.0.0.1:{port}/metrics"))
@@ -294,7 +300,7 @@ def test_only_who_has_a_certificate_is_answered(tmp_path):
     file = tmp_path / "cloud.json"
     file.write_text(snapshot_document.dump_cloud_snapshot(a_cloud()))
     port = free_port()
-    words = (sys.executable, "-m", "nova_hpc_tools.main", "metrics", "cloud", "--snapshot", file)
+    words = (*NOVA_HPC, "metrics", "cloud", "--snapshot", file)
     tls = ("--tls-certificate", certificate, "--tls-key", key, "--tls-client-ca", certificate)
     url = f"https://127.0.0.1:{port}/metrics"
     unknown = ssl.create_default_context(cafile=str(certificate))
@@ -304,3 +310,17 @@ def test_only_who_has_a_certificate_is_answered(tmp_path):
         assert "nova_hpc_cloud_up" in wait_for(lambda: fetch(url, allowed))
         with pytest.raises((OSError, http.client.HTTPException)):
             fetch(url, unknown)
+        # A file that is no certificate is named with its option, before anything is served.
+        done = subprocess.run(
+            [*map(str, words), "--listen", f"127.0.0.1:{free_port()}", *map(str, tls[:-1]), file],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        said = f"nova-hpc metrics cloud: --tls-client-ca: {file} cannot be used: "
+        assert (done.returncode, done.stderr[: len(said)]) == (2, said)
+        # Who connects and says nothing keeps nobody waiting, and no end of the process.
+        with socket.create_connection(("127.0.0.1", port)) as silent:
+            silent.settimeout(60)
+            assert "nova_hpc_cloud_up" in fetch(url, allowed)
