@@ -135,7 +135,11 @@ CURES: Final[Mapping[str, DoctorCure]] = {
     "nvswitch-hook": DoctorCure.of(
         "Let one tool alone switch partitions: ", _PLACE_NVLINK, ", or the other."
     ),
-    "declared-stand-in": DoctorCure.of("Run ", _WRITE, " on the node itself."),
+    "declared-stand-in": DoctorCure.of(
+        "Run ",
+        _WRITE,
+        " on the node itself, or with --root on its inventory saved with --keep-serials.",
+    ),
     "guest-devices": DoctorCure.of("Set the options that the finding names", _RESTART),
     "bar-unassigned": read_cure(
         "Switch Above 4G Decoding on in the firmware, with a larger MMIO window."

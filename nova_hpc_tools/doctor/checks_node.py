@@ -393,8 +393,9 @@ def _check_declaration(facts: Facts) -> Iterator[DoctorFinding]:
             f"saved inventory.",
             DoctorCure.of(
                 WRITE,
-                " on the node itself takes it out, so that the address counts, and says the "
-                "device's own number.",
+                " on the node itself, or with --root on its inventory saved with "
+                "--keep-serials, takes it out, so that the address counts, and says the device's "
+                "own number.",
             ),
         )
     if facts.offered and facts.needless:

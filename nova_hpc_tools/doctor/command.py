@@ -70,7 +70,9 @@ class Doctor(ListCommand):
 
         args = parsed_args
         if args.merge is not None:
-            return self._answer(*fleet_findings.merge_fleet_findings(args.merge, args.layout))
+            return self._answer(
+                *fleet_findings.merge_fleet_findings(args.merge, args.layout), layout=args.layout
+            )
         if args.others and args.root != Path("/"):
             raise CommandError("--others looks at this machine, and --root names another one")
         machine = examination.examine_this_machine(args)
@@ -94,15 +96,20 @@ class Doctor(ListCommand):
             (finding.node or machine.node, wire_finding)
             for finding, wire_finding in zip(findings, wire_findings, strict=True)
         ]
-        answer = self._answer(rows, exit_status_of(findings), machine.is_set_up)
+        answer = self._answer(rows, exit_status_of(findings), machine.is_set_up, layout=args.layout)
         return attrs.evolve(answer, document=lambda: document.write_findings(everything))
 
     def _answer(
-        self, rows: Sequence[tuple[str | None, WireFinding]], code: int, set_up: bool = True
+        self,
+        rows: Sequence[tuple[str | None, WireFinding]],
+        code: int,
+        set_up: bool = True,
+        *,
+        layout: str,
     ) -> CommandAnswer:
         from nova_hpc_tools.doctor.finding_text import format_finding_lines
 
-        for line in format_finding_lines(rows):
+        for line in format_finding_lines(rows, layout):
             self.say(line)
         if not rows and set_up:
             self.say("Nothing is wrong.")

@@ -9,16 +9,22 @@ from typing import Final
 from nova_hpc.outside.name_lists import join_first
 from nova_hpc.topology.model import ADDRESS
 from nova_hpc.wire.findings import WireFinding
+from nova_hpc_tools.adopt import layout_names
 
 #: Devices, or nodes, of one line.
 _MOST_NAMES: Final = 12
 
 
-def format_finding_lines(rows: Sequence[tuple[str | None, WireFinding]]) -> Iterator[str]:
+def format_finding_lines(
+    rows: Sequence[tuple[str | None, WireFinding]], layout: str = layout_names.PLAIN
+) -> Iterator[str]:
     """Findings for people: what the same cure makes right is told together.
 
     Of devices or nodes of which the same was seen there is one line.
+
+    :param layout: for which the cures are written; the help that a finding names is, too.
     """
+    chosen = "" if layout == layout_names.PLAIN else f" --layout {layout}"
     alike: dict[tuple[str, ...], list[tuple[str | None, WireFinding]]] = {}
     for node, finding in rows:
         key = (finding.severity, finding.check, finding.why, finding.cure, finding.docs)
@@ -44,4 +50,4 @@ def format_finding_lines(rows: Sequence[tuple[str | None, WireFinding]]) -> Iter
             yield f"{severity.upper()} {subject}{text} [{check}]"
         yield f"  {why}"
         yield f"  Cure: {cure}"
-        yield f"  See: nova-hpc help check {check}"
+        yield f"  See: nova-hpc help check {check}{chosen}"

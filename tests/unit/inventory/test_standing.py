@@ -160,6 +160,8 @@ def test_findings_with_one_cure_are_told_together() -> None:
     assert lines[5] == "WARNING n1, n2: no pages [pages]"
     assert lines[9] == "WARNING too old [age]"
     assert len(lines) == 13
+    # The help that is named tells the cure for the same layout.
+    assert "  See: nova-hpc help check link --layout kolla" in format_finding_lines(rows, "kolla")
 
 
 def test_products_have_the_names_of_the_system(tmp_path: Path) -> None:
