@@ -75,6 +75,30 @@ static void fill_range_with_noise(uint64_t *state, void *range, size_t bytes)
     }
 }
 
+/* Entries that are nearly right, each wrong in a place or two: noise is hardly ever so near. */
+static void fill_files_nearly_right(uint64_t *state, struct part_directory *directory)
+{
+    const uint64_t edges[] = {DIRECTORY_BYTES, segment.part_bytes, 1ull << 32, 0};
+
+    for (uint32_t slot = 0; slot < FILES_MAX; slot++) {
+        struct file_entry *file = &directory->files[slot];
+        uint64_t edge = edges[draw(state) % (sizeof edges / sizeof *edges)];
+        uint64_t near = edge + (draw(state) % 5 - 2) * RANGE_ALIGNMENT;
+        char name[NAME_BYTES];
+
+        if (draw(state) % 8 == 0)
+            near += draw(state) % 3 - 1;
+        memset(name, 'f', sizeof name);
+        if (draw(state) % 8)
+            snprintf(name, sizeof name, "f%u", (unsigned int)(draw(state) % 8));
+        memcpy(file->name, name, sizeof name);
+        atomic_store(&file->offset, near);
+        atomic_store(&file->length, draw(state) % 4 ? (draw(state) % 4) * RANGE_ALIGNMENT : near);
+        atomic_store(&file->process, (uint32_t)(draw(state) % (PROCESSES_MAX + 3)) - 1);
+        atomic_store(&file->state, (uint32_t)(draw(state) % 5));
+    }
+}
+
 /* The head, the owners and all directories. What is in files is read by none of the functions. */
 static void fill_with_noise(uint64_t *state)
 {
@@ -83,6 +107,8 @@ static void fill_with_noise(uint64_t *state)
         struct part_directory *directory = directory_of(&segment, part);
 
         fill_range_with_noise(state, directory, DIRECTORY_BYTES);
+        if (draw(state) % 2)
+            fill_files_nearly_right(state, directory);
         atomic_store(&directory->layout, DIRECTORY_LAYOUT);
     }
 }
