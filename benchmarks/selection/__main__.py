@@ -13,6 +13,7 @@ import contextlib
 import functools
 import os
 import random
+import signal
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -169,6 +170,8 @@ def cloud(hosts: int) -> Iterator[Stage]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the exit status is 0 unless something was not placed."""
     options = _options(argv)
+    # What was started must end with the command, however that ends.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     os.environ |= nova_process.ENVIRONMENT
     questions = [
         each

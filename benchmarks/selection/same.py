@@ -17,6 +17,7 @@ import json
 import multiprocessing
 import os
 import random
+import signal
 import sys
 import traceback
 import uuid
@@ -267,6 +268,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(argv)
+    # What was started must end with the command, however that ends.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     os.environ |= nova_process.ENVIRONMENT
     counts: collections.Counter[str] = collections.Counter()
     with cloud(options.hosts) as made:
