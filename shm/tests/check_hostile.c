@@ -123,6 +123,8 @@ static void expect_inside(struct file_range range)
 {
     expect(range.offset >= DIRECTORY_BYTES && range.length <= segment.part_bytes &&
            range.offset <= segment.part_bytes - range.length);
+    expect(range.length > 0 && range.offset % RANGE_ALIGNMENT == 0 &&
+           range.length % RANGE_ALIGNMENT == 0);
 }
 
 static void use_files(uint64_t *state, struct process_place process)
@@ -152,7 +154,22 @@ static void use_files(uint64_t *state, struct process_place process)
     unlink_file(&segment, process.part, name);
 }
 
-static void run_round(uint64_t *state)
+/* Nothing is left that nobody would ever end: only what a live process has is made or mapped. */
+static void expect_swept(uint32_t part)
+{
+    struct part_directory *directory = directory_of(&segment, part);
+
+    for (uint32_t slot = 0; slot < FILES_MAX; slot++) {
+        uint32_t number = atomic_load(&directory->files[slot].process);
+        uint32_t file_state = atomic_load(&directory->files[slot].state);
+
+        expect(file_state <= FILE_GONE);
+        expect(file_state == FILE_FREE || file_state == FILE_GONE ||
+               (number >= 1 && number <= PROCESSES_MAX && is_alive(number)));
+    }
+}
+
+static void run_round(uint64_t *state, bool alone)
 {
     struct process_place process = {.part = (uint32_t)(draw(state) % PARTS),
                                     .number = 1 + (uint32_t)(draw(state) % PROCESSES_MAX)};
@@ -165,7 +182,10 @@ static void run_round(uint64_t *state)
     for (int i = 0; i < 8; i++)
         use_files(state, process);
     sweep_dead(&segment, process.part, is_alive);
+    if (alone)
+        expect_swept(process.part);
     account = read_account(&segment, process.part);
+    expect(account.held <= FILES_MAX * segment.part_bytes);
     expect(account.live <= PROCESSES_MAX && account.files <= FILES_MAX);
     read_owner(&segment, process.part, owner);
     expect(strlen(owner) <= OWNER_BYTES);
@@ -198,11 +218,11 @@ int main(int count, char **words)
         check_head_of_noise(&state);
     for (unsigned long i = 0; i < rounds; i++) { /* the same bytes for the same seed */
         fill_with_noise(&state);
-        run_round(&state);
+        run_round(&state, true);
     }
     expect(!pthread_create(&enemy, NULL, spoil_on, &seed));
     for (unsigned long i = 0; i < rounds; i++)
-        run_round(&state);
+        run_round(&state, false);
     atomic_store(&ended, true);
     pthread_join(enemy, NULL);
     printf("hostile: %lu rounds of noise, %lu beside an enemy\n", rounds, rounds);
