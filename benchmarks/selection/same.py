@@ -157,6 +157,8 @@ class Cloud:
                 self._context,
                 uuid=str(uuid.UUID(int=self._rng.getrandbits(128))),
                 policy=wish.policy,
+                # As the database gives it: Nova's filter of affinity reads this one.
+                policies=[wish.policy],
                 hosts=among,
                 members=list(servers),
             )
@@ -177,10 +179,15 @@ class Cloud:
                 return_alternates=True,
             )
         except ExpectedException as error:
-            return Answer(refusal=str(error.exc_info[1]))
-        except exception.NovaException as error:
-            return Answer(refusal=str(error))
-        return Answer(tuple(_read_place(selections[0]) for selections in listed))
+            refusal = error.exc_info[1]
+        except exception.NoValidHost as error:
+            refusal = error
+        else:
+            return Answer(tuple(_read_place(selections[0]) for selections in listed))
+        # Anything else is no answer, and equal ones would prove nothing.
+        if not isinstance(refusal, exception.NoValidHost):
+            raise refusal
+        return Answer(refusal=str(refusal))
 
     def _ask_of_host(self, spec: Any, server: str, host: str) -> Answer:
         """The answer for one server with everything off, if *host* alone may have it.
