@@ -209,8 +209,13 @@ class Cloud:
         compute.save()
 
     def _delete(self, servers: Sequence[str]) -> None:
+        tracked = self._scheduler.manager.host_manager._instance_info
         for server in servers:
             self._scheduler.client.delete_allocation_for_instance(self._context, server, force=True)
+            # As nova-compute tells it. With a group Nova notes a chosen host's server at once, and
+            # the next answer for the same servers would avoid those hosts, or seek them.
+            for known in tracked.values():
+                known["instances"].pop(server, None)
 
 
 @attrs.frozen
