@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import stat
 import subprocess
@@ -29,6 +30,10 @@ name=$1; case "$*" in *access-mode=rnd*) name=random ;; *memory*) name=memory ;;
 . "$RATES/$name"
 """
 
+#: Two rates of its memory, as its tool tells them.
+SLOW = 'echo "6144.00 MiB transferred (5000.00 MiB/sec)"\n'
+FAST = 'echo "6144.00 MiB transferred (9000.00 MiB/sec)"\n'
+
 
 class AcceptWorld:
     """A machine with fake tools."""
@@ -48,7 +53,7 @@ class AcceptWorld:
         self.write(clock, "tsc\n")
         self.tool("sysbench", _SYSBENCH)
         self.cpu(1000.0)
-        self.rate("memory", 'echo "6144.00 MiB transferred (9000.00 MiB/sec)"\n')
+        self.rate("memory", FAST)
         self.rate("random", 'echo "128.00 MiB transferred (300.00 MiB/sec)"\n')
 
     def write(self, path: str, text: str) -> None:
@@ -131,6 +136,14 @@ class AcceptWorld:
             text=True,
             env={**self.environment, "PYTHONPATH": str(Path(command.__file__).parents[2])},
         )
+
+
+def read_result(world: AcceptWorld, *arguments: str, **more: Any) -> Any:
+    """The result that the command gives as JSON, which says its status."""
+    status, out, _ = world.run("--format", "json", *arguments, **more)
+    data = json.loads(out)
+    assert data["status"] == status
+    return data
 
 
 def run_tool_alone(*arguments: Any, **more: Any) -> ToolRun:

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 from attrs import evolve
 
 from nova_hpc.topology.model import Node, NumaNode, PcieLink, PciFunction
+from tests.unit.guest.accept_world import AcceptWorld
 from tests.unit.guest.servers import start
 from tests.unit.guest.worlds import ADAPTER, GPU
 
@@ -36,3 +40,19 @@ def guest(tmp_path):
     adapter = evolve(adapter, path=("0000:97:00.0",), switches=("0000:97:00.0",))
     node = evolve(node, functions=(first, second, adapter))
     return start(str(tmp_path), node, chosen, roles=roles)
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AcceptWorld:
+    """A machine with no other tools than those of the test, whose noise would be this one's."""
+    made = AcceptWorld(tmp_path)
+    monkeypatch.setattr("nova_hpc.guest.accept.toolbox._BLAS", ())
+    monkeypatch.setattr("nova_hpc.guest.accept.tools._LOOK", 0.005)
+    real = shutil.which
+
+    def which(name: str, path: str | None = None) -> str | None:
+        found = real(name, path=path)
+        return found if found and found.startswith(str(made.folder)) else None
+
+    monkeypatch.setattr("shutil.which", which)
+    return made

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,35 +19,8 @@ from nova_hpc.guest import build, command
 from nova_hpc.guest.accept import result, session
 from nova_hpc.guest.accept.probes import PROBES
 from nova_hpc.guest.files import Root
-from tests.unit.guest.accept_world import AcceptWorld, list_processes
+from tests.unit.guest.accept_world import FAST, SLOW, AcceptWorld, list_processes, read_result
 from tests.unit.guest.servers import run as run_on_guest
-
-SLOW = 'echo "6144.00 MiB transferred (5000.00 MiB/sec)"\n'
-FAST = 'echo "6144.00 MiB transferred (9000.00 MiB/sec)"\n'
-
-
-@pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AcceptWorld:
-    """A machine with no other tools than those of the test, whose noise would be this one's."""
-    made = AcceptWorld(tmp_path)
-    monkeypatch.setattr("nova_hpc.guest.accept.toolbox._BLAS", ())
-    monkeypatch.setattr("nova_hpc.guest.accept.tools._LOOK", 0.005)
-    real = shutil.which
-
-    def which(name: str, path: str | None = None) -> str | None:
-        found = real(name, path=path)
-        return found if found and found.startswith(str(made.folder)) else None
-
-    monkeypatch.setattr("shutil.which", which)
-    return made
-
-
-def read_result(world: AcceptWorld, *arguments: str, **more):
-    status, out, _ = world.run("--format", "json", *arguments, **more)
-    data = json.loads(out)
-    assert data["status"] == status
-    return data
-
 
 # -- verdicts ---------------------------------------------------------------------------
 
@@ -190,114 +162,6 @@ def test_a_document_that_the_cloud_did_not_write(world: AcceptWorld) -> None:
     data = read_result(world)
     assert data["verdict"] == "promise broken"
     assert "topology is 'sphere'" in data["promise"]["findings"][0]["text"]
-
-
-# -- baselines --------------------------------------------------------------------------
-
-
-def save(world: AcceptWorld, path: Path) -> None:
-    _, out, _ = world.run("--save-baseline", str(path), only=None)
-    assert f"note wrote {path}" in out, out
-
-
-@pytest.fixture
-def saved(world: AcceptWorld, tmp_path: Path) -> Path:
-    save(world, tmp_path / "baseline.json")
-    return tmp_path / "baseline.json"
-
-
-def test_a_file_is_a_baseline(world: AcceptWorld, saved: Path) -> None:
-    data = read_result(world, "--baseline", str(saved))
-    assert data["verdict"] == "accepted"
-    assert (data["baseline"]["kind"], data["baseline"]["rounds"]) == ("file", 6)
-    assert data["rows"][0]["against"] == "file"
-    assert data["baseline"]["sha256"] == json.loads(saved.read_text())["sha256"]
-    world.rate("memory", SLOW)
-    data = read_result(world, "--baseline", str(saved))
-    assert (data["verdict"], data["status"]) == ("slow", 1)
-    assert data["rows"][0]["ratio"] == pytest.approx(5 / 9, abs=1e-3)
-
-
-def test_what_one_machine_is_slow_in_and_why(world: AcceptWorld, saved: Path) -> None:
-    """The symptom by the tools, the fact by the files of the machine."""
-    world.rate("memory", SLOW)
-    world.write("sys/kernel/mm/transparent_hugepage/enabled", "always madvise [never]\n")
-    data = read_result(world, "--baseline", str(saved), only="mem_stream,cpu_one")
-    (cause,) = data["causes"]
-    assert (cause["cause"], cause["status"]) == ("pages-off", "indicated")
-    assert cause["explains"] == ["mem_stream"]
-    assert cause["anchor"] == "cause-pages-off"
-    assert data["unexplained"] == []
-
-
-def test_a_file_is_not_written_over(world: AcceptWorld, saved: Path) -> None:
-    before = saved.read_text()
-    status, out, _ = world.run("--save-baseline", str(saved), only=None)
-    assert (status, out) == (2, f"refused: --save-baseline {str(saved)!a}: File exists\n")
-    assert saved.read_text() == before
-
-
-@pytest.mark.parametrize(
-    ("path", "text", "kind", "words"),
-    [
-        ("proc/cpuinfo", "model name : Other CPU\n", "key", "model 'Some CPU' and 'Other CPU'"),
-        ("proc/meminfo", "MemTotal: 4194304 kB\n", "key", "memory 16 and 4 GiB"),
-        ("sys/devices/system/cpu/online", "0-7\n", "key", "cpus 2 and 8"),
-        (
-            "proc/cpuinfo",
-            "model name : QEMU TCG CPU version 2.5+\n",
-            "emulated",
-            "this machine is emulated by software",
-        ),
-    ],
-)
-def test_a_foreign_baseline_is_refused(world, saved, path, text, kind, words) -> None:
-    world.write(path, text)
-    data = read_result(world, "--baseline", str(saved))
-    assert (data["verdict"], data["status"], data["rows"]) == ("refused", 2, [])
-    assert data["refused"]["kind"] == kind
-    assert words in data["refused"]["text"]
-
-
-def test_an_emulated_machine_is_judged_against_itself(world: AcceptWorld) -> None:
-    world.write("proc/cpuinfo", "model name : QEMU TCG CPU version 2.5+\n")
-    assert read_result(world)["verdict"] == "accepted"
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda text: text.replace("9000", "8000"), "was changed after it was measured"),
-        (lambda text: text.replace('"version": 1', '"version": 2', 1), "has version 2"),
-        (lambda text: text[:-9], "not JSON"),
-        (lambda text: "", "not JSON"),
-    ],
-)
-def test_a_file_that_cannot_be_used(world: AcceptWorld, saved: Path, change, words: str) -> None:
-    saved.write_text(change(saved.read_text()))
-    status, out, _ = world.run("--baseline", str(saved))
-    assert status == 2
-    assert words in out
-    assert world.run("--baseline", str(saved) + "x")[0] == 2
-
-
-def test_another_machine_in_turns(world: AcceptWorld, tmp_path: Path) -> None:
-    """The other machine is asked for samples by a command; here it is this one, undisturbed."""
-    other = AcceptWorld(tmp_path / "other") if (tmp_path / "other").mkdir() is None else None
-    assert other is not None
-    program = tmp_path / "beside"
-    words = f"-m nova_hpc.guest.command accept --sample --root {other.root}"
-    top = Path(command.__file__).parents[2]
-    program.write_text(
-        f"#!/bin/sh\nexport PATH={other.tools}:/bin:/usr/bin RATES={other.rates} PYTHONPATH={top}\n"
-        f'exec {sys.executable} {words} "$@"\n'
-    )
-    program.chmod(0o755)
-    world.rate("memory", SLOW)
-    data = read_result(world, "--beside", str(program))
-    assert (data["verdict"], data["baseline"]["kind"]) == ("slow", "beside")
-    assert data["rows"][0]["ratio"] == pytest.approx(5 / 9, abs=1e-3)
-    assert world.run("--beside", "/bin/false")[0] == 2
 
 
 # -- refusals ---------------------------------------------------------------------------
@@ -454,70 +318,6 @@ def test_other_languages_do_not_matter(world: AcceptWorld) -> None:
     finally:
         os.environ.clear()
         os.environ.update(before)
-
-
-# -- the gate ---------------------------------------------------------------------------
-
-
-def gate(world: AcceptWorld, *arguments: str) -> tuple[int, str]:
-    status, out, _ = world.run("--gate", *arguments, only=None)
-    return status, out.strip()
-
-
-def test_the_gate_has_the_status_of_the_last_whole_run(world) -> None:
-    assert gate(world) == (
-        2,
-        "no /run/nova-hpc/acceptance.json: run nova-hpc-guest accept as root first",
-    )
-    assert world.run("--only", "mem_stream", only=None)[0] == 0
-    assert gate(world)[0] == 2, "a part of the probes opens no gate"
-    status, out, _ = world.run(only=None)
-    assert status == 0, out
-    assert gate(world) == (0, "accepted")
-    assert gate(world, "--tier", "full")[0] == 2
-    world.cpu(1000.0, together=1000.0)
-    assert world.run(only=None)[0] == 1
-    assert gate(world)[0] == 1
-    assert gate(world)[1].startswith("slow: ")
-
-
-def test_the_gate_is_bound_to_the_start_of_the_machine(world) -> None:
-    assert world.run(only=None)[0] == 0
-    world.write("proc/sys/kernel/random/boot_id", "99999999-2222-3333-4444-555555555555\n")
-    assert gate(world)[0] == 2
-    assert "another start" in gate(world)[1]
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("rubbish", "not JSON"),
-        ('{"schema": "nova-hpc/acceptance", "version": 2}', "has version 2"),
-        ('{"schema": "nova-hpc/acceptance", "version": 1}', "verdict None"),
-        (
-            '{"schema": "nova-hpc/acceptance", "version": 1, "verdict": "slow", "status": 0}',
-            "status",
-        ),
-    ],
-)
-def test_a_gate_that_was_tampered_with(world: AcceptWorld, text: str, words: str) -> None:
-    world.write("run/nova-hpc/acceptance.json", text)
-    assert gate(world)[0] == 2
-    assert words in gate(world)[1]
-
-
-def test_others_may_not_open_the_gate(world: AcceptWorld) -> None:
-    world.run(only=None)
-    (world.root / "run/nova-hpc/acceptance.json").chmod(0o666)
-    assert gate(world)[0] == 2
-    assert "others may write it" in gate(world)[1]
-
-
-def test_who_may_not_write_is_told(world: AcceptWorld, monkeypatch) -> None:
-    (world.root / "run").write_text("no directory")
-    status, out, _ = world.run(only=None)
-    assert status == 0
-    assert "note not kept for --gate: /run/nova-hpc/acceptance.json: cannot be written" in out
 
 
 # -- ended ------------------------------------------------------------------------------
