@@ -27,11 +27,6 @@ from nova_hpc.fabric.partitions.members import (
 from nova_hpc.guest import terms
 from nova_hpc.guest.accept import baseline, result
 from nova_hpc.guest.accept import sample as acceptance_sample
-from nova_hpc.guest.accept.diagnosis import Diagnosis, NamedCause
-from nova_hpc.guest.accept.evidence import AcceptanceRow
-from nova_hpc.guest.accept.facts import GuestFacts
-from nova_hpc.guest.accept.refusal import Refusal
-from nova_hpc.guest.compare import GuestFinding
 from nova_hpc.guest.gpu import records as gpu_records
 from nova_hpc.guest_tree.guest_document import DocumentCell as GuestCell
 from nova_hpc.guest_tree.guest_document import DocumentDevice, build_guest_entries
@@ -40,18 +35,6 @@ from nova_hpc.placement.profile import FlavorShape, Profile
 from nova_hpc.placement.segment_shape import SegmentShape
 from nova_hpc.topology import nccl
 from nova_hpc.topology.level import Level, Location
-from nova_hpc.topology.model import (
-    Bar,
-    BridgeKind,
-    HugePages,
-    IommuGroup,
-    Node,
-    NumaNode,
-    PcieLink,
-    PciFunction,
-    RdmaDevice,
-    RdmaPort,
-)
 from nova_hpc.topology.peer import PeerReason
 from nova_hpc.topology.peer_wish import PeerWish as PeerWish
 from nova_hpc.wire import (
@@ -90,108 +73,17 @@ from nova_hpc_tools import snapshot
 from nova_hpc_tools.inventory import fleet_document, kinds
 from nova_hpc_tools.snapshot import Snapshot
 from nova_hpc_tools.snapshot import document as snapshot_document
+from tests.unit.wire.acceptance_examples import (
+    ACCEPTED_AT,
+    GUEST_FACTS,
+    GUEST_RESULT,
+    GUEST_SAMPLE,
+    REFUSED_RESULT,
+    SHORT_SAMPLE,
+)
+from tests.unit.wire.node_example import ADAPTER, GPU, NODE, PORT, UPSTREAM
 
 FOLDER: Final = Path(__file__).parents[2] / "data/golden/wire"
-
-GPU: Final = "0000:19:00.0"
-ADAPTER: Final = "0000:1a:00.0"
-PORT: Final = "0000:1a:00.2"
-_UPSTREAM: Final = "0000:17:00.0"
-_LINK: Final = PcieLink(speed=32.0, width=8, max_speed=32.0, max_width=16, bandwidth=31.508)
-
-
-def _function(address: str, *path: str, **more: object) -> PciFunction:
-    values: dict[str, object] = {
-        "vendor_id": "1b36",
-        "product_id": "000c",
-        "class_code": "060400",
-        "revision": "01",
-        "numa_node": 0,
-        "local_numa_nodes": frozenset({0}),
-        "socket": 0,
-        "root": "pci0000:16",
-        "path": path,
-        "switches": tuple(each for each in path if each == _UPSTREAM),
-        "link": _LINK,
-        "reset_methods": ("flr", "bus"),
-    } | more
-    return PciFunction(address, **values)  # type: ignore[arg-type]
-
-
-_ABOVE: Final = ("0000:16:01.0", _UPSTREAM)
-NODE: Final = Node(
-    source="example",
-    hostname="node1",
-    hugepages=(HugePages(2048, 1024, 1000),),
-    numa_nodes=(
-        NumaNode(
-            0,
-            socket=0,
-            cpus=frozenset({0, 1, 2, 3}),
-            smt_siblings=(frozenset({0, 2}), frozenset({1, 3})),
-            memory_kib=1 << 22,
-            hugepages=(HugePages(2048, 512, None),),
-        ),
-        NumaNode(1, memory_kib=1 << 20, memory_of=GPU),
-    ),
-    functions=(
-        _function("0000:16:01.0", bridge=BridgeKind.ROOT_PORT, acs_control=0x1D, acs_isolates=True),
-        _function(_UPSTREAM, _ABOVE[0], bridge=BridgeKind.UPSTREAM, acs_control=0),
-        _function("0000:18:00.0", *_ABOVE, bridge=BridgeKind.DOWNSTREAM, acs_control=0x1D),
-        _function("0000:18:01.0", *_ABOVE, bridge=BridgeKind.DOWNSTREAM, acs_control=0x1D),
-        _function(
-            GPU,
-            *_ABOVE,
-            "0000:18:00.0",
-            vendor_id="10de",
-            product_id="2330",
-            class_code="030200",
-            subsystem_vendor_id="10de",
-            subsystem_id="16c1",
-            driver="vfio-pci",
-            iommu_group=17,
-            ats=False,
-            ats_enabled=False,
-            acs_on_path=True,
-            bars=(Bar(1, 1 << 37, prefetchable=True, wide=True), Bar(5, 128, io=True)),
-            model="H100",
-        ),
-        _function(
-            ADAPTER,
-            *_ABOVE,
-            "0000:18:01.0",
-            vendor_id="15b3",
-            product_id="1021",
-            class_code="020700",
-            driver="mlx5_core",
-            total_vfs=8,
-            virtual_functions=(PORT,),
-            rdma=(
-                RdmaDevice(
-                    "mlx5_0",
-                    "0002:c903:0041:2d20",
-                    (RdmaPort(1, "0002:c903:0041:2d21", "InfiniBand", "ACTIVE", "400 Gb/sec"),),
-                ),
-            ),
-            os_devices=("net ib0",),
-        ),
-        _function(
-            PORT,
-            *_ABOVE,
-            "0000:18:01.0",
-            vendor_id="15b3",
-            product_id="101e",
-            class_code="020700",
-            physical_function=ADAPTER,
-            reset_methods=(),
-            link=None,
-            unknown="its config space cannot be read",
-        ),
-    ),
-    inactive=(_function("0000:16:02.0", bridge=BridgeKind.ROOT_PORT, link=None),),
-    iommu_groups=(IommuGroup(17, (GPU,)),),
-    problems=("numa_node of 0000:16:03.0 is 'x'",),
-)
 
 TAGS: Final = Tags(
     location=Location(
@@ -258,7 +150,7 @@ SNAPSHOT: Final = Snapshot(
                     provider="p0",
                     address=GPU,
                     free=1,
-                    location=Location(0, 0, "pci0000:16", (_UPSTREAM,)),
+                    location=Location(0, 0, "pci0000:16", (UPSTREAM,)),
                     aliases=frozenset({"gpu-2330", "gpu"}),
                     role="gpu",
                     unit="0000:19:00.0",
@@ -486,89 +378,9 @@ UNDONE: Final = (
 )
 REPLACED: Final = frozenset({capture.SERIALS, capture.ADDRESSES, capture.HOST})
 
-#: File of the golden text -> what writes it today.
 FLEET: Final = kinds.compare_nodes(
     {"a": NODE, "b": NODE, "d": attrs.evolve(NODE, problems=("no /proc",))}
 )
-GUEST_FACTS: Final = GuestFacts(
-    model="Intel(R) Xeon(R) Platinum 8480+",
-    hypervisor=True,
-    online=(0, 1, 2, 3),
-    allowed=(0, 1, 2),
-    sockets=1,
-    nodes=1,
-    memory_gib=64,
-    simd=("avx2", "avx512f"),
-    clocksource="tsc",
-    thp="madvise",
-    thp_disabled=True,
-    governor="performance",
-    idle="haltpoll",
-    threads=1,
-    quota="60000 100000",
-    disk_limit="8:0 riops=500",
-    blas="reference",
-    blas_core="Prescott",
-    malloc="glibc.malloc.hugetlb=1",
-    settings={"NCCL_IB_DISABLE": "1"},
-    shapers=("tbf eth0",),
-    devices={"10de:2330": 2},
-    rdma={"mlx5_0": 400.0},
-    kernel="6.1",
-    python="3.11",
-)
-GUEST_SAMPLE: Final = acceptance_sample.Sample(
-    GUEST_FACTS,
-    {
-        "net_bw": acceptance_sample.Reading(
-            9400.5, 2.0, 1.5, 0.25, 0.125, 0.5, 1.75, 0.0625, {"eth0": 262144000}
-        ),
-        "mem_random": acceptance_sample.Reading(300.25, 1.0, large_pages=0.5),
-        "nccl_pair": acceptance_sample.Reading(1.5, 180.0, at_limit=True, words=("socket",)),
-    },
-    {"fft": "no tool hpcc (Debian's package hpcc)"},
-    {"blas": "blas: it was killed by SIGILL"},
-)
-SHORT_SAMPLE: Final = acceptance_sample.Sample(
-    GuestFacts(), {"clock": acceptance_sample.Reading(60.5, 0.0625)}, {}
-)
-#: As the service of time says it; the writer takes the time itself.
-ACCEPTED_AT: Final = 1764170000
-GUEST_RESULT: Final = result.AcceptanceResult(
-    tier="quick",
-    boot="11111111-2222-3333-4444-555555555555",
-    facts=GUEST_FACTS,
-    tools={"sysbench": ("1.0.20", True)},
-    rows=(
-        AcceptanceRow(
-            *("mem_stream", "MiB/s", True, "pages=large", 9000.0, 5000.0, 0.555, 0.54, 0.57),
-            *(0.9688, 6, 0.9, "slow", True),
-        ),
-    ),
-    measured=(result.MeasuredValue("mem_stream", "MiB/s", 5000.0, 6),),
-    missing={"fft": "no tool hpcc (Debian's package hpcc)"},
-    failed={"blas": "blas: it was killed by SIGILL"},
-    promised=True,
-    findings=(GuestFinding("link", 0, "the link has 8 lanes of 16", True),),
-    diagnosis=Diagnosis(
-        (
-            NamedCause(
-                *("pages-small", "proved", 1.0, "0% of the memory is in large pages"),
-                *("transparent_hugepage=always", ("mem_stream",), "cause-pages-small"),
-            ),
-        ),
-        ("blas",),
-    ),
-    baseline={"kind": "itself"},
-    partial=True,
-    short=True,
-    rounds=6,
-    notes=("not kept for --gate",),
-)
-REFUSED_RESULT: Final = GUEST_RESULT._replace(
-    refused=Refusal("busy", "other processes keep 2.0 of 2 CPUs busy")
-)
-
 
 _KEY_OF_WIREGUARD: Final = "xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg="
 GPU_SHARE: Final = gpu_records.GpuShare("sim", "pocl", 4, 16384, True)
@@ -578,6 +390,7 @@ GPU_CLIENT: Final = gpu_records.GpuClient(
     _KEY_OF_WIREGUARD,
 )
 
+#: File of the golden text -> what writes it today.
 WRITERS: Final[dict[str, Callable[[], str]]] = {
     "device-tags/v1.json": lambda: json.dumps(TAGS.to_spec(), indent=1) + "\n",
     "device-record/v1.json": lambda: device_record.write_device_record(

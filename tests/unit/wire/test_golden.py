@@ -53,7 +53,7 @@ from nova_hpc.wire.version import WireDocument, WireError
 from nova_hpc_tools.snapshot import SnapshotError
 from nova_hpc_tools.snapshot import document as snapshot_document
 from tests.unit.topology import nccl_reader
-from tests.unit.wire import examples
+from tests.unit.wire import acceptance_examples, examples
 from tests.unit.wire.examples import FOLDER, WRITERS
 
 REPOSITORY = Path(__file__).parents[3]
@@ -143,7 +143,7 @@ MEANING: dict[str, object] = {
         *("promise broken", 1, "quick", "11111111-2222-3333-4444-555555555555", True),
         *(("pages-small",), ("blas",)),
     ),
-    "acceptance-sample": examples.GUEST_SAMPLE,
+    "acceptance-sample": acceptance_examples.GUEST_SAMPLE,
     "undo-record": examples.UNDONE,
     "findings": examples.FOUND,
     "desired-partitions": examples.DESIRED,
