@@ -7,9 +7,26 @@ import shutil
 from collections.abc import Callable
 from typing import Final
 
+import attrs
+
 from nova_hpc_tools.adopt import host_files, settings
 from tests.unit.doctor.doctor_place import GROUPS, PCI, Place
 from tests.unit.node_files import GPU, PF, VF
+
+CONFIGURE: Final = "``nova-hpc configure --write``"
+
+
+@attrs.frozen
+class Fault:
+    """One fault."""
+
+    text: str
+    check: str
+    make: Callable[[Place], object]
+    #: What is done, in words, and the same.
+    cured_by: str
+    cure: Callable[[Place], object]
+    part: str = "node"
 
 
 def again(place: Place) -> None:

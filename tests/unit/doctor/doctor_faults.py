@@ -3,33 +3,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 import attrs
 
 from nova_hpc.tenancy.peer import acs_registers as peer
 from nova_hpc.topology.peer_wish import PeerWish
-from nova_hpc_tools.adopt import install_shim, settings
+from nova_hpc_tools.adopt import install_shim
 from tests.unit.doctor.doctor_changes import (
-    COMMON,
     COMPUTE,
-    CONTROLLER,
-    FULL,
+    CONFIGURE,
     HOOK,
     MANAGED,
-    PLACEMENT,
     ROLE,
     RULE,
     TRANSLATED,
+    Fault,
     again,
     bar,
     broadcom,
-    controller,
     groups,
-    hidden,
     hook,
-    later_weighers,
     libvirt,
     manager,
     no_groups,
@@ -37,33 +31,18 @@ from tests.unit.doctor.doctor_changes import (
     not_started,
     not_translated,
     nvswitch,
-    placement,
     port,
     prepared_and_edited,
-    quota,
     second,
     sound,
     stand_in,
     started,
     translated,
     vf,
-    weighers,
 )
-from tests.unit.doctor.doctor_place import PCI, POLICY, STATE, Place
+from tests.unit.doctor.doctor_place import PCI, POLICY, STATE
+from tests.unit.doctor.doctor_service_faults import SERVICE_FAULTS
 from tests.unit.node_files import GPU, PF
-
-
-@attrs.frozen
-class Fault:
-    """One fault."""
-
-    text: str
-    check: str
-    make: Callable[[Place], object]
-    #: What is done, in words, and the same.
-    cured_by: str
-    cure: Callable[[Place], object]
-    part: str = "node"
 
 
 @attrs.frozen
@@ -77,8 +56,6 @@ class Row:
 
 #: A mount of the directory of shared memory.
 SHM: Final = "22 1 0:25 / / rw - ext4 /dev/sda1 rw\n23 22 0:26 / /dev/shm rw - {} shm {}\n"
-CONFIGURE: Final = "``nova-hpc configure --write``"
-
 
 FAULTS: Final = (
     Fault("no IOMMU", "iommu-off", no_groups, "IOMMU switched on", groups),
@@ -400,98 +377,7 @@ FAULTS: Final = (
         "devices that Placement does not know", "pci-report",
         lambda p: p.option(COMPUTE, "report_in_placement", "false"), CONFIGURE, again,
     ),
-    Fault(
-        "the filter not enabled", "filter-missing", controller("ComputeFilter,Mine"),
-        CONFIGURE, again, "controller",
-    ),
-    Fault(
-        "the filter not available", "filter-unknown",
-        lambda p: p.edit(CONTROLLER, f"available_filters = {settings.FILTER_CLASS}\n", ""),
-        CONFIGURE, again, "controller",
-    ),
-    Fault(
-        "the filter behind Nova's", "filter-order",
-        controller(FULL.replace("HpcTopologyFilter,", "").replace(
-            "NUMATopologyFilter", "NUMATopologyFilter,HpcTopologyFilter")),
-        CONFIGURE, again, "controller",
-    ),
-    Fault(
-        "the fabric's filter not the last", "filter-last",
-        controller(f"HpcFabricFilter,{FULL.replace(',HpcFabricFilter', '')}"),
-        CONFIGURE, again, "controller",
-    ),
-    Fault(
-        "another team's filter hidden by a later file", "filter-lost", hidden,
-        "added to the last file",
-        lambda p: (p.folder / "zz.conf").write_text(
-            f"[filter_scheduler]\nenabled_filters = {FULL}\n"
-        ),
-        "controller",
-    ),
-    Fault(
-        "the weighers replaced", "weigher-missing",
-        lambda p: p.option(CONTROLLER, "weight_classes", settings.ALL_WEIGHERS),
-        CONFIGURE, again, "controller",
-    ),
-    Fault(
-        "Nova's own weighers left out", "weigher-lost",
-        lambda p: weighers(p, "acme.Tenants"),
-        "added", lambda p: weighers(p, f"{settings.ALL_WEIGHERS},acme.Tenants"), "controller",
-    ),
-    Fault(
-        "another team's weigher hidden by a later file", "weigher-lost",
-        lambda p: later_weighers(p, settings.ALL_WEIGHERS),
-        "added to the last file",
-        lambda p: later_weighers(p, f"{settings.ALL_WEIGHERS},acme.Tenants"), "controller",
-    ),
-    Fault(
-        "candidates without devices", "pci-in-placement",
-        lambda p: p.option(COMMON, "pci_in_placement", "false"), CONFIGURE, again, "controller",
-    ),
-    Fault(
-        "Nova's limit below the number of hosts", "limit-placement",
-        lambda p: p.option(CONTROLLER, "max_placement_results", "1500"),
-        CONFIGURE, again, "controller",
-    ),
-    Fault(
-        "a scheduler that remembers fewer hosts than can match", "cache-small",
-        lambda p: (p.folder / "zz.conf").write_text("[hpc]\ncache_size = 900\n"),
-        "raised", lambda p: (p.folder / "zz.conf").write_text("[hpc]\ncache_size = 0\n"),
-        "controller",
-    ),
-    Fault(
-        "an alias given twice", "alias-twice",
-        lambda p: (p.folder / "aa.conf").write_text(
-            '[pci]\nalias = {"name": "gpu", "product_id": "2330", "vendor_id": "10de"}\n'
-        ),
-        "one removed", lambda p: (p.folder / "aa.conf").unlink(), "controller",
-    ),
-    Fault(
-        "an alias that is no JSON", "alias-broken",
-        lambda p: (p.folder / "aa.conf").write_text("[pci]\nalias = gpu\n"),
-        "written as JSON",
-        lambda p: (p.folder / "aa.conf").write_text('[pci]\nalias = {"name": "x"}\n'),
-        "controller",
-    ),
-    Fault(
-        "server groups of ten members", "group-members", quota(10),
-        "``server_group_members`` raised", quota(2000), "controller",
-    ),
-    Fault(
-        "candidates depth first", "candidates-depth",
-        lambda p: p.option(PLACEMENT, "allocation_candidates_generation_strategy", "depth-first"),
-        CONFIGURE, placement, "placement",
-    ),
-    Fault(
-        "Placement's limit below the number of hosts", "limit-candidates",
-        lambda p: p.option(PLACEMENT, "max_allocation_candidates", "1500"),
-        CONFIGURE, placement, "placement",
-    ),
-    Fault(
-        "Placement's own retries", "conflict-retry",
-        lambda p: p.option(PLACEMENT, "allocation_conflict_retry_count", "10"),
-        CONFIGURE, placement, "placement",
-    ),
+    *SERVICE_FAULTS,
 )  # fmt: skip
 
 #: Those of a cloud are made on Nova's own stack: tests/functional/test_doctor_cloud.py has a test
