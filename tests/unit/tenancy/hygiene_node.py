@@ -261,3 +261,8 @@ def sweep(node, *taken, step=None):
 
 def record(node, address=GPU):
     return node.ledger.device(address)
+
+
+def why(node, address=GPU):
+    """Why a device is in quarantine; None: it is not."""
+    return node.ledger.why(address)
