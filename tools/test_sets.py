@@ -455,6 +455,8 @@ def main() -> int:
         if shutil.which(job.needs) is None:
             print(f"left out: {job.name}, which needs {job.needs}")
     jobs = [job for job in jobs if shutil.which(job.needs)]
+    if not jobs:
+        parser.error("nothing is left to run")
     for number in _ENDS:
         signal.signal(number, lambda got, _: sys.exit(128 + got))
     begun = time.monotonic()

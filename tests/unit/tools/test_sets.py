@@ -97,6 +97,19 @@ def test_the_table_has_the_processor_time_of_each_job(command):
     assert rows["unit"][1] == "0:01"
 
 
+def test_where_no_job_is_left_it_says_so(tmp_path):
+    done = subprocess.run(
+        [sys.executable, TOP / "tools" / "test_sets.py", "--only", "lint"],
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stdout == "left out: lint, which needs tox\n"
+    assert "nothing is left to run" in done.stderr
+
+
 def test_a_failure_is_shown_and_counted_and_the_others_run(command):
     process = command("--only", "lint", "unit", "docs", fails="py311")
     out, _ = process.communicate(timeout=60)
