@@ -50,7 +50,7 @@ from .rounds import (
     run_series,
 )
 from .sample import AcceptanceError, is_number, shorten, write_sample
-from .tools import ENDING, adopt_orphans
+from .tools import ENDING, HeldSignals, adopt_orphans
 from .views import format_junit, format_result
 
 #: The longest file of a baseline or of floors.
@@ -105,6 +105,8 @@ def end_on_signals() -> Iterator[None]:
     """While it lasts SIGTERM, SIGINT and SIGHUP raise :class:`EndedError`, once."""
 
     def end(number: int, _: object) -> None:
+        if HeldSignals.note(number):
+            return
         for each_number in ENDING:
             signal.signal(each_number, signal.SIG_IGN)
         raise EndedError(f"ended by {signal.Signals(number).name}")

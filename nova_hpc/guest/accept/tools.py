@@ -17,12 +17,13 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
-#: The signals that end this command; held while a tool starts, when nothing could end it yet.
+#: The signals that end this command; held while a tool starts (:class:`HeldSignals`).
 ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 #: Seconds that a tool has to end by itself once it is asked to.
 _PATIENCE: Final = 0.5
@@ -57,6 +58,38 @@ class ToolRun(NamedTuple):
     large_pages: float | None
 
 
+class HeldSignals:
+    """The signals that end this command, while a tool starts and nothing could end that yet.
+
+    The mask keeps them from this thread. It does not keep them from another thread that has none,
+    and then Python runs the handler here, in the main thread, all the same: so a handler asks
+    :meth:`note` first.
+    """
+
+    _holding: ClassVar[HeldSignals | None] = None
+
+    def __init__(self) -> None:
+        #: Of this thread, before.
+        self.mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+        self._noted: list[int] = []
+        HeldSignals._holding = self
+
+    @classmethod
+    def note(cls, number: int) -> bool:
+        """Whether a signal that came waits for :meth:`release`."""
+        if cls._holding is None:
+            return False
+        cls._holding._noted.append(number)
+        return True
+
+    def release(self) -> None:
+        """Let them come, those first that have come in between."""
+        HeldSignals._holding = None
+        signal.pthread_sigmask(signal.SIG_SETMASK, self.mask)
+        for number in self._noted[:1]:
+            signal.pthread_kill(threading.get_ident(), number)
+
+
 def run_tool(
     command: Sequence[str],
     environment: Mapping[str, str],
@@ -80,7 +113,7 @@ def run_tool(
     with contextlib.ExitStack() as stack:
         output, document = _open_scratch(stack), _open_scratch(stack)
         place = f"/proc/self/fd/{document}"
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+        held = HeldSignals()
         try:
             # Between fork and exec there is no other thread of this command that holds a lock.
             child = subprocess.Popen(
@@ -92,18 +125,21 @@ def run_tool(
                 cwd=folder,
                 pass_fds=(document,),
                 start_new_session=True,
-                preexec_fn=lambda: _prepare_child(allowed, mask),
+                preexec_fn=lambda: _prepare_child(allowed, held.mask),
             )
         except (OSError, ValueError, subprocess.SubprocessError) as error:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            held.release()
             reason = getattr(error, "strerror", None) or error
             return ToolRun("", "", f"it does not start: {reason}", False, 0.0, 0.0, 0.0, 0.0, None)
+        except BaseException:  # a handler of somebody else
+            held.release()
+            raise
         watch = _Watch(child.pid, look_at_pages)
         problem: str | None = None
         at_limit = False
         try:
             # From here on the tool is ended with this command: a signal that came is heard now.
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            held.release()
             while child.poll() is None:
                 watch.look()
                 if time.monotonic() - start > limit:
@@ -140,7 +176,7 @@ def start_helper(
     :raises OSError: it does not start.
     """
     allowed = set(cpus)
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    held = HeldSignals()
     try:
         child = subprocess.Popen(
             list(command),
@@ -149,13 +185,13 @@ def start_helper(
             stderr=subprocess.DEVNULL,
             env=dict(environment),
             start_new_session=True,
-            preexec_fn=lambda: _prepare_child(allowed, mask),
+            preexec_fn=lambda: _prepare_child(allowed, held.mask),
         )
     except BaseException:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        held.release()
         raise
     try:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        held.release()
         yield child
     finally:
         end_tool(child)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -173,6 +174,7 @@ class SignalledPopen(subprocess.Popen[bytes]):
     def _execute_child(self, *arguments: Any) -> None:
         super()._execute_child(*arguments)
         os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.2)  # for a thread that would take it
 
 
 def start_tool(mark: str) -> None:
@@ -191,6 +193,25 @@ def test_a_tool_that_starts_as_this_command_ends_is_ended(
     monkeypatch.setattr(subprocess, "Popen", SignalledPopen)
     with pytest.raises(EndedError, match="ended by SIGTERM"), end_on_signals(), adopt_orphans():
         start(mark)
+    assert list_processes(mark) == []
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
+
+
+@pytest.mark.parametrize("start", [start_tool, start_a_helper])
+def test_so_it_is_beside_another_thread(
+    start: Callable[[str], None], mark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That takes the signal, for it holds none, and Python runs the handler in the main thread."""
+    monkeypatch.setattr(subprocess, "Popen", SignalledPopen)
+    over = threading.Event()
+    other = threading.Thread(target=over.wait)
+    other.start()
+    try:
+        with pytest.raises(EndedError, match="ended by SIGTERM"), end_on_signals(), adopt_orphans():
+            start(mark)
+    finally:
+        over.set()
+        other.join()
     assert list_processes(mark) == []
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
 
