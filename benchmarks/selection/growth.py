@@ -6,15 +6,17 @@
     python -m benchmarks.selection --hosts 100 1000 2000 --samples 5 5 5 --plainest --json FILE
     python -m benchmarks.selection.growth FILE PICTURE.svg
 
-One panel for each question: stock Nova and this project, and below both the time that Placement
-alone takes for its plainest question, CPUs and memory of any host. Nobody who asks Placement
-can be faster than that.
+One panel for each question, those for one server first, by the number of devices: Nova asks
+Placement for each in a group of its own. Stock Nova and this project are in it, and below both the
+time of Placement alone for its plainest question, CPUs and memory of any host. Nobody who asks
+Placement can be faster than that.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import time
 import urllib.request
@@ -32,6 +34,8 @@ _NAMES: Final = {
     "ours": "with this project",
     "plainest": "Placement alone, plainest question",
 }
+#: Panels side by side.
+_COLUMNS: Final = 3
 #: The kept samples of the plainest question are of no question of a user.
 NOTHING: Final = Question(0)
 
@@ -73,8 +77,13 @@ def find_curves(results: Iterable[Mapping[str, Any]]) -> Mapping[str, Curves]:
             for side, by_hosts in (*sides.items(), ("plainest", plainest))
             if by_hosts
         }
-        for question, sides in seconds.items()
+        for question, sides in sorted(seconds.items(), key=lambda item: _place_of(item[0]))
     }
+
+
+def _place_of(question: str) -> tuple[bool, int, str]:
+    devices = sum(map(int, re.findall(r":(\d+)", question)))
+    return "servers" in question, devices, question
 
 
 def draw_growth(curves: Mapping[str, Curves], picture: Path) -> None:
@@ -86,17 +95,26 @@ def draw_growth(curves: Mapping[str, Curves], picture: Path) -> None:
     matplotlib.rcParams["svg.hashsalt"] = "growth"
     from matplotlib import pyplot
 
+    lines = -(-len(curves) // _COLUMNS)
     figure, panels = pyplot.subplots(
-        1, len(curves), figsize=(3.2 * len(curves), 3.8), sharey=True, squeeze=False
+        *(lines, _COLUMNS),
+        figsize=(3.2 * _COLUMNS, 3.6 * lines),
+        sharex=True,
+        sharey=True,
+        squeeze=False,
     )
-    for panel, (question, sides) in zip(panels[0], curves.items(), strict=True):
+    for panel in panels.flat[len(curves) :]:
+        panel.set_axis_off()
+    for panel, (question, sides) in zip(panels.flat, curves.items(), strict=False):
         for side, points in sides.items():
             panel.loglog(*zip(*points, strict=True), "o-", color=_COLORS[side], label=_NAMES[side])
         panel.set_title(question)
-        panel.set_xlabel("hosts")
         panel.grid(True, alpha=0.3)
-    panels[0][0].set_ylabel("seconds of one answer")
-    panels[0][-1].legend(fontsize=8)
+    for panel in panels[-1]:
+        panel.set_xlabel("hosts")
+    for line in panels:
+        line[0].set_ylabel("seconds of one answer")
+    panels[0][0].legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(picture, metadata={"Date": None})
 

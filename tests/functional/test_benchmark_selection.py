@@ -90,6 +90,16 @@ def test_growth_has_a_curve_for_each_side() -> None:
     }
 
 
+def test_growth_has_its_panels_by_the_number_of_devices() -> None:
+    asked = ["16 servers of gpu:1", "gpu:4,vf:4", "gpu:8", "gpu:2", "gpu:1"]
+    side = {"seconds": 1.0}
+    results = [
+        {"kind": PAIR, "question": each, "hosts": 10, "ours": side, "stock": side} for each in asked
+    ]
+    wanted = ["gpu:1", "gpu:2", "gpu:4,vf:4", "gpu:8", "16 servers of gpu:1"]
+    assert list(growth.find_curves(results)) == wanted
+
+
 def test_a_run_goes_on(tmp_path: Path) -> None:
     path, question = tmp_path / "kept", Question(4, functions=4)
     first = Kept(path, resume=True)
