@@ -7,6 +7,8 @@ import argparse
 import functools
 import shlex
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any, Final
 
 from nova_hpc.guest.accept.options import BUDGETS, PAIRS
@@ -152,6 +154,25 @@ def measure_cluster(
         **more,
     )
     return ClusterMeasuring(cluster.name, accepted, terms, show).measure()
+
+
+def measure_new_cluster(
+    cluster: Cluster, tier: str, args: argparse.Namespace, show: ShowStep
+) -> ClusterAcceptance:
+    """Measure members that have just been created; they get time to answer.
+
+    No file of known hosts has their keys, and one may have that of a former server with the
+    address. So they are taken as they come, in a file for this measurement alone: a member that is
+    replaced in between has another one. What the user states of ssh's options comes first.
+
+    :raises ClusterError: there is nothing to compare.
+    :raises HostError: a member has no address, or a name that no program may be given.
+    """
+    with tempfile.TemporaryDirectory(prefix="nova-hpc-accept-") as folder:
+        known_hosts = Path(folder, "known_hosts")
+        new = [f'UserKnownHostsFile="{known_hosts}"', "StrictHostKeyChecking=accept-new"]
+        stated = argparse.Namespace(**vars(args) | {"ssh_option": [*args.ssh_option, *new]})
+        return measure_cluster(cluster, tier, stated, show, PATIENCE)
 
 
 def record_verdicts(cloud: SdkCloud, measured: ClusterAcceptance) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import stat
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -25,8 +26,9 @@ from tests.functional.cluster_client import base
 
 #: Of each three the member that is asked second is slow, until so many have been asked.
 _SSH = """#!/bin/sh
-while [ "$1" != -- ]; do shift; done
 cd HOME
+echo "$*" >> lines
+while [ "$1" != -- ]; do shift; done
 case "$3" in *--first*) echo "$2" >> asked; cat first; exit ;; esac
 count=$(wc -l < asked); bad=$(sed -n "$(((count - 1) / 3 * 3 + 2))p" asked)
 if [ "$2" = "$bad" ] && [ "$count" -le "$(cat until)" ]; then cat slow; else cat good; fi
@@ -141,6 +143,21 @@ class AcceptTest(base.ClusterClientTest):
         self.assertEqual(dict.fromkeys(made["members"], "accepted"), self.verdicts())
         # One request for all of them, and one for the one in place of another.
         self.assertEqual(2, self.front.requests.count("POST /v2.1/servers"))
+
+    def test_new_members_have_new_host_keys(self) -> None:
+        self.lay_down("until", "3")
+        self.create("train", 3, "--accept", "quick", "--ssh-option", "Port=2222")
+        lines = (self.home / "lines").read_text().splitlines()
+        found = [re.findall(r'Port=2222 .*UserKnownHostsFile="(\S+)"', line) for line in lines]
+        # One file before the replacement, another one after it, and none is left.
+        files = {each for (each,) in found}
+        self.assertEqual(2, len(files))
+        self.assertFalse(any(Path(each).exists() for each in files))
+        self.assertTrue(all("StrictHostKeyChecking=accept-new" in line for line in lines))
+        # Members that are there have keys that the user knows.
+        (self.home / "lines").unlink()
+        self.cluster("accept", "train", "--no-record")
+        self.assertNotIn("KnownHosts", (self.home / "lines").read_text())
 
     @pytest.mark.slow
     def test_a_member_that_stays_bad_ends_the_new_cluster(self) -> None:

@@ -190,9 +190,7 @@ def _settle_with(
             pace.said(cluster, f"{what} ({done} of {total})")
 
         try:
-            measured = acceptance.measure_cluster(
-                cluster, args.accept, args, show, acceptance.PATIENCE
-            )
+            measured = acceptance.measure_new_cluster(cluster, args.accept, args, show)
         except HostError as error:
             raise ClusterError(str(error)) from error
         acceptance.record_verdicts(cloud, measured)
