@@ -105,7 +105,7 @@ TOOLS: Final = (
 )
 
 _SYSBENCH_MEMORY: Final = (
-    *("sysbench", "memory", "--time=0", "--memory-block-size=64M", "--memory-oper=read"),
+    *("sysbench", "memory", "--time=0", "--memory-block-size={block}M", "--memory-oper=read"),
 )
 _EVENTS: Final = 1200.0
 _MPI: Final = ("mpirun", "--quiet", "-np", "2")

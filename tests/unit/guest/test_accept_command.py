@@ -320,6 +320,22 @@ def test_other_languages_do_not_matter(world: AcceptWorld) -> None:
         os.environ.update(before)
 
 
+@pytest.mark.parametrize(
+    ("scale", "stream", "random"),
+    [("1", (64, 6144), (64, 128)), ("0.25", (64, 1536), (64, 64)), ("0.1", (8, 608), (8, 8))],
+)
+def test_a_slow_machine_reads_less_memory(
+    world: AcceptWorld, scale: str, stream: tuple[int, int], random: tuple[int, int]
+) -> None:
+    """One that is emulated reads 3 MiB a second anywhere: 64 would take it the whole limit."""
+    text = (world.tools / "sysbench").read_text()
+    world.tool("sysbench", text.replace("name=$1;", 'echo "$*" >>"$RATES/words"; name=$1;'))
+    assert world.run("--sample", "--scale", scale, only="mem_stream,mem_random")[0] == 0
+    words = (world.rates / "words").read_text()
+    found = re.findall(r"--memory-block-size=(\d+)M .*--memory-total-size=(\d+)M", words)
+    assert [tuple(map(int, each)) for each in found] == [stream, random]
+
+
 # -- ended ------------------------------------------------------------------------------
 
 
