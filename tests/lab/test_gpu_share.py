@@ -4,7 +4,7 @@
 Nova, Neutron, Placement, libvirt and QEMU are real, and so is the engine, PoCL-R, which computes on
 the share's CPU: its GPU is a stand-in that no OpenCL drives. Nova's metadata service leads from the
 user's commands to the guests; a filter of the node has Neutron's security groups
-(:mod:`.gpu_network`). The tests are in an order.
+(:mod:`.guest_network`). The tests are in an order.
 """
 
 import contextlib
@@ -15,8 +15,8 @@ import attrs
 import pytest
 
 from nova_hpc.guest.gpu import attached, port_rule, units
-from tests.lab import gpu_guest, gpu_network
-from tests.lab.gpu_network import GuestAwayError, GuestNetwork
+from tests.lab import gpu_guest, guest_network, nested_guest
+from tests.lab.guest_network import GuestAwayError, GuestNetwork
 
 SHAPE = gpu_guest.HERE / "gpu-share.yaml"
 pytestmark = [
@@ -176,15 +176,14 @@ def projects(lab):
         lab.openstack("project", "delete", project)
     for name in FLAVORS:
         lab.openstack("flavor", "delete", name)
-    for name in (gpu_guest.IMAGE, f"{gpu_guest.IMAGE}-ramdisk"):
-        lab.openstack("image", "delete", name, check=False)
+    nested_guest.delete_guest(lab, gpu_guest.IMAGE)
 
 
 @pytest.fixture(scope="module")
 def room(lab, projects):
     """A share and two other servers, whose guests answer; nothing is attached."""
     begun = time.monotonic()
-    with gpu_network.open_network(lab) as network:
+    with guest_network.open_network(lab) as network:
         try:
             _as(
                 *(lab, OWN, "hpc", "gpu", "share", "create", "sim", "--flavor", "lab.gpu.share"),
@@ -217,7 +216,7 @@ def _find_guest(lab, network, name, project):
     shown = json.loads(_as(lab, project, "server", "show", name, "-f", "json"))
     assert shown["status"] == "ACTIVE", f"{shown.get('fault')}\n{lab.tail()}"
     (port,) = lab.connection.network.ports(device_id=shown["id"])
-    return LabGuest(name, shown["id"], gpu_network.address_of(port), network)
+    return LabGuest(name, shown["id"], guest_network.address_of(port), network)
 
 
 def test_nothing_is_open_before_it_is_attached(room):

@@ -22,7 +22,7 @@ from nova_hpc_lab.node import HOST_ADDRESS
 from nova_hpc_lab.process import Process
 from nova_hpc_lab.services import probe_http
 from nova_hpc_lab.state import Paths, write
-from tests.lab.gpu_guest import AGENT_PORT
+from tests.lab.nested_guest import AGENT_PORT
 
 #: The gateway of the lab's subnet, which no port has.
 NODE_ADDRESS = "192.0.2.1"
