@@ -119,7 +119,7 @@ class Cloud:
         """One random request, answered with everything off, and as it is by default.
 
         :returns: the request, both answers; and, where these differ and Placement may have left
-            out a host of the first, what it is with everything off for that host alone.
+            out a host of the first server, what it is with everything off for that host alone.
         """
         wish = random_wish(self._rng, self.hosts)
         servers = [str(uuid.UUID(int=self._rng.getrandbits(128))) for _ in range(wish.servers)]
@@ -129,9 +129,15 @@ class Cloud:
         self._delete(servers)
         on = self._ask(spec.obj_clone(), servers)
         alone = None
-        if _comparable(wish, off) != _comparable(wish, on) and _may_be_cut_short(wish, on):
+        differ = _comparable(wish, off) != _comparable(wish, on)
+        if differ and _may_be_cut_short(wish, off, on):
             self._delete(servers)
-            alone = self._ask_of_host(spec.obj_clone(), servers[0], on.places[0][0])
+            first = on if on.places else self._ask_for_first(spec.obj_clone(), servers)
+            if first.places:
+                self._delete(servers)
+                alone = self._ask_of_host(spec.obj_clone(), servers[0], first.places[0][0])
+                if alone.places != first.places[:1]:
+                    alone = None
             self._delete(servers)
         if on.places and alone is None and self._rng.random() < 0.5:
             self._servers += servers
@@ -188,6 +194,11 @@ class Cloud:
         if not isinstance(refusal, exception.NoValidHost):
             raise refusal
         return Answer(refusal=str(refusal))
+
+    def _ask_for_first(self, spec: Any, servers: Sequence[str]) -> Answer:
+        """The answer for the first of several servers, the others of which find no place."""
+        spec.num_instances = 1
+        return self._ask(spec, servers[:1])
 
     def _ask_of_host(self, spec: Any, server: str, host: str) -> Answer:
         """The answer for one server with everything off, if *host* alone may have it.
@@ -315,14 +326,16 @@ def _comparable(wish: Wish, answer: Answer) -> Answer:
     )
 
 
-def _may_be_cut_short(wish: Wish, on: Answer) -> bool:
-    """Whether Placement may have left out the host of *on* of its answer with everything off.
+def _may_be_cut_short(wish: Wish, off: Answer, on: Answer) -> bool:
+    """Whether Placement may have left out a host of its answer with everything off.
 
     It takes as many candidates as it may return, and drops those of them that put two groups of
     ``group_policy=isolate`` on one provider: a host of which it took such ones alone is missing
     then. An answer for hosts has them all.
     """
-    return wish.specs.get("group_policy") == "isolate" and bool(on.places)
+    # A refusal where there was a place with everything off is never for that.
+    fewer = bool(off.places) and not on.places
+    return wish.specs.get("group_policy") == "isolate" and not fewer
 
 
 def _count(
@@ -332,7 +345,7 @@ def _count(
     counts["placed" if off.places else "refused"] += 1
     counts["with a server group"] += bool(wish.policy)
     counts["of several servers"] += wish.servers > 1
-    if alone is not None and alone.places == on.places[:1]:
+    if alone is not None:
         counts["on a host that Placement had left out"] += 1
     elif _comparable(wish, off) != _comparable(wish, on):
         counts["different"] += 1
