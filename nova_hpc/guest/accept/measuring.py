@@ -286,8 +286,8 @@ class LocalMachine:
         return probe.work
 
     def _block_size(self) -> int:
-        # An emulated CPU takes 20 s to read 64 MiB anywhere, which is the limit; it has no caches
-        # that would have to be smaller.
+        # An emulated CPU takes 20 s to read 64 MiB anywhere, which is the limit; and it has no
+        # caches, than which a block has to be larger.
         return _BLOCK if self.scale >= 0.25 else _SMALL_BLOCK
 
     def _matrix_size(self) -> int:
