@@ -272,7 +272,7 @@ def test_the_cpus_of_a_setting(world: DeviceWorld) -> None:
     [
         (4000.0, 1.0, "1200", "6144", "640"),
         (299.0, 0.25, "300", "1536", "256"),
-        (10.0, 0.05, "60", "256", "256"),
+        (10.0, 0.05, "60", "304", "256"),  # Blocks of 8 MiB instead of 64.
     ],
 )
 def test_a_slow_machine_is_given_less_work(world, rate, scale, events, mib, size) -> None:
