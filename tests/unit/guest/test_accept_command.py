@@ -322,7 +322,7 @@ def test_other_languages_do_not_matter(world: AcceptWorld) -> None:
 
 @pytest.mark.parametrize(
     ("scale", "stream", "random"),
-    [("1", (64, 6144), (64, 128)), ("0.25", (64, 1536), (64, 64)), ("0.1", (8, 608), (8, 8))],
+    [("1", (64, 6144), (64, 128)), ("0.5", (8, 3072), (8, 8)), ("0.1", (8, 608), (8, 8))],
 )
 def test_a_slow_machine_reads_less_memory(
     world: AcceptWorld, scale: str, stream: tuple[int, int], random: tuple[int, int]

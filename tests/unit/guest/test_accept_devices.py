@@ -271,7 +271,7 @@ def test_the_cpus_of_a_setting(world: DeviceWorld) -> None:
     ("rate", "scale", "events", "mib", "size"),
     [
         (4000.0, 1.0, "1200", "6144", "640"),
-        (299.0, 0.25, "300", "1536", "256"),
+        (299.0, 0.5, "600", "3072", "256"),
         (10.0, 0.05, "60", "304", "256"),  # Blocks of 8 MiB instead of 64.
     ],
 )
