@@ -8,6 +8,7 @@ import functools
 import shlex
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -70,6 +71,11 @@ def add_reach_options(parser: argparse.ArgumentParser) -> None:
         type=options.parse_seconds,
         metavar="<seconds>",
         help=f"time for the turns of all members, default: {BUDGETS[QUICK]:g} a member",
+    )
+    parser.add_argument(
+        "--floors",
+        metavar="<file>",
+        help="JSON object: probe and the ratio below which it is slow",
     )
 
 
@@ -157,7 +163,11 @@ def measure_cluster(
 
 
 def measure_new_cluster(
-    cluster: Cluster, tier: str, args: argparse.Namespace, show: ShowStep
+    cluster: Cluster,
+    tier: str,
+    args: argparse.Namespace,
+    show: ShowStep,
+    floors: Mapping[str, float],
 ) -> ClusterAcceptance:
     """Measure members that have just been created; they get time to answer.
 
@@ -172,7 +182,7 @@ def measure_new_cluster(
         known_hosts = Path(folder, "known_hosts")
         new = [f'UserKnownHostsFile="{known_hosts}"', "StrictHostKeyChecking=accept-new"]
         stated = argparse.Namespace(**vars(args) | {"ssh_option": [*args.ssh_option, *new]})
-        return measure_cluster(cluster, tier, stated, show, PATIENCE)
+        return measure_cluster(cluster, tier, stated, show, PATIENCE, floors=floors)
 
 
 def record_verdicts(cloud: SdkCloud, measured: ClusterAcceptance) -> None:

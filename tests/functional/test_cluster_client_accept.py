@@ -135,6 +135,20 @@ class AcceptTest(base.ClusterClientTest):
         said = self.cluster("accept", "one", "--tier", "full", status=1)
         self.assertIn("say --yes", said.err)
 
+    def test_a_new_cluster_is_held_against_floors_of_a_file(self) -> None:
+        floors = self.home / "floors"
+        floors.write_text('{"cpu_one": 1.5}')
+        words = ("--accept", "quick", "--floors", str(floors))
+        said = self.create("train", 2, *words, status=1)
+        self.assertIn("cpu_one is no ratio from 0 to 1", said.err)
+        # Before anything was made.
+        self.assertEqual([], self.servers())
+        floors.write_text('{"cpu_one": 0.4}')
+        self.lay_down("until", "99")
+        made = self.create("train", 3, *words).json
+        self.assertEqual("ACTIVE", made["state"])
+        self.assertEqual(["accepted"] * 3, list(self.verdicts().values()))
+
     def test_a_new_cluster_has_its_bad_member_replaced(self) -> None:
         self.lay_down("until", "3")
         made = self.create("train", 3, "--accept", "quick").json

@@ -60,11 +60,6 @@ class AcceptCluster(ListWithTexts):
             help="measure only these, and write no verdict down",
         )
         parser.add_argument(
-            "--floors",
-            metavar="<file>",
-            help="JSON object: probe and the ratio below which it is slow",
-        )
-        parser.add_argument(
             "--busy", action="store_true", help="measure also members whose CPUs are busy"
         )
         which = parser.add_mutually_exclusive_group()

@@ -173,24 +173,28 @@ class CreateCluster(HeardOutput, _ClusterChange, InertOutput, command.ShowOne):
             args.numbers = cluster.wanted
             stated_wish, _ = options.wish_of_options(cloud, args, given)
         with self.at_work(args, cluster.id, len(cluster.wanted)) as pace:
-            made = commands.resume_cluster(cloud, cluster, stated_wish, given, pace)
             settle = _settle_with(cloud, args, given, pace)
+            made = commands.resume_cluster(cloud, cluster, stated_wish, given, pace)
             return made if settle is None else settle(made)
 
 
 def _settle_with(
     cloud: SdkCloud, args: argparse.Namespace, given: Secrets, pace: Pace
 ) -> Callable[[Cluster], Cluster] | None:
-    """What ``--accept`` does once all members are active; None: it was not given."""
+    """What ``--accept`` does once all members are active; None: it was not given.
+
+    :raises ClusterError: the file of floors is none; nothing has been made yet.
+    """
     if not args.accept:
         return None
+    floors = acceptance.read_floor_file(args.floors)
 
     def measure(cluster: Cluster) -> ClusterAcceptance:
         def show(what: str, done: int, total: int) -> None:
             pace.said(cluster, f"{what} ({done} of {total})")
 
         try:
-            measured = acceptance.measure_new_cluster(cluster, args.accept, args, show)
+            measured = acceptance.measure_new_cluster(cluster, args.accept, args, show, floors)
         except HostError as error:
             raise ClusterError(str(error)) from error
         acceptance.record_verdicts(cloud, measured)
