@@ -35,7 +35,7 @@ def find_steal(seen: Evidence) -> str | None:
     steal = seen.most(CPU_PROBES, "steal")
     if steal <= 0.02:
         return None
-    return f"the host ran something else for {steal:.0%} of the time (steal)"
+    return f"the host took the CPUs away for {steal:.0%} of the time (steal)"
 
 
 def find_restriction(seen: Evidence) -> str | None:
@@ -84,6 +84,25 @@ def find_shared_core(seen: Evidence) -> str | None:
     return (
         "one CPU alone is as fast as ever, all together are not, and nothing waits here: several "
         "of these CPUs are one CPU of the host"
+    )
+
+
+def find_shared_host_cpu(seen: Evidence) -> str | None:
+    """All CPUs together are about half of their sum, and the rest is time that was stolen.
+
+    Where a host counts it, the CPUs of a machine that are one CPU of the host steal from each
+    other; one of them alone has all of it.
+    """
+    alone, together = (seen.share(probe, "steal") for probe in ("cpu_one", "cpu_all"))
+    if "cpu_all" not in seen.slow or "cpu_one" not in seen.rows or not _may_use_all(seen):
+        return None
+    if len(seen.test.online) < 2 or alone.more > 0.02 or together.more <= 0.02:
+        return None
+    if seen.rows["cpu_all"].ratio > _HALF:
+        return None
+    return (
+        f"one CPU alone has all of its time, and all together lose {together.more:.0%} of it "
+        "(steal): several of these CPUs are one CPU of the host"
     )
 
 

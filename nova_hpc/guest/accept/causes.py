@@ -87,6 +87,22 @@ CAUSES: Final = (
         "take the limit from the container or unit, or quota:cpu_quota from the flavor",
     ),
     Cause(
+        "vcpus-share-cpu",
+        frozenset(("cpu_all",)),
+        cause_facts.find_shared_host_cpu,
+        "one CPU alone is level, all together are about half, and the hypervisor reports stolen "
+        "time",
+        _ALL_CPUS,
+        "operator: a host CPU for each vCPU: hw:cpu_policy=dedicated, and libvirt's pins as Nova "
+        "has them (virsh vcpupin)",
+        unless=_QUIET_CPU,
+        setting="cpus=half",
+        of=("cpu_all",),
+        proves=COSTS_NOTHING,
+        # A neighbour on the other CPUs would look the same.
+        required=True,
+    ),
+    Cause(
         "steal",
         _CPUS,
         cause_facts.find_steal,

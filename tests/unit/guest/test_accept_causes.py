@@ -64,6 +64,7 @@ HALF = {"cpu_one": 0.5, "cpu_all": 0.5}
 PAIR = {"nccl_pair": 0.5}
 CASES = {
     "cpu-quota": case(HALF, level=(), **in_shares("cpu_one", throttled=(0.0, 0.4))),
+    "vcpus-share-cpu": case({"cpu_all": 0.5}, **in_shares("cpu_all", steal=(0.0, 0.47))),
     "steal": case(HALF, level=(), **in_shares("cpu_one", steal=(0.0, 0.3))),
     "cpus-restricted": case({"cpu_all": 0.5}, test={"allowed": (1,)}),
     "busy-cpu": case(HALF, level=(), **in_shares("cpu_one", others=(0.0, 0.5))),
@@ -206,6 +207,23 @@ def test_the_first_cause_takes_what_it_explains() -> None:
         **in_shares("cpu_one", steal=(0.0, 0.4)),
     )
     assert [each.cause for each in find_causes(seen).causes] == ["steal"]
+
+
+@pytest.mark.parametrize(
+    ("half", "named"),
+    [(100.0, "vcpus-share-cpu"), (50.0, "steal"), (None, "steal")],
+    ids=["as fast as all", "half of it", "not made"],
+)
+def test_what_is_stolen_by_a_cpu_of_its_own(half: float | None, named: str) -> None:
+    """A neighbour on the other CPUs of the host steals as much: the experiment decides."""
+    seen = CASES["vcpus-share-cpu"].seen
+    value = None if half is None else seen.rows["cpu_all"].test * half / 100
+
+    def again(setting: str, probe: str) -> float | None:
+        assert (setting, probe) == ("cpus=half", "cpu_all")
+        return value
+
+    assert [each.cause for each in find_causes(seen, again).causes] == [named]
 
 
 def test_two_faults_have_two_names() -> None:
