@@ -228,7 +228,9 @@ Seconds between full passes of Python's garbage collector in nova-scheduler, at 
 while it serves servers with ``hpc:`` flavors. A pass takes half a second with some
 thousand hosts, and Python itself makes one or two of them for each request. They come
 after a request then, a second later and while no other is served; where requests follow
-one another without such a moment, after one more interval. 0 leaves it to Python.
+one another without such a moment, after one more interval. A pass comes earlier if
+memory has half as many objects again as after the last one, and at least a million more
+(some 100 MB). 0 leaves it to Python.
 """,
     ),
     cfg.IntOpt(

@@ -5,13 +5,15 @@ An answer of Placement for some thousand hosts is hundreds of thousands of objec
 which are in use until the request is served. Python counts them as new, and walks over all
 objects of the process once or twice meanwhile, half a second each time, to find nothing. The
 passes over young objects go on; a full one follows after a request, at most so often, and
-waits for a moment without one.
+waits for a moment without one. What requests leave that holds on to itself stays until then, so a
+full one comes early where there is much of it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -29,6 +31,9 @@ hpc_conf.register_all_options(CONF)
 _LATER: Final = 1.0
 #: As a threshold of the oldest generation: so many passes over the middle one never come.
 _NEVER: Final = 1_000_000
+#: Blocks of memory, of some 100 bytes each, that may come beside those of the last full pass; or
+#: half as many again, where that is more. Resident memory does not tell: it seldom shrinks.
+_ROOM: Final = 1_000_000
 
 
 class FullCollections:
@@ -41,6 +46,8 @@ class FullCollections:
         self._before: tuple[int, int, int] | None = None
         #: When the last full pass began, and since when there has been a request without a pause.
         self._last = self._since = time.monotonic()
+        #: Blocks of memory after the last full pass.
+        self._settled = sys.getallocatedblocks()
         #: Whether a timer for the next full pass runs.
         self._planned = False
 
@@ -78,7 +85,8 @@ class FullCollections:
             if self._served:
                 return False
             self._restore()
-            due = interval > 0 and time.monotonic() - self._last >= interval
+            waited = time.monotonic() - self._last >= interval
+            due = interval > 0 and (waited or self._has_grown(1))
             begins = due and not self._planned
             self._planned = self._planned or begins
             return begins
@@ -88,15 +96,21 @@ class FullCollections:
 
         The next request may be served by now, and it would be held up: the pass comes after that
         one, or the next. Where requests follow one another without a second between them, it is
-        put off for one more interval at most.
+        put off for one more interval at most, or until there is twice as much.
         """
         with self._lock:
             self._planned = False
             late = time.monotonic() - self._last >= 2 * CONF.hpc.full_collection_interval
-            if self._served and not late:
+            if self._served and not late and not self._has_grown(2):
                 return
             self._last = time.monotonic()
         gc.collect()
+        self._settled = sys.getallocatedblocks()
+
+    def _has_grown(self, times: int) -> bool:
+        """Whether there is so many times more than may come beside what the last pass left."""
+        room = max(_ROOM, self._settled // 2)
+        return sys.getallocatedblocks() - self._settled >= times * room
 
     def _restore(self) -> None:
         if self._before is not None:

@@ -149,6 +149,39 @@ def test_a_full_pass_comes_though_requests_never_end(
         assert passes == [1]
 
 
+def test_much_that_requests_left_does_not_wait(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No second has gone by: it is the number of objects that counts."""
+    planned: list[Callable[[], None]] = []
+    monkeypatch.setattr(full_collections.threading, "Timer", _timers_into(planned))
+    held = sys.getallocatedblocks()
+    monkeypatch.setattr(full_collections, "_ROOM", held)
+    collections = FullCollections()
+
+    def leave_garbage(part: float) -> None:
+        """So much of what may come; a node is two blocks."""
+        kept = [Node() for _ in range(int(held * part / 2))]
+        del kept
+
+    with collections.put_off():
+        leave_garbage(0.5)
+    assert planned == []
+    with collections.put_off():
+        leave_garbage(0.9)
+    (make_pass,) = planned
+    with counted_full_passes() as passes, collections.put_off():
+        make_pass()
+        assert passes == [], "the next request is not held up"
+        leave_garbage(0.9)
+    with counted_full_passes() as passes, collections.put_off():
+        planned[1]()
+        assert passes == [1], "but there is too much of it now"
+    with collections.put_off():
+        pass
+    assert len(planned) == 2, "nothing has come since"
+
+
 def test_one_timer_at_a_time(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     planned: list[Callable[[], None]] = []
     monkeypatch.setattr(full_collections.threading, "Timer", _timers_into(planned))
