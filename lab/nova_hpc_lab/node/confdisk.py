@@ -45,7 +45,7 @@ cpu_mode = host-passthrough
 
 [hpc]
 # On each NUMA node, for servers that share it; a part of what is reserved above.
-shared_memory_mb = 64
+shared_memory_mb = 128
 """
 
 
