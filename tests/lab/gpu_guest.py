@@ -10,8 +10,6 @@ import shutil
 from pathlib import Path
 
 from nova_hpc.guest.build import single_file
-from nova_hpc_lab.node import cache
-from nova_hpc_lab.state import Paths
 from tests.gpu import two_guests, unit_runner
 from tests.gpu.engine_root import prepare_engine_root
 from tests.lab import nested_guest
@@ -44,20 +42,14 @@ while :; do python3 {nested_guest.AGENT} >>/run/agent.log 2>&1; sleep 1; done
 def prepare_disk():
     """The disk of the image, with the engine, made unless it is in the cache; half a minute."""
     engine_root = prepare_engine_root()
-    folder = Paths.from_environment().cache / "gpu"
-    name = f"nested-{cache.key_of('1', engine_root.parent.name, _STEPS, _JOB.read_text())}"
 
-    def build(target):
-        root = target / "root"
+    def fill(root):
         run_program("cp", "-a", engine_root, root)
         shutil.copy(_JOB, root / "opt")
         run_program("chroot", root, "sh", "-exc", _STEPS)
-        nested_guest.make_disk(root, target / "root.ext4")
-        shutil.rmtree(root)
 
-    made = cache.entry(folder, name, build)
-    cache.remove_others(folder, "nested-", name)
-    return made / "root.ext4"
+    key = ("1", engine_root.parent.name, _STEPS, _JOB.read_text())
+    return nested_guest.prepare_disk("gpu", key, fill)
 
 
 def upload_guest(lab):

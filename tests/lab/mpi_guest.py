@@ -5,14 +5,11 @@ It is :mod:`tests.lab.nested_guest` with Debian's packages. Members reach each o
 key of the image, as those of a cluster do with a key of its own.
 """
 
-import shutil
 import tempfile
 from pathlib import Path
 
 from benchmarks.shared_memory.root_disk import COMPILERS, SHM
 from nova_hpc.guest.build import single_file
-from nova_hpc_lab.node import cache, debian
-from nova_hpc_lab.state import Paths
 from tests.lab import nested_guest, shared_guest
 from tests.lab.nested_guest import run_program
 
@@ -55,25 +52,6 @@ while :; do python3 {nested_guest.AGENT} >>/run/agent.log 2>&1; sleep 1; done
 """
 
 
-def prepare_disk():
-    """The disk of the image, made unless it is in the cache; about two minutes."""
-    folder = Paths.from_environment().cache / "mpi"
-    name = f"nested-{cache.key_of('1', debian.SUITE, *_UNUSED, *_PACKAGES)}"
-
-    def build(target):
-        root = target / "root"
-        options = ["--variant=minbase", "--mode=root", f"--include={','.join(_PACKAGES)}"]
-        debian.mmdebstrap(options, debian.SUITE, (debian.SUITE,), str(root), folder / "build.log")
-        for each in _UNUSED:
-            shutil.rmtree(root / each, ignore_errors=True)
-        nested_guest.make_disk(root, target / "root.ext4")
-        shutil.rmtree(root)
-
-    made = cache.entry(folder, name, build)
-    cache.remove_others(folder, "nested-", name)
-    return made / "root.ext4"
-
-
 def build_programs():
     """Paths and contents of what is this project's: the command, the library, a job of each MPI."""
     with tempfile.TemporaryDirectory() as name:
@@ -98,8 +76,9 @@ def build_programs():
 
 def upload_guest(lab):
     """Put the guest into the lab's Glance."""
+    disk = nested_guest.prepare_debian_disk("mpi", _PACKAGES, _UNUSED)
     modules = (*nested_guest.MODULES, *shared_guest.MODULES)
     ramdisk = nested_guest.pack_ramdisk(
         nested_guest.paths_of(lab), _SERVICES, build_programs(), modules
     )
-    nested_guest.upload_guest(lab, IMAGE, prepare_disk(), ramdisk)
+    nested_guest.upload_guest(lab, IMAGE, disk, ramdisk)

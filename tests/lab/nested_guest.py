@@ -6,11 +6,13 @@ for the server's address and its user's key (:mod:`tests.lab.guest_network`), an
 systemd takes many minutes there. A program in the guest does what the lab wishes.
 """
 
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
 
 from nova_hpc_lab.machines import IMAGE_PROPERTIES
+from nova_hpc_lab.node import cache, debian
 from nova_hpc_lab.node.guest import COMMAND_LINE
 from nova_hpc_lab.node.image import find_image
 from nova_hpc_lab.node.initramfs import add_modules, base_archive
@@ -102,7 +104,44 @@ Server(("", {AGENT_PORT}), Agent).serve_forever()
 """
 
 
-def make_disk(root, disk):
+def prepare_debian_disk(place, packages, unused):
+    """A disk of Debian packages, made unless it is in the cache; one or two minutes.
+
+    :param place: its folder in the cache.
+    :param unused: what no guest needs, below the root.
+    """
+    log = Paths.from_environment().cache / place / "build.log"
+
+    def fill(root):
+        options = ["--variant=minbase", "--mode=root", f"--include={','.join(packages)}"]
+        debian.mmdebstrap(options, debian.SUITE, (debian.SUITE,), str(root), log)
+        for each in unused:
+            shutil.rmtree(root / each, ignore_errors=True)
+
+    return prepare_disk(place, ("1", debian.SUITE, *unused, *packages), fill)
+
+
+def prepare_disk(place, key, fill):
+    """A disk of a root directory, made unless it is in the cache.
+
+    :param key: texts, of all that it is made of.
+    :param fill: makes the directory at a path.
+    """
+    folder = Paths.from_environment().cache / place
+    name = f"nested-{cache.key_of(*key)}"
+
+    def build(target):
+        root = target / "root"
+        fill(root)
+        _make_disk(root, target / "root.ext4")
+        shutil.rmtree(root)
+
+    made = cache.entry(folder, name, build)
+    cache.remove_others(folder, "nested-", name)
+    return made / "root.ext4"
+
+
+def _make_disk(root, disk):
     """Make an ext4 disk of a root directory, with some room left."""
     used = int(run_program("du", "-sk", root).split()[0])
     run_program(
