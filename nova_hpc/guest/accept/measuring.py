@@ -51,6 +51,7 @@ _BLOCK: Final = 64
 _SMALL_BLOCK: Final = 8
 #: A first look at how slow the machine is: events a second of one CPU -> part of the work. A third
 #: of a second says little where the CPU is emulated: two of the same machine differ by half of it.
+#: No real CPU makes fewer than 600 events.
 _TRIAL_EVENTS: Final = 60
 _TRIAL_LIMIT: Final = 5.0
 _SCALES: Final = ((600.0, 1.0), (200.0, 0.5), (75.0, 0.25), (30.0, 0.1), (0.0, 0.05))
@@ -296,14 +297,10 @@ class LocalMachine:
 
     def _block_size(self) -> int:
         # A CPU that is emulated has no caches, than which a block has to be larger.
-        return _SMALL_BLOCK if self._is_slow() else _BLOCK
+        return _SMALL_BLOCK if self.scale < 1 else _BLOCK
 
     def _matrix_size(self) -> int:
-        return _SMALL_MATRIX if self._is_slow() else _MATRIX
-
-    def _is_slow(self) -> bool:
-        # No real CPU makes fewer than 600 events a second.
-        return self.scale < 1
+        return _SMALL_MATRIX if self.scale < 1 else _MATRIX
 
     def _choose_cpus(self, probe: Probe, settings: Mapping[str, str]) -> tuple[int, ...]:
         allowed = self.facts.allowed

@@ -64,7 +64,12 @@ HALF = {"cpu_one": 0.5, "cpu_all": 0.5}
 PAIR = {"nccl_pair": 0.5}
 CASES = {
     "cpu-quota": case(HALF, level=(), **in_shares("cpu_one", throttled=(0.0, 0.4))),
-    "vcpus-share-cpu": case({"cpu_all": 0.5}, **in_shares("cpu_all", steal=(0.0, 0.47))),
+    "vcpus-share-cpu": case(
+        {"cpu_all": 0.5},
+        # The sibling's own work: a timer, and who is logged in.
+        shares={"cpu_all": {"steal": (0.0, 0.47)}, "cpu_one": {"steal": (0.0, 0.05)}},
+        without={"shares": {"cpu_all": {"steal": (0.0, 0.47)}, "cpu_one": {"steal": (0.0, 0.4)}}},
+    ),
     "steal": case(HALF, level=(), **in_shares("cpu_one", steal=(0.0, 0.3))),
     "cpus-restricted": case({"cpu_all": 0.5}, test={"allowed": (1,)}),
     "busy-cpu": case(HALF, level=(), **in_shares("cpu_one", others=(0.0, 0.5))),
