@@ -44,8 +44,14 @@ MEMBERS = ["train-1", "train-2", "train-3"]
 PATIENCE = 5400
 #: Within which quick has to end in a guest here.
 QUICK = 600
+#: Seconds between two looks at the ports; each look is work that disturbs what is measured.
+PAUSE = 10
+#: CPUs that are emulated by emulated CPUs differ by some percent from run to run: with 0.95 some
+#: twenty rounds are needed, and one CPU for two gives a half. One of the bad member's CPUs alone
+#: loses a quarter to what its sibling does.
+FLOORS = {"cpu_one": 0.5, "cpu_all": 0.75, "mem_stream": 0.5, "mem_random": 0.4}
 VIRSH = "virsh -c qemu:///system"
-CAUSE = "vcpus-share-core"
+CAUSE = "vcpus-share-cpu"
 
 
 @attrs.define
@@ -69,7 +75,7 @@ class Host:
 
     def serve(self):
         """Until :meth:`end`; what fails is tried again."""
-        while not self._end.wait(2):
+        while not self._end.wait(PAUSE):
             with contextlib.suppress(GuestAwayError, AssertionError):
                 with self._lock:
                     self.network.sync()
@@ -102,6 +108,7 @@ def host(lab, tmp_path_factory):
     key = tmp_path_factory.mktemp("accept") / "key"
     key.write_text(lab.openstack("keypair", "create", KEY))
     key.chmod(0o600)
+    key.with_name("floors").write_text(json.dumps(FLOORS))
     begun = time.monotonic()
     accept_guest.upload_guest(lab)
     print(f"\nRESULT: the image is there after {time.monotonic() - begun:.0f} s")
@@ -131,7 +138,11 @@ def _reach(lab, key):
     (node,) = cloud.existing(nested_guest.paths_of(lab)).nodes()
     words = node.ssh_argv()
     proxy = shlex.join([*words[:-1], "-W", "%h:%p", words[-1]])
-    options = {"IdentityFile": key, "IdentitiesOnly": "yes", "ProxyCommand": proxy}
+    options = {
+        **{"IdentityFile": key, "IdentitiesOnly": "yes", "ProxyCommand": proxy},
+        # A guest that is emulated by an emulated node takes its time for the keys.
+        "ConnectTimeout": 60,
+    }
     given = (("--ssh-option", f"{name}={value}") for name, value in options.items())
     return ["--login", "root", *(word for pair in given for word in pair)]
 
@@ -163,13 +174,14 @@ def test_a_bad_member_is_named_and_replaced(lab, host):
         *(lab, "create", CLUSTER, "--members", "3", "--flavor", FLAVOR),
         *("--image", accept_guest.IMAGE, "--nic", f"net-id={NETWORK}", "--timeout", "900"),
         *("--key-name", KEY, "--accept", "quick", "--accept-budget", "1800", *_reach(lab, key)),
+        *("--floors", str(key.with_name("floors"))),
     )
     assert done.returncode == 0, f"{done.stderr}\n{lab.tail()}"
     (bad,) = room.spoiled
     # What was printed before the member was replaced: it, its cause, and no other.
     rejected, _, _ = done.stderr.partition("what is rejected is replaced, once")
     assert f"cluster {CLUSTER} is not accepted: slow" in rejected
-    assert re.search(f"^{BAD}: slow: .*cpu_all.*{CAUSE}", rejected, re.MULTILINE), rejected
+    assert re.search(rf"^{BAD}: slow: {CAUSE} \(proved\)", rejected, re.MULTILINE), rejected
     assert not re.search("^train-[13]:", rejected, re.MULTILINE), rejected
     shown = _show(lab, CLUSTER)
     assert (shown["state"], shown["members"]) == ("ACTIVE", MEMBERS)
