@@ -93,7 +93,7 @@ def find_shared_host_cpu(seen: Evidence) -> str | None:
     """All CPUs together lose half of their time to the host.
 
     Where a host counts it, the CPUs of a machine that are one CPU of the host steal from each
-    other. One alone is as fast as ever, though it may be short of as much as its sibling needs for
+    other. One alone is not slow, though it may be short of as much as its sibling needs for
     the system and for this command: a quarter of its time was seen.
     """
     stolen = seen.share("cpu_all", "steal").more
@@ -102,7 +102,7 @@ def find_shared_host_cpu(seen: Evidence) -> str | None:
     if len(seen.test.online) < 2 or stolen < _STOLEN:
         return None
     return (
-        f"one CPU alone is as fast as ever, and all together lose {stolen:.0%} of their time "
+        f"one CPU alone is not slow, and all together lose {stolen:.0%} of their time "
         "(steal): several of these CPUs are one CPU of the host"
     )
 

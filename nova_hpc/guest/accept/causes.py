@@ -90,7 +90,7 @@ CAUSES: Final = (
         "vcpus-share-cpu",
         frozenset(("cpu_all",)),
         cause_facts.find_shared_host_cpu,
-        "one CPU alone is level, and all together lose about half of their time as stolen",
+        "one CPU alone is not slow, and all together lose 30 % or more of their time as stolen",
         _ALL_CPUS,
         "operator: a host CPU for each vCPU: hw:cpu_policy=dedicated, and libvirt's pins as Nova "
         "has them (virsh vcpupin)",
