@@ -152,34 +152,76 @@ def test_a_full_pass_comes_though_requests_never_end(
 def test_much_that_requests_left_does_not_wait(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No second has gone by: it is the number of objects that counts."""
+    """No second has gone by: it is the number of blocks that counts."""
     planned: list[Callable[[], None]] = []
     monkeypatch.setattr(full_collections.threading, "Timer", _timers_into(planned))
-    held = sys.getallocatedblocks()
-    monkeypatch.setattr(full_collections, "_ROOM", held)
+    blocks = [4_000_000]
+    monkeypatch.setattr(full_collections.sys, "getallocatedblocks", lambda: blocks[0])
     collections = FullCollections()
-
-    def leave_garbage(part: float) -> None:
-        """So much of what may come; a node is two blocks."""
-        kept = [Node() for _ in range(int(held * part / 2))]
-        del kept
-
     with collections.put_off():
-        leave_garbage(0.5)
+        blocks[0] += 1_999_999
     assert planned == []
     with collections.put_off():
-        leave_garbage(0.9)
+        blocks[0] += 1
     (make_pass,) = planned
     with counted_full_passes() as passes, collections.put_off():
         make_pass()
         assert passes == [], "the next request is not held up"
-        leave_garbage(0.9)
+        blocks[0] += 1_999_999
     with counted_full_passes() as passes, collections.put_off():
         planned[1]()
+        assert passes == [], "nor the one after it"
+        blocks[0] += 1
+    with counted_full_passes() as passes, collections.put_off():
+        planned[2]()
         assert passes == [1], "but there is too much of it now"
     with collections.put_off():
         pass
-    assert len(planned) == 2, "nothing has come since"
+    assert len(planned) == 3, "nothing has come since"
+
+
+def test_a_small_process_has_room_for_a_million_blocks(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned: list[Callable[[], None]] = []
+    monkeypatch.setattr(full_collections.threading, "Timer", _timers_into(planned))
+    blocks = [500_000]
+    monkeypatch.setattr(full_collections.sys, "getallocatedblocks", lambda: blocks[0])
+    collections = FullCollections()
+    with collections.put_off():
+        blocks[0] += 999_999
+    assert planned == []
+    with collections.put_off():
+        blocks[0] += 1
+    assert len(planned) == 1
+
+
+#: A process whose own collector is off: the only full pass is the one that comes early.
+EARLY_SCRIPT = """
+import gc, threading
+from nova_hpc.from_nova.full_collections import FullCollections
+gc.disable()
+passed = threading.Event()
+gc.callbacks.append(lambda phase, told: told["generation"] == 2 and passed.set())
+class Node:
+    def __init__(self):
+        self.own = self
+with FullCollections().put_off():
+    kept = [Node() for _ in range(600_000)]
+    del kept
+print(passed.wait(60))
+"""
+
+
+def test_what_a_real_request_left_is_counted() -> None:
+    """A node is two blocks, so there are more than a million."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", EARLY_SCRIPT],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "True\n", done.stderr[-2000:]
 
 
 def test_one_timer_at_a_time(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
