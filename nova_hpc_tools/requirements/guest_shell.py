@@ -33,6 +33,7 @@ _PARTS: Final = {
 }
 PROGRAM: Final = "; ".join(f"echo; echo {_MARK}{part}; {line}" for part, line in _PARTS.items())
 _LONGEST: Final = 1 << 18
+_LONGEST_COMPLAINT: Final = 200
 _WORD: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}", re.ASCII)
 _VERSION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+~-]{0,79}", re.ASCII)
 _PAUSE: Final = 5.0
@@ -46,12 +47,14 @@ class GuestAnswer:
 
     :ivar facts: for ``describe_instance``.
     :ivar uptime: seconds; None: it does not say.
-    :ivar report: of ``nova-hpc-guest check``; None: it has no such command.
+    :ivar report: of ``nova-hpc-guest check``; None: it printed none.
+    :ivar complaint: why it printed none, in the guest's words; may be empty.
     """
 
     facts: Mapping[str, Any]
     uptime: float | None = None
     report: Mapping[str, Any] | None = None
+    complaint: str = ""
 
 
 class NoLoginError(Exception):
@@ -130,15 +133,18 @@ def ask_guest(
         # ssh says 255 where it does not come that far (ssh(1)); the program's own status is
         # that of its last part, which the guest may not have.
         if status != 255:
-            return parse_guest_answer(out)
+            return parse_guest_answer(out, err)
         if clock() + _PAUSE > deadline:
             lines = err.strip().splitlines()
             raise NoLoginError(printable_text(lines[-1])[:200] if lines else "ssh gives up")
         pause(_PAUSE)
 
 
-def parse_guest_answer(text: str) -> GuestAnswer:
-    """The parts of an answer that make sense."""
+def parse_guest_answer(text: str, errors: str = "") -> GuestAnswer:
+    """The parts of an answer that make sense.
+
+    :param errors: what the guest's programs wrote beside it.
+    """
     parts: dict[str, str] = {}
     for piece in text[:_LONGEST].split(f"\n{_MARK}")[1:]:
         name, _, body = piece.partition("\n")
@@ -152,9 +158,15 @@ def parse_guest_answer(text: str) -> GuestAnswer:
         "metadata_http": _read_number(parts.get("metadata", "")),
         "gpu_driver": _version_or_none(next(iter(parts.get("driver", "").splitlines()), None)),
     }
-    return GuestAnswer(
-        facts, _read_uptime(parts.get("uptime", "")), _read_object(parts.get("check", ""))
-    )
+    report = _read_object(parts.get("check", ""))
+    complaint = "" if report is not None else _find_complaint(errors)
+    return GuestAnswer(facts, _read_uptime(parts.get("uptime", "")), report, complaint)
+
+
+def _find_complaint(errors: str) -> str:
+    """The last line about ``nova-hpc-guest``, of the command itself or of the shell."""
+    lines = [line for line in errors.splitlines() if "nova-hpc-guest" in line]
+    return printable_text(lines[-1].strip())[:_LONGEST_COMPLAINT] if lines else ""
 
 
 def _read_release(text: str) -> dict[str, str]:

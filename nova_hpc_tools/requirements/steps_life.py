@@ -170,6 +170,8 @@ def describe_instance(context: StepContext) -> Output:
         facts = {**answer.facts, "accepted_os": list(context.options.accept_os)}
         if answer.report is not None:
             output["guest_check"] = dict(answer.report)
+        elif answer.complaint:
+            output["guest_check_error"] = answer.complaint
     return {**output, "guest": facts, "ssh_ready": answer is not None, "ssh_error": error}
 
 

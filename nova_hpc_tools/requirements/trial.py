@@ -149,8 +149,11 @@ def _requests_to_end_ignored() -> Iterator[None]:
 def _take_guest_report(evidence: dict[str, StepEvidence]) -> None:
     """What the guest printed of its own check is evidence of its own."""
     described = evidence.get("describe_instance")
-    report = (
-        None if described is None or not described.output else described.output.get("guest_check")
-    )
-    if GUEST_CHECK not in evidence and isinstance(report, dict):
+    output = None if described is None else described.output
+    if GUEST_CHECK in evidence or not output:
+        return
+    report, complaint = output.get("guest_check"), output.get("guest_check_error")
+    if isinstance(report, dict):
         evidence[GUEST_CHECK] = StepEvidence(report)
+    elif isinstance(complaint, str):
+        evidence[GUEST_CHECK] = StepEvidence(reason=complaint)

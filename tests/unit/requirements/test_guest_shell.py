@@ -54,6 +54,25 @@ def test_what_is_missing_is_not_known():
     assert answer.uptime is answer.report is None
 
 
+@pytest.mark.parametrize(
+    ("errors", "said"),
+    [
+        ("", ""),
+        ("sh: 1: curl: not found\n", ""),
+        ("sh: 1: nova-hpc-guest: not found\n", "sh: 1: nova-hpc-guest: not found"),
+        ("a\nnova-hpc-guest: no \x1b[2Jdocument\n", r"nova-hpc-guest: no \u001b[2Jdocument"),
+        (f"nova-hpc-guest: {'long' * 100}", f"nova-hpc-guest: {'long' * 46}"),
+    ],
+)
+def test_why_a_guest_prints_no_report(errors, said):
+    answer = parse_guest_answer("\n=nova-hpc=check\n", errors)
+    assert (answer.report, answer.complaint) == (None, said)
+
+
+def test_no_complaint_beside_a_report():
+    assert parse_guest_answer(ANSWER, "nova-hpc-guest: note").complaint == ""
+
+
 @pytest.mark.parametrize("text", ["000", "20", "2000", "200\n200", "two"])
 def test_an_http_status_that_is_none(text):
     assert parse_guest_answer(f"\n=nova-hpc=metadata\n{text}").facts["metadata_http"] is None

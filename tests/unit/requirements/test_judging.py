@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc_tools.requirements import judging
+from nova_hpc_tools.requirements import judging, trial
 from nova_hpc_tools.requirements.catalog import REQUIREMENTS, RequirementRights
 from nova_hpc_tools.requirements.judging import choose_requirements, judge_requirement
+from nova_hpc_tools.requirements.step_context import StepContext, StepOptions
 from nova_hpc_tools.requirements.step_names import EVIDENCE_NAMES
 from nova_hpc_tools.requirements.verdicts import (
     RequirementEvidence,
@@ -161,3 +162,13 @@ def test_ids_are_chosen_in_the_order_of_the_table():
         judging.UnknownRequirementError, match=r"id XX\\u001b; this project answers"
     ):
         choose_requirements(["xx\x1b"])
+
+
+def test_a_guest_that_prints_no_report_says_why(monkeypatch):
+    output = {"success": True, "guest_check_error": "nova-hpc-guest: this machine has none"}
+    monkeypatch.setattr(trial, "run_step", lambda *_: StepEvidence(output))
+    context = StepContext(StepOptions(server="mine"), lambda: None)
+    evidence = trial.gather_evidence(("describe_instance",), context, {}, False)
+    verdict = judge_requirement(BY_ID["VMAAS06-01"], evidence)
+    assert verdict.state is RequirementState.UNKNOWN
+    assert "missing (nova-hpc-guest: this machine has none): hand in" in verdict.found
