@@ -27,6 +27,7 @@ _PARTS: Final = {
     "kernel": "uname -r",
     "system": "cat /etc/os-release",
     "cloud_init": "cloud-init status",
+    "source": "cloud-init query subplatform",
     "metadata": f"curl -s -o /dev/null -w '%{{http_code}}' --max-time 5 {_METADATA}",
     "driver": "nvidia-smi --query-gpu=driver_version --format=csv,noheader",
     "check": "nova-hpc-guest check --format json",
@@ -36,6 +37,11 @@ _LONGEST: Final = 1 << 18
 _LONGEST_COMPLAINT: Final = 200
 _WORD: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}", re.ASCII)
 _VERSION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+~-]{0,79}", re.ASCII)
+#: What cloud-init says of itself before it has ended (``cloud-init status``).
+CLOUD_INIT_UNFINISHED: Final = ("running", "not started", "not run")
+#: How it names where it has a server's metadata from (``subplatform`` of its OpenStack and
+#: ConfigDrive data sources), and what ``describe_instance`` says of that.
+_SOURCES: Final = {"metadata (http": "address", "config-disk (": "device"}
 _PAUSE: Final = 5.0
 #: Seconds that one answer has; nova-hpc-guest takes its time in emulated guests.
 _PATIENCE: Final = 120.0
@@ -118,7 +124,7 @@ def ask_guest(
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> GuestAnswer:
-    """Log in, and ask; again until *patience* seconds are over.
+    """Log in, and ask; again until *patience* seconds are over, while cloud-init is not done, too.
 
     :raises NoLoginError: it was in vain.
     """
@@ -132,9 +138,12 @@ def ask_guest(
         status, out, err = run(words, _PATIENCE)
         # ssh says 255 where it does not come that far (ssh(1)); the program's own status is
         # that of its last part, which the guest may not have.
+        late = clock() + _PAUSE > deadline
         if status != 255:
-            return parse_guest_answer(out, err)
-        if clock() + _PAUSE > deadline:
+            answer = parse_guest_answer(out, err)
+            if late or answer.facts["cloud_init"] not in CLOUD_INIT_UNFINISHED:
+                return answer
+        elif late:
             lines = err.strip().splitlines()
             raise NoLoginError(printable_text(lines[-1])[:200] if lines else "ssh gives up")
         pause(_PAUSE)
@@ -156,6 +165,7 @@ def parse_guest_answer(text: str, errors: str = "") -> GuestAnswer:
         "os_version": _version_or_none(system.get("VERSION_ID")),
         "cloud_init": _read_cloud_init(parts.get("cloud_init", "")),
         "metadata_http": _read_number(parts.get("metadata", "")),
+        "metadata_source": _read_source(parts.get("source", "")),
         "gpu_driver": _version_or_none(next(iter(parts.get("driver", "").splitlines()), None)),
     }
     report = _read_object(parts.get("check", ""))
@@ -181,6 +191,10 @@ def _version_or_none(text: str | None) -> str | None:
 def _read_cloud_init(text: str) -> str | None:
     match = re.search(r"^status: ([a-z]+(?: [a-z]+)?)$", text, re.MULTILINE)
     return match[1] if match else None
+
+
+def _read_source(text: str) -> str | None:
+    return next((name for begin, name in _SOURCES.items() if text.startswith(begin)), None)
 
 
 def _read_number(text: str) -> int | None:

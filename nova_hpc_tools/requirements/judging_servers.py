@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
+from nova_hpc_tools.requirements.guest_shell import CLOUD_INIT_UNFINISHED
 from nova_hpc_tools.requirements.verdicts import (
     EvidenceError,
     RequirementEvidence,
@@ -32,6 +33,8 @@ _DEVICE_TESTS: Final = {
     "unnecessary_virtual_devices_absent": "images without hw_cdrom_bus of drives that stay empty, "
     "and without floppy drives",
 }
+#: Where cloud-init has a server's metadata from.
+_SOURCES: Final = {"address": "at a link-local address", "device": "on a device"}
 _GUEST_COMMAND: Final = (
     "hand in what nova-hpc-guest check --format json printed in the guest: --evidence guest_check="
     "FILE"
@@ -192,12 +195,20 @@ def judge_cloud_init(evidence: RequirementEvidence) -> RequirementVerdict:
     """BOOT02-02."""
     guest = _require_guest(evidence)
     status, answer = guest.get("cloud_init"), guest.get("metadata_http")
-    if status == "done" and answer == 200:
-        return judge_met("cloud-init is done, and the metadata service answers")
     if status is None:
         return judge_not_met("the guest has no cloud-init", "an image with cloud-init")
+    if status in CLOUD_INIT_UNFINISHED:
+        return judge_unknown(f"cloud-init: {status}", "give the guest more time: --ssh-timeout")
+    if status != "done":
+        return judge_not_met(
+            f"cloud-init: {status}", "cloud-init status --long in the guest says what is wrong"
+        )
+    if answer == 200:
+        return judge_met("cloud-init is done, and the metadata service answers")
+    if source := _SOURCES.get(str(guest.get("metadata_source"))):
+        return judge_met(f"cloud-init is done, with its metadata {source}")
     return judge_not_met(
-        f"cloud-init: {status}; the metadata service: {answer or 'no answer'}",
+        f"cloud-init is done; the metadata service: {answer or 'no answer'}",
         "neutron-metadata-agent for the network, or --config-drive",
     )
 

@@ -50,6 +50,9 @@ def launch_instance(context: StepContext) -> Output:
         made["instance_id"] = _make_server(context, name, str(flavor["id"]), image, made)
         context.server_id = made["instance_id"]
         record = context.wait_for("ACTIVE")
+        if network and options.ssh_user:
+            # The suite's next check logs in once, and does not wait.
+            _ask_over_ssh(context, record, str(made["key_file"]))
     except BaseException:
         # Nothing stays behind, whatever has happened; the first error is the one to tell.
         with contextlib.suppress(Exception):
@@ -180,11 +183,18 @@ def _own_options(context: StepContext) -> Output:
     return {"key_file": options.key_file, "ssh_user": options.ssh_user}
 
 
-def _ask_over_ssh(context: StepContext, record: dict[str, Any]) -> tuple[GuestAnswer | None, str]:
+def _ask_over_ssh(
+    context: StepContext, record: dict[str, Any], key_file: str = ""
+) -> tuple[GuestAnswer | None, str]:
+    """What the guest answers, or why it does not.
+
+    :param key_file: of a server that was just made; otherwise the caller has named it.
+    """
     options = context.options
+    key_file = key_file or options.key_file
     address = describe_server(record)["public_ip"]
     try:
-        return ask_guest(address, options.ssh_user, options.key_file, options.ssh_timeout), ""
+        return ask_guest(address, options.ssh_user, key_file, options.ssh_timeout), ""
     except NoLoginError as error:
         return None, str(error)
 

@@ -220,6 +220,8 @@ CHANGES: tuple[tuple[str, str, tuple[Any, ...], Any, str, str], ...] = (
     ("AUTH03-01", "component_key_access", ("tests",), {}, "not known", "does not say whether"),
     ("BOOT02-02", "describe_instance", ("guest", "metadata_http"), None, "not met", "no answer"),
     ("BOOT02-02", "describe_instance", ("guest", "cloud_init"), None, "not met", "no cloud-init"),
+    ("BOOT02-02", "describe_instance", ("guest", "cloud_init"), "running", "not known", "running"),
+    ("BOOT02-02", "describe_instance", ("guest", "cloud_init"), "error", "not met", "t: error"),
     ("BOOT02-02", "describe_instance", ("guest",), None, "not known", "could log in"),
     ("VMAAS01-01", "reboot_instance", ("ssh_ready",), False, "not met", "after reboot_instance"),
     ("VMAAS01-01", "describe_instance", ("guest",), None, "not known", "could log in"),

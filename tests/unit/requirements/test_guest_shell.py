@@ -22,6 +22,7 @@ ANSWER = (
     "motd\n=nova-hpc=uptime\n12.34 20.00\n\n=nova-hpc=kernel\n6.8.0-49-generic\n"
     '\n=nova-hpc=system\nNAME="Ubuntu"\nID=ubuntu\nVERSION_ID="24.04"\n'
     "\n=nova-hpc=cloud_init\nstatus: done\n\n=nova-hpc=metadata\n200"
+    "\n=nova-hpc=source\nconfig-disk (/dev/vdb)\n"
     "\n=nova-hpc=driver\n570.86.15\n570.86.15\n\n=nova-hpc=check\n{}\n"
 )
 
@@ -36,6 +37,7 @@ def test_an_answer():
         "os_version": "24.04",
         "cloud_init": "done",
         "metadata_http": 200,
+        "metadata_source": "device",
         "gpu_driver": "570.86.15",
     }
 
@@ -150,6 +152,39 @@ def test_it_asks_again_until_its_time_is_over(key):
 def test_a_guest_without_some_of_the_programs_has_answered(key):
     answer = ask_guest("192.0.2.7", "u", key, 1.0, lambda *_: (127, ANSWER, ""))
     assert answer.facts["os_id"] == "ubuntu"
+
+
+def test_it_asks_again_while_cloud_init_runs(key):
+    answers = ["not started", "running", "running", "done"]
+    moment = [0.0]
+
+    def run(words, seconds):
+        status = answers.pop(0) if len(answers) > 1 else answers[0]
+        return 0, ANSWER.replace("status: done", f"status: {status}"), ""
+
+    def pause(seconds):
+        moment[0] += seconds
+
+    answer = ask_guest("192.0.2.7", "u", key, 30.0, run, lambda: moment[0], pause)
+    assert (answer.facts["cloud_init"], answers, moment) == ("done", ["done"], [15.0])
+    answers[:] = ["running"]
+    answer = ask_guest("192.0.2.7", "u", key, 30.0, run, lambda: moment[0], pause)
+    assert answer.facts["cloud_init"] == "running"
+    assert moment[0] <= 45.0
+
+
+@pytest.mark.parametrize(
+    ("text", "source"),
+    [
+        ("metadata (http://169.254.169.254)", "address"),
+        ("config-disk (/dev/sr0)", "device"),
+        ("seed-dir (/var/lib/cloud/seed/nocloud)", None),
+        ("", None),
+        ("sh: cloud-init: not found", None),
+    ],
+)
+def test_where_metadata_is_from(text, source):
+    assert parse_guest_answer(f"\n=nova-hpc=source\n{text}").facts["metadata_source"] == source
 
 
 def test_a_program_that_is_not_there():

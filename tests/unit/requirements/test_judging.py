@@ -172,3 +172,15 @@ def test_a_guest_that_prints_no_report_says_why(monkeypatch):
     verdict = judge_requirement(BY_ID["VMAAS06-01"], evidence)
     assert verdict.state is RequirementState.UNKNOWN
     assert "missing (nova-hpc-guest: this machine has none): hand in" in verdict.found
+
+
+@pytest.mark.parametrize(
+    ("source", "state"),
+    [("address", "met"), ("device", "met"), (None, "not met"), ([], "not met"), ("x", "not met")],
+)
+def test_where_metadata_is_from(source, state):
+    guest = {**GOOD["describe_instance"]["guest"], "metadata_http": None}
+    evidence = RequirementEvidence(
+        {"describe_instance": StepEvidence({"guest": {**guest, "metadata_source": source}})}
+    )
+    assert judge_requirement(BY_ID["BOOT02-02"], evidence).state.value == state
