@@ -149,7 +149,7 @@ _SERVERS: Final = (
     _try_server(
         "BOOT02-02",
         "VMs are set up by cloud-init, with metadata at a link-local address or on a device",
-        "cloud-init is done in the guest, and the metadata service answers it",
+        "cloud-init is done in the guest, and has the metadata from there",
         "describe_instance",
         command=_SSH,
         weaker="a guest without cloud-init passes",
