@@ -2,7 +2,9 @@
 """Servers that share memory on a real node: Nova, libvirt, QEMU, and Debian's MPIs in the guests.
 
 Two servers of a group, and a stranger, all at once, with a network between them. Tests have an
-order. The same guests without a cloud, one emulation less, are those of test_shared_memory.py.
+order. The node has the image before servers are asked for, as it has from a cluster's first server
+on. Most is asked through one connection: a command's start takes two seconds of a CPU that guests
+need. The same guests without a cloud, one emulation less, are those of test_shared_memory.py.
 """
 
 import json
@@ -56,9 +58,13 @@ class Guests:
 
     lab: object
     network: object
+    #: The user's connection.
+    cloud: object
     started: float = attrs.Factory(time.monotonic)
     ids: dict = attrs.Factory(dict)
     addresses: dict = attrs.Factory(dict)
+    #: What ``nova-hpc-guest peers`` said.
+    views: dict = attrs.Factory(dict)
 
     def run(self, name, command, seconds=PATIENCE):
         """What a shell's command prints in a guest; it has to end well."""
@@ -100,38 +106,43 @@ def guests(lab):
     for name in sorted(set(SERVERS.values())):
         words = ("server", "group", "create", "--policy", "soft-affinity", name, "-f", "json")
         groups[name] = json.loads(lab.openstack(*words))["id"]
+    cloud = lab.connection
+    wish = {
+        "flavor_id": cloud.compute.find_flavor(FLAVOR).id,
+        "image_id": cloud.image.find_image(mpi_guest.IMAGE).id,
+        "networks": [{"uuid": cloud.network.find_network(NETWORK).id}],
+    }
     try:
+        nested_guest.cache_guest(lab, mpi_guest.IMAGE)
         with guest_network.open_network(lab) as network:
-            made = Guests(lab, network)
+            made = Guests(lab, network, cloud)
             for name, group in SERVERS.items():
-                lab.openstack(
-                    *("server", "create", "--flavor", FLAVOR, "--image", mpi_guest.IMAGE),
-                    *("--network", NETWORK, "--hint", f"group={groups[group]}", name),
-                )
-            lab.until(lambda: _are_active(lab), "the servers are active")
+                hints = {"group": groups[group]}
+                server = cloud.compute.create_server(name=name, scheduler_hints=hints, **wish)
+                made.ids[name] = server.id
+            lab.until(lambda: _are_active(made), "the servers are active")
             made.tell("all are active")
-            made.ids = {one["Name"]: one["ID"] for one in lab.servers() if one["Name"] in SERVERS}
             for name, server in made.ids.items():
-                (port,) = lab.connection.network.ports(device_id=server)
+                (port,) = cloud.network.ports(device_id=server)
                 made.addresses[name] = guest_network.address_of(port)
             for name in SERVERS:
                 lab.until(lambda name=name: made.answers(name), f"{name} answers", PATIENCE)
             made.tell("all answer")
             yield made
     finally:
-        for name in SERVERS:
-            lab.openstack("server", "delete", "--wait", name, check=False)
+        lab.openstack("server", "delete", "--wait", *SERVERS, check=False)
         for group in groups.values():
             lab.openstack("server", "group", "delete", group, check=False)
         lab.openstack("flavor", "delete", FLAVOR, check=False)
         nested_guest.delete_guest(lab, mpi_guest.IMAGE)
 
 
-def _are_active(lab):
-    states = {one["Name"]: one["Status"] for one in lab.servers()}
-    for name, state in states.items():
-        assert state != "ERROR", f"{lab.show(name).get('fault')}\n{lab.tail()}"
-    return all(states.get(name) == "ACTIVE" for name in SERVERS)
+def _are_active(guests):
+    """Whether all servers run; one that failed fails the test."""
+    servers = [guests.cloud.compute.get_server(server) for server in guests.ids.values()]
+    for server in servers:
+        assert server.status != "ERROR", f"{server.fault}\n{guests.lab.tail()}"
+    return all(server.status == "ACTIVE" for server in servers)
 
 
 def _files(lab):
@@ -139,7 +150,7 @@ def _files(lab):
 
 
 def test_each_guest_has_what_it_was_promised(lab, guests):
-    views = {name: guests.describe_memory(name) for name in SERVERS}
+    views = guests.views = {name: guests.describe_memory(name) for name in SERVERS}
     for name, view in views.items():
         guests.tell(name, json.dumps(view))
         assert guests.run(name, "nova-hpc-guest check").startswith("As promised: ")
@@ -151,28 +162,30 @@ def test_each_guest_has_what_it_was_promised(lab, guests):
 
 
 def test_a_file_for_each_group_on_one_numa_node(lab, guests):
-    parts = [guests.describe_memory(name)["part"] for name in SERVERS]
-    devices = [_device(lab, guests.ids[name]) for name in SERVERS]
-    assert [(alias, align) for alias, align, _ in devices] == [
-        (f"ua-hpc-shared-{part}", "2048") for part in parts
-    ]
-    paths = [path for _, _, path in devices]
-    assert paths[0] == paths[1]
-    assert sorted(set(paths)) == sorted(_files(lab))
-    assert len(set(paths)) == 2
-    for path in set(paths):
-        pages = lab.inside(f"cat /proc/[0-9]*/numa_maps 2>/dev/null | grep -F {path}; true")
-        node = re.search(r"\.node(\d)\.", path)[1]
+    aliases, aligns, files = zip(*_devices(lab, guests.ids.values()), strict=True)
+    assert aliases == tuple(f"ua-hpc-shared-{guests.views[name]['part']}" for name in SERVERS)
+    assert set(aligns) == {"2048"}
+    assert files[0] == files[1]
+    assert sorted(set(files)) == sorted(_files(lab))
+    assert len(set(files)) == 2
+    maps = lab.inside("grep -hF /dev/shm/nova-hpc/ /proc/[0-9]*/numa_maps 2>/dev/null; true")
+    for name in set(files):
+        pages = "\n".join(line for line in maps.splitlines() if name in line)
+        node = re.search(r"\.node(\d)\.", name)[1]
         assert {each[0] for each in re.findall(r" N(\d)=(\d+)", pages)} == {node}, pages
 
 
-def _device(lab, server):
-    """The name, the alignment in KiB and the file of what the guest has as memory."""
-    xml = lab.inside(f"virsh -c qemu:///system dumpxml {server}")
-    (memory,) = re.findall(r"<memory model='nvdimm'.*?</memory>", xml, re.DOTALL)
-    align = re.search(r"<alignsize unit='KiB'>(\d+)<", memory)[1]
-    path = re.search(r"<path>(.+?)<", memory)[1]
-    return re.search(r"<alias name='(.+?)'", memory)[1], align, path.rpartition("/")[2]
+def _devices(lab, servers):
+    """The name, the alignment in KiB and the file of what each guest has as memory."""
+    xml = lab.inside(
+        f"for each in {' '.join(servers)}; do virsh -c qemu:///system dumpxml $each; done"
+    )
+    memories = re.findall(r"<memory model='nvdimm'.*?</memory>", xml, re.DOTALL)
+    assert len(memories) == len(servers)
+    for memory in memories:
+        align = re.search(r"<alignsize unit='KiB'>(\d+)<", memory)[1]
+        path = re.search(r"<path>(.+?)<", memory)[1]
+        yield re.search(r"<alias name='(.+?)'", memory)[1], align, path.rpartition("/")[2]
 
 
 @pytest.mark.parametrize("mpi", list(START))
@@ -201,7 +214,7 @@ def test_a_stranger_sees_nothing_of_it(lab, guests):
 
 def test_what_would_bring_old_content_back_is_refused(lab, guests):
     uptime = float(guests.run("first", "cat /proc/uptime").split()[0])
-    reason = _refusal(lab, guests.ids["first"], "suspend", "server", "suspend", "first")
+    reason = _refusal(guests, "suspend", guests.ids["first"])
     guests.tell("suspend:", reason)
     assert "A server that shares memory cannot be suspended" in reason
     # It goes on as it was.
@@ -209,26 +222,23 @@ def test_what_would_bring_old_content_back_is_refused(lab, guests):
     assert guests.describe_memory("first")["mapping"] == "write-back"
 
 
-def _refusal(lab, server, action, *words):
+def _refusal(guests, action, server):
     """The reason why Nova has not done something; the server is as it was."""
-    lab.client(*words)
+    guests.lab.openstack("server", action, server)
+    compute = guests.cloud.compute
 
     def ended():
-        events = json.loads(lab.openstack("server", "event", "list", server, "-f", "json"))
-        (event,) = [one for one in events if one["Action"] == action]
-        shown = json.loads(
-            lab.openstack("server", "event", "show", server, event["Request ID"], "-f", "json")
-        )
-        found = [one for one in shown["events"] if one["finish_time"]]
-        return found and not lab.show(server)["OS-EXT-STS:task_state"] and found[-1]
+        (found,) = [one for one in compute.server_actions(server) if one.action == action]
+        events = compute.get_server_action(found.request_id, server).events
+        done = events and events[-1].finish_time and not compute.get_server(server).task_state
+        return done and events[-1]
 
-    event = lab.until(ended, f"{action} has been answered")
-    assert lab.show(server)["status"] == "ACTIVE"
-    return event["details"]
+    event = guests.lab.until(ended, f"{action} has been answered")
+    assert compute.get_server(server).status == "ACTIVE"
+    return event.details
 
 
 def test_nothing_is_left_of_the_memory(lab, guests):
-    for name in SERVERS:
-        lab.openstack("server", "delete", "--wait", name)
+    lab.openstack("server", "delete", "--wait", *SERVERS)
     lab.until(lambda: not _files(lab), "no file is left")
     guests.tell("in all")
