@@ -229,8 +229,8 @@ while it serves servers with ``hpc:`` flavors. A pass takes half a second with s
 thousand hosts, and Python itself makes one or two of them for each request. They come
 after a request then, a second later and while no other is served; where requests follow
 one another without such a moment, after one more interval. A pass comes earlier if
-memory has half as many objects again as after the last one, and at least a million more
-(some 100 MB). 0 leaves it to Python.
+memory has a quarter more objects than after the last one, and at least 250,000 more
+(some 25 MB). 0 leaves it to Python.
 """,
     ),
     cfg.IntOpt(

@@ -32,8 +32,9 @@ _LATER: Final = 1.0
 #: As a threshold of the oldest generation: so many passes over the middle one never come.
 _NEVER: Final = 1_000_000
 #: Blocks of memory, of some 100 bytes each, that may come beside those of the last full pass; or
-#: half as many again, where that is more. Resident memory does not tell: it seldom shrinks.
-_ROOM: Final = 1_000_000
+#: a quarter of those, where that is more: so much Python itself lets come (gc.c, 3.11). Resident
+#: memory does not tell: it seldom shrinks.
+_ROOM: Final = 250_000
 
 
 class FullCollections:
@@ -109,7 +110,7 @@ class FullCollections:
 
     def _has_grown(self, times: int) -> bool:
         """Whether there is so many times more than may come beside what the last pass left."""
-        room = max(_ROOM, self._settled // 2)
+        room = max(_ROOM, self._settled // 4)
         return sys.getallocatedblocks() - self._settled >= times * room
 
     def _restore(self) -> None:

@@ -159,7 +159,7 @@ def test_much_that_requests_left_does_not_wait(
     monkeypatch.setattr(full_collections.sys, "getallocatedblocks", lambda: blocks[0])
     collections = FullCollections()
     with collections.put_off():
-        blocks[0] += 1_999_999
+        blocks[0] += 999_999
     assert planned == []
     with collections.put_off():
         blocks[0] += 1
@@ -167,7 +167,7 @@ def test_much_that_requests_left_does_not_wait(
     with counted_full_passes() as passes, collections.put_off():
         make_pass()
         assert passes == [], "the next request is not held up"
-        blocks[0] += 1_999_999
+        blocks[0] += 999_999
     with counted_full_passes() as passes, collections.put_off():
         planned[1]()
         assert passes == [], "nor the one after it"
@@ -180,7 +180,7 @@ def test_much_that_requests_left_does_not_wait(
     assert len(planned) == 3, "nothing has come since"
 
 
-def test_a_small_process_has_room_for_a_million_blocks(
+def test_a_small_process_has_room_for_some_blocks(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planned: list[Callable[[], None]] = []
@@ -189,7 +189,7 @@ def test_a_small_process_has_room_for_a_million_blocks(
     monkeypatch.setattr(full_collections.sys, "getallocatedblocks", lambda: blocks[0])
     collections = FullCollections()
     with collections.put_off():
-        blocks[0] += 999_999
+        blocks[0] += 249_999
     assert planned == []
     with collections.put_off():
         blocks[0] += 1
@@ -207,14 +207,14 @@ class Node:
     def __init__(self):
         self.own = self
 with FullCollections().put_off():
-    kept = [Node() for _ in range(600_000)]
+    kept = [Node() for _ in range(150_000)]
     del kept
 print(passed.wait(60))
 """
 
 
 def test_what_a_real_request_left_is_counted() -> None:
-    """A node is two blocks, so there are more than a million."""
+    """A node is two blocks, so there are more than 250,000."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", EARLY_SCRIPT],
         capture_output=True,
