@@ -14,6 +14,7 @@ What the servers of a request have claimed since is subtracted here.
 from __future__ import annotations
 
 import collections
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -153,13 +154,18 @@ def keep_view(host: Any, same: tuple[PlacementAnswer, int] | None, view: Any) ->
         devices are wanted; None: more than that, so it is not kept.
     """
     if same is not None:
-        setattr(host, _VIEW, (*same, view))
+        # The host state may stay for the next request, and the answer must not with it.
+        answer, matching = same
+        setattr(host, _VIEW, (weakref.ref(answer), matching, view))
 
 
 def recall_view(host: Any, same: tuple[PlacementAnswer, int] | None) -> Any:
     """What was put down of a host state; None: nothing that holds still."""
-    answer, matching, view = getattr(host, _VIEW, None) or (None, None, None)
-    if same is None or answer is not same[0] or matching != same[1]:
+    kept = getattr(host, _VIEW, None)
+    if same is None or kept is None:
+        return None
+    answer, matching, view = kept
+    if answer() is not same[0] or matching != same[1]:
         return None
     return view
 

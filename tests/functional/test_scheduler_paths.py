@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from unittest import mock
 
 import pytest
 from nova.scheduler.manager import SchedulerManager
 
+from nova_hpc.from_nova import placement_answer
 from nova_hpc.topology.level import Level
-from scheduler_filters import hpc_topology_filter
+from scheduler_filters import again, hpc_topology_filter
 from tests.functional import base, fixtures
 from tests.functional.fixtures import Shape, Switch
 
@@ -95,6 +98,30 @@ class MultiCreateTest(base.HpcServersTest):
     def test_a_host_is_the_alternate_of_as_many_as_it_has_room_for(self) -> None:
         found = self.alternates(Shape((Switch(gpus=2),)), 2)
         self.assertEqual([1, 0], [len(one) for one in found])
+
+    def test_nothing_of_a_request_waits_for_the_collector(self) -> None:
+        """The answer of Placement goes with the request, and so do host states and choices."""
+        self.start_host("one", fixtures.two_switches(gpus=2))
+        kept: list[weakref.ref[object]] = []
+        plain = placement_answer.PlacementAnswer, again.ChooseAgain
+
+        def noted(make):
+            def make_noted(*arguments):
+                made = make(*arguments)
+                kept.append(weakref.ref(made))
+                return made
+
+            return make_noted
+
+        gc.disable()
+        self.addCleanup(gc.enable)
+        with (
+            mock.patch.object(placement_answer, "PlacementAnswer", noted(plain[0])),
+            mock.patch.object(hpc_topology_filter, "ChooseAgain", noted(plain[1])),
+        ):
+            self.create_many(self.make_flavor(PAIR), 2, "ACTIVE")
+        self.assertEqual(3, len(kept), "an answer, and a choice for each server")
+        self.assertEqual([None] * len(kept), [each() for each in kept])
 
     def test_anti_affinity(self) -> None:
         for name in ("one", "two", "three"):

@@ -28,7 +28,7 @@ from nova_hpc.from_nova import hosts, placement_answer, server, shortage, withhe
 from nova_hpc.from_nova.full_collections import FULL_COLLECTIONS
 from nova_hpc.from_nova.gate import Call, Patch, wrap_method
 from nova_hpc.from_nova.log_throttle import LOG_THROTTLE, format_held_back
-from nova_hpc.from_nova.patches import candidate_question
+from nova_hpc.from_nova.patches import candidate_question, claims
 from nova_hpc.placement import flavor, user_reasons
 from nova_hpc.placement.grouping import FlavorError, UnknownNameError
 from nova_hpc.placement.shortage import Shortage
@@ -127,6 +127,11 @@ def _decide_with_reason(call: Call) -> Any:
         if reason is None:
             raise
         raise exception.NoValidHost(reason=reason) from error
+    finally:
+        # A specification holds on to itself (each of its lists knows its owner), and so would
+        # all host states and the answer of a request stay until a full pass of the collector.
+        placement_answer.keep_answer(spec, None)
+        claims.put_down_choice(spec, None)
 
 
 def _select_with_reason(call: Call) -> Any:
