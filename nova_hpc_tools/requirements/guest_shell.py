@@ -194,7 +194,9 @@ def _read_cloud_init(text: str) -> str | None:
 
 
 def _read_source(text: str) -> str | None:
-    return next((name for begin, name in _SOURCES.items() if text.startswith(begin)), None)
+    """Where from; ``other``: neither an address nor a device; None: cloud-init does not say."""
+    other = "other" if text else None
+    return next((name for begin, name in _SOURCES.items() if text.startswith(begin)), other)
 
 
 def _read_number(text: str) -> int | None:

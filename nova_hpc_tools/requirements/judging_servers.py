@@ -207,6 +207,11 @@ def judge_cloud_init(evidence: RequirementEvidence) -> RequirementVerdict:
         return judge_met("cloud-init is done, and the metadata service answers")
     if source := _SOURCES.get(str(guest.get("metadata_source"))):
         return judge_met(f"cloud-init is done, with its metadata {source}")
+    if answer is None and guest.get("metadata_source") is None:
+        return judge_unknown(
+            "cloud-init is done; neither curl nor cloud-init query subplatform in the guest says "
+            "where its metadata is from"
+        )
     return judge_not_met(
         f"cloud-init is done; the metadata service: {answer or 'no answer'}",
         "neutron-metadata-agent for the network, or --config-drive",

@@ -103,7 +103,6 @@ class MultiCreateTest(base.HpcServersTest):
         """The answer of Placement goes with the request, and so do host states and choices."""
         self.start_host("one", fixtures.two_switches(gpus=2))
         kept: list[weakref.ref[object]] = []
-        plain = placement_answer.PlacementAnswer, again.ChooseAgain
 
         def noted(make):
             def make_noted(*arguments):
@@ -116,8 +115,10 @@ class MultiCreateTest(base.HpcServersTest):
         gc.disable()
         self.addCleanup(gc.enable)
         with (
-            mock.patch.object(placement_answer, "PlacementAnswer", noted(plain[0])),
-            mock.patch.object(hpc_topology_filter, "ChooseAgain", noted(plain[1])),
+            mock.patch.object(
+                placement_answer, "PlacementAnswer", noted(placement_answer.PlacementAnswer)
+            ),
+            mock.patch.object(hpc_topology_filter, "ChooseAgain", noted(again.ChooseAgain)),
         ):
             self.create_many(self.make_flavor(PAIR), 2, "ACTIVE")
         self.assertEqual(3, len(kept), "an answer, and a choice for each server")

@@ -176,7 +176,13 @@ def test_a_guest_that_prints_no_report_says_why(monkeypatch):
 
 @pytest.mark.parametrize(
     ("source", "state"),
-    [("address", "met"), ("device", "met"), (None, "not met"), ([], "not met"), ("x", "not met")],
+    [
+        ("address", "met"),
+        ("device", "met"),
+        (None, "not known"),
+        ("other", "not met"),
+        ([], "not met"),
+    ],
 )
 def test_where_metadata_is_from(source, state):
     guest = {**GOOD["describe_instance"]["guest"], "metadata_http": None}
