@@ -28,8 +28,12 @@ from nova_hpc.guest.accept.probes import QUICK, list_probes
 from nova_hpc.guest.accept.ratio import SLOW
 from nova_hpc.guest.accept.result import AcceptanceResult
 from nova_hpc.guest.accept.sample import AcceptanceError
+from nova_hpc.guest.accept.session import end_on_signals
+from nova_hpc.guest.accept.tools import adopt_orphans
 from nova_hpc_tools.accept.beside_run import BesideTerms, measure_beside
 
+#: Those that the documentation shows.
+TRIALS: Final = Path(__file__).with_name("trials.jsonl")
 #: Trials of each fault, and of none.
 _OF_FAULT: Final = 5
 _OF_NOTHING: Final = 20
@@ -88,8 +92,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if os.geteuid():
         print("only root can make the faults", file=sys.stderr)
         return 2
-    for trial in make_trials(options.file, options.only or FAULTS, options.times, options.folder):
-        print(_format_trial(trial), flush=True)
+    wanted = options.only or FAULTS
+    try:
+        with end_on_signals(), adopt_orphans():
+            for trial in make_trials(options.file, wanted, options.times, options.folder):
+                print(_format_trial(trial), flush=True)
+    except KeyboardInterrupt as error:
+        print(f"{error or 'interrupted'}; the same command makes what is missing", file=sys.stderr)
+        return 2
     return judge_trials(read_trials(options.file))
 
 

@@ -14,11 +14,14 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 import attrs
+
+from nova_hpc.guest.accept.gpus import list_gpu_users
 
 #: Where the places of a trial have their files; the environment of both has it.
 FOLDER: Final = "NOVA_HPC_TRIAL"
@@ -27,6 +30,8 @@ HERE, ROUTER, PEER = "nhtHere", "nhtRouter", "nhtPeer"
 PEER_ADDRESS: Final = "10.77.2.1"
 _PR_SET_THP_DISABLE: Final = 41
 _GROUPS: Final = Path("/sys/fs/cgroup")
+#: Seconds that a process has until it uses a GPU.
+_START: Final = 20.0
 _LARGE: Final = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 _REFERENCE: Final = "/usr/lib/x86_64-linux-gnu/blas"
 
@@ -186,6 +191,22 @@ def _with_slow_calls(which: str) -> Making:
     return make
 
 
+@contextlib.contextmanager
+def _with_gpu_hog(_: dict[str, str]) -> Iterator[None]:
+    """Another process that copies to the GPU; it is there once the driver names it."""
+    words = ["nvbandwidth", "-t", "host_to_device_memcpy_ce", "-i", "1000000"]
+    hog = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+    try:
+        until = time.monotonic() + _START
+        while not list_gpu_users(os.environ) and time.monotonic() < until:
+            time.sleep(0.2)
+        time.sleep(1)
+        yield
+    finally:
+        hog.kill()
+        hog.wait()
+
+
 def in_namespace(namespace: str, *words: str) -> None:
     """Run a program in a network namespace.
 
@@ -246,6 +267,11 @@ FAULTS: Final[Mapping[str, Fault]] = {
     "disk": Fault(
         "500 reads a second of a control group",
         *(frozenset({"disk-limit"}), ("cpu_one", "disk_lat"), _with_disk_limit),
+    ),
+    "gpu-busy": Fault(
+        "another process copies to the GPU",
+        *(frozenset({"gpu-busy"}), ("cpu_one", "h2d"), _with_gpu_hog),
+        needs=("/proc/driver/nvidia/version",),
     ),
     "slow-read": Fault(
         "300 us in pread (LD_PRELOAD)",

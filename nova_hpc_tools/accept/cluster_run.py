@@ -16,7 +16,7 @@ from nova_hpc.guest.accept.facts import GuestFacts
 from nova_hpc.guest.accept.first_sample import FirstSample
 from nova_hpc.guest.accept.probes import PROBE_OF, Probe, list_probes
 from nova_hpc.guest.accept.ratio import SLOW, UNDECIDED
-from nova_hpc.guest.accept.refusal import Refusal
+from nova_hpc.guest.accept.refusal import GPU_BUSY, Refusal
 from nova_hpc.guest.accept.result import AcceptanceResult, MeasuredValue
 from nova_hpc.guest.accept.rounds import MOST_ROUNDS, make_experiment
 from nova_hpc.guest.accept.sample import AcceptanceError, Sample
@@ -163,8 +163,9 @@ class ClusterMeasuring:
     def _refuse_members(self) -> None:
         """Leave out members that are busy, or another kind of machine than most are."""
         for number, first in self._first.items():
-            if first.refused is not None:
-                self._refused[number] = first.refused
+            refused = first.refused
+            if refused is not None and (refused.kind != GPU_BUSY or self._measures_gpus()):
+                self._refused[number] = refused
         keys = {number: build_key(first.sample.facts, {}) for number, first in self._first.items()}
         alike = {
             number: {
@@ -178,6 +179,9 @@ class ClusterMeasuring:
                 differences = "; ".join(find_key_differences(keys[most], keys[number], ()))
                 text = f"it is another machine than most members: {differences}"
                 self._refused.setdefault(number, Refusal("key", text))
+
+    def _measures_gpus(self) -> bool:
+        return any("gpu" in probe.needs for probe in (*self._turn_probes, *self._link_probes))
 
     # -- turns ---------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from .evidence import Evidence
+from .gpus import GPU_USERS
 
 CPU_PROBES: Final = frozenset(("cpu_one", "cpu_all"))
 #: Below this part of its time the command was itself kept from running.
@@ -251,6 +252,20 @@ def find_far_gpu(seen: Evidence) -> str | None:
     if not any(device.cell is not None for device in devices):
         return None
     return "the GPU is nearer to another NUMA node than to the promised one"
+
+
+def find_gpu_users(seen: Evidence) -> str | None:
+    """Other processes computed on a GPU while a probe measured it."""
+    texts = [
+        word[len(GPU_USERS) :]
+        for words in seen.words.values()
+        for word in words
+        if word.startswith(GPU_USERS)
+    ]
+    users = max((int(text) for text in texts if text.isdecimal() and len(text) < 9), default=0)
+    if not users:
+        return None
+    return f"{users} other {'processes use' if users > 1 else 'process uses'} a GPU (nvidia-smi)"
 
 
 def find_redirect(seen: Evidence) -> str | None:

@@ -325,6 +325,15 @@ CAUSES: Final = (
         of=("clock",),
     ),
     Cause(
+        "gpu-busy",
+        _GPU | {"nccl_node"},
+        cause_facts.find_gpu_users,
+        "nvidia-smi names other processes that use a GPU while it is measured",
+        _GPU | _NCCL,
+        "end them; let the batch system's epilogue end what a job leaves",
+        unless=_QUIET_CPU,
+    ),
+    Cause(
         "gpu-far",
         _GPU,
         cause_facts.find_far_gpu,

@@ -10,9 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pkgutil
-import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -24,8 +22,10 @@ from . import facts as fact_reader
 from . import readings
 from .counters import Counters, read_counters, share_counters
 from .facts import GuestFacts
+from .gpus import GPU_USERS, count_gpus, find_gpu_cell, list_gpu_users
 from .probes import DIAGNOSIS, DIAGNOSIS_LIMIT, PROBE_OF, PROBES, TOOL_OF, Probe
 from .sample import AcceptanceError, Reading, Sample
+from .scratch import find_file_system, make_scratch_folder
 from .toolbox import Toolbox, find_tools
 from .tools import ToolRun, find_port, run_tool, start_helper, wait_for_port
 
@@ -128,7 +128,11 @@ class LocalMachine:
             values.update(given)
             blas = library or blas
             if problem is not None:
-                failed.update({one.name: problem for one in both if one.name not in values})
+                right = _find_missing_right(probe, problem)
+                reasons = failed if right is None else missing
+                reasons.update(
+                    {one.name: right or problem for one in both if one.name not in values}
+                )
         facts = self._read_facts(self._choose_environment(settings))._replace(blas=blas)
         return Sample(facts, values, missing, failed)
 
@@ -173,7 +177,7 @@ class LocalMachine:
 
     def diagnose_gpus(self) -> tuple[list[str], str | None]:
         """Tests of NVIDIA's DCGM that failed, and why there is no answer."""
-        if not self._count_gpus() or not self.toolbox.has("dcgmi"):
+        if not count_gpus(self.facts) or not self.toolbox.has("dcgmi"):
             return [], "no dcgmi, or no GPU"
         done = run_tool(DIAGNOSIS, self._environment, DIAGNOSIS_LIMIT)
         try:
@@ -184,15 +188,16 @@ class LocalMachine:
 
     def find_obstacle(self, probe: Probe) -> str | None:
         """Why a probe cannot be made here, as in ``no tool fio``; None: it can."""
-        if "gpu" in probe.needs and not self._count_gpus():
-            return "no GPU"
+        gpus = count_gpus(self.facts)
+        if gpus < probe.needs.count("gpu") + probe.needs.count("gpus"):
+            return "one GPU" if gpus else "no GPU"
         if "rdma" in probe.needs and not self.facts.rdma:
             return "no RDMA device"
         if "peer" in probe.needs and self._options.peer is None:
             return "no --peer"
         if "cells" in probe.needs and self.facts.nodes < 2:
             return "one NUMA node"
-        if "gpu_cell" in probe.needs and self._find_gpu_cell() is None:
+        if "gpu_cell" in probe.needs and find_gpu_cell(self._promise) is None:
             return "the cloud did not say near which NUMA node the GPUs are"
         for tool in (probe.tool, *(need for need in probe.needs if need in TOOL_OF)):
             if not self.toolbox.has(tool):
@@ -203,18 +208,6 @@ class LocalMachine:
             return "no directory on a disk to write in (--dir)"
         return None
 
-    def _count_gpus(self) -> int:
-        return sum(
-            count for ids, count in self.facts.devices.items() if ids.startswith(("10de:", "1002:"))
-        )
-
-    def _find_gpu_cell(self) -> int | None:
-        devices = () if self._promise is None else self._promise.devices
-        cells = {device.cell for device in devices if device.vendor_id in ("10de", "1002")}
-        cells.discard(None)
-        # nvbandwidth measures all GPUs: of several nodes none would be near to all.
-        return cells.pop() if len(cells) == 1 else None
-
     def _find_folder(self) -> str | None:
         # A folder of its own is made in it.
         places: tuple[str, ...] = ("/var/tmp", "/tmp", ".")  # nosec B108
@@ -222,7 +215,7 @@ class LocalMachine:
             places = (self._options.folder,)
         for place in places:
             folder = os.path.abspath(place)  # noqa: PTH100
-            if os.access(folder, os.W_OK | os.X_OK) and _find_file_system(folder) not in _IN_MEMORY:
+            if os.access(folder, os.W_OK | os.X_OK) and find_file_system(folder) not in _IN_MEMORY:
                 return folder
         return None
 
@@ -254,6 +247,7 @@ class LocalMachine:
             server = [_fill_word(word, fillings) for word in probe.server]
             helper = stack.enter_context(start_helper(server, environment))
             wait_for_port(int(fillings["port"]), helper)
+        users = list_gpu_users(environment) if "gpu" in probe.needs else []
         before = read_counters(self._root)
         done = run_tool(
             command,
@@ -275,7 +269,7 @@ class LocalMachine:
             if found is None:
                 problem = why
             else:
-                values[one.name] = _build_reading(found, done, counted, probe)
+                values[one.name] = _build_reading(found, done, counted, probe, len(users))
         library = None
         if probe.name == "blas" and values:
             library = str(readings._load_json(text).get("library"))
@@ -354,7 +348,7 @@ class LocalMachine:
         half = settings.get("cpus") in ("even", "first")
         threads = len(cpus) if half else len(self.facts.online)
         cell = 0
-        gpu_cell = self._find_gpu_cell() or 0
+        gpu_cell = find_gpu_cell(self._promise) or 0
         cells = max(1, self.facts.nodes)
         step = 1 if settings.get("cell") == "other" else 0
         best = _find_best_blas() if settings.get("blas") == "default" else None
@@ -371,7 +365,7 @@ class LocalMachine:
             "memory_cell": str((cell + step) % cells),
             "gpu_cell": str((gpu_cell + step) % cells),
             "gpu_memory_cell": str((gpu_cell + step) % cells),
-            "gpus": str(self._count_gpus()),
+            "gpus": str(count_gpus(self.facts)),
             "python": self.toolbox.python,
             "mpi_python": self.toolbox.mpi_python or self.toolbox.python,
             "lammps": "lmp",
@@ -388,18 +382,22 @@ class LocalMachine:
         }
         if "dir" in probe.needs:
             folder = self._find_folder() or "."
-            scratch = stack.enter_context(_make_folder(folder))
+            scratch = stack.enter_context(make_scratch_folder(folder))
             fillings["file"] = f"{scratch}/read"
         if "scratch" in probe.needs:
-            scratch = stack.enter_context(_make_folder(self._find_folder()))
+            scratch = stack.enter_context(make_scratch_folder(self._find_folder()))
             fillings["scratch"] = scratch
             for name, text in probe.files:
                 Path(scratch, name).write_text(_fill_word(text, fillings), encoding="ascii")
         return fillings
 
 
-def _build_reading(value: float, done: ToolRun, counted: Counters, probe: Probe) -> Reading:
+def _build_reading(
+    value: float, done: ToolRun, counted: Counters, probe: Probe, users: int
+) -> Reading:
     words = readings.find_collective_words(done.output) if probe.name.startswith("nccl") else ()
+    if users:
+        words += (f"{GPU_USERS}{users}",)
     return Reading(
         value=value,
         wall=done.wall,
@@ -413,6 +411,17 @@ def _build_reading(value: float, done: ToolRun, counted: Counters, probe: Probe)
         large_pages=done.large_pages,
         at_limit=done.at_limit,
         words=words,
+    )
+
+
+def _find_missing_right(probe: Probe, problem: str) -> str | None:
+    """What a tool that failed may not do here; None: it failed for another reason."""
+    # Asked for no priority, the tools of rt-tests see all the same whether they might have one.
+    if "rights" not in probe.needs or (os.geteuid() == 0 and "capabilities" not in problem):
+        return None
+    return (
+        f"{probe.tool} does nothing without the right to real-time priorities: run this command "
+        "as root, or where ulimit -r and the control group give it"
     )
 
 
@@ -469,31 +478,8 @@ def _default_port(probe: Probe) -> int:
     return 5201 if probe.tool == "iperf3" else 18515
 
 
-@contextlib.contextmanager
-def _make_folder(parent: str | None) -> Iterator[str]:
-    """A directory for the files of one run; gone with the block, whatever ends it."""
-    folder = tempfile.mkdtemp(prefix="nova-hpc-accept-", dir=parent)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def _read_result(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace")[: 1 << 20]
     except OSError:
         return ""
-
-
-def _find_file_system(folder: str) -> str | None:
-    """The type of the file system that a directory is in."""
-    best, kind = "", None
-    with contextlib.suppress(OSError), open("/proc/self/mounts", encoding="utf-8") as mounts:  # noqa: PTH123
-        for line in mounts:
-            fields = line.split()
-            if len(fields) > 2 and len(fields[1]) >= len(best):
-                place = fields[1].rstrip("/") + "/"
-                if (folder + "/").startswith(place):
-                    best, kind = fields[1], fields[2]
-    return kind

@@ -67,8 +67,8 @@ class Probe(NamedTuple):
     of: str | None = None
     #: What runs beside it when no peer is named.
     server: tuple[str, ...] = ()
-    #: Needs: ``dir`` a directory to write in, ``gpu``, ``rdma``, ``cells`` two NUMA nodes,
-    #: ``peer`` another machine, ``scratch`` files of its own.
+    #: Needs: ``dir`` a directory to write in, ``gpu``, ``gpus`` two of them, ``rdma``, ``cells``
+    #: two NUMA nodes, ``peer`` another machine, ``rights`` of root, ``scratch`` files of its own.
     needs: tuple[str, ...] = ()
     #: Files that its directory has to have.
     files: tuple[tuple[str, str], ...] = ()
@@ -99,7 +99,7 @@ TOOLS: Final = (
     Tool("lmp", "lammps", ("-h",), r"Simulator - (\d+ \w+ \d{4})", ("29 Sep 2021",)),
     Tool("ib_write_bw", "perftest", ("--version",), r"Version: (\d+\.\d+)"),
     Tool("ib_write_lat", "perftest", ("--version",), r"Version: (\d+\.\d+)"),
-    Tool("nvbandwidth", "", ("--version",), r"[vV]ersion:? v?(\d+\.\d+)"),
+    Tool("nvbandwidth", "", ("--version",), r"[vV]ersion:? v?(\d+\.\d+)", ("0.8",)),
     Tool("all_reduce_perf", ""),
     Tool("dcgmi", "", ("--version",), r"version: (\d+\.\d+\.\d+)"),
 )
@@ -189,6 +189,7 @@ PROBES: Final = (
         ),
         read=readings.read_cyclictest,
         work=1200.0,
+        needs=("rights",),
     ),
     Probe(
         *("clock", "reading the time", "ns", False, 0.50, "python3"),
@@ -244,6 +245,7 @@ PROBES: Final = (
         tier=FULL,
         cpus="all",
         limit=60.0,
+        needs=("rights",),
         most=6,
     ),
     Probe(
@@ -351,7 +353,8 @@ PROBES: Final = (
         work=5.4,
         cpus="all",
         limit=120.0,
-        needs=("gpu",),
+        # One alone sends nothing: nccl-tests prints a bandwidth of 0.
+        needs=("gpu", "gpus"),
         ids=("VMAAS13-01",),
     ),
     Probe(

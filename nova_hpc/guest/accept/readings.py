@@ -54,16 +54,24 @@ def read_oslat(_: str, document: str, __: float) -> float:
 
 def read_iperf3_rate(text: str, _: str, __: float) -> float:
     """Mbit/s that arrived."""
-    end = _find_path(_load_json(text), "end")
+    end = _find_iperf3_end(text)
     return _expect_positive(_find_path(end, "sum_received", "bits_per_second")) / 1e6
 
 
 def read_iperf3_delay(text: str, _: str, __: float) -> float:
     """The mean round trip that TCP saw, in microseconds."""
-    streams = _find_path(_load_json(text), "end", "streams")
+    streams = _find_path(_find_iperf3_end(text), "streams")
     if not isinstance(streams, list) or not streams:
         raise ValueError("no streams")
     return _expect_positive(_find_path(streams[0], "sender", "mean_rtt"))
+
+
+def _find_iperf3_end(text: str) -> Any:
+    data = _load_json(text)
+    if "error" in data:
+        # It ends with a status of success all the same.
+        raise ValueError(f"it says {ascii(data['error'])[:100]}")
+    return _find_path(data, "end")
 
 
 def read_fio(text: str, _: str, __: float) -> float:

@@ -4,19 +4,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from statistics import median
 from typing import Final, NamedTuple
 
 from ..files import Root
 from .counters import measure_busy_cpus, read_counters
 from .facts import GuestFacts
+from .gpus import list_gpu_users
+from .probes import Probe
 
+#: The kind of refusal that concerns probes of GPUs alone.
+GPU_BUSY: Final = "gpu-busy"
 _LOOKS: Final = 3
 _SECONDS: Final = 0.4
 #: CPUs that the rest of a machine may keep busy: this many, or this part of all.
 _BUSY: Final = 0.25
 _BUSY_SHARE: Final = 0.05
+_MOST_NAMED: Final = 5
 
 
 class Refusal(NamedTuple):
@@ -43,6 +48,21 @@ def refuse_busy_machine(
         "busy",
         f"other processes keep {taken:.1f} of {len(cpus)} CPUs busy: measure when they have "
         "ended, or with --busy, which then names them as a cause",
+    )
+
+
+def refuse_used_gpus(probes: Sequence[Probe], environment: Mapping[str, str]) -> Refusal | None:
+    """Whether other processes use NVIDIA's GPUs, if a probe is of GPUs."""
+    if not any("gpu" in probe.needs for probe in probes):
+        return None
+    users = list_gpu_users(environment)
+    if not users:
+        return None
+    named = ", ".join(map(str, users[:_MOST_NAMED])) + (", ..." if users[_MOST_NAMED:] else "")
+    return Refusal(
+        GPU_BUSY,
+        f"other processes use a GPU (pid {named}): measure when they have ended, leave the GPUs "
+        "out with --only, or measure them with --busy, which then names them as a cause",
     )
 
 

@@ -36,7 +36,7 @@ from .options import AcceptOptions
 from .picture import draw_result
 from .probes import FULL, PROBE_OF, Probe, list_probes
 from .published import compare_published, load_published
-from .refusal import Refusal, refuse_busy_machine, refuse_emulation
+from .refusal import Refusal, refuse_busy_machine, refuse_emulation, refuse_used_gpus
 from .result import AcceptanceResult, MeasuredValue
 from .rounds import (
     BesideSource,
@@ -153,7 +153,7 @@ def measure_acceptance(root: Root, options: AcceptOptions) -> AcceptanceResult:
     probes = list_probes(options.tier, options.only)
     source, refused, about = _choose_source(local, probes, options, promise, baseline)
     if refused is None and not options.busy:
-        refused = refuse_busy_machine(root, local.facts.allowed)
+        refused = _refuse_busy(root, local, probes)
     result = AcceptanceResult(
         tier=options.tier,
         boot=results.read_boot_id(root),
@@ -261,7 +261,7 @@ def _run_sample(root: Root, options: AcceptOptions) -> tuple[int, list[str]]:
     refused = None
     if options.first and not options.busy:
         # Before anything of this command keeps a CPU busy.
-        refused = refuse_busy_machine(root, local.facts.allowed)
+        refused = _refuse_busy(root, local, list_probes(options.tier))
     changed = parse_setting(options.setting) if options.setting is not None else None
     sample = local.measure_round(list_probes(options.tier, options.only), changed)
     status = 0 if sample.readings else results.STATUSES[results.UNMEASURED]
@@ -283,6 +283,12 @@ def _run_sample(root: Root, options: AcceptOptions) -> tuple[int, list[str]]:
         },
     )
     return status, [write_first_sample(first, promise.data)]
+
+
+def _refuse_busy(root: Root, local: LocalMachine, probes: Sequence[Probe]) -> Refusal | None:
+    """Whether others use the CPUs, or the GPUs of a probe that can be made here."""
+    able = [probe for probe in probes if local.find_obstacle(probe) is None]
+    return refuse_busy_machine(root, local.facts.allowed) or refuse_used_gpus(able, os.environ)
 
 
 def _serve_probe(root: Root, options: AcceptOptions) -> tuple[int, list[str]]:

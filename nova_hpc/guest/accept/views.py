@@ -45,9 +45,13 @@ def format_result(result: AcceptanceResult) -> Iterator[str]:
         yield f"left out {probe}: {reason}"
     for probe, reason in result.failed.items():
         yield f"FAILED {probe}: {reason}"
-    for name, (version, tried) in result.tools.items():
+    for name in sorted({PROBE_OF[value.probe].tool for value in result.measured}):
+        version, tried = result.tools.get(name, ("?", True))
         if not tried:
-            yield f"note {name} {version}: not tried with this version"
+            said = (
+                "it does not say its version" if version == "?" else "not tried with this version"
+            )
+            yield f"note {name}{'' if version == '?' else f' {version}'}: {said}"
     for cause in result.diagnosis.causes:
         yield f"CAUSE {cause.cause} ({cause.status}): {cause.says}"
         yield f"  explains {', '.join(cause.explains)}; cure: {cause.cure}"

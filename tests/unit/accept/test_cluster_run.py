@@ -15,6 +15,8 @@ from pathlib import Path
 import attrs
 import pytest
 
+from nova_hpc.guest.accept.first_sample import read_first_sample, write_first_sample
+from nova_hpc.guest.accept.refusal import Refusal
 from nova_hpc.wire.member_verdict import read_member_verdict
 from nova_hpc_tools.accept import cluster_views
 from nova_hpc_tools.accept.cluster_result import ClusterAcceptance, MemberAcceptance
@@ -58,6 +60,17 @@ def test_members_that_are_alike_are_accepted(world: ClusterWorld) -> None:
         assert [row.verdict for row in member.result.rows] == ["level"]
         assert list(member.reasons) == []
     assert measured.rejected == ()
+
+
+def test_a_gpu_in_use_matters_where_gpus_are_measured(world: ClusterWorld) -> None:
+    place = world.members[2].folder / "first"
+    first = read_first_sample(place.read_text())
+    refused = Refusal("gpu-busy", "other processes use a GPU (pid 7)")
+    place.write_text(write_first_sample(first._replace(refused=refused), None) + "\n")
+    assert world.measure(("cpu_one",)).verdict == "accepted"
+    measured = world.measure(("cpu_one", "h2d"))
+    assert member_of(measured, 2).result.refused == refused
+    assert [member_of(measured, number).result.refused for number in (1, 3)] == [None, None]
 
 
 def test_the_straggler_is_named_with_its_cause(world: ClusterWorld) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import attrs
 import pytest
 
 from benchmarks.acceptance.__main__ import (
+    TRIALS,
     Trial,
     format_table,
     judge_trials,
@@ -60,6 +62,17 @@ def test_what_counts_as_right(trial: Trial, good: bool, wrong: bool) -> None:
     missed = trial.fault == "quota" and not wrong
     assert judge_trials([*enough, trial]) == (0 if good or missed else 1)
     assert judge_trials([*enough, trial, trial]) == (0 if good else 1)
+
+
+def test_the_recorded_trials_are_enough_and_right() -> None:
+    trials = read_trials(TRIALS)
+    assert judge_trials(trials) == 0
+    made = collections.Counter(trial.fault for trial in trials)
+    # What takes a GPU could be tried for a few minutes only.
+    assert made.pop("gpu-busy") >= 1
+    assert made.pop(NOTHING) >= 20
+    assert set(made) == set(FAULTS) - {"gpu-busy", NOTHING}
+    assert min(made.values()) >= 5
 
 
 def test_no_trials_are_no_proof() -> None:

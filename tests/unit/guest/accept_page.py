@@ -6,15 +6,13 @@
 
 from __future__ import annotations
 
-import collections
 import re
 from pathlib import Path
 
+from benchmarks.acceptance.__main__ import TRIALS, format_table, read_trials
 from nova_hpc.guest.accept.causes import CAUSES, CHANGES_NOTHING, CLOSES, COSTS_NOTHING
-from nova_hpc.guest.accept.diagnosis import find_causes
 from nova_hpc.guest.accept.probes import PROBES, TOOL_OF
 from nova_hpc.guest.accept.published import compare_published, load_published
-from tests.unit.guest.accept_cases import read_trials, repeat_experiment, restore_trial
 
 FOLDER = Path(__file__).parents[3] / "docs/source/user/accept"
 _ALONE = {
@@ -87,18 +85,7 @@ def write_causes() -> str:
 
 
 def write_trials() -> str:
-    table: dict[tuple[str, str], collections.Counter[str]] = {}
-    for trial in read_trials():
-        found = find_causes(restore_trial(trial), repeat_experiment(trial))
-        named = ", ".join(f"{each.cause} ({each.status})" for each in found.causes)
-        word = named or ("no cause found" if found.unexplained else "nothing slow")
-        right = ", ".join(trial["right"]) or "none"
-        table.setdefault((trial["says"], right), collections.Counter())[word] += 1
-    rows = [
-        (says, right, "; ".join(f"{count} x {word}" for word, count in sorted(words.items())))
-        for (says, right), words in table.items()
-    ]
-    return write_table(("Injected", "Right", "Named"), rows, "38 22 40")
+    return format_table(read_trials(TRIALS)) + "\n"
 
 
 def write_published() -> str:

@@ -103,6 +103,7 @@ CASES = {
     "disk-limit": case({"disk_lat": 0.1}, test={"disk_limit": "254:0 500"}),
     "idle-exit": case({"timer_p99": 0.2}, test={"idle": "acpi_idle"}),
     "clocksource": case({"clock": 0.1}, test={"clocksource": "hpet"}),
+    "gpu-busy": case({"h2d": 0.5}, words={"h2d": ("gpu-users=1",)}),
     "gpu-far": case({"h2d_near": 0.8}, promise=promise()),
     "link-narrow": case({"h2d": 0.5}, links=LinkFaults(narrow=("device 0: 8 lanes of 16",))),
     "link-slow": case({"h2d": 0.5}, links=LinkFaults(slow=("device 0: 16 of 32 GT/s",))),
@@ -133,6 +134,18 @@ def again_as_good(seen: Evidence, name: str):
         return measured.test if name in GOOD or cause.proves == COSTS_NOTHING else measured.base
 
     return again
+
+
+@pytest.mark.parametrize("word", ["gpu-users=0", "gpu-users=x", "gpu-users=" + "9" * 5000, "7"])
+def test_a_word_that_counts_nothing(word: str) -> None:
+    seen = case({"h2d": 0.5}, words={"h2d": (word,)}).seen
+    assert find_causes(seen, lambda *_: None).unexplained == ("h2d",)
+
+
+def test_users_of_a_gpu_are_counted() -> None:
+    words = {"h2d": ("gpu-users=1",), "d2h": ("gpu-users=3", "gpu-users=2")}
+    (cause,) = find_causes(case({"h2d": 0.5}, words=words).seen, lambda *_: None).causes
+    assert cause.says == "3 other processes use a GPU (nvidia-smi)"
 
 
 def test_every_cause_has_a_case() -> None:

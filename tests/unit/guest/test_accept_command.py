@@ -123,6 +123,10 @@ def test_a_version_that_was_not_tried_is_named(world: AcceptWorld) -> None:
     assert "note sysbench 2.7.1: not tried with this version" in out
     world.tool("sysbench", text.replace("sysbench 1.0.20", "\377\376"))
     assert read_result(world)["tools"]["sysbench"] == {"version": "?", "tried": False}
+    world.tool("numactl", "#!/bin/sh\n")
+    _, out, _ = world.run()
+    assert "note sysbench: it does not say its version" in out
+    assert "numactl" not in out, "it measured nothing here"
 
 
 # -- the promise ------------------------------------------------------------------------

@@ -19,6 +19,8 @@ import pytest
 from nova_hpc.guest.accept import measuring
 from nova_hpc.guest.accept.measuring import LocalMachine, MeasuringOptions
 from nova_hpc.guest.accept.probes import PROBE_OF, Probe, list_probes
+from nova_hpc.guest.accept.refusal import refuse_used_gpus
+from nova_hpc.guest.accept.scratch import find_file_system
 from nova_hpc.guest.document import GuestDevice, GuestDocument
 from nova_hpc.guest.files import Root
 from tests.unit.guest.accept_cases import DATA
@@ -166,6 +168,67 @@ def test_the_words_that_tools_are_started_with(world: DeviceWorld, tmp_path: Pat
     measure(world, "h2d_near")
     for text in world.log.read_text().splitlines():
         assert "{" not in text, "a word that was not filled in"
+
+
+def remove_gpu(world: DeviceWorld, address: str) -> None:
+    shutil.rmtree(world.root / "sys/bus/pci/devices" / address)
+
+
+def test_one_gpu_reduces_nothing(world: DeviceWorld) -> None:
+    remove_gpu(world, "0000:1b:00.0")
+    wanted = [PROBE_OF[name] for name in ("nccl_node", "h2d")]
+    sample = world.machine().measure_round(wanted)
+    assert (sample.missing, sample.failed) == ({"nccl_node": "one GPU"}, {})
+    assert set(sample.readings) == {"h2d"}
+    remove_gpu(world, "0000:1a:00.0")
+    missing = world.machine().measure_round(wanted).missing
+    assert missing == {"nccl_node": "no GPU", "h2d": "no GPU"}
+
+
+def test_a_gpu_that_others_use_is_refused(world: DeviceWorld) -> None:
+    environment = {"PATH": f"{world.tools}:/usr/bin:/bin"}
+    of_gpu = [PROBE_OF["h2d"]]
+    assert refuse_used_gpus(of_gpu, environment) is None, "no nvidia-smi: nothing is known"
+    say = '#!/bin/sh\necho "$*" > $0.words\n'
+    world.tool("nvidia-smi", f"{say}printf '77\\n 9\\n9\\n'\n")
+    refused = refuse_used_gpus(of_gpu, environment)
+    assert refused is not None
+    assert (refused.kind, "(pid 9, 77)" in refused.text) == ("gpu-busy", True)
+    words = (world.tools / "nvidia-smi.words").read_text()
+    assert words == "--query-compute-apps=pid --format=csv,noheader\n"
+    assert refuse_used_gpus([PROBE_OF["cpu_one"]], environment) is None
+    assert measure(world, "h2d").words == ("gpu-users=2",)
+    for text in ("", "echo No running processes found", "echo 77; exit 9", "echo 7x", "echo [N/A]"):
+        world.tool("nvidia-smi", f"#!/bin/sh\n{text}\n")
+        assert refuse_used_gpus(of_gpu, environment) is None, text
+    assert measure(world, "h2d").words == ()
+    many = " ".join(f"echo {number};" for number in range(1, 9))
+    world.tool("nvidia-smi", f"#!/bin/sh\n{many}\n")
+    refused = refuse_used_gpus(of_gpu, environment)
+    assert refused is not None
+    assert "(pid 1, 2, 3, 4, 5, ...)" in refused.text
+
+
+@pytest.mark.parametrize(
+    ("user", "says", "left_out"),
+    [
+        (1000, "Unable to change scheduling policy!", True),
+        (1000, "anything", True),
+        # Root, in a control group without a share of real time.
+        (0, "Probably missing capabilities, either run as root or increase RLIMIT_RTPRIO", True),
+        (0, "anything", False),
+    ],
+)
+def test_who_may_not_have_real_time_priorities(
+    world: DeviceWorld, monkeypatch, user: int, says: str, left_out: bool
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: user)
+    world.tool("cyclictest", f"#!/bin/sh\necho '{says}' >&2\nexit 1\n")
+    world.print_file("nvbandwidth", "nvbandwidth.txt", "exit 1")
+    sample = world.machine().measure_round([PROBE_OF["timer_p99"], PROBE_OF["h2d"]])
+    assert set(sample.failed) == {"h2d"} | (set() if left_out else {"timer_p99"})
+    assert set(sample.missing) == ({"timer_p99"} if left_out else set())
+    assert not left_out or "run this command as root" in sample.missing["timer_p99"]
 
 
 def test_a_peer_that_is_named_is_asked(world: DeviceWorld) -> None:
@@ -353,7 +416,7 @@ def test_a_root_that_cannot_be_written(world: DeviceWorld, monkeypatch) -> None:
 
 
 def test_memory_is_no_disk(world: DeviceWorld, monkeypatch, tmp_path: Path) -> None:
-    kind = measuring._find_file_system(str(tmp_path))
+    kind = find_file_system(str(tmp_path))
     assert kind
     monkeypatch.setattr(measuring, "_IN_MEMORY", frozenset((kind,)))
     sample = world.machine(folder=str(tmp_path)).measure_round([PROBE_OF["disk_lat"]])

@@ -43,6 +43,8 @@ ALL = [path.read_text() for path in sorted(OUTPUTS.iterdir())]
         ("h2d", "nvbandwidth.txt", 55.29),
         # The slowest of the GPUs counts.
         ("h2d", "nvbandwidth-x8.txt", 27.64),
+        ("h2d", "nvbandwidth-h100.txt", 54.52),
+        ("d2h", "nvbandwidth-h100-d2h.txt", 55.04),
         ("nccl_pair", "all_reduce_perf-gdr.txt", 48.37),
         ("nccl_node", "all_reduce_perf-old.txt", 264.74),
     ],
@@ -79,6 +81,18 @@ def test_values_in_documents_are_read() -> None:
 )
 def test_the_way_of_nccl_is_read(file: str, words: tuple[str, ...]) -> None:
     assert readings.find_collective_words(output(file)) == words
+
+
+def test_one_gpu_has_no_bandwidth_of_a_bus() -> None:
+    with pytest.raises(ValueError, match="no number above 0"):
+        readings.read_collective(output("all_reduce_perf-h100.txt"), "", 0.0)
+
+
+@pytest.mark.parametrize("probe", ["net_bw", "net_rtt"])
+def test_what_iperf3_complains_of_is_said(probe: str) -> None:
+    text = '{"end": {}, "error": "unable to create a new stream: Permission denied"}'
+    with pytest.raises(ValueError, match="it says 'unable to create a new stream: Permission"):
+        PROBE_OF[probe].read(text, "", 0.0)
 
 
 def test_sums_that_are_wrong_are_no_rate() -> None:

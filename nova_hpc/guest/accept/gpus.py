@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GPUs of this machine: how many, near which NUMA node, and who else uses them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping
+from typing import Final
+
+from ..document import GuestDocument
+from .facts import GuestFacts
+from .tools import run_tool
+
+#: A word of a reading: so many other processes used a GPU.
+GPU_USERS: Final = "gpu-users="
+_VENDORS: Final = ("10de", "1002")
+#: It prints the processes that compute on a GPU of NVIDIA's, one a line.
+_USERS: Final = ("nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader")
+#: Seconds; a driver that was not loaded loads its firmware first.
+_LIMIT: Final = 20.0
+
+
+def count_gpus(facts: GuestFacts) -> int:
+    """GPUs of NVIDIA and AMD."""
+    return sum(count for ids, count in facts.devices.items() if ids[:4] in _VENDORS)
+
+
+def find_gpu_cell(promise: GuestDocument | None) -> int | None:
+    """The NUMA node that all promised GPUs are near to; None: there is no such node."""
+    devices = () if promise is None else promise.devices
+    cells = {device.cell for device in devices if device.vendor_id in _VENDORS}
+    cells.discard(None)
+    # nvbandwidth measures all GPUs: of several nodes none would be near to all.
+    return cells.pop() if len(cells) == 1 else None
+
+
+def list_gpu_users(environment: Mapping[str, str]) -> list[int]:
+    """Processes that compute on GPUs of NVIDIA's.
+
+    Empty where the driver does not say: a container sees no process but its own.
+    """
+    tool = shutil.which(_USERS[0], path=environment.get("PATH"))
+    if tool is None:
+        return []
+    done = run_tool([tool, *_USERS[1:]], environment, _LIMIT)
+    if done.problem is not None:
+        return []
+    return sorted(set(map(int, re.findall(r"^\s*(\d{1,10})\s*$", done.output, re.MULTILINE))))
