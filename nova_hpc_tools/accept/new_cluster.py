@@ -9,7 +9,12 @@ from nova_hpc.guest.accept.result import ACCEPTED
 from nova_hpc.outside.text import printable_text
 from nova_hpc_tools.accept.cluster_result import ClusterAcceptance
 from nova_hpc_tools.cluster.life_cycle import commands
-from nova_hpc_tools.cluster.life_cycle.run import ClusterCloud, ClusterError, Pace
+from nova_hpc_tools.cluster.life_cycle.run import (
+    ClusterCloud,
+    ClusterCloudError,
+    ClusterError,
+    Pace,
+)
 from nova_hpc_tools.cluster.members.model import Cluster
 from nova_hpc_tools.cluster.wish import Secrets
 
@@ -31,7 +36,7 @@ def settle_cluster(
     """
     measured = measure(cluster)
     if measured.verdict == ACCEPTED:
-        return cluster
+        return _look_again(cloud, cluster)
     which = sorted(member.number for member in measured.rejected)
     if not which:
         # Another member would not decide it.
@@ -42,7 +47,16 @@ def settle_cluster(
     if again.verdict != ACCEPTED:
         names = ", ".join(printable_text(member.name) for member in measured.rejected)
         raise ClusterError(f"{format_rejection(again)}\n{names} had been replaced once before")
-    return changed
+    return _look_again(cloud, changed)
+
+
+def _look_again(cloud: ClusterCloud, cluster: Cluster) -> Cluster:
+    """The cluster with its verdicts: they were written after it had been looked at."""
+    try:
+        return cloud.look(cluster.id)
+    except ClusterCloudError:
+        # It is accepted, whatever hinders the last look.
+        return cluster
 
 
 def format_rejection(measured: ClusterAcceptance) -> str:

@@ -183,8 +183,12 @@ def test_a_bad_member_is_named_and_replaced(lab, host):
     # What was printed before the member was replaced: it, its cause, and no other.
     rejected, _, _ = done.stderr.partition("what is rejected is replaced, once")
     assert f"cluster {CLUSTER} is not accepted: slow" in rejected
-    assert re.search(rf"^{BAD}: slow: {CAUSE} \(proved\)", rejected, re.MULTILINE), rejected
+    # The experiment is of three runs, too few to prove it of a guest that is emulated twice.
+    named = rf"^{BAD}: slow: {CAUSE} \((proved|indicated)\)"
+    assert re.search(named, rejected, re.MULTILINE), rejected
     assert not re.search("^train-[13]:", rejected, re.MULTILINE), rejected
+    verdicts = ", ".join(f"{name}='accepted'" for name in MEMBERS)
+    assert re.search(rf"^\| verdicts +\| {verdicts} ", done.stdout, re.MULTILINE)
     shown = _show(lab, CLUSTER)
     assert (shown["state"], shown["members"]) == ("ACTIVE", MEMBERS)
     assert shown["verdicts"] == dict.fromkeys(MEMBERS, "accepted")

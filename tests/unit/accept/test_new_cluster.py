@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -12,12 +12,13 @@ from nova_hpc.guest.accept.facts import GuestFacts
 from nova_hpc.guest.accept.refusal import Refusal
 from nova_hpc.guest.accept.result import AcceptanceResult
 from nova_hpc.wire.cluster_wish import ClusterWish, Nic
+from nova_hpc.wire.member_verdict import KEY
 from nova_hpc_tools.accept.cluster_result import ClusterAcceptance, MemberAcceptance
 from nova_hpc_tools.accept.new_cluster import settle_cluster
 from nova_hpc_tools.cluster.life_cycle import commands
 from nova_hpc_tools.cluster.life_cycle import run as life_cycle_run
 from nova_hpc_tools.cluster.life_cycle.commands import Nearness
-from nova_hpc_tools.cluster.life_cycle.run import ClusterError, Pace
+from nova_hpc_tools.cluster.life_cycle.run import ClusterCloudError, ClusterError, Pace
 from nova_hpc_tools.cluster.members.model import Cluster, number_members
 from nova_hpc_tools.cluster.wish import Secrets
 from tests.unit.accept.rows import acceptance_row
@@ -53,6 +54,8 @@ class Measured:
 
     def __init__(self, *times: Sequence[str]) -> None:
         self.times = list(times)
+        #: Writes a server's verdict, as the command does once it is known.
+        self.write: Callable[[str, str], None] = lambda server, text: None
         self.seen: list[list[str]] = []
 
     def __call__(self, cluster: Cluster) -> ClusterAcceptance:
@@ -63,11 +66,14 @@ class Measured:
             MemberAcceptance(number, member.name, member.id, result_of(word))
             for (number, member), word in zip(by_number.items(), words, strict=True)
         )
+        for member in members:
+            self.write(member.server, member.make_verdict(7).dumps())
         return ClusterAcceptance(cluster.name, "quick", members)
 
 
 def create(cloud: ModelCloud, measure: Measured, told: list[str] | None = None) -> Cluster:
     tell = ([] if told is None else told).append
+    measure.write = lambda server, text: cloud.servers[server]["metadata"].update({KEY: text})
     return commands.create_cluster(
         *(cloud, WISH, Secrets(), Nearness(), "a77e", PACE),
         settle=lambda cluster: settle_cluster(cloud, cluster, Secrets(), PACE, measure, tell),
@@ -77,12 +83,33 @@ def create(cloud: ModelCloud, measure: Measured, told: list[str] | None = None) 
 GOOD = ("accepted",) * 3
 
 
+def verdicts_of(cluster: Cluster) -> tuple[str, ...]:
+    by_number = number_members(cluster).by_number
+    return tuple(
+        "" if member.verdict is None else member.verdict.verdict for member in by_number.values()
+    )
+
+
 def test_good_members_stay() -> None:
     cloud, measure, told = ModelCloud(), Measured(GOOD), list[str]()
     made = create(cloud, measure, told)
     assert told == []
     assert sorted(member.id for member in made.members) == sorted(measure.seen[0])
     assert len(measure.seen) == 1
+    assert verdicts_of(made) == GOOD
+
+
+def test_a_last_look_that_fails_ends_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    cloud, measure = ModelCloud(), Measured(GOOD)
+    look = cloud.look
+
+    def look_once(group: str) -> Cluster:
+        if measure.seen:
+            raise ClusterCloudError("503")
+        return look(group)
+
+    monkeypatch.setattr(cloud, "look", look_once)
+    assert sorted(member.id for member in create(cloud, measure).members) == sorted(cloud.servers)
 
 
 @pytest.mark.parametrize("word", ["slow", "not measurable"])
@@ -100,6 +127,8 @@ def test_a_rejected_member_is_replaced_once(word: str) -> None:
     assert sorted(member.name for member in made.members) == ["train-1", "train-2", "train-3"]
     assert sorted(cloud.servers) == sorted(second)
     assert len(cloud.ports) == 3
+    # The verdict of the new member as well.
+    assert verdicts_of(made) == GOOD
 
 
 BAD = ("slow", "not measurable", "undecided", "refused")
