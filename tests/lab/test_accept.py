@@ -220,7 +220,7 @@ def _accept(room, address):
     took = time.monotonic() - begun
     print(f"RESULT: quick: status {status} after {took:.0f} s\n{said}{wrong}", flush=True)
     result = json.loads(said)
-    return status, result["verdict"], [cause["name"] for cause in result["causes"]]
+    return status, result["verdict"], [cause["cause"] for cause in result["causes"]]
 
 
 def test_nothing_is_left_of_the_cluster(lab, host):
