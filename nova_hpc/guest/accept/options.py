@@ -119,7 +119,9 @@ def add_accept_options(parser: argparse.ArgumentParser) -> None:
         help=f"promises that are not checked: {', '.join(KINDS)}",
     )
     parser.add_argument(
-        "--busy", action="store_true", help="measure also while other processes keep CPUs busy"
+        "--busy",
+        action="store_true",
+        help="measure also while other processes keep CPUs busy or use GPUs",
     )
     parser.add_argument(
         "--compare",

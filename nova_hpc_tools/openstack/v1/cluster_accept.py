@@ -60,7 +60,9 @@ class AcceptCluster(ListWithTexts):
             help="measure only these, and write no verdict down",
         )
         parser.add_argument(
-            "--busy", action="store_true", help="measure also members whose CPUs are busy"
+            "--busy",
+            action="store_true",
+            help="measure also members whose CPUs are busy, or whose GPUs are used",
         )
         which = parser.add_mutually_exclusive_group()
         which.add_argument(
