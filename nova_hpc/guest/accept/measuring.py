@@ -124,15 +124,15 @@ class LocalMachine:
             if obstacle is not None:
                 missing.update({one.name: obstacle for one in both})
                 continue
-            given, problem, library = self._run_probe(probe, both, settings)
+            try:
+                given, problem, library = self._run_probe(probe, both, settings)
+            except _MissingRightError as error:
+                missing.update({one.name: str(error) for one in both})
+                continue
             values.update(given)
             blas = library or blas
             if problem is not None:
-                right = _find_missing_right(probe, problem)
-                reasons = failed if right is None else missing
-                reasons.update(
-                    {one.name: right or problem for one in both if one.name not in values}
-                )
+                failed.update({one.name: problem for one in both if one.name not in values})
         facts = self._read_facts(self._choose_environment(settings))._replace(blas=blas)
         return Sample(facts, values, missing, failed)
 
@@ -257,6 +257,7 @@ class LocalMachine:
             probe.name in _WITH_PAGES,
             fillings.get("scratch"),
         )
+        _expect_rights(probe, done)
         counted = share_counters(before, read_counters(self._root), cpus, done.cpu)
         text = done.output
         if probe.result is not None and done.problem is None:
@@ -414,15 +415,20 @@ def _build_reading(
     )
 
 
-def _find_missing_right(probe: Probe, problem: str) -> str | None:
-    """What a tool that failed may not do here; None: it failed for another reason."""
+class _MissingRightError(Exception):
+    """A tool may not do here what it wants to; the text says what, and the cure."""
+
+
+def _expect_rights(probe: Probe, done: ToolRun) -> None:
+    """Raise what a tool that failed may not do here, unless it failed for another reason."""
     # Asked for no priority, the tools of rt-tests see all the same whether they might have one.
-    if "rights" not in probe.needs or (os.geteuid() == 0 and "capabilities" not in problem):
-        return None
-    return (
-        f"{probe.tool} does nothing without the right to real-time priorities: run this command "
-        "as root, or where ulimit -r and the control group give it"
-    )
+    if "rights" not in probe.needs or done.problem is None or done.at_limit:
+        return
+    if os.geteuid() != 0 or "RLIMIT_RTPRIO" in done.output:
+        raise _MissingRightError(
+            f"{probe.tool} does nothing without the right to real-time priorities: run this "
+            "command as root, or where ulimit -r and the control group give it"
+        )
 
 
 def _read_value(
