@@ -326,7 +326,7 @@ CAUSES: Final = (
     ),
     Cause(
         "gpu-busy",
-        _GPU | {"nccl_node"},
+        _GPU | _NCCL,
         cause_facts.find_gpu_users,
         "nvidia-smi names other processes that use a GPU while it is measured",
         _GPU | _NCCL,

@@ -35,15 +35,16 @@ def find_gpu_cell(promise: GuestDocument | None) -> int | None:
     return cells.pop() if len(cells) == 1 else None
 
 
-def list_gpu_users(environment: Mapping[str, str]) -> list[int]:
+def list_gpu_users(environment: Mapping[str, str]) -> list[int] | None:
     """Processes that compute on GPUs of NVIDIA's.
 
-    Empty where the driver does not say: a container sees no process but its own.
+    Empty without the tool, and in a container, which sees no process but its own; None: the
+    tool is there and does not answer.
     """
     tool = shutil.which(_USERS[0], path=environment.get("PATH"))
     if tool is None:
         return []
     done = run_tool([tool, *_USERS[1:]], environment, _LIMIT)
     if done.problem is not None:
-        return []
+        return None
     return sorted(set(map(int, re.findall(r"^\s*(\d{1,10})\s*$", done.output, re.MULTILINE))))

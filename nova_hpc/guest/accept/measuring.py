@@ -247,7 +247,7 @@ class LocalMachine:
             server = [_fill_word(word, fillings) for word in probe.server]
             helper = stack.enter_context(start_helper(server, environment))
             wait_for_port(int(fillings["port"]), helper)
-        users = list_gpu_users(environment) if "gpu" in probe.needs else []
+        users = (list_gpu_users(environment) or []) if "gpu" in probe.needs else []
         before = read_counters(self._root)
         done = run_tool(
             command,
@@ -424,11 +424,13 @@ def _expect_rights(probe: Probe, done: ToolRun) -> None:
     # Asked for no priority, the tools of rt-tests see all the same whether they might have one.
     if "rights" not in probe.needs or done.problem is None or done.at_limit:
         return
-    if os.geteuid() != 0 or "RLIMIT_RTPRIO" in done.output:
+    if "RLIMIT_RTPRIO" in done.output:
         raise _MissingRightError(
             f"{probe.tool} does nothing without the right to real-time priorities: run this "
             "command as root, or where ulimit -r and the control group give it"
         )
+    if os.geteuid() != 0:
+        raise _MissingRightError(f"{probe.tool} failed without root: run this command as root")
 
 
 def _read_value(

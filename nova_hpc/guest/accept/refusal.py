@@ -56,6 +56,12 @@ def refuse_used_gpus(probes: Sequence[Probe], environment: Mapping[str, str]) ->
     if not any("gpu" in probe.needs for probe in probes):
         return None
     users = list_gpu_users(environment)
+    if users is None:
+        return Refusal(
+            GPU_BUSY,
+            "nvidia-smi fails, so nobody knows who uses the GPUs: see what it prints, leave the "
+            "GPUs out with --only, or measure them all the same with --busy",
+        )
     if not users:
         return None
     named = ", ".join(map(str, users[:_MOST_NAMED])) + (", ..." if users[_MOST_NAMED:] else "")

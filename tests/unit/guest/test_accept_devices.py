@@ -198,7 +198,12 @@ def test_a_gpu_that_others_use_is_refused(world: DeviceWorld) -> None:
     assert words == "--query-compute-apps=pid --format=csv,noheader\n"
     assert refuse_used_gpus([PROBE_OF["cpu_one"]], environment) is None
     assert measure(world, "h2d").words == ("gpu-users=2",)
-    for text in ("", "echo No running processes found", "echo 77; exit 9", "echo 7x", "echo [N/A]"):
+    world.tool("nvidia-smi", "#!/bin/sh\necho 77; exit 9\n")
+    refused = refuse_used_gpus(of_gpu, environment)
+    assert refused is not None
+    assert "nobody knows who uses the GPUs" in refused.text
+    assert measure(world, "h2d").words == ()
+    for text in ("", "echo No running processes found", "echo 7x", "echo [N/A]"):
         world.tool("nvidia-smi", f"#!/bin/sh\n{text}\n")
         assert refuse_used_gpus(of_gpu, environment) is None, text
     assert measure(world, "h2d").words == ()
@@ -212,7 +217,7 @@ def test_a_gpu_that_others_use_is_refused(world: DeviceWorld) -> None:
 @pytest.mark.parametrize(
     ("user", "says", "left_out"),
     [
-        (1000, "Unable to change scheduling policy!", True),
+        (1000, "either run as root or increase RLIMIT_RTPRIO limits.", True),
         (1000, "anything", True),
         # Root, in a control group without a share of real time.
         (0, "Probably missing capabilities, either run as root or increase RLIMIT_RTPRIO", True),
@@ -228,7 +233,10 @@ def test_who_may_not_have_real_time_priorities(
     sample = world.machine().measure_round([PROBE_OF["timer_p99"], PROBE_OF["h2d"]])
     assert set(sample.failed) == {"h2d"} | (set() if left_out else {"timer_p99"})
     assert set(sample.missing) == ({"timer_p99"} if left_out else set())
-    assert not left_out or "run this command as root" in sample.missing["timer_p99"]
+    reason = sample.missing.get("timer_p99", "")
+    assert ("run this command as root" in reason) == left_out
+    # Of the right it speaks only if the tool does.
+    assert ("real-time" in reason) == ("RLIMIT_RTPRIO" in says)
 
 
 def test_a_peer_that_is_named_is_asked(world: DeviceWorld) -> None:
