@@ -17,6 +17,8 @@ from nova_hpc.fabric.partitions.members import PartitionPolicy
 LONGEST_FABRIC: Final = 64
 _MOST_SERVICE_LEVEL: Final = 15
 _MOST_RATE: Final = 63
+#: Bytes -> the encoding of the InfiniBand specification.
+_MTUS: Final = {256: 1, 512: 2, 1024: 3, 2048: 4, 4096: 5}
 
 
 class FabricOptionError(ValueError):
@@ -68,7 +70,7 @@ def read_fabric_settings(options: Any, capabilities: Capabilities) -> FabricSett
         capabilities=capabilities,
         reserved_pkeys=_read_pkeys("reserved_pkeys", options.reserved_pkeys),
         limited_pkeys=_read_pkeys("limited_pkeys", options.limited_pkeys),
-        policies=_read_policies(options.service_levels, options.rates, capabilities),
+        policies=_read_policies(options, capabilities),
         direct_vif_type=options.direct_vif_type,
         bind_wait=options.bind_wait,
         member_timeout=options.member_timeout,
@@ -94,17 +96,27 @@ def _read_pkeys(option: str, texts: Iterable[str]) -> frozenset[int]:
         raise FabricOptionError(f"[hpc_partitions]{option}: {error}") from error
 
 
-def _read_policies(
-    service_levels: Mapping[str, str], rates: Mapping[str, str], capabilities: Capabilities
-) -> dict[int, PartitionPolicy]:
-    levels = _read_numbers("service_levels", service_levels, _MOST_SERVICE_LEVEL)
+def _read_policies(options: Any, capabilities: Capabilities) -> dict[int, PartitionPolicy]:
+    levels = _read_numbers("service_levels", options.service_levels, _MOST_SERVICE_LEVEL)
     if levels and not capabilities.service_levels:
         raise FabricOptionError("[hpc_partitions]service_levels: this subnet manager knows none")
-    speeds = _read_numbers("rates", rates, _MOST_RATE)
+    speeds = _read_numbers("rates", options.rates, _MOST_RATE)
+    mtus = _read_mtus(options.mtus)
     return {
-        pkey: PartitionPolicy(levels.get(pkey), speeds.get(pkey))
-        for pkey in sorted(levels.keys() | speeds.keys())
+        pkey: PartitionPolicy(levels.get(pkey), speeds.get(pkey), mtus.get(pkey))
+        for pkey in sorted(levels.keys() | speeds.keys() | mtus.keys())
     }
+
+
+def _read_mtus(values: Mapping[str, str]) -> dict[int, int]:
+    sizes = _read_numbers("mtus", values, max(_MTUS))
+    for pkey, size in sizes.items():
+        if size not in _MTUS:
+            raise FabricOptionError(
+                f"[hpc_partitions]mtus: {format_pkey(pkey)}:{size}: an MTU is 256, 512, 1024, 2048 "
+                "or 4096 bytes"
+            )
+    return {pkey: _MTUS[size] for pkey, size in sizes.items()}
 
 
 def _read_numbers(option: str, values: Mapping[str, str], most: int) -> dict[int, int]:

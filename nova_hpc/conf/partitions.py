@@ -102,6 +102,14 @@ its membership in force. Needed for functions whose link comes up with the guest
         default={},
         help="Static rates of networks by P_Key, as the InfiniBand specification counts them.",
     ),
+    cfg.DictOpt(
+        "mtus",
+        default={},
+        help="""
+MTUs of networks by P_Key in bytes: 256, 512, 1024, 2048 or 4096. An example is ``0x0101:4096``.
+IPoIB has at most this MTU. opensm takes 2048 bytes for a network without one.
+""",
+    ),
 ]
 
 AGENT_GROUP: Final = cfg.OptGroup(

@@ -43,6 +43,8 @@ class _KeyPolicy:
     pkey: int
     service_level: int | None
     rate: int | None
+    #: A server before this key does not send it.
+    mtu: int | None = None
 
 
 @attrs.frozen
@@ -75,7 +77,9 @@ _CONVERTER: Final = make_strict_converter(
         "membership": (str, _read_membership),
         "service_level": number_field(0, 15),
         "rate": number_field(0, 63),
+        "mtu": number_field(1, 5),
     },
+    defaults=(_KeyPolicy,),
     growing=True,
 )
 
@@ -113,7 +117,7 @@ def read_desired(data: object) -> DesiredPartitions:
     except WireError as error:
         raise DESIRED_PARTITIONS.broken(f"are wrong: {error}") from error
     policies = {
-        policy.pkey: PartitionPolicy(policy.service_level, policy.rate)
+        policy.pkey: PartitionPolicy(policy.service_level, policy.rate, policy.mtu)
         for policy in document.policies
     }
     rows = {member.row for member in document.members}

@@ -89,7 +89,7 @@ def make_strict_converter(
     fields: Mapping[str, tuple[type, Hook]],
     omit: Mapping[type, Collection[str]] | None = None,
     *,
-    defaults: bool = False,
+    defaults: bool | Collection[type] = False,
     growing: bool = False,
 ) -> cattrs.Converter:
     """A converter for documents whose fields are called as those of the classes.
@@ -97,7 +97,8 @@ def make_strict_converter(
     :param fields: name of a field, in any class -> how numbers or texts in it are read;
         other numbers are 0 to 1000000, other texts printable and not empty.
     :param omit: class -> its fields that are in no document.
-    :param defaults: a key may be missing whose field has a default; otherwise none may.
+    :param defaults: a key may be missing whose field has a default, in all classes or in these;
+        otherwise none may.
     :param growing: keys that are unknown are ignored; otherwise they are refused.
     """
     strict_converter = cattrs.Converter(forbid_extra_keys=not growing)
@@ -173,15 +174,16 @@ def _make_mapping_hook(kind: Any, made: cattrs.Converter) -> Hook:
 def _make_class_factory(
     fields: Mapping[str, tuple[Any, Hook]],
     left_out: Mapping[type, Mapping[str, Any]],
-    defaults: bool,
+    defaults: bool | Collection[type],
 ) -> Any:
     def factory(kind: Any, made: cattrs.Converter) -> Hook:
         attrs.resolve_types(kind)
         overrides = {**left_out.get(kind, {})}
+        lenient = defaults if isinstance(defaults, bool) else kind in defaults
         names = {
             field.name
             for field in attrs.fields(kind)
-            if field.name not in overrides and not (defaults and field.default is not attrs.NOTHING)
+            if field.name not in overrides and not (lenient and field.default is not attrs.NOTHING)
         }
         for field in attrs.fields(kind):
             if field.name in fields:

@@ -47,6 +47,8 @@ class PartitionPolicy:
     service_level: int | None = None
     #: Static rate in the encoding of the InfiniBand specification, e.g. 3 for 10 Gb/s.
     rate: int | None = None
+    #: MTU in that encoding, 1 (256 bytes) to 5 (4096); None: opensm makes it 2048 bytes.
+    mtu: int | None = None
 
 
 def _freeze_policies(given: Mapping[int, PartitionPolicy]) -> Mapping[int, PartitionPolicy]:

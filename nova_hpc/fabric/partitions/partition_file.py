@@ -45,7 +45,8 @@ _DIGEST: Final = re.compile(re.escape(RESERVED_COMMENT) + r"sha256 ([0-9a-f]{64}
 _OWN: Final = f"{RESERVED_COMMENT}the administrator's own partitions"
 _NETWORKS: Final = f"{RESERVED_COMMENT}networks"
 _HEAD: Final = re.compile(
-    r"network_([0-9a-f]{4})=0x([0-9a-f]{4}), ipoib(?:, sl=(\d+))?(?:, rate=(\d+))? :"
+    r"network_([0-9a-f]{4})=0x([0-9a-f]{4}), ipoib(?:, sl=(\d+))?(?:, rate=(\d+))?"
+    r"(?:, mtu=(\d+))? :"
 )
 _MEMBER: Final = re.compile(r" 0x([0-9a-f]{16})=(full|limited)([,;])")
 
@@ -163,6 +164,7 @@ def render_body(layout: PartitionLayout, own: OwnPartitions) -> str:
 def _render_partition(pkey: int, members: Mapping[int, Membership], policy: PartitionPolicy) -> str:
     flags = "" if policy.service_level is None else f", sl={policy.service_level}"
     flags += "" if policy.rate is None else f", rate={policy.rate}"
+    flags += "" if policy.mtu is None else f", mtu={policy.mtu}"
     rows = ",\n".join(
         f" {format_guid(guid)}={membership}" for guid, membership in sorted(members.items())
     )
@@ -234,9 +236,11 @@ def _parse_networks(text: str) -> PartitionLayout:
             if match is None or match[1] != match[2] or int(match[1], 16) in partitions:
                 raise PartitionFileError(f"{line[:60]!r} is no partition of a network")
             pkey = int(match[1], 16)
-            level, rate = (None if text is None else int(text) for text in match.group(3, 4))
-            if (level, rate) != (None, None):
-                policies[pkey] = PartitionPolicy(level, rate)
+            policy = PartitionPolicy(
+                *(None if text is None else int(text) for text in match.group(3, 4, 5))
+            )
+            if policy != PartitionPolicy():
+                policies[pkey] = policy
             members = partitions[pkey] = {}
         else:
             match = _MEMBER.fullmatch(line)

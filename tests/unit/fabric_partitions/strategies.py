@@ -67,6 +67,7 @@ def desired_partitions(draw, guids=GUIDS, pkeys=PKEYS):
                 PartitionPolicy,
                 st.one_of(st.none(), st.integers(0, 15)),
                 st.one_of(st.none(), st.integers(2, 18)),
+                st.one_of(st.none(), st.integers(1, 5)),
             ),
             max_size=4,
         )

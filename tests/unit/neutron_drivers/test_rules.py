@@ -31,6 +31,7 @@ def options(**more):
             "limited_pkeys": [],
             "service_levels": {},
             "rates": {},
+            "mtus": {},
             "direct_vif_type": "hostdev_physical",
             "bind_wait": 5.0,
             "member_timeout": 30.0,
@@ -75,11 +76,16 @@ def test_the_options_are_read():
             reserved_pkeys=["0x8001", "99"],
             service_levels={"0x0101": "1"},
             rates={"0x0101": "3", "258": "0x10"},
+            mtus={"0x0101": "4096", "0x0103": "256"},
         ),
         WHOLE,
     )
     assert found.reserved_pkeys == {1, 99}
-    assert found.policies == {0x101: PartitionPolicy(1, 3), 0x102: PartitionPolicy(None, 16)}
+    assert found.policies == {
+        0x101: PartitionPolicy(1, 3, mtu=5),
+        0x102: PartitionPolicy(None, 16),
+        0x103: PartitionPolicy(mtu=1),
+    }
     assert found.names_of_fabrics() == {"main"}
 
 
@@ -94,6 +100,9 @@ def test_the_options_are_read():
         ({"service_levels": {"0x0101": "16"}}, "service_levels.*0 to 15"),
         ({"service_levels": {"0x7fff": "1"}}, "service_levels.*at most 0x0ffe"),
         ({"rates": {"0x0101": "fast"}}, "rates.*fast"),
+        ({"mtus": {"0x0101": "5"}}, "mtus.*0x0101:5.*256, 512, 1024, 2048 or 4096 bytes"),
+        ({"mtus": {"0x0101": "4k"}}, "mtus.*4k"),
+        ({"mtus": {"0x1000": "2048"}}, "mtus.*at most 0x0ffe"),
     ],
 )
 def test_an_option_that_cannot_be_used_is_named(more, said):

@@ -328,7 +328,10 @@ DESIRED: Final = DesiredPartitions(
         PartitionMember(2, "a2d4", 0x0002C90000200011, 0x101, Membership.LIMITED, True, "DOWN"),
         PartitionMember(3, "77b0", 0x0002C90000200021, 0x102, wanted=False),
     ),
-    policies={0x101: PartitionPolicy(service_level=1, rate=3), 0x102: PartitionPolicy(2)},
+    policies={
+        0x101: PartitionPolicy(service_level=1, rate=3, mtu=5),
+        0x102: PartitionPolicy(2),
+    },
 )
 
 DECLARED: Final = NodeDeclaration(

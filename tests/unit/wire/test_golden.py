@@ -229,6 +229,15 @@ def test_texts_of_the_first_code_are_read() -> None:
     assert READERS["guest-abi"](golden("guest-abi/v1.json")) == attrs.evolve(
         examples.ABI, version=1
     )
+    assert READERS["desired-partitions"](golden("desired-partitions/v1-first.json")) == (
+        attrs.evolve(
+            examples.DESIRED,
+            policies={
+                pkey: attrs.evolve(policy, mtu=None)
+                for pkey, policy in examples.DESIRED.policies.items()
+            },
+        )
+    )
     # Not a former one, and not one for every server.
     assert READERS["guest-abi"](golden("guest-abi/v3.json")) == examples.ABI_WITH_SEGMENT
     node = attrs.evolve(examples.SNAPSHOT.hosts[0], withheld_of={})

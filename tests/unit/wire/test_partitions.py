@@ -30,6 +30,7 @@ _POLICIES = st.builds(
     PartitionPolicy,
     service_level=st.none() | st.integers(0, 15),
     rate=st.none() | st.integers(0, 63),
+    mtu=st.none() | st.integers(1, 5),
 )
 _DESIRED = st.builds(
     DesiredPartitions,
@@ -81,6 +82,28 @@ def test_rows_and_keys_are_there_once() -> None:
     policy = {"pkey": 5, "service_level": 1, "rate": None}
     with pytest.raises(WireError, match="a row or a P_Key twice"):
         partitions.read_desired(document(policies=[policy, policy]))
+
+
+def test_a_server_before_mtus_is_read() -> None:
+    policy = {"pkey": 5, "service_level": 1, "rate": None}
+    found = partitions.read_desired(document(policies=[policy]))
+    assert found.policies == {5: PartitionPolicy(1)}
+
+
+def test_only_what_was_added_later_may_be_missing() -> None:
+    with pytest.raises(WireError, match="policy number 0: rate is missing"):
+        partitions.read_desired(document(policies=[{"pkey": 5, "service_level": 1}]))
+    cut = document()
+    del cut["members"][0]["wanted"]
+    with pytest.raises(WireError, match="wanted is missing"):
+        partitions.read_desired(cut)
+
+
+@pytest.mark.parametrize("mtu", [0, 6, 4096, "5"])
+def test_an_mtu_that_is_none_is_named(mtu: object) -> None:
+    policy = {"pkey": 5, "service_level": None, "rate": None, "mtu": mtu}
+    with pytest.raises(WireError, match="mtu is"):
+        partitions.read_desired(document(policies=[policy]))
 
 
 @pytest.mark.parametrize("data", [None, [], "{}", {}, {"schema": "nova-hpc/fabric-map"}])
