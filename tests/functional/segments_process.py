@@ -214,7 +214,9 @@ def _start(host: Host, segments: NodeSegments, server: str) -> None:
         told = segments.add_to(domain, instance)
         host.start(server, domain.text())
         if told is not None and "part" in told:
-            choice = segments.keeper.outcomes[server].choice
+            outcome = segments.keeper.outcome_of(server)
+            assert outcome is not None
+            choice = outcome.choice
             assert choice is not None
             assert host.marks(choice.name) <= {group_of(server)}, "somebody else's memory"
             host.mark(choice.name, choice.part)

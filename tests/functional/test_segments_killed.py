@@ -62,10 +62,11 @@ def test_two_that_start_at_one_moment(folder: Path, monkeypatch: pytest.MonkeyPa
         segments.keeper.put_in_order()
         with segments.starting(segments_process.instance_of(second), anew=True):
             segments.keeper.put_in_order()
-            outcomes = [segments.keeper.outcomes[server] for server in (first, second)]
-            assert [outcome.told()["part"] for outcome in outcomes] == [0, 1]
-            assert {str(outcome.choice.name) for outcome in outcomes if outcome.choice} == {
-                file.name
-            }
+            found = [segments.keeper.outcome_of(server) for server in (first, second)]
+            choices = [outcome.choice for outcome in found if outcome and outcome.choice]
+            assert [(str(choice.name), choice.part) for choice in choices] == [
+                (file.name, 0),
+                (file.name, 1),
+            ]
         assert list(host.shm.iterdir()) == [file]
     assert not list(host.shm.iterdir())

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The segments that there are on one node: read, counted, and put in order.
 
-Which domains there are says libvirt, and nothing else is kept: what a start has chosen is
-remembered until its domain runs, or does not. A file that no running domain names and no start
-waits for is removed; while libvirt does not answer, none is.
+Libvirt's domains are the record. A hold remembers the choice of a start until the domain runs or
+has failed. A file without a running domain and without a hold is removed; while libvirt does not
+answer, none is. One lock covers libvirt's answer, the holds and the decision that rests on both: a
+start that ends in between would be in neither.
 """
 
 from __future__ import annotations
@@ -43,6 +44,43 @@ class SegmentOutcome:
         return {"why": (self.lack or SegmentLack.UNKNOWN).value}
 
 
+@attrs.frozen(eq=False)
+class SegmentHold:
+    """A start, or a restart, that is under way."""
+
+    server: str
+    outcome: SegmentOutcome
+
+
+@attrs.frozen
+class _PartUses:
+    """The use of all parts at one moment."""
+
+    #: File -> part -> server that runs with it or is about to.
+    taken: dict[SegmentFileName, dict[int, str]] = attrs.field(factory=dict)
+    #: Files with a part of two servers, or with a guest of unknown part.
+    unclear: set[SegmentFileName] = attrs.field(factory=set)
+    #: One sentence for each of them, for operators.
+    problems: list[str] = attrs.field(factory=list)
+
+    def add(self, name: SegmentFileName, part: int | None, server: str) -> None:
+        """Count one use."""
+        parts = self.taken.setdefault(name, {})
+        other = server if part is None else parts.setdefault(part, server)
+        if part is not None and other == server:
+            return
+        self.unclear.add(name)
+        wrong = (
+            f"server {server} has an unknown part of {name}"
+            if part is None
+            else f"servers {other} and {server} have the same part {part} of {name}"
+        )
+        self.problems.append(
+            f"{wrong}, so no other server gets a part of it: stop one of them (openstack server "
+            "stop), and start it again"
+        )
+
+
 @attrs.frozen
 class SegmentKeeper:
     """The segments of one node."""
@@ -55,9 +93,9 @@ class SegmentKeeper:
     folder: SegmentFolder
     #: ``[hpc]shared_memory_mb``.
     values: tuple[str, ...]
-    #: The starts that are under way: server -> what it gets, or has while it restarts.
-    outcomes: dict[str, SegmentOutcome] = attrs.field(init=False, factory=dict, eq=False)
-    #: One choice, or one clearing up, at a time.
+    #: The starts that are under way, oldest first; changed under the lock.
+    _holds: list[SegmentHold] = attrs.field(init=False, factory=list, eq=False)
+    #: One choice, or one clearing up, at a time, from libvirt's answer to what follows from it.
     lock: threading.Lock = attrs.field(init=False, factory=threading.Lock, eq=False)
     _said: dict[str, frozenset[str]] = attrs.field(init=False, factory=dict, eq=False)
 
@@ -92,6 +130,23 @@ class SegmentKeeper:
         """Whether there may be any on this node."""
         return self.given or os.path.lexists(self.path)
 
+    def outcome_of(self, server: str) -> SegmentOutcome | None:
+        """The result of a server's start that is under way; None: there is no such start."""
+        own = [hold.outcome for hold in tuple(self._holds) if hold.server == server]
+        return own[-1] if own else None
+
+    def add_hold(self, server: str, outcome: SegmentOutcome) -> SegmentHold:
+        """Remember a choice. The caller has held the lock since before it read the state."""
+        hold = SegmentHold(server, outcome)
+        self._holds.append(hold)
+        return hold
+
+    def end_hold(self, hold: SegmentHold) -> None:
+        """End a start: from now on libvirt's domains say whether the server has its part."""
+        with self.lock:
+            self._holds.remove(hold)
+        self.put_in_order()
+
     def _listing(self) -> FolderListing | None:
         """The files; None: they cannot be relied on. Says what is not as it should be."""
         try:
@@ -112,41 +167,36 @@ class SegmentKeeper:
     def read_state(
         self, domains: NodeGuestDomains, instance: objects.Instance
     ) -> SegmentState | None:
-        """The segments as they are; None: that is not known."""
+        """The segments as they are; None: that is not known. The caller holds the lock."""
         if domains.unknown is not None:
             LOG.error("No shared memory can be given: %s", domains.unknown, instance=instance)
             return None
         listing = self._listing()
         if listing is None:
             return None
-        taken, unclear = self._taken(domains)
-        damaged = listing.damaged & taken.keys()
+        uses = self._read_part_uses(domains)
+        damaged = listing.damaged & uses.taken.keys()
         names = listing.usable | damaged
         return SegmentState(
-            taken={name: taken.get(name, {}) for name in names},
-            lost=frozenset(taken.keys() - names),
-            unclear=frozenset(unclear | damaged),
+            taken={name: uses.taken.get(name, {}) for name in names},
+            lost=frozenset(uses.taken.keys() - names),
+            unclear=frozenset(uses.unclear | damaged),
             pools=self.pools,
         )
 
-    def _taken(
-        self, domains: NodeGuestDomains
-    ) -> tuple[dict[SegmentFileName, dict[int, str]], set[SegmentFileName]]:
-        """File -> part -> server that runs with it or is about to; and files that are not clear."""
-        taken: dict[SegmentFileName, dict[int, str]] = {}
-        unclear = set()
+    def _read_part_uses(self, domains: NodeGuestDomains) -> _PartUses:
+        """The use of all parts by running domains and by starts. Says what is not clear."""
+        uses = _PartUses()
         for domain in domains.domains:
             for use in domain.live.segments:
                 name = use.file_in(self.path)
-                if name is None:
-                    continue
-                parts = taken.setdefault(name, {})
-                if use.part is None or parts.setdefault(use.part, domain.uuid) != domain.uuid:
-                    unclear.add(name)
-        for server, outcome in list(self.outcomes.items()):
-            if outcome.choice is not None:
-                taken.setdefault(outcome.choice.name, {})[outcome.choice.part] = server
-        return taken, unclear
+                if name is not None:
+                    uses.add(name, use.part, domain.uuid)
+        for hold in self._holds:
+            if hold.outcome.choice is not None:
+                uses.add(hold.outcome.choice.name, hold.outcome.choice.part, hold.server)
+        self._say("parts", uses.problems)
+        return uses
 
     def find_former_choice(
         self, instance: objects.Instance, domains: NodeGuestDomains
@@ -174,12 +224,12 @@ class SegmentKeeper:
                 listing = self._listing()
                 if listing is None:
                     return
-                taken, unclear = self._taken(domains)
+                taken = self._read_part_uses(domains).taken
                 for name in sorted(listing.usable | listing.damaged):
-                    if name not in taken and name not in unclear:
+                    if name not in taken:
                         self._remove(name)
                     elif name in listing.usable:
-                        self._write_members(name, taken.get(name, {}))
+                        self._write_members(name, taken[name])
                 self._say_full(listing)
         except Exception:
             LOG.exception("Shared memory cannot be put in order")

@@ -86,28 +86,24 @@ class NodeSegments:
             it moves; False: what it has it has to get again.
         :raises ClaimRefused: for the server's user; nothing was made.
         """
-        with self.keeper.lock:
-            outcome = self._decide(instance, anew)
-            former = self.keeper.outcomes.get(instance.uuid)
-            if outcome is not None:
-                self.keeper.outcomes[instance.uuid] = outcome
-        try:
+        with self._holding(instance, lambda: self._decide(instance, anew)) as outcome:
             if outcome is not None and outcome.choice is not None:
                 # Programs in the guest take a part without a name for one that nobody has.
                 self.keeper.put_in_order()
             _record_segment(instance, outcome, anew)
             yield
-        finally:
-            if outcome is not None:
-                self._end_start(instance, former)
 
     @contextlib.contextmanager
     def staying(self, instance: objects.Instance) -> Iterator[None]:
         """Keep what a server has while its guest is between two lives of one domain."""
-        choice = None
-        if self.keeper.used and _recorded_shape_of(instance) is not None:
-            choice = self.keeper.find_former_choice(instance, self.keeper.domains())
-        with self._holding(instance, choice):
+
+        def read_present() -> SegmentOutcome | None:
+            choice = None
+            if self.keeper.used and _recorded_shape_of(instance) is not None:
+                choice = self.keeper.find_former_choice(instance, self.keeper.domains())
+            return None if choice is None else SegmentOutcome(choice)
+
+        with self._holding(instance, read_present):
             yield
 
     @contextlib.contextmanager
@@ -117,23 +113,32 @@ class NodeSegments:
         :param xml: reads that text.
         :raises ClaimRefused: somebody else has the part, or it cannot be made again.
         """
-        choice = None
-        if _recorded_shape_of(instance) is not None:
-            with self.keeper.lock:
+
+        def take_again() -> SegmentOutcome | None:
+            choice = None
+            if _recorded_shape_of(instance) is not None:
                 choice = self._take_named(instance, xml())
-        with self._holding(instance, choice):
+            return None if choice is None else SegmentOutcome(choice)
+
+        with self._holding(instance, take_again):
             yield
 
     @contextlib.contextmanager
-    def _holding(self, instance: objects.Instance, choice: SegmentChoice | None) -> Iterator[None]:
-        former = self.keeper.outcomes.get(instance.uuid)
-        if choice is not None:
-            self.keeper.outcomes[instance.uuid] = SegmentOutcome(choice)
+    def _holding(
+        self, instance: objects.Instance, decide: Callable[[], SegmentOutcome | None]
+    ) -> Iterator[SegmentOutcome | None]:
+        """Decide and hold the result under one lock, until the block ends.
+
+        :param decide: reads libvirt's domains, and chooses; None: there is nothing to hold.
+        """
+        with self.keeper.lock:
+            outcome = decide()
+            hold = None if outcome is None else self.keeper.add_hold(instance.uuid, outcome)
         try:
-            yield
+            yield outcome
         finally:
-            if choice is not None:
-                self._end_start(instance, former)
+            if hold is not None:
+                self.keeper.end_hold(hold)
 
     def _take_named(self, instance: objects.Instance, xml: str) -> SegmentChoice | None:
         """The part that a text names, with its file there."""
@@ -155,13 +160,6 @@ class NodeSegments:
             LOG.error("%s", error, instance=instance)
             raise ClaimRefused(_KEPT + LACK_TEXTS[SegmentLack.MEMORY]) from error
         return choice
-
-    def _end_start(self, instance: objects.Instance, former: SegmentOutcome | None) -> None:
-        if former is None:
-            self.keeper.outcomes.pop(instance.uuid, None)
-            self.keeper.put_in_order()
-        else:
-            self.keeper.outcomes[instance.uuid] = former
 
     def check_restart(self, instance: objects.Instance) -> None:
         """Refuse the restart of a server that would not get its part again. Nothing is made.
@@ -291,7 +289,8 @@ class NodeSegments:
 
     def is_starting(self, instance: objects.Instance) -> bool:
         """Whether the guest of a server gets a part, or is told why not."""
-        return instance.uuid in self.keeper.outcomes or _recorded_shape_of(instance) is not None
+        has_start = self.keeper.outcome_of(instance.uuid) is not None
+        return has_start or _recorded_shape_of(instance) is not None
 
     def add_to(self, domain: GuestDomainXml, instance: objects.Instance) -> dict[str, Any] | None:
         """Give the guest what its start has chosen; what the guest is told of it.
@@ -299,7 +298,7 @@ class NodeSegments:
         :returns: None: it has asked for nothing.
         :raises ClaimRefused: the guest cannot have it.
         """
-        outcome = self.keeper.outcomes.get(instance.uuid)
+        outcome = self.keeper.outcome_of(instance.uuid)
         if outcome is None:
             if _recorded_shape_of(instance) is not None:
                 raise ClaimRefused(_KEPT + "it was not asked for it. Hard reboot the server.")
