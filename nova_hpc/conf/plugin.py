@@ -12,6 +12,23 @@ class PluginError(Exception):
     """There is none of that name that can be used; the text names the option."""
 
 
+def find_plugin(option: str, namespace: str, name: str, kind: type[Any]) -> type[Any]:
+    """Load the class of one, and make none.
+
+    :param option: as for :func:`load_plugin`.
+    :param kind: the class that it has to extend.
+    :raises PluginError: see there.
+    """
+    try:
+        manager: Any = driver.DriverManager(namespace, name, invoke_on_load=False)
+    except (exception.NoMatches, exception.MultipleMatches, ImportError) as error:
+        raise PluginError(f"[hpc]{option}: {name!r} cannot be loaded: {error}") from error
+    found = manager.driver
+    if not (isinstance(found, type) and issubclass(found, kind)):
+        raise PluginError(f"[hpc]{option}: {name!r} is no {kind.__module__}.{kind.__qualname__}")
+    return found
+
+
 def load_plugin(option: str, namespace: str, name: str, kind: type[Any], *args: object) -> Any:
     """Load and make one.
 

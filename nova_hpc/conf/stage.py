@@ -18,7 +18,8 @@ OPTS: Final[list[cfg.Opt]] = [
 Devices that this project would never offer, and that may be given all the same: PCI
 addresses, or ``vendor:product``. It is about functions by which NVSwitches are managed, or
 whose vital product data cannot be read, and about models that are known not to come back
-from their reset; the reason in nova-compute's log says so.
+from their reset; the reason in nova-compute's log says so. Storage devices are not among them: one
+is offered only if the cleaner of its role proves that it erases the data.
 """,
     ),
     cfg.Opt(

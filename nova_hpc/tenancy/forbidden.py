@@ -4,6 +4,8 @@
 * ConnectX functions by which NVSwitches are managed (HGX B200 and B300): whoever has one
   rules the NVLinks of all servers of the node. They are told by their VPD alone. It is read
   once a boot, by a process with a deadline, and what came of it is kept beside the ledger.
+* Storage devices whose cleaner proves no erase (:mod:`nova_hpc.tenancy.storage`), also if an
+  operator has named them in ``[hpc]offer_anyway``.
 * Devices of which it is known that they do not come back from being given
   (:data:`KNOWN`), for operators who have not said that theirs do
   (``[hpc]offer_anyway``).
@@ -25,6 +27,7 @@ from nova_hpc.tenancy.hygiene import baseline
 from nova_hpc.tenancy.owners import DeviceOwners
 from nova_hpc.tenancy.sign import HealthSign, Symptom
 from nova_hpc.tenancy.step import DeviceTenant, NodeView, RefusedError, TenancyStep, WithheldDevices
+from nova_hpc.tenancy.storage import Erasers, find_unerased_storage
 from nova_hpc.topology import atomic_files, vpd
 from nova_hpc.topology.files import FileError, FileTree
 from nova_hpc.topology.model import Node, PciFunction
@@ -118,6 +121,8 @@ class ForbiddenDevices(TenancyStep):
     cache: Path
     #: Addresses, and ``vendor:product``, of which an operator says that they may be given.
     anyway: frozenset[str] = frozenset()
+    #: Whose cleaner proves that it erases storage.
+    erasers: Erasers = attrs.field(factory=Erasers)
     #: What VPD says, as far as that is certain or was asked since the service started.
     _known: dict[str, Symptom | None] = attrs.field(factory=dict, init=False, eq=False, repr=False)
 
@@ -150,11 +155,12 @@ class ForbiddenDevices(TenancyStep):
 
     def reasons(self, view: NodeView, addresses: Iterable[str]) -> dict[str, Symptom]:
         """Address -> why it is never given. A virtual function is as its physical function."""
-        symptoms = find_forbidden_devices(view.node, addresses, self._look, self.anyway)
+        asked = tuple(addresses)
+        symptoms = find_forbidden_devices(view.node, asked, self._look, self.anyway)
         return {
             address: attrs.evolve(symptom, reason=f"{symptom.reason}; {_CURE}")
             for address, symptom in symptoms.items()
-        }
+        } | find_unerased_storage(view.node, asked, view.roles, self.erasers)
 
     def _look(self, address: str) -> Symptom | None:
         if address not in self._known:

@@ -15,6 +15,7 @@ from typing import Final
 _GPUS: Final = ("03", "12")
 _DISPLAY: Final = "03"
 _ADAPTERS: Final = ("02",)
+_STORAGE: Final = ("01",)
 
 
 def is_gpu(class_code: str | None) -> bool:
@@ -30,3 +31,8 @@ def is_display(class_code: str | None) -> bool:
 def is_adapter(class_code: str | None) -> bool:
     """Whether a function of this class is a network's."""
     return (class_code or "").startswith(_ADAPTERS)
+
+
+def is_storage(class_code: str | None) -> bool:
+    """Whether a function of this class is a mass storage controller, such as an NVMe disk."""
+    return (class_code or "").startswith(_STORAGE)

@@ -31,9 +31,7 @@ from nova_hpc_tools.adopt import (
     layout_names,
     node_wishes,
     nvlink_sets,
-    overlooked,
     questions,
-    readiness,
     replacement,
     service_settings,
     settings,
@@ -42,6 +40,7 @@ from nova_hpc_tools.adopt import (
 from nova_hpc_tools.adopt.configured import Loss
 from nova_hpc_tools.adopt.declaration import EVERY, Declaration, DeclarationError
 from nova_hpc_tools.adopt.identity import Form
+from nova_hpc_tools.adopt.node_findings import find_node_faults
 from nova_hpc_tools.base import CommandAnswer, CommandError, ListCommand
 
 #: The files that depend on the inventory.
@@ -254,6 +253,7 @@ class NodeSetup:
                 **foreign_entries.functions_on_vendor_driver(before.device_spec, node),
                 **kept_back.reasons,
             },
+            erasers=self.told.erasers,
         )
         identity = configured.identity_forms_of(before, node, table, wish_declaration.identity)
         # A name of the operator's own is an identity.
@@ -284,6 +284,7 @@ class NodeSetup:
             networks=wish_declaration.networks,
             traits=wish_declaration.traits,
             switches=wish_declaration.switches,
+            erasers=self.told.erasers,
         )
         spec = device_spec.build_device_spec(node, table, declaration)
         if spec.mixed:
@@ -375,13 +376,8 @@ class NodeSetup:
             for new, old in sorted(table.kept.items())
         ]
         ready = (
-            readiness.check_readiness(node, spec, table, wishes) if self.root is not None else []
+            find_node_faults(node, spec, table, wishes, self.told) if self.root is not None else []
         )
-        if self.root is not None:
-            own = bool(self.told.other_roles)
-            ready += overlooked.find_overlooked_devices(
-                node, table, readiness.offered_functions_of(node, spec), own
-            )
         place = (self.args.layout, node.hostname)
         notes = [f"{one.seen} {layout_cures.render_cure(one.cure, *place)}" for one in ready]
         notes += self._stock(spec)

@@ -9,6 +9,7 @@ from typing import Final
 
 import attrs
 
+from nova_hpc.tenancy.storage import Erasers
 from nova_hpc.topology.model import Node, PciFunction
 from nova_hpc.topology.nvlink import SWITCH_ROLE
 from nova_hpc.topology.roles import Roles
@@ -100,6 +101,8 @@ class Declaration:
     withheld: Mapping[str, str] = attrs.field(factory=dict, hash=False)
     #: The node's NVLink sets; None: those that its inventory can tell.
     nvlink: tuple[NvlinkSet, ...] | None = None
+    #: The roles whose cleaner proves that it erases storage.
+    erasers: Erasers = attrs.field(factory=Erasers)
 
     def gives_whole(self, address: str) -> bool:
         """Whether the physical function at *address* is given as a whole."""

@@ -227,7 +227,11 @@ class _Sieve:
         for function in self._node.functions:
             if function.address in self._role:
                 role = self._role[function.address]
-                reason = _why_never_given(function) or self._declaration.refuses(function, role)
+                reason = (
+                    _why_never_given(function)
+                    or self._declaration.refuses(function, role)
+                    or self._declaration.erasers.explain_refusal(self._node, function, role)
+                )
                 if reason is None:
                     able.append(function)
                 else:

@@ -91,6 +91,9 @@ CHECKS: Final[Mapping[str, DoctorCheck]] = {
         _W, "GPUs and adapters below the switch reach each other otherwise than was wished."
     ),
     "role-none": DoctorCheck(_W, "It could be for servers, and no server can ask for it."),
+    "storage-kept": DoctorCheck(
+        _W, "A server would read the data of the one before: a reset of a disk erases nothing."
+    ),
     "nvswitch-idle": DoctorCheck(
         _W, "The GPUs have no NVLinks; on some boards CUDA does not start."
     ),

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import attrs
 
+from nova_hpc.tenancy.storage import Erasers
 from nova_hpc.topology.model import ADDRESS, Node
 from nova_hpc.topology.roles import Roles
 from nova_hpc.wire import capture
@@ -334,10 +335,12 @@ def to_declaration(
     whole: frozenset[str],
     sets: tuple[nvlink_sets.NvlinkSet, ...],
     withheld: Mapping[str, str],
+    erasers: Erasers,
 ) -> Declaration:
     """The wishes in terms of addresses, without what is configured already.
 
     :param withheld: address -> why it is not offered without a word about it.
+    :param erasers: the roles whose cleaner proves that it erases storage.
     """
     classes, forms, networks, traits, once = {}, {}, {}, {}, set()
     for role, wish in role_wishes_of(wishes):
@@ -362,4 +365,5 @@ def to_declaration(
         left_out=left_out,
         withheld=withheld,
         nvlink=sets or None,
+        erasers=erasers,
     )

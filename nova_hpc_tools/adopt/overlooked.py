@@ -37,7 +37,6 @@ NOBODY: Final = "none"
 _KINDS: Final[Mapping[str, str]] = {
     "02": "nic",
     "0c06": "nic",
-    "0108": "nvme",
     "12": "accel",
     "0b40": "accel",
 }
@@ -83,15 +82,20 @@ def _check_numa_nodes(node: Node, offered: Iterable[PciFunction]) -> Iterator[Do
         )
 
 
+def list_offered_gpus(
+    node: Node, roles: Roles, offered: Iterable[PciFunction]
+) -> list[PciFunction]:
+    """The GPUs among the devices that servers can be given."""
+    return [each for each in offered if roles.role_of(each, node) == nvlink_sets.GPU_ROLE]
+
+
 # --- without a role -----------------------------------------------------------------------
 
 
 def _check_roleless_devices(
     node: Node, roles: Roles, offered: Iterable[PciFunction], own_roles: bool
 ) -> Iterator[DoctorFinding]:
-    gpus = [
-        function for function in offered if roles.role_of(function, node) == nvlink_sets.GPU_ROLE
-    ]
+    gpus = list_offered_gpus(node, roles, offered)
     seen: set[tuple[str, ...]] = set()
     for function in node.functions:
         kind = _kind_word_of(function)
@@ -103,7 +107,7 @@ def _check_roleless_devices(
         ):
             continue
         meant = _part_for_servers(node, function)
-        if roles.role_of(meant, node) or not _awaits_servers(function, gpus):
+        if roles.role_of(meant, node) or not awaits_servers(function, gpus):
             continue
         entry = _role_entry_of(meant, kind)
         line = json.dumps(entry)
@@ -115,7 +119,7 @@ def _check_roleless_devices(
             for sibling in node.functions
             if (sibling.vendor_id, sibling.product_id) == (function.vendor_id, function.product_id)
             and sibling.physical_function is None
-            and _awaits_servers(sibling, gpus)
+            and awaits_servers(sibling, gpus)
         )
         vfs = len(function.virtual_functions)
         how = (
@@ -153,7 +157,7 @@ def _part_for_servers(node: Node, function: PciFunction) -> PciFunction:
     return function
 
 
-def _awaits_servers(function: PciFunction, gpus: Iterable[PciFunction]) -> bool:
+def awaits_servers(function: PciFunction, gpus: Iterable[PciFunction]) -> bool:
     """Whether somebody has made it ready for servers; of adapters also: it is at a GPU's switch.
 
     A disk or an adapter on the host's driver farther away is the host's.

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from nova_hpc.tenancy.storage import Erasers
 from nova_hpc.topology.model import Node, PciFunction
 from nova_hpc.topology.roles import Roles
 from nova_hpc.wire.node_declaration import (
@@ -74,7 +75,7 @@ def _ask_devices(
     declared_addresses = {
         device.address for device in (*(wishes.left_out or ()), *(wishes.offer_in_use or ()))
     }
-    for (role, product), functions in _group_offerable_functions(node, table):
+    for (role, product), functions in _group_offerable_functions(node, table, told.erasers):
         asked = [
             function
             for function in functions
@@ -100,13 +101,15 @@ def _ask_devices(
 
 
 def _group_offerable_functions(
-    node: Node, table: Roles
+    node: Node, table: Roles, erasers: Erasers
 ) -> Iterator[tuple[tuple[str, str], list[PciFunction]]]:
     """Role and product of what would be offered -> the functions: adapters for their VFs."""
     functions_by_kind: dict[tuple[str, str], list[PciFunction]] = defaultdict(list)
     for function in node.functions:
         role = table.role_of(function, node)
         if role is None or function.virtual_functions:
+            continue
+        if erasers.explain_refusal(node, function, role) is not None:
             continue
         shown_function = node.function(function.physical_function or "") or function
         kind = role, f"{function.vendor_id}:{function.product_id}"

@@ -22,6 +22,8 @@ from oslo_config import cfg
 
 from nova_hpc import conf
 from nova_hpc.conf.roles import DEFAULT_ROLES
+from nova_hpc.tenancy.hygiene import cleaner
+from nova_hpc.tenancy.storage import Erasers
 from nova_hpc.topology import roles
 from nova_hpc.topology.model import Node
 from nova_hpc.topology.roles import Roles
@@ -184,6 +186,8 @@ class ServiceSettings:
     other_roles: tuple[str, ...] = ()
     #: ``[hpc]offer_anyway``, in lower case.
     anyway: frozenset[str] = frozenset()
+    #: By ``[hpc]cleaners`` and ``clean_devices``.
+    erasers: Erasers = attrs.field(factory=Erasers)
     #: Of the options that may be given several times what others say.
     others: Sections = attrs.field(factory=dict, hash=False)
 
@@ -270,6 +274,7 @@ def _read_settings_of_files(
         ),
         other_roles=other_roles,
         anyway=frozenset(word.strip().lower() for word in all_of_it.hpc.offer_anyway),
+        erasers=cleaner.find_erasers(all_of_it.hpc.cleaners, all_of_it.hpc.clean_devices),
         others={
             "pci": {
                 "alias": _values_without(theirs.pci.alias, our_options.pci.alias),
@@ -307,7 +312,9 @@ def _values_without(theirs: Iterable[str] | None, ours: Iterable[str] | None) ->
 def _load_checked_options(files: Sequence[Path]) -> cfg.ConfigOpts:
     options = load_options(files, _NOVA)
     check_option_values(
-        options, "hpc", ("device_role", "nvlink_set", "offer_anyway", settings.CACHE)
+        options,
+        "hpc",
+        ("device_role", "nvlink_set", "offer_anyway", "cleaners", "clean_devices", settings.CACHE),
     )
     for group, opts in _NOVA.items():
         if group == "DEFAULT":

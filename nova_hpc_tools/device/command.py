@@ -15,7 +15,7 @@ from typing import Any, Final
 import attrs
 from cliff.columns import FormattableColumn
 
-from nova_hpc.tenancy import health, holders, reserve
+from nova_hpc.tenancy import forbidden, health, holders, reserve, storage
 from nova_hpc.tenancy.health import OfferedFunction
 from nova_hpc.tenancy.health_states import HealthRules
 from nova_hpc.tenancy.hygiene import cleaner
@@ -26,11 +26,14 @@ from nova_hpc.tenancy.owners import DeviceOwners
 from nova_hpc.tenancy.sign import HealthSign
 from nova_hpc.tenancy.stage import device_stage
 from nova_hpc.tenancy.step import DeviceCandidate, NodeView
+from nova_hpc.tenancy.storage import Erasers
 from nova_hpc.topology import roles, sysfs
 from nova_hpc.topology.model import AddressError, Node, address_key, normalise_address
 from nova_hpc.wire.ledger import DeviceState, Ledger
 from nova_hpc_tools import base
 from nova_hpc_tools.adopt import device_spec, service_settings, source_options
+from nova_hpc_tools.adopt.declaration import Declaration
+from nova_hpc_tools.adopt.device_spec import DeviceSpec
 from nova_hpc_tools.base import CommandAnswer, CommandError
 from nova_hpc_tools.device.upkeep import DeviceUpkeep
 from nova_hpc_tools.doctor import libvirt_domains
@@ -38,7 +41,9 @@ from nova_hpc_tools.snapshot import SnapshotError
 from nova_hpc_tools.snapshot.cloud_readers import read_health
 
 #: Options that are used here.
-_NEEDED: Final = ("ledger_file", "reset_timeout", "cleaners", "sysfs_root")
+_NEEDED: Final = (
+    *("ledger_file", "reset_timeout", "cleaners", "clean_devices", "sysfs_root", "offer_anyway"),
+)
 
 #: How libvirt may bind a device only nova-compute's device_spec says.
 _SIGNS: Final = health.FRESH - {HealthSign.DRIVER, HealthSign.UNIT}
@@ -114,9 +119,18 @@ class ManagedNode:
         entry = device_stage.load_stage(self.ledger.device(address).stage)
         return "" if entry is None or entry.seconds is None else f"{entry.seconds:g}"
 
+    def erasers(self) -> Erasers:
+        """The roles whose cleaner proves that it erases storage."""
+        return cleaner.find_erasers(self.options.hpc.cleaners, self.options.hpc.clean_devices)
+
+    def spec(self) -> DeviceSpec:
+        """The offer of the node by its roles alone."""
+        wishes = Declaration(erasers=self.erasers())
+        return device_spec.build_device_spec(self.node, self.table, wishes)
+
     def addresses(self) -> list[str]:
         """Everything that is offered, or that somebody has put into a file."""
-        spec = device_spec.build_device_spec(self.node, self.table)
+        spec = self.spec()
         addresses = {address for offer in spec.offers for address in offer.functions}
         addresses |= self.ledger.devices.keys()
         return sorted(addresses, key=address_key)
@@ -155,13 +169,17 @@ class ManagedNode:
 
     def ill(self) -> dict[str, str]:
         """Address -> what is wrong with a device, without touching it."""
-        offers = [OfferedFunction(address) for address in self.addresses()]
-        return {
-            address: finding.reason
-            for address, finding in health.judge_offered_functions(
-                self.node, offers, signs=_SIGNS
-            ).items()
+        addresses = self.addresses()
+        offers = [OfferedFunction(address) for address in addresses]
+        anyway = {word.strip().lower() for word in self.options.hpc.offer_anyway}
+        of_role = {address: self.role(address) for address in addresses}
+        symptoms = {
+            # The VPD of adapters is nova-compute's to read, once a boot.
+            **forbidden.find_forbidden_devices(self.node, addresses, lambda _: None, anyway),
+            **health.judge_offered_functions(self.node, offers, signs=_SIGNS),
+            **storage.find_unerased_storage(self.node, addresses, of_role, self.erasers()),
         }
+        return {address: symptom.reason for address, symptom in symptoms.items()}
 
     def step(self) -> DeviceUpkeep:
         """The step that cleans and checks devices.

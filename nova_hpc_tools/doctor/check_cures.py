@@ -129,6 +129,11 @@ CURES: Final[Mapping[str, DoctorCure]] = {
         ),
         ", or leave the device out.",
     ),
+    "storage-kept": DoctorCure.of(
+        "Leave it to the host; or name a cleaner that erases it for its role in ",
+        place_option("hpc", "cleaners"),
+        ".",
+    ),
     "nvswitch-idle": DoctorCure.of(
         "Start what manages the NVSwitches, and set ", _PLACE_NVLINK, "."
     ),

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import attrs
 
+from nova_hpc.tenancy.storage import Erasers
 from nova_hpc.topology import cpuset, peer_wish
 from nova_hpc.topology.model import Node, PciFunction, address_key
 from nova_hpc.topology.peer_wish import PeerWish
@@ -38,6 +39,7 @@ from nova_hpc_tools.adopt.cures import (
 )
 from nova_hpc_tools.adopt.device_spec import DeviceSpec
 from nova_hpc_tools.adopt.findings import DoctorFinding
+from nova_hpc_tools.adopt.storage_findings import find_kept_storage
 from nova_hpc_tools.doctor import checks_host, checks_memory, checks_service
 
 _SHARED, _DEDICATED = settings.CPU_SETS
@@ -75,6 +77,8 @@ class Facts:
     cpu_sets: Mapping[str, str] = attrs.field(factory=dict, hash=False)
     #: Address -> why it must never be given.
     never: Mapping[str, str] = attrs.field(factory=dict, hash=False)
+    #: The roles whose cleaner proves that it erases storage.
+    erasers: Erasers = attrs.field(factory=Erasers)
     #: Files of ``nova-hpc prepare`` that are not as it would write them now.
     drift: tuple[str, ...] = ()
     #: What files of the host say.
@@ -117,6 +121,9 @@ def check_compute_node(facts: Facts) -> list[DoctorFinding]:
     service = checks_service.check_service(facts.service)
     nobody = overlooked.find_overlooked_devices(
         facts.node, facts.roles, facts.offered, facts.own_roles
+    )
+    nobody += find_kept_storage(
+        facts.node, facts.roles, facts.spec, facts.device_spec, facts.erasers
     )
     return [
         *(

@@ -169,6 +169,7 @@ def _collect_node_facts(work: NodeSetup, nova: Any) -> Facts:
         report=nova.pci.report_in_placement,
         cpu_sets=sets,
         never=never,
+        erasers=work.told.erasers,
         drift=prepare.find_host_file_drift(work),
         host=attrs.evolve(host, nova_slows=slows),
         peer=PeerWish(nova.hpc.peer_to_peer),

@@ -14,6 +14,7 @@ from typing import Final
 import attrs
 
 from nova_hpc.conf.roles import DEFAULT_ROLES
+from nova_hpc.tenancy.hygiene import cleaner
 from nova_hpc.topology import roles
 from nova_hpc.topology.model import InventoryError, Node
 from nova_hpc.topology.roles import Roles
@@ -80,7 +81,9 @@ def read_node_settings(node: Node, config: Sequence[str]) -> NodeSettings:
     :raises InventoryError: they cannot be used; the text says which and why.
     """
     try:
-        options = service_settings.read_node_options(config, ("device_role", "nvlink_set"))
+        options = service_settings.read_node_options(
+            config, ("device_role", "nvlink_set", "cleaners", "clean_devices")
+        )
         lines = tuple(options.pci.device_spec or ())
         role_table = service_settings.role_table_of(options.hpc.device_role, node, lines)
     except (roles.RoleError, service_settings.ConfigError) as error:
@@ -94,7 +97,11 @@ def read_node_settings(node: Node, config: Sequence[str]) -> NodeSettings:
         device_spec=lines, aliases=tuple(options.pci.alias or ())
     )
     identity = configured.identity_forms_of(current_settings, node, role_table, {})
-    declaration = Declaration(nvlink=links or None, identity=identity)
+    declaration = Declaration(
+        nvlink=links or None,
+        identity=identity,
+        erasers=cleaner.find_erasers(options.hpc.cleaners, options.hpc.clean_devices),
+    )
     return NodeSettings(
         role_table, lines, device_spec.build_device_spec(node, role_table, declaration)
     )

@@ -20,7 +20,6 @@ from nova_hpc.placement.model import DevicePool, FreeHost
 from nova_hpc.tenancy.sign import HealthSign
 from nova_hpc.topology import peer
 from nova_hpc.wire.ledger import DeviceState, Ledger
-from nova_hpc_tools.adopt import device_spec
 from nova_hpc_tools.base import CommandError
 from nova_hpc_tools.device.command import ManagedNode
 from nova_hpc_tools.metrics import catalogue, gpu_uuids
@@ -139,7 +138,7 @@ def _measure_node_sets(
     place: ManagedNode, devices: Sequence[_ListedDevice], labels: Mapping[str, str]
 ) -> Iterator[MetricSample]:
     free = {device.address for device in devices if device.state == _FREE}
-    offers = device_spec.build_device_spec(place.node, place.table).offers
+    offers = place.spec().offers
     pools = [
         DevicePool(
             id=offer.functions[0],

@@ -113,6 +113,30 @@ class WithholdTest(DriverTest):
         reason = f"IOMMU group 77 is not viable: {PF} (mlx5_core) is in it"
         self.assertEqual({VFS[0]: reason}, self.stats_of("alpha").withheld)
 
+    def test_a_disk_is_never_offered_without_a_proven_erase(self) -> None:
+        """Whatever its entry says; before: given with a reset, which erases nothing."""
+        for number, tagged in enumerate((True, False)):
+            name = f"disk{number}"
+            shape = fixtures.Shape((fixtures.Switch(gpus=2),))
+            entries = shape.device_spec()
+            if not tagged:
+                # Beside the other's; without any tag on a node this project does nothing.
+                entries[0] = {key: entries[0][key] for key in entries[0] if "hpc_" not in key}
+                self.assertEqual(FIRST, entries[0]["address"])
+
+            def make_disk(tree) -> None:
+                (tree.devices / FIRST / "class").write_text("0x010802")
+
+            self.host(name, shape, entries, before=make_disk)
+            self.assertEqual({SECOND: "available"}, self.tracked(name))
+            self.assertEqual([FIRST], list(self.stats_of(name).withheld))
+            who = "of the role gpu" if tagged else "without a role"
+            said = self.stats_of(name).withheld[FIRST]
+            self.assertIn(f"no cleaner {who} proves", said)
+            # Not for a flavor without hpc: keys either.
+            flavor = self.make_flavor({"pci_passthrough:alias": "gpu:2"})
+            self.boot(flavor, state="ERROR", az=f"nova:{name}")
+
     def test_a_device_in_use_is_never_dropped(self) -> None:
         self.host("alpha", fixtures.Shape((fixtures.Switch(gpus=2),)))
         server = self.boot(self.make_flavor(GPU))

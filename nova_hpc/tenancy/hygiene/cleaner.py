@@ -14,13 +14,14 @@ import csv
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 import attrs
 
 from nova_hpc.conf import plugin
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
 from nova_hpc.tenancy.hygiene.reset import ResetError
+from nova_hpc.tenancy.storage import Erasers
 from nova_hpc.topology.model import PciFunction
 from nova_hpc.topology.vfio import Vfio
 
@@ -61,6 +62,10 @@ class Cleaner(abc.ABC):
 
     One object serves all devices and threads of a service: it keeps no state.
     """
+
+    #: Prefixes of class codes of storage devices. :meth:`clean` erases all of their data, and
+    #: raises CleanError if the device does not prove it. Others are never offered.
+    erases: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, tools: CleanerTools) -> None:
         self.tools = tools
@@ -181,6 +186,24 @@ _OWN: Final[Mapping[str, type[Cleaner]]] = {
 }
 
 
+def find_erasers(names: Mapping[str, str], cleaning: bool = True) -> Erasers:
+    """The roles whose cleaner proves that it erases storage devices. Never raises.
+
+    :param names: ``[hpc]cleaners``. A cleaner that cannot be loaded erases nothing.
+    :param cleaning: ``[hpc]clean_devices``.
+    """
+    erased = {}
+    for role, name in names.items() if cleaning else ():
+        own = _OWN.get(name)
+        try:
+            kind = own or plugin.find_plugin("cleaners", NAMESPACE, name, Cleaner)
+        except plugin.PluginError:
+            continue
+        if kind.erases:
+            erased[role] = tuple(kind.erases)
+    return Erasers(erased)
+
+
 def _load_cleaner(name: str, tools: CleanerTools) -> Cleaner:
     # Its own are there however the project was installed.
     own = _OWN.get(name)
@@ -204,5 +227,6 @@ __all__ = [
     "RoleCleaners",
     "VirtualFunction",
     "check_gpu_memory",
+    "find_erasers",
     "load_cleaners",
 ]

@@ -247,8 +247,10 @@ def test_disks(at_home, machine, how):
     at_home.declare(roles=[{"role": "disk", "class": "0108"}])
     status, _, err = at_home()
     assert status == 0
-    assert any(NIC in each for each in at_home.told("device_spec")) is (how == "free")
     assert ("the host uses its disk nvme0n1p1" in err) is (how != "free")
+    # A free one holds the data of its last user.
+    assert not any(NIC in each for each in at_home.told("device_spec"))
+    assert ("no cleaner of the role disk proves that its data are erased" in err) is (how == "free")
 
 
 def test_a_device_that_is_offered_is_not_asked_who_uses_it(at_home, card):

@@ -11,9 +11,12 @@ from dataclasses import replace
 import pytest
 
 from nova_hpc.conf.roles import DEFAULT_ROLES
+from nova_hpc.tenancy.storage import Erasers
 from nova_hpc.topology import roles as offer_roles
 from nova_hpc.topology import sysfs
 from nova_hpc_tools.adopt import device_spec, overlooked, readiness
+from nova_hpc_tools.adopt.layout_cures import render_cure
+from nova_hpc_tools.adopt.storage_findings import find_kept_storage
 from nova_hpc_tools.doctor import facts_host
 from nova_hpc_tools.main import main
 from tests.nodes.catalogue import NODES
@@ -29,6 +32,7 @@ def looked(node, backend="none", hooks=(), table=ROLES):
     spec = device_spec.build_device_spec(node, table)
     offered = readiness.offered_functions_of(node, spec)
     found = [*overlooked.find_overlooked_devices(node, table, offered, False)]
+    found += find_kept_storage(node, table, spec, [*spec.lines()], Erasers())
     return [*found, *overlooked.find_idle_nvswitches(node, table, offered, backend, hooks)]
 
 
@@ -135,7 +139,14 @@ def test_a_disk_for_servers_is_missed_and_a_disk_of_the_host_is_not(tmp_path):
         said = [each for each in found if "144d:a80a" in each.seen]
         assert len(said) == expected
         if said:
-            assert "0000:d1:00.0, 0000:d2:00.0 (NVMe 144d:a80a, bound to vfio-pci)" in said[0].seen
+            (said,) = said
+            assert said.check == "storage-kept"
+            assert "0000:d1:00.0, 0000:d2:00.0 (NVMe 144d:a80a, bound to vfio-pci)" in said.seen
+            assert "a reset erases nothing" in said.seen
+            cure = render_cure(said.cure)
+            assert "driverctl unset-override 0000:d1:00.0; driverctl" in cure
+            assert "device_role" not in cure
+            assert "add-device-role" not in cure
 
 
 @pytest.mark.parametrize("name", ["h200", "no-numa"])

@@ -119,6 +119,12 @@ def broadcom(place: Place) -> None:
     place.group(BROADCOM, 8)
 
 
+def disk(place: Place) -> None:
+    place.device("0000:1c:00.0", "0x144d", "0xa80a", "0x010802")
+    place.driver("0000:1c:00.0", "vfio-pci")
+    place.group("0000:1c:00.0", 9)
+
+
 def nvswitch(place: Place, driver: str | None = "vfio-pci") -> None:
     place.device("0000:1c:00.0", "0x10de", "0x22a3", "0x068000")
     place.group("0000:1c:00.0", 7)

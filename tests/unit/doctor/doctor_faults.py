@@ -22,6 +22,7 @@ from tests.unit.doctor.doctor_changes import (
     again,
     bar,
     broadcom,
+    disk,
     groups,
     hook,
     libvirt,
@@ -240,6 +241,10 @@ FAULTS: Final = (
     Fault(
         "an adapter of another make for servers", "role-none", broadcom,
         f"{CONFIGURE} ``--add-device-role``", lambda p: p.again("--add-device-role", ROLE),
+    ),
+    Fault(
+        "a disk for servers whose cleaner erases nothing", "storage-kept", disk,
+        "its driver given back", lambda p: p.driver("0000:1c:00.0", "nvme"),
     ),
     Fault(
         "NVSwitches that nobody runs", "nvswitch-idle", nvswitch,
