@@ -75,6 +75,8 @@ class Omitted:
     reason: str
     #: Of a virtual function: its physical function.
     parent: str | None = None
+    #: Nothing but its data stands against it: no cleaner proves that it erases them.
+    unerased: bool = False
 
 
 @attrs.frozen
@@ -211,13 +213,10 @@ class _Sieve:
             if (role := roles.role_of(function, node)) is not None
         }
 
-    def omit(self, function: PciFunction, reason: str) -> None:
+    def omit(self, function: PciFunction, reason: str, unerased: bool = False) -> None:
         """Remember why *function* is not offered."""
-        self.omitted.append(
-            Omitted(
-                function.address, self._role[function.address], reason, function.physical_function
-            )
-        )
+        role, parent = self._role[function.address], function.physical_function
+        self.omitted.append(Omitted(function.address, role, reason, parent, unerased))
 
     def pools(self) -> list[_OfferPool]:
         """The pools to offer as far as single functions and adapters go."""
@@ -227,16 +226,13 @@ class _Sieve:
         for function in self._node.functions:
             if function.address in self._role:
                 role = self._role[function.address]
-                reason = (
-                    _why_never_given(function)
-                    or self._declaration.refuses(function, role)
-                    or self._declaration.erasers.explain_refusal(self._node, function, role)
-                )
-                if reason is None:
+                reason = _why_never_given(function) or self._declaration.refuses(function, role)
+                data = self._declaration.erasers.explain_refusal(self._node, function, role)
+                if reason is None and data is None:
                     able.append(function)
                 else:
                     kept.setdefault(function.physical_function, function.address)
-                    self.omit(function, reason)
+                    self.omit(function, reason or data or "", unerased=reason is None)
         families: dict[str, list[PciFunction]] = defaultdict(list)
         single = []
         for function in able:

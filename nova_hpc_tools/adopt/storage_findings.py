@@ -53,16 +53,20 @@ def find_kept_storage(
             named[function.address] = reason
             findings.append(_finding_of_entry(function, reason, spec_entries.is_own_entry(entry)))
     gpus = overlooked.list_offered_gpus(node, roles, readiness.offered_functions_of(node, spec))
-    omitted = {item.address: item.reason for item in spec.omitted}
+    unerased = {item.address for item in spec.omitted if item.unerased}
     alike: dict[str, list[PciFunction]] = defaultdict(list)
     for function in node.functions:
         if function.address in named or function.is_bridge or function.unknown is not None:
             continue
         role = roles.role_of(function, node)
-        reason = erasers.explain_refusal(node, function, role)
-        if reason is None or (role is not None and omitted.get(function.address) != reason):
-            continue  # also if it stays with the host for a reason of its own
-        if role is not None or overlooked.awaits_servers(function, gpus):
+        # One with a role may stay with the host for a reason of its own.
+        meant = (
+            function.address in unerased
+            if role is not None
+            else overlooked.awaits_servers(function, gpus)
+        )
+        reason = erasers.explain_refusal(node, function, role) if meant else None
+        if reason is not None:
             alike[reason].append(function)
     return [*findings, *_findings_of_kept(alike)]
 

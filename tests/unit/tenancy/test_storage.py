@@ -85,7 +85,7 @@ def test_the_machines_have_storage(machines):
     assert sum(bool(storage_of(node)) for node in machines) >= 6
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_no_declaration_offers_storage_without_a_proof(machines, data):
     node = machines[data.draw(st.integers(0, len(machines) - 1))]
@@ -114,7 +114,7 @@ def test_no_declaration_offers_storage_without_a_proof(machines, data):
             assert "erase" in told[address] or "domains" in told[address]
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_a_compute_node_withholds_storage_whatever_its_entries_say(machines, data):
     """Also entries without tags, and whatever ``[hpc]offer_anyway`` names."""
