@@ -23,13 +23,16 @@ from .shared_settings import (
     build_shared_settings,
     describe_small_part,
     format_environment,
+    format_shell_environment,
     format_version,
 )
 
 DEVICE: Final = "/dev/nova-hpc-shared"
 FOLDER: Final = f"{STATE}/shared"
 LOCK: Final = f"{STATE}/shared.lock"
+#: The variables of MPI, as systemd and Docker read them; and the same for shells.
 SHARED_ENVIRONMENT: Final = f"{STATE}/shared-memory.env"
+SHARED_SHELL: Final = f"{STATE}/shared-memory.sh"
 RULE: Final = "/run/udev/rules.d/60-nova-hpc-shared-memory.rules"
 #: Users of this group can use the memory.
 GROUP: Final = "hpc"
@@ -104,6 +107,8 @@ def _install_for_programs(
     ucx = find_ucx_version(root)
     settings = build_shared_settings(library, FOLDER, ucx, list_network_devices(root))
     hint = describe_small_part(promise.part_bytes, os.cpu_count() or 1)
+    if root.write(SHARED_SHELL, format_shell_environment(settings).encode()):
+        report.append(f"wrote {SHARED_SHELL}")
     if root.write(SHARED_ENVIRONMENT, format_environment(settings, ucx, hint).encode()):
         shown = "UCX not found" if ucx is None else f"UCX {format_version(ucx)}"
         report.append(f"wrote {SHARED_ENVIRONMENT} ({shown})")
@@ -112,7 +117,7 @@ def _install_for_programs(
 
 def forget_shared_memory(root: Root) -> None:
     """Have the jobs that start from now on use the network."""
-    for path in (SHARED_ENVIRONMENT, PART, RULE):
+    for path in (SHARED_ENVIRONMENT, SHARED_SHELL, PART, RULE):
         root.remove(path)
 
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+PRELOAD: Final = "LD_PRELOAD"
 #: From this version on, large messages take the shared memory without being told to.
 SENDS_LARGE: Final = (1, 22)
-#: MiB of its part that each process takes before its first message, with UCX's own sizes; and
-#: the sizes with which 0.3 are enough.
-RANK_MIB: Final = 5
+#: MiB of its part that each process takes at most, with UCX's own sizes: an Open MPI rank with a
+#: window 8.2, all others about 4.2 (tests/shm/test_mpi.py); and sizes with which less is enough.
+RANK_MIB: Final = 9
 DIRECTORY_MIB: Final = 1
 SMALL_RANKS: Final = ("UCX_POSIX_SEG_SIZE=4k", "UCX_POSIX_RX_BUFS_GROW=64")
 
@@ -41,7 +42,7 @@ def build_shared_settings(
         those that are right for all.
     """
     settings = [
-        ("LD_PRELOAD", library),
+        (PRELOAD, library),
         ("UCX_POSIX_DIR", folder),
         # /proc/PID/fd of another server's process is nothing here, or another process.
         ("UCX_POSIX_USE_PROC_LINK", "n"),
@@ -83,7 +84,7 @@ def describe_small_part(part_bytes: int, cpus: int) -> str | None:
         return None
     return (
         f"The part of {part_bytes >> 20} MiB has room for {room} of {cpus} MPI processes: each "
-        f"takes up to {RANK_MIB} MiB. {' and '.join(SMALL_RANKS)} let each do with 0.3."
+        f"takes up to {RANK_MIB} MiB. {' and '.join(SMALL_RANKS)} let each do with 1.2."
     )
 
 
@@ -105,3 +106,15 @@ def format_environment(
         *([] if hint is None else [f"# {hint}"]),
     ]
     return "\n".join((*lines, *(f"{name}={value}" for name, value in settings), ""))
+
+
+def format_shell_environment(settings: Sequence[tuple[str, str]]) -> str:
+    """A file for shells to read: the user's own libraries stay, behind the one of this project.
+
+    The library has to come first: another one with an ``mmap()`` would take UCX's calls.
+    """
+    lines = ["# Written by nova-hpc-guest install --shared-memory, for shells."]
+    for name, value in settings:
+        kept = f"${{{name}:+:${name}}}" if name == PRELOAD else ""
+        lines.append(f'export {name}="{value}{kept}"')
+    return "\n".join((*lines, ""))

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "call_order.h"
 #include "messages.h"
 #include "real_calls.h"
 #include "server_lock.h"
@@ -146,11 +147,24 @@ static bool map_device(void)
     return false;
 }
 
+/* Whether what UCX maps comes here. If not, its first mapping would end the job. */
+static bool is_first(void)
+{
+    const char *other = find_other_calls();
+
+    if (!other)
+        return true;
+    errno = 0;
+    say_refused(other, "its mmap() is called in place of this library's: put libnova-hpc-shm.so "
+                       "first in LD_PRELOAD");
+    return false;
+}
+
 static bool join_now(void)
 {
     const char *wrong;
 
-    if (!map_device() || !read_part(&self.part))
+    if (!map_device() || !is_first() || !read_part(&self.part))
         return false;
     wrong = take_number(settings.lock, &self.number);
     if (wrong) {

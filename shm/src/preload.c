@@ -13,6 +13,7 @@
 #include <sys/mman.h>
 
 #include "answers.h"
+#include "call_order.h"
 #include "membership.h"
 #include "open_files.h"
 #include "real_calls.h"
@@ -141,6 +142,8 @@ void *hook_mmap(void *address, size_t length, int protection, int flags, int fd,
     void *mapped;
 
     begin();
+    if (answer_mmap_test(fd))
+        return MAP_FAILED;
     if (!(flags & MAP_SHARED) || !find_open_file(fd, &file))
         return real.mmap(address, length, protection, flags, fd, offset);
     if (flags & (MAP_HUGETLB | MAP_FIXED) || offset < 0) {
@@ -163,5 +166,7 @@ int hook_munmap(void *address, size_t length);
 int hook_munmap(void *address, size_t length)
 {
     begin();
+    if (answer_munmap_test(address))
+        return -1;
     return unmap_file(address) ? 0 : real.munmap(address, length);
 }

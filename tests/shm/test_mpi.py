@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Debian's MPICH and Open MPI, unmodified, and the newest UCX, over the memory and nothing else."""
 
+import ctypes.util
 import re
 import struct
+import subprocess
+from pathlib import Path
 
 import attrs
 import pytest
 
+from nova_hpc.guest import shared_settings
 from nova_hpc.guest.files import Root
 from nova_hpc.guest.shared_memory import list_network_devices
 from nova_hpc.guest.shared_settings import NetworkDevices, build_shared_settings
-from tests.shm.stand import MPICH, OPENMPI, make_stand
+from tests.shm.stand import MPICH, OPENMPI, make_segment, make_stand
 
 DISTRIBUTION, NEWEST = "the distribution's", "PyPI's newest"
 _WORDS = 8
@@ -75,3 +79,68 @@ def test_six_ranks_in_three_servers(programs, segment_of_three, short_folder, mp
     assert "correct: 200 messages" in said
     assert all(part["files_made"] > 1 for part in many.stat())
     assert many.held() == 0
+
+
+def _find_tcmalloc():
+    found = ctypes.util.find_library("tcmalloc_minimal")
+    if found is None:
+        pytest.skip("no tcmalloc here; bindep.txt lists it")
+    return found
+
+
+def _find_asan():
+    words = ["gcc", "-print-file-name=libasan.so"]
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture(params=["tcmalloc", "AddressSanitizer"])
+def other(request, monkeypatch):
+    """Another library that stands before mmap()."""
+    monkeypatch.setenv("ASAN_OPTIONS", "detect_leaks=0")
+    return _find_tcmalloc() if request.param == "tcmalloc" else _find_asan()
+
+
+@pytest.fixture
+def with_network(stand):
+    """The ranks can reach each other without the memory, too."""
+    settings = {**stand.settings, "UCX_TLS": "posix,tcp,self", "UCX_NET_DEVICES": "lo"}
+    return attrs.evolve(stand, settings=settings)
+
+
+@pytest.mark.parametrize("mpi", [MPICH, OPENMPI])
+def test_another_preload_before_ours(with_network, other, mpi):
+    """It would take UCX's mmap() for its own: the job says so, and goes on over the network."""
+    both = attrs.evolve(with_network, library=f"{other} {with_network.library}")
+    said = both.run(mpi, 2, "random", "30", "6")
+    assert "correct: 30 messages" in said
+    lines = [line for line in said.splitlines() if line.startswith("nova-hpc-shm: ")]
+    assert len(lines) == 2, said
+    for line in lines:
+        assert Path(other).name.partition(".so")[0] in line
+        assert "put libnova-hpc-shm.so first in LD_PRELOAD" in line
+        assert line.endswith("the job goes on without shared memory")
+    assert all(part["files_made"] == 0 for part in both.stat())
+
+
+@pytest.mark.parametrize("mpi", [MPICH, OPENMPI])
+def test_another_preload_behind_ours(stand, mpi):
+    both = attrs.evolve(stand, library=f"{stand.library} {_find_tcmalloc()}")
+    said = both.run(mpi, 2, "random", "30", "7")
+    assert "correct: 30 messages" in said
+    assert "nova-hpc-shm:" not in said
+    assert all(part["peers_mapped"] > 0 for part in both.stat())
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("mpi", [MPICH, OPENMPI])
+def test_the_rule_has_room_for_a_rank_on_each_cpu(
+    programs, segments_folder, short_folder, mpi, ranks
+):
+    """With a window, for which Open MPI takes the most."""
+    mib = shared_settings.DIRECTORY_MIB + ranks * shared_settings.RANK_MIB
+    even = mib + mib % 2
+    full = make_stand(short_folder, programs, make_segment(segments_folder, even, 2))
+    said = full.run(mpi, 2 * ranks, "random", "20", "8")
+    assert "correct: 20 messages" in said
+    assert "this server's part is full" not in said
+    assert all(part["peers_mapped"] > 0 for part in full.stat())

@@ -58,6 +58,19 @@ def environment_of(guest) -> dict[str, str]:
     return plain
 
 
+def shell_environment_of(guest, own: str) -> dict[str, str]:
+    """The variables of a shell whose user has a library of his own."""
+    place = guest.root / "run/nova-hpc/shared-memory.sh"
+    words = f'LD_PRELOAD="{own}"; set -u; . "$0"; exec env'
+    text = subprocess.run(
+        ["env", "-i", "PATH=/bin:/usr/bin", "/bin/sh", "-c", words, place],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    return dict(line.split("=", 1) for line in text.splitlines())
+
+
 @CAN_MOUNT
 def test_install_and_what_it_leaves(sharing):
     look = (
@@ -81,6 +94,15 @@ def test_install_and_what_it_leaves(sharing):
     ]
     settings = environment_of(sharing)
     assert settings["LD_PRELOAD"] == LIBRARY
+    # A shell has the same, and the user's own libraries behind it.
+    for own, preload in (
+        ("", LIBRARY),
+        ("/usr/lib/libtcmalloc.so", f"{LIBRARY}:/usr/lib/libtcmalloc.so"),
+    ):
+        assert (
+            shell_environment_of(sharing, own).items()
+            >= {**settings, "LD_PRELOAD": preload}.items()
+        )
     assert settings["UCX_POSIX_DIR"] == "/run/nova-hpc/shared"
     assert settings["UCX_NET_DEVICES"] == "bond0,eth0,ib0"
     # A second time, in other mounts, only those are new.
@@ -153,7 +175,7 @@ def test_a_boot_without_shared_memory_forgets_it(sharing, value):
     else:
         promise_share(sharing, value)
     assert run(sharing, "install", "--shared-memory", "--if-present")[0] == 0
-    for name in ("shared-memory.env", "part"):
+    for name in ("shared-memory.env", "shared-memory.sh", "part"):
         assert not (sharing.root / "run/nova-hpc" / name).exists()
 
 
@@ -208,7 +230,7 @@ def test_large_messages_are_kept_off_the_network_where_ucx_would_use_it(ucx, rdm
 
 @pytest.mark.parametrize(
     ("mib", "cpus", "room"),
-    [(2, 1, 0), (5, 1, 0), (6, 1, None), (64, 12, None), (64, 13, 12), (10, 2, 1)],
+    [(2, 1, 0), (9, 1, 0), (10, 1, None), (64, 7, None), (64, 8, 7), (18, 2, 1)],
 )
 def test_a_part_that_is_small_for_its_machine_is_said_to_be(mib, cpus, room):
     hint = shared_settings.describe_small_part(mib << 20, cpus)
