@@ -103,7 +103,13 @@ def tags_of_function(function: PciFunction | None, entry: Mapping[str, str] | No
     except tags.TagError as error:
         LOG.warning("A device_spec entry is not used: %s", error)
     entry_tags = entry_tags or Tags(location=Location())
-    return entry_tags if function is None else attrs.evolve(entry_tags, location=function.location)
+    if function is None:
+        return entry_tags
+    place, written = function.location, entry_tags.location
+    if place.socket is None and place.numa is not None and place.numa == written.numa:
+        # All CPUs of the NUMA node are switched off: the kernel does not say its socket.
+        place = attrs.evolve(place, socket=written.socket)
+    return attrs.evolve(entry_tags, location=place)
 
 
 @attrs.frozen
@@ -151,7 +157,9 @@ class ServerClaim:
             )
             shared = function is not None and function.physical_function is not None
             devices.append(hosts.HostDevice(pool, tags.nvlink, shared))
-        sockets = {numa_node.id: numa_node.socket for numa_node in node.numa_nodes}
+        # The kernel does not say the socket of a NUMA node whose CPUs are all switched off.
+        sockets = {place.location.numa: place.location.socket for place in places.values()}
+        sockets |= {each.id: each.socket for each in node.numa_nodes if each.socket is not None}
         numbers = {cell.host_node for cell in self.server.cells if cell.host_node is not None}
         nodes = tuple(HostNode(id=number, socket=sockets.get(number)) for number in sorted(numbers))
         return hosts.build_engine_host("claimed", devices, nodes)

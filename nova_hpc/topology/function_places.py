@@ -197,11 +197,13 @@ def _locality_of(
         stated = None
     cpus = raw.local_cpus
     if cpus is not None and with_cpus:
-        # CPUs that are offline belong to no node and say nothing.
-        cpus &= frozenset().union(*(node.cpus for node in with_cpus))
-    if cpus:
+        # The kernel leaves offline CPUs out, so they say nothing.
+        cpus &= (online := frozenset().union(*(node.cpus - node.offline for node in with_cpus)))
+        if stated is None and cpus == online:
+            cpus |= frozenset().union(*(node.offline for node in with_cpus))
+    if cpus and not (stated is not None and _is_offline(stated, nodes)):
         touched = [node for node in with_cpus if node.cpus & cpus]
-        whole = [node for node in touched if node.cpus <= cpus]
+        whole = [node for node in touched if node.cpus - node.offline <= cpus]
         if len(touched) > 1 and len(whole) < len(touched):
             # Parts of several nodes: no hardware is wired so. hwloc gives up
             # on such a set too, and takes the whole machine.
@@ -231,6 +233,11 @@ def _locality_of(
         next(iter(local)) if len(local) == 1 else None,
         sockets.pop() if len(sockets) == 1 else None,
     )
+
+
+def _is_offline(number: int, nodes: Sequence[NumaNode]) -> bool:
+    """Whether a NUMA node has CPUs, and all of them are offline: no device's list has them."""
+    return any(node.id == number and node.cpus and node.cpus == node.offline for node in nodes)
 
 
 def _with_cpus(local: frozenset[int], nodes: Sequence[NumaNode]) -> frozenset[int]:

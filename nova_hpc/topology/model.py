@@ -94,9 +94,12 @@ class NumaNode:
     id: int
     #: Physical package of its CPUs; None when unknown, without CPUs, or several.
     socket: int | None = None
-    #: Online CPUs.
+    #: Present CPUs, and those of them that are offline: Nova's CPU power management switches
+    #: dedicated CPUs off while no server has them.
     cpus: frozenset[int] = frozenset()
-    #: The CPUs of each core, ordered by their lowest; together they are `cpus`.
+    offline: frozenset[int] = frozenset()
+    #: The online CPUs of each core, ordered by their lowest; of an offline one the kernel
+    #: does not say it.
     smt_siblings: tuple[frozenset[int], ...] = ()
     memory_kib: int | None = None
     hugepages: tuple[HugePages, ...] = ()
@@ -326,7 +329,7 @@ class Node:
 
     source: str  # what was read, for people: "/", "dgx2.xml"
     hostname: str | None = None  # the kernel's, for people; Nova may call the host otherwise
-    #: By id. Their CPUs are all that are online, whoever has them; free ones Nova counts.
+    #: By id. Their CPUs are all that are present, whoever has them; free ones Nova counts.
     numa_nodes: tuple[NumaNode, ...] = ()
     #: By address, the host's own, offered and given ones alike.
     functions: tuple[PciFunction, ...] = ()
@@ -338,6 +341,10 @@ class Node:
     #: Pools of the whole machine; those of a node are in its NumaNode. Free pages are those of
     #: the kernel at that moment; what a server may get is Nova's to count.
     hugepages: tuple[HugePages, ...] = ()
+    #: CPUs that are present and offline, and on a NUMA node that the kernel does not tell.
+    unplaced_cpus: frozenset[int] = frozenset()
+    #: Why it is unknown which CPUs are present; None if it is known.
+    cpus_unread: str | None = None
     #: What could not be read or made no sense, apart from single functions; notes for operators.
     problems: tuple[str, ...] = ()
     _functions: dict[str, PciFunction] = attrs.field(
@@ -368,5 +375,10 @@ class Node:
 
     @property
     def cpus(self) -> frozenset[int]:
-        """Online CPUs of all NUMA nodes."""
+        """Present CPUs of all NUMA nodes."""
         return frozenset().union(*(node.cpus for node in self.numa_nodes))
+
+    @property
+    def offline_cpus(self) -> frozenset[int]:
+        """Those of them that are offline."""
+        return frozenset().union(*(node.offline for node in self.numa_nodes))

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """NUMA nodes, CPUs, memory and hugepages, from sysfs and procfs.
 
-Rules, which are also hwloc's, so that both see the same machine:
+Rules, of which the second and the last two are also hwloc's:
 
-* only CPUs that are online count, and only NUMA nodes that are online;
+* every CPU that is present counts, also one that is offline: Nova's CPU power management
+  switches dedicated CPUs off while no server has them, and Nova still offers them;
+* only NUMA nodes that are online count;
 * a node whose CPUs overlap those of an earlier one is a firmware error and is
   left out;
 * a kernel without NUMA support has no ``node`` directory: then the machine is
@@ -80,12 +82,13 @@ def read_sysfs_numa(
     """NUMA nodes by id, the hugepages of the whole machine, and problems."""
     reader = _NumaReader(tree, [])
     online = _read_online_cpus(reader)
+    present = _read_present_cpus(reader, online)
     siblings, packages = _read_cores(reader, online)
     machine = _read_hugepages(reader, "/sys/kernel/mm/hugepages")
     memory = _read_total_memory(reader, "/proc/meminfo")
-    node_cpus = _read_node_cpus(reader, online)
+    node_cpus = _read_node_cpus(reader, present)
     if node_cpus is None:
-        node_cpus = {0: online} if online else {}
+        node_cpus = {0: present} if present else {}
         single = True
     else:
         single = False
@@ -107,8 +110,12 @@ def read_sysfs_numa(
                 id=number,
                 socket=sockets.pop() if len(sockets) == 1 else None,
                 cpus=cpus,
+                offline=cpus - online,
                 smt_siblings=tuple(
-                    sorted({siblings.get(cpu, frozenset({cpu})) & cpus for cpu in cpus}, key=min)
+                    sorted(
+                        {siblings.get(cpu, frozenset({cpu})) & cpus for cpu in cpus & online},
+                        key=min,
+                    )
                 ),
                 memory_kib=memory if single else _read_total_memory(reader, f"{folder}/meminfo"),
                 hugepages=machine if single else _read_hugepages(reader, f"{folder}/hugepages"),
@@ -117,6 +124,56 @@ def read_sysfs_numa(
             )
         )
     return tuple(nodes), machine, reader.problems
+
+
+def read_thread_control(tree: FileTree) -> bool:
+    """Whether the kernel keeps the second threads of cores offline (``nosmt``)."""
+    try:
+        return tree.text(f"{_CPUS}/smt/control") in ("off", "forceoff")
+    except FileError:
+        return False
+
+
+def find_unplaced_cpus(
+    tree: FileTree, nodes: Iterable[NumaNode]
+) -> tuple[frozenset[int], str | None]:
+    """CPUs that are offline and on none of *nodes*, and why they may not be all of them."""
+    reader = _NumaReader(tree, [])
+    present = reader.cpus(f"{_CPUS}/present")
+    if present is None and reader.problems:
+        return frozenset(), reader.problems[0]
+    return _find_lost_cpus(reader, nodes), None
+
+
+def place_offline_cpus(
+    tree: FileTree,
+    nodes: tuple[NumaNode, ...],
+    near: Iterable[tuple[int | None, frozenset[int] | None]],
+) -> tuple[NumaNode, ...]:
+    """*nodes* with those offline CPUs that only devices place (a capture without links).
+
+    :param near: of each device its ``numa_node`` and its local CPUs.
+    """
+    lost, _ = find_unplaced_cpus(tree, nodes)
+    homes: dict[int, set[int]] = {}
+    for number, cpus in near if lost else ():
+        if number is not None and number >= 0:
+            for cpu in (cpus or frozenset()) & lost:
+                homes.setdefault(cpu, set()).add(number)
+    if not homes:
+        return nodes
+    return tuple(
+        attrs.evolve(node, cpus=node.cpus | more, offline=node.offline | more)
+        for node in nodes
+        for more in (frozenset(cpu for cpu, home in homes.items() if home == {node.id}),)
+    )
+
+
+def _find_lost_cpus(reader: _NumaReader, nodes: Iterable[NumaNode]) -> frozenset[int]:
+    """Present CPUs that are offline, and on none of *nodes*."""
+    online = _read_online_cpus(reader)
+    placed = frozenset[int]().union(*(node.cpus for node in nodes))
+    return _read_present_cpus(reader, online) - online - placed
 
 
 def _read_online_cpus(reader: _NumaReader) -> frozenset[int]:
@@ -134,6 +191,16 @@ def _read_online_cpus(reader: _NumaReader) -> frozenset[int]:
     text = reader.text("/proc/cpuinfo") or ""
     numbers = re.findall(r"^processor\s*:\s*(\d{1,5})\s*$", text, re.ASCII | re.MULTILINE)
     return frozenset(int(cpu) for cpu in numbers)
+
+
+def _read_present_cpus(reader: _NumaReader, online: frozenset[int]) -> frozenset[int]:
+    """Present CPUs, those that are offline included."""
+    listed = _numbers_in_names(reader.names(_CPUS), "cpu")
+    present = reader.cpus(f"{_CPUS}/present")
+    if present is None or (listed and not present & listed):
+        return listed | online
+    # A capture may hold fewer CPUs than the machine has.
+    return (present & listed if listed else present) | online
 
 
 def _numbers_in_names(names: Iterable[str], word: str) -> frozenset[int]:
@@ -164,7 +231,7 @@ def _read_cores(
 
 
 def _read_node_cpus(
-    reader: _NumaReader, online: frozenset[int]
+    reader: _NumaReader, present: frozenset[int]
 ) -> dict[int, frozenset[int]] | None:
     """The CPUs of each online NUMA node; None: the kernel has no NUMA nodes."""
     names = reader.names(_NODES)
@@ -185,7 +252,13 @@ def _read_node_cpus(
             reader.problems.append(f"{folder}: shares CPUs with node {clash[0]}, so it is left out")
             continue
         taken.update(dict.fromkeys(cpus, number))
-        node_cpus[number] = cpus & online if online else cpus
+        node_cpus[number] = cpus & present if present else cpus
+    for cpu in present - taken.keys():
+        # The lists name online CPUs only; this link is made when a CPU is registered and
+        # stays while it is offline (drivers/base/cpu.c, register_cpu).
+        homes = _numbers_in_names(reader.names(f"{_CPUS}/cpu{cpu}"), "node") or listed
+        if len(homes) == 1 and homes <= node_cpus.keys():
+            node_cpus[min(homes)] |= {cpu}
     return node_cpus or None
 
 

@@ -40,8 +40,12 @@ def read_tree(tree: FileTree, source: str, busy: Collection[str] = ()) -> Node:
     numa_nodes, hugepages, problems = numa.read_sysfs_numa(tree)
     groups = _read_iommu_groups(tree, problems)
     raws = _read_functions(tree, problems, busy)
+    numa_nodes = numa.place_offline_cpus(
+        tree, numa_nodes, [(raw.numa_node, raw.local_cpus) for raw in raws]
+    )
     functions, inactive = place_functions(raws, numa_nodes, groups)
     functions = _with_hives(tree, functions, problems)
+    unplaced, unread = numa.find_unplaced_cpus(tree, numa_nodes)
     by_group: dict[int, set[str]] = {group: set(members) for group, members in groups.items()}
     for function in (*functions, *inactive):
         if function.iommu_group is not None:
@@ -54,6 +58,8 @@ def read_tree(tree: FileTree, source: str, busy: Collection[str] = ()) -> Node:
         inactive=tuple(inactive),
         iommu_groups=make_groups({key: frozenset(value) for key, value in by_group.items()}),
         hugepages=hugepages,
+        unplaced_cpus=unplaced,
+        cpus_unread=unread,
         problems=tuple(problems),
     )
 

@@ -50,6 +50,8 @@ def build_inventory(
         "source": node.source,
         "hostname": node.hostname,
         "problems": list(node.problems),
+        "unplaced_cpus": format_list(node.unplaced_cpus),
+        "cpus_unread": node.cpus_unread,
         "hugepages": [_build_pool_entry(pool) for pool in node.hugepages],
         "numa_nodes": [_numa_node(numa) for numa in node.numa_nodes],
         "functions": [
@@ -99,6 +101,7 @@ def _numa_node(numa: NumaNode) -> dict[str, Any]:
         "id": numa.id,
         "socket": numa.socket,
         "cpus": format_list(numa.cpus),
+        "offline": format_list(numa.offline),
         "smt_siblings": [format_list(core) for core in numa.smt_siblings],
         "memory_kib": numa.memory_kib,
         "memory_of": numa.memory_of,

@@ -24,14 +24,18 @@ from nova_hpc_tools.adopt import (
     device_spec,
     device_spec_edit,
     foreign_entries,
+    host_files,
     include_files,
     include_writer,
+    kernel_options,
     layout_cures,
     layout_files,
     layout_names,
     node_wishes,
     nvlink_sets,
     questions,
+    readable_node,
+    readiness,
     replacement,
     service_settings,
     settings,
@@ -69,6 +73,7 @@ class Configure(ListCommand):
         nvlink_sets.NvlinkError,
         DeclarationError,
         aliases.ClashError,
+        settings.CpuSetError,
     )
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -89,6 +94,9 @@ class Configure(ListCommand):
         work = NodeSetup.read(args)
         spec, result = work.render()
         parts = work.parts(spec)
+        if set(_OF_THE_NODE) & set(parts):
+            offered = readiness.offered_functions_of(work.node, spec)
+            readable_node.check_cpus_read(work.node, offered)
         files = {
             name: include_files.mark_as_owned(text)
             for name, text in work.files(parts, spec, result).items()
@@ -178,7 +186,8 @@ class NodeSetup:
             ),
         )
         if set(_OF_THE_NODE) & set(parts) and not {"device_spec"} & {*args.replace}:
-            _check_node(node)
+            readable_node.check_has_devices(node)
+        node = readable_node.with_written_sockets(node, told.configured.device_spec)
         hardware = dict(identified.hardware)
         declared, stand_ins = node_wishes.without_stand_ins(
             file.declaration or NodeDeclaration(), str(file.path)
@@ -375,9 +384,10 @@ class NodeSetup:
             f"The role {old} stays: a node that is configured now has {new} for these devices."
             for new, old in sorted(table.kept.items())
         ]
-        ready = (
-            find_node_faults(node, spec, table, wishes, self.told) if self.root is not None else []
-        )
+        ready = []
+        if self.root is not None:
+            kernel = kernel_options.read_kernel_options(self.root, host_files.ALL)
+            ready = find_node_faults(node, spec, table, wishes, self.told, kernel)
         place = (self.args.layout, node.hostname)
         notes = [f"{one.seen} {layout_cures.render_cure(one.cure, *place)}" for one in ready]
         notes += self._stock(spec)
@@ -462,18 +472,6 @@ def _check_words(args: argparse.Namespace) -> None:
         raise CommandError("--dry-run needs --write: without it nothing is written anyway")
     if args.undo and args.write is None:
         raise CommandError("--undo needs --write: it gives back what was written there")
-
-
-def _check_node(node: Node) -> None:
-    """Never replace good settings by those of an empty directory, or of a container."""
-    if node.functions:
-        return
-    what = "no PCI device" if node.numa_nodes else "no CPU and no PCI device"
-    raise CommandError(
-        f"{what} found in {node.source}, so nothing can be said of a node's devices: name the "
-        "directory that holds sys and proc of the node, or what is to be written "
-        "(--part controller, --part placement)"
-    )
 
 
 def _build_loss_refusal(losses: Sequence[Loss]) -> CommandError:

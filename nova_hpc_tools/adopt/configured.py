@@ -78,6 +78,9 @@ class Configured:
     #: of others.
     own_cache: int | None = None
     cpu_sets: Mapping[str, str] = attrs.field(factory=dict, hash=False)
+    #: Nova switches dedicated CPUs off while no server has them: see
+    #: :func:`service_settings.switches_cpus_off`.
+    switches_cpus_off: bool = False
     device_spec: tuple[str, ...] = ()
     #: The node's file was written with a declaration, which says why a device is not offered.
     declared: bool = False

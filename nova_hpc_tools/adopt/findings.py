@@ -111,6 +111,12 @@ CHECKS: Final[Mapping[str, DoctorCheck]] = {
     "cpus-none": DoctorCheck(_W, "Servers with dedicated CPUs are never scheduled to this node."),
     "cpus-unreadable": DoctorCheck(_E, "nova-compute does not start with it."),
     "cpus-absent": DoctorCheck(_E, "nova-compute refuses CPUs that the host does not have."),
+    "cpus-offline": DoctorCheck(
+        _E, "nova-compute refuses CPUs that are offline and that it does not switch itself."
+    ),
+    "cpus-unread": DoctorCheck(
+        _W, "Settings of NUMA nodes whose CPUs are unknown are not written."
+    ),
     "cpus-overlap": DoctorCheck(
         _E, "nova-compute refuses a CPU that is both shared and dedicated."
     ),

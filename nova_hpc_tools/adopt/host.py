@@ -17,18 +17,11 @@ from nova_hpc.topology.model import Node, PciFunction, address_key
 from nova_hpc.topology.roles import Roles
 from nova_hpc.topology.vfio import GENERIC, Vfio
 from nova_hpc.wire.node_declaration import NodeWishes, page_kib
-from nova_hpc_tools.adopt import at_boot
+from nova_hpc_tools.adopt import at_boot, kernel_words
 from nova_hpc_tools.adopt.at_boot import Boot
 from nova_hpc_tools.adopt.declaration import Declaration
 from nova_hpc_tools.adopt.device_spec import DeviceSpec
-
-#: Kind of IOMMU -> what switches it on (Documentation/admin-guide/kernel-parameters.txt).
-#: AMD's is on where the firmware has it; Arm's has no word but that for the host's own devices.
-IOMMU_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
-    "intel": ("intel_iommu=on", "iommu=pt"),
-    "amd": ("iommu=pt",),
-    "arm": ("iommu.passthrough=1",),
-}
+from nova_hpc_tools.adopt.kernel_options import KernelOptions
 
 #: Classes of functions that are no companions: disks and network interfaces.
 OF_THE_HOST: Final = ("01", "02")
@@ -108,6 +101,7 @@ def plan_host_start(
     never: Collection[str],
     used: Mapping[str, str],
     iommu: str | None,
+    kernel: KernelOptions,
 ) -> HostStart:
     """Decide what the host does at its start.
 
@@ -121,7 +115,8 @@ def plan_host_start(
     :param declaration: the same with what is configured.
     :param never: addresses of functions that must never be given.
     :param used: companion -> who of the host uses it, or may.
-    :param iommu: a key of :data:`IOMMU_WORDS`; None: unknown.
+    :param iommu: a key of :data:`kernel_words.IOMMU_WORDS`; None: unknown.
+    :param kernel: options of the operator's, and features that run.
     """
     node, notes = boot.node, [*boot.notes]
     adapters = tuple(_plan_adapters(boot, spec, roles, declaration, never, notes))
@@ -159,9 +154,13 @@ def plan_host_start(
             "Hugepages are not declared (hugepages: {1G: N} of each NUMA node), so nothing is done "
             "for them."
         )
-    words = (*IOMMU_WORDS[iommu or "intel"], *_hugepage_words(node, pages))
     host = HostStart(vfio, adapters, pages, notes=tuple(notes))
-    return attrs.evolve(host, kernel_line=words) if host.needed else host
+    if not host.needed:
+        return host
+    words, excluded = kernel_words.choose_words(
+        (*kernel_words.IOMMU_WORDS[iommu or "intel"], *_hugepage_words(node, pages)), kernel
+    )
+    return attrs.evolve(host, kernel_line=tuple(words), notes=(*notes, *excluded))
 
 
 def _functions_for_aliases(spec: DeviceSpec) -> Iterator[str]:
@@ -329,8 +328,9 @@ def _hugepage_words(node: Node, pages: tuple[Pages, ...]) -> Iterator[str]:
     even = all(numa.cpus for numa in node.numa_nodes if numa.memory_kib)
     for size in dict.fromkeys(pool.size for pool in pages):
         pools = [pool for pool in pages if pool.size == size]
-        yield f"hugepagesz={size}"
+        yield f"{kernel_words.PAGE_SIZE}{size}"
         if even:
-            yield f"hugepages={sum(pool.count for pool in pools)}"
+            yield f"{kernel_words.PAGE_COUNT}{sum(pool.count for pool in pools)}"
         else:
-            yield "hugepages=" + ",".join(f"{pool.numa_node}:{pool.count}" for pool in pools)
+            counts = ",".join(f"{pool.numa_node}:{pool.count}" for pool in pools)
+            yield f"{kernel_words.PAGE_COUNT}{counts}"

@@ -73,7 +73,7 @@ def build_host_files(host: HostStart, boot_loader: str, initramfs: str) -> tuple
     ]
     if host.pages:
         files.append(File(TMPFILES, _join_lines(_tmpfiles_lines(host))))
-    if boot_loader == "grub":
+    if boot_loader == "grub" and host.kernel_line:
         line = " ".join(host.kernel_line)
         files.append(File(GRUB, _join_lines((f'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX {line}"',))))
     if initramfs == "initramfs-tools":

@@ -20,6 +20,8 @@ from nova_hpc_tools.adopt import (
     host,
     host_files,
     include_files,
+    kernel_options,
+    readable_node,
     settings,
     source_options,
 )
@@ -98,9 +100,9 @@ class Prepare(ListCommand):
         wanted: HostStart = HostStart()
         wanted_files: tuple[File, ...] = ()
         if not args.remove:
-            wanted = _plan_prepared_host(
-                NodeSetup.read(configure_options.parse_as_configure(args, _PARTS)), args.root
-            )
+            work = NodeSetup.read(configure_options.parse_as_configure(args, _PARTS))
+            readable_node.check_cpus_read(work.node)
+            wanted = _plan_prepared_host(work, args.root)
             wanted_files = host_files.build_host_files(wanted, boot_loader, initramfs)
             self._tell(wanted, boot_loader)
         if args.write is None:
@@ -116,7 +118,7 @@ class Prepare(ListCommand):
             self.say(f"# {note}")
         if not wanted.needed:
             self.say("# No device of this node is for servers: nothing is to be prepared.")
-        elif boot_loader == "none":
+        elif boot_loader == "none" and wanted.kernel_line:
             self.say(f"# Words of the kernel's command line: {' '.join(wanted.kernel_line)}")
 
     def _write(
@@ -228,6 +230,7 @@ def _plan_prepared_host(work: NodeSetup, root: Path) -> HostStart:
             for address, holder in holders.find_kernel_holders(root, beside).items()
         },
         iommu=_find_iommu_kind(FileTree(root)),
+        kernel=kernel_options.read_kernel_options(root, host_files.ALL),
     )
 
 

@@ -15,32 +15,38 @@ from nova_hpc.outside.name_lists import join_first
 from nova_hpc.topology.model import HugePages, Node, NumaNode, PciFunction, address_key
 from nova_hpc.topology.roles import Roles
 from nova_hpc.wire.node_declaration import NodeWishes, page_kib
+from nova_hpc_tools.adopt import kernel_words
 from nova_hpc_tools.adopt.cures import DECLARATION, WRITE, DoctorCure
 from nova_hpc_tools.adopt.device_spec import DeviceSpec
 from nova_hpc_tools.adopt.findings import DoctorFinding
+from nova_hpc_tools.adopt.kernel_options import KernelOptions
 
 _MANY: Final = 4
+_TO_GRUB: Final = (
+    "to GRUB_CMDLINE_LINUX in /etc/default/grub, run update-grub and restart the host."
+)
 
 
 def check_readiness(
-    node: Node, spec: DeviceSpec, roles: Roles, wishes: NodeWishes
+    node: Node, spec: DeviceSpec, roles: Roles, wishes: NodeWishes, kernel: KernelOptions
 ) -> list[DoctorFinding]:
     """The work to do on the host before servers get its devices.
 
     :param node: read from sysfs; lstopo's XML says nothing of this.
     :param spec: what it offers.
     :param wishes: what the operator has declared.
+    :param kernel: options of the operator's, and features that run.
     """
     functions = offered_functions_of(node, spec)
     return [
-        *_check_iommu(node, functions),
+        *_check_iommu(node, functions, kernel),
         *_check_drivers(
             node,
             functions,
             {address for offer in spec.offers if offer.network for address in offer.functions},
         ),
         *_check_virtual_functions(node, roles, wishes),
-        *(_check_hugepage_pools(node, wishes) if functions or wishes.hugepages else ()),
+        *(_check_hugepage_pools(node, wishes, kernel) if functions or wishes.hugepages else ()),
     ]
 
 
@@ -54,14 +60,15 @@ def offered_functions_of(node: Node, spec: DeviceSpec) -> list[PciFunction]:
     ]
 
 
-def _check_iommu(node: Node, offered: Iterable[PciFunction]) -> Iterator[DoctorFinding]:
+def _check_iommu(
+    node: Node, offered: Iterable[PciFunction], kernel: KernelOptions
+) -> Iterator[DoctorFinding]:
     without = [function.address for function in offered if function.iommu_group is None]
     if without and not node.iommu_groups:
         yield DoctorFinding(
             "iommu-off",
             "The IOMMU is off: the kernel shows no IOMMU group, so no device can be given.",
-            "Switch VT-d or AMD-Vi on in the firmware, add intel_iommu=on (Intel) and iommu=pt to "
-            "GRUB_CMDLINE_LINUX in /etc/default/grub, run update-grub and restart the host.",
+            _switch_iommu_on(kernel),
         )
     elif without:
         yield DoctorFinding(
@@ -69,6 +76,17 @@ def _check_iommu(node: Node, offered: Iterable[PciFunction]) -> Iterator[DoctorF
             f"In no IOMMU group, so not to be given: {_list_addresses(without)}.",
             f"See why in the kernel's log: dmesg | grep {without[0]}",
         )
+
+
+def _switch_iommu_on(kernel: KernelOptions) -> str:
+    firmware = "Switch VT-d or AMD-Vi on in the firmware"
+    intel = kernel_words.find_exclusion(kernel_words.INTEL_IOMMU, kernel)
+    if intel is not None:
+        return f"{firmware}, and look at the kernel's command line: {intel}."
+    words = kernel_words.advise_words(
+        (kernel_words.INTEL_IOMMU, kernel_words.PASSTHROUGH), kernel
+    ).replace(kernel_words.INTEL_IOMMU, f"{kernel_words.INTEL_IOMMU} (Intel)")
+    return f"{firmware}, add {words} {_TO_GRUB}"
 
 
 def _check_drivers(
@@ -165,7 +183,9 @@ def _check_virtual_functions(
         )
 
 
-def _check_hugepage_pools(node: Node, wishes: NodeWishes) -> Iterator[DoctorFinding]:
+def _check_hugepage_pools(
+    node: Node, wishes: NodeWishes, kernel: KernelOptions
+) -> Iterator[DoctorFinding]:
     if wishes.hugepages:
         for size, count in wishes.hugepages.items():
             for numa in node.numa_nodes:
@@ -189,9 +209,17 @@ def _check_hugepage_pools(node: Node, wishes: NodeWishes) -> Iterator[DoctorFind
         yield DoctorFinding(
             "hugepages-none",
             "No hugepages are reserved: flavors with hw:mem_page_size find no memory here.",
-            "Add hugepagesz=1G hugepages=N to GRUB_CMDLINE_LINUX in /etc/default/grub, run "
-            "update-grub and restart the host.",
+            _reserve_pages(kernel),
         )
+
+
+def _reserve_pages(kernel: KernelOptions) -> str:
+    size, count = f"{kernel_words.PAGE_SIZE}1G", f"{kernel_words.PAGE_COUNT}N"
+    excluded = kernel_words.find_exclusion(size, kernel)
+    if excluded is None:
+        return f"Add {size} {count} {_TO_GRUB}"
+    pool = "/sys/devices/system/node/nodeM/hugepages/hugepages-1048576kB/nr_hugepages"
+    return f"echo N > {pool} of each NUMA node, at boot before nova-compute ({excluded})."
 
 
 def _total_pages_of_size(pools: Iterable[HugePages], size_kib: int) -> int:

@@ -44,6 +44,11 @@ PCI: Final = [
         ],
     ),
 ]
+#: Nova's CPU power management (nova/conf/libvirt.py of 32 to 34).
+CPU_POWER: Final = [
+    cfg.BoolOpt("cpu_power_management", default=False),
+    cfg.StrOpt("cpu_power_management_strategy", default="cpu_state"),
+]
 #: Nova's options (nova/conf/scheduler.py, compute.py and pci.py of 32 to 34) that are
 #: added to, without their defaults: what is not set belongs to nobody.
 _NOVA: Final = {
@@ -56,6 +61,7 @@ _NOVA: Final = {
     "scheduler": [cfg.IntOpt(settings.NOVA_LIMIT)],
     "compute": [cfg.StrOpt(name) for name in settings.CPU_SETS],
     "pci": PCI,
+    "libvirt": CPU_POWER,
 }
 #: Nova's option that says where its libvirt is (nova/conf/libvirt.py of 32 to 34).
 _LIBVIRT: Final = {"libvirt": [cfg.StrOpt("connection_uri", default="")]}
@@ -263,6 +269,7 @@ def _read_settings_of_files(
                 for name in settings.CPU_SETS
                 if (value := all_of_it.compute[name]) is not None
             },
+            switches_cpus_off=switches_cpus_off(all_of_it),
             device_spec=spec_entries.split_entries(all_of_it.pci.device_spec or ()),
             driver=all_of_it.compute_driver,
             own_device_spec=spec_entries.split_entries(our_options.pci.device_spec or ()),
@@ -288,6 +295,22 @@ def _read_settings_of_files(
             },
             "hpc": {"device_role": other_roles},
         },
+    )
+
+
+def switches_cpus_off(options: cfg.ConfigOpts) -> bool:
+    """Whether Nova switches dedicated CPUs off while no server has them.
+
+    It then accepts each CPU that is present (nova/virt/libvirt/driver.py, _get_pcpu_available
+    of 32 to 34); else a dedicated CPU has to be online.
+
+    :param options: with ``[compute]`` and the options of :data:`CPU_POWER`.
+    """
+    libvirt = options.libvirt
+    return bool(
+        libvirt.cpu_power_management
+        and libvirt.cpu_power_management_strategy == "cpu_state"
+        and options.compute[settings.CPU_SETS[1]]
     )
 
 

@@ -71,6 +71,10 @@ CPU_SETS: Final = ("cpu_shared_set", "cpu_dedicated_set")
 SINGLE: Final = (*CPU_SETS, NOVA_LIMIT, PLACEMENT_LIMIT, CACHE)
 
 
+class CpuSetError(Exception):
+    """A CPU set cannot be made of what can be read; the text says why."""
+
+
 @attrs.frozen
 class SettingsOptions:
     """The operator's wishes that the inventory cannot know."""
@@ -335,19 +339,23 @@ class _Files:
         ]
 
     def _cpu_sets(self) -> list[str]:
-        shared, dedicated = _split_cpus(
-            self.node,
-            1 if self.options.housekeeping_cores is None else self.options.housekeeping_cores,
-            self.remarks,
-        )
+        housekeeping = self.options.housekeeping_cores
         # Who has set one of the two has thought of the other.
-        stays = self.before.cpu_sets and self.options.housekeeping_cores is None
+        stays = self.before.cpu_sets and housekeeping is None
+        derived = self._derive_cpus(1 if housekeeping is None else housekeeping)
         lines = []
-        for option, cpus in zip(CPU_SETS, (shared, dedicated), strict=True):
+        for option, cpus in zip(CPU_SETS, derived, strict=True):
             kept = stays or option in self.options.keep
             if kept and option not in self.options.replace:
                 text = self.before.own_cpu_sets.get(option)
                 self._say_kept(option, cpus)
+            elif cpus is None:
+                raise CpuSetError(
+                    f"CPUs {cpuset.format_list(self.node.offline_cpus)} are offline (Nova's CPU "
+                    "power management), so it cannot be read which of them are one core, and "
+                    f"{option} cannot be made: set them online (echo 1 > /sys/devices/system/cpu/"
+                    f"cpuN/online of each), or --keep {option}"
+                )
             else:
                 text = cpuset.format_list(cpus) if cpus else None
             if text is not None and option == CPU_SETS[0]:
@@ -358,7 +366,18 @@ class _Files:
                 lines += [f"{option} = {text}"]
         return lines
 
-    def _say_kept(self, option: str, derived: frozenset[int]) -> None:
+    def _derive_cpus(
+        self, housekeeping: int
+    ) -> tuple[frozenset[int] | None, frozenset[int] | None]:
+        """Host CPUs and CPUs for servers; None if the cores cannot be read."""
+        if not (self.before.switches_cpus_off and self.node.offline_cpus):
+            return _split_cpus(self.node, housekeeping, self.remarks)
+        own = [configured.parse_cpus(self.before.own_cpu_sets.get(name, "")) for name in CPU_SETS]
+        if own[0] and own[1] and _is_split(self.node, own[0], own[1], housekeeping):
+            return own[0], own[1]
+        return None, None
+
+    def _say_kept(self, option: str, derived: frozenset[int] | None) -> None:
         """Say where a set that stays is not what would be made now."""
         before = self.before.cpu_sets.get(option)
         if before is None:
@@ -366,7 +385,7 @@ class _Files:
         cpus = configured.parse_cpus(before)
         if cpus is None:
             self.remarks.append(f"{option} is {before!r}, with which nova-compute does not start.")
-        elif cpus != derived:
+        elif derived is not None and cpus != derived:
             self.remarks.append(
                 f"{option} stays {before}; with one core of each NUMA node for the host it would "
                 f"be {cpuset.format_list(derived) or 'empty'} (cpus: {{housekeeping_cores: 1}} in "
@@ -385,10 +404,18 @@ def _escape_dollars(text: str) -> str:
 def _split_cpus(
     node: Node, housekeeping: int, remarks: list[str]
 ) -> tuple[frozenset[int], frozenset[int]]:
-    """Host CPUs and CPUs for servers; a core's threads are never separated."""
+    """Host CPUs and CPUs for servers; a core's threads are never separated.
+
+    A CPU that is offline and that Nova does not switch on is for neither: nova-compute refuses it.
+    """
     shared: set[int] = set()
+    if node.offline_cpus:
+        remarks.append(
+            f"CPUs {cpuset.format_list(node.offline_cpus)} are offline, so no CPU set has them."
+        )
     for numa in node.numa_nodes:
-        cores = sorted(numa.smt_siblings or [frozenset({cpu}) for cpu in numa.cpus], key=min)
+        online = numa.cpus - numa.offline
+        cores = sorted(numa.smt_siblings or [frozenset({cpu}) for cpu in online], key=min)
         if not cores:
             continue
         # A node's last core stays with the servers: their memory is there.
@@ -399,9 +426,23 @@ def _split_cpus(
                 f"{housekeeping}, so that servers have one."
             )
         shared.update(*cores[:keep])
-    everything = node.cpus
+    everything = node.cpus - node.offline_cpus
     if not everything:
         remarks.append(
             "The CPUs of this node are not known: set [compute]cpu_dedicated_set yourself."
         )
     return frozenset(shared), everything - shared
+
+
+def _is_split(
+    node: Node, shared: frozenset[int], dedicated: frozenset[int], housekeeping: int
+) -> bool:
+    """Whether sets are what :func:`_split_cpus` makes, as far as CPUs that are online show it."""
+    for numa in node.numa_nodes:
+        kept = shared & numa.cpus
+        cores = [core for core in numa.smt_siblings if core & kept]
+        whole = frozenset[int]().union(*cores) == kept
+        first = not kept or min(kept) == min(numa.cpus)
+        if numa.cpus and not (whole and first and len(cores) == housekeeping):
+            return False
+    return shared | dedicated == node.cpus and not shared & dedicated

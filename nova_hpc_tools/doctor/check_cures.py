@@ -153,6 +153,10 @@ CURES: Final[Mapping[str, DoctorCure]] = {
     "cpus-none": _NODE,
     "cpus-unreadable": _SETS,
     "cpus-absent": _SETS,
+    "cpus-offline": read_cure(
+        "Set the CPUs online at boot before nova-compute, or take them out of the set."
+    ),
+    "cpus-unread": read_cure("Set one CPU of the NUMA node online, and run the command again."),
     "cpus-overlap": _SETS,
     "cpus-split": _SETS,
     "cpus-away": _SETS,

@@ -13,8 +13,10 @@ import attrs
 
 from nova_hpc.topology import cpuset, vfio
 from nova_hpc.topology.model import Node, PciFunction
+from nova_hpc_tools.adopt import kernel_options, kernel_words
 from nova_hpc_tools.adopt.cures import PREPARE, DoctorCure
 from nova_hpc_tools.adopt.findings import DoctorFinding, join_first_few
+from nova_hpc_tools.adopt.kernel_options import KernelOptions
 
 _ACTIVE: Final = "ACTIVE"
 #: Policies of drivers/pci/pcie/aspm.c that switch link states on which the firmware may have
@@ -57,8 +59,8 @@ class HostFacts:
     not_booted: tuple[str, ...] = ()
     #: Address -> rules of others that bind an offered device.
     rules: Mapping[str, tuple[Rule, ...]] = attrs.field(factory=dict, hash=False)
-    #: Words of the kernel's command line; (): it cannot be read.
-    command_line: tuple[str, ...] = ()
+    #: Options of the kernel and its modules, and features that run.
+    kernel: KernelOptions = attrs.field(factory=KernelOptions, hash=False)
     #: Functions of the host's drivers whose DMA the IOMMU translates.
     translated: tuple[str, ...] = ()
     #: The kernel's policy of PCIe link states.
@@ -131,47 +133,37 @@ def _suits_guests(node: Node, address: str, driver: str) -> bool:
     return driver in (vfio.GENERIC, _guest_driver_of(node, address))
 
 
-def leaves_dma_untranslated(command_line: Iterable[str]) -> bool:
-    """Whether a kernel's command line leaves the DMA of the host's own devices untranslated.
-
-    A later word wins (``iommu=`` of x86 and ``iommu.passthrough`` set the same).
-    """
-    passthrough = False
-    for word in command_line:
-        key, _, value = word.partition("=")
-        if key == "iommu":
-            for part in value.split(","):
-                passthrough = part == "pt" or (passthrough and part != "nopt")
-        elif key == "iommu.passthrough":
-            passthrough = value.lower() in ("1", "y", "yes", "on", "true")
-    return passthrough
-
-
 def _check_translation(host: HostFacts) -> Iterator[DoctorFinding]:
     """Nothing where the command line says so already: single devices need translation."""
-    if not host.translated or not host.command_line or leaves_dma_untranslated(host.command_line):
+    running = [option for option in host.kernel.options if option.place == kernel_options.RUNNING]
+    if not host.translated or not running or kernel_words.leaves_dma_untranslated(running):
         return
-    if leaves_dma_untranslated(host.not_booted):
+    if kernel_words.leaves_dma_untranslated(map(kernel_options.parse_word, host.not_booted)):
         return  # the restart that is due does it
+    if kernel_words.find_exclusion(kernel_words.PASSTHROUGH, host.kernel) is not None:
+        return
     yield DoctorFinding(
         "iommu-translated",
         f"The IOMMU translates what the host's own devices do: {join_first_few(host.translated)}.",
         DoctorCure.of(
             PREPARE,
-            ", run what it names, and restart the host when no server is on it. By hand: iommu=pt "
-            "(Arm: iommu.passthrough=1) on the kernel's command line.",
+            ", run what it names, and restart the host when no server is on it. By hand: "
+            f"{kernel_words.PASSTHROUGH} (Arm: {kernel_words.ARM_PASSTHROUGH}) on the kernel's "
+            "command line.",
         ),
     )
 
 
 def _check_power_saving(host: HostFacts) -> Iterator[DoctorFinding]:
-    if host.aspm in _SAVING:
+    if host.aspm in _SAVING and not kernel_words.find_exclusion(
+        kernel_words.FAST_LINKS, host.kernel
+    ):
         yield DoctorFinding(
             "aspm-saving",
             f"The kernel's policy of PCIe link states is {host.aspm}.",
             "echo performance > /sys/module/pcie_aspm/parameters/policy, and take "
             f"pcie_aspm.policy={host.aspm} from the kernel's command line, or add "
-            "pcie_aspm.policy=performance to it.",
+            f"{kernel_words.FAST_LINKS} to it.",
         )
     slow = {
         cpu: frequency.driver

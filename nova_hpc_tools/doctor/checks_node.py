@@ -20,6 +20,7 @@ from nova_hpc_tools.adopt import (
     host,
     nova_rules,
     overlooked,
+    readable_node,
     readiness,
     settings,
     spec_entries,
@@ -75,6 +76,8 @@ class Facts:
     report: bool = False
     #: ``[compute]cpu_shared_set`` and ``cpu_dedicated_set``, where they are set.
     cpu_sets: Mapping[str, str] = attrs.field(factory=dict, hash=False)
+    #: Nova switches dedicated CPUs off while no server has them.
+    nova_switches: bool = False
     #: Address -> why it must never be given.
     never: Mapping[str, str] = attrs.field(factory=dict, hash=False)
     #: The roles whose cleaner proves that it erases storage.
@@ -116,7 +119,9 @@ class Facts:
 
 def check_compute_node(facts: Facts) -> list[DoctorFinding]:
     """Everything that is wrong, in the order of what has to be done first."""
-    ready = readiness.check_readiness(facts.node, facts.spec, facts.roles, facts.wishes)
+    ready = readiness.check_readiness(
+        facts.node, facts.spec, facts.roles, facts.wishes, facts.host.kernel
+    )
     more = checks_host.check_host(facts.host, facts.node, facts.offered)
     service = checks_service.check_service(facts.service)
     nobody = overlooked.find_overlooked_devices(
@@ -278,6 +283,12 @@ def _check_peer_paths(facts: Facts) -> Iterator[DoctorFinding]:
 
 
 def _check_cpu_sets(facts: Facts) -> Iterator[DoctorFinding]:
+    unread = readable_node.find_unread_cpus(facts.node, facts.offered)
+    if unread is not None:
+        text, _, cure = unread.partition(": ")
+        yield DoctorFinding(
+            "cpus-unread", f"{text[:1].upper()}{text[1:]}.", cure or "See the kernel's log: dmesg"
+        )
     sets: dict[str, frozenset[int]] = {}
     for name, text in facts.cpu_sets.items():
         cpus = configured.parse_cpus(text)
@@ -293,12 +304,26 @@ def _check_cpu_sets(facts: Facts) -> Iterator[DoctorFinding]:
         yield DoctorFinding("cpus-none", f"[compute]{_DEDICATED} is not set.", _WRITE)
     node = facts.node
     for name, cpus in sets.items():
-        if node.cpus and cpus - node.cpus:
-            away = cpuset.format_list(cpus - node.cpus)
+        known = node.cpus | node.unplaced_cpus
+        if known and node.cpus_unread is None and cpus - known:
+            away = cpuset.format_list(cpus - known)
             yield DoctorFinding(
                 "cpus-absent",
                 f"[compute]{name} has CPUs that the host has not: {away}.",
                 DoctorCure.of(f"Take {away} out of ", place_option("compute", name), _RESTART),
+            )
+        off = cpus & (node.offline_cpus | node.unplaced_cpus)
+        if off and (name == _SHARED or not facts.nova_switches):
+            away = cpuset.format_list(off)
+            yield DoctorFinding(
+                "cpus-offline",
+                f"[compute]{name} has CPUs that are offline: {away}.",
+                DoctorCure.of(
+                    "echo 1 > /sys/devices/system/cpu/cpuN/online of each, at boot before "
+                    f"nova-compute; or take {away} out of ",
+                    place_option("compute", name),
+                    _RESTART,
+                ),
             )
     shared, dedicated = sets.get(_SHARED, frozenset()), sets.get(_DEDICATED, frozenset())
     if shared & dedicated:

@@ -68,8 +68,7 @@ _NOVA: Final[Mapping[str, Sequence[cfg.Opt]]] = {
     "quota": [cfg.IntOpt("server_group_members", default=10)],
     "libvirt": [
         cfg.StrOpt("connection_uri", default=""),
-        cfg.BoolOpt("cpu_power_management", default=False),
-        cfg.StrOpt("cpu_power_management_strategy", default="cpu_state"),
+        *service_settings.CPU_POWER,
         cfg.IntOpt("mem_stats_period_seconds", default=10),
     ],
 }
@@ -168,6 +167,7 @@ def _collect_node_facts(work: NodeSetup, nova: Any) -> Facts:
         driver=nova.compute_driver,
         report=nova.pci.report_in_placement,
         cpu_sets=sets,
+        nova_switches=service_settings.switches_cpus_off(nova),
         never=never,
         erasers=work.told.erasers,
         drift=prepare.find_host_file_drift(work),

@@ -10,7 +10,7 @@ from typing import Final
 
 from nova_hpc.topology.files import FileError, FileTree
 from nova_hpc.topology.model import Node
-from nova_hpc_tools.adopt import host_files, include_files
+from nova_hpc_tools.adopt import host_files, include_files, kernel_options
 from nova_hpc_tools.doctor.checks_host import Frequency, HostFacts, Rule
 
 #: The kernel found no address space (IORESOURCE_UNSET, include/linux/ioport.h).
@@ -71,7 +71,7 @@ def read_host_facts(
         else (),
         not_booted=tuple(_find_missing_boot_words(root)) if host_files.GRUB in prepared else (),
         rules=_find_driver_rules(root, offered_addresses, prepared),
-        command_line=tuple(include_files.read_text_or_empty(root / "proc/cmdline").split()),
+        kernel=kernel_options.read_kernel_options(root, host_files.ALL),
         translated=tuple(_find_translated_functions(tree, node)),
         aspm=_read_aspm_policy(tree),
         frequencies=dict(_read_cpu_frequencies(tree, cpus)),
@@ -112,7 +112,9 @@ def _find_numvfs_writers(root: Path, prepared: Iterable[str]) -> Iterator[str]:
 
 def _find_missing_boot_words(root: Path) -> Iterator[str]:
     """Words of the prepared command line without which the kernel was started."""
-    booted_words = include_files.read_text_or_empty(root / "proc/cmdline").split()
+    booted_words = kernel_options.split_command_line(
+        include_files.read_text_or_empty(root / "proc/cmdline")
+    )
     match = re.search(
         r'"\$GRUB_CMDLINE_LINUX ([^"]*)"', include_files.read_text_or_empty(root / host_files.GRUB)
     )

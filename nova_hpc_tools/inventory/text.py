@@ -286,7 +286,10 @@ def _format_numa_node(numa: NumaNode) -> str:
         parts.append(f"socket {numa.socket}")
     if numa.cpus:
         cores = len(numa.smt_siblings)
-        parts.append(f"CPUs {format_list(numa.cpus)} ({cores} core{'s' if cores != 1 else ''})")
+        more = f"{cores} core{'s' if cores != 1 else ''}"
+        if numa.offline:
+            more = f"{format_list(numa.offline)} offline"
+        parts.append(f"CPUs {format_list(numa.cpus)} ({more})")
     elif numa.memory_of is None:
         parts.append("no CPUs")
     if numa.memory_of is not None:

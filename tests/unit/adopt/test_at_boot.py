@@ -21,6 +21,7 @@ from nova_hpc.topology.model import address_key
 from nova_hpc.wire.node_declaration import NodeWishes
 from nova_hpc_tools.adopt import at_boot, device_spec, host, host_files
 from nova_hpc_tools.adopt.declaration import EVERY, Declaration
+from nova_hpc_tools.adopt.kernel_options import KernelOptions
 from tests.nodes.catalogue import NODES
 from tests.unit.adopt import machines
 from tests.unit.adopt.booting import Booting, kernel_places
@@ -158,6 +159,7 @@ def check(found, table, wishes, declaration, used=(), hidden=(1, 1), natives=Non
         never=frozenset(),
         used={each: "somebody" for each in beside if each in used},
         iommu="amd",
+        kernel=KernelOptions(),
     )
     files = {
         each.path: each.text

@@ -212,6 +212,16 @@ FAULTS: Final = (
         "taken out", lambda p: p.option(COMPUTE, "cpu_dedicated_set", "1,4-5"),
     ),
     Fault(
+        "a dedicated CPU that is offline", "cpus-offline",
+        lambda p: p.put("/sys/devices/system/cpu/online", "0-4"),
+        "set online", lambda p: p.put("/sys/devices/system/cpu/online", "0-5"),
+    ),
+    Fault(
+        "CPUs that cannot be read", "cpus-unread",
+        lambda p: p.put("/sys/devices/system/cpu/present", "0-"),
+        "a kernel that tells them", lambda p: p.put("/sys/devices/system/cpu/present", "0-5"),
+    ),
+    Fault(
         "a CPU shared and dedicated", "cpus-overlap",
         lambda p: p.option(COMPUTE, "cpu_dedicated_set", "0-1,4-5"),
         "taken out of one", lambda p: p.option(COMPUTE, "cpu_dedicated_set", "1,4-5"),

@@ -149,8 +149,13 @@ def test_drivers_that_choose_the_frequency(doctor, place):
 @pytest.mark.parametrize(
     ("line", "found"),
     [
-        ("intel_iommu=on iommu=nopt", True),
-        ("iommu=pt iommu.passthrough=0", True),
+        ("intel_iommu=on", True),
+        ("intel_iommu=on mem_encrypt=off", True),
+        # The operator has decided, or a feature would be off.
+        ("intel_iommu=on iommu=nopt", False),
+        ("iommu=pt iommu.passthrough=0", False),
+        ("kvm-amd.sev_snp=1", False),
+        ("mem_encrypt=on", False),
         ("iommu=memaper,pt", False),
         ("iommu.passthrough=1", False),
         ("", False),  # nobody knows

@@ -56,7 +56,7 @@ def check(node: Node) -> None:
         if function.iommu_group is not None:
             assert function.address in node.group_members(function)
     for numa in node.numa_nodes:
-        assert frozenset().union(*numa.smt_siblings) == numa.cpus
+        assert frozenset().union(*numa.smt_siblings) == numa.cpus - numa.offline
     assert all(problem.isprintable() for problem in node.problems)
     inventory.write_inventory(node)
     for everything in (False, True):

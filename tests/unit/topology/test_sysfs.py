@@ -374,11 +374,12 @@ def test_numa_nodes(machine: Machine) -> None:
     ]
 
 
-def test_offline_cpus_and_nodes_do_not_count(machine: Machine) -> None:
+def test_offline_nodes_do_not_count_and_offline_cpus_do(machine: Machine) -> None:
     machine.file("sys/devices/system/cpu/online", "0-2,4-7")
     machine.file("sys/devices/system/node/online", "0")
     node = sysfs.read_sysfs_node(machine.root)
-    assert numa(node) == [(0, [0, 1, 2])]
+    assert numa(node) == [(0, [0, 1, 2, 3])]
+    assert node.offline_cpus == {3}
     assert node.numa_nodes[0].smt_siblings == (frozenset({0, 1}), frozenset({2}))
     # CPUs that no node has are no servers', and nobody wonders where they are.
     assert node.problems == (
@@ -389,7 +390,9 @@ def test_offline_cpus_and_nodes_do_not_count(machine: Machine) -> None:
 def test_online_files_of_single_cpus(machine: Machine) -> None:
     (machine.root / "sys/devices/system/cpu/online").unlink()
     machine.file("sys/devices/system/cpu/cpu5/online", "0\n")
-    assert numa(sysfs.read_sysfs_node(machine.root))[1] == (1, [4, 6, 7])
+    node = sysfs.read_sysfs_node(machine.root)
+    assert numa(node)[1] == (1, [4, 5, 6, 7])
+    assert node.offline_cpus == {5}
 
 
 def test_a_kernel_without_numa_is_one_node(tmp_path: Path) -> None:

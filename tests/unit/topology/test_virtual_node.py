@@ -38,7 +38,8 @@ def test_numa_nodes(node: Node) -> None:
     first, second = node.numa_nodes
     assert (first.id, first.socket, first.cpus) == (0, 0, frozenset({0, 1}))
     assert first.smt_siblings == (frozenset({0, 1}),)
-    # CPU 3 is offline.
+    # CPU 3 is offline, and the capture has no link from it to its NUMA node.
+    assert node.unplaced_cpus == {3}
     assert (second.id, second.socket, second.cpus) == (1, 1, frozenset({2}))
     assert HugePages(2048, 24, 24) in second.hugepages
     assert HugePages(2048, 0, 0) in first.hugepages

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The words of the kernel's command line that we write or advise, and their exclusions. Pure.
+
+``prepare``, ``configure`` and ``doctor`` take each word from here. A word is not added if the
+operator has decided otherwise, or if a feature that runs would be off after the next start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
+
+import attrs
+
+from nova_hpc_tools.adopt.kernel_options import KernelOption, KernelOptions
+
+INTEL_IOMMU: Final = "intel_iommu=on"
+PASSTHROUGH: Final = "iommu=pt"
+ARM_PASSTHROUGH: Final = "iommu.passthrough=1"
+FAST_LINKS: Final = "pcie_aspm.policy=performance"
+#: They come in pairs: ``hugepagesz=1G hugepages=100``.
+PAGE_SIZE: Final = "hugepagesz="
+PAGE_COUNT: Final = "hugepages="
+
+#: Kind of IOMMU -> what switches it on (Documentation/admin-guide/kernel-parameters.txt).
+#: AMD's is on where the firmware has it; Arm's has no word but that for the host's own devices.
+IOMMU_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "intel": (INTEL_IOMMU, PASSTHROUGH),
+    "amd": (PASSTHROUGH,),
+    "arm": (ARM_PASSTHROUGH,),
+}
+
+
+@attrs.frozen
+class Exclusion:
+    """A reason why a word is not added."""
+
+    #: Option -> whether a value of it excludes the word; the last one counts where *last*.
+    option: str
+    excludes: Callable[[KernelOption], bool]
+    why: str
+    last: bool = False
+    #: The same as a feature of the running kernel.
+    feature: str | None = None
+    #: The word would switch something off; else it would only do nothing.
+    harms: bool = True
+
+
+def _has_part(*parts: str) -> Callable[[KernelOption], bool]:
+    return lambda option: bool({*option.value.split(",")} & {*parts})
+
+
+def _is_false(option: KernelOption) -> bool:
+    return not option.is_true
+
+
+def _is_true(option: KernelOption) -> bool:
+    return option.is_true
+
+
+_TRANSLATES: Final = "it asks for translation of what the host's own devices do"
+_OFF: Final = (
+    Exclusion("iommu", _has_part("off"), "it switches the IOMMU off"),
+    Exclusion("intel_iommu", _has_part("off"), "it switches the IOMMU off"),
+    Exclusion("amd_iommu", _has_part("off"), "it switches the IOMMU off"),
+)
+_PASSING: Final = (
+    Exclusion("iommu", _has_part("nopt"), _TRANSLATES),
+    Exclusion("iommu.passthrough", _is_false, _TRANSLATES),
+    # drivers/iommu/amd/init.c: "configured in passthrough mode, SNP cannot be supported".
+    Exclusion(
+        "kvm_amd.sev_snp",
+        _is_true,
+        "the kernel has no SEV-SNP with passthrough",
+        last=True,
+        feature="SEV-SNP",
+    ),
+    # drivers/iommu/iommu.c, iommu_subsys_init: with memory encryption translation is the default.
+    Exclusion(
+        "mem_encrypt",
+        _is_true,
+        "devices reach encrypted memory by the IOMMU's translation",
+        last=True,
+    ),
+    *_OFF,
+)
+
+#: Word -> what excludes it; a word that ends with = stands for each of its values.
+EXCLUSIONS: Final[Mapping[str, tuple[Exclusion, ...]]] = {
+    INTEL_IOMMU: _OFF,
+    PASSTHROUGH: _PASSING,
+    ARM_PASSTHROUGH: _PASSING,
+    FAST_LINKS: (
+        Exclusion(
+            "pcie_aspm", _has_part("off"), "the kernel then leaves link states alone", harms=False
+        ),
+    ),
+    # mm/hugetlb.c: "hugetlb_cma is enabled, skip boot time allocation" (of gigantic pages).
+    f"{PAGE_SIZE}1G": (
+        Exclusion(
+            "hugetlb_cma",
+            lambda option: option.value.strip("0") not in ("", "0"),
+            "the kernel then reserves no pages of this size at boot",
+            harms=False,
+        ),
+    ),
+    PAGE_SIZE: (),
+    PAGE_COUNT: (),
+}
+
+
+def find_exclusion(word: str, kernel: KernelOptions) -> str | None:
+    """Say why *word* is not to be added, as a clause with its source; None if it may be.
+
+    :raises KeyError: the table does not have the word.
+    """
+    key = word if word in EXCLUSIONS else f"{word.partition('=')[0]}="
+    for exclusion in EXCLUSIONS[key]:
+        options = kernel.named(exclusion.option)
+        found = [option for option in options if exclusion.excludes(option)]
+        if exclusion.last:
+            found = [option for option in options[-1:] if exclusion.excludes(option)]
+        if found:
+            return f"{found[0].text} ({found[0].place}): {exclusion.why}"
+        for feature, seen in kernel.features:
+            if feature == exclusion.feature:
+                return f"{feature} is on ({seen}): {exclusion.why}"
+    if kernel.unread and any(exclusion.harms for exclusion in EXCLUSIONS[key]):
+        return f"it is unknown what excludes it: {kernel.unread[0]}"
+    return None
+
+
+def choose_words(wanted: Sequence[str], kernel: KernelOptions) -> tuple[list[str], list[str]]:
+    """The words of *wanted* that may be added, and a sentence about each other."""
+    kept: list[str] = []
+    notes: list[str] = []
+    size_excluded = False
+    for word in wanted:
+        reason = find_exclusion(word, kernel)
+        if word.startswith(PAGE_SIZE):
+            size_excluded = reason is not None
+        elif word.startswith(PAGE_COUNT) and size_excluded:
+            continue  # the count of a size that is not added
+        if reason is None:
+            kept.append(word)
+        else:
+            notes.append(f"{word} is not added to the kernel's command line: {reason}.")
+    return kept, notes
+
+
+def advise_words(wanted: Iterable[str], kernel: KernelOptions) -> str:
+    """The words of *wanted* that may be advised, joined by "and"; "" if there are none."""
+    return " and ".join(word for word in wanted if find_exclusion(word, kernel) is None)
+
+
+def leaves_dma_untranslated(options: Iterable[KernelOption]) -> bool:
+    """Whether options leave the DMA of the host's own devices untranslated.
+
+    A later one wins (``iommu=`` of x86 and ``iommu.passthrough`` set the same).
+    """
+    passthrough = False
+    for option in options:
+        if option.name == "iommu":
+            for part in option.value.split(","):
+                passthrough = part == "pt" or (passthrough and part != "nopt")
+        elif option.name == "iommu.passthrough":
+            passthrough = option.is_true
+    return passthrough
