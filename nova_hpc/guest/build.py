@@ -36,6 +36,7 @@ _MODULES: Final = (
     "install",
     "machine",
     "peers",
+    "rdma_devices",
     "segment",
     "shared_memory",
     "shared_settings",

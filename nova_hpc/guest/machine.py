@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from .document import SharedMemory
 from .files import Root
+from .rdma_devices import find_smi_devices
 from .segment import SegmentView, read_segment
 from .shared_use import find_obstacles
 
@@ -117,7 +118,7 @@ def _read_function(root: Root, address: str, name: str) -> GuestFunction | None:
         f"{kind} {kernel_name}"
         for kind in _CLASSES
         for kernel_name in root.names(f"{folder}/{kind}")
-        if kernel_name.isprintable()
+        if kernel_name.isprintable() and not find_smi_devices({kernel_name: ()})
     ]
     return GuestFunction(
         address=address,

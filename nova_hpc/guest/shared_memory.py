@@ -17,6 +17,7 @@ from typing import Final
 
 from .document import STATE, GuestDocument, SharedMemory
 from .files import GuestFileError, Root, describe_error
+from .rdma_devices import list_rdma_devices
 from .segment import PART, SegmentView, SharedDevice
 from .shared_settings import (
     NetworkDevices,
@@ -176,7 +177,7 @@ def list_network_devices(root: Root) -> NetworkDevices:
             interfaces.append(name)
     ports = [
         f"{name}:{port}"
-        for name in root.names(_RDMA)
+        for name in list_rdma_devices(root)
         if _WORD.fullmatch(name)
         for port in root.names(f"{_RDMA}/{name}/ports")
         if port.isdigit()

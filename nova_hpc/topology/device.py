@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 
 import attrs
 
+from nova_hpc.guest.rdma_devices import find_smi_devices
 from nova_hpc.topology import confspace, cpuset, vfio
 from nova_hpc.topology.confspace import ConfigSpace
 from nova_hpc.topology.files import FileError, FileTree, Folder
@@ -218,6 +219,8 @@ class _SysfsDevice(_Attributes):
         subsystem = config.subsystem or self._subsystem()
         place_of = self.attempt(self._place, None)
         driver, parent = self.link("driver"), self._function_link("physfn")
+        rdma = self._rdma()
+        planes = find_smi_devices({each.name: [p.guid for p in each.ports] for each in rdma})
         function = PciFunction(
             address=normalise_address(self.place.rpartition("/")[2]),
             vendor_id=vendor,
@@ -248,8 +251,10 @@ class _SysfsDevice(_Attributes):
             vf_offset=self.number("sriov_offset", least=0),
             vf_stride=self.number("sriov_stride", least=0),
             vf_product=self._vf_product(),
-            rdma=self._rdma(),
-            os_devices=self._os_devices(),
+            rdma=tuple(each for each in rdma if each.name not in planes),
+            os_devices=tuple(
+                name for name in self._os_devices() if name.partition(" ")[2] not in planes
+            ),
         )
         for value, what in ((vendor, "vendor"), (product, "device"), (class_code, "class")):
             if value is None:

@@ -14,6 +14,7 @@ from typing import Any, Final
 import attrs
 from lxml import etree
 
+from nova_hpc.guest.rdma_devices import find_smi_devices
 from nova_hpc.topology import cpuset
 from nova_hpc.topology.files import show_path
 from nova_hpc.topology.function_places import Raw, place_functions
@@ -333,6 +334,8 @@ class _LstopoReader:
             kind = next((word for bit, word in _OS_BITS.items() if number >> bit & 1), kind)
         elif number is not None and number < len(_OS_TYPES):
             kind = _OS_TYPES[number]
+        if find_smi_devices({name: ()}):
+            return
         if re.fullmatch(r"[\w.:@+-]{1,64}", name, re.ASCII):
             raw.function = attrs.evolve(
                 raw.function, os_devices=(*raw.function.os_devices, f"{kind} {name}")

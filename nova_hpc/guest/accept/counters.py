@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from ..files import Root
+from ..rdma_devices import list_rdma_devices
 from .facts import read_group_file
 
 #: Fewer bytes are the noise of a machine that does nothing.
@@ -110,7 +111,7 @@ def _read_sent(root: Root) -> dict[str, int]:
         fields = rest.split()
         if len(fields) > 8 and fields[8].isdigit():
             sent[name.strip()] = int(fields[8])
-    for device in root.names("/sys/class/infiniband"):
+    for device in list_rdma_devices(root):
         folder = f"/sys/class/infiniband/{device}/ports/1/counters"
         text = root.text(f"{folder}/port_xmit_data") or ""
         if text.isdigit():

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from ..files import Root
 from ..machine import DEVICES
+from ..rdma_devices import list_rdma_devices
 
 _SIMD: Final = frozenset(("avx", "avx2", "avx512f", "fma", "amx_tile", "asimd", "sve"))
 #: Settings of libraries that change which way they take; their values as far as they are words.
@@ -236,7 +237,7 @@ def _count_devices(root: Root) -> dict[str, int]:
 
 def _read_rdma_rates(root: Root) -> dict[str, float]:
     rates: dict[str, float] = {}
-    for name in root.names("/sys/class/infiniband"):
+    for name in list_rdma_devices(root):
         if _WORD.fullmatch(name):
             text = root.text(f"/sys/class/infiniband/{name}/ports/1/rate") or ""
             rates[name] = float(_find_text(r"^(\d{1,5}(?:\.\d)?) Gb/sec", text, "0"))

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from nova_hpc.guest.rdma_devices import find_smi_devices
 from nova_hpc.tenancy.hygiene.clean_errors import UnableError, UncleanError
 
 #: Keys of a pin -> file of the device's RDMA device.
@@ -22,7 +23,8 @@ PINS: Final = {"firmware": "fw_ver", "board": "board_id"}
 def check(device: Path, pins: Mapping[str, Any]) -> Any:
     """See :data:`nova_hpc.tenancy.hygiene.clean_check.Check`."""
     place = device / "physfn" if (device / "physfn").exists() else device
-    rdma_devices = sorted(place.glob("infiniband/*"))
+    found = sorted(place.glob("infiniband/*"))
+    rdma_devices = [each for each in found if not find_smi_devices({each.name: ()})]
     if not rdma_devices:
         raise UnableError("no driver shows its firmware: it has no RDMA device on this host")
     facts = {name: _read_text_or_none(rdma_devices[0] / file) for name, file in PINS.items()}

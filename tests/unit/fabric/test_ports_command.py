@@ -2,6 +2,7 @@
 """``nova-hpc fabric ports``: the inventory of a host's InfiniBand ports, and of several hosts."""
 
 import json
+import shutil
 
 import pytest
 
@@ -50,6 +51,31 @@ def test_a_node_without_adapters_has_an_empty_inventory(ask, tmp_path):
     root = write.write(catalogue.NODES["two-socket"], tmp_path)
     status, out, _ = ask("--root", root)
     assert (status, parse_inventory(out).ports) == (0, ())
+
+
+@pytest.mark.parametrize("name", ["smi1", "planes_of_mlx5_0"])
+def test_the_planes_of_a_port_are_one_port(ask, tmp_path, name):
+    """ConnectX-8 on Quantum-X800: a device of type SMI has a port for each of four planes."""
+    root = write.write(catalogue.NODES["a100-bridges"], tmp_path)
+    before = ask("--root", root)
+    (device,) = (root / "sys/devices").glob("pci*/**/0000:42:00.0/infiniband/*")
+    planes = device.with_name(name)
+    shutil.copytree(device, planes)
+    for number in (2, 3, 4):
+        shutil.copytree(planes / "ports/1", planes / f"ports/{number}")
+    assert len(parse_inventory(before[1]).ports) == 1
+    assert ask("--root", root) == before
+
+
+def test_two_ports_of_one_function_are_still_named_and_left_out(ask, tmp_path):
+    root = write.write(catalogue.NODES["a100-bridges"], tmp_path)
+    (port,) = (root / "sys/devices").glob("pci*/**/0000:42:00.0/infiniband/*/ports/1")
+    shutil.copytree(port, port.with_name("2"))
+    gid = port.with_name("2") / "gids/0"
+    gid.write_text(gid.read_text().replace("4200", "4201"))
+    status, out, err = ask("--root", root)
+    assert (status, parse_inventory(out).ports) == (1, ())
+    assert "it has 2 ports on one function" in err
 
 
 def test_an_adapter_of_a_guest_is_named_and_left_out(ask, tmp_path):

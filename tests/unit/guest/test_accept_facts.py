@@ -14,6 +14,7 @@ from nova_hpc.guest.accept import counters, facts, tools
 from nova_hpc.guest.accept.counters import read_counters, share_counters
 from nova_hpc.guest.accept.facts import GuestFacts, parse_facts, read_facts, read_group_file
 from nova_hpc.guest.files import Root
+from nova_hpc.guest.shared_memory import list_network_devices
 from tests.unit.guest.accept_world import AcceptWorld
 
 TICK = os.sysconf("SC_CLK_TCK")
@@ -146,6 +147,20 @@ def write_stat(world: AcceptWorld, *cpus: tuple[int, int]) -> None:
         f"cpu{number} {busy} 0 0 9 9 0 0 {steal} 0 0" for number, (busy, steal) in enumerate(cpus)
     ]
     world.write("proc/stat", "\n".join(["cpu  1 2 3 4", *lines, "intr 5"]) + "\n")
+
+
+def test_the_planes_of_a_port_are_no_ports(world: AcceptWorld) -> None:
+    """A device of type SMI has a port for each plane of the one port beside it."""
+    devices = {"mlx5_0": 1, "smi1": 4}
+    for name, ports in devices.items():
+        for port in range(1, ports + 1):
+            folder = f"sys/class/infiniband/{name}/ports/{port}"
+            world.write(f"{folder}/rate", "800 Gb/sec (4X XDR)\n")
+            world.write(f"{folder}/counters/port_xmit_data", "100\n")
+    root = Root(str(world.root))
+    assert read_facts(root, {}, ()).rdma == {"mlx5_0": 800.0}
+    assert [name for name in read_counters(root).sent if name.startswith("ib:")] == ["ib:mlx5_0"]
+    assert list_network_devices(root).rdma_ports == ("mlx5_0:1",)
 
 
 def test_what_others_took(world: AcceptWorld) -> None:
