@@ -31,6 +31,7 @@ import yaml
 from nova_hpc.topology.model import ADDRESS, normalise_address
 from nova_hpc.wire import strict
 from nova_hpc.wire.documents import NODE_DECLARATION
+from nova_hpc.wire.rail_wish import RailWish, check_rails, rails_as_lists
 from nova_hpc.wire.version import WireError, show_json_value
 
 #: Address of ``whole_pf`` that means every adapter.
@@ -86,6 +87,7 @@ class NodeWishes:
     #: Entries of ``[hpc]device_role``.
     roles: tuple[Mapping[str, str], ...] | None = None
     role_options: Mapping[str, RoleWish] | None = attrs.field(default=None, hash=False)
+    rails: RailWish | None = None
     left_out: tuple[DeclaredDevice, ...] | None = None
     offer_in_use: tuple[DeclaredDevice, ...] | None = None
     whole_pf: tuple[DeclaredDevice, ...] | None = None
@@ -209,6 +211,8 @@ def _read_wishes(data: object, where: str) -> NodeWishes:
                 ]
         if isinstance(data.get("roles"), list):
             data["roles"] = [_numbers_as_texts(entry) for entry in data["roles"]]
+        if isinstance(data.get("rails"), dict):
+            data["rails"] = rails_as_lists(data["rails"])
     try:
         wishes = strict.structure_document(_CONVERTER, data, NodeWishes, _SINGULAR)
         return _check_wishes(wishes)
@@ -258,6 +262,8 @@ def _check_wishes(wishes: NodeWishes) -> NodeWishes:
             raise ValueError(
                 f"hugepages: {show_json_value(size)} is no size of pages like 2M or 1G"
             )
+    if wishes.rails is not None:
+        lists["rails"] = check_rails(wishes.rails)
     return attrs.evolve(wishes, **lists)
 
 
@@ -288,6 +294,7 @@ _SINGULAR: Final = {
     "offer_in_use": "device",
     "whole_pf": "device",
     "nvlink_sets": "entry",
+    "adapters": "adapter",
     "traits": "trait",
 }
 _CONVERTER: Final = strict.make_strict_converter(
@@ -357,6 +364,11 @@ _COMMENTS: Final[Mapping[str, tuple[str, str]]] = {
         "How the devices of a role are offered: identity (class, trait, ids), resource_class,\n"
         "traits, one_time_use, physical_network.",
         "role_options: {gpu: {traits: [CUSTOM_SXM]}}",
+    ),
+    "rails": (
+        "Adapters for Neutron's ports, in the order of the rails: PCI addresses, interfaces, RDMA\n"
+        "devices or GUIDs of ports; {n} is the number of the rail.",
+        "rails: {physical_network: 'ibrail{n}', adapters: ['0000:1a:00.0', '0000:3c:00.0']}",
     ),
     "left_out": (
         "Never offered, nor are their virtual functions; with hardware (configure says which),\n"
@@ -457,5 +469,9 @@ def _to_plain_yaml(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _to_plain_yaml(item) for key, item in value.items()}
     if isinstance(value, tuple):
-        return [_to_plain_yaml(item) for item in value]
+        # One adapter of a rail needs no brackets.
+        return [
+            item[0] if isinstance(item, tuple) and len(item) == 1 else _to_plain_yaml(item)
+            for item in value
+        ]
     return value

@@ -34,6 +34,7 @@ from nova_hpc_tools.adopt import (
     node_wishes,
     nvlink_sets,
     questions,
+    rails,
     readable_node,
     readiness,
     replacement,
@@ -223,8 +224,8 @@ class NodeSetup:
     def table(self) -> roles.Roles:
         """The role of each function here."""
         entries = declaration_file.role_entries_of(self.wishes)
-        others = list(self.told.other_roles)
-        if entries and others and list(map(json.loads, entries)) != _parse_role_entries(others):
+        others = [spec_entries.read_spec_entry(text) for text in self.told.other_roles]
+        if entries and others and list(map(json.loads, entries)) != others:
             raise CommandError(
                 f"two declarations disagree: roles of {self.file.path} and "
                 "[hpc]device_role of a configuration file of yours, of which Nova takes both: "
@@ -274,7 +275,9 @@ class NodeSetup:
         declaration = attrs.evolve(
             wish_declaration,
             identity={**identity, **wish_declaration.identity},
-            networks=configured.networks_of_roles(before, node, table, wish_declaration.networks),
+            networks=rails.networks_of_functions(
+                wishes.rails, before, node, table, wish_declaration.networks
+            ),
             kept=self.kept(table),
         )
         try:
@@ -391,6 +394,7 @@ class NodeSetup:
         place = (self.args.layout, node.hostname)
         notes = [f"{one.seen} {layout_cures.render_cure(one.cure, *place)}" for one in ready]
         notes += self._stock(spec)
+        notes += rails.describe_rails(wishes.rails, self.told.configured, node, table)
         remarks = (*result.remarks, *stays, *offered.withheld.notes, *notes, *self.taken.notes)
         return spec, attrs.evolve(result, remarks=remarks)
 
@@ -477,10 +481,6 @@ def _check_words(args: argparse.Namespace) -> None:
 def _build_loss_refusal(losses: Sequence[Loss]) -> CommandError:
     """The losses, one line each, and how each is kept or given up."""
     return CommandError("\n".join(loss.refusal for loss in losses))
-
-
-def _parse_role_entries(texts: Sequence[str]) -> list[object]:
-    return [spec_entries.read_spec_entry(text) for text in texts]
 
 
 def _print_include_files(files: Mapping[str, str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -104,6 +104,8 @@ def _check_wishes(wishes: NodeWishes, where: str) -> None:
         raise WireError(f"{where}{by_key(error)}") from error
     for role, wish in (wishes.role_options or {}).items():
         _check_role_wish(wish, f"{where}role_options: {role}: ")
+    for network in wishes.rails.networks if wishes.rails else ():
+        _check_name(declaration.check_network, network, f"{where}rails: physical_network")
 
 
 def _check_role_wish(wish: RoleWish, where: str) -> None:
@@ -113,11 +115,15 @@ def _check_role_wish(wish: RoleWish, where: str) -> None:
         ("traits", wish.traits or (), declaration.check_trait),
     ):
         for name in names:
-            try:
-                if name is not None:
-                    check(name)
-            except declaration.DeclarationError as error:
-                raise WireError(f"{where}{key}: {error}") from error
+            if name is not None:
+                _check_name(check, name, f"{where}{key}")
+
+
+def _check_name(check: Callable[[str], str], name: str, where: str) -> None:
+    try:
+        check(name)
+    except declaration.DeclarationError as error:
+        raise WireError(f"{where}: {error}") from error
 
 
 # --- what the node says -------------------------------------------------------------------

@@ -4,15 +4,25 @@
 from __future__ import annotations
 
 import collections
+import json
 import random
 
 import pytest
 
+from nova_hpc.conf.roles import DEFAULT_ROLES
 from nova_hpc.placement.model import AffinityPolicy
 from nova_hpc.topology.level import Distance, Level
+from nova_hpc.topology.roles import parse_roles
+from nova_hpc.topology.sysfs import read_sysfs_node
 from nova_hpc.wire.decision import Decision
+from nova_hpc.wire.node_declaration import read_declaration
+from nova_hpc_tools.adopt.configured import Configured
+from nova_hpc_tools.adopt.declaration import Declaration
+from nova_hpc_tools.adopt.device_spec import build_device_spec
+from nova_hpc_tools.adopt.rails import networks_of_functions
 from tests.functional import base, fixtures
-from tests.functional.fixtures import Shape
+from tests.functional.driver_fixtures import FakeSysfs
+from tests.functional.fixtures import Shape, Switch
 from tests.functional.ports_base import EIGHT, ONE, PAIRS, RAIL, PortsTest
 
 TWO = Shape((RAIL, RAIL))
@@ -42,6 +52,38 @@ class PlacedTest(PortsTest):
             self.assertEqual([Distance.PIX], self.pairs_of(server))
         self.assertEqual(4, self.start_attempts())
         self.assert_given_once()
+
+    def test_rails_of_the_declaration(self) -> None:
+        """``configure`` writes the entries: each port is on its rail, beside a GPU of its own."""
+        shape = Shape(tuple(Switch(gpus=1, pfs=1, vfs=2, numa=n // 2) for n in range(4)))
+        tree = self.useFixture(FakeSysfs(shape))
+        adapters = [each.address for each in shape.functions() if each.kind == "pf"]
+        text = (
+            "schema: nova-hpc/node\nversion: 1\n"
+            f"rails: {{physical_network: 'ibrail{{n}}', adapters: {json.dumps(adapters)}}}\n"
+        )
+        node, roles = read_sysfs_node(tree.root), parse_roles(DEFAULT_ROLES)
+        rails = read_declaration(text).wishes.rails
+        networks = networks_of_functions(rails, Configured(), node, roles, {})
+        spec = build_device_spec(
+            node,
+            roles,
+            Declaration(networks=networks, resource_classes={"gpu": fixtures.GPU_CLASS}),
+        )
+        self.host("alpha", shape, device_spec=[json.loads(line) for line in spec.lines()])
+        names = [f"ibrail{number}" for number in range(4)]
+        flavor = self.make_flavor({**PAIRS, "pci_passthrough:alias": "gpu:4"})
+        server = self.boot(flavor, networks=self.ports(*names))
+        self.assertEqual([Distance.PIX] * 4, self.pairs_of(server))
+        for port in self.ports_of(server):
+            found = self.neutron._networks[port["network_id"]]["provider:physical_network"]
+            slot = port["binding:profile"]["pci_slot"]
+            adapter = node.function(slot).physical_function
+            self.assertEqual(found, f"ibrail{adapters.index(adapter)}")
+        self.assertEqual(1, self.start_attempts())
+        # A rail has one adapter, and its network no other.
+        bad = self.boot(flavor, state="ERROR", networks=self.ports(*names[:3], "ibrail4"))
+        self.assertEqual([], self.devices_of(bad))
 
     def test_refused_by_the_scheduler(self) -> None:
         """Nobody begins to build a server whose port cannot be beside its GPU."""
