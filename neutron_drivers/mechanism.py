@@ -247,10 +247,16 @@ class PartitionMechanismDriver(api.MechanismDriver):
         except PartitionError as error:
             LOG.error("Port %s is not bound: %s (%s)", port["id"], error, error.detail)
             return
+        policy = self._settings.policies.get(key.pkey)
         context.set_binding(
             segment[api.ID],
             port_rules.choose_vif_type(port, self._settings),
-            port_rules.describe_binding(key, format_guid(guid), segment[api.PHYSICAL_NETWORK]),
+            port_rules.describe_binding(
+                key,
+                format_guid(guid),
+                segment[api.PHYSICAL_NETWORK],
+                None if policy is None else policy.service_level,
+            ),
             status=constants.PORT_STATUS_DOWN,
         )
 

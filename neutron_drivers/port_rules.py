@@ -156,14 +156,17 @@ def choose_membership(
     return Membership.LIMITED
 
 
-def describe_binding(key: FabricKey, guid: str, physical_network: str) -> dict[str, Any]:
-    """What ``binding:vif_details`` says, to administrators and Nova."""
-    return {
+def describe_binding(
+    key: FabricKey, guid: str, physical_network: str, service_level: int | None
+) -> dict[str, Any]:
+    """What ``binding:vif_details`` says, to administrators, Nova and through it the guest."""
+    details = {
         "port_filter": False,
         "physical_network": physical_network,
         "pkey": format_pkey(key.pkey),
         "guid": guid,
     }
+    return details if service_level is None else {**details, "service_level": service_level}
 
 
 def wanted_of_binding(

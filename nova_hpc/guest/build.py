@@ -36,6 +36,7 @@ _MODULES: Final = (
     "install",
     "machine",
     "peers",
+    "pkeys",
     "rdma_devices",
     "segment",
     "shared_memory",

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
-from . import document, install, machine, peers, shared_memory, show, topology
+from . import document, install, machine, peers, pkeys, shared_memory, show, topology
 from .compare import KINDS, GuestWishes, Result, compare_with_machine, locate_devices
 from .document import DocumentError, GuestDocument, NoDocumentError
 from .files import GuestFileError, Root
@@ -36,6 +36,8 @@ class _GuestOptions(NamedTuple):
     profile: bool
     slurm: tuple[str, str, str | None] | None
     shared: bool = False
+    #: Of ``pkey``: lines for a shell.
+    as_environment: bool = False
     #: Of ``accept``, as its own module has them.
     accept: Any = None
     #: Of ``gpu``, the same.
@@ -97,6 +99,8 @@ def _run_subcommand(options: _GuestOptions) -> tuple[int, Iterable[str]]:
         from .accept.session import run_accept
 
         return run_accept(options.root, options.accept)
+    if options.command == "pkey":
+        return _report_pkeys(options)
     try:
         data, promise = document.read_guest_document(options.root)
     except NoDocumentError:
@@ -117,13 +121,37 @@ def _run_subcommand(options: _GuestOptions) -> tuple[int, Iterable[str]]:
         return GOOD, _report_topology(options, promise, real)
     if options.command == "peers":
         return GOOD, _report_peers(options, promise, real)
-    result = compare_with_machine(promise, real, options.wishes)
+    ports = pkeys.read_ib_ports(options.root, real.functions)
+    result = compare_with_machine(promise, real, options.wishes, ports)
     status = GOOD if result.good or options.command == "show" else WRONG
     if options.as_json:
         return status, (json.dumps(show.build_report_data(promise, result), indent=2),)
     if options.command == "show":
         return status, show.format_promise_tree(promise, result)
     return status, _report_findings(promise, result, options.quiet)
+
+
+def _report_pkeys(options: _GuestOptions) -> tuple[int, Iterable[str]]:
+    """The keys of the ports; without a document as far as their tables tell them."""
+    functions = machine.read_machine(options.root).functions
+    ports = pkeys.read_ib_ports(options.root, functions)
+    if not ports:
+        raise DocumentError("this machine has no InfiniBand port: is its driver loaded?")
+    devices: tuple[document.GuestDevice, ...] = ()
+    places: dict[int, machine.GuestFunction] = {}
+    with contextlib.suppress(NoDocumentError):
+        _, promise = document.read_guest_document(options.root)
+        devices = promise.devices
+        places, _ = locate_devices(promise, machine.GuestMachine(functions, (), {}))
+    keys = pkeys.find_port_keys(ports, devices, places)
+    status = WRONG if any(key.missing for key in keys) else GOOD
+    if status == GOOD and any(key.problem for key in keys):
+        status = UNKNOWN
+    if options.as_json:
+        return status, (pkeys.format_port_keys_json(keys),)
+    if options.as_environment:
+        return status, pkeys.format_environment(keys)
+    return status, pkeys.format_port_keys(keys)
 
 
 def _report_topology(
@@ -182,6 +210,17 @@ def _parse_arguments(arguments: list[str]) -> _GuestOptions:
     for subparser in (shower, checker, peer_shower):
         subparser.add_argument("--format", choices=("text", "json"), default="text")
     _add_topology(commands.add_parser("topology", parents=[common], help=_TOPOLOGY))
+    pkey_shower = commands.add_parser(
+        "pkey",
+        parents=[common],
+        help="print the P_Keys of InfiniBand networks, and the environment of NCCL, UCX and MPI",
+    )
+    pkey_shower.add_argument(
+        "--format",
+        choices=("text", "json", "env"),
+        default="text",
+        help="env: lines that a shell evaluates",
+    )
     accepter = _add_accept(commands, common)
     sharer = _add_gpu(commands, common)
     checker.add_argument(
@@ -240,6 +279,7 @@ def _parse_arguments(arguments: list[str]) -> _GuestOptions:
         profile=getattr(parsed, "profile", False),
         slurm=(parsed.level, parsed.topology, parsed.below) if form == "slurm" else None,
         shared=getattr(parsed, "shared_memory", False),
+        as_environment=form == "env",
         accept=_build_accept(accepter, parsed),
         gpu=_build_gpu(sharer, parsed),
     )

@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from .document import PEER_REASONS, SHARED_REASONS, GuestDevice, GuestDocument, SharedMemory
 from .machine import GuestFunction, GuestMachine
+from .pkeys import IbPort, describe_key, find_port_keys
 from .segment import SegmentView, segment_bytes
 
 KINDS: Final = (
-    *("device", "driver", "link", "numa", "tree", "peer", "cells", "hugepages", "shared-memory"),
+    *("device", "driver", "link", "numa", "tree", "peer", "pkey", "cells", "hugepages"),
+    "shared-memory",
 )
 
 #: A guest's kernel and firmware take some of the memory for themselves.
@@ -53,9 +55,15 @@ class Result(NamedTuple):
 
 
 def compare_with_machine(
-    document: GuestDocument, machine: GuestMachine, wishes: GuestWishes | None = None
+    document: GuestDocument,
+    machine: GuestMachine,
+    wishes: GuestWishes | None = None,
+    ports: Iterable[IbPort] | None = None,
 ) -> Result:
-    """Look for every promised thing; findings in a stable order."""
+    """Look for every promised thing; findings in a stable order.
+
+    :param ports: the InfiniBand ports of the machine; None: they were not looked for.
+    """
     wishes = wishes or GuestWishes()
     places, findings = locate_devices(document, machine)
     for device in document.devices:
@@ -68,6 +76,8 @@ def compare_with_machine(
     if document.topology == "mirror":
         findings.extend(_check_tree(document, places))
     findings.extend(_remark_on_peers(document))
+    if ports is not None:
+        findings.extend(_check_port_keys(document, places, ports))
     findings.extend(_check_numa_cells(document, machine))
     findings.extend(_check_hugepages(document, machine, wishes))
     findings.extend(_check_shared_memory(document, machine.segment))
@@ -243,6 +253,25 @@ def _path_type(
             return "PIX"
         return "PXB" if first and second and first[0] == second[0] else "PHB"
     return "NODE" if numa else "SYS"
+
+
+def _check_port_keys(
+    document: GuestDocument, places: dict[int, GuestFunction], ports: Iterable[IbPort]
+) -> list[GuestFinding]:
+    """Whether each port's table has the key of its network: right, missing or unknown."""
+    findings = []
+    keys = find_port_keys(ports, document.devices, places)
+    for key in keys:
+        if key.device is None:
+            continue
+        text = f"{key.port.name}: {describe_key(key)}"
+        findings.append(GuestFinding("pkey", key.device, text, key.missing))
+    seen = {key.device for key in keys}
+    for device in document.devices:
+        if device.pkey is not None and device.number in places and device.number not in seen:
+            text = "P_Key unknown: no InfiniBand port of it is there (is its driver loaded?)"
+            findings.append(GuestFinding("pkey", device.number, text, False))
+    return findings
 
 
 def _check_numa_cells(document: GuestDocument, machine: GuestMachine) -> list[GuestFinding]:

@@ -13,7 +13,7 @@ import re
 from typing import Any, Final, NamedTuple
 
 from .files import GuestFileError, Root
-from .terms import DOCUMENT, MAC, PREFIX, ROLE
+from .terms import DOCUMENT, MAC, PKEY, PREFIX, ROLE
 
 SCHEMA: Final = "nova-hpc/guest"
 #: The rule is that of nova_hpc/wire/version.py, which is not there in a guest.
@@ -101,6 +101,10 @@ class GuestDevice(NamedTuple):
     group: int | None = None
     #: Name of the rail of an adapter; the project's other servers have the same names.
     rail: str | None = None
+    #: Number of the P_Key of its port's network, without the membership; None: it is not told.
+    pkey: int | None = None
+    #: Service level of that network's partition; None: it is not told.
+    service_level: int | None = None
 
     @property
     def ids(self) -> tuple[str, str]:
@@ -349,7 +353,18 @@ def _parse_device(number: int, item: dict[str, Any], cells: int) -> GuestDevice:
         mac=_pick_value(item, "mac", _or_none(_is_text_like(MAC)), where),
         group=_pick_value(item, "group", _or_none(_is_whole_number), where),
         rail=_pick_value(item, "rail", _or_none(_is_text_like(DOMAIN)), where),
+        pkey=_parse_pkey(_pick_value(item, "pkey", _or_none(_is_text_like(PKEY)), where)),
+        service_level=_pick_value(
+            item,
+            "service_level",
+            _or_none(lambda level: _is_whole_number(level) and level < 16),
+            where,
+        ),
     )
+
+
+def _parse_pkey(text: str | None) -> int | None:
+    return None if text is None else int(text, 16)
 
 
 def _parse_device_path(value: list[str] | None, where: str) -> tuple[str, ...] | None:

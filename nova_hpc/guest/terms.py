@@ -14,4 +14,6 @@ NCCL: Final = PREFIX + "nccl-topology.xml"
 PLACEHOLDER: Final = "device-{}"
 #: Words of the document; a reader takes no others.
 MAC: Final = re.compile(r"[0-9a-f]{2}(?::[0-9a-f]{2}){5}", re.ASCII)
+#: The number of a P_Key, without the bit of membership; not 0 and not the default one.
+PKEY: Final = re.compile(r"0x(?!0000|7fff)[0-7][0-9a-f]{3}", re.ASCII)
 ROLE: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)

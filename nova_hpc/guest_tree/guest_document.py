@@ -34,6 +34,16 @@ class DocumentCell:
 
 
 @attrs.frozen
+class PortPartition:
+    """The partition of an InfiniBand network, as its port's binding tells it."""
+
+    #: ``0x0101``, without the bit of membership.
+    pkey: str
+    #: None: the operator has set none.
+    service_level: int | None = None
+
+
+@attrs.frozen
 class DocumentDevice:
     """A device that the guest gets."""
 
@@ -49,6 +59,8 @@ class DocumentDevice:
     group: int | None = None
     #: The project's name of the rail that it is on.
     rail: str | None = None
+    #: Of the partition that its port's network is.
+    partition: PortPartition | None = None
 
 
 def build_guest_entries(
@@ -148,6 +160,10 @@ def _build_device_entry(
         more["group"] = given.group
     if given.rail is not None:
         more["rail"] = given.rail
+    if given.partition is not None and terms.PKEY.fullmatch(given.partition.pkey):
+        more["pkey"] = given.partition.pkey
+        if given.partition.service_level is not None:
+            more["service_level"] = given.partition.service_level
     return {
         # A tag may hold anything; the document holds words.
         "role": given.role if terms.ROLE.fullmatch(given.role or "") else None,

@@ -85,6 +85,21 @@ class PlacedTest(PortsTest):
         bad = self.boot(flavor, state="ERROR", networks=self.ports(*names[:3], "ibrail4"))
         self.assertEqual([], self.devices_of(bad))
 
+    def test_the_guest_is_told_the_partition_of_its_port(self) -> None:
+        """As our driver in Neutron describes the binding; of another port nothing is told."""
+        self.rails("alpha", TWO)
+        details = {"port_filter": False, "pkey": "0x0101", "guid": "0x1", "service_level": 3}
+        bound = {"binding:vif_details": details, "binding:vif_type": "hostdev_physical"}
+        ports = [self.port(**bound), self.port()]
+        flavor = self.make_flavor({**ONE, "pci_passthrough:alias": "gpu:2", "hpc:group": "gpu:1"})
+        server = self.boot(flavor, networks=[{"port": port} for port in ports])
+        told = [
+            (device.role, device.pkey, device.service_level) for device in self.told(server).devices
+        ]
+        self.assertCountEqual(
+            [("gpu", None, None)] * 2 + [("vf", 0x0101, 3), ("vf", None, None)], told
+        )
+
     def test_refused_by_the_scheduler(self) -> None:
         """Nobody begins to build a server whose port cannot be beside its GPU."""
         for name in ("alpha", "beta"):

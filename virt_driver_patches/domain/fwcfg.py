@@ -36,6 +36,7 @@ def tell_guest_devices(
     rails: Mapping[str, str] | None = None,
     wish: PeerWish = PeerWish.KEEP,
     shared: Mapping[str, Any] | None = None,
+    partitions: Mapping[str, guest_document.PortPartition] | None = None,
 ) -> None:
     """Tell the guest of a domain about its devices, where it is on the fabric, and what it shares.
 
@@ -53,6 +54,7 @@ def tell_guest_devices(
     :param rails: host address of a device -> the project's name of its rail.
     :param wish: what the node's ``[hpc]peer_to_peer`` says.
     :param shared: what it is told of memory that it shares; None: it asked for none.
+    :param partitions: host address of a port's device -> the partition of the port's network.
     :raises ValueError: there is too much to tell.
     """
     # Which interface is whose rail is said where there are rails.
@@ -65,6 +67,7 @@ def tell_guest_devices(
             mac=macs.get(address),
             group=(groups or {}).get(address),
             rail=(rails or {}).get(address),
+            partition=(partitions or {}).get(address),
         )
         for address, path in domain.paths()
     ]

@@ -19,6 +19,7 @@ from oslo_log import log as logging
 
 from nova_hpc.from_nova.claim import ServerClaim
 from nova_hpc.from_nova.fabric_position import FabricPosition
+from nova_hpc.from_nova.port_partitions import read_port_partitions
 from nova_hpc.from_nova.server import read_guest_cells
 from nova_hpc.guest_tree import (
     Abi,
@@ -214,6 +215,7 @@ def tell_guest_topology(
     source: ReadingSource,
     where: FabricPosition,
     shared: Mapping[str, Any] | None = None,
+    network_info: Iterable[Mapping[str, Any]] | None = None,
 ) -> None:
     """Tell the guest where its devices sit, in the finished domain, and *where* it is.
 
@@ -221,6 +223,7 @@ def tell_guest_topology(
     cannot be told is logged: it is no reason for a server not to start.
 
     :param shared: what it is told of memory that it shares; None: it asked for none.
+    :param network_info: Nova's view of the server's ports.
     """
     try:
         abi = load_stored_abi(instance)
@@ -246,6 +249,7 @@ def tell_guest_topology(
             rails=where.rails_of(reading.node, claim.addresses),
             wish=peer_reading.configured_wish_of(CONF),
             shared=shared,
+            partitions=read_port_partitions(network_info or ()),
         )
     except Exception:
         LOG.exception("The guest is not told where its devices sit", instance=instance)

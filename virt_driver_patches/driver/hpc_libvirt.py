@@ -445,10 +445,15 @@ class HpcLibvirtDriver(LibvirtDriver):
     # -- the domain ---------------------------------------------------------------
 
     def _get_guest_xml(
-        self, context: RequestContext, instance: objects.Instance, *args: Any, **kwargs: Any
+        self,
+        context: RequestContext,
+        instance: objects.Instance,
+        network_info: Any,
+        *args: Any,
+        **kwargs: Any,
     ) -> str:
         """Nova's domain, with what the flavor's ``hpc:`` keys change in it."""
-        xml: str = super()._get_guest_xml(context, instance, *args, **kwargs)
+        xml: str = super()._get_guest_xml(context, instance, network_info, *args, **kwargs)
         suspend.forget_unplug_requests(instance)
         is_ours = instance_has_hpc_keys(instance)
         if not is_ours and not self.hpc_segments.is_starting(instance):
@@ -462,7 +467,9 @@ class HpcLibvirtDriver(LibvirtDriver):
         guest_topology.arrange_recorded_tree(domain, instance, self.hpc_node.source)
         self._hpc_keep_emulator_off(domain, instance)
         where = self.hpc_node.whereabouts(instance)
-        guest_topology.tell_guest_topology(domain, instance, self.hpc_node.source, where, shared)
+        guest_topology.tell_guest_topology(
+            domain, instance, self.hpc_node.source, where, shared, network_info
+        )
         return domain.text()
 
     def _hpc_keep_emulator_off(self, domain: GuestDomainXml, instance: objects.Instance) -> None:

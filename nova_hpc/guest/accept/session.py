@@ -19,6 +19,7 @@ from .. import document, machine
 from ..compare import GuestFinding, GuestWishes, compare_with_machine
 from ..document import DocumentError, GuestDocument, NoDocumentError
 from ..files import Root
+from ..pkeys import read_ib_ports
 from . import result as results
 from .baseline import (
     AcceptanceBaseline,
@@ -185,10 +186,9 @@ def check_promise(root: Root, skip: Sequence[str] = ()) -> Promise:
     except DocumentError as error:
         finding = GuestFinding("device", None, f"the cloud's document: {error}", True)
         return Promise(None, str(error), None, (finding,))
+    real = machine.read_machine(root, promised.shared_memory)
     compared = compare_with_machine(
-        promised,
-        machine.read_machine(root, promised.shared_memory),
-        GuestWishes(skip=tuple(skip)),
+        promised, real, GuestWishes(skip=tuple(skip)), read_ib_ports(root, real.functions)
     )
     links = find_link_faults(promised, compared.places)
     return Promise(promised, "", data, compared.findings, links)

@@ -29,7 +29,11 @@ from nova_hpc.guest.accept import baseline, result
 from nova_hpc.guest.accept import sample as acceptance_sample
 from nova_hpc.guest.gpu import records as gpu_records
 from nova_hpc.guest_tree.guest_document import DocumentCell as GuestCell
-from nova_hpc.guest_tree.guest_document import DocumentDevice, build_guest_entries
+from nova_hpc.guest_tree.guest_document import (
+    DocumentDevice,
+    PortPartition,
+    build_guest_entries,
+)
 from nova_hpc.placement.model import AffinityPolicy, HostNode, WantedCell
 from nova_hpc.placement.profile import FlavorShape, Profile
 from nova_hpc.placement.segment_shape import SegmentShape
@@ -63,6 +67,7 @@ from nova_hpc.wire.node_declaration import (
 )
 from nova_hpc.wire.node_declaration import DeclaredDevice as Declared
 from nova_hpc.wire.position import Position
+from nova_hpc.wire.rail_wish import RailWish
 from nova_hpc.wire.reservation import ReservedProvider
 from nova_hpc.wire.server_devices import ServerDevices
 from nova_hpc.wire.stats import StatsDocument
@@ -128,7 +133,13 @@ GUEST: Final = build_guest_entries(
     [GuestCell(4, 1 << 21, 2048, 0), GuestCell(2, 1 << 20, None, 1)],
     [
         DocumentDevice(GPU, ("20", "00.0", "00.0"), "gpu"),
-        DocumentDevice(PORT, ("20", "00.0", "01.0"), "vf", rail="r-0a11"),
+        DocumentDevice(
+            PORT,
+            ("20", "00.0", "01.0"),
+            "vf",
+            rail="r-0a11",
+            partition=PortPartition("0x0101", 3),
+        ),
     ],
     nccl.Processor("x86_64", "GenuineIntel", 6, 143),
     fabric={"block": "b-5a07", "leaf": "l-93c2"},
@@ -346,6 +357,7 @@ DECLARED: Final = NodeDeclaration(
                 physical_network="physnet1",
             )
         },
+        rails=RailWish("ibrail{n}", ((ADAPTER,), (PORT, "ib7"))),
         left_out=(Declared(GPU, "serial:48b02dffff000001", "manages the NVSwitches"),),
         offer_in_use=(Declared(address=ADAPTER),),
         whole_pf=(Declared("all"),),

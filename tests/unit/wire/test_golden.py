@@ -189,6 +189,10 @@ def test_the_guest_reads_what_it_is_promised() -> None:
     assert found.peer_wish == "translated"
     assert found.fabric == (("block", "b-5a07"), ("leaf", "l-93c2"))
     assert [each.rail for each in found.devices] == [None, "r-0a11"]
+    assert [(each.pkey, each.service_level) for each in found.devices] == [
+        (None, None),
+        (0x0101, 3),
+    ]
 
 
 def test_nccl_reads_what_the_guest_fills_in() -> None:
@@ -269,7 +273,7 @@ def test_texts_of_the_first_code_are_read() -> None:
         **new,
     )
     first = READERS["guest-document"](golden("guest-document/v1-first.json"))
-    devices = tuple(each._replace(rail=None) for each in now.devices)
+    devices = tuple(each._replace(rail=None, pkey=None, service_level=None) for each in now.devices)
     assert first == now._replace(devices=devices, peers=(), fabric=(), peer_wish="keep")
     assert READERS["position"](golden("position/v1-first.json")) == attrs.evolve(
         examples.POSITION, rails=()
