@@ -65,6 +65,7 @@ def test_the_answer_to_a_bind_says_active(neutron, port):
     assert found["binding:vif_type"] == "hostdev_physical"
     details = found["binding:vif_details"]
     assert (details["pkey"], details["guid"]) == ("0x0101", GUID)
+    assert details["service_level"] == 1
     assert members(neutron) == [(port, GUID, 0x101, True, "ACTIVE")]
     assert neutron.desired()["policies"] == [{"pkey": 0x101, "service_level": 1, "rate": None}]
     assert neutron.rows("SELECT entity FROM provisioningblocks") == ()
