@@ -21,7 +21,7 @@ from oslo_log import log
 
 from neutron_drivers import member_store
 from neutron_drivers.fabrics import FabricSettings
-from neutron_drivers.rpc_names import SERVER_VERSION
+from neutron_drivers.rpc_names import LOST_VERSION
 from nova_hpc.wire import partitions
 
 LOG = log.getLogger(__name__)
@@ -42,7 +42,7 @@ def block_of_row(row: int) -> str:
 class FabricAgentEndpoint:
     """Serves the topic ``hpc-partitions``."""
 
-    target = oslo_messaging.Target(version=SERVER_VERSION)
+    target = oslo_messaging.Target(version=LOST_VERSION)
 
     def __init__(self, read_settings: Callable[[], FabricSettings]) -> None:
         self._read_settings = read_settings
@@ -70,6 +70,7 @@ class FabricAgentEndpoint:
         gone: Sequence[int] = (),
         failed: Sequence[Sequence[Any]] = (),
         repeat: Sequence[int] = (),
+        lost: Sequence[Sequence[Any]] = (),
     ) -> None:
         """What an agent has read back.
 
@@ -78,6 +79,7 @@ class FabricAgentEndpoint:
         :param gone: rows whose membership is not there any more.
         :param failed: rows that cannot be made members, with the reason.
         :param repeat: rows of ACTIVE ports: Nova is to be told once more.
+        :param lost: rows of ACTIVE ports without a membership now, with the reason: DOWN.
         :raises ValueError: no physical network is on such a fabric.
         """
         self._check_fabric(fabric, agent)
@@ -87,6 +89,9 @@ class FabricAgentEndpoint:
             LOG.debug("Ticket %s: %s of %s rows are gone", ticket, dropped, list(gone))
         for row, port_id in _read_wanted(context, fabric, present):
             activate_port(context, row, port_id)
+        losses = {int(row): str(reason) for row, reason in lost}
+        for row, port_id in _read_wanted(context, fabric, losses):
+            take_down_port(context, row, port_id, losses[row])
         reasons = {int(row): str(reason) for row, reason in failed}
         for row, port_id in _read_wanted(context, fabric, reasons):
             fail_port(context, port_id, reasons[row])
@@ -117,10 +122,24 @@ def activate_port(context: Any, row: int, port_id: str) -> None:
         repeat_event(context, port_id)
 
 
+def take_down_port(context: Any, row: int, port_id: str, reason: str) -> None:
+    """Set an ACTIVE port to DOWN; a report of its membership makes it ACTIVE again."""
+    before = _read_port(context, port_id)
+    if before is None or before.status != constants.PORT_STATUS_ACTIVE:
+        return
+    LOG.error("Port %s has lost its membership and is DOWN: %s", port_id, _shorten(reason))
+    # The wait for the membership begins again: the member watch counts from here.
+    member_store.restart_wait(context, row)
+    directory.get_plugin().update_port_status(context, port_id, constants.PORT_STATUS_DOWN)
+
+
+def _shorten(reason: str) -> str:
+    return reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]}..."
+
+
 def fail_port(context: Any, port_id: str, reason: str) -> None:
     """Set a port to ERROR, of which Neutron tells Nova, so that a build ends at once."""
-    text = reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]}..."
-    LOG.error("Port %s cannot be isolated and is set to ERROR: %s", port_id, text)
+    LOG.error("Port %s cannot be isolated and is set to ERROR: %s", port_id, _shorten(reason))
     directory.get_plugin().update_port_status(context, port_id, constants.PORT_STATUS_ERROR)
 
 

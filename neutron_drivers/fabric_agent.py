@@ -42,7 +42,7 @@ from nova_hpc.fabric.partitions import hardening
 from nova_hpc.fabric.partitions.agent_round import AgentStatus, PartitionAgent
 from nova_hpc.fabric.partitions.backends.base import SubnetManager, SubnetManagerError
 from nova_hpc.fabric.partitions.backends.choice import make_subnet_manager
-from nova_hpc.fabric.partitions.keys import format_pkey
+from nova_hpc.fabric.partitions.keys import format_guid, format_pkey
 from nova_hpc.fabric.partitions.members import DesiredPartitions
 from nova_hpc.fabric.partitions.report_choice import MemberReports, ReportOptions
 from nova_hpc.fabric.partitions.watched_files import WatchedFiles
@@ -62,6 +62,8 @@ _PATIENCE: Final = 3.0
 _MOST_FAULT_TEXT: Final = 1300
 #: P_Keys that it may have. The agent itself refuses the others, when a port is bound.
 _MOST_FOREIGN: Final = 200
+#: GUIDs of managers that it may have. The agent itself refuses the others.
+_MOST_MANAGERS: Final = 16
 #: Alarms that wait for a broker; older ones stand in the log.
 _MOST_ALARMS: Final = 256
 
@@ -95,24 +97,38 @@ class RemoteServer:
         return partition_wire.read_desired(self._call("read_desired"))
 
     def report_members(self, ticket: int, reports: MemberReports) -> None:
-        """Say what became of rows."""
-        self._call(
-            "report_members",
-            ticket=ticket,
-            present=list(reports.present),
-            gone=list(reports.gone),
-            failed=[[row, reason] for row, reason in reports.failed],
-            repeat=list(reports.repeat),
-        )
+        """Report the states of rows.
 
-    def _call(self, method: str, **words: Any) -> Any:
+        A server of the release before does not know lost rows: they are failed ones for it.
+        """
+        words: dict[str, Any] = {
+            "ticket": ticket,
+            "present": list(reports.present),
+            "gone": list(reports.gone),
+            "repeat": list(reports.repeat),
+        }
+        lost, failed = (list(map(list, rows)) for rows in (reports.lost, reports.failed))
+        if lost:
+            try:
+                self._call(
+                    "report_members", rpc_names.LOST_VERSION, **words, failed=failed, lost=lost
+                )
+            except (oslo_messaging.UnsupportedVersion, oslo_messaging.RemoteError) as error:
+                if not _is_unsupported(error):
+                    raise
+                failed += lost
+            else:
+                return
+        self._call("report_members", **words, failed=failed)
+
+    def _call(self, method: str, version: str | None = None, **words: Any) -> Any:
         """Ask in a thread of its own: oslo.messaging waits for a broker without an end.
 
         :raises TimeoutError: no answer in time, or none yet to the question before.
         """
         if self._pending is not None and not self._pending.done():
             raise TimeoutError("the message broker has not taken the question before this one")
-        client = self._client.prepare(timeout=_CALL_TIMEOUT, retry=_CALL_TRIES)
+        client = self._client.prepare(timeout=_CALL_TIMEOUT, retry=_CALL_TRIES, version=version)
         context = neutron_context.get_admin_context_without_session()
         self._pending = self._caller.submit(client.call, context, method, **self._names, **words)
         try:
@@ -121,6 +137,12 @@ class RemoteServer:
             raise TimeoutError(
                 f"no message broker takes {method} (transport_url); it is tried again"
             ) from None
+
+
+def _is_unsupported(error: Exception) -> bool:
+    """Whether the server has an earlier version of its interface."""
+    kind = getattr(error, "exc_type", type(error).__name__)
+    return bool(kind == "UnsupportedVersion")
 
 
 class WakeEndpoint:
@@ -146,6 +168,7 @@ def describe_configurations(
     Faults that would not fit into Neutron's column are counted.
     """
     count = len(status.foreign_pkeys)
+    managers = None if status.managers is None else status.managers[:_MOST_MANAGERS]
     told = status.faults
     if count > _MOST_FOREIGN:
         left_out = f"only {_MOST_FOREIGN} of {count} P_Keys of own partitions fit into a heartbeat"
@@ -166,6 +189,8 @@ def describe_configurations(
         "foreign_pkeys": [format_pkey(pkey) for pkey in status.foreign_pkeys[:_MOST_FOREIGN]],
         "faults": faults,
         "ticket": status.ticket,
+        # Missing: unknown.
+        **({} if managers is None else {"manager_guids": list(map(format_guid, managers))}),
     }
 
 

@@ -254,6 +254,15 @@ def read_desired_partitions(
         )
 
 
+@db_api.retry_db_errors
+def restart_wait(context: Any, row: int) -> None:
+    """Count the wait for a wanted row's membership from now on."""
+    with db_api.CONTEXT_WRITER.using(context):
+        context.session.query(PartitionMemberRow).filter_by(id=row, wanted=True).update(
+            {"since": timeutils.utcnow()}, synchronize_session=False
+        )
+
+
 # -- ports -----------------------------------------------------------------------------
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from typing import Final
 
-#: Topic and version of what the server answers: ``read_desired`` and ``report_members``.
+#: Topic and versions of the server's methods: ``read_desired`` and ``report_members``; since 1.1
+#: ``report_members`` takes ``lost``.
 SERVER_TOPIC: Final = "hpc-partitions"
 SERVER_VERSION: Final = "1.0"
+LOST_VERSION: Final = "1.1"
 #: Topic and version of what all agents hear: ``wake``.
 AGENT_TOPIC: Final = "hpc-fabric-agent"
 AGENT_VERSION: Final = "1.0"

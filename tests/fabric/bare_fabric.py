@@ -131,6 +131,10 @@ class BareFabric:
         simulator.free_client_places(self.paths)
         simulator.clear_folder(self.paths)
 
+    def hang_up(self):
+        """What an administrator does by hand: have opensm read its files again."""
+        os.kill(int(self.files.pid_file.read_text()), signal.SIGHUP)
+
     @contextlib.contextmanager
     def frozen(self, name):
         """A process that stands still for a while."""

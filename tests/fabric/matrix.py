@@ -57,13 +57,16 @@ class FabricView:
         """Learn the topology anew."""
         self.topology = self._ask(op="topology")
 
-    def tables(self, guids=None):
-        """GUID -> (entries of the port, entries of the switch port facing it), None: no answer."""
+    def tables(self, guids=None, silent=()):
+        """GUID -> (entries of the port, entries of the switch port facing it), None: no answer.
+
+        :param silent: GUIDs of ports that are not asked themselves.
+        """
         known = [guid for guid in guids or self.topology if guid in self.topology]
         ports = []
         for guid in known:
             lid, switch, number = self.topology[guid]
-            ports += [[lid, 1], [switch, number]]
+            ports += [None if guid in silent else [lid, 1], [switch, number]]
         found = self._ask(op="tables", ports=ports)
         return {guid: (found[2 * at], found[2 * at + 1]) for at, guid in enumerate(known)}
 

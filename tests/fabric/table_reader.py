@@ -3,8 +3,8 @@
 
 One JSON request a line, one answer a line: ``{"op": "topology"}`` gives GUID -> [LID, LID of the
 switch, its port]; ``{"op": "tables", "ports": [[LID, port], ...]}`` gives a list of table entries
-for each, null where nothing answers. It leaves at the end of its input: the simulator keeps the
-place of one that is killed. It shares nothing with the product's own reader.
+for each, null where nothing answers, and for a null instead of a port. It leaves at the end of its
+input: the simulator keeps the place of one that is killed. It shares nothing with the product.
 """
 
 import ctypes
@@ -93,7 +93,7 @@ def main():
         if request["op"] == "topology":
             answer = read_topology()
         else:
-            answer = [read_table(mad, source, lid, number) for lid, number in request["ports"]]
+            answer = [port and read_table(mad, source, *port) for port in request["ports"]]
         print(json.dumps(answer), flush=True)
 
 

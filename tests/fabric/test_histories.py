@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random histories with kills: a fixed share here, the others in the full set or by hand."""
+"""Random histories with faults: a fixed share here, the others in the full set or by hand."""
 
 import json
 
@@ -9,15 +9,16 @@ from tests.fabric.histories import run_histories
 
 
 @pytest.mark.parametrize(
-    "count", [20, pytest.param(500, marks=pytest.mark.slow)], ids=["twenty", "five-hundred"]
+    "count", [60, pytest.param(500, marks=pytest.mark.slow)], ids=["sixty", "five-hundred"]
 )
 def test_random_histories_come_to_rest(tidy, view, count):
     view.look_again()
     found = run_histories(tidy, view, count, seed=count)
     print(f"\nRESULT: {json.dumps(found)}")
-    assert found["histories"] == count
+    assert found["wrong"] == []
     assert found["not_at_rest"] == []
-    assert found["wrong_tables"] == []
+    assert found["histories"] == count
     assert found["left_in_the_file"] == []
-    assert sum(found["killed"].values()) > 3
+    assert sum(found["faults"].values()) > count / 4
     assert found["rounds_of_reading"] > 100
+    assert found["lists_of_ports"] > count

@@ -10,9 +10,8 @@ the rounds.
 from __future__ import annotations
 
 import contextlib
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Protocol
 
 import attrs
 from oslo_log import log
@@ -26,6 +25,13 @@ from nova_hpc.fabric.partitions.backends.base import (
     SubnetManager,
     SubnetManagerError,
 )
+from nova_hpc.fabric.partitions.harmful_changes import (
+    ChangeWatch,
+    compare_desired,
+    describe_losses,
+    find_lost_rows,
+    keep_rows,
+)
 from nova_hpc.fabric.partitions.members import DesiredPartitions, PartitionMember
 from nova_hpc.fabric.partitions.report_choice import (
     REPEATS,
@@ -34,6 +40,8 @@ from nova_hpc.fabric.partitions.report_choice import (
     RowHistory,
     choose_reports,
     count_repeats,
+    list_absence_alarms,
+    split_reports,
     update_histories,
 )
 from nova_hpc.fabric.partitions.watched_files import WATCH_INTERVAL, WatchedFiles
@@ -50,14 +58,8 @@ _BEHIND_PAUSE: Final = 0.2
 _FAULT_PAUSE: Final = 0.5
 #: Seconds for which a round waits for a row that this agent has seen; then it only asks.
 _FRESH: Final = 30.0
-#: The most rows that one report has: Neutron takes up to 0.3 s for each.
-MOST_REPORTED: Final = 8
-#: Seconds for which harm is put down to the last change, where not all of it has come.
-_PROBATION: Final = 60.0
 #: How often a stale reading is read again at once.
 _STALE_TRIES: Final = 5
-#: Seconds for which a change that did harm is not tried again: the first time, and at most.
-_HOLD_LEAST, _HOLD_MOST = 5.0, 60.0
 #: Seconds between two audits of the subnet manager's settings.
 _AUDIT_INTERVAL: Final = 60.0
 
@@ -91,11 +93,13 @@ class AgentStatus:
 
     :ivar ticket: of the last reading that is in force; 0: none.
     :ivar faults: sentences, the same as those of alarms.
+    :ivar managers: GUIDs of all ports with a subnet manager; None: unknown.
     """
 
     ticket: int = 0
     foreign_pkeys: tuple[int, ...] = ()
     faults: tuple[str, ...] = ()
+    managers: tuple[int, ...] | None = None
 
 
 @attrs.define
@@ -133,18 +137,6 @@ class PassSpacing:
 
 
 @attrs.define
-class _Hold:
-    """A change that did harm, and the time for which it is not made again."""
-
-    pause: float = 0.0
-    until: float = float("-inf")
-
-    def extend_pause(self, moment: float) -> None:
-        self.pause = min(_HOLD_MOST, max(_HOLD_LEAST, 2 * self.pause))
-        self.until = moment + self.pause
-
-
-@attrs.define
 class PartitionAgent:
     """The rounds of one agent, from one thread.
 
@@ -168,11 +160,14 @@ class PartitionAgent:
     changes: int = 0
     looks: int = 0
     _in_force: DesiredPartitions | None = None
+    #: Rows that were right, until they are not wanted any more: the last good state, row by row.
     _settled: frozenset[int] = frozenset()
+    #: Rows that were right in the last look.
+    _right: frozenset[int] = frozenset()
+    _was_open: bool = False
     _passing_faults: tuple[str, ...] = ()
-    _hold: _Hold = attrs.field(factory=_Hold)
+    _watch: ChangeWatch = attrs.field(factory=ChangeWatch)
     _histories: Mapping[int, RowHistory] = attrs.field(factory=dict)
-    _changed_at: float | None = None
     _failures: int = 0
     _audited: float = float("-inf")
     _audit_faults: tuple[str, ...] = ()
@@ -182,14 +177,15 @@ class PartitionAgent:
     def check_start(self) -> tuple[AuditRow, ...]:
         """Audit the subnet manager before anything is changed.
 
-        A file of partitions that was damaged while no agent ran is put back first, where this
-        agent has one that was right. An open fabric that no agent has managed yet is the
-        operator's to close: whoever talks over the default partition would be cut off.
+        A file of partitions that was damaged while no agent ran is closed first, if this fabric
+        had an agent before. Without the desired state it gets no network: an older copy could have
+        keys of ports that other projects have by now. An open fabric without an agent before is
+        the operator's to close: ports that use the default partition would be cut off.
 
         :returns: the rows for which the agent must not work; (): it may.
         """
         rows = hardening.list_open_rows(self.manager.audit())
-        if {row.name for row in rows} & {file_audit.DEFAULT_PARTITION, file_audit.OWN_PARTITIONS}:
+        if file_audit.DEFAULT_PARTITION in {row.name for row in rows}:
             try:
                 self.manager.restore()
             except SubnetManagerError as error:
@@ -197,6 +193,9 @@ class PartitionAgent:
             rows = hardening.list_open_rows(self.manager.audit())
         faults = tuple(map(hardening.format_open_row, rows))
         self.status = attrs.evolve(self.status, faults=faults)
+        # The first heartbeat has the managers, so that no port is bound on one of them.
+        with contextlib.suppress(SubnetManagerError):
+            self._note_managers(self.manager.read_back(DesiredPartitions(0)))
         return rows
 
     # -- the loop ------------------------------------------------------------------------
@@ -244,31 +243,56 @@ class PartitionAgent:
 
         :returns: seconds after which the next one has to follow.
         """
-        begun, before = self.now(), self._in_force
+        begun = self.now()
         desired, changed, faults = self._enforce_desired()
-        reading = self._look(desired, changed, patient=not faults)
-        harm = self._find_harm(before or desired, desired, reading)
-        if self._on_probation() and (harm or self._spoils_first_members(desired, reading)):
-            self._take_back(harm or reading.faults)
-        elif not list_pending_rows(desired, reading):
-            self._changed_at, self._hold.pause = None, 0.0
-        self._note_settled(desired, reading)
-        ticket = 0 if self._in_force is None else self._in_force.ticket
-        self.status = AgentStatus(ticket, self._list_foreign(), self.status.faults)
+        served = self._watch.leave_out_held(desired, self.now())
+        reading = self._look(served, changed, patient=not faults)
+        lost = find_lost_rows(served, reading, self._settled)
+        undone = self._watch.choose_undone(lost, reading, self.now())
+        if undone is None:
+            self._watch.take_reading(desired, served, reading, self.now())
+        else:
+            faults = [*faults, *self._undo(undone, desired, lost, reading)]
+            # The rows that were harmed come back with it.
+            served = self._watch.leave_out_held(desired, self.now())
+            reading = self._look(served, changed=True, patient=True)
+            lost = find_lost_rows(served, reading, self._settled)
+        self._was_open = reading.opened is not None
+        self._note_settled(served, reading)
+        reading = self._watch.mark_held(reading, desired, self.now())
+        self._update_status(reading)
+        self._report(desired, reading)
         self._tell_faults(
             (
                 *self._list_audit_faults(),
                 *faults,
-                *harm,
+                *describe_losses(lost, reading),
+                *self._list_absences(desired, reading),
                 *self._passing_faults,
                 *reading.faults,
             )
         )
         self._passing_faults = ()
-        self._report(desired, reading)
         if changed:
             self.spacing.note_end(begun, self.now())
         return _FAULT_PAUSE if faults else self._choose_pause(desired, reading)
+
+    def _update_status(self, reading: ReadBack) -> None:
+        self._note_managers(reading)
+        self.status = attrs.evolve(
+            self.status,
+            ticket=0 if self._in_force is None else self._in_force.ticket,
+            foreign_pkeys=self._list_foreign(),
+        )
+
+    def _note_managers(self, reading: ReadBack) -> None:
+        if reading.managers is not None:
+            self.status = attrs.evolve(self.status, managers=tuple(sorted(reading.managers)))
+
+    def _list_absences(self, desired: DesiredPartitions, reading: ReadBack) -> tuple[str, ...]:
+        return list_absence_alarms(
+            desired, reading, self._histories, self.report_options, self.now()
+        )
 
     def _report(self, desired: DesiredPartitions, reading: ReadBack) -> None:
         moment = self.now()
@@ -283,7 +307,7 @@ class PartitionAgent:
     def _choose_pause(self, desired: DesiredPartitions, reading: ReadBack) -> float:
         """What is new is looked after at once, what does not come for long less and less."""
         moment = self.now()
-        pauses = [self.poll_interval]
+        pauses = [self.poll_interval, max(_BEHIND_PAUSE, self._watch.choose_pause(moment))]
         ages = [self._age_of(row) for row in list_pending_rows(desired, reading)]
         if ages:
             pauses.append(max(_BEHIND_PAUSE, min(ages) / 10))
@@ -301,32 +325,46 @@ class PartitionAgent:
         return 0.0 if history is None else moment - history.first_seen
 
     def _enforce_desired(self) -> tuple[DesiredPartitions, bool, list[str]]:
-        """Read the desired state and have it made true; again, where somebody has read later."""
+        """Read the desired state and have it made true; again, if another agent has read later.
+
+        :returns: the desired state, whether the manager was told of a change, and faults.
+        """
         for _ in range(_STALE_TRIES):
             desired = self._read_desired()
-            if self.now() < self._hold.until:
-                return desired, False, [self._keep_last_good()]
+            served = self._watch.leave_out_held(desired, self.now())
             if self._in_force is None:
-                self._note_right_before(desired)
+                self._note_right_before(served)
             try:
-                changed = self.manager.enforce(desired)
+                changed = self._enforce(served)
             except StaleReadingError as error:
                 LOG.info("Ticket %d is stale and is read again: %s", desired.ticket, error)
                 continue
             except SubnetManagerError as error:
                 return desired, False, [f"the subnet manager: {error}"]
-            finally:
-                self.files.mark_files()
-            if changed:
-                self.changes += 1
-                self._changed_at = self.now()
-                self.spacing.note_change(self.now())
-            self._in_force = desired
             return desired, changed, []
         raise StaleReadingError(
             f"{_STALE_TRIES} readings were stale one after the other: another agent of this "
             "fabric is at work, too"
         )
+
+    def _enforce(self, served: DesiredPartitions) -> bool:
+        """Have a desired state made true, without the rows that are kept back.
+
+        :returns: whether the manager was told of a change.
+        :raises SubnetManagerError: it cannot be done.
+        """
+        before = self._in_force
+        try:
+            changed = self.manager.enforce(served)
+        finally:
+            self.files.mark_files()
+        if changed:
+            self.changes += 1
+            self.spacing.note_change(self.now())
+            before = before or keep_rows(served, self._settled)
+            self._watch.note_change(compare_desired(before, served, self.now(), self._was_open))
+        self._in_force = served
+        return changed
 
     def _read_desired(self) -> DesiredPartitions:
         """Ask the server; while it does not answer, what was in force last is kept in force."""
@@ -339,24 +377,16 @@ class PartitionAgent:
                 self.files.mark_files()
             raise
 
-    def _note_right_before(self, desired: DesiredPartitions) -> None:
-        """What is right already must not be harmed by the first change either."""
+    def _note_right_before(self, served: DesiredPartitions) -> None:
+        """Read what is right already: the first change must not harm it either."""
         try:
-            reading = self.manager.read_back(desired)
-            self._note_settled(desired, reading)
-            self._passing_faults = reading.faults
+            reading = self.manager.read_back(served)
         except SubnetManagerError as error:
-            LOG.info("Nothing is known of what was right before: %s", error)
-
-    def _keep_last_good(self) -> str:
-        """While a harmful change is held back, what was right before it stays in force."""
-        if self.files.find_changes():
-            self.manager.restore()
-            self.files.mark_files()
-        return (
-            "the last change did harm and was taken back; the partitions before it are in force, "
-            f"and it is tried again after {self._hold.pause:.0f} seconds"
-        )
+            LOG.info("The rows that were right before are unknown: %s", error)
+            return
+        self._note_settled(served, reading)
+        self._was_open = reading.opened is not None
+        self._passing_faults = reading.faults
 
     def _look(self, desired: DesiredPartitions, changed: bool, patient: bool) -> ReadBack:
         """Read the tables until all is as desired, for a bounded time.
@@ -371,9 +401,8 @@ class PartitionAgent:
             reading = self.manager.read_back(desired)
             self.looks += 1
             left = end - self.now()
-            pending = list_pending_rows(desired, reading)
-            hopeful = pending and (changed or min(map(self._age_of, pending)) < _FRESH)
             woken = self.wake.is_set() and not self.spacing.time_left(self.now())
+            hopeful = self._is_hopeful(desired, reading, changed)
             if not (patient and hopeful) or left <= 0 or woken:
                 self._passing_faults = tuple(faults)
                 return reading
@@ -382,42 +411,44 @@ class PartitionAgent:
             self.pause(min(pause, left))
             pause = min(2 * pause, _BEHIND_PAUSE)
 
-    def _find_harm(
-        self, before: DesiredPartitions, desired: DesiredPartitions, reading: ReadBack
-    ) -> tuple[str, ...]:
-        """What was right, has to be as it was, and is not any more."""
-        keys_before, keys = _keys_by_guid(before), _keys_by_guid(desired)
-        reasons = [
-            reading.members[member.row].reason
-            for member in desired.wanted()
-            if member.row in self._settled
-            and keys[member.guid] == keys_before.get(member.guid)
-            and _is_different(member, reading)
-        ]
-        if not reasons:
-            return ()
-        more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
-        return (f"a member that was right is not any more: {reasons[0]}{more}",)
+    def _is_hopeful(self, desired: DesiredPartitions, reading: ReadBack, changed: bool) -> bool:
+        """Whether another look within this round can find more rows right.
 
-    def _on_probation(self) -> bool:
-        """Whether the last change has not shown yet that the subnet manager takes it."""
-        return self._changed_at is not None and self.now() - self._changed_at < _PROBATION
-
-    def _spoils_first_members(self, desired: DesiredPartitions, reading: ReadBack) -> bool:
-        """Whether a change of which nothing came has brought faults with it.
-
-        The first members of a fabric have nobody beside them who could be harmed.
+        A port that does not answer is left to the next round: each question costs its timeout.
         """
-        new = set(reading.faults).difference(self.status.faults)
-        wanted = {member.row for member in desired.wanted()}
-        return bool(new and not self._settled and wanted & set(list_pending_rows(desired, reading)))
+        pending = [
+            row
+            for row in list_pending_rows(desired, reading)
+            if row not in reading.members or reading.members[row].state is not MemberState.UNKNOWN
+        ]
+        if not pending:
+            return False
+        return changed or any(row in self._right or self._age_of(row) < _FRESH for row in pending)
 
-    def _take_back(self, harm: Sequence[str]) -> None:
-        LOG.error("The last change did harm and is taken back: %s", harm[0])
-        self._changed_at = None
-        self._hold.extend_pause(self.now())
-        self.manager.restore()
-        self.files.mark_files()
+    def _undo(
+        self,
+        rows: frozenset[int],
+        desired: DesiredPartitions,
+        lost: Sequence[PartitionMember],
+        reading: ReadBack,
+    ) -> list[str]:
+        """Take rows out of the file whose change did harm, and tell the manager at once.
+
+        :returns: faults.
+        """
+        harm = reading.opened or describe_losses(lost, reading)[0]
+        LOG.error("The last change did harm, and %d rows of it are undone: %s", len(rows), harm)
+        self._watch.keep_back(rows, self.now())
+        if not rows:
+            self.manager.refuse_settings()
+        try:
+            self._enforce(self._watch.leave_out_held(desired, self.now()))
+        except SubnetManagerError as error:
+            return [f"the subnet manager: {error}"]
+        return [
+            f"the last change did harm and was undone: {harm}; {len(rows)} ports wait and are "
+            "tried again"
+        ]
 
     def _list_foreign(self) -> tuple[int, ...]:
         return tuple(sorted(self.manager.foreign_pkeys()))
@@ -425,12 +456,12 @@ class PartitionAgent:
     def _note_settled(self, desired: DesiredPartitions, reading: ReadBack) -> None:
         """Remember which rows were right, until they are not wanted any more."""
         wanted = {member.row for member in desired.wanted()}
-        right = {
+        self._right = frozenset(
             row
             for row, entry in reading.members.items()
             if row in wanted and entry.state is MemberState.AS_DESIRED
-        }
-        self._settled = frozenset(right | (self._settled & wanted))
+        )
+        self._settled = self._right | (self._settled & wanted)
 
     # -- alarms ---------------------------------------------------------------------------
 
@@ -450,43 +481,14 @@ class PartitionAgent:
             self.tell_alarms(new, gone)
 
 
-def split_reports(reports: MemberReports) -> Iterator[MemberReports]:
-    """The same in parts of at most :data:`MOST_REPORTED` rows; what is gone comes first.
-
-    A key that is free may be waited for; and a failure is heard before what is only repeated.
-    """
-    entries: list[tuple[str, Any]] = [
-        (kind, entry)
-        for kind in ("gone", "present", "failed", "repeat")
-        for entry in getattr(reports, kind)
-    ]
-    for start in range(0, len(entries), MOST_REPORTED):
-        part: defaultdict[str, tuple[Any, ...]] = defaultdict(tuple)
-        for kind, entry in entries[start : start + MOST_REPORTED]:
-            part[kind] += (entry,)
-        yield MemberReports(**part)
-
-
 def list_pending_rows(desired: DesiredPartitions, reading: ReadBack) -> list[int]:
     """Rows that are not as desired yet, or could not be read."""
     return [
         member.row
         for member in desired.members
-        if member.row not in reading.members or _is_different(member, reading)
+        if (entry := reading.members.get(member.row)) is None
+        or entry.state in (MemberState.DIFFERENT, MemberState.UNKNOWN)
     ]
-
-
-def _keys_by_guid(desired: DesiredPartitions) -> dict[int, frozenset[tuple[int, str]]]:
-    keys: defaultdict[int, set[tuple[int, str]]] = defaultdict(set)
-    for member in desired.members:
-        # What is to go counts until it is gone: the table changes.
-        keys[member.guid].add((member.pkey, member.membership if member.wanted else ""))
-    return {guid: frozenset(entries) for guid, entries in keys.items()}
-
-
-def _is_different(member: PartitionMember, reading: ReadBack) -> bool:
-    entry = reading.members.get(member.row)
-    return entry is not None and entry.state is MemberState.DIFFERENT
 
 
 def _describe_error(error: Exception) -> str:

@@ -219,6 +219,14 @@ def _judge_enforcement(options: Mapping[str, str]) -> _Verdict:
     return AuditState.MET if value == "both" else AuditState.NOT_MET, value
 
 
+def is_enforced(options: Mapping[str, str]) -> bool:
+    """Whether switch ports stop packets with P_Keys outside their tables, in both directions.
+
+    :param options: of the manager.
+    """
+    return _judge_enforcement(options)[0] is AuditState.MET
+
+
 def _judge_manager_to_node(options: Mapping[str, str]) -> _Verdict:
     if options.get("n2n_key_enable", "") != "2":
         return AuditState.NOT_MET, "the keys of this class of MADs are off (n2n_key_enable)"

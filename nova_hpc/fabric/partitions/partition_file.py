@@ -98,9 +98,18 @@ class PartitionFile:
 
 
 def lay_out_partitions(
-    desired: DesiredPartitions, own: OwnPartitions, most_pkeys: int = MOST_PKEYS_OF_A_PORT
+    desired: DesiredPartitions,
+    own: OwnPartitions,
+    most_pkeys: int = MOST_PKEYS_OF_A_PORT,
+    managers: frozenset[int] = frozenset(),
 ) -> PartitionLayout:
-    """Decide what goes into the file; what cannot is refused by row, and stops no other row."""
+    """Decide the content of the file. Each row is judged alone; a refused row stops no other.
+
+    Rows of one physical port and P_Key share a table entry, which has one membership: that of the
+    earliest row. A later row never changes it.
+
+    :param managers: GUIDs of ports with a subnet manager.
+    """
     partitions: defaultdict[int, dict[int, Membership]] = defaultdict(dict)
     refused: dict[int, str] = {}
     keys_of: defaultdict[int, set[int]] = defaultdict(set)
@@ -110,28 +119,39 @@ def lay_out_partitions(
         keys = keys_of[member.guid]
         if reason is None and not keys:
             keys |= {entry & 0x7FFF for entry in own.entries_of(member.guid)} - {DEFAULT_PKEY}
+        if reason is None and member.guid in managers:
+            reason = describe_manager_port(member.guid)
         if reason is None and member.pkey not in keys and len(keys) >= most_pkeys:
             reason = (
                 f"port {format_guid(member.guid)} is in {len(keys)} partitions already, and the "
                 f"subnet manager keeps {most_pkeys} of a port: take it out of another network"
             )
+        given = partitions.get(member.pkey, {}).get(member.guid, member.membership)
+        if reason is None and given is not member.membership:
+            reason = (
+                f"port {format_guid(member.guid)} is a {given} member of "
+                f"{format_pkey(member.pkey)}, because an earlier port of the network has the same "
+                "physical port: one table entry has one membership"
+            )
         if reason is not None:
             refused[member.row] = reason
             continue
         keys.add(member.pkey)
-        before = partitions[member.pkey].get(member.guid)
-        # One table entry can say one membership; the lesser one lets fewer be reached.
-        partitions[member.pkey][member.guid] = (
-            Membership.LIMITED
-            if Membership.LIMITED in (before, member.membership)
-            else member.membership
-        )
+        partitions[member.pkey][member.guid] = member.membership
     policies = {
         pkey: policy
         for pkey, policy in desired.policies.items()
         if pkey in partitions and policy != PartitionPolicy()
     }
     return PartitionLayout(partitions, policies, refused)
+
+
+def describe_manager_port(guid: int) -> str:
+    """Why a subnet manager's port gets no key of a network."""
+    return (
+        f"port {format_guid(guid)} is a subnet manager's: it reaches all ports over the default "
+        "partition, so no server may have it"
+    )
 
 
 def _refuse_pkey(pkey: int, own_pkeys: frozenset[int]) -> str | None:

@@ -129,14 +129,23 @@ class PortReader:
             facing = None if switch is None else (switch, switch_port)
             places[guid].append(facing or (lid, number))
             ports[guid] = EndPort(guid, kind, lid, number, facing, tuple(path))
-        managers = [port.guid for port in ports.values() if port.lid == answer["manager_lid"] != 0]
-        manager = managers[0] if len(managers) == 1 else None
-        doubled = {guid: tuple(several) for guid, several in places.items() if len(several) > 1}
-        return FabricPorts(ports, manager, doubled, answer["silent"])
+        masters = [port.guid for port in ports.values() if port.lid == answer["manager_lid"] != 0]
+        return FabricPorts(
+            ports,
+            masters[0] if len(masters) == 1 else None,
+            {guid: tuple(several) for guid, several in places.items() if len(several) > 1},
+            answer["silent"],
+            frozenset((lid, port) for lid, port in answer["silent_places"]),
+            dict(answer["managers"]),
+        )
 
-    def read_tables(self, ports: Sequence[EndPort]) -> Mapping[int, PortTables]:
+    def read_tables(
+        self, ports: Sequence[EndPort], silent: frozenset[int] = frozenset()
+    ) -> Mapping[int, PortTables]:
         """Read the tables of ports, and of the switch ports facing them.
 
+        :param silent: GUIDs of ports of which only the switch port's table is read: their own
+            answers would be waited for in vain.
         :raises PortReaderError: the process does not answer; a port that does not answer has
             tables of None.
         """
@@ -150,6 +159,7 @@ class PortReader:
                         *(port.guid, port.kind, port.lid, port.number),
                         *(port.facing or (None, None)),
                         port.path,
+                        port.guid not in silent,
                     ]
                     for port in ports
                 ],
@@ -157,8 +167,8 @@ class PortReader:
         )
         self.tables_read += sum(2 if port.facing else 1 for port in ports)
         return {
-            port.guid: PortTables(*(None if keys is None else frozenset(keys) for keys in tables))
-            for port, tables in zip(ports, answer["tables"], strict=True)
+            port.guid: PortTables(_freeze(own), _freeze(facing), coming_up)
+            for port, (own, facing, coming_up) in zip(ports, answer["tables"], strict=True)
         }
 
     def close(self) -> None:
@@ -240,6 +250,10 @@ class PortReader:
             said = self._errors.read().decode(errors="replace").strip()[-300:]
             return f" ({said})" if said else ""
         return ""
+
+
+def _freeze(keys: Sequence[int] | None) -> frozenset[int] | None:
+    return None if keys is None else frozenset(keys)
 
 
 def _send_line(process: subprocess.Popen[bytes], line: bytes, end: float) -> None:

@@ -23,11 +23,19 @@ _NODE_INFO: Final = 0x11
 _SWITCH_INFO: Final = 0x12
 _PORT_INFO: Final = 0x15
 _PKEY_TABLE: Final = 0x16
+_SM_INFO: Final = 0x20
 #: SMPs by LID and by way; the library wants both.
 _CLASSES: Final = (0x01, 0x81)
 _KINDS: Final = {1: "ca", 2: "switch", 3: "router"}
 _ENTRIES_OF_A_BLOCK: Final = 32
+#: PortState: 1 down, 2 init, 3 armed, 4 active.
 _DOWN: Final = 1
+_INIT: Final = 2
+#: CapabilityMask: a subnet manager runs at the port.
+_IS_SM: Final = 0x2
+_MANAGER_STATES: Final = ("not active", "discovering", "standby", "master")
+#: The entry of a full member of the default partition.
+_FULL_DEFAULT: Final = 0xFFFF
 #: Switches on a way, in hops (IB_SUBNET_PATH_HOPS_MAX).
 _MOST_HOPS: Final = 63
 #: Of one question, in ms, and how often it is asked.
@@ -136,8 +144,10 @@ def _walk_fabric(mads: _Mads, end: float) -> dict[str, Any]:
     return {
         "ports": walk.found,
         "manager_lid": walk.manager_lid,
+        "managers": walk.managers,
         "whole": not walk.cut_off,
         "silent": walk.silent,
+        "silent_places": walk.silent_places,
     }
 
 
@@ -148,8 +158,12 @@ class _Walk:
         #: [GUID, kind, LID, port, LID of the switch, its port, way]; without a switch null twice.
         self.found: list[list[Any]] = []
         self.manager_lid = 0
-        #: Ports that are up and do not answer.
+        #: [GUID, state] of each port with a subnet manager.
+        self.managers: list[list[Any]] = []
+        #: Number of ports that are up and do not answer.
         self.silent = 0
+        #: [LID of the switch, its port] that such a port is connected to.
+        self.silent_places: list[list[int]] = []
         self.cut_off = False
         self._switches: set[int] = set()
         self._queue: deque[tuple[Path, _NodeInfo]] = deque()
@@ -206,6 +220,14 @@ class _Walk:
         lid = int.from_bytes(info[16:18], "big")
         number = 0 if node.kind == "switch" else node.port
         self.found.append([node.port_guid, node.kind, lid, number, switch, port, path])
+        if int.from_bytes(info[20:24], "big") & _IS_SM:
+            self.managers.append([node.port_guid, self._read_manager_state(path)])
+
+    def _read_manager_state(self, path: Path) -> str:
+        """SMInfo's SMState (14.2.5.13); "unknown" if the manager does not answer."""
+        data = self._mads.ask(path, _SM_INFO, 0)
+        state = len(_MANAGER_STATES) if data is None else data[20] & 0xF
+        return _MANAGER_STATES[state] if state < len(_MANAGER_STATES) else "unknown"
 
     def _visit_switch(self, path: Path, node: _NodeInfo) -> None:
         info = self._mads.ask(path, _PORT_INFO, 0)
@@ -229,7 +251,7 @@ class _Walk:
     def _visit_neighbour(self, path: Path, switch: int, port: int) -> None:
         data = self._mads.ask(path, _NODE_INFO, 0)
         if data is None:
-            self.silent += 1
+            self._note_silent(switch, port)
             return
         node = _NodeInfo(data)
         if node.kind == "switch":
@@ -238,9 +260,13 @@ class _Walk:
             return
         info = self._mads.ask(path, _PORT_INFO, node.port)
         if info is None:
-            self.silent += 1
+            self._note_silent(switch, port)
         else:
             self._add_end_port(node, info, path, switch, port)
+
+    def _note_silent(self, switch: int, port: int) -> None:
+        self.silent += 1
+        self.silent_places.append([switch, port])
 
 
 def _read_table(mads: _Mads, path: Path, port: int, entries: int) -> list[int] | None:
@@ -261,24 +287,34 @@ class _Tables:
         self._mads = mads
         self._enforced: dict[Path, int] = {}
 
-    def read(self, port: list[Any]) -> list[list[int] | None]:
+    def read(self, port: list[Any]) -> list[Any]:
         """Read the tables of a port and of the switch port facing it.
 
-        :param port: as the walk found it.
+        The switch port's table is read also if the port itself does not answer.
+
+        :param port: as the walk found it, and whether the port itself is asked.
+        :returns: both tables, None for one that could not be read; whether the link is coming up.
         """
-        guid, _, _, number, _, switch_port, way = port
+        guid, _, _, number, _, switch_port, way, is_asked = port
         path = tuple(way)
-        data = self._mads.ask(path, _NODE_INFO, 0)
-        # Somebody else may be there now.
-        if data is None or int.from_bytes(data[20:28], "big") != guid:
-            return [None, None]
-        own = _read_table(self._mads, path, number, int.from_bytes(data[28:30], "big"))
-        if switch_port is None or own is None:
-            return [own, None]
-        entries = self._entries_of_switch(path[:-1])
-        if entries is None:
-            return [own, None]
-        return [own, _read_table(self._mads, path[:-1], switch_port, entries)]
+        data = self._mads.ask(path, _NODE_INFO, 0) if is_asked else None
+        own, facing = None, None
+        if data is not None:
+            # Another port may be at the end of the way by now.
+            if int.from_bytes(data[20:28], "big") != guid:
+                return [None, None, False]
+            own = _read_table(self._mads, path, number, int.from_bytes(data[28:30], "big"))
+        if switch_port is not None:
+            entries = self._entries_of_switch(path[:-1])
+            if entries is not None:
+                facing = _read_table(self._mads, path[:-1], switch_port, entries)
+        # A port that comes up has this entry until the manager has written its table.
+        is_open = _FULL_DEFAULT in (own or ()) or _FULL_DEFAULT in (facing or ())
+        return [own, facing, is_open and self._is_coming_up(path, number)]
+
+    def _is_coming_up(self, path: Path, number: int) -> bool:
+        info = self._mads.ask(path, _PORT_INFO, number)
+        return info is not None and info[32] & 0xF == _INIT
 
     def _entries_of_switch(self, path: Path) -> int | None:
         if path not in self._enforced:
@@ -310,7 +346,7 @@ def _answer_lines(lines: Iterable[str]) -> None:
             else:
                 answer = {
                     "tables": [
-                        tables.read(port) if time.monotonic() < end else [None, None]
+                        tables.read(port) if time.monotonic() < end else [None, None, False]
                         for port in request["ports"]
                     ]
                 }

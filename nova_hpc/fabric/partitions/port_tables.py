@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 import attrs
 
@@ -23,7 +24,7 @@ from nova_hpc.fabric.partitions.keys import (
 )
 from nova_hpc.fabric.partitions.members import PartitionMember
 from nova_hpc.fabric.partitions.own_partitions import OwnPartitions
-from nova_hpc.fabric.partitions.partition_file import PartitionLayout
+from nova_hpc.fabric.partitions.partition_file import PartitionLayout, describe_manager_port
 
 
 @attrs.frozen
@@ -49,16 +50,40 @@ class EndPort:
 class FabricPorts:
     """All end ports of a fabric.
 
-    :ivar manager: GUID of the subnet manager's port; None: unknown.
-    :ivar doubled: GUIDs that more than one port says are its own -> LID of the switch and number
-        of its port where each is.
-    :ivar silent: number of ports that are up and do not answer: their GUIDs are unknown.
+    :ivar manager: GUID of the master subnet manager's port; None: unknown.
+    :ivar doubled: GUIDs that more than one port claims -> LID of the switch and number of its port
+        where each is.
+    :ivar silent: number of ports that are up, do not answer, and whose GUIDs are unknown.
+    :ivar silent_places: LID of the switch and number of its port for each port that is up and does
+        not answer.
+    :ivar managers: GUID of each port with a subnet manager -> its state: ``master``, ``standby``,
+        ``discovering``, ``not active``, ``unknown``.
     """
 
     ports: Mapping[int, EndPort] = attrs.field(factory=dict)
     manager: int | None = None
     doubled: Mapping[int, tuple[tuple[int, int], ...]] = attrs.field(factory=dict)
     silent: int = 0
+    silent_places: frozenset[tuple[int, int]] = frozenset()
+    managers: Mapping[int, str] = attrs.field(factory=dict)
+
+    def keep_silent_ports(self, before: FabricPorts | None) -> FabricPorts:
+        """Recognise silent ports by their places: the port that was there before is there now.
+
+        A port whose link is down is at no silent place, so it is not kept.
+
+        :param before: the same fabric, as it was found before; None: unknown.
+        """
+        if before is None or not self.silent_places:
+            return self
+        kept = {
+            guid: port
+            for guid, port in before.ports.items()
+            if guid not in self.ports and port.facing in self.silent_places
+        }
+        return attrs.evolve(
+            self, ports={**self.ports, **kept}, silent=max(0, self.silent - len(kept))
+        )
 
 
 @attrs.frozen
@@ -67,10 +92,15 @@ class PortTables:
 
     :ivar own: of the port; None: it could not be read.
     :ivar facing: of the switch port facing it; None: it could not be read, or there is none.
+    :ivar is_coming_up: the link is in INIT: the manager has not written the port's table yet.
     """
 
     own: frozenset[int] | None
     facing: frozenset[int] | None
+    is_coming_up: bool = False
+
+
+_FULL_DEFAULT: Final = DEFAULT_PKEY | FULL_MEMBER_BIT
 
 
 def expect_entries(
@@ -92,11 +122,16 @@ def expect_entries(
 
 @attrs.frozen
 class TableExpectations:
-    """What the tables of all ports have to be, for one layout."""
+    """What the tables of all ports have to be, for one layout.
+
+    :ivar is_enforced: switch ports let only the P_Keys of their own tables through (opensm's
+        ``part_enforce both``). ibsim does not keep the bits of PortInfo that show this.
+    """
 
     layout: PartitionLayout
     own: OwnPartitions
     fabric: FabricPorts
+    is_enforced: bool = True
     _keys: Mapping[int, Mapping[int, Membership]] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -145,27 +180,26 @@ class TableExpectations:
         foreign: defaultdict[int, set[int]] = defaultdict(set)
         sentences = []
         for guid, tables in sorted(read.items()):
+            if tables.is_coming_up:
+                continue
             expected = self.entries_of(guid)
-            beside = (tables.own or frozenset()) | (tables.facing or frozenset())
-            if guid == self.fabric.manager:
-                # With opensm's allow_both_pkeys it has both.
-                beside -= {DEFAULT_PKEY, DEFAULT_PKEY | FULL_MEMBER_BIT}
-            for entry in sorted(beside - expected):
-                if entry | FULL_MEMBER_BIT in expected or (guid, entry & 0x7FFF) in leaving:
+            passed = self._list_passed_entries(guid, tables)
+            stopped = (tables.own or frozenset()) - passed
+            for entry in sorted(passed | stopped):
+                if self._may_have(guid, entry, expected, leaving):
+                    continue
+                name = f"port {format_guid(guid)} has the P_Key {format_pkey(entry)}"
+                if entry in stopped:
+                    sentences.append(
+                        f"{name} in its own table, which it was not given; its switch stops it"
+                    )
                     continue
                 foreign[entry & 0x7FFF].add(guid)
                 if entry != DEFAULT_PKEY | FULL_MEMBER_BIT:
-                    sentences.append(
-                        f"port {format_guid(guid)} has the P_Key {format_pkey(entry)}, which "
-                        "nobody has given it"
-                    )
+                    sentences.append(f"{name}, which it was not given")
         opened = foreign.get(DEFAULT_PKEY, set())
         if opened:
-            sentences.insert(
-                0,
-                f"the fabric is open: {len(opened)} ports are full members of the default "
-                f"partition, such as {format_guid(min(opened))}",
-            )
+            sentences.insert(0, describe_open_fabric(opened))
         sentences.extend(
             _describe_doubled(guid, self.fabric) for guid in sorted(self.fabric.doubled)
         )
@@ -173,13 +207,36 @@ class TableExpectations:
             {pkey: frozenset(guids) for pkey, guids in foreign.items()}, tuple(sentences)
         )
 
+    def _list_passed_entries(self, guid: int, tables: PortTables) -> frozenset[int]:
+        """The entries with which packets of a port get into the fabric.
+
+        An enforcing switch port drops packets with keys outside its own table, so the port's own
+        table counts only without one. An unread table has no entries.
+        """
+        own, facing = tables.own or frozenset(), tables.facing or frozenset()
+        stops = self.is_enforced and self.fabric.ports[guid].facing is not None
+        return facing if stops else own | facing
+
+    def _may_have(
+        self,
+        guid: int,
+        entry: int,
+        expected: frozenset[int],
+        leaving: frozenset[tuple[int, int]],
+    ) -> bool:
+        if guid == self.fabric.manager and entry | FULL_MEMBER_BIT == _FULL_DEFAULT:
+            return True  # With opensm's allow_both_pkeys it has both entries.
+        if entry in expected or entry | FULL_MEMBER_BIT in expected:
+            return True
+        return (guid, entry & 0x7FFF) in leaving
+
 
 @attrs.frozen
 class Strangers:
-    """Ports with keys that nobody has given them.
+    """Ports with keys that they were not given and that their switches let through.
 
     :ivar by_pkey: P_Key -> GUIDs; under the default P_Key those that are full members of it.
-    :ivar sentences: the same for people.
+    :ivar sentences: the same for people, and ports whose switches stop such keys.
     """
 
     by_pkey: Mapping[int, frozenset[int]] = attrs.field(factory=dict)
@@ -197,50 +254,90 @@ def judge_member(
     strangers: Strangers,
     file_in_force: str | None,
 ) -> MemberReading:
-    """What was read back of one row.
+    """The state of one row, by its own port's tables.
 
-    :param tables: of its port; None: the fabric does not know the GUID.
-    :param file_in_force: why what was written is not in force; None: it is.
+    :param tables: of its port; None: the fabric does not have the GUID.
+    :param file_in_force: why the written file is not in force; None: it is.
     """
-    refused = expectations.layout.refused.get(member.row)
-    if refused is not None:
-        return MemberReading(MemberState.DIFFERENT, refused)
     name = f"port {format_guid(member.guid)}"
-    if member.wanted:
-        given = expectations.layout.partitions.get(member.pkey, {}).get(member.guid)
-        if given is not member.membership:
-            return MemberReading(
-                MemberState.DIFFERENT,
-                f"{name} is a {given or 'no'} member of {format_pkey(member.pkey)}, because a "
-                "port of the network with the same physical port is: one table entry has one "
-                "membership",
-            )
-        reason = _name_intruders(member, strangers)
-        if reason is not None:
-            return MemberReading(MemberState.DIFFERENT, reason)
-    if file_in_force is not None and tables is None:
-        return MemberReading(MemberState.DIFFERENT, f"{name}: {file_in_force}")
-    if tables is None and expectations.fabric.silent:
-        return MemberReading(
-            MemberState.DIFFERENT,
-            f"{name} is not on the fabric, or it is one of {expectations.fabric.silent} ports that "
-            "are up and do not answer",
-        )
+    reason = expectations.layout.refused.get(member.row)
+    if reason is None and member.wanted:
+        reason = _refuse_row(member, expectations, strangers)
+    if reason is None and tables is None and file_in_force is not None:
+        reason = f"{name}: {file_in_force}"
+    kept = _find_key(member, expectations, tables)
+    if reason is not None:
+        return MemberReading(MemberState.DIFFERENT, reason, kept)
     if tables is None:
-        return MemberReading(MemberState.NOT_ON_FABRIC, f"{name} is not on the fabric")
+        return _judge_absent(name, expectations.fabric.silent)
+    if tables.is_coming_up and member.wanted:
+        return MemberReading(MemberState.NOT_ON_FABRIC, f"the link of {name} is coming up")
+    if tables.own is None:
+        return attrs.evolve(_judge_silent(name, member, expectations, tables), kept=kept)
     wrong = expectations.judge_port(member.guid, tables)
     if wrong is None:
+        return MemberReading(MemberState.AS_DESIRED, kept=kept)
+    return MemberReading(MemberState.DIFFERENT, f"{name}: {wrong}", kept)
+
+
+def _refuse_row(
+    member: PartitionMember, expectations: TableExpectations, strangers: Strangers
+) -> str | None:
+    """Why a wanted row cannot be right, whatever its port's tables contain."""
+    if member.guid in expectations.fabric.managers:
+        return describe_manager_port(member.guid)
+    return _name_intruders(member, strangers)
+
+
+def _judge_absent(name: str, silent: int) -> MemberReading:
+    if not silent:
+        return MemberReading(MemberState.NOT_ON_FABRIC, f"{name} is not on the fabric")
+    return MemberReading(
+        MemberState.UNKNOWN,
+        f"{name} is not on the fabric, or it is one of {silent} ports that are up and do not "
+        "answer",
+    )
+
+
+def _judge_silent(
+    name: str, member: PartitionMember, expectations: TableExpectations, tables: PortTables
+) -> MemberReading:
+    """The state of a row whose port is up and does not answer: the switch has the last word."""
+    stopped = expectations.is_enforced and tables.facing == expectations.entries_of(member.guid)
+    if not member.wanted and stopped:
         return MemberReading(MemberState.AS_DESIRED)
-    return MemberReading(MemberState.DIFFERENT, f"{name}: {wrong}")
+    return MemberReading(
+        MemberState.UNKNOWN, f"{name} is up and does not answer: its P_Key table could not be read"
+    )
+
+
+def _find_key(
+    member: PartitionMember, expectations: TableExpectations, tables: PortTables | None
+) -> bool | None:
+    """Whether both tables have a row's entry; None: that could not be read, or is not yet so."""
+    if tables is None or tables.is_coming_up:
+        return None
+    entry = table_entry(member.pkey, member.membership)
+    port = expectations.fabric.ports[member.guid]
+    sides = [tables.own] if port.facing is None else [tables.own, tables.facing]
+    if any(side is not None and entry not in side for side in sides):
+        return False
+    return None if None in sides else True
+
+
+def describe_open_fabric(opened: Iterable[int]) -> str:
+    """A sentence on ports that are full members of the default partition."""
+    guids = sorted(opened)
+    return (
+        f"the fabric is open: {len(guids)} ports are full members of the default partition, such "
+        f"as {format_guid(guids[0])}"
+    )
 
 
 def _name_intruders(member: PartitionMember, strangers: Strangers) -> str | None:
     opened = strangers.full_defaults()
     if opened:
-        return (
-            "the fabric is open: ports are full members of the default partition, such as "
-            f"{format_guid(min(opened))}"
-        )
+        return describe_open_fabric(opened)
     intruders = strangers.by_pkey.get(member.pkey, frozenset()) - {member.guid}
     if intruders:
         return (

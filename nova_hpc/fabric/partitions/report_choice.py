@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an agent tells Neutron of rows, after it has looked at the fabric.
+"""The reports of an agent to Neutron after it has looked at the fabric.
 
 A row is reported until Neutron's status of the port is right: a report that was lost, or a
 server that ended half-way through one, is made good by the next round.
@@ -7,8 +7,9 @@ server that ended half-way through one, is made good by the next round.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 import attrs
 
@@ -19,6 +20,10 @@ from nova_hpc.fabric.partitions.members import ACTIVE, ERROR, DesiredPartitions,
 #: which nobody waits yet, and one that comes while its API is away is lost; it waits for 300 s
 #: (``vif_plugging_timeout``).
 REPEATS: Final = (1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 240.0)
+
+
+#: The most rows that one report has: Neutron takes up to 0.3 s for each.
+MOST_REPORTED: Final = 8
 
 
 @attrs.frozen
@@ -34,6 +39,7 @@ class RowHistory:
     """What an agent has seen of one row, by its own clock in seconds.
 
     :ivar waiting_since: since when it is not as desired; None: it is.
+    :ivar seen_on_fabric: the tables of its port were read at least once.
     :ivar active_since: when the port was first seen ``ACTIVE``, by an agent that has seen it
         otherwise before: its server may still be in the building.
     :ivar repeats: how often Nova was told again.
@@ -41,6 +47,7 @@ class RowHistory:
 
     first_seen: float
     waiting_since: float | None = None
+    seen_on_fabric: bool = False
     seen_inactive: bool = False
     active_since: float | None = None
     repeats: int = 0
@@ -52,18 +59,20 @@ class MemberReports:
 
     :ivar present: the membership is in force: the port may be ``ACTIVE``.
     :ivar gone: the membership is not there any more: the row may go.
+    :ivar lost: with the reason: an ``ACTIVE`` port has no membership now and becomes ``DOWN``.
     :ivar failed: with the reason: the port becomes ``ERROR``.
     :ivar repeat: ``ACTIVE`` already: Nova is told once more.
     """
 
     present: tuple[int, ...] = ()
     gone: tuple[int, ...] = ()
+    lost: tuple[tuple[int, str], ...] = ()
     failed: tuple[tuple[int, str], ...] = ()
     repeat: tuple[int, ...] = ()
 
     def is_empty(self) -> bool:
-        """Whether there is nothing to say."""
-        return not (self.present or self.gone or self.failed or self.repeat)
+        """Whether there is nothing to report."""
+        return not (self.present or self.gone or self.lost or self.failed or self.repeat)
 
 
 def update_histories(
@@ -80,7 +89,8 @@ def update_histories(
     after = {}
     for member in desired.members:
         history = histories.get(member.row) or RowHistory(moment)
-        is_right = _is_right(member, reading.members.get(member.row), options)
+        entry = reading.members.get(member.row)
+        is_right = _is_right(member, entry, history, options)
         waiting = None if is_right else history.waiting_since
         if not is_right and waiting is None:
             waiting = moment
@@ -91,6 +101,7 @@ def update_histories(
         after[member.row] = attrs.evolve(
             history,
             waiting_since=waiting,
+            seen_on_fabric=history.seen_on_fabric or (entry is not None and entry.kept is not None),
             seen_inactive=history.seen_inactive or not is_active,
             active_since=active if is_active else None,
             repeats=history.repeats if is_active else 0,
@@ -109,24 +120,43 @@ def choose_reports(
 
     :param histories: of all rows, up to this look; see :func:`update_histories`.
     """
-    present, gone, failed, repeat = [], [], [], []
+    present, gone, lost, failed, repeat = [], [], [], [], []
     for member in desired.members:
         entry = reading.members.get(member.row)
         history = histories[member.row]
         if not member.wanted:
-            # The file in force has no such member: what is not there has no key.
-            if entry is not None and entry.state is not MemberState.DIFFERENT:
+            # The file in force has no such member, so a port off the fabric gets no key.
+            if entry is not None and entry.state in _GONE_STATES:
                 gone.append(member.row)
         elif member.port_status is None:
             continue  # The port is gone; Neutron takes its row's membership away.
-        elif _is_right(member, entry, options):
+        elif _is_right(member, entry, history, options):
             if member.port_status != ACTIVE:
                 present.append(member.row)
             elif _is_repeat_due(history, moment):
                 repeat.append(member.row)
+        elif member.port_status == ACTIVE and entry is not None and entry.kept is False:
+            lost.append((member.row, entry.reason))
         elif _has_failed(member, entry, history, options, moment):
             failed.append((member.row, _explain_failure(entry, options)))
-    return MemberReports(tuple(present), tuple(gone), tuple(failed), tuple(repeat))
+    return MemberReports(tuple(present), tuple(gone), tuple(lost), tuple(failed), tuple(repeat))
+
+
+def split_reports(reports: MemberReports) -> Iterator[MemberReports]:
+    """The same in parts of at most :data:`MOST_REPORTED` rows; what is gone comes first.
+
+    A key that is free may be waited for; and a failure is heard before what is only repeated.
+    """
+    entries: list[tuple[str, Any]] = [
+        (kind, entry)
+        for kind in ("gone", "present", "lost", "failed", "repeat")
+        for entry in getattr(reports, kind)
+    ]
+    for start in range(0, len(entries), MOST_REPORTED):
+        part: defaultdict[str, tuple[Any, ...]] = defaultdict(tuple)
+        for kind, entry in entries[start : start + MOST_REPORTED]:
+            part[kind] += (entry,)
+        yield MemberReports(**part)
 
 
 def count_repeats(
@@ -140,14 +170,22 @@ def count_repeats(
     }
 
 
-def _is_right(member: PartitionMember, entry: MemberReading | None, options: ReportOptions) -> bool:
+_GONE_STATES: Final = (MemberState.AS_DESIRED, MemberState.NOT_ON_FABRIC)
+
+
+def _is_right(
+    member: PartitionMember,
+    entry: MemberReading | None,
+    history: RowHistory,
+    options: ReportOptions,
+) -> bool:
     """Whether nothing more is awaited of a row."""
-    if entry is None or entry.state is MemberState.DIFFERENT:
+    if entry is None or entry.state in (MemberState.DIFFERENT, MemberState.UNKNOWN):
         return False
     if entry.state is MemberState.AS_DESIRED or not member.wanted:
         return True
-    # A port that was there stays ACTIVE: its host or its guest is off, and the file has it.
-    return options.activate_absent_ports or member.port_status == ACTIVE
+    # A port that was on the fabric and left it is not right, whatever the option says.
+    return options.activate_absent_ports and not history.seen_on_fabric
 
 
 def _is_repeat_due(history: RowHistory, moment: float) -> bool:
@@ -163,11 +201,16 @@ def _has_failed(
     options: ReportOptions,
     moment: float,
 ) -> bool:
-    if member.port_status == ERROR or history.waiting_since is None:
+    if member.port_status == ERROR:
         return False
     if entry is None and member.port_status == ACTIVE:
         return False  # Not read is not wrong; the port was right once.
-    return moment - history.waiting_since >= options.member_timeout
+    return _waits_too_long(history, options, moment)
+
+
+def _waits_too_long(history: RowHistory, options: ReportOptions, moment: float) -> bool:
+    waiting = history.waiting_since
+    return waiting is not None and moment - waiting >= options.member_timeout
 
 
 def _explain_failure(entry: MemberReading | None, options: ReportOptions) -> str:
@@ -178,3 +221,24 @@ def _explain_failure(entry: MemberReading | None, options: ReportOptions) -> str
             "ACTIVE before their link is up"
         )
     return f"{reason} (after {options.member_timeout:.0f} seconds)"
+
+
+def list_absence_alarms(
+    desired: DesiredPartitions,
+    reading: ReadBack,
+    histories: Mapping[int, RowHistory],
+    options: ReportOptions,
+    moment: float,
+) -> tuple[str, ...]:
+    """Name the ports that have been off the fabric, or silent, for too long.
+
+    :returns: one sentence for each port of Neutron.
+    """
+    return tuple(
+        f"port {member.port_id} of Neutron: {entry.reason}, for over "
+        f"{options.member_timeout:.0f} seconds"
+        for member in desired.wanted()
+        if (entry := reading.members.get(member.row)) is not None
+        and entry.state in (MemberState.NOT_ON_FABRIC, MemberState.UNKNOWN)
+        and _waits_too_long(histories[member.row], options, moment)
+    )

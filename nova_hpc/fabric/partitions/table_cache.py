@@ -27,6 +27,9 @@ _TRUST: Final = 1.0
 _AGE_OF_PORTS: Final = 30.0
 _PAUSE_OF_WALKS: Final = 0.5
 _PAUSE_OF_SCANS: Final = 0.2
+#: Seconds for which a port that did not answer is not asked again: at first, and at most. Each
+#: question costs its timeout, and the other ports wait for it. Its switch is asked as always.
+_FIRST_SILENCE, _LONGEST_SILENCE = 1.0, 30.0
 #: Ports that are read first, of so many times more.
 _PROBE: Final = 16
 _MANY: Final = 4
@@ -40,8 +43,13 @@ class TableSource(Protocol):
     def read_ports(self) -> FabricPorts:
         """Find all ports of the fabric."""
 
-    def read_tables(self, ports: Sequence[EndPort]) -> Mapping[int, PortTables]:
-        """Read the tables of ports, by GUID."""
+    def read_tables(
+        self, ports: Sequence[EndPort], silent: frozenset[int] = frozenset()
+    ) -> Mapping[int, PortTables]:
+        """Read the tables of ports, by GUID.
+
+        :param silent: GUIDs of ports of which only the switch port's table is read.
+        """
 
 
 class TableCache:
@@ -65,6 +73,8 @@ class TableCache:
         #: When all that was asked for was read last.
         self._passed_at = float("-inf")
         self._pkeys: frozenset[int] = frozenset()
+        #: GUID of a port that did not answer -> seconds of the pause, and its end.
+        self._silent: dict[int, tuple[float, float]] = {}
         self._strangers = Strangers()
 
     def distrust(self) -> None:
@@ -84,12 +94,13 @@ class TableCache:
             missing = self._walk_again or not guids <= fabric.ports.keys()
             if not missing or age < max(_PAUSE_OF_WALKS, self._walk_took / _PART_OF_WALKS):
                 return fabric
-        self._fabric = None
-        fabric = self._source.read_ports()
+        found = self._source.read_ports()
+        fabric = found.keep_silent_ports(self._fabric)
         self._walked_at = time.monotonic()
         self._walk_took = self._walked_at - moment
         self._fabric, self._walk_again = fabric, False
         self._read = {guid: read for guid, read in self._read.items() if guid in fabric.ports}
+        self._silent = {guid: one for guid, one in self._silent.items() if guid in fabric.ports}
         return fabric
 
     def read(
@@ -117,8 +128,7 @@ class TableCache:
             self._right.pop(guid, None)
             if expectations.judge_port(guid, tables) is None:
                 self._right[guid] = expectations.entries_of(guid), moment
-            if tables.own is None:
-                self._walk_again = True
+            self._note_silence(guid, tables, moment)
         if scans and passed:
             self._scanned_at = moment
             self._pkeys = frozenset(expectations.layout.partitions)
@@ -143,16 +153,32 @@ class TableCache:
         if len(asked) > _PROBE * _MANY and moment - self._passed_at < _TRUST:
             waiting = (port for port in asked if not self._was_right(port.guid, expectations))
             probe = list(itertools.islice(waiting, _PROBE))
-            answers.update(self._source.read_tables(probe))
+            answers.update(self._read_tables(probe, moment))
             self._read.update(answers)
             if probe and not any(self._was_right(port.guid, expectations) for port in probe):
                 return answers, False
-        answers.update(
-            self._source.read_tables([port for port in asked if port.guid not in answers])
-        )
+        rest = [port for port in asked if port.guid not in answers]
+        answers.update(self._read_tables(rest, moment))
         self._read.update(answers)
         self._passed_at = moment
         return answers, True
+
+    def _read_tables(self, ports: Sequence[EndPort], moment: float) -> Mapping[int, PortTables]:
+        silent = frozenset(guid for guid, (_, end) in self._silent.items() if moment < end)
+        return self._source.read_tables(ports, silent)
+
+    def _note_silence(self, guid: int, tables: PortTables, moment: float) -> None:
+        """Pause the questions to a port that did not answer, for longer each time."""
+        if tables.own is not None:
+            self._silent.pop(guid, None)
+            return
+        pause, end = self._silent.get(guid, (0.0, 0.0))
+        if moment < end:
+            return
+        # A walk tells whether the port is gone; one walk is enough.
+        self._walk_again = self._walk_again or not pause
+        pause = min(max(_FIRST_SILENCE, 2 * pause), _LONGEST_SILENCE)
+        self._silent[guid] = pause, time.monotonic() + pause
 
     def _was_right(self, guid: int, expectations: TableExpectations) -> bool:
         """Whether the tables that were read last are as they have to be now."""

@@ -6,8 +6,6 @@ with the backend.
 """
 
 import contextlib
-import os
-import signal
 import tempfile
 import time
 from pathlib import Path
@@ -119,7 +117,7 @@ class Site:
 
     def hang_up(self):
         """What an administrator does by hand."""
-        os.kill(int(self.files.pid_file.read_text()), signal.SIGHUP)
+        self.fabric.hang_up()
 
     def rest(self):
         """Everything back to nothing."""

@@ -132,7 +132,7 @@ def test_a_long_line_of_the_administrators_is_refused_and_would_have_opened_the_
 def test_a_bad_file_at_the_first_start_writes_nothing(site):
     site.files.own_partitions.write_text("Default=0x7fff : ALL=full ;\n")
     site.files.partitions.write_text("# by hand\nDefault=0x7fff, ipoib : ALL=limited, SELF=full ;")
-    (site.folder / "state" / "partitions.last-good.conf").unlink(missing_ok=True)
+    (site.folder / "state" / "own-partitions.last-good.conf").unlink(missing_ok=True)
     text = site.files.partitions.read_text()
     with pytest.raises(SubnetManagerError, match="line 1: ALL in the default partition"):
         site.backend().enforce(site.desire(member(1, site.guids[0])))

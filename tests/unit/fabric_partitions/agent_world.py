@@ -85,13 +85,15 @@ class Manager:
         self.delay = 0.05
         self.is_running = True
         self.absent = set()
+        #: GUIDs of ports that are up and do not answer.
+        self.hung = set()
+        self.managers = frozenset({0xF})
         #: Which files opensm makes something else of, and what; None: everybody reaches everybody.
         self.spoils, self.spoiled = None, None
         self.ticket = 0
         self.file = frozenset()
         self.tables = frozenset()
-        self.good = None
-        self.writes, self.restores, self.closed = [], 0, False
+        self.writes, self.restores, self.refusals, self.closed = [], 0, 0, False
         self.config, self.partitions = KEYS, LIMITED
         self.path = Path(folder) / "partitions.conf"
         self.faults = ()
@@ -128,25 +130,31 @@ class Manager:
         readings = {}
         for member in desired.members:
             entry = member.guid, member.pkey
-            if self.tables is None:
-                readings[member.row] = MemberReading(MemberState.DIFFERENT, "the fabric is open")
-            elif member.guid in self.absent:
-                readings[member.row] = MemberReading(MemberState.NOT_ON_FABRIC, "not there")
-            elif (entry in self.tables) == member.wanted:
-                readings[member.row] = MemberReading(MemberState.AS_DESIRED)
+            there = self.tables is not None and entry in self.tables
+            if member.guid in self.absent:
+                reading = MemberReading(MemberState.NOT_ON_FABRIC, "not there")
+            elif member.guid in self.hung:
+                reading = MemberReading(MemberState.UNKNOWN, "no answer")
+            elif self.tables is None:
+                reading = MemberReading(MemberState.DIFFERENT, "the fabric is open", False)
+            elif there == member.wanted:
+                reading = MemberReading(MemberState.AS_DESIRED, kept=there)
             else:
-                readings[member.row] = MemberReading(MemberState.DIFFERENT, f"row {member.row}")
-        if self.tables is not None and self.file == self.tables:
-            self.good = self.file
+                reading = MemberReading(MemberState.DIFFERENT, f"row {member.row}", there)
+            readings[member.row] = reading
         faults, self.faults = self.faults, ()
-        return ReadBack(readings, faults + (("the fabric is open",) * (self.tables is None)))
+        opened = "the fabric is open" if self.tables is None else None
+        return ReadBack(readings, faults + ((opened,) if opened else ()), opened, self.managers)
 
     def restore(self):
         self.restores += 1
-        if self.good is None:
-            raise SubnetManagerError("nothing was ever right")
+        if not self.ticket:
+            raise SubnetManagerError("no agent has written it before")
         self.partitions = LIMITED
-        self._write(self.good)
+        self._write(frozenset())
+
+    def refuse_settings(self):
+        self.refusals += 1
 
     def foreign_pkeys(self):
         return frozenset((0x22, 0x11))
@@ -207,6 +215,9 @@ class Server:
         self.reports.append(reports)
         for row in reports.present:
             self.rows[row] = attrs.evolve(self.rows[row], port_status=ACTIVE)
+        for row, _ in reports.lost:
+            assert self.rows[row].port_status == ACTIVE
+            self.rows[row] = attrs.evolve(self.rows[row], port_status=DOWN)
         for row, _ in reports.failed:
             self.rows[row] = attrs.evolve(self.rows[row], port_status=ERROR)
         for row in reports.gone:

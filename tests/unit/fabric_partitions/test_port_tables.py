@@ -96,7 +96,7 @@ def test_what_is_not_on_the_fabric_is_right_only_when_the_file_is_in_force() -> 
     )
     silent = attrs.evolve(FABRIC, silent=2)
     reading = _judge(ROW, None, fabric=silent)
-    assert reading.state is MemberState.DIFFERENT
+    assert reading.state is MemberState.UNKNOWN
     assert "one of 2 ports that are up and do not answer" in reading.reason
 
 
@@ -111,13 +111,86 @@ def test_a_guid_that_two_ports_have_is_nobodys() -> None:
     assert "port 4 of the switch with LID 98" in sentence
 
 
-def test_rows_of_one_port_with_two_memberships_are_limited_and_the_full_one_says_so() -> None:
-    limited = attrs.evolve(ROW, row=2, membership=Membership.LIMITED)
-    tables = _both(0x7FFF, 0x0101)
-    assert _judge(limited, tables, ROW, limited).state is MemberState.AS_DESIRED
-    reading = _judge(ROW, tables, ROW, limited)
+@pytest.mark.parametrize("first", list(Membership))
+def test_of_two_memberships_of_one_port_the_earlier_row_is_served(first) -> None:
+    """A later row of the same port neither demotes nor promotes the one that is served."""
+    other = {Membership.FULL: Membership.LIMITED, Membership.LIMITED: Membership.FULL}[first]
+    earlier = attrs.evolve(ROW, membership=first)
+    later = attrs.evolve(ROW, row=2, membership=other)
+    tables = _both(0x7FFF, table_entry(0x101, first))
+    assert _judge(earlier, tables, later, earlier).state is MemberState.AS_DESIRED
+    reading = _judge(later, tables, later, earlier)
     assert reading.state is MemberState.DIFFERENT
-    assert "is a limited member of 0x0101" in reading.reason
+    assert f"is a {first} member of 0x0101" in reading.reason
+
+
+def test_a_managers_port_is_never_as_desired_and_gets_no_key() -> None:
+    fabric = attrs.evolve(FABRIC, managers={MANAGER: "master", B: "standby"})
+    for guid, tables in ((MANAGER, _both(0xFFFF, 0x8101)), (B, _both(0x7FFF, 0x8101))):
+        row = attrs.evolve(ROW, guid=guid)
+        reading = _judge(row, tables, fabric=fabric)
+        assert reading.state is MemberState.DIFFERENT
+        assert "is a subnet manager's" in reading.reason
+        layout = lay_out_partitions(
+            DesiredPartitions(1, (row, ROW)), NOBODY, managers=frozenset({guid})
+        )
+        assert layout.partitions == {0x101: {A: Membership.FULL}}
+        assert layout.refused.keys() == {row.row} or guid == A
+
+
+def test_a_port_that_does_not_answer_is_unknown_and_its_switch_has_the_last_word() -> None:
+    assert _judge(ROW, PortTables(None, frozenset({0x7FFF, 0x8101}))).state is MemberState.UNKNOWN
+    assert _judge(ROW, PortTables(None, None)).kept is None
+    assert _judge(ROW, PortTables(None, LIMITED)).kept is False
+    assert _judge(LEAVING, PortTables(None, LIMITED)).state is MemberState.AS_DESIRED
+    assert _judge(LEAVING, PortTables(None, None)).state is MemberState.UNKNOWN
+    key = PortTables(None, frozenset({0x7FFF, 0x8101}))
+    assert _judge(LEAVING, key).state is MemberState.UNKNOWN
+
+
+def test_a_port_that_comes_up_is_neither_wrong_nor_a_stranger() -> None:
+    """An adapter boots with 0xffff; the manager writes its table before the link is active."""
+    booting = PortTables(OPEN, OPEN, is_coming_up=True)
+    reading = _judge(ROW, booting)
+    assert (reading.state, reading.kept) == (MemberState.NOT_ON_FABRIC, None)
+    assert _expect(ROW).find_strangers({B: booting}) == Strangers()
+    assert _judge(LEAVING, booting).state is MemberState.DIFFERENT
+
+
+@pytest.mark.parametrize("entry", [0xFFFF, 0x8101, 0x8102])
+def test_a_key_that_a_node_writes_into_its_own_table_is_its_own_fault(entry) -> None:
+    """Its switch port stops such packets, so no other row is concerned."""
+    rows = (ROW, attrs.evolve(ROW, row=2, guid=B, pkey=0x103), attrs.evolve(ROW, row=3, guid=C))
+    expectations = _expect(*rows)
+    right = {A: _both(0x7FFF, 0x8101), C: _both(0x7FFF, 0x8101)}
+    node = PortTables(frozenset({0x7FFF, 0x8103, entry}), frozenset({0x7FFF, 0x8103}))
+    strangers = expectations.find_strangers({**right, B: node})
+    assert strangers.by_pkey == {}
+    (sentence,) = strangers.sentences
+    assert "port 0x000000000000000b has the P_Key" in sentence
+    assert "its switch stops it" in sentence
+    states = [
+        judge_member(row, expectations, {**right, B: node}[row.guid], strangers, None).state
+        for row in rows
+    ]
+    assert states == [MemberState.AS_DESIRED, MemberState.DIFFERENT, MemberState.AS_DESIRED]
+    # A switch that lets everything through stops nothing.
+    lax = attrs.evolve(expectations, is_enforced=False)
+    assert lax.find_strangers({B: node}).by_pkey == {entry & 0x7FFF: {B}}
+
+
+def test_a_silent_port_is_known_by_its_place() -> None:
+    silent = FabricPorts(
+        {guid: port for guid, port in FABRIC.ports.items() if guid not in (A, B)},
+        MANAGER,
+        silent=2,
+        silent_places=frozenset({(99, A), (98, 7)}),
+    )
+    kept = silent.keep_silent_ports(FABRIC)
+    assert kept.ports[A] == FABRIC.ports[A]
+    assert B not in kept.ports
+    assert kept.silent == 1
+    assert silent.keep_silent_ports(None) is silent
 
 
 def test_own_partitions_are_part_of_every_table() -> None:

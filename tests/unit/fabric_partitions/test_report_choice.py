@@ -15,12 +15,16 @@ from nova_hpc.fabric.partitions.report_choice import (
     ReportOptions,
     choose_reports,
     count_repeats,
+    list_absence_alarms,
     update_histories,
 )
 
 RIGHT = MemberReading(MemberState.AS_DESIRED)
 WRONG = MemberReading(MemberState.DIFFERENT, "a stale key")
 ABSENT = MemberReading(MemberState.NOT_ON_FABRIC, "not on the fabric")
+SILENT = MemberReading(MemberState.UNKNOWN, "no answer")
+LOST = MemberReading(MemberState.DIFFERENT, "no key", kept=False)
+SEEN = MemberReading(MemberState.AS_DESIRED, kept=True)
 OPTIONS = ReportOptions(member_timeout=30.0)
 ABSENT_TOO = attrs.evolve(OPTIONS, activate_absent_ports=True)
 ROW = Member(1, "port", 0xA, 0x101, port_status=DOWN)
@@ -42,6 +46,13 @@ class Rounds:
         reports = choose_reports(desired, reading, self.histories, self.options, moment)
         self.histories = count_repeats(self.histories, reports)
         return reports
+
+    def alarms(self, moment, entry, status):
+        """The sentences on its port after a look at *moment*."""
+        self.report(moment, entry, status)
+        desired = DesiredPartitions(1, (attrs.evolve(ROW, port_status=status),))
+        reading = ReadBack({1: entry})
+        return list_absence_alarms(desired, reading, self.histories, self.options, moment)
 
 
 @pytest.mark.parametrize("status", [DOWN, ERROR])
@@ -83,11 +94,32 @@ def test_a_port_that_is_not_there_fails_or_is_active_as_the_operator_says() -> N
     assert Rounds(ABSENT_TOO).report(0.0, ABSENT) == MemberReports(present=(1,))
 
 
-def test_a_port_that_leaves_the_fabric_stays_active() -> None:
+@pytest.mark.parametrize("options", [OPTIONS, ABSENT_TOO])
+@pytest.mark.parametrize("entry", [ABSENT, SILENT])
+def test_a_port_that_leaves_the_fabric_fails_after_the_operators_time(entry, options) -> None:
+    rounds = Rounds(options)
+    rounds.report(0.0, SEEN, ACTIVE)
+    assert rounds.report(1.0, entry, ACTIVE).is_empty()
+    assert rounds.alarms(30.0, entry, ACTIVE) == ()
+    ((row, reason),) = rounds.report(31.0, entry, ACTIVE).failed
+    assert (row, entry.reason in reason) == (1, True)
+    (alarm,) = rounds.alarms(31.0, entry, ERROR)
+    assert alarm == f"port port of Neutron: {entry.reason}, for over 30 seconds"
+    assert rounds.report(32.0, SEEN, ERROR).present == (1,)
+    assert rounds.alarms(32.0, SEEN, ERROR) == ()
+
+
+def test_an_active_port_without_its_key_is_lost_at_once_and_fails_later() -> None:
     rounds = Rounds()
-    rounds.report(0.0, RIGHT, ACTIVE)
-    assert rounds.report(1.0, ABSENT, ACTIVE).is_empty()
-    assert rounds.report(1000.0, ABSENT, ACTIVE).is_empty()
+    rounds.report(0.0, SEEN, ACTIVE)
+    assert rounds.report(1.0, LOST, ACTIVE) == MemberReports(lost=((1, "no key"),))
+    assert rounds.report(2.0, LOST, DOWN).is_empty()
+    assert rounds.report(31.0, LOST, DOWN).failed == ((1, "no key (after 30 seconds)"),)
+    # A key beside its own: it still is a member, until the time is over.
+    extra = MemberReading(MemberState.DIFFERENT, "a stale key", kept=True)
+    rounds = Rounds()
+    assert rounds.report(0.0, extra, ACTIVE).is_empty()
+    assert rounds.report(30.0, extra, ACTIVE).failed
 
 
 def test_what_was_not_read_is_not_wrong_where_it_was_right() -> None:
@@ -103,7 +135,7 @@ def test_what_was_not_read_is_not_wrong_where_it_was_right() -> None:
 
 
 @pytest.mark.parametrize(
-    ("entry", "gone"), [(RIGHT, (1,)), (ABSENT, (1,)), (WRONG, ()), (None, ())]
+    ("entry", "gone"), [(RIGHT, (1,)), (ABSENT, (1,)), (WRONG, ()), (SILENT, ()), (None, ())]
 )
 def test_a_row_is_gone_when_its_key_is(entry, gone) -> None:
     rounds = Rounds()

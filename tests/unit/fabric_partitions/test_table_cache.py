@@ -29,6 +29,7 @@ class Fabric:
             guid: EndPort(guid, "ca", guid, 1, (99, guid)) for guid in range(1, ports + 1)
         }
         self.keys = {guid: {0x7FFF} for guid in self.ports}
+        self.hung = set()
         self.walks = 0
         self.reads = []
 
@@ -36,13 +37,14 @@ class Fabric:
         self.walks += 1
         return FabricPorts(dict(self.ports))
 
-    def read_tables(self, ports):
-        self.reads.append([port.guid for port in ports])
+    def read_tables(self, ports, silent=frozenset()):
+        self.reads.append([port.guid for port in ports if port.guid not in silent])
         read = {}
         for port in ports:
             keys = self.keys.get(port.guid)
             side = None if keys is None else frozenset(keys)
-            read[port.guid] = PortTables(side, side)
+            own = None if port.guid in silent | self.hung else side
+            read[port.guid] = PortTables(own, side)
         return read
 
 

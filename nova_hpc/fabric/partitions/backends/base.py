@@ -41,17 +41,25 @@ class MemberState(enum.StrEnum):
     AS_DESIRED = "as desired"
     #: One of them is not, yet.
     DIFFERENT = "different"
-    #: The fabric does not know the GUID: there is no table. What is in force at the subnet
+    #: No port of the fabric has the GUID, so there is no table. What is in force at the subnet
     #: manager is as desired, so the port will be right when it comes.
     NOT_ON_FABRIC = "not on the fabric"
+    #: The port is up and does not answer. Its row is neither right nor wrong.
+    UNKNOWN = "unknown"
 
 
 @attrs.frozen
 class MemberReading:
-    """The state of one row, and for people what its tables have."""
+    """The state of one row.
+
+    :ivar reason: for people: the difference.
+    :ivar kept: whether the row's own key is in both tables; None: unknown. A table may differ by
+        another key and still have this one.
+    """
 
     state: MemberState
     reason: str = ""
+    kept: bool | None = None
 
 
 def _freeze_readings(given: Mapping[int, MemberReading]) -> Mapping[int, MemberReading]:
@@ -64,11 +72,16 @@ class ReadBack:
 
     :ivar members: row -> what was read; a row that is missing could not be read.
     :ivar faults: sentences on what is wrong beside the rows: a port with full membership of the
-        default partition, a key that nobody was given, a manager that does not answer.
+        default partition, a key that a port was not given, a manager that does not answer.
+    :ivar opened: why the partitions of all ports are in doubt: the manager has not taken the file,
+        or switches let full members of the default partition through; None: they are not.
+    :ivar managers: GUIDs of all ports with a subnet manager; None: unknown.
     """
 
     members: Mapping[int, MemberReading] = attrs.field(converter=_freeze_readings)
     faults: tuple[str, ...] = ()
+    opened: str | None = None
+    managers: frozenset[int] | None = None
 
 
 class AuditState(enum.StrEnum):
@@ -122,10 +135,15 @@ class SubnetManager(Protocol):
         """
 
     def restore(self) -> None:
-        """Put back what was last read back as right.
+        """Close a fabric whose settings were damaged while no agent ran.
 
-        :raises SubnetManagerError: there is nothing such, or it cannot be done.
+        The desired state is unknown then, so no network gets a member.
+
+        :raises SubnetManagerError: it cannot be done.
         """
+
+    def refuse_settings(self) -> None:
+        """Go back to the administrator's settings of before the last change; that did harm."""
 
     def foreign_pkeys(self) -> frozenset[int]:
         """P_Keys that an administrator's own partitions use: no network may have them."""

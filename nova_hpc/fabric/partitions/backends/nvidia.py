@@ -31,6 +31,7 @@ from nova_hpc.fabric.partitions.backends.opensm_files import read_text
 from nova_hpc.fabric.partitions.hardening import (
     audit_nvidia_manager,
     audit_virtualisation,
+    is_enforced,
     read_manager_options,
 )
 from nova_hpc.fabric.partitions.keys import table_entry
@@ -64,7 +65,8 @@ class FunctionTableExpectations(TableExpectations):
 
     def _without_functions(self, guid: int, tables: PortTables) -> PortTables:
         extra = self._entries_of_functions() - self.entries_of(guid)
-        return PortTables(
+        return attrs.evolve(
+            tables,
             own=None if tables.own is None else tables.own - extra,
             facing=None if tables.facing is None else tables.facing - extra,
         )
@@ -93,4 +95,4 @@ class NvidiaSubnetManager(OpensmSubnetManager):
     def _expect_tables(
         self, layout: PartitionLayout, own: OwnPartitions, fabric: FabricPorts
     ) -> TableExpectations:
-        return FunctionTableExpectations(layout, own, fabric)
+        return FunctionTableExpectations(layout, own, fabric, is_enforced(self._read_options()))

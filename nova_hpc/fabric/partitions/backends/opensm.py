@@ -23,8 +23,6 @@ from nova_hpc.fabric.partitions.backends import opensm_trial
 from nova_hpc.fabric.partitions.backends.base import (
     AuditRow,
     Capabilities,
-    MemberReading,
-    MemberState,
     ReadBack,
     SubnetManagerError,
 )
@@ -40,12 +38,13 @@ from nova_hpc.fabric.partitions.backends.opensm_process import (
     wake_opensm,
 )
 from nova_hpc.fabric.partitions.file_audit import audit_own_partitions
-from nova_hpc.fabric.partitions.hardening import audit_opensm, read_manager_options
+from nova_hpc.fabric.partitions.hardening import audit_opensm, is_enforced, read_manager_options
 from nova_hpc.fabric.partitions.members import DesiredPartitions
 from nova_hpc.fabric.partitions.own_partitions import OwnPartitions, parse_own_partitions
 from nova_hpc.fabric.partitions.partition_file import (
     PartitionLayout,
     body_of_file,
+    describe_manager_port,
     lay_out_partitions,
     parse_file,
     render_body,
@@ -54,7 +53,10 @@ from nova_hpc.fabric.partitions.partition_file import (
 from nova_hpc.fabric.partitions.port_reader import PortReader, ReaderSettings
 from nova_hpc.fabric.partitions.port_tables import (
     FabricPorts,
+    PortTables,
+    Strangers,
     TableExpectations,
+    describe_open_fabric,
     judge_member,
 )
 from nova_hpc.fabric.partitions.table_cache import TableCache
@@ -63,7 +65,8 @@ LOG: Final = log.getLogger(__name__)
 
 #: Seconds after a write in which opensm may still be taking keys away.
 _SETTLING: Final = 3.0
-_LAST_GOOD: Final = "partitions.last-good.conf"
+_UNREAD: Final = PortTables(None, None)
+_OWN_IN_FORCE: Final = "own-partitions.last-good.conf"
 
 
 @attrs.frozen
@@ -94,11 +97,14 @@ class OpensmSubnetManager:
         self._store = PartitionStore(Path(conf.partitions_file))
         self._own_path = Path(conf.own_partitions_file)
         self._log = OpensmLog(Path(conf.opensm_log))
-        self._last_good = Path(conf.state_path) / _LAST_GOOD
+        self._own_in_force = Path(conf.state_path) / _OWN_IN_FORCE
         self.reader = PortReader(self._choose_reader_settings())
         self._tables = TableCache(self.reader, conf.poll_interval)
         self.signals = 0
         self._own: OwnPartitions | None = None
+        #: Those before the last change of them, and the text of those that did harm.
+        self._own_before: OwnPartitions | None = None
+        self._refused_own: str | None = None
         self._own_complaint: str | None = None
         self._log_is_unread = False
         self._tried: set[str] = set()
@@ -107,8 +113,10 @@ class OpensmSubnetManager:
         self._edited: str | None = None
         self._told: _Told | None = None
         self._retold = False
-        self._desired: DesiredPartitions | None = None
-        self._saved: str | None = None
+        self._saved_own: str | None = None
+        self._managers: frozenset[int] = frozenset()
+        #: The largest number of ports that this agent has found.
+        self._most_ports = 0
 
     def _choose_reader_settings(self) -> ReaderSettings:
         options = self._read_options()
@@ -129,7 +137,9 @@ class OpensmSubnetManager:
             self._store.pass_fence(desired.ticket, text)
             own = self._choose_own(text, desired)
             body = render_body(self._lay_out(desired, own), own)
-            self._own, self._desired = own, desired
+            if self._own is not None and self._own.text != own.text:
+                self._own_before = self._own
+            self._own = own
             changed = self._note_edit(text)
             if text is None or body_of_file(text) != body:
                 self._write(render_file(body, desired.ticket))
@@ -139,7 +149,8 @@ class OpensmSubnetManager:
             return self._tell(body, force=changed) or changed
 
     def _lay_out(self, desired: DesiredPartitions, own: OwnPartitions) -> PartitionLayout:
-        return lay_out_partitions(desired, own, self.capabilities.most_pkeys_of_a_port)
+        most = self.capabilities.most_pkeys_of_a_port
+        return lay_out_partitions(desired, own, most, self._managers)
 
     def _read_options(self) -> Mapping[str, str]:
         path = Path(self._conf.opensm_config)
@@ -196,9 +207,11 @@ class OpensmSubnetManager:
 
         :raises SubnetManagerError: the file is bad, and none were in force.
         """
-        before = self._own if self._own is not None else _own_of(text, self._last_good)
+        before = self._find_own(text)
         try:
             own = self._read_own(before)
+            if before is not None and own.text == self._refused_own:
+                raise ValueError("opensm opened the fabric with it: change it")
             if before is None or own.text != before.text:
                 self._check_change(own, desired)
         except (SubnetManagerError, ValueError) as error:
@@ -214,6 +227,28 @@ class OpensmSubnetManager:
             return before
         self._own_complaint = None
         return own
+
+    def _find_own(self, text: str | None) -> OwnPartitions | None:
+        """The own partitions in force; after a start of the agent those of a file.
+
+        :param text: the file of partitions.
+        """
+        if self._own is not None:
+            return self._own
+        with contextlib.suppress(ValueError):
+            if text is not None and body_of_file(text) is not None:
+                return parse_file(text).own
+        with contextlib.suppress(ValueError):
+            saved = read_text(self._own_in_force)
+            return None if saved is None else parse_own_partitions(saved)
+        return None
+
+    def refuse_settings(self) -> None:
+        """See :meth:`SubnetManager.refuse_settings`: the own partitions that came last."""
+        if self._own is None or self._own_before is None:
+            return
+        self._refused_own, self._own = self._own.text, self._own_before
+        self._own_before = None
 
     def _read_own(self, before: OwnPartitions | None) -> OwnPartitions:
         text = read_text(self._own_path)
@@ -260,38 +295,56 @@ class OpensmSubnetManager:
 
     def read_back(self, desired: DesiredPartitions) -> ReadBack:
         """See :meth:`SubnetManager.read_back`."""
-        own = self._own or _own_of(self._store.read(), self._last_good) or OwnPartitions()
-        layout = self._lay_out(desired, own)
-        body = render_body(layout, own)
-        complaints = self._read_complaints()
-        not_in_force = self._explain_not_in_force(body) or next(iter(complaints), None)
-        if not_in_force is not None:
-            self._tables.distrust()
+        own = self._find_own(self._store.read()) or OwnPartitions()
         guids = frozenset(member.guid for member in desired.members)
         fabric = self._tables.refresh_ports(guids)
+        written = render_body(self._lay_out(desired, own), own)
+        self._managers = frozenset(fabric.managers)
+        layout = self._lay_out(desired, own)
+        complaints = self._read_complaints()
+        not_in_force = self._explain_not_in_force(written) or next(iter(complaints), None)
+        if not_in_force is not None:
+            self._tables.distrust()
         expectations = self._expect_tables(layout, own, fabric)
         leaving = frozenset((member.guid, member.pkey) for member in desired.members)
         tables, strangers = self._tables.read(expectations, guids, leaving)
+        shrunk = self._explain_shrunk(fabric)
         readings = {
             member.row: judge_member(
                 member, expectations, tables.get(member.guid), strangers, not_in_force
             )
             for member in desired.members
+            if shrunk is None or tables.get(member.guid, _UNREAD).own is not None
         }
         told = self._told
         settled = told is None or time.monotonic() - told.at > _SETTLING
-        faults = list(complaints)
+        faults = [*complaints, *([] if shrunk is None else [shrunk])]
         if settled or strangers.full_defaults():
             faults.extend(strangers.sentences)
+        faults.extend(describe_manager_port(guid) for guid in sorted(guids & self._managers))
         faults.extend(self._list_faults(layout))
-        if not strangers.sentences and not_in_force is None and _are_right(readings):
-            self._save_good()
-        return ReadBack(readings, tuple(faults))
+        opened = next(iter(complaints), None) or _explain_open(strangers, fabric)
+        if opened is None and not_in_force is None:
+            self._save_own()
+        managers = self._managers | ({fabric.manager} if fabric.manager else frozenset())
+        return ReadBack(readings, tuple(faults), opened, managers)
+
+    def _explain_shrunk(self, fabric: FabricPorts) -> str | None:
+        """Why absent ports say nothing of rows: most of the fabric is suddenly missing."""
+        silent = fabric.silent_places
+        answering = sum(port.facing not in silent for port in fabric.ports.values())
+        self._most_ports = max(self._most_ports, answering)
+        if 2 * answering >= self._most_ports:
+            return None
+        return (
+            f"only {answering} of {self._most_ports} ports of the fabric answer: members that are "
+            "missing keep their state; start the agent again if that is meant"
+        )
 
     def _expect_tables(
         self, layout: PartitionLayout, own: OwnPartitions, fabric: FabricPorts
     ) -> TableExpectations:
-        return TableExpectations(layout, own, fabric)
+        return TableExpectations(layout, own, fabric, is_enforced(self._read_options()))
 
     def _explain_not_in_force(self, body: str) -> str | None:
         """Why what was rendered is not what opensm goes by; None: it is."""
@@ -347,41 +400,34 @@ class OpensmSubnetManager:
             )
         return faults
 
-    def _save_good(self) -> None:
-        """Keep what was read back as right."""
-        if self._written is None or self._saved == self._written:
+    def _save_own(self) -> None:
+        """Keep the own partitions that are in force, for a start with a damaged file."""
+        if self._own is None or self._saved_own == self._own.text:
             return
-        self._last_good.parent.mkdir(parents=True, exist_ok=True)
-        replace_text(self._last_good, self._written)
-        self._saved = self._written
+        self._own_in_force.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(self._own_in_force, self._own.text)
+        self._saved_own = self._own.text
 
     # -- when it goes wrong --------------------------------------------------------------
 
     def restore(self) -> None:
-        """See :meth:`SubnetManager.restore`.
+        """See :meth:`SubnetManager.restore`: the default partition and the own ones alone.
 
-        What has to go since then does not come back.
-
-        :raises StaleReadingError: another agent has gone on meanwhile.
+        :raises SubnetManagerError: no agent had this fabric before.
         """
-        text = read_text(self._last_good)
-        if text is None:
-            raise SubnetManagerError(f"{self._last_good} is not there: nothing was ever right")
-        try:
-            good = parse_file(text)
-        except ValueError as error:
-            raise SubnetManagerError(f"{self._last_good} cannot be used: {error}") from error
-        layout = good.layout
-        if self._desired is not None:
-            layout = _intersect_layouts(layout, lay_out_partitions(self._desired, good.own))
-        body = render_body(layout, good.own)
         with self._store.hold_lock():
-            if self._desired is not None:
-                self._store.pass_fence(self._desired.ticket, self._store.read())
-            self._write(render_file(body, good.ticket))
-            self._own = good.own
+            text = self._store.read()
+            if text is not None and body_of_file(text) is not None:
+                return  # Another agent has written it meanwhile.
+            ticket = self._store.latest_ticket(text)
+            if not ticket:
+                raise SubnetManagerError(f"no agent has written {self._store.path} before")
+            own = self._choose_own(text, DesiredPartitions(ticket))
+            body = render_body(PartitionLayout(), own)
+            self._own = own
+            self._write(render_file(body, ticket))
             self._tell(body, force=True)
-        LOG.error("%s was put back to what was read back as right last", self._store.path)
+        LOG.error("%s was damaged; it has no network until Neutron answers", self._store.path)
 
     # -- the rest ------------------------------------------------------------------------
 
@@ -425,32 +471,10 @@ class OpensmSubnetManager:
         self.reader.close()
 
 
-def _are_right(readings: Mapping[int, MemberReading]) -> bool:
-    return all(reading.state is not MemberState.DIFFERENT for reading in readings.values())
-
-
-def _intersect_layouts(first: PartitionLayout, second: PartitionLayout) -> PartitionLayout:
-    """The members that both have."""
-    partitions = {
-        pkey: {
-            guid: membership
-            for guid, membership in members.items()
-            if second.partitions.get(pkey, {}).get(guid) is membership
-        }
-        for pkey, members in first.partitions.items()
-    }
-    return PartitionLayout(partitions, first.policies)
-
-
-def _own_of(text: str | None, last_good: Path) -> OwnPartitions | None:
-    """The own partitions in force, after a start of the agent."""
-    for candidate in (text, read_text(last_good)):
-        if candidate is not None and body_of_file(candidate) is not None:
-            try:
-                return parse_file(candidate).own
-            except ValueError:
-                continue
-    return None
+def _explain_open(strangers: Strangers, fabric: FabricPorts) -> str | None:
+    """Why the partitions of all ports are in doubt: opensm has opened them, and not one port."""
+    opened = strangers.full_defaults()
+    return describe_open_fabric(opened) if 2 * len(opened) > len(fabric.ports) else None
 
 
 def _number_of(options: Mapping[str, str], name: str) -> int:

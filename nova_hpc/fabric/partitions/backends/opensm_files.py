@@ -128,7 +128,7 @@ class PartitionStore:
         :param text: the file as it is.
         :raises StaleReadingError: a later reading has gone through.
         """
-        latest = max(self._read_ticket(), _ticket_of_file(text))
+        latest = self.latest_ticket(text)
         if ticket < latest:
             raise StaleReadingError(
                 f"reading {ticket} is older than {latest}, which is in force: another agent is at "
@@ -142,6 +142,13 @@ class PartitionStore:
                 raise SubnetManagerError(
                     f"{self.ticket_path} cannot be written: {error.strerror}"
                 ) from error
+
+    def latest_ticket(self, text: str | None) -> int:
+        """The highest ticket that has gone through; 0: none.
+
+        :param text: the file as it is.
+        """
+        return max(self._read_ticket(), _ticket_of_file(text))
 
     def _read_ticket(self) -> int:
         try:

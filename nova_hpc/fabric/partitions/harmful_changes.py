@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find the change that did harm, and keep its rows back for a while.
+
+A change can only harm rows of the GUIDs and P_Keys that it touches, unless the subnet manager does
+not take the whole file. Every other difference has another cause: an adapter that hangs, or a node
+that writes its own table. No change is undone for those.
+
+Example: rows 1 (GUID A, P_Key 0x101) and 2 (B, 0x102) were right. A change adds row 3 (C, 0x102).
+Now A and B lack their keys. Row 2 shares the P_Key with row 3, so row 3 is kept back. Row 1 shares
+nothing with row 3, so it is an alarm and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final
+
+import attrs
+
+from nova_hpc.fabric.partitions.backends.base import MemberReading, MemberState, ReadBack
+from nova_hpc.fabric.partitions.members import DesiredPartitions, PartitionMember
+
+#: Seconds for which harm is put down to a change, if not all of its rows have come.
+_PROBATION: Final = 60.0
+#: Seconds after which the subnet manager has certainly read the file: so long an open fabric is
+#: put down to a change of which all rows are right.
+_SETTLING: Final = 5.0
+#: Seconds between two looks meanwhile.
+_PROOF_PAUSE: Final = 1.0
+#: Seconds for which a row that did harm is kept back: the first time, and at most.
+_HOLD_LEAST, _HOLD_MOST = 5.0, 60.0
+
+#: A row's part of the file: GUID, P_Key, membership; None: the row is not wanted.
+_Entry = tuple[int, int, str] | None
+
+
+@attrs.frozen
+class PartitionChange:
+    """A change that the subnet manager was told.
+
+    :ivar at: seconds of the agent's clock.
+    :ivar added: rows that the file did not contain before.
+    :ivar guids: of all rows that differ.
+    :ivar pkeys: of all rows that differ.
+    :ivar was_open: the fabric was open before the change.
+    :ivar is_done: all of its rows were read back as right.
+    """
+
+    at: float
+    added: frozenset[int] = frozenset()
+    guids: frozenset[int] = frozenset()
+    pkeys: frozenset[int] = frozenset()
+    was_open: bool = False
+    is_done: bool = False
+
+    def touches(self, member: PartitionMember) -> bool:
+        """Whether the change can have changed the tables for a row."""
+        return member.guid in self.guids or member.pkey in self.pkeys
+
+
+def compare_desired(
+    before: DesiredPartitions, after: DesiredPartitions, at: float, was_open: bool
+) -> PartitionChange:
+    """Compare two desired states of one fabric."""
+    old = {member.row: member for member in before.members}
+    new = {member.row: member for member in after.members}
+    differing = [
+        member
+        for row in old.keys() | new.keys()
+        if _entry_of(old.get(row)) != _entry_of(new.get(row))
+        for member in (old.get(row), new.get(row))
+        if member is not None
+    ]
+    added = {member.row for member in differing if new.get(member.row, member).wanted}
+    return PartitionChange(
+        at=at,
+        added=frozenset(added & new.keys()),
+        guids=frozenset(member.guid for member in differing),
+        pkeys=frozenset(member.pkey for member in differing),
+        was_open=was_open,
+    )
+
+
+def _entry_of(member: PartitionMember | None) -> _Entry:
+    if member is None or not member.wanted:
+        return None
+    return member.guid, member.pkey, member.membership
+
+
+def keep_rows(desired: DesiredPartitions, rows: Collection[int]) -> DesiredPartitions:
+    """A desired state in which all other rows are unwanted."""
+    members = tuple(
+        member if member.row in rows else attrs.evolve(member, wanted=False)
+        for member in desired.members
+    )
+    return attrs.evolve(desired, members=members)
+
+
+def find_lost_rows(
+    desired: DesiredPartitions, reading: ReadBack, settled: Collection[int]
+) -> tuple[PartitionMember, ...]:
+    """Rows that were right and whose key is certainly not in their port's tables any more."""
+    return tuple(
+        member
+        for member in desired.wanted()
+        if member.row in settled
+        and (entry := reading.members.get(member.row)) is not None
+        and entry.kept is False
+    )
+
+
+def describe_losses(lost: Sequence[PartitionMember], reading: ReadBack) -> tuple[str, ...]:
+    """A sentence on rows that were right and have lost their keys; () without such rows."""
+    if not lost:
+        return ()
+    more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
+    reason = reading.members[lost[0].row].reason
+    return (f"a member that was right is not any more: {reason}{more}",)
+
+
+@attrs.define
+class _Hold:
+    pause: float = 0.0
+    until: float = float("-inf")
+
+
+@attrs.define
+class ChangeWatch:
+    """Changes on probation, and the rows that are kept back.
+
+    Used by the agent's one thread of rounds.
+    """
+
+    _changes: list[PartitionChange] = attrs.field(factory=list)
+    _holds: dict[int, _Hold] = attrs.field(factory=dict)
+    #: Rows for which a change was undone already, and that are not right since.
+    _answered: set[int] = attrs.field(factory=set)
+
+    def note_change(self, change: PartitionChange) -> None:
+        """Put a change on probation."""
+        self._changes.append(change)
+
+    def leave_out_held(self, desired: DesiredPartitions, moment: float) -> DesiredPartitions:
+        """The desired state with held rows as unwanted ones: their keys leave the tables."""
+        held = self._list_held(moment)
+        if not held:
+            return desired
+        return keep_rows(desired, {member.row for member in desired.members} - held)
+
+    def mark_held(self, reading: ReadBack, desired: DesiredPartitions, moment: float) -> ReadBack:
+        """Make held rows different, whatever their tables contain: the file lacks them."""
+        held = self._list_held(moment)
+        readings = {
+            member.row: MemberReading(
+                MemberState.DIFFERENT,
+                "the change that added it did harm and was undone; it is tried again after "
+                f"{self._holds[member.row].pause:.0f} seconds",
+                kept=False,
+            )
+            for member in desired.wanted()
+            if member.row in held
+        }
+        return attrs.evolve(reading, members={**reading.members, **readings}) if held else reading
+
+    def take_reading(
+        self,
+        desired: DesiredPartitions,
+        served: DesiredPartitions,
+        reading: ReadBack,
+        moment: float,
+    ) -> None:
+        """Forget what a reading settles: changes that worked, and holds of rows that are right.
+
+        :param served: *desired* without held rows; the reading is of it.
+        """
+        kept = {member.row for member in desired.wanted()}
+        wanted = {member.row for member in served.wanted()}
+        right = {
+            row
+            for row, entry in reading.members.items()
+            if entry.state is MemberState.AS_DESIRED and row in wanted
+        }
+        self._answered &= wanted - right
+        looked_at = (
+            attrs.evolve(change, is_done=change.is_done or change.added & wanted <= right)
+            for change in self._changes
+        )
+        self._changes = [
+            change
+            for change in looked_at
+            if moment - change.at < (_SETTLING if change.is_done else _PROBATION)
+        ]
+        self._holds = {
+            row: hold for row, hold in self._holds.items() if row in kept and row not in right
+        }
+
+    def choose_undone(
+        self, lost: Iterable[PartitionMember], reading: ReadBack, moment: float
+    ) -> frozenset[int] | None:
+        """Choose the rows to keep back because their change did harm.
+
+        :param lost: see :func:`find_lost_rows`.
+        :returns: None: no change on probation did harm. The set may be empty: then the change was
+            one of settings.
+        """
+        young = [change for change in self._changes if moment - change.at < _PROBATION]
+        if reading.opened is not None:
+            guilty = [change for change in young if not change.was_open]
+            if guilty:
+                return frozenset().union(*(change.added for change in guilty))
+        harmed = [member for member in lost if member.row not in self._answered]
+        guilty = [one for one in young if not one.is_done and any(map(one.touches, harmed))]
+        rows: frozenset[int] = frozenset().union(*(change.added for change in guilty))
+        rows -= {member.row for member in harmed}
+        self._answered |= {member.row for member in harmed if rows}
+        return rows or None
+
+    def keep_back(self, rows: Collection[int], moment: float) -> None:
+        """Keep rows out of the file, for longer each time.
+
+        The second half waits twice as long. So a row that does no harm is soon tried without the
+        one that does.
+        """
+        self._changes.clear()
+        ordered = sorted(rows)
+        for number, row in enumerate(ordered):
+            hold = self._holds.setdefault(row, _Hold())
+            hold.pause = min(_HOLD_MOST, max(_HOLD_LEAST, 2 * hold.pause))
+            factor = 1 if 2 * number < len(ordered) else 2
+            hold.until = moment + factor * hold.pause
+
+    def choose_pause(self, moment: float) -> float:
+        """Seconds until the next round has to look: a held row is due, or a change is unproved.
+
+        A change without new rows has no row that shows that the manager has taken it.
+        """
+        ends = [self._holds[row].until - moment for row in self._list_held(moment)]
+        if any(not change.added for change in self._changes):
+            ends.append(_PROOF_PAUSE)
+        return min(ends, default=float("inf"))
+
+    def _list_held(self, moment: float) -> frozenset[int]:
+        return frozenset(row for row, hold in self._holds.items() if moment < hold.until)

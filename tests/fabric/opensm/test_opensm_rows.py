@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One bad port, and all others: an agent's real rounds over a real opensm."""
+
+import contextlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from nova_hpc.fabric.partitions.members import ACTIVE, DOWN, ERROR
+from nova_hpc_lab.fabric import subnet_manager
+from tests.fabric import intruder
+from tests.fabric.bare_fabric import wait_until
+from tests.fabric.matrix import guid_text
+from tests.fabric.opensm.agent_site import running_agent
+from tests.fabric.opensm.opensm_site import B, keys
+
+INTRUDER = str(Path(intruder.__file__))
+
+
+def write_own_table(site, port, entry):
+    """What root on a node may do to the table of its own port."""
+    assert "accepted" in site.fabric.ask(
+        port.name, sys.executable, INTRUDER, "own-table", hex(entry)
+    )
+
+
+@contextlib.contextmanager
+def hung_adapter(site, port):
+    """An adapter that has link and answers nothing."""
+    site.fabric.tell_simulator(f'Error "{port.name}" 100')
+    try:
+        yield
+    finally:
+        site.fabric.tell_simulator(f'Error "{port.name}" 0')
+
+
+def test_a_hung_adapter_costs_no_other_port_its_key(site, view):
+    """Row 2 of the attack: before, five binds of another project were undone again and again."""
+    one, hung, *others = site.fabric.net.ports[:7]
+    with running_agent(site) as found:
+        found.bind(1, one.guid)
+        found.bind(2, hung.guid)
+        found.wait_for([1, 2])
+        with hung_adapter(site, hung):
+            changes = found.agent.changes
+            for row, port in enumerate(others, 3):
+                found.bind(row, port.guid, B)
+            found.wait_for(range(3, 8), seconds=10)
+            assert found.agent.changes - changes <= 5
+            found.wait_for([2], ERROR, 30)
+            # All the time that the adapter hangs, others come, go and stay.
+            found.server.unbind(3)
+            found.wake.set()
+            wait_until(lambda: found.server.status(3) is None, "its row is gone")
+            found.bind(9, others[0].guid, B)
+            found.wait_for([9], seconds=10)
+            expected = [{0x8101}] + [{0x8102}] * 5
+            wait_until(
+                lambda: keys(view, one.guid, *(port.guid for port in others)) == expected, "keys"
+            )
+        found.wait_for([2], ACTIVE, 60)
+        assert all(found.server.seen[row] == [DOWN, ACTIVE] for row in (1, *range(4, 8)))
+        assert any("is up and does not answer" in text for text in found.alarms)
+        assert not any("undone" in text for text in found.alarms)
+
+
+@pytest.mark.parametrize("entry", [0xFFFF, 0x8102])
+def test_a_node_that_writes_its_own_table_is_one_faulty_port(site, view, entry):
+    """Row 6: full membership of the default partition, or another network's key."""
+    node, other, third = site.fabric.net.ports[:3]
+    with running_agent(site) as found:
+        found.bind(1, node.guid)
+        found.bind(2, other.guid, B)
+        found.wait_for([1, 2])
+        write_own_table(site, node, entry)
+        found.wait_for([1], DOWN)
+        found.bind(3, third.guid, B)
+        found.wait_for([3], seconds=10)
+        found.wait_for([1], ERROR)
+        name = f"port {guid_text(node.guid)} has the P_Key {entry:#06x} in its own table"
+        assert any(name in text for text in found.alarms)
+        assert found.server.seen[2] == found.server.seen[3] == [DOWN, ACTIVE]
+        assert not any("undone" in text or "fabric is open" in text for text in found.alarms)
+        assert view.tables([guid_text(node.guid)])[guid_text(node.guid)][1] == [0x7FFF, 0x8101]
+
+
+def test_a_settled_member_that_loses_its_key_stops_nobody(site, view):
+    """Row 2, second half."""
+    node, *others = site.fabric.net.ports[:6]
+    with running_agent(site) as found:
+        found.bind(1, node.guid)
+        found.wait_for([1])
+        write_own_table(site, node, 0x0000)
+        for row, port in enumerate(others, 2):
+            found.bind(row, port.guid, B)
+        found.wait_for(range(2, 7), seconds=10)
+        found.wait_for([1], ERROR)
+        assert keys(view, *(port.guid for port in others)) == [{0x8102}] * 5
+        assert all(found.server.seen[row] == [DOWN, ACTIVE] for row in range(2, 7))
+        assert found.agent.changes <= 7
+        assert not any("undone" in text for text in found.alarms)
+
+
+def test_a_managers_port_gets_no_key_and_is_never_active(site, view):
+    """Row 4: its own port, and that of a manager that stands by on a host."""
+    manager = site.fabric.net.all_ports()[0]
+    standby, other = site.fabric.net.ports[:2]
+    paths = site.fabric.paths
+    files = subnet_manager.prepare_manager(paths, "opensm2")
+    service = subnet_manager.opensm_service(paths, "opensm2", standby.name)
+    with running_agent(site, timeout=2.0) as found:
+        wait_until(lambda: found.agent.status.managers == (manager.guid,), "it is known")
+        found.bind(1, manager.guid)
+        found.bind(2, other.guid)
+        found.wait_for([2])
+        found.wait_for([1], ERROR)
+        found.bind(3, standby.guid, B)
+        found.wait_for([3])
+        service.process.spawn(service.argv, service.environ)
+        try:
+            wait_until(
+                lambda: standby.guid in found.agent.status.managers, "the standby is known", 60
+            )
+            wait_until(lambda: found.server.status(3) in (DOWN, ERROR), "it is not ACTIVE")
+            wait_until(lambda: keys(view, standby.guid) == [set()], "it has no key")
+        finally:
+            service.process.stop(10.0)
+            site.fabric.free_places()
+        assert found.server.seen[2] == [DOWN, ACTIVE]
+        assert [text for text in found.alarms if "is a subnet manager's" in text]
+        text = guid_text(manager.guid)
+        assert 0x8101 not in (view.tables([text])[text][1] or [])
+    files.pid_file.unlink(missing_ok=True)
+
+
+def test_a_port_whose_link_is_gone_is_an_alarm_and_no_longer_active(site, view):
+    """Row 7."""
+    gone, other = site.fabric.net.ports[20:22]
+    with running_agent(site) as found:
+        found.bind(1, gone.guid)
+        found.bind(2, other.guid, B)
+        found.wait_for([1, 2])
+        site.fabric.tell_simulator(f'Unlink "{gone.name}"')
+        try:
+            found.wait_for([1], ERROR, 60)
+            assert any(
+                "port port1 of Neutron" in text and "is not on the fabric" in text
+                for text in found.alarms
+            )
+        finally:
+            site.fabric.tell_simulator(f'ReLink "{gone.name}"')
+        found.wait_for([1], ACTIVE, 60)
+        assert found.server.seen[2] == [DOWN, ACTIVE]
