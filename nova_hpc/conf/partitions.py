@@ -152,7 +152,7 @@ AGENT_OPTS: Final[list[cfg.Opt]] = [
     cfg.StrOpt(
         "state_path",
         default="/var/lib/nova-hpc-fabric",
-        help="Folder of the agent: the last file that was read back as right.",
+        help="Folder of the agent: the last own partitions that were in force without harm.",
     ),
     cfg.FloatOpt(
         "poll_interval",
