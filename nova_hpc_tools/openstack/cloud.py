@@ -231,6 +231,11 @@ class SdkCloud:
         networks = self.rest.neutron("GET", "/networks", name=name, fields=("id",))["networks"]
         return _only_id_of("network", name, [network["id"] for network in networks])
 
+    def subnets(self, network: str) -> list[Mapping[str, Any]]:
+        """The subnets of a network, as far as the project sees them."""
+        answer = self.rest.neutron("GET", "/subnets", network_id=network)
+        return list(answer["subnets"])
+
     def security_group(self, name: str) -> str:
         """Id of the security group with this id or name."""
         if name not in self._security_groups:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -11,7 +12,9 @@ from typing import Any, Final
 from nova_hpc.wire import cluster_wish, numbers
 from nova_hpc.wire.cluster_wish import ClusterWish, Nic
 from nova_hpc.wire.version import WireError
+from nova_hpc_tools.cluster import addresses
 from nova_hpc_tools.cluster import wish as wishes
+from nova_hpc_tools.cluster.addresses import AddressError
 from nova_hpc_tools.cluster.life_cycle.quota import QuotaNeed
 from nova_hpc_tools.cluster.life_cycle.run import ClusterError
 from nova_hpc_tools.cluster.wish import Secrets, WishError
@@ -131,7 +134,12 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
         help="security group of the members; may be repeated",
     )
     parser.add_argument("--key-name", metavar="<key>", default="", help="key pair of the members")
-    parser.add_argument("--config-drive", action="store_true", help="give members a config drive")
+    parser.add_argument(
+        "--config-drive",
+        action=argparse.BooleanOptionalAction,
+        help="give members a configuration drive, default: only if no network of theirs is an "
+        "ordinary one with DHCP",
+    )
     parser.add_argument(
         "--availability-zone",
         default="",
@@ -220,7 +228,7 @@ def wish_of_options(
         zone=args.availability_zone,
         security_groups=tuple(args.security_group),
         boot_gib=args.boot_from_volume or 0,
-        config_drive=args.config_drive,
+        config_drive=_choose_config_drive(cloud, args, nics),
         check=args.guest_check,
         single=args.one_by_one,
         # Of a cluster that is resumed some members may have their slots already.
@@ -235,6 +243,21 @@ def wish_of_options(
     except WishError as error:
         raise ClusterError(str(error)) from error
     return new_wish, quota_need_of(new_wish, flavor, len(numbered), len(numbered), group=True)
+
+
+def _choose_config_drive(cloud: SdkCloud, args: argparse.Namespace, nics: Sequence[Nic]) -> bool:
+    """Whether members have a configuration drive; without one they may have no address.
+
+    :raises ClusterError: none of the networks has a subnet.
+    """
+    subnets = {nic.network: cloud.subnets(nic.network) for nic in nics}
+    try:
+        needed = addresses.needs_config_drive(nics, subnets)
+    except AddressError as error:
+        raise ClusterError(str(error)) from error
+    if args.config_drive is None and needed:
+        print(addresses.DRIVE_ADDED, file=sys.stderr)
+    return needed if args.config_drive is None else bool(args.config_drive)
 
 
 def quota_need_of(

@@ -93,6 +93,23 @@ class ClusterTest(base.ClusterClientTest):
             self.assertIn("nothing is left of the cluster", said.err)
             self.assert_nothing_left()
 
+    def test_members_without_dhcp_get_a_configuration_drive(self) -> None:
+        """As on a partition of InfiniBand, whose subnets have no DHCP."""
+        network = ("--network", base.NETWORK)
+        said = self.create("plain", 1, *network)
+        self.assertNotIn("configuration drive", said.err)
+        for subnet in self.neutron._subnets.values():
+            subnet["enable_dhcp"] = False
+        said = self.create("closed", 1, *network)
+        self.assertIn("they get a configuration drive (--no-config-drive", said.err)
+        self.create("without", 1, *network, "--no-config-drive")
+        drives = {server["name"]: server["config_drive"] for server in self.servers()}
+        self.assertEqual({"plain-1": "", "closed-1": "True", "without-1": ""}, drives)
+        self.neutron._subnets.clear()
+        said = self.create("none", 1, *network, status=1)
+        self.assertIn("because none of its networks has a subnet", said.err)
+        self.assertEqual(3, len(self.servers()))
+
     @pytest.mark.slow
     def test_no_room_to_grow_leaves_what_was(self) -> None:
         self.create("big", 5)

@@ -175,6 +175,7 @@ class CloudFront:
         kinds = {
             "/ports": ("ports", self._ports),
             "/networks": ("networks", lambda: self._neutron._networks.values()),
+            "/subnets": ("subnets", lambda: self._neutron._subnets.values()),
             "/security-groups": (
                 "security_groups",
                 lambda: self._neutron._security_groups.values(),

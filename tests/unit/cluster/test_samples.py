@@ -158,6 +158,9 @@ def test_opentofu_says_group_and_members() -> None:
     hints = hints[0] if isinstance(hints, list) else hints
     assert "openstack_compute_servergroup_v2.train.id" in hints["group"]
     assert {key.strip('"') for key in hints["additional_properties"]} == {wishes.HINT}
+    # A member of a partition has its address, and is reached.
+    assert _values(found["resource"], "config_drive") == [True]
+    assert any("login_network_id" in str(each) for each in _values(found["resource"], "uuid"))
 
 
 def test_cluster_api_says_group_and_members() -> None:
@@ -167,6 +170,8 @@ def test_cluster_api_says_group_and_members() -> None:
     assert hint["name"] == wishes.HINT
     assert hint["value"] == {"type": "String", "string": str(deployment["spec"]["replicas"])}
     assert spec["serverGroup"]["filter"]["name"] == "workers"
+    assert spec["configDrive"] is True
+    assert [port.get("vnicType") for port in spec["ports"]] == [None, "direct"]
     infrastructure = deployment["spec"]["template"]["spec"]["infrastructureRef"]
     assert infrastructure["name"] == template["metadata"]["name"]
 

@@ -20,6 +20,11 @@ variable "network_id" {
   type = string
 }
 
+# An ordinary network, by which you log in.
+variable "login_network_id" {
+  type = string
+}
+
 resource "openstack_compute_servergroup_v2" "train" {
   name     = "train"
   policies = ["soft-anti-affinity"]
@@ -42,6 +47,13 @@ resource "openstack_compute_instance_v2" "train" {
   image_name  = "debian-12"
   flavor_name = "hpc.gpu4.leaf"
   key_pair    = "alice"
+
+  # The InfiniBand network has no DHCP: the address is in the configuration drive.
+  config_drive = true
+
+  network {
+    uuid = var.login_network_id
+  }
 
   network {
     port = openstack_networking_port_v2.train[count.index].id
