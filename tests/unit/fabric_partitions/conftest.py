@@ -19,7 +19,8 @@ from tests.unit.fabric_partitions.ufm_server import (
     RecordedUfm,
     serve_ufm,
 )
-from tests.unit.fabric_partitions.ufm_world import TEXT, A, B, C
+from tests.unit.fabric_partitions.ufm_site import Site
+from tests.unit.fabric_partitions.ufm_world import SECURE, TEXT, TWO, A, B, C
 
 
 @pytest.fixture
@@ -49,12 +50,21 @@ def conf(ufm: RecordedUfm, tmp_path: Path) -> Iterator[cfg.ConfigOpts]:
 
 @pytest.fixture
 def manager(conf: cfg.ConfigOpts, monkeypatch: pytest.MonkeyPatch) -> Iterator[UfmSubnetManager]:
-    # Only the seconds between repetitions, and until a silent server is given up.
+    # Only the seconds between repetitions, and until a silent server is given up: the machine that
+    # tests may be slow.
     monkeypatch.setattr(
         ufm_backend,
         "UfmAccess",
-        lambda **options: UfmAccess(**options, retry_wait=0.001, timeouts=(1.0, 0.5)),
+        lambda **options: UfmAccess(**options, retry_wait=0.001, timeouts=(10.0, 10.0)),
     )
     manager = UfmSubnetManager(conf[AGENT_GROUP.name])
     yield manager
     manager.close()
+
+
+@pytest.fixture
+def site(manager: UfmSubnetManager, conf: cfg.ConfigOpts, ufm: RecordedUfm) -> Iterator[Site]:
+    ufm.manager = dict(SECURE)
+    site = Site(conf[AGENT_GROUP.name], TWO)
+    yield site
+    site.manager.close()

@@ -110,40 +110,6 @@ def test_changes_a_membership_by_way_of_none(manager: UfmSubnetManager, ufm: Rec
     assert ufm.members("0x101") == {TEXT[A]: "limited", TEXT[B]: "full"}
 
 
-def test_heals_what_somebody_else_changes(manager: UfmSubnetManager, ufm: RecordedUfm) -> None:
-    manager.enforce(want(1, *TWO))
-    ufm.partitions["0x101"]["guids"].append(
-        {"guid": TEXT[B], "membership": "full", "index0": False}
-    )
-    ufm.partitions.pop("0x102")
-
-    read = manager.read_back(want(2, *TWO))
-    assert {one.state for one in read.members.values()} == {
-        MemberState.AS_DESIRED,
-        MemberState.DIFFERENT,
-    }
-    assert "has what nobody wants" in read.faults[0]
-    assert manager.enforce(want(3, *TWO))
-    assert set(states(manager, want(3, *TWO))) == {MemberState.AS_DESIRED}
-
-
-def test_leaves_an_administrators_partitions_alone(
-    manager: UfmSubnetManager, ufm: RecordedUfm
-) -> None:
-    ufm.put("0x300", "storage", **{f"g{TEXT[A]}": "full"})
-    before = dict(ufm.partitions["0x300"])
-
-    assert manager.foreign_pkeys() == {0x300}
-    manager.enforce(want(1, *TWO))
-    read = manager.read_back(want(1, *TWO))
-
-    assert ufm.partitions["0x300"] == before
-    # The port can talk to others: that is not its network alone.
-    assert read.members[1].state is MemberState.DIFFERENT
-    assert "0x0300 full" in read.members[1].reason
-    assert manager.foreign_pkeys() == {0x300}
-
-
 def test_does_not_take_over_a_partition_with_a_wanted_key(
     manager: UfmSubnetManager, ufm: RecordedUfm, conf: cfg.ConfigOpts
 ) -> None:
@@ -161,7 +127,10 @@ def test_does_not_take_over_a_partition_with_a_wanted_key(
     with record.open("a") as file:
         file.write("0x0101\n")
     manager.enforce(want(2, *TWO))
-    assert set(states(manager, want(2, *TWO))) == {MemberState.AS_DESIRED}
+    # The member of before is told first.
+    assert "0x0002c90000200003 full" in manager.read_back(want(2, *TWO)).faults[0]
+    manager.enforce(want(3, *TWO))
+    assert set(states(manager, want(3, *TWO))) == {MemberState.AS_DESIRED}
 
 
 def test_knows_named_partitions_without_its_record(
@@ -172,6 +141,9 @@ def test_knows_named_partitions_without_its_record(
 
     assert manager.foreign_pkeys() == frozenset()
     manager.enforce(want(2, TWO[0]))
+    # Without the record the members of the other one are unknown, so they are told first.
+    assert "0x0102 at UFM has members" in manager.read_back(want(2, TWO[0])).faults[0]
+    manager.enforce(want(3, TWO[0]))
 
     assert set(ufm.partitions) == {"0x7fff", "0x101"}
 
@@ -252,36 +224,6 @@ def test_judges_rows_that_have_to_go(manager: UfmSubnetManager, ufm: RecordedUfm
     assert manager.read_back(desired).members[9].state is MemberState.AS_DESIRED
 
 
-def test_restores_what_was_read_back_as_right(manager: UfmSubnetManager, ufm: RecordedUfm) -> None:
-    with pytest.raises(SubnetManagerError, match="nothing was read back as right yet"):
-        manager.restore()
-    manager.enforce(want(1, *TWO))
-    manager.read_back(want(1, *TWO))
-    # One has to go since, one has come.
-    manager.enforce(want(2, TWO[0], TWO[1], (0x103, C, FULL)))
-
-    manager.restore()
-
-    assert ufm.members("0x101") == {TEXT[A]: "full"}
-    assert ufm.members("0x102") == {TEXT[B]: "full"}
-    assert "0x103" not in ufm.partitions
-
-
-def test_puts_nothing_back_over_a_later_reading(
-    manager: UfmSubnetManager, ufm: RecordedUfm, conf: cfg.ConfigOpts
-) -> None:
-    manager.enforce(want(1, *TWO))
-    manager.read_back(want(1, *TWO))
-    other = UfmSubnetManager(conf[AGENT_GROUP.name])
-    other.enforce(want(2, TWO[0]))
-    other.close()
-
-    with pytest.raises(StaleReadingError, match="the reading 2 since"):
-        manager.restore()
-
-    assert set(ufm.partitions) == {"0x7fff", "0x101"}
-
-
 def test_the_agents_rounds_work_with_it(manager: UfmSubnetManager, ufm: RecordedUfm) -> None:
     ufm.manager = dict(SECURE)
     said: list[MemberReports] = []
@@ -334,11 +276,36 @@ def test_sets_the_quality_that_is_configured(manager: UfmSubnetManager, ufm: Rec
     assert not manager.enforce(want(2, *TWO, policies=policies))
 
 
-def test_refuses_a_rate_that_ufm_has_not(manager: UfmSubnetManager) -> None:
-    policies = {0x101: PartitionPolicy(rate=99)}
+def test_a_policy_that_ufm_cannot_have_is_named(
+    manager: UfmSubnetManager, ufm: RecordedUfm
+) -> None:
+    """The other networks, and the rest of this policy, are as configured."""
+    policies = {
+        0x101: PartitionPolicy(service_level=3, rate=99, mtu=1),
+        0x102: PartitionPolicy(mtu=5),
+    }
 
-    with pytest.raises(SubnetManagerError, match=r"rates has 99; UFM knows 2 to 18"):
-        manager.enforce(want(1, *TWO, policies=policies))
+    manager.enforce(want(1, *TWO, policies=policies))
+
+    assert ufm.qualities["0x101"] == {"mtu_limit": 2, "service_level": 3, "rate_limit": 2.5}
+    assert ufm.qualities["0x102"]["mtu_limit"] == 4
+    read = manager.read_back(want(1, *TWO, policies=policies))
+    assert {one.state for one in read.members.values()} == {MemberState.AS_DESIRED}
+    assert read.faults == (
+        "partition 0x0101: [hpc_partitions]rates has 99; UFM knows 2 to 18",
+        "partition 0x0101: [hpc_partitions]mtus has 256 bytes; UFM knows 2048 and 4096",
+    )
+
+
+def test_qualities_are_not_read_in_each_round(manager: UfmSubnetManager, ufm: RecordedUfm) -> None:
+    policies = {0x101: PartitionPolicy(service_level=3)}
+    manager.enforce(want(1, *TWO, policies=policies))
+    manager.enforce(want(2, *TWO, policies=policies))
+    ufm.seen.clear()
+
+    manager.enforce(want(3, *TWO, policies=policies))
+
+    assert ufm.seen == [("GET", "/resources/pkeys")]
 
 
 def test_many_guids_are_asked_for_in_pieces(manager: UfmSubnetManager, ufm: RecordedUfm) -> None:
@@ -363,7 +330,7 @@ def test_a_record_that_cannot_be_read_stops_everything(
     record.parent.mkdir(parents=True)
     record.write_bytes(text.encode("latin-1"))
 
-    with pytest.raises(SubnetManagerError, match="nobody knows which partitions at UFM are ours"):
+    with pytest.raises(SubnetManagerError, match="unknown which partitions at UFM are ours"):
         manager.enforce(want(1, *TWO))
 
     assert set(ufm.partitions) == {"0x7fff"}
@@ -381,8 +348,7 @@ def test_writes_its_record_before_it_asks(
         return original(*request)
 
     ufm.answer = die_at_the_first_change  # type: ignore[method-assign,assignment]
-    with pytest.raises(SubnetManagerError):
-        manager.enforce(want(1, TWO[0]))
+    manager.enforce(want(1, TWO[0]))
 
     record = read_ufm_record(Path(conf[AGENT_GROUP.name].state_path, "ufm-partitions"))
     assert record is not None

@@ -7,6 +7,7 @@ import itertools
 import subprocess
 from pathlib import Path
 
+import attrs
 import pytest
 from oslo_config import cfg
 
@@ -95,17 +96,25 @@ def test_an_answer_in_the_middle_that_is_lost_is_asked_for_again(
         return original(*request)
 
     ufm.answer = answer  # type: ignore[method-assign,assignment]
-    with pytest.raises(SubnetManagerError, match="503"):
-        manager.enforce(want(1, *TWO))
-    assert MemberState.DIFFERENT in states(manager, want(1, *TWO))
+    manager.enforce(want(1, *TWO))
+    ufm.failures.clear()
+    read = manager.read_back(want(1, *TWO))
+    lacking = [one for one in read.members.values() if one.state is MemberState.DIFFERENT]
+    assert lacking
+    assert all("503" in one.reason for one in lacking)
 
     manager.enforce(want(2, *TWO))
 
     assert set(states(manager, want(2, *TWO))) == {MemberState.AS_DESIRED}
 
 
-def test_gives_a_silent_server_up(manager: UfmSubnetManager, ufm: RecordedUfm) -> None:
-    ufm.delay = 1.0
+def test_gives_a_silent_server_up(
+    manager: UfmSubnetManager, ufm: RecordedUfm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ufm.delay = 0.3
+    monkeypatch.setattr(
+        manager._client, "_access", attrs.evolve(manager._client._access, timeouts=(1.0, 0.05))
+    )
 
     with pytest.raises(SubnetManagerError, match=r"does not answer GET /resources/pkeys"):
         manager.read_back(want(1))
@@ -153,24 +162,82 @@ def test_does_not_print_the_password() -> None:
     [
         ([], "no object"),
         ({}, "lacks the default one"),
-        ({"0x7fff": {}}, "has no name"),
-        ({"default": {"partition": "x", "guids": []}}, "no hexadecimal number"),
-        ({"0x7fff": {"partition": "m"}, "0x1": {"partition": "a"}}, "does not say who is in it"),
-        ({"0x1": {"partition": "a", "guids": [{"guid": "1"}]}}, "a member of partition 0x0001"),
-        (
-            {"0x1": {"partition": "a", "guids": [{"guid": "1", "membership": "both"}]}},
-            "a member of partition 0x0001",
-        ),
-        ({"0x7fff": {"partition": "m", "membership": "some"}}, "the membership of partition"),
-        (
-            {"0x1": {"partition": "a", "guids": []}, "0x8001": {"partition": "b", "guids": []}},
-            "two partitions have one P_Key",
-        ),
+        ({"site_name": "north"}, "lacks the default one"),
+        ({"0x1": {"partition": "a", "guids": []}}, "lacks the default one"),
     ],
 )
-def test_takes_no_answer_that_says_too_little(answer: object, why: str) -> None:
+def test_takes_no_answer_that_is_no_list(answer: object, why: str) -> None:
     with pytest.raises(SubnetManagerError, match=why):
         read_partitions(answer)
+
+
+MEMBER = {"guid": f"{A:016x}", "membership": "full"}
+GOOD = {"partition": "good", "guids": [MEMBER]}
+
+
+@pytest.mark.parametrize(
+    ("record", "why"),
+    [
+        (None, "its record is no object"),
+        ("full", "its record is no object"),
+        ({}, "it has no name"),
+        ({"partition": "a"}, "UFM lists no members"),
+        ({"partition": "a", "guids": {}}, "UFM lists no members"),
+        ({"partition": "a", "guids": [{"membership": "full"}]}, "a member has no GUID"),
+        ({"partition": "a", "guids": [{"guid": "x", "membership": "full"}]}, "has no GUID"),
+        ({"partition": "a", "guids": ["0002c90000200001"]}, "a member has no GUID"),
+    ],
+)
+def test_a_broken_record_is_one_unknown_partition(record: object, why: str) -> None:
+    listing = read_partitions(
+        {"0x7fff": {"partition": "m"}, "0x1": record, "0x2": GOOD, "site_name": "north"}
+    )
+
+    assert listing.is_unknown(1)
+    assert why in listing.partitions[1].problem
+    assert listing.members(2) == {A: FULL}
+    assert not listing.is_unknown(2)
+    assert len(listing.faults) == 1
+    assert "0x0001 at UFM are unknown" in listing.faults[0]
+
+
+def test_a_default_record_that_is_broken_is_unknown() -> None:
+    listing = read_partitions({"0x7fff": {"partition": "m", "membership": "some"}, "0x2": GOOD})
+
+    assert "default membership" in listing.default.problem
+    assert listing.members(2) == {A: FULL}
+
+
+def test_two_records_of_one_key_are_one_unknown_partition() -> None:
+    listing = read_partitions({"0x7fff": {"partition": "m"}, "0x1": GOOD, "0x8001": GOOD})
+
+    assert listing.partitions[1].problem == "UFM lists it twice"
+
+
+def test_a_key_that_is_none_is_named() -> None:
+    listing = read_partitions({"0x7fff": {"partition": "m"}, "default": GOOD, "0x2": GOOD})
+
+    assert listing.partitions.keys() == {0x7FFF, 2}
+    assert "a P_Key is no hexadecimal number: 'default'" in listing.faults[0]
+
+
+@pytest.mark.parametrize(
+    ("entries", "membership"),
+    [
+        ([MEMBER, MEMBER], FULL),
+        ([MEMBER, {**MEMBER, "guid": "0x2c9:0000:2000:01"}], FULL),
+        ([MEMBER, {**MEMBER, "membership": "limited"}], None),
+        ([MEMBER, {**MEMBER, "membership": "limited"}, MEMBER], None),
+        ([{**MEMBER, "membership": "both"}], None),
+    ],
+)
+def test_a_guid_that_is_listed_twice(entries: list[object], membership: object) -> None:
+    listing = read_partitions(
+        {"0x7fff": {"partition": "m"}, "0x1": {"partition": "a", "guids": entries}}
+    )
+
+    assert dict(listing.members(1)) == {A: membership}
+    assert bool(listing.faults) == (membership is None)
 
 
 def test_an_empty_list_changes_nothing(manager: UfmSubnetManager, ufm: RecordedUfm) -> None:
@@ -199,10 +266,10 @@ def test_reads_the_recorded_list() -> None:
         one["answer"] for one in CONTRACT["exchanges"] if one["name"] == "list partitions"
     )
 
-    partitions = read_partitions(example)
+    listing = read_partitions(example)
 
-    assert partitions[0x12].members == {A: FULL, B: LIMITED}
-    assert partitions[0x7FFF].default_membership is LIMITED
+    assert listing.members(0x12) == {A: FULL, B: LIMITED}
+    assert listing.default.default_membership is LIMITED
 
 
 def test_verifies_certificates(tmp_path: Path, ufm: RecordedUfm) -> None:

@@ -97,3 +97,50 @@ class TestAudit:
 
         rows = {row.name: row for row in manager.audit()}
         assert {rows[name].state for name in names} == {AuditState.MET}
+
+    def test_waits_for_one_request_after_the_start(
+        self, manager: UfmSubnetManager, ufm: RecordedUfm
+    ) -> None:
+        """A round waits for it, and at 1.2 seconds for each answer no bind would be served."""
+        ufm.manager = dict(SECURE)
+        ufm.told_alone = {"virt_enabled", "m_key_per_port"}
+        ufm.partitions["0x7fff"]["membership"] = "limited"
+        first = {row.name: row.state for row in manager.audit()}
+        assert first["virt_enabled"] is AuditState.MET
+        manager.foreign_pkeys()
+
+        for _ in range(6):
+            ufm.seen.clear()
+            assert {row.name: row.state for row in manager.audit()} == first
+            assert [path for _, path in ufm.seen] == ["/app/smconf"]
+        ufm.manager |= {"virt_enabled": 0, "sa_key": "0x1"}
+        for _ in range(3):
+            rows = {row.name: row.state for row in manager.audit()}
+        assert rows["virt_enabled"] is AuditState.NOT_MET
+        assert rows["sa_key"] is AuditState.NOT_MET
+
+    def test_where_ufm_tells_no_options_at_once(
+        self, manager: UfmSubnetManager, ufm: RecordedUfm
+    ) -> None:
+        ufm.manager = dict(SECURE)
+        ufm.tells_all_options = False
+
+        rows = {row.name: row for row in manager.audit()}
+
+        assert all(row.state is AuditState.MET for row in rows.values() if row.needed)
+        ufm.seen.clear()
+        manager.audit()
+        assert [path for _, path in ufm.seen].count("/app/smconf") == 1
+
+    def test_a_silent_ufm_is_unknown_and_no_error(
+        self, manager: UfmSubnetManager, ufm: RecordedUfm
+    ) -> None:
+        ufm.manager = dict(SECURE)
+        manager.audit()
+        manager.foreign_pkeys()
+        ufm.failures = [500] * 9
+
+        rows = {row.name: row for row in manager.audit()}
+
+        assert rows["sa_key"].state is AuditState.UNKNOWN
+        assert rows["sa_key"].found == "UFM does not tell it"

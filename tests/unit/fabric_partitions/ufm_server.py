@@ -14,14 +14,25 @@ import re
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+import attrs
+
 CONTRACT = json.loads(Path(__file__, "../../../data/ufm/contract.json").resolve().read_text())
 USER, PASSWORD = "agent", "not-a-secret"
+
+
+@attrs.frozen
+class RawAnswer:
+    """An answer that is none of UFM's."""
+
+    text: bytes
+    status: int = 200
+    headers: dict[str, str] = attrs.field(factory=dict)
 
 
 class RecordedUfm:
@@ -43,12 +54,24 @@ class RecordedUfm:
         self.ports: list[str] = []
         self.virtual_ports: list[str] | None = []
         self.manager: dict[str, Any] = {}
+        #: Whether all options of the manager come in one answer, and which come only alone.
+        self.tells_all_options = True
+        self.told_alone: set[str] = set()
         #: GUIDs that UFM refuses to put anywhere.
         self.unknown_guids: set[str] = set()
         #: Statuses with which the next requests are answered, whatever they are.
         self.failures: list[int] = []
+        #: Whole answers to the next requests, whatever they are.
+        self.raw: list[RawAnswer] = []
         #: Seconds before each answer.
         self.delay = 0.0
+        #: Entries of one page; None: lists come whole.
+        self.page_length: int | None = None
+        #: Gives each caller a session by cookie; None: it does not.
+        self.session: int | None = None
+        #: Called after each change of a partition.
+        self.watch: Callable[[], None] = lambda: None
+        self.lock = threading.Lock()
         #: Whether changes are jobs; they are made when :meth:`finish_jobs` is called.
         self.in_jobs = False
         self.jobs: dict[str, dict[str, Any]] = {}
@@ -63,7 +86,7 @@ class RecordedUfm:
         return {entry["guid"]: entry["membership"] for entry in entries}
 
     def put(self, pkey: str, name: str, **members: str) -> None:
-        """As somebody does in UFM's own window."""
+        """Make a partition as an administrator does in UFM's own window."""
         self.partitions[pkey] = {
             "partition": name,
             "ip_over_ib": True,
@@ -75,18 +98,33 @@ class RecordedUfm:
         }
         self.qualities[pkey] = {"mtu_limit": 2, "service_level": 0, "rate_limit": 2.5}
 
+    def admit(self, pkey: str, guid: str, membership: str = "full") -> None:
+        """Add a member as an administrator does in UFM's own window."""
+        self.partitions[pkey]["guids"].append(
+            {"guid": guid, "membership": membership, "index0": False}
+        )
+
     def finish_jobs(self, status: str = "Completed") -> None:
-        for job, act in self.waiting:
-            if status == "Completed":
+        while self.waiting:
+            self.finish_job(0, status)
+
+    def finish_job(self, position: int, status: str = "Completed") -> None:
+        """End one of the waiting jobs, in any order."""
+        job, act = self.waiting.pop(position)
+        if status == "Completed":
+            try:
                 act()
-            self.jobs[job]["Status"] = status
-        self.waiting.clear()
+            except KeyError:
+                status = "Completed With Errors"
+        self.jobs[job]["Status"] = status
+        self.watch()
 
     # -- one request -----------------------------------------------------------------
 
     def answer(
         self, method: str, path: str, query: dict[str, str], body: Any
     ) -> tuple[int, Any, dict[str, str]]:
+        page = {key: query.pop(key) for key in CONTRACT["pages"]["query"] if key in query}
         exchange, names = _find_exchange(method, path, query)
         if exchange is None:
             return 400, {"error": f"no {method} {path} {query} in the guide"}, {}
@@ -103,8 +141,25 @@ class RecordedUfm:
             return CONTRACT["accepted_as_a_job"]["status"], {}, {"Location": location}
         if status == 200 and method != "GET":
             value()
+            self.watch()
             return 200, exchange["answer"], {}
+        if status == 200 and self.page_length is not None and path.startswith("/resources/"):
+            value = self._cut_page(value, int(page.get("page_number", 1)))
         return status, value, {}
+
+    def _cut_page(self, value: Any, number: int) -> Any:
+        entries = list(value.items() if isinstance(value, dict) else value)
+        length = self.page_length or len(entries)
+        cut = entries[(number - 1) * length : number * length]
+        return {
+            **CONTRACT["pages"]["answer"],
+            "total_resources": len(entries),
+            "filtered_resources": len(entries),
+            "num_of_pages": -(-len(entries) // length),
+            "first_index": (number - 1) * length + 1,
+            "last_index": (number - 1) * length + len(cut),
+            "data": dict(cut) if isinstance(value, dict) else cut,
+        }
 
     def _version(self, *_: Any) -> tuple[int, Any]:
         return 200, {"ufm_release_version": self.version}
@@ -139,7 +194,7 @@ class RecordedUfm:
         if bad:
             return CONTRACT["refusals"]["unknown_guid"], {"error": f"no port {bad[0]}"}
         pkey = body["pkey"]
-        if pkey not in self.partitions and not self.in_jobs:
+        if pkey not in self.partitions:
             return CONTRACT["refusals"]["unknown_partition"], {"error": f"no {pkey}"}
 
         def add() -> None:
@@ -182,6 +237,13 @@ class RecordedUfm:
         example = _example("virtual ports")[0]
         return 200, [{**example, "virtual_port_guid": guid} for guid in self.virtual_ports]
 
+    def _manager_s_options(self, *_: Any) -> tuple[int, Any]:
+        if not self.tells_all_options:
+            return 400, {"error": "param_name is missing"}
+        return 200, {
+            key: value for key, value in self.manager.items() if key not in self.told_alone
+        }
+
     def _manager_s_option(self, _: Any, query: dict[str, str], __: Any) -> tuple[int, Any]:
         option = query["param_name"]
         if option not in self.manager:
@@ -189,9 +251,11 @@ class RecordedUfm:
         return 200, {option: self.manager[option]}
 
     def _job(self, names: dict[str, str], *_: Any) -> tuple[int, Any]:
-        if names["job"] not in self.jobs:
+        numbers = names["job"].split(",")
+        if not self.jobs.keys() >= set(numbers):
             return 404, {"error": "no such job"}
-        return 200, self.jobs[names["job"]]
+        found = [self.jobs[number] for number in numbers]
+        return 200, found if len(found) > 1 else found[0]
 
 
 def _example(name: str) -> Any:
@@ -251,13 +315,27 @@ def serve_ufm(
             path = parts.path.removeprefix(CONTRACT["root"])
             ufm.seen.append((self.command, path))
             time.sleep(ufm.delay)
-            if ufm.failures:
+            with ufm.lock:
+                self._answer(path, parts.query, text)
+
+        def _answer(self, path: str, query: str, text: bytes) -> None:
+            cookie = self.headers.get("Cookie")
+            if ufm.raw:
+                self._send_raw(ufm.raw.pop(0))
+            elif ufm.failures:
                 self._send(ufm.failures.pop(0), {"error": "trouble"}, {})
-            elif self.headers.get("Authorization") != expected:
+            elif self.headers.get("Authorization") != expected or (
+                cookie is not None and cookie != f"session={ufm.session}"
+            ):
                 self._send(CONTRACT["refusals"]["wrong_password"], {}, {})
             else:
                 body = json.loads(text) if text else None
-                self._send(*ufm.answer(self.command, path, dict(parse_qsl(parts.query)), body))
+                status, value, headers = ufm.answer(
+                    self.command, path, dict(parse_qsl(query)), body
+                )
+                if ufm.session is not None:
+                    headers = {**headers, "Set-Cookie": f"session={ufm.session}; Path=/"}
+                self._send(status, value, headers)
 
         do_GET = do_POST = do_PUT = do_DELETE = _serve  # noqa: N815
 
@@ -270,6 +348,15 @@ def serve_ufm(
                 self.send_header(name, header)
             self.end_headers()
             self.wfile.write(text)
+
+        def _send_raw(self, raw: RawAnswer) -> None:
+            self.send_response(raw.status)
+            headers = {"Content-Type": "application/json", "Content-Length": str(len(raw.text))}
+            for name, header in (headers | raw.headers).items():
+                self.send_header(name, header)
+            self.end_headers()
+            self.wfile.write(raw.text)
+            self.close_connection = True
 
         def log_message(self, *_: Any) -> None:
             pass

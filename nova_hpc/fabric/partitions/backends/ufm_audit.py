@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Audits the settings of UFM and of its subnet manager.
 
-UFM answers for the options of its subnet manager one by one (guide, *SM Configuration REST
-API*); what it does not tell is read in its files, where the agent runs on UFM's host, and is
-unknown elsewhere.
+UFM answers for all options of its subnet manager at once (guide, *SM Configuration REST API*,
+the example without a value). Options that UFM leaves out are asked for one by one, once. Its files
+tell the rest if the agent runs on UFM's host; elsewhere the rest is unknown.
 """
 
 from __future__ import annotations
 
 import configparser
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -17,6 +17,7 @@ from typing import Any, Final
 import attrs
 
 from nova_hpc.fabric.partitions.backends.base import AuditRow, AuditState, SubnetManagerError
+from nova_hpc.fabric.partitions.backends.ufm_client import UfmRefusedError
 from nova_hpc.fabric.partitions.backends.ufm_partitions import UfmPartition
 from nova_hpc.fabric.partitions.file_audit import DEFAULT_PARTITION
 from nova_hpc.fabric.partitions.hardening import (
@@ -58,28 +59,69 @@ def read_ufm_files(opensm_config: Path) -> UfmFiles:
     return UfmFiles(_read_text(opensm_config), _read_text(opensm_config.parent.parent / "gv.cfg"))
 
 
-def read_manager_option(ask: Callable[[str], Any], option: str) -> str | None:
-    """Ask UFM for one option of its subnet manager; None: it does not tell.
+@attrs.define
+class UfmOptions:
+    """The options of UFM's subnet manager: after the first look, one request for each look.
 
-    :param ask: asks ``/app/smconf`` for that ``param_name`` and returns the JSON.
+    :ivar ask: asks ``/app/smconf`` for that ``param_name``, or for all options if it is None, and
+        returns the JSON.
     """
-    try:
-        answer = ask(option)
-    except SubnetManagerError:
-        return None
-    value = answer.get(option) if isinstance(answer, dict) else answer
+
+    ask: Callable[[str | None], Any]
+    _whole: dict[str, str] = attrs.field(factory=dict)
+    #: Options that UFM tells only one by one.
+    _single: dict[str, str] = attrs.field(factory=dict)
+    _has_begun: bool = False
+    _turn: int = 0
+
+    def read(self, names: Iterable[str]) -> Mapping[str, str]:
+        """Read options; those that UFM does not tell, or does not answer for, are absent."""
+        # A round of the agent waits for this, so each look asks for all or for one in turn.
+        self._turn = (self._turn + 1) % (len(self._single) + 1)
+        if self._turn:
+            self._read_single(sorted(self._single)[self._turn - 1])
+            return self._single | self._whole
+        try:
+            answer = self.ask(None)
+        except UfmRefusedError:
+            answer = {}
+        except SubnetManagerError:
+            self._whole = {}
+            return {}
+        told = answer if isinstance(answer, dict) else {}
+        values = {str(name): _write_option(value) for name, value in told.items()}
+        self._whole = {name: value for name, value in values.items() if value is not None}
+        if not self._has_begun:
+            for name in sorted(frozenset(names) - self._whole.keys()):
+                self._read_single(name)
+            self._has_begun = True
+        return self._single | self._whole
+
+    def _read_single(self, name: str) -> None:
+        try:
+            answer = self.ask(name)
+        except SubnetManagerError:
+            answer = None
+        value = _write_option(answer.get(name) if isinstance(answer, dict) else answer)
+        if value is None:
+            self._single.pop(name, None)
+        else:
+            self._single[name] = value
+
+
+def _write_option(value: object) -> str | None:
+    """Write an option as in the manager's file; None: its form is unknown."""
     if isinstance(value, bool):
         return "TRUE" if value else "FALSE"
     return str(value) if isinstance(value, str | int) else None
 
 
 def audit_ufm(
-    ask: Callable[[str], Any], default: UfmPartition, files: UfmFiles
+    manager: UfmOptions, default: UfmPartition | None, files: UfmFiles
 ) -> tuple[AuditRow, ...]:
-    """The rows of NVIDIA's manager, judged by what UFM tells and its files say.
+    """Judge the rows of NVIDIA's manager by the options that UFM tells and by its files.
 
-    :param ask: asks ``/app/smconf`` for that ``param_name`` and returns the JSON.
-    :param default: the default partition, as UFM lists it.
+    :param default: the default partition, as UFM lists it; None: unknown.
     """
     if files.opensm_conf is not None:
         options = dict(read_manager_options(files.opensm_conf))
@@ -87,8 +129,7 @@ def audit_ufm(
     else:
         names = {_OPTION_OF_ROW.get(row.name, row.name) for row in audit_nvidia_manager("", None)}
         asked = (names | {*_MORE_OPTIONS, "virt_enabled"}) - _NO_OPTION
-        answers = {name: read_manager_option(ask, name) for name in sorted(asked)}
-        options = {name: value for name, value in answers.items() if value is not None}
+        options = dict(manager.read(asked))
         complete = False
     gv_cfg = _read_settings(files.gv_cfg)
     options |= _options_of_ufm(gv_cfg, options)
@@ -122,14 +163,17 @@ def _options_of_ufm(gv_cfg: Mapping[str, str] | None, options: Mapping[str, str]
     return told
 
 
-def _audit_default_membership(default: UfmPartition, gv_cfg: Mapping[str, str] | None) -> AuditRow:
+def _audit_default_membership(
+    default: UfmPartition | None, gv_cfg: Mapping[str, str] | None
+) -> AuditRow:
     cure = "default_membership = limited in the section MngNetwork of UFM's gv.cfg"
-    stated = default.default_membership
+    stated = None if default is None else default.default_membership
     if stated is None and gv_cfg is not None:
         word = gv_cfg.get("default_membership")
         # UFM's own default (user manual, appendix Partitioning).
         stated = Membership.LIMITED if word == "limited" else Membership.FULL
-    full = sum(membership is Membership.FULL for membership in default.members.values())
+    members = {} if default is None else default.members
+    full = sum(membership is Membership.FULL for membership in members.values())
     if stated is None:
         state, value = AuditState.UNKNOWN, "UFM tells it from 6.19 on"
         cure = f"{cure}; {_LOCAL_CURE}"

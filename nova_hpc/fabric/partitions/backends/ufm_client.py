@@ -8,7 +8,8 @@ product**: ``tests/data/ufm/contract.json`` has what the guide says, with its pa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ssl
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -24,9 +25,26 @@ from nova_hpc.outside.text import printable_text
 ROOT: Final = "/ufmRest"
 #: Answers that pass by themselves.
 _PASSING: Final = frozenset({429, 500, 502, 503, 504})
+#: Requests that may be made twice. An addition may not: the first could come after a removal.
+_REPEATABLE: Final = frozenset({"GET", "PUT", "DELETE"})
 #: A password goes in clear text to this machine alone.
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 _LONGEST_REASON: Final = 300
+#: Entries of one page, and the most pages of one list.
+_PAGE_LENGTH: Final = 1000
+_MOST_PAGES: Final = 1000
+#: OpenSSL's result of a verification (``X509_V_ERR_...``) -> the cure.
+_NEW_CERTIFICATE: Final = "renew UFM's certificate, or set the clocks right"
+_OTHER_NAME: Final = "[hpc_fabric_agent]ufm_url must have a name that the certificate has"
+_CERTIFICATE_CURES: Final[Mapping[int, str]] = {
+    9: _NEW_CERTIFICATE,
+    10: _NEW_CERTIFICATE,
+    62: _OTHER_NAME,
+    64: _OTHER_NAME,
+}
+_NAME_SIGNER: Final = (
+    "[hpc_fabric_agent]ufm_ca_file must name a file with the certificate that has signed UFM's"
+)
 
 
 class UfmRefusedError(SubnetManagerError):
@@ -38,9 +56,21 @@ class UfmRefusedError(SubnetManagerError):
         self.status = status
 
 
+class UfmTroubleError(SubnetManagerError):
+    """UFM answers one request with an error of its own; the change may have been made."""
+
+
+class UfmSilentError(SubnetManagerError):
+    """UFM gives no answer; the change may have been made, or may be made later."""
+
+
+class UfmUntrackedError(SubnetManagerError):
+    """UFM makes a change in a job and does not name the job."""
+
+
 @attrs.frozen
 class UfmAccess:
-    """Where UFM is, and who asks."""
+    """Address and user of UFM."""
 
     url: str
     user: str
@@ -49,8 +79,7 @@ class UfmAccess:
     ca_file: str | None = None
     #: Seconds to connect, and to wait for each piece of an answer.
     timeouts: tuple[float, float] = (5.0, 30.0)
-    #: How often a request is repeated that found nobody, or a server in trouble. All requests
-    #: here may be repeated: a GUID that is there already is not added twice.
+    #: How often a request is repeated if no server listens, or the server is in trouble.
     retries: int = 3
     #: Seconds before the second repetition, doubled each time.
     retry_wait: float = 0.5
@@ -67,6 +96,8 @@ class UfmAccess:
                 f"[hpc_fabric_agent]ufm_url is {printable_text(self.url)!r}: the password would "
                 "pass in clear text; use https"
             )
+        if self.ca_file is not None:
+            _check_ca_file(self.ca_file)
 
 
 class UfmClient:
@@ -78,14 +109,18 @@ class UfmClient:
         self._session = requests.Session()
         self._session.auth = (access.user, access.password)
         self._session.headers["Accept"] = "application/json"
-        # Proxies and .netrc of the environment are nobody's business here.
+        # Proxies and .netrc of the environment do not apply to UFM.
         self._session.trust_env = False
         self._session.verify = access.ca_file or True
         retry = Retry(
             total=access.retries,
+            # An answer that does not come in time once may come the second time, not the fourth.
+            read=min(1, access.retries),
+            # A certificate is not better the second time.
+            other=0,
             backoff_factor=access.retry_wait,
             status_forcelist=_PASSING,
-            allowed_methods=None,
+            allowed_methods=_REPEATABLE,
             raise_on_status=False,
             respect_retry_after_header=False,
         )
@@ -93,18 +128,41 @@ class UfmClient:
             self._session.mount(scheme, HTTPAdapter(max_retries=retry))
 
     def get(self, path: str, **query: str) -> Any:
-        """The JSON that UFM answers.
+        """Read the JSON that UFM answers; of several pages, all.
+
+        A record that an object contains twice is None: neither of the two is right.
 
         :raises UfmRefusedError: UFM refuses this request.
         :raises SubnetManagerError: UFM does not answer, or not as the guide says.
         """
-        answer = self._request("GET", path, query=query)
-        try:
-            return answer.json()
-        except requests.exceptions.JSONDecodeError as error:
+        answer = self._get_json(path, query)
+        if not _is_page(answer):
+            return answer
+        return _join_pages(path, self._read_pages(path, query, answer))
+
+    def _read_pages(self, path: str, query: Mapping[str, str], first: Any) -> Iterator[Any]:
+        yield first
+        pages = first.get("num_of_pages", 1)
+        if not isinstance(pages, int) or not 0 <= pages <= _MOST_PAGES:
             raise SubnetManagerError(
-                f"UFM answers GET {path} with no JSON ({answer.headers.get('Content-Type')}); is "
-                f"[hpc_fabric_agent]ufm_url ({self._access.url}) UFM's?"
+                f"UFM answers GET {path} with {_shorten(pages)} pages; up to {_MOST_PAGES} are read"
+            )
+        length = first.get("last_index", 0) if pages > 1 else 0
+        for number in range(2, pages + 1):
+            page = {"page_number": str(number), "rpp": str(length or _PAGE_LENGTH)}
+            yield self._get_json(path, {**query, **page})
+
+    def _get_json(self, path: str, query: Mapping[str, str]) -> Any:
+        answer = self._request("GET", path, query=query)
+        kind = answer.headers.get("Content-Type")
+        try:
+            return answer.json(object_pairs_hook=_read_pairs)
+        except (requests.exceptions.JSONDecodeError, RecursionError) as error:
+            cause = "; the answer is cut off or damaged" if "json" in str(kind) else ""
+            raise SubnetManagerError(
+                f"UFM answers GET {path} with {len(answer.content)} bytes that are no JSON "
+                f"({_shorten(kind)}){cause}; is [hpc_fabric_agent]ufm_url ({self._access.url}) "
+                "UFM's?"
             ) from error
 
     def change(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> str | None:
@@ -112,14 +170,17 @@ class UfmClient:
 
         :returns: the number of the job in which UFM makes it (status 202); None: it is made.
         :raises UfmRefusedError: UFM refuses this change.
-        :raises SubnetManagerError: UFM does not answer; the change may have been made.
+        :raises UfmUntrackedError: UFM makes it in a job without a number.
+        :raises UfmTroubleError: UFM has trouble with this change, which may have been made.
+        :raises UfmSilentError: UFM does not answer; the change may be made later.
+        :raises SubnetManagerError: UFM takes no requests of this user.
         """
         answer = self._request(method, path, body=body)
         if answer.status_code != requests.codes.accepted:
             return None
         job = str(answer.headers.get("Location", "")).rstrip("/").rpartition("/")[2]
-        if not job.isalnum():
-            raise UfmRefusedError(f"UFM accepts {method} {path} as a job and does not say which")
+        if not (job.isascii() and job.isalnum()):
+            raise UfmUntrackedError(f"UFM accepts {method} {path} as a job without a number")
         return job
 
     def close(self) -> None:
@@ -134,8 +195,43 @@ class UfmClient:
         query: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
     ) -> requests.Response:
+        answer = self._send(method, path, query, body)
+        if answer.status_code == requests.codes.unauthorized and self._session.cookies:
+            # The session that UFM keeps behind its cookie has ended; the password opens another.
+            self._session.cookies.clear()
+            answer = self._send(method, path, query, body)
+        status = answer.status_code
+        if status in (requests.codes.ok, 201, 202, 204):
+            return answer
+        said = f"answers {method} {path} with {status}: {_shorten(answer.text)}"
+        if status in (401, 403):
+            raise SubnetManagerError(
+                f"UFM at {self._access.url} refuses the user {self._access.user} ({status} on "
+                f"{method} {path}); see ufm_user and ufm_password in [hpc_fabric_agent]"
+            )
+        if 300 <= status < 400:
+            raise SubnetManagerError(
+                f"UFM at {self._access.url} sends {method} {path} on to "
+                f"{_shorten(answer.headers.get('Location'))} ({status}); the password does not "
+                "follow: set [hpc_fabric_agent]ufm_url to the address of UFM itself"
+            )
+        if 400 <= status < 500 and status not in _PASSING:
+            raise UfmRefusedError(
+                f"UFM refuses {method} {path}: {status} {_shorten(answer.text)}", status
+            )
+        if status in _PASSING:
+            raise UfmTroubleError(f"UFM at {self._access.url} {said}")
+        raise SubnetManagerError(f"UFM at {self._access.url} {said}")
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None,
+        body: Mapping[str, Any] | None,
+    ) -> requests.Response:
         try:
-            answer = self._session.request(
+            return self._session.request(
                 method,
                 self._root + path,
                 params=query,
@@ -145,30 +241,81 @@ class UfmClient:
                 allow_redirects=False,
             )
         except requests.exceptions.SSLError as error:
-            raise SubnetManagerError(
-                f"the certificate of UFM at {self._access.url} is not trusted: "
-                f"{_shorten(error)}; [hpc_fabric_agent]ufm_ca_file names who has signed it"
-            ) from error
+            raise SubnetManagerError(_explain_tls_error(self._access.url, error)) from error
         except (requests.exceptions.RequestException, OSError) as error:
-            raise SubnetManagerError(
+            raise UfmSilentError(
                 f"UFM at {self._access.url} does not answer {method} {path}: {_shorten(error)}"
             ) from error
-        status = answer.status_code
-        if status in (requests.codes.ok, 201, 202, 204):
-            return answer
-        if status in (401, 403):
-            raise SubnetManagerError(
-                f"UFM at {self._access.url} refuses the user {self._access.user} ({status} on "
-                f"{method} {path}); see ufm_user and ufm_password in [hpc_fabric_agent]"
-            )
-        if 400 <= status < 500 and status not in _PASSING:
-            raise UfmRefusedError(
-                f"UFM refuses {method} {path}: {status} {_shorten(answer.text)}", status
-            )
+
+
+def _check_ca_file(path: str) -> None:
+    try:
+        ssl.create_default_context(cafile=path)
+    except OSError as error:
         raise SubnetManagerError(
-            f"UFM at {self._access.url} answers {method} {path} with {status}: "
-            f"{_shorten(answer.text)}"
+            f"[hpc_fabric_agent]ufm_ca_file is {printable_text(path)!r}, which has no "
+            f"certificates that can be read ({_shorten(error)})"
+        ) from error
+
+
+def _explain_tls_error(url: str, error: BaseException) -> str:
+    """Name the cause of a TLS error and its cure."""
+    found = _find_verification_error(error)
+    if found is not None:
+        cure = _CERTIFICATE_CURES.get(found.verify_code, _NAME_SIGNER)
+        return f"the certificate of UFM at {url} is not trusted: {found.verify_message}; {cure}"
+    return (
+        f"UFM at {url} and this host find no common TLS: {_shorten(error)}; does "
+        "[hpc_fabric_agent]ufm_url name the port where UFM speaks https?"
+    )
+
+
+def _find_verification_error(error: BaseException) -> ssl.SSLCertVerificationError | None:
+    """Look for OpenSSL's error behind those of requests and urllib3."""
+    seen: list[BaseException] = [error]
+    for one in seen:
+        if isinstance(one, ssl.SSLCertVerificationError):
+            return one
+        behind = (*one.args, getattr(one, "reason", None), one.__cause__, one.__context__)
+        seen.extend(each for each in behind if isinstance(each, BaseException) and each not in seen)
+    return None
+
+
+def _read_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    read = dict(pairs)
+    if len(read) != len(pairs):
+        keys = [key for key, _ in pairs]
+        read.update({key: None for key in read if keys.count(key) > 1})
+    return read
+
+
+def _is_page(answer: object) -> bool:
+    """Whether an answer is one page of a list (guide, *Ports REST API*, ``page_number``)."""
+    return isinstance(answer, dict) and "data" in answer and "num_of_pages" in answer
+
+
+def _join_pages(path: str, pages: Iterator[Any]) -> Any:
+    """Join the pages of one list, or of one object.
+
+    :raises SubnetManagerError: they are not of one kind, or fewer entries than UFM has counted.
+    """
+    entries: list[Any] = []
+    counted: set[int] = set()
+    kinds: set[type] = set()
+    for page in pages:
+        data = page.get("data") if _is_page(page) else None
+        if not isinstance(data, list | dict):
+            raise SubnetManagerError(f"UFM answers GET {path} with a page that has no data")
+        kinds.add(type(data))
+        counted.add(page.get("filtered_resources", page.get("total_resources", len(data))))
+        entries += data.items() if isinstance(data, dict) else data
+    if len(kinds) != 1 or counted != {len(entries)}:
+        raise SubnetManagerError(
+            f"UFM answers GET {path} with {len(entries)} entries on its pages, and has counted "
+            f"{', '.join(map(_shorten, sorted(map(str, counted))))}: the list has changed, or is "
+            "not whole"
         )
+    return _read_pairs(entries) if kinds == {dict} else entries
 
 
 def _shorten(text: object) -> str:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Partitions as UFM has them, and what has to change at UFM for them to be as desired.
+"""Partitions, ports and qualities of service as UFM tells them.
 
-Pure: answers of UFM come in as JSON, changes go out as values. What an answer does not say
-is unknown, never absent: it is an error here, but for fields of which nothing is read.
+Pure: answers of UFM come in as JSON. One record that says too little is one unknown partition, and
+the others are as they are. An answer that is no list of partitions at all is an error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from nova_hpc.fabric.partitions.keys import (
     format_pkey,
     parse_guid,
 )
-from nova_hpc.fabric.partitions.members import DesiredPartitions
 from nova_hpc.outside.text import printable_text
 
 #: Beginning of the names of the partitions that this project makes (UFM 6.22 takes names).
@@ -34,27 +33,32 @@ GIGABITS: Final[Mapping[int, float]] = MappingProxyType(
         )
     )
 )
+#: UFM takes two MTUs, by KiB: encoding of the InfiniBand specification -> ``mtu_limit``.
+KIBIBYTES: Final[Mapping[int, int]] = MappingProxyType({4: 2, 5: 4})
 #: GUID -> its membership.
 Members = Mapping[int, Membership]
+#: P_Key -> members.
+Memberships = Mapping[int, Members]
 _LIKE: Final = "the agent knows the answers of UFM 6.15.1 to 6.24.1"
-
-
-def _freeze_members(members: Members) -> Members:
-    return MappingProxyType(dict(members))
+#: Stands among the partitions if UFM is told to add the name of the site to all answers.
+_NAME_OF_SITE: Final = "site_name"
 
 
 @attrs.frozen
 class UfmPartition:
     """One partition as UFM tells it.
 
-    :ivar default_membership: of the default partition alone, from UFM 6.19 on: what ports have
-        that are in no other list.
+    :ivar members: GUID -> its membership; None: UFM tells none that is understood, or two.
+    :ivar default_membership: of the default partition alone, from UFM 6.19 on: the membership of
+        ports that are in no other list.
+    :ivar problem: why its members are unknown; "": they are not.
     """
 
     pkey: int
-    name: str
-    members: Members = attrs.field(converter=_freeze_members)
+    name: str = ""
+    members: Mapping[int, Membership | None] = attrs.field(factory=dict)
     default_membership: Membership | None = None
+    problem: str = ""
 
     @property
     def named_ours(self) -> bool:
@@ -63,136 +67,144 @@ class UfmPartition:
 
 
 @attrs.frozen
-class UfmChanges:
-    """What has to be asked of UFM, in this order.
+class UfmListing:
+    """The partitions that UFM has.
 
-    :ivar removals: P_Key -> GUIDs that go: first of all, so that no GUID is in two partitions.
-    :ivar removed_partitions: of ours that nobody wants.
-    :ivar new_partitions: that UFM has not.
-    :ivar additions: P_Key -> GUIDs that come; a membership that changes is among both.
-    :ivar conflicts: P_Key -> name of a partition of somebody else that has a wanted P_Key.
+    :ivar partitions: P_Key -> partition, with those whose members are unknown.
+    :ivar faults: sentences on records that are not understood.
     """
 
-    removals: Mapping[int, tuple[int, ...]]
-    removed_partitions: tuple[int, ...]
-    new_partitions: tuple[int, ...]
-    additions: Mapping[int, Members]
-    conflicts: Mapping[int, str]
+    partitions: Mapping[int, UfmPartition]
+    faults: tuple[str, ...] = ()
 
     @property
-    def empty(self) -> bool:
-        """Whether UFM has to be asked for nothing."""
-        return not (
-            self.removals or self.removed_partitions or self.new_partitions or self.additions
-        )
+    def default(self) -> UfmPartition:
+        """The default partition."""
+        return self.partitions[DEFAULT_PKEY]
+
+    def members(self, pkey: int) -> Mapping[int, Membership | None]:
+        """GUID -> membership; empty if there is no such partition, or nothing is known of it."""
+        partition = self.partitions.get(pkey)
+        return {} if partition is None else partition.members
+
+    def is_unknown(self, pkey: int) -> bool:
+        """Whether there is such a partition and its members are unknown."""
+        partition = self.partitions.get(pkey)
+        return partition is not None and bool(partition.problem)
 
 
-def merge_members(desired: DesiredPartitions) -> dict[int, dict[int, Membership]]:
-    """P_Key -> the wanted members; where rows of one GUID differ, limited membership wins."""
-    wanted: dict[int, dict[int, Membership]] = {}
-    for member in desired.wanted():
-        partition = wanted.setdefault(member.pkey, {})
-        if partition.get(member.guid) is not Membership.LIMITED:
-            partition[member.guid] = member.membership
-    return wanted
+def read_partitions(answer: object) -> UfmListing:
+    """Read the answer to ``GET /resources/pkeys?guids_data=true``.
 
-
-def plan_changes(
-    wanted: Mapping[int, Members], ours: frozenset[int], present: Mapping[int, UfmPartition]
-) -> UfmChanges:
-    """What makes *present* as *wanted*, without a touch of what is not *ours*."""
-    conflicts = {
-        pkey: present[pkey].name for pkey in sorted(wanted) if pkey in present and pkey not in ours
-    }
-    removals: dict[int, tuple[int, ...]] = {}
-    additions: dict[int, Members] = {}
-    for pkey in sorted((ours & present.keys()) | (wanted.keys() - conflicts.keys())):
-        before = present[pkey].members if pkey in present else {}
-        after = wanted.get(pkey, {})
-        going = tuple(sorted(guid for guid in before if after.get(guid) is not before[guid]))
-        # A partition that nobody wants goes whole.
-        if going and after:
-            removals[pkey] = going
-        coming = {guid: after[guid] for guid in sorted(after) if after[guid] != before.get(guid)}
-        if coming:
-            additions[pkey] = coming
-    return UfmChanges(
-        removals=removals,
-        removed_partitions=tuple(sorted((ours & present.keys()) - wanted.keys())),
-        new_partitions=tuple(sorted(wanted.keys() - present.keys())),
-        additions=additions,
-        conflicts=conflicts,
-    )
-
-
-def read_partitions(answer: object) -> dict[int, UfmPartition]:
-    """Read the answer to ``GET /resources/pkeys?guids_data=true``: P_Key -> partition.
-
-    :raises SubnetManagerError: it is none, or says too little.
+    :raises SubnetManagerError: it is none.
     """
     if not isinstance(answer, dict):
         raise _unknown("the list of partitions is no object", answer)
     partitions: dict[int, UfmPartition] = {}
+    faults: list[str] = []
     for key, body in answer.items():
-        partition = _read_partition(key, body)
-        if partition.pkey in partitions:
-            raise _unknown("two partitions have one P_Key", key)
-        partitions[partition.pkey] = partition
+        if key == _NAME_OF_SITE:
+            continue
+        try:
+            pkey = int(str(key), 16) & DEFAULT_PKEY
+        except ValueError:
+            faults.append(str(_unknown("a P_Key is no hexadecimal number", key)))
+            continue
+        partition = _read_partition(pkey, body)
+        if pkey in partitions:
+            partition = UfmPartition(pkey, problem="UFM lists it twice")
+        partitions[pkey] = partition
     if DEFAULT_PKEY not in partitions:
-        # It cannot be deleted: a list without it is not the list.
+        # UFM cannot delete it, so a list without it is not the list.
         raise _unknown("the list of partitions lacks the default one, 0x7fff", sorted(answer)[:5])
-    return partitions
+    faults += [
+        f"the members of the partition {format_pkey(pkey)} at UFM are unknown, and it is left as "
+        f"it is: {partition.problem}"
+        for pkey, partition in sorted(partitions.items())
+        if partition.problem
+    ]
+    faults += [
+        f"UFM tells no membership, or two, of {format_guid(guid)} in the partition "
+        f"{format_pkey(pkey)}"
+        for pkey, partition in sorted(partitions.items())
+        for guid, membership in sorted(partition.members.items())
+        if membership is None
+    ]
+    return UfmListing(partitions, tuple(faults))
 
 
-def _read_partition(key: object, body: object) -> UfmPartition:
-    try:
-        pkey = int(str(key), 16) & DEFAULT_PKEY
-    except ValueError:
-        raise _unknown("a P_Key is no hexadecimal number", key) from None
-    if not isinstance(body, dict) or not isinstance(body.get("partition"), str):
-        raise _unknown(f"partition {format_pkey(pkey)} has no name", body)
+def _read_partition(pkey: int, body: object) -> UfmPartition:
+    if not isinstance(body, dict):
+        return UfmPartition(pkey, problem=_quote("its record is no object", body))
+    name = body.get("partition")
+    if not isinstance(name, str):
+        return UfmPartition(pkey, problem=_quote("it has no name", body))
     # The default partition has a list only of those that are in it otherwise than by default.
     entries = body.get("guids", [] if pkey == DEFAULT_PKEY else None)
     if not isinstance(entries, list):
-        raise _unknown(f"partition {format_pkey(pkey)} does not say who is in it", body)
-    members: dict[int, Membership] = {}
+        return UfmPartition(pkey, name, problem=_quote("UFM lists no members", body))
+    members: dict[int, Membership | None] = {}
     for entry in entries:
         try:
-            members[parse_guid(entry["guid"])] = Membership(entry["membership"])
+            guid = parse_guid(entry["guid"])
         except (KeyError, TypeError, ValueError):
-            raise _unknown(f"a member of partition {format_pkey(pkey)}", entry) from None
+            return UfmPartition(pkey, name, problem=_quote("a member has no GUID", entry))
+        membership = _read_membership(entry.get("membership"))
+        members[guid] = membership if members.get(guid, membership) is membership else None
     stated = body.get("membership")
+    default = _read_membership(stated)
+    if stated is not None and default is None:
+        return UfmPartition(pkey, name, problem=_quote("its default membership", stated))
+    return UfmPartition(pkey, name, MappingProxyType(members), default)
+
+
+def _read_membership(stated: object) -> Membership | None:
     try:
-        default_membership = None if stated is None else Membership(stated)
+        return Membership(stated)  # type: ignore[arg-type]
     except ValueError:
-        raise _unknown(f"the membership of partition {format_pkey(pkey)}", stated) from None
-    return UfmPartition(pkey, body["partition"], members, default_membership)
+        return None
 
 
-def read_port_guids(answer: object, field: str) -> frozenset[int]:
+@attrs.frozen
+class UfmPorts:
+    """GUIDs of ports on the fabric.
+
+    :ivar whole: whether all are known, so that another GUID is on the fabric nowhere.
+    """
+
+    guids: frozenset[int] = frozenset()
+    whole: bool = True
+
+    def joined(self, other: UfmPorts) -> UfmPorts:
+        """Both together."""
+        return UfmPorts(self.guids | other.guids, self.whole and other.whole)
+
+
+def read_port_guids(answer: object, field: str) -> UfmPorts:
     """Read the answer to ``GET /resources/ports`` (*field* ``guid``) or ``/resources/vports``.
 
     Ports of switches have GUIDs that no member has, and some have none: those are left out.
-
-    :raises SubnetManagerError: it is none.
     """
     if not isinstance(answer, list):
-        raise _unknown("the list of ports is no list", answer)
+        return UfmPorts(whole=False)
     guids: set[int] = set()
+    whole = True
     for port in answer:
         if not isinstance(port, dict) or field not in port:
-            raise _unknown(f"a port has no {field}", port)
+            whole = False
+            continue
         try:
             guids.add(parse_guid(port[field]))
         except ValueError:
             continue
-    return frozenset(guids)
+    return UfmPorts(frozenset(guids), whole)
 
 
 @attrs.frozen
 class UfmQuality:
-    """What UFM says of a partition's quality of service."""
+    """The quality of service of a partition at UFM."""
 
+    #: KiB.
     mtu_limit: int
     service_level: int
     #: Gb/s.
@@ -200,39 +212,44 @@ class UfmQuality:
 
 
 def read_qualities(answer: object) -> dict[int, UfmQuality]:
-    """Read the answer to ``GET /resources/pkeys?qos_conf=true``; partitions without it are absent.
+    """Read the answer to ``GET /resources/pkeys?qos_conf=true``.
 
-    :raises SubnetManagerError: it is none.
+    Partitions without one, or with one that is not understood, are absent.
+
+    :raises SubnetManagerError: it is no answer to that.
     """
     if not isinstance(answer, dict):
         raise _unknown("the list of partitions is no object", answer)
     qualities: dict[int, UfmQuality] = {}
     for key, body in answer.items():
-        stated = body.get("qos_conf") if isinstance(body, dict) else None
-        if stated is None:
-            continue
         try:
+            stated = body["qos_conf"]
             qualities[int(str(key), 16) & DEFAULT_PKEY] = UfmQuality(
                 mtu_limit=int(stated["mtu_limit"]),
                 service_level=int(stated["service_level"]),
                 rate_limit=float(stated["rate_limit"]),
             )
         except (KeyError, TypeError, ValueError):
-            raise _unknown(f"the quality of service of partition {key}", stated) from None
+            continue
     return qualities
 
 
-def describe_members(members: Members) -> str:
-    """For people: GUIDs with their memberships."""
-    return ", ".join(f"{format_guid(guid)} {members[guid]}" for guid in sorted(members))
+def describe_members(members: Mapping[int, Membership | None]) -> str:
+    """Name GUIDs with their memberships, for people."""
+    return ", ".join(
+        f"{format_guid(guid)} {members[guid] or 'with an unknown membership'}"
+        for guid in sorted(members)
+    )
 
 
 def describe_pkeys(pkeys: Iterable[int]) -> str:
-    """For people, e.g. ``0x0101, 0x0102``."""
+    """Name P_Keys for people, e.g. ``0x0101, 0x0102``."""
     return ", ".join(format_pkey(pkey) for pkey in sorted(pkeys))
 
 
 def _unknown(what: str, answer: Any) -> SubnetManagerError:
-    return SubnetManagerError(
-        f"UFM's answer is not understood: {what}: {printable_text(repr(answer))[:200]}; {_LIKE}"
-    )
+    return SubnetManagerError(f"UFM's answer is not understood: {_quote(what, answer)}")
+
+
+def _quote(what: str, answer: object) -> str:
+    return f"{what}: {printable_text(repr(answer))[:200]}; {_LIKE}"

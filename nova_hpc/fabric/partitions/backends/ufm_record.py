@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's own record of what it has made at UFM.
+"""The agent's own record of its changes at UFM.
 
-UFM does not say who has made a partition (but for the name, from 6.22 on), and what an
-administrator has made is not touched. So every P_Key is written down before UFM is asked to
-make it. The file is text, for people too::
+UFM does not tell who has made a partition (but for the name, from 6.22 on), and partitions of
+administrators are not touched. So every P_Key is written down before UFM is asked to make it, and
+every GUID before it is added. The file is text, for people, too::
 
     # nova-hpc-ufm-partitions 1
     # ticket 41
+    # job 7 0x0101 0x0002c90000200001
     0x0101
     0x0101 0x0002c90000200001 full
 
-A line with a P_Key alone says that the partition is ours; whoever adds one by hand gives the
-agent a partition.
+A line with a P_Key alone states that the partition is ours; a person who adds one gives the agent
+a partition. A line with a GUID stays until UFM is read without that member: a member without a
+line is not ours. A job is one that UFM has accepted and that had not ended (``whole`` if it makes
+or removes the partition).
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from typing import Final
 import attrs
 
 from nova_hpc.fabric.partitions.backends.base import SubnetManagerError
+from nova_hpc.fabric.partitions.backends.ufm_jobs import UfmJob
 from nova_hpc.fabric.partitions.keys import (
     DEFAULT_PKEY,
     Membership,
@@ -37,24 +41,31 @@ from nova_hpc.fabric.partitions.keys import (
 _VERSION: Final = 1
 _HEAD: Final = re.compile(r"# nova-hpc-ufm-partitions (\d+)")
 _TICKET: Final = re.compile(r"# ticket (\d+)")
+_JOB: Final = re.compile(
+    r"# job ([0-9A-Za-z]+) (0x[0-9a-fA-F]{1,4})( whole)?((?: 0x[0-9a-fA-F]{16})*)"
+)
 _LINE: Final = re.compile(r"(0x[0-9a-fA-F]{1,4})(?: (0x[0-9a-fA-F]{16}) (full|limited))?")
 
 
 @attrs.frozen
 class UfmRecord:
-    """What one file says.
+    """The content of one file.
 
     :ivar ticket: of the reading of the desired state that it was written for.
-    :ivar partitions: P_Key -> GUID -> membership, as they were wanted.
+    :ivar partitions: P_Key -> GUID -> membership, as they were wanted; those that were wanted
+        before and have not been read as gone are among them.
+    :ivar jobs: that UFM has accepted, with their numbers.
     """
 
     ticket: int = 0
     partitions: Mapping[int, Mapping[int, Membership]] = attrs.field(factory=dict)
+    jobs: tuple[UfmJob, ...] = ()
 
 
 def write_ufm_record(path: Path, record: UfmRecord) -> None:
     """Replace the file whole, and see it on the disk."""
     lines = [f"# nova-hpc-ufm-partitions {_VERSION}", f"# ticket {record.ticket}"]
+    lines += [_write_job(job) for job in record.jobs if not job.is_lost]
     for pkey in sorted(record.partitions):
         lines.append(format_pkey(pkey))
         members = record.partitions[pkey]
@@ -90,7 +101,12 @@ def read_ufm_record(path: Path) -> UfmRecord | None:
     if head is None or ticket is None or int(head[1]) != _VERSION:
         raise _broken(path, "its first two lines")
     partitions: dict[int, dict[int, Membership]] = {}
+    jobs: list[UfmJob] = []
     for number, line in enumerate(lines[2:], start=3):
+        job = _JOB.fullmatch(line)
+        if job is not None:
+            guids = frozenset(map(parse_guid, job[4].split()))
+            jobs.append(UfmJob(job[1], int(job[2], 16) & DEFAULT_PKEY, guids, bool(job[3])))
         if not line.strip() or line.startswith("#"):
             continue
         parts = _LINE.fullmatch(line.strip())
@@ -99,11 +115,16 @@ def read_ufm_record(path: Path) -> UfmRecord | None:
         members = partitions.setdefault(int(parts[1], 16) & DEFAULT_PKEY, {})
         if parts[2]:
             members[parse_guid(parts[2])] = Membership(parts[3])
-    return UfmRecord(int(ticket[1]), partitions)
+    return UfmRecord(int(ticket[1]), partitions, tuple(jobs))
+
+
+def _write_job(job: UfmJob) -> str:
+    guids = "".join(f" {format_guid(guid)}" for guid in sorted(job.guids))
+    return f"# job {job.number} {format_pkey(job.pkey)}{' whole' if job.whole else ''}{guids}"
 
 
 def _broken(path: Path, what: str) -> SubnetManagerError:
     return SubnetManagerError(
-        f"{path} cannot be read ({what}), so nobody knows which partitions at UFM are ours; mend "
+        f"{path} cannot be read ({what}), so it is unknown which partitions at UFM are ours; mend "
         "it, or take it away and write a line with the P_Key of each partition that is ours"
     )

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes that UFM has accepted and not made yet.
+
+UFM may answer a change with 202 and make it in a job of its own. Until the job has ended, its GUIDs
+can appear in a partition, or disappear from one, at any moment. An addition whose answer was lost
+is the same without a number: it may be made yet, so it counts for a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import attrs
+
+from nova_hpc.outside.text import printable_text
+
+#: States of jobs that have ended (guide, *Jobs REST API*). With any other word a job may run.
+_MADE: Final = "completed"
+_ENDED: Final = frozenset(
+    {"completed with errors", "completed with warnings", "failed", "aborted", "canceled"}
+)
+
+
+@attrs.frozen
+class UfmJob:
+    """One such change.
+
+    :ivar number: of UFM's job; "": the answer to the change was lost.
+    :ivar guids: GUIDs that it puts into the partition, or takes out of it.
+    :ivar whole: it makes or removes the partition.
+    :ivar until: seconds of the agent's clock at which a lost change counts no more.
+    """
+
+    number: str
+    pkey: int
+    guids: frozenset[int] = frozenset()
+    whole: bool = False
+    until: float = float("inf")
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its answer was lost."""
+        return not self.number
+
+    def describe(self) -> str:
+        """Name it for people."""
+        return "one whose answer was lost" if self.is_lost else f"job {self.number}"
+
+
+@attrs.frozen
+class UfmJobState:
+    """The state of a job, as UFM tells it.
+
+    :ivar error: why it did not make its change; "": it did, or has not ended.
+    """
+
+    has_ended: bool
+    error: str = ""
+
+
+def read_job_states(answer: object, numbers: Iterable[str]) -> dict[str, UfmJobState]:
+    """Read the answer to ``GET /jobs/1,2``; jobs that it does not contain are absent.
+
+    :param numbers: of the jobs that were asked for.
+    """
+    asked = list(numbers)
+    bodies = answer if isinstance(answer, list) else [answer]
+    states = {}
+    for body in bodies:
+        if not isinstance(body, dict):
+            continue
+        # The answer to a question for one job need not repeat its number.
+        number = str(body.get("ID", asked[0] if len(asked) == 1 else ""))
+        if number in asked:
+            states[number] = _read_state(number, body)
+    return states
+
+
+def _read_state(number: str, body: Mapping[str, object]) -> UfmJobState:
+    state = str(body.get("Status")).strip()
+    if state.lower() == _MADE:
+        return UfmJobState(True)
+    if state.lower() in _ENDED:
+        summary = printable_text(str(body.get("Summary", "")))[:200]
+        return UfmJobState(True, f"UFM's job {number} ended as {state}: {summary}")
+    return UfmJobState(False)
