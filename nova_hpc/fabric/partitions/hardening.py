@@ -23,6 +23,7 @@ import attrs
 
 from nova_hpc.fabric.partitions.backends.base import AuditRow, AuditState
 from nova_hpc.fabric.partitions.file_audit import audit_default_partition, parse_number
+from nova_hpc.fabric.partitions.qos_audit import audit_service_levels
 
 #: Where upstream opensm looks when its file of options does not say it.
 _DEFAULT_PARTITIONS_FILE: Final = "/etc/opensm/partitions.conf"
@@ -122,6 +123,7 @@ def _audit_files(
     return (
         audit_default_partition(partitions_text),
         *(setting.judge_options(options) for setting in asked),
+        *audit_service_levels(options, partitions_text),
     )
 
 
