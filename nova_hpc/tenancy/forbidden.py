@@ -38,12 +38,33 @@ _CURE: Final = "if that is wrong, name it in [hpc]offer_anyway"
 
 _MANAGER: Final = Symptom(HealthSign.NEVER, "NVSwitches are managed by it (SMDL=SW_MNG in its VPD)")
 
+#: Reported of the first and the last (AMD's tracker, MxGPU-Virtualization 25): after a reset by
+#: VFIO its configuration space reads as ones. The others are variants of the same two chips.
+_INSTINCTS: Final = {
+    "74a1": "MI300X",
+    "74a2": "MI308X",
+    "74a5": "MI325X",
+    "74a8": "MI308X HF",
+    "74a9": "MI300X HF",
+    "75a0": "MI350X",
+    "75a3": "MI355X",
+}
+_REPORTED: Final = ("74a1", "75a3")
+
+
+def _word_instinct(product: str, name: str) -> str:
+    known = (
+        "its reset by VFIO is known to hang until the host is booted"
+        if product in _REPORTED
+        else "it is a variant of MI300X or MI355X, whose reset by VFIO is known to hang until the "
+        "host is booted"
+    )
+    return f"an {name} as a whole: {known}; offer its virtual functions instead"
+
+
 #: vendor:product -> why it is not given.
 KNOWN: Final = {
-    "1002:74a1": (
-        "an MI300X as a whole: its reset by VFIO is known to hang until the host is booted; "
-        "offer its virtual functions instead"
-    )
+    f"1002:{product}": _word_instinct(product, name) for product, name in _INSTINCTS.items()
 }
 
 #: The VPD of the function at an address; None: it has none.

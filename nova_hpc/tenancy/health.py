@@ -53,6 +53,7 @@ ALL: Final = frozenset(
         HealthSign.DRIVER,
         HealthSign.LINK,
         HealthSign.RESET,
+        HealthSign.UNFIT,
         HealthSign.SUSPECT,
     }
 )
@@ -107,6 +108,7 @@ class _HealthChecks:
             (HealthSign.DRIVER, self._driver),
             (HealthSign.LINK, self._link),
             (HealthSign.RESET, self._reset),
+            (HealthSign.UNFIT, self._vgpu_type),
             (HealthSign.SUSPECT, self._suspect),
         )
         looked = signs if offer.tagged else signs - PROMISED
@@ -205,6 +207,11 @@ class _HealthChecks:
     def _reset(self, function: PciFunction, offer: OfferedFunction) -> str | None:
         if function.reset_methods == ():
             return "no way to reset it between two guests"
+        return None
+
+    def _vgpu_type(self, function: PciFunction, offer: OfferedFunction) -> str | None:
+        if function.vgpu_type == 0:
+            return "no vGPU type is set (nvidia/current_vgpu_type is 0)"
         return None
 
     def spread(self, findings: dict[str, Symptom]) -> None:

@@ -251,6 +251,7 @@ class _SysfsDevice(_Attributes):
             vf_offset=self.number("sriov_offset", least=0),
             vf_stride=self.number("sriov_stride", least=0),
             vf_product=self._vf_product(),
+            vgpu_type=self._vgpu_type() if parent is not None else None,
             rdma=tuple(each for each in rdma if each.name not in planes),
             os_devices=tuple(
                 name for name in self._os_devices() if name.partition(" ")[2] not in planes
@@ -386,6 +387,19 @@ class _SysfsDevice(_Attributes):
         # Without a prefix and leading zeros, alone of all ids in sysfs.
         text = self.text("sriov_vf_device")
         return text.zfill(4) if text is not None and _PRODUCT.fullmatch(text) else None
+
+    def _vgpu_type(self) -> int | None:
+        # Of NVIDIA's driver on kernels without mediated devices for it (Linux 6.8 and later).
+        name = "nvidia/current_vgpu_type"
+        if self.lacks("nvidia"):
+            return None
+        text = self.attempt(lambda: self.tree.text(self.path(name)), None)
+        if text is None:
+            return None
+        if re.fullmatch(r"\d{1,9}", text, re.ASCII) is None:
+            self.reason(f"{name}: {text[:40]!r} is no possible value")
+            return None
+        return int(text)
 
     def _bars(self) -> tuple[Bar, ...]:
         return _parse_resource_bars(self.text("resource") or "")

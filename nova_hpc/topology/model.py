@@ -257,6 +257,9 @@ class PciFunction:
     vf_offset: int | None = None
     vf_stride: int | None = None
     vf_product: str | None = None
+    #: Of a virtual function: NVIDIA's type of vGPU (nvidia/current_vgpu_type); 0: none is set, so
+    #: no guest can start with it; None: it is no vGPU.
+    vgpu_type: int | None = None
     #: Empty while VFIO has it, as `os_devices` is: what a guest has is the guest's to name.
     rdma: tuple[RdmaDevice, ...] = ()
     #: Kernel devices, as "subsystem name": ``net ib0``, ``nvme nvme0``.

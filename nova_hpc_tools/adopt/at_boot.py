@@ -19,6 +19,7 @@ from nova_hpc.topology.roles import Roles
 from nova_hpc.topology.vfio import GENERIC
 from nova_hpc.wire.node_declaration import NodeWishes
 from nova_hpc_tools.adopt.declaration import EVERY
+from nova_hpc_tools.adopt.declared_vfs import count_declared_vfs
 
 _LAST_BUS: Final = 0xFF
 
@@ -65,16 +66,15 @@ def foresee_boot(
     :param left_out: addresses of functions that stay with the host.
     :param variant: the VFIO driver that the kernel has for the ids of a function.
     """
-    wanted = wishes.vfs or {}
     switched: dict[str, Switched] = {}
     families: dict[str, tuple[PciFunction, ...]] = {}
     too_many: set[str] = set()
     notes = []
     for function in node.functions:
         kept = {function.address, EVERY} & {*whole} or function.address in left_out
-        if function.dev_type != "type-PF" or kept:
+        count = None if kept else count_declared_vfs(wishes, roles, node, function)
+        if kept or (function.dev_type != "type-PF" and not count):
             continue
-        count = wanted.get(function.address, wanted.get(roles.role_of(function, node) or ""))
         declared = count is not None
         if count is None:
             count = len(function.virtual_functions)
@@ -82,8 +82,8 @@ def foresee_boot(
             too_many.add(function.address)
             notes.append(
                 f"{function.address}: {count} virtual functions are declared, and it can have "
-                f"{function.total_vfs or 0}: none are switched on. The firmware of many adapters "
-                "has to allow them first."
+                f"{function.total_vfs or 0}: none are switched on. Its firmware has to allow them "
+                "first; nova-hpc doctor gives the command."
             )
             count = 0
         families[function.address] = family = _foresee_family(node, function, count, variant)

@@ -44,6 +44,7 @@ from nova_hpc_tools.adopt import (
 )
 from nova_hpc_tools.adopt.configured import Loss
 from nova_hpc_tools.adopt.declaration import EVERY, Declaration, DeclarationError
+from nova_hpc_tools.adopt.declared_vfs import list_declared_vfs
 from nova_hpc_tools.adopt.identity import Form
 from nova_hpc_tools.adopt.node_findings import find_node_faults
 from nova_hpc_tools.base import CommandAnswer, CommandError, ListCommand
@@ -279,6 +280,7 @@ class NodeSetup:
                 wishes.rails, before, node, table, wish_declaration.networks
             ),
             kept=self.kept(table),
+            vfs=list_declared_vfs(wishes, table, node),
         )
         try:
             node_wishes.check_named_roles(wishes, table)
@@ -390,7 +392,7 @@ class NodeSetup:
         ready = []
         if self.root is not None:
             kernel = kernel_options.read_kernel_options(self.root, host_files.ALL)
-            ready = find_node_faults(node, spec, table, wishes, self.told, kernel)
+            ready = find_node_faults(self.root, node, spec, table, wishes, self.told, kernel)
         place = (self.args.layout, node.hostname)
         notes = [f"{one.seen} {layout_cures.render_cure(one.cure, *place)}" for one in ready]
         notes += self._stock(spec)

@@ -101,6 +101,8 @@ class Declaration:
     withheld: Mapping[str, str] = attrs.field(factory=dict, hash=False)
     #: The node's NVLink sets; None: those that its inventory can tell.
     nvlink: tuple[NvlinkSet, ...] | None = None
+    #: Address -> number of virtual functions that are declared for an adapter: it is for them.
+    vfs: Mapping[str, int] = attrs.field(factory=dict, hash=False)
     #: The roles whose cleaner proves that it erases storage.
     erasers: Erasers = attrs.field(factory=Erasers)
 
@@ -135,6 +137,12 @@ class Declaration:
             return (
                 "who has the NVSwitches links the GPUs of all servers (offer_switches: true in the "
                 "declaration offers them)"
+            )
+        count = self.vfs.get(function.address, 0)
+        if count and not function.virtual_functions and not self.gives_whole(function.address):
+            return (
+                f"{count} virtual functions are declared for it (vfs), and it has none yet, so it "
+                "is not given as a whole"
             )
         return None
 

@@ -56,7 +56,12 @@ CHECKS: Final[Mapping[str, DoctorCheck]] = {
         _E, "A device whose driver does not speak VFIO is withheld from servers."
     ),
     "vfs-declared": DoctorCheck(_W, "The node has not the virtual functions that were declared."),
+    "vfs-firmware": DoctorCheck(
+        _E, "Neither the declared virtual functions nor the adapter can be given."
+    ),
     "vfs-none": DoctorCheck(_W, "One server would get the whole adapter."),
+    "vgpu-type": DoctorCheck(_W, "No guest starts with a virtual function without a vGPU type."),
+    "vgpu-unlike": DoctorCheck(_W, "Servers of one flavor get GPUs of unlike size."),
     "hugepages-none": DoctorCheck(_E, "Servers with hw:mem_page_size find no memory on this node."),
     "hugepages-declared": DoctorCheck(
         _W, "The node has not the memory that was declared for servers."

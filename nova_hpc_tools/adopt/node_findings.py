@@ -1,20 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The findings on a node that ``configure`` prints beside what it writes. Pure."""
+"""The findings on a node that ``configure`` prints beside what it writes."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from nova_hpc.topology.model import Node
 from nova_hpc.topology.roles import Roles
 from nova_hpc.wire.node_declaration import NodeWishes
 from nova_hpc_tools.adopt import overlooked, readiness
+from nova_hpc_tools.adopt.declared_vfs import check_firmware, list_short_adapters
 from nova_hpc_tools.adopt.device_spec import DeviceSpec
 from nova_hpc_tools.adopt.findings import DoctorFinding
 from nova_hpc_tools.adopt.kernel_options import KernelOptions
+from nova_hpc_tools.adopt.mlxconfig import read_firmware_sriov
 from nova_hpc_tools.adopt.service_settings import ServiceSettings
 from nova_hpc_tools.adopt.storage_findings import find_kept_storage
 
 
+def find_device_faults(
+    root: Path | None,
+    node: Node,
+    spec: DeviceSpec,
+    roles: Roles,
+    wishes: NodeWishes,
+    told: ServiceSettings,
+) -> list[DoctorFinding]:
+    """Find disks and adapters that are not offered for a reason of their own.
+
+    If mlxconfig is there, it is asked which settings wait for a cold start.
+
+    :param root: where the node's files are.
+    :param told: the settings of the services.
+    """
+    short = [function.address for function, _ in list_short_adapters(node, roles, wishes)]
+    firmware = read_firmware_sriov(root, short)
+    return [
+        *check_firmware(node, roles, wishes, firmware),
+        *find_kept_storage(node, roles, spec, told.configured.device_spec, told.erasers),
+    ]
+
+
 def find_node_faults(
+    root: Path,
     node: Node,
     spec: DeviceSpec,
     roles: Roles,
@@ -24,6 +52,7 @@ def find_node_faults(
 ) -> list[DoctorFinding]:
     """Find what keeps devices from servers: ``doctor`` has the same findings.
 
+    :param root: where the node's files are.
     :param node: read from sysfs; lstopo's XML says nothing of this.
     :param told: the settings of the services.
     :param kernel: options of the operator's, and features that run.
@@ -32,5 +61,5 @@ def find_node_faults(
     return [
         *readiness.check_readiness(node, spec, roles, wishes, kernel),
         *overlooked.find_overlooked_devices(node, roles, offered, bool(told.other_roles)),
-        *find_kept_storage(node, roles, spec, told.configured.device_spec, told.erasers),
+        *find_device_faults(root, node, spec, roles, wishes, told),
     ]

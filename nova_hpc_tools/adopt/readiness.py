@@ -17,9 +17,11 @@ from nova_hpc.topology.roles import Roles
 from nova_hpc.wire.node_declaration import NodeWishes, page_kib
 from nova_hpc_tools.adopt import kernel_words
 from nova_hpc_tools.adopt.cures import DECLARATION, WRITE, DoctorCure
+from nova_hpc_tools.adopt.declared_vfs import count_declared_vfs
 from nova_hpc_tools.adopt.device_spec import DeviceSpec
 from nova_hpc_tools.adopt.findings import DoctorFinding
 from nova_hpc_tools.adopt.kernel_options import KernelOptions
+from nova_hpc_tools.adopt.vgpu_findings import check_vgpu_types
 
 _MANY: Final = 4
 _TO_GRUB: Final = (
@@ -46,6 +48,7 @@ def check_readiness(
             {address for offer in spec.offers if offer.network for address in offer.functions},
         ),
         *_check_virtual_functions(node, roles, wishes),
+        *check_vgpu_types(node, spec),
         *(_check_hugepage_pools(node, wishes, kernel) if functions or wishes.hugepages else ()),
     ]
 
@@ -139,21 +142,20 @@ def _gives_parts(node: Node, function: PciFunction) -> bool:
 def _check_virtual_functions(
     node: Node, roles: Roles, wishes: NodeWishes
 ) -> Iterator[DoctorFinding]:
-    wanted = wishes.vfs or {}
     none = []
     for function in node.functions:
         if function.dev_type != "type-PF":
             continue
         role = roles.role_of(function, node)
-        count = wanted.get(function.address, wanted.get(role or ""))
+        count = count_declared_vfs(wishes, roles, node, function)
         current_count = len(function.virtual_functions)
+        if count is not None and current_count < count and (function.total_vfs or 0) < count:
+            continue  # its firmware has to allow them first
         if count is not None and current_count != count:
-            most = function.total_vfs or 0
             yield DoctorFinding(
                 "vfs-declared",
                 f"{function.address}: {current_count} virtual functions are switched on, "
-                f"and {count} are declared"
-                f"{f'; it can have {function.total_vfs}' if most < count else ''}.",
+                f"and {count} are declared.",
                 DoctorCure.of(
                     f"echo {count} > /sys/bus/pci/devices/{function.address}/sriov_numvfs, "
                     "at boot before nova-compute; or change vfs in ",

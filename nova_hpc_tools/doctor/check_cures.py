@@ -92,7 +92,12 @@ CURES: Final[Mapping[str, DoctorCure]] = {
     ),
     "driver": _PREPARE,
     "vfs-declared": DoctorCure.of("Run ", PREPARE, ", or change the number in the declaration."),
+    "vfs-firmware": read_cure(
+        "Run mlxconfig -d ADDRESS set SRIOV_EN=1 NUM_OF_VFS=N, then switch the host off and on."
+    ),
     "vfs-none": DoctorCure.of("Declare a number of virtual functions, and run ", PREPARE, "."),
+    "vgpu-type": read_cure("Write a type into nvidia/current_vgpu_type at boot."),
+    "vgpu-unlike": read_cure("Set one type for all devices of an alias, or give them roles."),
     "hugepages-none": DoctorCure.of("Declare huge pages, and run ", PREPARE, "."),
     "hugepages-declared": DoctorCure.of("Run ", PREPARE, ", or change the declaration."),
     "hugepages-uneven": read_cure("Reserve pages on each NUMA node with devices, at boot."),

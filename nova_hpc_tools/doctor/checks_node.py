@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import attrs
 
-from nova_hpc.tenancy.storage import Erasers
 from nova_hpc.topology import cpuset, peer_wish
 from nova_hpc.topology.model import Node, PciFunction, address_key
 from nova_hpc.topology.peer_wish import PeerWish
@@ -40,7 +39,6 @@ from nova_hpc_tools.adopt.cures import (
 )
 from nova_hpc_tools.adopt.device_spec import DeviceSpec
 from nova_hpc_tools.adopt.findings import DoctorFinding
-from nova_hpc_tools.adopt.storage_findings import find_kept_storage
 from nova_hpc_tools.doctor import checks_host, checks_memory, checks_service
 
 _SHARED, _DEDICATED = settings.CPU_SETS
@@ -80,8 +78,6 @@ class Facts:
     nova_switches: bool = False
     #: Address -> why it must never be given.
     never: Mapping[str, str] = attrs.field(factory=dict, hash=False)
-    #: The roles whose cleaner proves that it erases storage.
-    erasers: Erasers = attrs.field(factory=Erasers)
     #: Files of ``nova-hpc prepare`` that are not as it would write them now.
     drift: tuple[str, ...] = ()
     #: What files of the host say.
@@ -126,9 +122,6 @@ def check_compute_node(facts: Facts) -> list[DoctorFinding]:
     service = checks_service.check_service(facts.service)
     nobody = overlooked.find_overlooked_devices(
         facts.node, facts.roles, facts.offered, facts.own_roles
-    )
-    nobody += find_kept_storage(
-        facts.node, facts.roles, facts.spec, facts.device_spec, facts.erasers
     )
     return [
         *(

@@ -26,6 +26,7 @@ from nova_hpc_tools.adopt import (
 from nova_hpc_tools.adopt.configure import Configure, NodeSetup
 from nova_hpc_tools.adopt.cures import CuredOption
 from nova_hpc_tools.adopt.findings import DoctorFinding
+from nova_hpc_tools.adopt.node_findings import find_device_faults
 from nova_hpc_tools.doctor import (
     checks_cloud,
     checks_entries,
@@ -116,6 +117,15 @@ def examine_this_machine(args: argparse.Namespace) -> MachineFindings:
     if NODE in parts:
         facts = _collect_node_facts(work, nova)
         findings += checks_node.check_compute_node(facts)
+        here = attrs.evolve(work.told.configured, device_spec=facts.device_spec)
+        findings += find_device_faults(
+            work.root,
+            work.node,
+            facts.spec,
+            facts.roles,
+            facts.wishes,
+            attrs.evolve(work.told, configured=here),
+        )
         findings += checks_entries.check_entries(
             facts_nova.read_entries_with_nova(work.root, work.node, nova, facts.spec.lines())
         )
@@ -169,7 +179,6 @@ def _collect_node_facts(work: NodeSetup, nova: Any) -> Facts:
         cpu_sets=sets,
         nova_switches=service_settings.switches_cpus_off(nova),
         never=never,
-        erasers=work.told.erasers,
         drift=prepare.find_host_file_drift(work),
         host=attrs.evolve(host, nova_slows=slows),
         peer=PeerWish(nova.hpc.peer_to_peer),

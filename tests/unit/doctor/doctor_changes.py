@@ -119,6 +119,28 @@ def broadcom(place: Place) -> None:
     place.group(BROADCOM, 8)
 
 
+_SHARED: Final = "0000:1d:00.0"
+
+
+def vgpu_type(place: Place, number: int, kind: int) -> None:
+    place.put(f"{PCI}/{_SHARED[:-1]}{4 + number}/nvidia/current_vgpu_type", str(kind))
+
+
+def vgpus(place: Place, *kinds: int) -> None:
+    """A GPU whose virtual functions NVIDIA's driver gives, each of a type."""
+    top = place.root / PCI.lstrip("/")
+    place.device(_SHARED, "0x10de", "0x26b9", "0x030200")
+    place.driver(_SHARED, "nvidia")
+    for number, kind in enumerate(kinds):
+        address = f"{_SHARED[:-1]}{4 + number}"
+        place.device(address, "0x10de", "0x26b9", "0x030200")
+        place.group(address, 20 + number)
+        place.driver(address, "vfio-pci")
+        (top / address / "physfn").symlink_to(f"../{_SHARED}")
+        (top / _SHARED / f"virtfn{number}").symlink_to(f"../{address}")
+        vgpu_type(place, number, kind)
+
+
 def disk(place: Place) -> None:
     place.device("0000:1c:00.0", "0x144d", "0xa80a", "0x010802")
     place.driver("0000:1c:00.0", "vfio-pci")

@@ -40,6 +40,8 @@ from tests.unit.doctor.doctor_changes import (
     started,
     translated,
     vf,
+    vgpu_type,
+    vgpus,
 )
 from tests.unit.doctor.doctor_place import PCI, POLICY, STATE
 from tests.unit.doctor.doctor_service_faults import SERVICE_FAULTS
@@ -80,8 +82,21 @@ FAULTS: Final = (
         "VFs switched off", "vfs-declared", no_vf, "``sriov_numvfs`` written", vf,
     ),
     Fault(
+        "VFs declared that the firmware does not allow", "vfs-firmware",
+        lambda p: (no_vf(p), p.put(f"{PCI}/{PF}/sriov_totalvfs", "0")),
+        "``mlxconfig``, a cold start", lambda p: p.put(f"{PCI}/{PF}/sriov_totalvfs", "8"),
+    ),
+    Fault(
         "VFs off and none declared", "vfs-none",
         lambda p: (p.declare("vfs:\n  pf: 1\n", ""), no_vf(p)), "``sriov_numvfs`` written", vf,
+    ),
+    Fault(
+        "a vGPU without a type", "vgpu-type", lambda p: vgpus(p, 0),
+        "``current_vgpu_type`` written", lambda p: vgpu_type(p, 0, 1430),
+    ),
+    Fault(
+        "vGPUs of two types", "vgpu-unlike", lambda p: vgpus(p, 1430, 1431),
+        "``current_vgpu_type`` written", lambda p: vgpu_type(p, 1, 1430),
     ),
     Fault(
         "no hugepages", "hugepages-none",

@@ -169,11 +169,16 @@ def test_a_reader_that_fails_or_hangs(node, monkeypatch):
         forbidden_vpd.read_vpd_in_time(node.root, PF)
 
 
-def test_a_model_that_does_not_come_back(node):
+@pytest.mark.parametrize(
+    ("product", "name", "reported"),
+    [("74a1", "MI300X", True), ("75a3", "MI355X", True), ("74a5", "MI325X", False)],
+)
+def test_a_model_that_does_not_come_back(node, product, name, reported):
     node.write(GPU, "vendor", "0x1002")
-    node.write(GPU, "device", "0x74a1")
-    node.config(GPU, vendor=0x1002, device=0x74A1)
+    node.write(GPU, "device", f"0x{product}")
+    node.config(GPU, vendor=0x1002, device=int(product, 16))
     found = step(node).reasons(view(node), ALL)
     assert found.keys() == {GPU}
-    assert "MI300X" in found[GPU].reason
-    assert step(node, anyway=frozenset({"1002:74a1"})).reasons(view(node), ALL) == {}
+    assert f"an {name} as a whole" in found[GPU].reason
+    assert ("its reset by VFIO is known" in found[GPU].reason) is reported
+    assert step(node, anyway=frozenset({f"1002:{product}"})).reasons(view(node), ALL) == {}

@@ -56,6 +56,18 @@ def test_a_healthy_device_alone_in_its_group():
     assert reasons(node(function(GPU)), OfferedFunction(GPU, managed=False)) == {}
 
 
+@pytest.mark.parametrize("tagged", [True, False])
+def test_a_vgpu_without_a_type(tagged):
+    """No guest starts with it, whoever's entry offers it."""
+    for kind, withheld in ((0, True), (1430, False), (None, False)):
+        place = node(function(VF0, driver="nvidia", vfio=Vfio.VENDOR, vgpu_type=kind))
+        found = reasons(place, OfferedFunction(VF0, managed=False, tagged=tagged))
+        assert (VF0 in found) is withheld
+        if withheld:
+            assert found[VF0][0] is HealthSign.UNFIT
+            assert "no vGPU type is set" in found[VF0][1]
+
+
 def test_bridges_of_the_group_do_not_matter():
     assert reasons(node(bridge(), function(GPU)), OfferedFunction(GPU)) == {}
 

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ask ``mlxconfig`` which SR-IOV settings an adapter has after its next cold start.
+
+It sets nothing.
+
+Its words are those of NVIDIA's MFT and of the free ``mstflint`` (mstconfig). *Not tried on
+hardware*: the answers in the tests are those of the manual.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from nova_hpc.tenancy.hygiene import reset
+from nova_hpc.tenancy.hygiene.reset import ResetError
+from nova_hpc_tools.adopt.declared_vfs import FirmwareSriov
+
+_PROGRAMS: Final = ("mlxconfig", "mstconfig")
+#: Seconds for one adapter.
+_PATIENCE: Final = 20.0
+#: Only the value after the next start is asked, which is the last one of its line.
+_ENABLED: Final = re.compile(r"^\*?\s*SRIOV_EN\s.*?\b(True|False)\([01]\)\s*$", re.MULTILINE)
+_COUNT: Final = re.compile(r"^\*?\s*NUM_OF_VFS\s(?:.*\s)?(\d{1,4})\s*$", re.MULTILINE)
+
+
+def parse_sriov_answer(text: str) -> FirmwareSriov | None:
+    """The settings in an answer; None: it does not have both, so they are unknown."""
+    enabled, count = _ENABLED.findall(text), _COUNT.findall(text)
+    if len(enabled) != 1 or len(count) != 1:
+        return None
+    return FirmwareSriov(enabled[0] == "True", int(count[0]))
+
+
+def read_firmware_sriov(root: Path | None, addresses: Iterable[str]) -> dict[str, FirmwareSriov]:
+    """Address -> settings, of the adapters of this machine that tell them. Never raises.
+
+    :param root: where the node's files are; another one than ``/`` is not asked.
+    """
+    program = next(filter(None, map(shutil.which, _PROGRAMS)), None)
+    if root is None or root.resolve() != Path("/") or program is None:
+        return {}
+    found = {}
+    for address in addresses:
+        argv = [program, "-d", address, "query", "SRIOV_EN", "NUM_OF_VFS"]
+        try:
+            status, text = reset.run_with_deadline(argv, _PATIENCE)
+        except ResetError:
+            continue
+        told = parse_sriov_answer(text) if status == 0 else None
+        if told is not None:
+            found[address] = told
+    return found
