@@ -1,22 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a file of partitions that others may have written makes of the fabric.
+"""What opensm makes of a file of partitions that anyone may have written.
 
 :mod:`nova_hpc.fabric.partitions.own_partitions` reads what the administrator gives the agent, and
-takes only what leaves no doubt. Here any file is read that opensm may have in force before an
-agent is there, as far as it says who is a full member of what.
+takes only what leaves no doubt. Here any file is judged that opensm may have in force before an
+agent is there. The verdict is opensm's: its grammar decides, and where that leaves a doubt, a run
+of opensm on a simulated fabric.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable
 from typing import Final
 
-import attrs
-
 from nova_hpc.fabric.partitions.backends.base import AuditRow, AuditState
-from nova_hpc.fabric.partitions.keys import DEFAULT_PKEY, format_pkey
-from nova_hpc.fabric.partitions.own_partitions import RESERVED_COMMENT, find_long_line
+from nova_hpc.fabric.partitions.default_rule import take_default_rule
+from nova_hpc.fabric.partitions.file_meaning import (
+    PortEntries,
+    find_open_rule,
+    list_lost_entries,
+    list_lost_properties,
+)
+from nova_hpc.fabric.partitions.keys import format_guid
+from nova_hpc.fabric.partitions.opensm_grammar import (
+    EmptyFileError,
+    PartitionGrammarError,
+    PartitionText,
+    PortGroup,
+    UncertainGrammarError,
+    parse_partitions,
+)
+from nova_hpc.fabric.partitions.own_partitions import (
+    RESERVED_COMMENT,
+    OwnPartitions,
+    OwnPartitionsError,
+    parse_own_partitions,
+)
+from nova_hpc.fabric.partitions.partition_file import PartitionLayout, render_body
 
 #: Names of the rows.
 DEFAULT_PARTITION: Final = "default_partition"
@@ -25,127 +44,158 @@ _ISOLATION: Final = "SDN04-04"
 _DEFAULT_CURE: Final = (
     "write into the file of partitions: Default=0x7fff, ipoib : ALL=limited, SELF=full ;"
 )
-_COMMENT: Final = re.compile(r"#.*")
+_OPEN: Final = "every port is a full member of 0x7fff"
 
 #: The state, and what was found.
 _Verdict = tuple[AuditState, str]
+#: Gives a file to opensm: why it does not take it, or None.
+FileTrial = Callable[[str], str | None]
 
 
-def audit_default_partition(partitions_text: str | None) -> AuditRow:
-    """Whether everybody but the subnet manager is a limited member of 0x7fff.
+def read_partitions(text: str, trial: FileTrial | None = None) -> PartitionText:
+    """Read a file as opensm does; where releases differ, as the one that is installed.
 
-    opensm makes everybody a full member where the file is missing, empty or cannot be parsed.
-    An explicit rule is asked for, although man opensm has the same for a file without one.
-
-    :param partitions_text: None: there is no such file.
+    :param trial: None: opensm cannot be run.
+    :raises PartitionGrammarError: opensm drops it.
+    :raises UncertainGrammarError: the trial does not decide it either.
     """
-    verdict = _judge_default_partition(partitions_text)
+    try:
+        return parse_partitions(text)
+    except UncertainGrammarError as doubt:
+        # What no line decides differs from one run to the next.
+        if trial is None or not doubt.candidates:
+            raise
+        try:
+            complaint = trial(text)
+        except OSError as error:
+            raise UncertainGrammarError(f"{doubt}; the trial failed: {error}") from error
+        if complaint is not None:
+            raise PartitionGrammarError(complaint) from doubt
+        if len(doubt.candidates) != 1:
+            problem = f"{doubt}; a trial took the file"
+            raise UncertainGrammarError(problem, doubt.candidates, may_drop=False) from doubt
+        return doubt.candidates[0]
+
+
+def audit_default_partition(text: str | None, trial: FileTrial | None = None) -> AuditRow:
+    """Whether all but the subnet manager and ports that the file names are limited in 0x7fff.
+
+    opensm makes every port a full member where the file is missing, empty or cannot be parsed.
+
+    :param text: the file of partitions; None: there is none.
+    """
+    verdict = _judge_default_partition(text, trial)
     cure = "" if verdict[0] is AuditState.MET else _DEFAULT_CURE
     return AuditRow(DEFAULT_PARTITION, _ISOLATION, *verdict, cure, needed=True)
 
 
-def _judge_default_partition(text: str | None) -> _Verdict:
+def _judge_default_partition(text: str | None, trial: FileTrial | None) -> _Verdict:
     if text is None:
-        return AuditState.NOT_MET, "no file of partitions: every port is a full member of 0x7fff"
-    number = find_long_line(text)
-    if number is not None:
-        # opensm reads into 4 or 8 KiB, by release, and drops a file with a longer line.
-        return AuditState.NOT_MET, f"line {number} is too long for opensm, which drops the file"
-    rules = [rule for rule in _split_rules(text) if rule.pkey == DEFAULT_PKEY]
-    if not rules:
-        return AuditState.NOT_MET, "no rule for 0x7fff"
-    full = [name for rule in rules for name in rule.full_members()]
-    groups = sorted({name for name in full if name.startswith("ALL")})
-    if groups:
-        return AuditState.NOT_MET, f"{', '.join(groups)}: full members of 0x7fff"
-    if not any("ALL" in rule.members for rule in rules):
-        return AuditState.NOT_MET, "no ALL=limited in the rule for 0x7fff"
-    ports = [name for name in full if name != "SELF"]
-    if ports:
-        return AuditState.MET, f"limited, but for {len(ports)} port(s) that the file names"
-    return AuditState.MET, "limited for all but the subnet manager"
+        return AuditState.NOT_MET, f"no file of partitions: {_OPEN}"
+    try:
+        return _judge_full_members(read_partitions(text, trial))
+    except PartitionGrammarError as error:
+        return AuditState.NOT_MET, f"opensm drops the file: {error}; {_OPEN}"
+    except UncertainGrammarError as doubt:
+        verdicts = set(map(_judge_full_members, doubt.candidates))
+        if len(verdicts) == 1 and not doubt.may_drop:
+            return verdicts.pop()
+        return AuditState.UNKNOWN, str(doubt)
 
 
-@attrs.frozen
-class _PartitionRule:
-    """One definition of the file of partitions.
-
-    :ivar members: GUID or keyword -> ``full``, ``limited`` or ``both``.
-    """
-
-    pkey: int | None
-    members: Mapping[str, str]
-
-    def full_members(self) -> list[str]:
-        return [name for name, membership in self.members.items() if membership != "limited"]
-
-
-def _split_rules(text: str) -> Iterator[_PartitionRule]:
-    plain = "\n".join(_COMMENT.sub("", line) for line in text.split("\n"))
-    for statement in plain.split(";"):
-        head, colon, tail = statement.partition(":")
-        if not colon:
+def _judge_full_members(read: PartitionText) -> _Verdict:
+    entries = PortEntries(read.definitions)
+    groups, more = [], []
+    ports: dict[str, None] = {}
+    for port in entries.named_ports():
+        rule = find_open_rule(entries, port)
+        if rule is None or port.manages:
             continue
-        name, *flags = (word.strip() for word in head.split(","))
-        default = "limited"
-        for flag in flags:
-            if flag.replace(" ", "").startswith("defmember="):
-                default = _membership_of(flag.partition("=")[2])
-        members: dict[str, str] = {}
-        for word in re.split(r"[,\n]", tail):
-            member, equals, membership = (part.strip() for part in word.partition("="))
-            if member and not member.startswith("mgid"):
-                stated = _membership_of(membership) if equals else default
-                # Of two memberships of one port opensm keeps the greater.
-                if members.get(member) != "full":
-                    members[member] = stated
-        yield _PartitionRule(_pkey_of(name), members)
-
-
-def _membership_of(text: str) -> str:
-    word = text.strip().lower()
-    # opensm takes beginnings of the words, e.g. "limi".
-    return (
-        "limited" if word and "limited".startswith(word) else "both" if word == "both" else "full"
-    )
-
-
-def _pkey_of(name: str) -> int | None:
-    number = parse_number(name.partition("=")[2])
-    if number is not None:
-        return number & DEFAULT_PKEY
-    return DEFAULT_PKEY if name.partition("=")[0].strip() == "Default" else None
-
-
-def parse_number(text: str) -> int | None:
-    """Parse a number as opensm does, but for octal ones; None: it is none."""
-    word = text.strip()
-    if not re.fullmatch(r"0[xX][0-9a-fA-F]{1,16}|[0-9]{1,20}", word):
-        return None
-    return int(word, 16 if word[:2].lower() == "0x" else 10)
+        if isinstance(rule.who, PortGroup):
+            groups.append(f"{rule.word} makes {port} a full member of 0x7fff")
+        else:
+            ports[format_guid(port.guid)] = None
+    if groups:
+        return AuditState.NOT_MET, "; ".join(dict.fromkeys(groups))
+    if ports:
+        more.append(f"but for ports that the file names: {', '.join(ports)}")
+    return AuditState.MET, ", ".join(("limited for all but the subnet manager", *more))
 
 
 def audit_own_partitions(
-    partitions_text: str | None, own_text: str | None, own_path: str
+    text: str | None,
+    own_text: str | None,
+    own_path: str,
+    *,
+    trial: FileTrial | None = None,
+    accepted: Iterable[str] = (),
 ) -> AuditRow:
-    """Whether the agent would take partitions away that are not its own.
+    """Whether the agent would take something away that is not its own.
 
-    It writes the file whole. So what an administrator has in the file that is in force has to
-    be in the file of own partitions before the agent is started for the first time.
+    It writes the file whole. So what an administrator has in the file that is in force has to be
+    in the file of own partitions before the agent is started for the first time.
 
+    :param text: the file of partitions; None: there is none.
     :param own_text: the file of own partitions; None: there is none.
     :param own_path: where that is.
+    :param accepted: losses that the operator has accepted.
     """
-    state, reason, cure = AuditState.MET, "none would be lost", ""
-    if not (partitions_text or "").startswith(RESERVED_COMMENT):
-        kept = {rule.pkey for rule in _split_rules(own_text or "")} | {DEFAULT_PKEY}
-        lost = [rule for rule in _split_rules(partitions_text or "") if rule.pkey not in kept]
-        if lost:
-            names = sorted({_name_rule(rule) for rule in lost})
-            state, reason = AuditState.NOT_MET, f"not the agent's: {', '.join(names)}"
-            cure = f"move these partitions into {own_path}: the agent writes the file whole"
-    return AuditRow(OWN_PARTITIONS, _ISOLATION, state, reason, cure, needed=True)
+    state, found, cure = AuditState.MET, "none would be lost", ""
+    try:
+        losses = list_file_losses(text, own_text, trial)
+    except PartitionGrammarError as error:
+        state, found = AuditState.NOT_MET, f"opensm drops the file: {error}"
+        cure = "put the file right: the agent cannot tell what it is to keep"
+    except UncertainGrammarError as error:
+        state, found = AuditState.UNKNOWN, str(error)
+        cure = "write at most 4000 bytes on a line, and each semicolon behind a member"
+    except OwnPartitionsError as error:
+        state, found, cure = AuditState.NOT_MET, f"{own_path}: {error}", f"put {own_path} right"
+    else:
+        left = [loss for loss in losses if loss not in set(accepted)]
+        if left:
+            state, found = AuditState.NOT_MET, f"would be lost: {'; '.join(left)}"
+            cure = (
+                f"move these partitions into {own_path}, because the agent writes the file whole; "
+                "or accept the losses: nova-hpc fabric check --accept-losses"
+            )
+        elif losses:
+            found = f"{len(losses)} losses, which the operator has accepted"
+    return AuditRow(OWN_PARTITIONS, _ISOLATION, state, found, cure, needed=True)
 
 
-def _name_rule(rule: _PartitionRule) -> str:
-    return "one without a P_Key" if rule.pkey is None else format_pkey(rule.pkey)
+def is_file_of_agent(text: str | None) -> bool:
+    """Whether an agent has written a file; others may have changed it since."""
+    return (text or "").startswith(RESERVED_COMMENT)
+
+
+def list_file_losses(
+    text: str | None, own_text: str | None, trial: FileTrial | None = None
+) -> tuple[str, ...]:
+    """What ports and partitions lose when the agent writes its file for the first time.
+
+    :raises PartitionGrammarError: opensm drops the file that is there.
+    :raises UncertainGrammarError: what opensm makes of it is unknown.
+    :raises OwnPartitionsError: the own partitions cannot be used.
+    """
+    own = parse_own_partitions(own_text or "")
+    if text is None or is_file_of_agent(text):
+        return ()
+    try:
+        before = read_partitions(text, trial)
+    except EmptyFileError:
+        return ()
+    after = parse_partitions(plan_first_body(own, before))
+    old, new = PortEntries(before.definitions), PortEntries(after.definitions)
+    ports = dict.fromkeys((*old.named_ports(), *new.named_ports()))
+    losses = [
+        loss
+        for port in ports
+        for loss in list_lost_entries(port, old.table_of(port), new.table_of(port))
+    ]
+    return tuple(dict.fromkeys((*losses, *list_lost_properties(before, after))))
+
+
+def plan_first_body(own: OwnPartitions, before: PartitionText) -> str:
+    """What the agent's first file has beside networks."""
+    return render_body(PartitionLayout(), own.with_default(take_default_rule(before.definitions)))

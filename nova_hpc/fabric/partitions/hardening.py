@@ -16,13 +16,14 @@ Values of keys never leave this module: a row says what is wrong with one.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 import attrs
 
 from nova_hpc.fabric.partitions.backends.base import AuditRow, AuditState
-from nova_hpc.fabric.partitions.file_audit import audit_default_partition, parse_number
+from nova_hpc.fabric.partitions.file_audit import FileTrial, audit_default_partition
+from nova_hpc.fabric.partitions.opensm_grammar import read_number
 from nova_hpc.fabric.partitions.qos_audit import audit_service_levels
 
 #: Where upstream opensm looks when its file of options does not say it.
@@ -41,6 +42,13 @@ _KEYS: Final = "SDN04-05"
 _OURS: Final = ""
 
 _OPTION: Final = re.compile(r"[ \t]*([A-Za-z]\w*)[ \t]+(.*?)[ \t\r]*$")
+
+#: Row -> options that a command line can set.
+_OF_COMMAND_LINE: Final = {
+    "partition_config_file": {"partition_config_file"},
+    "part_enforce": {"part_enforce", "no_partition_enforcement"},
+    "sm_key": {"sm_key"},
+}
 
 #: The state, and what was found.
 _Verdict = tuple[AuditState, str]
@@ -68,6 +76,12 @@ class _AuditedSetting:
         return AuditRow(self.name, self.requirement, *verdict, cure, self.needed)
 
 
+def parse_number(text: str) -> int | None:
+    """Parse a number as opensm does (strtoull(3) with base 0); None: it is none."""
+    number, rest = read_number(text.strip().encode("utf-8", "surrogateescape"))
+    return None if rest or not text.strip() else number
+
+
 def read_manager_options(text: str) -> Mapping[str, str]:
     """Option -> value, as opensm reads its file: a name, white space, a value; the last counts."""
     options = {}
@@ -77,23 +91,53 @@ def read_manager_options(text: str) -> Mapping[str, str]:
     return options
 
 
+@attrs.frozen
+class RunningOptions:
+    """What is known of the options of the manager that runs, beside its file of options.
+
+    :ivar values: options that its command line sets: they win.
+    :ivar other_config: the file of options that it reads instead of the one that is looked at.
+    :ivar unknown: why its command line is unknown; None: it is known, or it does not run.
+    """
+
+    values: Mapping[str, str] = attrs.field(factory=dict)
+    other_config: str | None = None
+    unknown: str | None = None
+
+    def overlay_options(self, config_text: str | None) -> Mapping[str, str] | None:
+        """All options as they are in force; None: the file cannot be read."""
+        if config_text is None:
+            return None
+        return {**read_manager_options(config_text), **self.values}
+
+
 def audit_opensm(
-    config_text: str | None, partitions_text: str | None, partitions_path: str = ""
+    config_text: str | None,
+    partitions_text: str | None,
+    partitions_path: str = "",
+    running: RunningOptions = RunningOptions(),
+    trial: FileTrial | None = None,
 ) -> tuple[AuditRow, ...]:
     """Audit upstream opensm (3.3.23).
 
     :param config_text: its file of options; None: it cannot be read.
     :param partitions_text: its file of partitions; None: there is none, or it cannot be read.
     :param partitions_path: where that file is; "": not asked.
+    :param running: of the manager that runs.
+    :param trial: gives opensm a file of which its grammar alone does not decide; None: none can.
     """
-    return _audit_files(config_text, partitions_text, partitions_path, _UPSTREAM)
+    return _audit_files(config_text, partitions_text, partitions_path, _UPSTREAM, running, trial)
 
 
 def audit_nvidia_manager(
-    config_text: str | None, partitions_text: str | None, partitions_path: str = ""
+    config_text: str | None,
+    partitions_text: str | None,
+    partitions_path: str = "",
+    running: RunningOptions = RunningOptions(),
+    trial: FileTrial | None = None,
 ) -> tuple[AuditRow, ...]:
     """Audit NVIDIA's subnet manager by the same two files; after the public documentation."""
-    return _audit_files(config_text, partitions_text, partitions_path, _NVIDIA)
+    return _audit_files(config_text, partitions_text, partitions_path, _NVIDIA, running, trial)
 
 
 def audit_virtualisation(options: Mapping[str, str] | None) -> AuditRow:
@@ -117,14 +161,42 @@ def _audit_files(
     partitions_text: str | None,
     partitions_path: str,
     settings: tuple[_AuditedSetting, ...],
+    running: RunningOptions,
+    trial: FileTrial | None = None,
 ) -> tuple[AuditRow, ...]:
-    options = None if config_text is None else read_manager_options(config_text)
+    options = running.overlay_options(config_text)
     asked = (*_settings_of_file(partitions_path), *_COMMON, *settings)
     return (
-        audit_default_partition(partitions_text),
-        *(setting.judge_options(options) for setting in asked),
+        audit_default_partition(partitions_text, trial),
+        *_name_other_config(running),
+        *(_judge_running(setting.judge_options(options), running) for setting in asked),
         *audit_service_levels(options, partitions_text),
     )
+
+
+def _name_other_config(running: RunningOptions) -> Iterator[AuditRow]:
+    if running.other_config is not None:
+        yield AuditRow(
+            "opensm_config",
+            _ISOLATION,
+            AuditState.NOT_MET,
+            f"its command line has the subnet manager read its options from {running.other_config}",
+            f"[hpc_fabric_agent]opensm_config = {running.other_config}",
+            needed=True,
+        )
+
+
+def _judge_running(row: AuditRow, running: RunningOptions) -> AuditRow:
+    """The row, with what the command line of the manager makes of it."""
+    if row.name not in _OF_COMMAND_LINE or row.state is AuditState.UNKNOWN:
+        return row
+    if running.unknown is not None:
+        cure = "run the agent where it can read /proc/PID/cmdline of the subnet manager"
+        return attrs.evolve(row, state=AuditState.UNKNOWN, found=running.unknown, cure=cure)
+    if row.state is AuditState.NOT_MET and running.values.keys() & _OF_COMMAND_LINE[row.name]:
+        found = f"{row.found} (on the command line of the subnet manager)"
+        return attrs.evolve(row, found=found, cure=f"{row.cure}; leave it out of the command line")
+    return row
 
 
 def list_open_rows(rows: Iterable[AuditRow]) -> tuple[AuditRow, ...]:

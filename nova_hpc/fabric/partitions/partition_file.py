@@ -17,6 +17,7 @@ from typing import Final
 
 import attrs
 
+from nova_hpc.fabric.partitions.default_rule import read_default_rule
 from nova_hpc.fabric.partitions.keys import (
     DEFAULT_PKEY,
     LARGEST_PKEY,
@@ -33,9 +34,6 @@ from nova_hpc.fabric.partitions.own_partitions import (
     find_long_line,
     parse_own_partitions,
 )
-
-#: Everybody reaches the subnet manager, and by the default partition nobody else.
-DEFAULT_LINE: Final = "Default=0x7fff, ipoib : ALL=limited, SELF=full ;"
 
 _TITLE: Final = (
     f"{RESERVED_COMMENT}written by nova-hpc-fabric-agent; what is changed here is undone"
@@ -170,8 +168,8 @@ def render_body(layout: PartitionLayout, own: OwnPartitions) -> str:
 
     :raises PartitionFileError: a line would be too long for opensm.
     """
-    lines = [DEFAULT_LINE, f"{_OWN}, {len(own.text)} characters"]
-    body = "\n".join(lines) + "\n" + own.text + f"\n{_NETWORKS}\n"
+    body = f"{own.default.render()}{_OWN}, {len(own.text)} characters\n"
+    body += f"{own.text}\n{_NETWORKS}\n"
     for pkey, members in sorted(layout.partitions.items()):
         if members:
             body += _render_partition(pkey, members, layout.policies.get(pkey, PartitionPolicy()))
@@ -229,17 +227,18 @@ def parse_file(text: str) -> PartitionFile:
     ticket = _TICKET.fullmatch(head[1])
     if ticket is None:
         raise PartitionFileError(f"line 2: {head[1][:60]!r} is no ticket")
-    start = f"{DEFAULT_LINE}\n{_OWN}, "
-    if not head[3].startswith(start):
+    default_text, _, rest = head[3].partition(f"{_OWN}, ")
+    default = read_default_rule(default_text)
+    if default.render() != default_text:
         raise PartitionFileError("line 4: the default partition is another one")
-    length, _, rest = head[3].removeprefix(start).partition(" characters\n")
+    length, _, rest = rest.partition(" characters\n")
     if not length.isdecimal() or len(rest) < int(length):
         raise PartitionFileError("line 5: the own partitions are not as long as they should be")
     own_text, networks = rest[: int(length)], rest[int(length) :]
     if not networks.startswith(f"\n{_NETWORKS}\n"):
         raise PartitionFileError("the networks do not follow the own partitions")
     try:
-        own = parse_own_partitions(own_text)
+        own = attrs.evolve(parse_own_partitions(own_text), default=default)
     except ValueError as error:
         raise PartitionFileError(f"own partitions: {error}") from error
     layout = _parse_networks(networks.removeprefix(f"\n{_NETWORKS}\n"))

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Desired partitions and own partitions, made up."""
 
+import attrs
 from hypothesis import strategies as st
 
+from nova_hpc.fabric.partitions.default_rule import DefaultRule
 from nova_hpc.fabric.partitions.keys import Membership
 from nova_hpc.fabric.partitions.members import DesiredPartitions, PartitionMember, PartitionPolicy
+from nova_hpc.fabric.partitions.opensm_grammar import GroupFlags
 from nova_hpc.fabric.partitions.own_partitions import parse_own_partitions
 
 GUIDS = st.integers(1, (1 << 64) - 1)
@@ -31,6 +34,7 @@ def own_texts(draw):
                         st.sampled_from(("full", "limited")),
                     ),
                 ),
+                min_size=1,
                 max_size=4,
             )
         )
@@ -75,6 +79,31 @@ def desired_partitions(draw, guids=GUIDS, pkeys=PKEYS):
     return DesiredPartitions(draw(st.integers(0, 10**18)), tuple(members), policies)
 
 
+@st.composite
+def default_rules(draw):
+    """What a site may have in the default partition."""
+    flags = GroupFlags(
+        mtu=draw(st.integers(1, 5)),
+        rate=draw(st.integers(2, 18)),
+        service_level=draw(st.integers(0, 15)),
+        scopes=draw(st.sampled_from((0, 1 << 2, 1 << 2 | 1 << 5 | 1 << 14))),
+        q_key=draw(st.sampled_from((0, 0xB1B))),
+        t_class=draw(st.integers(0, 3)),
+        flow_label=draw(st.integers(0, 9)),
+    )
+    groups = draw(
+        st.lists(
+            st.tuples(st.sampled_from(("ff12::1", "ff12:401b::707")), st.just("mtu=4, Q_Key=0x9")),
+            unique_by=lambda group: group[0],
+        )
+    )
+    return DefaultRule(draw(st.booleans()), draw(st.booleans()), flags, tuple(groups))
+
+
 def own_partitions():
-    """The same, read."""
-    return own_texts().map(parse_own_partitions)
+    """The same, read, with a site's default rule."""
+    return st.builds(
+        lambda text, rule: attrs.evolve(parse_own_partitions(text), default=rule),
+        own_texts(),
+        default_rules(),
+    )

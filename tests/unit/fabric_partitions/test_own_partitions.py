@@ -14,8 +14,8 @@ EXAMPLE = """\
 storage=0x7001, ipoib, sl=2, defmember=limited :
  ALL, # and these two for them
  0x0002c90000300001=full, 0x0002c90000300011=full ;
-0x7002 : SELF=full;other = 0xf003,indx0: 12345 , 0x10=full
-;
+0x7002 : SELF=full;other = 0xf003,indx0: 12345 ,
+ 0x10=full;
 storage=0x7001 : 0x10=limited ;
 Default=0x7fff : 0x0002c90000300001=full;
 groups=0x7004, ipoib :
@@ -59,7 +59,7 @@ def test_nothing_is_nothing() -> None:
         ("a=0 : SELF ;", "is no P_Key"),
         ("a=0x8000 : SELF ;", "is no P_Key"),
         ("a=0x17001 : SELF ;", "is no P_Key"),
-        ("a=0x70g1 : SELF ;", "is no number"),
+        ("a=0x70g1 : SELF ;", "is no P_Key"),
         ("a=0777 : SELF ;", "is no number"),
         ("a=0x7001 : A=full ;", "port GUID"),
         ("a=0x7001 : 010 ;", "is no number"),
@@ -74,7 +74,7 @@ def test_nothing_is_nothing() -> None:
         ("a=0x7001, sl : SELF ;", "does not know the flag"),
         ("a=0x7001, sl=x : SELF ;", "is no number"),
         ("a=0x7001, ipoib=1 : SELF ;", "does not know the flag"),
-        ("a=0x7001 : mgid=full,SELF=full ;", "is no multicast group"),
+        ("a=0x7001 : mgid=full,SELF=full ;", "colon has to be on the line"),
         ("a=0x7001 : SELF ;\r\n", "has a sign"),
         ("a=0x7001 : SËLF ;", "has a sign"),
         ("# \0", "has a NUL"),
@@ -86,6 +86,17 @@ def test_nothing_is_nothing() -> None:
         ("a=0x7001 : ALL=full ;", "opens the fabric"),
         ("a=0x7001, defmember=full : ALL_CAS ;", "opens the fabric"),
         ("a=0x7001 : ALL_ROUTERS=full ;", "opens the fabric"),
+        # opensm reads on behind such a semicolon, in what an earlier line has left.
+        ("a=0x7001 :\n 0x10=full\n;\n", "colon has to be on the line"),
+        ("a=0x7001 :\n\t ; # none\n", "colon has to be on the line"),
+        ("a=1 : 0x10,\n;\n", "write the semicolon behind a member"),
+        ("a=0x7001, ipoib : mgid=ff12:401b::0707;\n", "one definition after the other"),
+        ("a=0x7001 : SELF ;;\n", "colon has to be on the line"),
+        ("cn[1-4]=0x7001 : SELF ;", "is no name of a partition"),
+        ("a=0x7001 : cn01 ;", "is no port GUID"),
+        ("a=0x7001 : ALL_VCAS ;", "is no port GUID"),
+        ("a=0x7001 : SELF, NONE ;", "leaves it out"),
+        ("a=0x7001, ipoib :\n mgid=ff12::1,q=4\n SELF ;", "is no flag of a group"),
     ],
 )
 def test_what_opens_the_fabric_is_refused_by_name(text: str, reason: str) -> None:

@@ -3,13 +3,17 @@
 
 import re
 from collections import defaultdict
+from unittest.mock import ANY
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nova_hpc.fabric.partitions.default_rule import take_default_rule
 from nova_hpc.fabric.partitions.keys import Membership
 from nova_hpc.fabric.partitions.members import DesiredPartitions, PartitionMember, PartitionPolicy
+from nova_hpc.fabric.partitions.opensm_grammar import GroupFlags, parse_partitions
 from nova_hpc.fabric.partitions.own_partitions import OwnPartitions, parse_own_partitions
 from nova_hpc.fabric.partitions.partition_file import (
     PartitionFileError,
@@ -34,6 +38,7 @@ POLICIES = st.builds(
     PartitionPolicy,
     st.one_of(st.none(), st.integers(0, 15)),
     st.one_of(st.none(), st.integers(2, 18)),
+    st.one_of(st.none(), st.integers(1, 5)),
 )
 
 
@@ -62,6 +67,29 @@ def test_what_is_written_is_read(layout, own, ticket) -> None:
     # At most one GUID of a network on a line.
     networks = body[body.index("# nova-hpc: networks") :]
     assert all(len(re.findall(r"0x[0-9a-f]{16}", line)) <= 1 for line in networks.split("\n"))
+
+
+@given(layouts(), own_partitions())
+def test_opensms_grammar_reads_what_was_laid_out(layout, own) -> None:
+    read = parse_partitions(render_file(render_body(layout, own), 7))
+    assert not read.strayed
+    assert all(each.ended for each in read.definitions)
+    assert take_default_rule(read.definitions[:1]) == own.default
+    assert [each.rules for each in read.definitions[1:]][: len(own.partitions)] == [
+        tuple(attrs.evolve(rule, line=ANY) for rule in each.rules) for each in own.partitions
+    ]
+    networks = read.definitions[1 + len(own.partitions) :]
+    assert {
+        each.pkey: {rule.who: Membership(rule.membership) for rule in each.rules}
+        for each in networks
+    } == layout.partitions
+    for each in networks:
+        policy = layout.policies.get(each.pkey, PartitionPolicy())
+        assert (each.flags.mtu, each.flags.rate, each.flags.service_level) == (
+            4 if policy.mtu is None else policy.mtu,
+            3 if policy.rate is None else policy.rate,
+            policy.service_level or 0,
+        )
 
 
 @given(layouts(), own_partitions(), st.data())
@@ -120,6 +148,23 @@ def test_the_order_of_rows_means_nothing(desired, own, random) -> None:
 
 def _member(row, guid, pkey, **more):
     return PartitionMember(row, f"port{row}", guid, pkey, **more)
+
+
+def test_the_default_rule_of_a_site_stays() -> None:
+    site = (
+        "Default=0x7fff, ipoib, mtu=5, rate=12, scope=5 :\n"
+        "mgid=ff12:401b::707, Q_Key=0xb1b, rate=12\nALL=limited, SELF=full ;\n"
+    )
+    rule = take_default_rule(parse_partitions(site).definitions)
+    assert rule.render() == site
+    own = OwnPartitions().with_default(rule)
+    assert parse_file(render_file(render_body(PartitionLayout(), own), 7)).own == own
+    # What own partitions state for the group of IPoIB replaces what is in force.
+    more = parse_own_partitions("Default=0x7fff, ipoib, mtu=4, rate=7 : 0x10=full ;")
+    assert more.with_default(rule).default.flags == GroupFlags(rate=7)
+    assert more.with_default(rule).default.groups == rule.groups
+    more = parse_own_partitions("Default=0x7fff : 0x10=full ;")
+    assert more.with_default(rule).default == rule
 
 
 def test_a_port_has_31_keys_and_the_next_row_is_refused_by_name() -> None:

@@ -27,12 +27,12 @@ import attrs
 
 from nova_hpc.fabric.partitions.backends.base import AuditRow, Capabilities
 from nova_hpc.fabric.partitions.backends.opensm import OpensmSubnetManager
+from nova_hpc.fabric.partitions.backends.opensm_checks import read_running
 from nova_hpc.fabric.partitions.backends.opensm_files import read_text
 from nova_hpc.fabric.partitions.hardening import (
     audit_nvidia_manager,
     audit_virtualisation,
     is_enforced,
-    read_manager_options,
 )
 from nova_hpc.fabric.partitions.keys import table_entry
 from nova_hpc.fabric.partitions.own_partitions import OwnPartitions
@@ -87,10 +87,8 @@ class NvidiaSubnetManager(OpensmSubnetManager):
 
     def audit(self) -> Sequence[AuditRow]:
         """See :meth:`SubnetManager.audit`; with the keys that this manager has."""
-        config = read_text(Path(self._conf.opensm_config))
-        rows = audit_nvidia_manager(config, self._store.read(), str(self._store.path))
-        options = None if config is None else read_manager_options(config)
-        return (*rows, self._audit_own_partitions(), audit_virtualisation(options))
+        options = read_running(self._conf).overlay_options(read_text(Path(self._conf.opensm_config)))
+        return (*self._checks.audit(audit_nvidia_manager), audit_virtualisation(options))
 
     def _expect_tables(
         self, layout: PartitionLayout, own: OwnPartitions, fabric: FabricPorts

@@ -26,6 +26,7 @@ from nova_hpc.fabric.partitions.backends.base import (
     ReadBack,
     SubnetManagerError,
 )
+from nova_hpc.fabric.partitions.backends.opensm_checks import OpensmChecks, read_running
 from nova_hpc.fabric.partitions.backends.opensm_files import (
     OpensmLog,
     PartitionStore,
@@ -37,8 +38,8 @@ from nova_hpc.fabric.partitions.backends.opensm_process import (
     find_opensm,
     wake_opensm,
 )
-from nova_hpc.fabric.partitions.file_audit import audit_own_partitions
-from nova_hpc.fabric.partitions.hardening import audit_opensm, is_enforced, read_manager_options
+from nova_hpc.fabric.partitions.default_rule import read_default_rule
+from nova_hpc.fabric.partitions.hardening import is_enforced
 from nova_hpc.fabric.partitions.members import DesiredPartitions
 from nova_hpc.fabric.partitions.own_partitions import OwnPartitions, parse_own_partitions
 from nova_hpc.fabric.partitions.partition_file import (
@@ -99,6 +100,7 @@ class OpensmSubnetManager:
         self._log = OpensmLog(Path(conf.opensm_log))
         self._own_in_force = Path(conf.state_path) / _OWN_IN_FORCE
         self.reader = PortReader(self._choose_reader_settings())
+        self._checks = OpensmChecks(conf, self._store, self.reader)
         self._tables = TableCache(self.reader, conf.poll_interval)
         self.signals = 0
         self._own: OwnPartitions | None = None
@@ -113,7 +115,7 @@ class OpensmSubnetManager:
         self._edited: str | None = None
         self._told: _Told | None = None
         self._retold = False
-        self._saved_own: str | None = None
+        self._saved_own: OwnPartitions | None = None
         self._managers: frozenset[int] = frozenset()
         #: The largest number of ports that this agent has found.
         self._most_ports = 0
@@ -154,7 +156,7 @@ class OpensmSubnetManager:
 
     def _read_options(self) -> Mapping[str, str]:
         path = Path(self._conf.opensm_config)
-        options = read_manager_options(read_text(path) or "")
+        options = read_running(self._conf).overlay_options(read_text(path)) or {}
         used = options.get("partition_config_file")
         if used is not None and Path(used).resolve() != self._store.path:
             raise SubnetManagerError(
@@ -209,7 +211,9 @@ class OpensmSubnetManager:
         """
         before = self._find_own(text)
         try:
-            own = self._read_own(before)
+            own = self._read_own(before).with_default(
+                read_default_rule(text) if before is None else before.default
+            )
             if before is not None and own.text == self._refused_own:
                 raise ValueError("opensm opened the fabric with it: change it")
             if before is None or own.text != before.text:
@@ -240,7 +244,7 @@ class OpensmSubnetManager:
                 return parse_file(text).own
         with contextlib.suppress(ValueError):
             saved = read_text(self._own_in_force)
-            return None if saved is None else parse_own_partitions(saved)
+            return None if saved is None else parse_file(saved).own
         return None
 
     def refuse_settings(self) -> None:
@@ -323,6 +327,7 @@ class OpensmSubnetManager:
             faults.extend(strangers.sentences)
         faults.extend(describe_manager_port(guid) for guid in sorted(guids & self._managers))
         faults.extend(self._list_faults(layout))
+        faults.extend(self._log.describe_other_managers(fabric))
         opened = next(iter(complaints), None) or _explain_open(strangers, fabric)
         if opened is None and not_in_force is None:
             self._save_own()
@@ -402,11 +407,12 @@ class OpensmSubnetManager:
 
     def _save_own(self) -> None:
         """Keep the own partitions that are in force, for a start with a damaged file."""
-        if self._own is None or self._saved_own == self._own.text:
+        if self._own is None or self._saved_own == self._own:
             return
         self._own_in_force.parent.mkdir(parents=True, exist_ok=True)
-        replace_text(self._own_in_force, self._own.text)
-        self._saved_own = self._own.text
+        body = render_body(PartitionLayout(), self._own)
+        replace_text(self._own_in_force, render_file(body, ticket=0))
+        self._saved_own = self._own
 
     # -- when it goes wrong --------------------------------------------------------------
 
@@ -437,13 +443,11 @@ class OpensmSubnetManager:
 
     def audit(self) -> Sequence[AuditRow]:
         """See :meth:`SubnetManager.audit`."""
-        config = read_text(Path(self._conf.opensm_config))
-        rows = audit_opensm(config, self._store.read(), str(self._store.path))
-        return (*rows, self._audit_own_partitions())
+        return self._checks.audit()
 
-    def _audit_own_partitions(self) -> AuditRow:
-        own = read_text(self._own_path)
-        return audit_own_partitions(self._store.read(), own, str(self._own_path))
+    def accept_losses(self) -> tuple[str, ...]:
+        """Keep the operator's decision on the first write; see :class:`OpensmChecks`."""
+        return self._checks.accept_losses()
 
     def compare_with_file(self) -> tuple[int, tuple[str, ...]]:
         """Compare the tables of all ports with the file as it is; changes nothing.

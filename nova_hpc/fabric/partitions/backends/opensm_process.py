@@ -11,10 +11,16 @@ from typing import Final
 import attrs
 
 from nova_hpc.fabric.partitions.backends.base import SubnetManagerError
+from nova_hpc.fabric.partitions.backends.opensm_options import CommandLineError, read_command_line
+from nova_hpc.fabric.partitions.hardening import RunningOptions
 
 _NAME: Final = "opensm"
 _HANGUP_BIT: Final = 1 << (signal.SIGHUP - 1)
 _PROC: Final = Path("/proc")
+
+
+class NotRunningError(SubnetManagerError):
+    """opensm does not run, as far as this host's processes say."""
 
 
 @attrs.frozen
@@ -37,7 +43,7 @@ def find_opensm(pid_file: Path) -> OpensmProcess:
     try:
         pid = int(pid_file.read_text(encoding="ascii"))
     except FileNotFoundError as error:
-        raise SubnetManagerError(
+        raise NotRunningError(
             f"{pid_file} is not there: opensm does not run, or its unit does not write the file "
             "(ExecStartPost=/bin/sh -c 'echo $MAINPID >FILE' does)"
         ) from error
@@ -45,7 +51,7 @@ def find_opensm(pid_file: Path) -> OpensmProcess:
         raise SubnetManagerError(f"{pid_file} names no process: {error}") from error
     process = _look_at(pid)
     if process is None:
-        raise SubnetManagerError(f"opensm does not run: process {pid} of {pid_file} is gone")
+        raise NotRunningError(f"opensm does not run: process {pid} of {pid_file} is gone")
     return process
 
 
@@ -65,6 +71,33 @@ def _look_at(pid: int) -> OpensmProcess | None:
     if name != _NAME:
         raise SubnetManagerError(f"process {pid} is {name!r} and not opensm: it gets no signal")
     return OpensmProcess(pid, int(fields[19]))
+
+
+def read_running_options(pid_file: Path, config: Path) -> RunningOptions:
+    """What the command line of the running opensm makes of its options.
+
+    :param config: the file of options that the agent looks at.
+    """
+    try:
+        process = find_opensm(pid_file)
+        command = read_command_line(process.pid, _PROC)
+        folder = (_PROC / str(process.pid) / "cwd").readlink()
+    except NotRunningError:
+        return RunningOptions()
+    except OSError as error:
+        return RunningOptions(
+            unknown=f"the working directory of opensm, process {process.pid}: {error.strerror}"
+        )
+    except (SubnetManagerError, CommandLineError) as error:
+        return RunningOptions(unknown=str(error))
+    if _look_at(process.pid) != process:
+        return RunningOptions()
+    values = dict(command.values)
+    if "partition_config_file" in values:
+        values["partition_config_file"] = str(folder / values["partition_config_file"])
+    used = folder / command.config
+    other = None if used.resolve() == config.resolve() else str(used)
+    return RunningOptions(values, other)
 
 
 def wake_opensm(process: OpensmProcess) -> None:

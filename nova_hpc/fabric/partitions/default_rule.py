@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rule for the default partition: all reach the subnet manager and not one another.
+
+Memberships in it are the agent's. Its multicast groups are the site's: IPoIB of the whole fabric
+has the MTU and rate that the first definition with ``ipoib`` states, so they stay as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import attrs
+
+from nova_hpc.fabric.partitions.keys import DEFAULT_PKEY
+from nova_hpc.fabric.partitions.opensm_grammar import (
+    GroupFlags,
+    PartitionDefinition,
+    PartitionGrammarError,
+    UncertainGrammarError,
+    parse_partitions,
+)
+
+#: Field of :class:`GroupFlags` -> opensm's flag.
+_WORDS: Final = {
+    "mtu": "mtu",
+    "rate": "rate",
+    "service_level": "sl",
+    "q_key": "Q_Key",
+    "t_class": "TClass",
+    "flow_label": "FlowLabel",
+}
+_PLAIN: Final = GroupFlags()
+
+
+@attrs.frozen
+class DefaultRule:
+    """What the default partition has beside its members.
+
+    :ivar groups: MGID and flags of each of its groups beside that of IPoIB, as written. There is
+        at least one flag: opensm takes what is behind the line for those of a group without any.
+    """
+
+    ipoib: bool = True
+    first_index: bool = False
+    flags: GroupFlags = _PLAIN
+    groups: tuple[tuple[str, str], ...] = ()
+
+    def render(self) -> str:
+        """The rule in opensm's words."""
+        head = "Default=0x7fff" + (", ipoib" if self.ipoib else "")
+        head += ", indx0" if self.first_index else ""
+        for field, word in _WORDS.items():
+            value = getattr(self.flags, field)
+            head += f", {word}={value}" if value != getattr(_PLAIN, field) else ""
+        scopes = [scope for scope in range(16) if self.flags.scopes >> scope & 1]
+        head += "".join(f", scope={scope}" for scope in scopes)
+        members = "ALL=limited, SELF=full ;\n"
+        if not self.groups:
+            return f"{head} : {members}"
+        groups = "".join(f"mgid={mgid}, {flags}\n" for mgid, flags in self.groups)
+        return f"{head} :\n{groups}{members}"
+
+
+def take_default_rule(definitions: Iterable[PartitionDefinition]) -> DefaultRule:
+    """What a file that opensm takes makes of the default partition."""
+    rules = [each for each in definitions if each.pkey == DEFAULT_PKEY]
+    first = next((each for each in rules if each.ipoib), None)
+    groups: dict[str, str] = {}
+    for group in (group for each in rules for group in each.groups):
+        groups.setdefault(group.mgid, group.stated or f"rate={group.flags.rate}")
+    return DefaultRule(
+        ipoib=first is not None,
+        first_index=any(each.first_index for each in rules),
+        flags=_flags_of(rules if first is None else [first]),
+        groups=tuple(groups.items()),
+    )
+
+
+def _flags_of(rules: list[PartitionDefinition]) -> GroupFlags:
+    return rules[-1].flags if rules else _PLAIN
+
+
+def read_default_rule(text: str | None) -> DefaultRule:
+    """The same of a file; of one that opensm does not take, what it makes then."""
+    try:
+        return take_default_rule(parse_partitions(text or "").definitions)
+    except (PartitionGrammarError, UncertainGrammarError):
+        return DefaultRule()

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the agent's first write takes away from a fabric that others have managed so far.
+
+The first write replaces the file of partitions whole. So each port that would lose a P_Key, or
+full membership of one, is named before, and the operator decides. The decision is kept in a file:
+it holds for exactly those losses, and for the file of partitions as it was. A longer list, or
+another file, needs the operator again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterator, Mapping
+from typing import Final
+
+from nova_hpc.fabric.partitions.backends.base import AuditRow, AuditState
+from nova_hpc.fabric.partitions.file_audit import is_file_of_agent
+from nova_hpc.fabric.partitions.file_meaning import RulePort, list_lost_entries
+from nova_hpc.fabric.partitions.own_partitions import OwnPartitions
+from nova_hpc.fabric.partitions.port_tables import FabricPorts, PortTables, expect_entries
+
+#: Name of the row.
+FIRST_WRITE: Final = "first_write"
+_ISOLATION: Final = "SDN04-04"
+_TITLE: Final = "# nova-hpc accepted losses, version 1, of the file of partitions sha256"
+
+
+def is_first_write(text: str | None, last_good: str | None) -> bool:
+    """Whether no agent has written here yet.
+
+    :param text: the file of partitions; None: there is none.
+    :param last_good: what the agent has kept of its own; None: nothing.
+    """
+    return not is_file_of_agent(text) and not is_file_of_agent(last_good)
+
+
+def list_table_losses(
+    fabric: FabricPorts, tables: Mapping[int, PortTables], own: OwnPartitions
+) -> Iterator[str]:
+    """What ports have now and would not have after the first write; a sentence each.
+
+    :param own: the administrator's own partitions; networks have no members before the first
+        write.
+    """
+    for guid, port in sorted(fabric.ports.items()):
+        manages = guid == fabric.manager
+        name = RulePort(guid, port.kind)
+        table = tables[guid].own if guid in tables else None
+        if table is None:
+            yield f"{name}: its P_Key table could not be read"
+            continue
+        after = expect_entries(guid, port.kind, manages, {}, own)
+        yield from list_lost_entries(name, table, after)
+    if fabric.silent:
+        yield f"{fabric.silent} ports are up and do not answer: their P_Keys are unknown"
+
+
+def audit_first_write(losses: Collection[str], accepted: Collection[str]) -> AuditRow:
+    """The row for what the first write takes away.
+
+    :param losses: all of them.
+    :param accepted: those that the operator has accepted.
+    """
+    left = [loss for loss in losses if loss not in accepted]
+    if left:
+        return AuditRow(
+            FIRST_WRITE,
+            _ISOLATION,
+            AuditState.NOT_MET,
+            f"would be lost: {'; '.join(left)}",
+            "write them into the own partitions; or accept exactly these losses: "
+            "nova-hpc fabric check --accept-losses",
+            needed=True,
+        )
+    found = f"{len(losses)} losses, which the operator has accepted" if losses else "loses nothing"
+    return AuditRow(FIRST_WRITE, _ISOLATION, AuditState.MET, found, needed=True)
+
+
+def render_accepted_losses(text: str | None, losses: Collection[str]) -> str:
+    """The operator's decision as a file.
+
+    :param text: the file of partitions that the agent replaces.
+    """
+    return "\n".join((f"{_TITLE} {_digest(text)}", *losses, ""))
+
+
+def parse_accepted_losses(decision: str | None, text: str | None) -> frozenset[str]:
+    """The losses that are accepted; none where the decision is about another file.
+
+    :param decision: the operator's; None: there is none.
+    :param text: the file of partitions as it is.
+    """
+    title, *losses = (decision or "").split("\n")
+    if title != f"{_TITLE} {_digest(text)}" or losses[-1:] != [""]:
+        return frozenset()
+    return frozenset(losses[:-1])
+
+
+def _digest(text: str | None) -> str:
+    return hashlib.sha256((text or "").encode("utf-8", "surrogateescape")).hexdigest()

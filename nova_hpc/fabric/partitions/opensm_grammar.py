@@ -1,0 +1,611 @@
+# SPDX-License-Identifier: Apache-2.0
+"""opensm's own grammar of ``partitions.conf``.
+
+The reader here follows opensm 3.3.23 step by step (``opensm/osm_prtn_config.c``,
+``osm_prtn_config_parse_file`` to ``partition_add_port``), because its grammar is not written down
+and differs from what its manual suggests: words may be abbreviated (``A`` is ``ALL``), a number
+first is a P_Key, ``ALL=`` is full, a carriage return is an error, and some forms read on in what an
+earlier line has left in the buffer. One error makes opensm drop the whole file and give every port
+full membership of the default partition.
+
+A line longer than opensm's buffer counts as several. The size differs by release, so that a file
+with such a line is read with each; where the results differ, nothing is sure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import attrs
+
+from nova_hpc.fabric.partitions.keys import DEFAULT_PKEY
+
+#: Sizes of opensm's buffer in bytes; it reads two fewer at once. 3.3.23 has the first.
+BUFFERS: Final = (4096, 8192)
+#: How opensm calls the default partition before it reads the file.
+_DEFAULT_NAME: Final = b"Default"
+#: Bytes of a partition's name that opensm keeps, its end counted (``osm_prtn_t``).
+_NAME_ROOM: Final = 32
+_SPACES: Final = b" \t\n"
+#: isspace(3), which strtoul(3) skips.
+_C_SPACES: Final = b" \t\n\v\f\r"
+_NUMBER: Final = re.compile(rb"[ \t\n\v\f\r]*([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)")
+_MOST: Final = (1 << 64) - 1
+
+
+class PartitionGrammarError(ValueError):
+    """opensm would not take the file, and gives every port full membership of 0x7fff."""
+
+
+class EmptyFileError(PartitionGrammarError):
+    """It has no definition, and opensm drops it as well."""
+
+
+class UncertainGrammarError(ValueError):
+    """Nothing in the file decides what opensm makes of it.
+
+    :ivar candidates: what releases that take the file make of it, where only their buffers differ.
+    :ivar may_drop: whether a release may drop the file as well.
+    """
+
+    def __init__(
+        self,
+        problem: str,
+        candidates: tuple[PartitionText, ...] = (),
+        *,
+        may_drop: bool = True,
+    ) -> None:
+        super().__init__(problem)
+        self.candidates = candidates
+        self.may_drop = may_drop
+
+
+class RuleMembership(enum.StrEnum):
+    """What a rule gives its ports; ``both`` is ``full`` unless ``allow_both_pkeys`` is set."""
+
+    LIMITED = "limited"
+    FULL = "full"
+    BOTH = "both"
+
+
+class PortGroup(enum.StrEnum):
+    """opensm's words for many ports, or for its own; in the order in which it compares them."""
+
+    ALL = "ALL"
+    ALL_CAS = "ALL_CAS"
+    ALL_SWITCHES = "ALL_SWITCHES"
+    ALL_ROUTERS = "ALL_ROUTERS"
+    SELF = "SELF"
+
+
+@attrs.frozen
+class PortRule:
+    """One member as stated.
+
+    :ivar who: a port GUID, or a word for many.
+    :ivar word: as it is written.
+    :ivar stated: the membership as it is written; None: the definition's default.
+    """
+
+    line: int
+    who: int | PortGroup
+    membership: RuleMembership
+    word: str
+    stated: str | None = None
+
+
+@attrs.frozen
+class GroupFlags:
+    """The flags of a definition that concern its multicast groups; numbers as opensm has them.
+
+    :ivar scopes: a bit for each.
+    """
+
+    mtu: int = 4
+    rate: int = 3
+    service_level: int = 0
+    scopes: int = 0
+    q_key: int = 0
+    t_class: int = 0
+    flow_label: int = 0
+
+
+@attrs.frozen
+class MulticastGroup:
+    """A group that the file makes.
+
+    :ivar stated: its flags as they are written.
+    :ivar flags: those, and the partition's where it has none of its own.
+    """
+
+    line: int
+    mgid: str
+    stated: str
+    flags: GroupFlags
+
+
+@attrs.frozen
+class PartitionDefinition:
+    """One definition, from its name to its semicolon.
+
+    :ivar key: the P_Key as it is written; None: it is found by the name, or made.
+    :ivar made: whether opensm makes one, which then depends on what it has had before.
+    :ivar stated: flags as they are written, with their values.
+    :ivar left_out: line and text of members that opensm leaves out without a word.
+    :ivar ended: False: the file ends before its semicolon; opensm takes it as it is.
+    """
+
+    line: int
+    name: str
+    pkey: int
+    key: str | None
+    made: bool
+    default: RuleMembership
+    flags: GroupFlags
+    ipoib: bool
+    first_index: bool
+    stated: tuple[tuple[str, str | None], ...]
+    rules: tuple[PortRule, ...] = ()
+    groups: tuple[MulticastGroup, ...] = ()
+    left_out: tuple[tuple[int, str], ...] = ()
+    ended: bool = False
+
+
+@attrs.frozen
+class PartitionText:
+    """What opensm makes of a file.
+
+    :ivar strayed: lines at whose end opensm reads on in what an earlier line has left.
+    """
+
+    definitions: tuple[PartitionDefinition, ...]
+    strayed: tuple[int, ...] = ()
+
+
+def parse_partitions(text: str) -> PartitionText:
+    """Read a file of partitions as opensm does.
+
+    :param text: bytes that are no UTF-8 are surrogates.
+    :raises PartitionGrammarError: opensm drops the file; the text names the line.
+    :raises UncertainGrammarError: what it does is not in the file.
+    """
+    data = text.encode("utf-8", "surrogateescape")
+    longest = max(map(len, data.split(b"\n")))
+    if longest + 1 <= BUFFERS[0] - 2:
+        return _FileReader(BUFFERS[0]).read(data)
+    outcomes = [_try_to_read(data, size) for size in BUFFERS]
+    refusals = [each for each in outcomes if isinstance(each, PartitionGrammarError)]
+    if len(refusals) == len(outcomes):
+        raise refusals[0]
+    taken = tuple(dict.fromkeys(each for each in outcomes if isinstance(each, PartitionText)))
+    if refusals or len(taken) > 1:
+        raise UncertainGrammarError(
+            f"a line has {longest} bytes: releases of opensm differ in what they make of it",
+            taken,
+            may_drop=bool(refusals),
+        )
+    return taken[0]
+
+
+def _try_to_read(data: bytes, size: int) -> PartitionText | PartitionGrammarError:
+    """The same without numbers of lines: they differ where one line counts as two."""
+    try:
+        read = _FileReader(size).read(data)
+    except PartitionGrammarError as error:
+        return error
+    return PartitionText(
+        tuple(
+            attrs.evolve(
+                each,
+                line=0,
+                rules=tuple(attrs.evolve(rule, line=0) for rule in each.rules),
+                groups=tuple(attrs.evolve(group, line=0) for group in each.groups),
+                left_out=tuple((0, text) for _, text in each.left_out),
+            )
+            for each in read.definitions
+        )
+    )
+
+
+def read_number(text: bytes) -> tuple[int, bytes]:
+    """Read a number as strtoul(3) with base 0 does.
+
+    :returns: the number, and what follows it; everything follows where there is none.
+    """
+    match = _NUMBER.match(text)
+    if match is None:
+        return 0, text
+    digits = match[2]
+    base = 16 if digits[:2].lower() == b"0x" else 8 if digits[:1] == b"0" else 10
+    number = min(int(digits, base), _MOST)
+    if match[1] == b"-" and number < _MOST:
+        number = -number & _MOST
+    return number, text[match.end() :]
+
+
+def _is_beginning(word: bytes, of: bytes) -> bool:
+    """strncmp(word, of, strlen(word)) == 0: the empty word is the beginning of all."""
+    return of.startswith(word)
+
+
+def _show(word: bytes) -> str:
+    return repr(word.decode("utf-8", "replace")[:60])
+
+
+def _text_of(word: bytes) -> str:
+    return word.decode("utf-8", "surrogateescape")
+
+
+class _LineBuffer:
+    """The bytes of one line, after which those of longer ones before it are still there."""
+
+    def __init__(self, size: int) -> None:
+        self._bytes = bytearray(size)
+        #: Bytes that lines have filled so far; behind them is what was on the stack.
+        self._known = 0
+        self._end = 0
+        self.strays = False
+
+    def load(self, line: bytes) -> None:
+        """Put a line into it, as fgets(3) does, without its comment."""
+        self._bytes[: len(line) + 1] = line + b"\0"
+        self._known = max(self._known, len(line) + 1)
+        comment = self.find(b"#", 0)
+        if comment is not None:
+            self.cut(comment)
+        self._end = self.terminator(0)
+        self.strays = False
+
+    def terminator(self, start: int) -> int:
+        """Where the string from *start* on ends.
+
+        :raises UncertainGrammarError: it begins where no line has been.
+        """
+        at = self._bytes.find(b"\0", start, self._known)
+        if at < 0:
+            raise UncertainGrammarError(
+                "opensm reads on behind a line, in memory that no line has filled"
+            )
+        # Behind the end alone there may be nothing.
+        self.strays = self.strays or start > self._end
+        return at
+
+    def find(self, sign: bytes, start: int) -> int | None:
+        """strchr(3)."""
+        at = self._bytes.find(sign, start, self.terminator(start))
+        return at if at >= 0 else None
+
+    def cut(self, at: int) -> None:
+        """End a string."""
+        self._bytes[at] = 0
+
+    def skip_spaces(self, start: int) -> int:
+        """Where something else than spaces begins."""
+        end = self.terminator(start)
+        while start < end and self._bytes[start] in _SPACES:
+            start += 1
+        return start
+
+    def take_trimmed(self, start: int) -> tuple[bytes, int]:
+        """Cut the spaces off at the end of a string.
+
+        :returns: what is left, and where it ended before.
+        """
+        end = at = self.terminator(start)
+        while at != start and self._bytes[at] in b"\0" + _SPACES:
+            self._bytes[at] = 0
+            at -= 1
+        return bytes(self._bytes[start : self.terminator(start)]), end
+
+    def take_token(self, start: int) -> tuple[bytes, bytes | None, int]:
+        """Read NAME or NAME=VALUE (``parse_name_token``).
+
+        :returns: name, value, and where the next token begins.
+        """
+        name_at = self.skip_spaces(start)
+        equals = self.find(b"=", name_at)
+        if equals is not None:
+            self.cut(equals)
+        after = self.terminator(start) + 1
+        name, _ = self.take_trimmed(name_at)
+        if equals is None:
+            return name, None, after
+        value, end = self.take_trimmed(self.skip_spaces(equals + 1))
+        return name, value, end + 1
+
+    def split_comma(self, start: int) -> bool:
+        """Cut a string at its first comma; False: it has none."""
+        comma = self.find(b",", start)
+        if comma is None:
+            return False
+        self.cut(comma)
+        return True
+
+
+@attrs.define
+class _OpenDefinition:
+    """A definition while it is read."""
+
+    line: int
+    head: PartitionDefinition | None = None
+    rules: list[PortRule] = attrs.field(factory=list)
+    groups: list[MulticastGroup] = attrs.field(factory=list)
+    left_out: list[tuple[int, str]] = attrs.field(factory=list)
+
+    def close(self, ended: bool) -> PartitionDefinition | None:
+        if self.head is None:
+            return None
+        return attrs.evolve(
+            self.head,
+            rules=tuple(self.rules),
+            groups=tuple(self.groups),
+            left_out=tuple(self.left_out),
+            ended=ended,
+        )
+
+
+class _FileReader:
+    """Reads one file, with a buffer of one size."""
+
+    def __init__(self, size: int) -> None:
+        self._room = size - 2
+        self._buffer = _LineBuffer(size)
+        self._names: dict[int, bytes] = {DEFAULT_PKEY: _DEFAULT_NAME}
+        self._counter = 0
+        self._line = 0
+
+    def read(self, data: bytes) -> PartitionText:
+        """Read it whole.
+
+        :raises PartitionGrammarError: opensm drops it.
+        :raises UncertainGrammarError: what it does is not in the file.
+        """
+        finished: list[PartitionDefinition] = []
+        strayed: list[int] = []
+        open_one: _OpenDefinition | None = None
+        read_any = False
+        for number, line in enumerate(self._split_lines(data), 1):
+            self._line = number
+            self._buffer.load(line)
+            at = 0
+            while True:
+                at = self._buffer.skip_spaces(at)
+                if self._buffer.terminator(at) == at:
+                    break
+                semicolon = self._buffer.find(b";", at)
+                if semicolon is not None:
+                    self._buffer.cut(semicolon)
+                open_one = open_one or _OpenDefinition(self._line)
+                at = self._read_piece(open_one, at)
+                read_any = True
+                if semicolon is None:
+                    break
+                closed = open_one.close(ended=True)
+                finished += [closed] if closed is not None else []
+                open_one = None
+            if self._buffer.strays:
+                strayed.append(self._line)
+        last = None if open_one is None else open_one.close(ended=False)
+        finished += [last] if last is not None else []
+        if not read_any:
+            raise EmptyFileError("it has no definition")
+        return PartitionText(tuple(finished), tuple(strayed))
+
+    def _split_lines(self, data: bytes) -> Iterator[bytes]:
+        """Lines as fgets(3) gives them: of a longer one there are several."""
+        for line in re.findall(rb"[^\n]*\n|[^\n]+\Z", data):
+            for start in range(0, len(line), self._room):
+                yield line[start : start + self._room]
+
+    def _fail(self, problem: str) -> PartitionGrammarError:
+        return PartitionGrammarError(f"line {self._line}: {problem}")
+
+    def _read_piece(self, partition: _OpenDefinition, start: int) -> int:
+        """Read a definition, or more of one, up to its semicolon or the end of the line.
+
+        :returns: where opensm reads on.
+        """
+        if self._buffer.terminator(start) == start:
+            start += 1  # An empty piece: opensm reads what follows the semicolon as a part of it.
+        at = start
+        if partition.head is None:
+            at = self._read_head(partition, at)
+        while True:
+            more = self._buffer.split_comma(at)
+            name, stated, at = self._buffer.take_token(at)
+            if name == b"mgid":
+                return self._read_group(partition, stated, at)
+            self._add_rule(partition, name, stated)
+            if not more:
+                return at
+
+    # -- the head of a definition -----------------------------------------------------------
+
+    def _read_head(self, partition: _OpenDefinition, at: int) -> int:
+        colon = self._buffer.find(b":", at)
+        if colon is None:
+            raise self._fail(
+                "the colon has to be on the line where a definition begins "
+                f"({_show(self._buffer.take_trimmed(at)[0])})"
+            )
+        self._buffer.cut(colon)
+        more = self._buffer.split_comma(at)
+        name, key, at = self._buffer.take_token(at)
+        head = PartitionDefinition(
+            line=self._line,
+            name=_text_of(name),
+            pkey=0,
+            key=None if key is None else _text_of(key),
+            made=False,
+            default=RuleMembership.LIMITED,
+            flags=GroupFlags(),
+            ipoib=False,
+            first_index=False,
+            stated=(),
+        )
+        while more:
+            more = self._buffer.split_comma(at)
+            flag, value, at = self._buffer.take_token(at)
+            head = _add_flag(head, flag, value)
+        if at != colon + 1:
+            raise self._fail("bad definition")
+        partition.head = self._choose_pkey(head, name, key)
+        return at
+
+    def _choose_pkey(
+        self, head: PartitionDefinition, name: bytes, key: bytes | None
+    ) -> PartitionDefinition:
+        """The P_Key that is stated, or that of an earlier name, or the next one that is free."""
+        if key is None and name[:1].isdigit():
+            name, key = b"", name
+            head = attrs.evolve(head, name="", key=_text_of(key))
+        pkey = 0
+        if key is not None:
+            number, rest = read_number(key)
+            if rest or rest == key:
+                raise self._fail(f"{_show(key)} is no P_Key")
+            pkey = number & DEFAULT_PKEY
+        made = False
+        if not pkey and head.name:
+            pkey = self._find_name(name)
+        if not pkey:
+            made = True
+            pkey = self._make_pkey()
+        kept = name[: _NAME_ROOM - 1] if name else f"{pkey:04x}".encode("ascii")
+        self._names.setdefault(pkey, kept)
+        return attrs.evolve(head, pkey=pkey, made=made)
+
+    def _find_name(self, name: bytes) -> int:
+        # opensm's table is in the order of keys as the wire has them.
+        for pkey in sorted(self._names, key=lambda key: (key & 0xFF) << 8 | key >> 8):
+            if self._names[pkey] == name:
+                return pkey
+        return 0
+
+    def _make_pkey(self) -> int:
+        while self._counter < DEFAULT_PKEY - 1:
+            self._counter += 1
+            if self._counter not in self._names:
+                return self._counter
+        raise self._fail("no P_Key is free")
+
+    # -- members and groups -----------------------------------------------------------------
+
+    def _add_rule(self, partition: _OpenDefinition, name: bytes, stated: bytes | None) -> None:
+        assert partition.head is not None
+        if _is_beginning(name, b"NONE"):
+            if name or stated is not None:
+                text = name if stated is None else name + b"=" + stated
+                partition.left_out.append((self._line, _text_of(text)))
+            return
+        membership = partition.head.default if stated is None else _membership_of(stated)
+        who: int | PortGroup
+        for who in PortGroup:
+            if _is_beginning(name, who.encode("ascii")):
+                break
+        else:
+            who, rest = read_number(name)
+            if not who or rest:
+                raise self._fail(f"{_show(name)} is no port GUID, and no word of opensm's")
+        partition.rules.append(
+            PortRule(
+                self._line,
+                who,
+                membership,
+                _text_of(name),
+                None if stated is None else _text_of(stated),
+            )
+        )
+
+    def _read_group(self, partition: _OpenDefinition, mgid: bytes | None, at: int) -> int:
+        """Read what follows ``mgid=...`` (``mgroup_create``)."""
+        if mgid is None:
+            raise UncertainGrammarError(
+                f"line {self._line}: opensm dies of an mgid without a value"
+            )
+        try:
+            address = socket.inet_pton(socket.AF_INET6, mgid.decode("ascii"))
+        except (OSError, ValueError):
+            return at
+        if address[0] != 0xFF:
+            return at
+        assert partition.head is not None
+        inherited = flags = attrs.evolve(partition.head.flags, t_class=0)
+        stated = []
+        more, strays = True, self._buffer.strays
+        # A group without flags takes for its flags what is behind the line; that is no member.
+        with contextlib.suppress(UncertainGrammarError):
+            while more:
+                more = self._buffer.split_comma(at)
+                flag, value, at = self._buffer.take_token(at)
+                stated.append(_text_of(flag if value is None else flag + b"=" + value))
+                flags = _set_group_flag(flags, flag, value) or flags
+        if self._buffer.strays:
+            stated, flags = [], inherited
+        self._buffer.strays = strays
+        words = ", ".join(word for word in stated if word)
+        partition.groups.append(MulticastGroup(self._line, _text_of(mgid), words, flags))
+        return at
+
+
+def _membership_of(stated: bytes) -> RuleMembership:
+    """Beginnings count, and of nothing opensm makes full; of what it does not know, limited."""
+    if _is_beginning(stated, b"full"):
+        return RuleMembership.FULL
+    return RuleMembership.BOTH if _is_beginning(stated, b"both") else RuleMembership.LIMITED
+
+
+#: Flag of opensm -> field of :class:`GroupFlags`, in the order in which it compares them.
+_NUMBERS: Final[Mapping[bytes, str]] = {
+    b"mtu": "mtu",
+    b"rate": "rate",
+    b"scope": "scopes",
+    b"Q_Key": "q_key",
+    b"TClass": "t_class",
+    b"sl": "service_level",
+    b"FlowLabel": "flow_label",
+}
+#: Flags with a largest value; what is not one is left out.
+_LIMITS: Final = {"service_level": 15, "flow_label": 0xFFFFF}
+
+
+def _add_flag(head: PartitionDefinition, flag: bytes, value: bytes | None) -> PartitionDefinition:
+    stated = (*head.stated, (_text_of(flag), None if value is None else _text_of(value)))
+    head = attrs.evolve(head, stated=stated)
+    flags = _set_group_flag(head.flags, flag, value)
+    if flags is not None:
+        return attrs.evolve(head, flags=flags)
+    if _is_beginning(flag, b"ipoib"):
+        return attrs.evolve(head, ipoib=True)
+    if _is_beginning(flag, b"defmember"):
+        known = (b"limited", b"both", b"full")
+        if value is None or not any(_is_beginning(value, word) for word in known):
+            return head
+        return attrs.evolve(head, default=_membership_of(value))
+    return attrs.evolve(head, first_index=True) if flag == b"indx0" else head
+
+
+def _set_group_flag(flags: GroupFlags, flag: bytes, value: bytes | None) -> GroupFlags | None:
+    """None: it is no flag of a group."""
+    for word, field in _NUMBERS.items():
+        if _is_beginning(flag, word):
+            return _set_number(flags, field, value)
+    return None
+
+
+def _set_number(flags: GroupFlags, field: str, value: bytes | None) -> GroupFlags:
+    if value is None:
+        return flags
+    number, rest = read_number(value)
+    number &= 0xFFFF_FFFF
+    if field in _LIMITS:
+        bad = not value or number > _LIMITS[field] or (rest and rest[0] not in _C_SPACES)
+        return flags if bad else attrs.evolve(flags, **{field: number})
+    if field == "scopes":
+        return attrs.evolve(flags, scopes=flags.scopes | 1 << number) if 0 < number < 16 else flags
+    return attrs.evolve(flags, **{field: number})
