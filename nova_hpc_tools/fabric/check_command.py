@@ -46,7 +46,7 @@ class ComparesFile(Protocol):
 
 
 class CheckFabric(ListCommand):
-    """Check on the subnet manager's host whether it keeps partitions apart; changes nothing.
+    """Check on the subnet manager's host whether it keeps partitions apart; changes no fabric.
 
     One row for each setting that the isolation rests on, with the requirement's id in NVIDIA's
     Requirements for AI Clouds where it has one (SDN04-04, SDN04-05); then one for the file of
@@ -54,12 +54,14 @@ class CheckFabric(ListCommand):
     them, and one for each of those that differ. With --os-cloud, the faults of this fabric's agents
     are named, and ports of Neutron that have a host and are not bound (a request that broke off):
     the same request heals them.
+    With --accept-losses, what the agent's first write takes away is accepted, and each loss has a
+    row: the agent begins then. The decision holds for exactly these losses and this file.
     "not available" is what this subnet manager does not have, with what that leaves open. Needs
     root, as the agent does. The exit status is 0 when all that can be met is met, 1 when
     something is not or cannot be read, 2 when nothing can be checked.
     """
 
-    acts_with = ()
+    acts_with = ("accept_losses",)
     errors = (SubnetManagerError, service_settings.ConfigError)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -72,11 +74,19 @@ class CheckFabric(ListCommand):
             help="name in clouds.yaml of the cloud whose agents and ports are looked at, too; its "
             "user needs the admin role",
         )
+        parser.add_argument(
+            "--accept-losses",
+            action="store_true",
+            help="accept what ports lose by the first write of the agent, and name it",
+        )
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
         """Audit, compare, and ask the cloud."""
-        rows = examine_fabric(parsed_args.config, parsed_args.os_cloud).rows
+        accepted: tuple[AuditRow, ...] = ()
+        if parsed_args.accept_losses:
+            accepted = tuple(accept_losses(parsed_args.config))
+        rows = (*accepted, *examine_fabric(parsed_args.config, parsed_args.os_cloud).rows)
         return CommandAnswer(
             columns=_COLUMNS,
             rows=[
@@ -85,6 +95,32 @@ class CheckFabric(ListCommand):
             status=_WRONG if any(map(is_wrong, rows)) else 0,
             show=lambda: _print_rows(rows, self.say),
         )
+
+
+@runtime_checkable
+class AcceptsLosses(Protocol):
+    """A subnet manager whose file the agent takes over from others."""
+
+    def accept_losses(self) -> tuple[str, ...]:
+        """Keep the operator's decision on what the first write takes away."""
+
+
+def accept_losses(words: Sequence[str]) -> Iterator[AuditRow]:
+    """Accept what the first write takes away; a row for each loss.
+
+    :param words: as :func:`source_options.add_config_options` leaves them.
+    :raises Exception: what :attr:`CheckFabric.errors` names, and CommandError.
+    """
+    options = read_agent_group(words)
+    manager = make_subnet_manager(options.subnet_manager, options)
+    try:
+        if not isinstance(manager, AcceptsLosses):
+            raise CommandError(f"{options.subnet_manager}: the agent takes no file over there")
+        losses = manager.accept_losses()
+    finally:
+        manager.close()
+    for loss in losses:
+        yield AuditRow("accepted_loss", _ISOLATION, AuditState.MET, loss)
 
 
 @attrs.frozen

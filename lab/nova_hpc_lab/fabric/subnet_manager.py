@@ -24,7 +24,8 @@ _UP: Final = "SUBNET UP"
 #: Random for each fabric. With the well-known ones of opensm any port can read all tables.
 _KEYS: Final = ("m_key", "sm_key", "sa_key")
 #: Writes its own number where the agent looks for it, and forgets the log of an earlier start.
-_START: Final = 'rm -f "$LOG"; echo $$ >"$PID_FILE"; cd "$FOLDER"; exec env "$@"'
+#: opensm prints its keys into the log, so that only its owner may read it.
+_START: Final = 'umask 077; rm -f "$LOG"; echo $$ >"$PID_FILE"; cd "$FOLDER"; exec env "$@"'
 
 
 @attrs.frozen

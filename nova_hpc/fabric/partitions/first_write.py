@@ -14,7 +14,6 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 from nova_hpc.fabric.partitions.backends.base import AuditRow, AuditState
-from nova_hpc.fabric.partitions.file_audit import is_file_of_agent
 from nova_hpc.fabric.partitions.file_meaning import RulePort, list_lost_entries
 from nova_hpc.fabric.partitions.own_partitions import OwnPartitions
 from nova_hpc.fabric.partitions.port_tables import FabricPorts, PortTables, expect_entries
@@ -23,15 +22,6 @@ from nova_hpc.fabric.partitions.port_tables import FabricPorts, PortTables, expe
 FIRST_WRITE: Final = "first_write"
 _ISOLATION: Final = "SDN04-04"
 _TITLE: Final = "# nova-hpc accepted losses, version 1, of the file of partitions sha256"
-
-
-def is_first_write(text: str | None, last_good: str | None) -> bool:
-    """Whether no agent has written here yet.
-
-    :param text: the file of partitions; None: there is none.
-    :param last_good: what the agent has kept of its own; None: nothing.
-    """
-    return not is_file_of_agent(text) and not is_file_of_agent(last_good)
 
 
 def list_table_losses(

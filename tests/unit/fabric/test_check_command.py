@@ -100,6 +100,22 @@ def test_an_open_file_is_named_twice(ask, place, text):
     assert rows["default_partition"]["State"] == "not met"
 
 
+def test_losses_that_cannot_be_told_are_not_accepted(ask, place):
+    status, out, err = ask("--accept-losses")
+    assert (status, out) == (2, "")
+    assert f"an agent has written {place.partitions} before: there is nothing to accept" in err
+    place.partitions.write_text("Default=0x7fff : ALL, SELF=full ;\na=2 : cn01 ;\n")
+    _, _, err = ask("--accept-losses")
+    assert "line 2: 'cn01' is no port GUID" in err
+    # No fabric can be read here.
+    place.partitions.write_text("Default=0x7fff : ALL, SELF=full ;\na=2 : 0xa ;\n")
+    status, out, _ = ask("--accept-losses")
+    assert (status, out) == (2, "")
+    _, rows = rows_of(ask("-f", "json"))
+    assert rows["own_partitions"]["Found"] == "would be lost: port 0x000000000000000a: 0x0002"
+    assert rows["first_write"]["State"] == "unknown"
+
+
 def test_people_read_lines(ask):
     status, out, _ = ask()
     assert status == 1

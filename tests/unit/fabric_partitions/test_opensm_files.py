@@ -19,8 +19,13 @@ from nova_hpc.fabric.partitions.backends.opensm_files import (
     replace_text,
 )
 from nova_hpc.fabric.partitions.backends.opensm_process import find_opensm, wake_opensm
+from nova_hpc.fabric.partitions.other_managers import (
+    describe_other_manager,
+    find_manager_places,
+)
 from nova_hpc.fabric.partitions.own_partitions import OwnPartitions
 from nova_hpc.fabric.partitions.partition_file import PartitionLayout, render_body, render_file
+from nova_hpc.fabric.partitions.port_tables import EndPort, FabricPorts
 
 BODY = render_body(PartitionLayout(), OwnPartitions())
 
@@ -170,6 +175,65 @@ def test_one_that_is_gone_is_named_with_the_cure(tmp_path: Path, start) -> None:
     process.wait()
     with pytest.raises(SubnetManagerError, match="gone"):
         wake_opensm(one)
+
+
+MEETS = (
+    "Nov 28 20:13:45 258202 [D4A9C6C0] 0x01 -> smi_rcv_process_get_response: ERR 2F18: Got SM "
+    "({place}) with sm_key 0x47678465cb7dac6f that doesn't match our local sm_key. Ignoring SM\n"
+    "Nov 28 20:13:45 258960 [D4A9C6C0] 0x80 -> Found remote SM ({place}) with non-matching sm_key\n"
+)
+BEGINS = "Nov 28 20:13:44 905166 [B46EF740] 0x80 -> OpenSM 3.3.23\n"
+
+
+def test_managers_with_another_key_are_named_for_a_time(tmp_path: Path) -> None:
+    moment = [1000.0]
+    path = tmp_path / "log"
+    log = OpensmLog(path, lambda: moment[0])
+    assert log.find_other_managers() == ()
+    path.write_text(BEGINS + MEETS.format(place="LID 12") + BEGINS + MEETS.format(place="0,1,3"))
+    # A run before has met one that may be gone.
+    assert log.find_other_managers() == ("0,1,3",)
+    with path.open("a") as stream:
+        stream.write(MEETS.format(place="LID 7"))
+    moment[0] += 200.0
+    assert log.find_other_managers() == ("0,1,3", "LID 7")
+    moment[0] += 200.0
+    assert log.find_other_managers() == ("LID 7",)
+    moment[0] += 200.0
+    assert log.find_other_managers() == ()
+    # logrotate: another file.
+    path.unlink()
+    path.write_text(MEETS.format(place="LID 7"))
+    assert log.find_other_managers() == ("LID 7",)
+    path.unlink()
+    with pytest.raises(SubnetManagerError, match="cannot be read"):
+        log.find_other_managers()
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("0,1,1,3", "at port 0x000000000000000a (0,1,1,3), port 3 of the switch with LID 9: "),
+        ("LID 4", "at port 0x000000000000000a (LID 4), port 3 of the switch with LID 9: "),
+        ("LID 5", "at LID 5: "),
+        ("0,1,2,3", "at 0,1,2,3: "),
+        # Two ports of one switch's LID, and a route that ends at the reader.
+        ("LID 9", "at LID 9: "),
+        ("0", "at 0: "),
+    ],
+)
+def test_a_manager_is_named_by_its_port(place, said) -> None:
+    fabric = FabricPorts(
+        {
+            0x1: EndPort(0x1, "ca", 1, 1),
+            0xA: EndPort(0xA, "ca", 4, 1, (9, 3), (1, 1, 3)),
+            0x8: EndPort(0x8, "switch", 9, 0, None, (1,)),
+            0x9: EndPort(0x9, "switch", 9, 0, None, (1, 1)),
+        },
+        0x1,
+    )
+    assert f"another subnet manager is {said}" in describe_other_manager(place, fabric)
+    assert find_manager_places(MEETS.format(place=place)) == (place,)
 
 
 def test_two_agents_do_not_write_at_once(tmp_path: Path) -> None:

@@ -87,7 +87,9 @@ class NvidiaSubnetManager(OpensmSubnetManager):
 
     def audit(self) -> Sequence[AuditRow]:
         """See :meth:`SubnetManager.audit`; with the keys that this manager has."""
-        options = read_running(self._conf).overlay_options(read_text(Path(self._conf.opensm_config)))
+        options = read_running(self._conf).overlay_options(
+            read_text(Path(self._conf.opensm_config))
+        )
         return (*self._checks.audit(audit_nvidia_manager), audit_virtualisation(options))
 
     def _expect_tables(

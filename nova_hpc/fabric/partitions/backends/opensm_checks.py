@@ -82,9 +82,7 @@ class OpensmChecks:
         """Whether no agent has written here yet: it leaves its tickets behind."""
         return not is_file_of_agent(text) and not self._store.latest_ticket(text)
 
-    def _audit_writes(
-        self, text: str | None, trial: FileTrial | None
-    ) -> tuple[AuditRow, AuditRow]:
+    def _audit_writes(self, text: str | None, trial: FileTrial | None) -> tuple[AuditRow, AuditRow]:
         """The rows for what the file of partitions has, and for what ports have."""
         if not self._is_first_write(text):
             found = "an agent has written the file before"

@@ -12,7 +12,8 @@ import contextlib
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +21,12 @@ import fasteners
 from oslo_log import log
 
 from nova_hpc.fabric.partitions.backends.base import StaleReadingError, SubnetManagerError
+from nova_hpc.fabric.partitions.other_managers import (
+    describe_other_manager,
+    find_manager_places,
+)
 from nova_hpc.fabric.partitions.partition_file import body_of_file, parse_file
+from nova_hpc.fabric.partitions.port_tables import FabricPorts
 
 LOG: Final = log.getLogger(__name__)
 
@@ -29,6 +35,8 @@ _PATIENCE: Final = 30.0
 _MODE: Final = 0o644
 #: What is read of a log at most, in bytes.
 _MOST_OF_LOG: Final = 1 << 22
+#: Seconds for which a manager is named after opensm's log told of it.
+_MANAGER_TIME: Final = 300.0
 _COMPLAINT: Final = re.compile(r"^.*(?:PARSE ERROR|retrying with default config).*$", re.MULTILINE)
 
 
@@ -171,26 +179,63 @@ def _ticket_of_file(text: str | None) -> int:
 
 
 class OpensmLog:
-    """What opensm's log says since a moment."""
+    """What opensm's log says since a moment.
 
-    def __init__(self, path: Path) -> None:
+    :param now: seconds of a clock that never goes back.
+    """
+
+    def __init__(self, path: Path, now: Callable[[], float] = time.monotonic) -> None:
         self._path = path
+        self._now = now
         self._mark: tuple[int, int] = (0, 0)
+        #: Up to where managers were looked for, and when each was told of last.
+        self._looked: tuple[int, int] = (0, 0)
+        self._managers: dict[str, float] = {}
 
     def set_mark(self) -> None:
         """From here on."""
+        self._mark = self._end()
+
+    def _end(self) -> tuple[int, int]:
         try:
             status = self._path.stat()
-            self._mark = status.st_ino, status.st_size
         except OSError:
-            self._mark = 0, 0
+            return 0, 0
+        return status.st_ino, status.st_size
 
     def read_complaints(self) -> tuple[str, ...]:
         """Lines that say that opensm has not taken a file.
 
         :raises SubnetManagerError: it cannot be read.
         """
-        inode, start = self._mark
+        return tuple(_COMPLAINT.findall(self._read_from(self._mark)))
+
+    def find_other_managers(self) -> tuple[str, ...]:
+        """Where managers with another sm_key are; each for a time after the log told of it.
+
+        opensm tells of them when it looks at the whole fabric, which may be long ago.
+
+        :raises SubnetManagerError: the log cannot be read.
+        """
+        end = self._end()
+        if end != self._looked:
+            moment = self._now()
+            found = find_manager_places(self._read_from(self._looked))
+            self._managers |= dict.fromkeys(found, moment)
+            self._looked = end
+        least = self._now() - _MANAGER_TIME
+        self._managers = {place: at for place, at in self._managers.items() if at >= least}
+        return tuple(self._managers)
+
+    def describe_other_managers(self, fabric: FabricPorts) -> tuple[str, ...]:
+        """The same for people; nothing where the log cannot be read, which is named elsewhere."""
+        with contextlib.suppress(SubnetManagerError):
+            places = self.find_other_managers()
+            return tuple(describe_other_manager(place, fabric) for place in places)
+        return ()
+
+    def _read_from(self, mark: tuple[int, int]) -> str:
+        inode, start = mark
         try:
             with self._path.open("rb") as file:
                 status = os.fstat(file.fileno())
@@ -198,10 +243,9 @@ class OpensmLog:
                 if status.st_ino != inode or status.st_size < start:
                     start = 0
                 file.seek(max(start, status.st_size - _MOST_OF_LOG))
-                text = file.read(_MOST_OF_LOG).decode("utf-8", "replace")
+                return file.read(_MOST_OF_LOG).decode("utf-8", "replace")
         except OSError as error:
             raise SubnetManagerError(
                 f"opensm's log {self._path} cannot be read ({error.strerror}): set "
                 "[hpc_fabric_agent]opensm_log"
             ) from error
-        return tuple(_COMPLAINT.findall(text))
