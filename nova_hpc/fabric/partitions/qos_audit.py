@@ -80,7 +80,8 @@ def _explain_kind(options: Mapping[str, str], kind: str, levels: list[int]) -> s
         if lane == lanes[0]:
             return f"qos_{kind}_sl2vl: level {level} shares VL {lane} with level 0"
         if lane >= most:
-            return f"qos_{kind}_max_vls: there are {most} virtual lanes, and level {level} is on {lane}"
+            lanes_text = f"there are {most} virtual lanes, and level {level} is on {lane}"
+            return f"qos_{kind}_max_vls: {lanes_text}"
         if not lent.get(lane):
             return f"qos_{kind}_vlarb: VL {lane} of level {level} has no weight"
     return None
