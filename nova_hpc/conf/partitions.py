@@ -96,9 +96,9 @@ its membership in force. Needed for functions whose link comes up with the guest
         "service_levels",
         default={},
         help="""
-Service levels of networks by P_Key, e.g. ``0x0101:1,0x0102:2``. The subnet manager needs ``qos TRUE``
-and a virtual lane for each level. Programs that ask for no path (NCCL, UCX, MPI) take the level from
-their environment, which ``nova-hpc-guest pkey`` prints.
+Service levels of networks by P_Key, e.g. ``0x0101:1,0x0102:2``. The subnet manager needs ``qos
+TRUE`` and a virtual lane for each level. Programs that ask for no path (NCCL, UCX, MPI) take the
+level from their environment, which ``nova-hpc-guest pkey`` prints.
 """,
     ),
     cfg.DictOpt(
