@@ -1,14 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""pbr reads setup.cfg; only the home of the one-file shim is said here.
+"""pbr reads setup.cfg.
 
-Nova resolves ``compute_driver`` below ``nova.virt`` and ``nova.virt`` is no
-namespace package, so the wheel places one file beside Nova's own drivers.
+Nothing of the package ``nova`` is said there: it is Nova's own, and a second folder of that name
+would make it a namespace. ``nova-hpc install-shim`` places the one file beside Nova's drivers.
 """
 
 import setuptools
 
-setuptools.setup(
-    setup_requires=["pbr>=6.0.0"],
-    pbr=True,
-    package_dir={"nova.virt": "virt_driver_patches/shim"},
-)
+setuptools.setup(setup_requires=["pbr>=6.0.0"], pbr=True)

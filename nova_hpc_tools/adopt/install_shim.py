@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``nova-hpc install-shim``: make ``compute_driver = hpc...`` loadable.
 
-Nova imports drivers from below ``nova.virt`` only. The wheel places the one
-file there by itself where it is installed beside Nova; an editable install
-does not, and a Nova of the distribution or of another environment lies in
-another folder. This command places the file beside the Nova that nova-compute
-really imports.
+Nova imports drivers from below ``nova.virt`` only, a package that is Nova's
+own: a distribution with a file of it would hide an editable Nova. This command
+places the one file beside the Nova that nova-compute really imports.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -26,8 +25,8 @@ from nova_hpc_tools.base import CommandAnswer, RecordCommand
 
 NAME: Final = "hpc.py"
 
-#: How every version of the file begins; another file is never touched.
-_OURS: Final = '"""nova-hpc:'
+#: How every version of the file begins below its comments; another file is never touched.
+_OURS: Final = re.compile(r'(#.*\n)*"""nova-hpc:')
 
 #: Exit status of --check where the file has to be installed.
 _MISSING: Final = 1
@@ -98,6 +97,12 @@ def locate_shim(python: str) -> ShimPlace:
         raise ShimError(f"{python} does not run; name another with --python ({error})") from error
     homes = [Path(folder) / "virt" for folder in packages["nova"]]
     home = next((folder for folder in homes if (folder / "__init__.py").is_file()), None)
+    hiding = [folder.parent for folder in homes if not (folder.parent / "__init__.py").is_file()]
+    if hiding:
+        raise ShimError(
+            f"{hiding[0]} has no __init__.py and hides Nova: remove the folder, or the package "
+            "that put it there (nova-hpc did up to 0.1.0)"
+        )
     if home is None:
         raise ShimError(
             f"{python} finds no Nova; name the interpreter of nova-compute with --python"
@@ -113,9 +118,9 @@ def read_shim_content() -> str:
     """
     spec = importlib.util.find_spec("virt_driver_patches")
     for home in (spec.submodule_search_locations or ()) if spec else ():
-        for source in (Path(home) / "shim" / NAME, Path(home).parent / "nova" / "virt" / NAME):
-            if source.is_file():
-                return source.read_text()
+        source = Path(home) / "shim" / NAME
+        if source.is_file():
+            return source.read_text()
     raise ShimError("the package virt_driver_patches lacks its shim; install nova-hpc again")
 
 
@@ -129,7 +134,7 @@ def shim_state_of(target: Path, text: str) -> str:
         return "foreign"
     if there == text:
         return "installed"
-    return "outdated" if there.startswith(_OURS) else "foreign"
+    return "outdated" if _OURS.match(there) else "foreign"
 
 
 def write_shim(target: Path, text: str) -> None:

@@ -37,7 +37,8 @@ def test_each_package_and_each_sample_is_expected_in_the_wheel(release, tracked)
     assert expected["nova_hpc/guest/accept/published.json"]
     assert expected[f"{data}/metadefs/nova-hpc.json"] == "etc/metadefs/nova-hpc.json"
     assert expected[f"{data}/prometheus/nova-hpc.rules.yml"]
-    assert expected["nova/virt/hpc.py"] == "virt_driver_patches/shim/hpc.py"
+    assert expected["virt_driver_patches/shim/hpc.py"] == "virt_driver_patches/shim/hpc.py"
+    assert not [name for name in expected if name.startswith("nova/")]
     assert not [name for name in expected if name.startswith(("tests/", "lab/", "nova_hpc_lab"))]
     lab = release.list_expected_files("nova_hpc_lab", tracked, VERSION)
     assert lab["nova_hpc_lab/node/inside/agent.py"] == "lab/nova_hpc_lab/node/inside/agent.py"

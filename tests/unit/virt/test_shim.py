@@ -52,15 +52,18 @@ def test_the_life_of_the_file(nova):
     assert sorted(each.name for each in nova.iterdir()) == ["__init__.py"]
 
 
-def test_an_older_file_of_ours_is_replaced(nova):
-    (nova / "hpc.py").write_text('"""nova-hpc: of an earlier release."""\n')
+@pytest.mark.parametrize("comment", ["", "# SPDX-License-Identifier: Apache-2.0\n"])
+def test_an_older_file_of_ours_is_replaced(nova, comment):
+    (nova / "hpc.py").write_text(f'{comment}"""nova-hpc: of an earlier release."""\n')
     assert run("--check")[0] == 1
     assert run()[0] == 0
     assert run("--check")[0] == 0
 
 
 @pytest.mark.parametrize("words", [(), ("--remove",)])
-@pytest.mark.parametrize("content", [b"", b"class HpcDriver: ...\n", b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "content", [b"", b"class HpcDriver: ...\n", b"# nova-hpc:\nimport other\n", b"\xff\xfe"]
+)
 def test_a_foreign_file_is_left_alone(nova, words, content):
     (nova / "hpc.py").write_bytes(content)
     status, text = run(*words)
