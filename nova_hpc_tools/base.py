@@ -39,7 +39,12 @@ MOST: Final = 1_000_000
 
 
 class CommandError(Exception):
-    """The command cannot be done; the text is for the user, one line each."""
+    """The command cannot be done; the text is for the user, one line each.
+
+    :cvar status: the exit status.
+    """
+
+    status: ClassVar[int] = BAD_INPUT
 
 
 @attrs.frozen
@@ -135,7 +140,7 @@ class _BaseCommand(InertOutput, DisplayCommandBase):
                 raise
             for line in str(error).splitlines() or [""]:
                 print(f"{self._name}: {line}", file=sys.stderr)
-            return BAD_INPUT
+            return error.status if isinstance(error, CommandError) else BAD_INPUT
         return status
 
     def _emit(self, args: argparse.Namespace, answer: CommandAnswer) -> None:

@@ -44,7 +44,8 @@ LOG = logging.getLogger(__name__)
 hpc_conf.register_all_options(CONF)
 
 
-_NOT_SET_UP: Final = "This cloud is not set up for hpc: flavors."
+#: The user's operator reads the same line, and the settings are no secret.
+_NOT_SET_UP: Final = "This cloud is not set up for hpc: flavors; ask its operator to {}"
 
 
 class HpcTopologyFilter(filters.BaseHostFilter):
@@ -109,7 +110,7 @@ class HpcTopologyFilter(filters.BaseHostFilter):
         wrong = contract.list_wrong_settings(CONF)
         if wrong:
             LOG.error("Servers with hpc: flavors are refused: %s", "; ".join(wrong))
-            return _refuse_topology_request(spec, _NOT_SET_UP)
+            return _refuse_topology_request(spec, _NOT_SET_UP.format("; ".join(wrong)))
         strange = self._strange()
         if not strange:
             return self._place(hosts, spec)
@@ -160,7 +161,7 @@ class HpcTopologyFilter(filters.BaseHostFilter):
             request = task.server.request(_add_known_roles(bound, task))
         except server.RequestError as error:
             LOG.error("A server with an hpc: flavor is refused: %s", error)
-            return _refuse_topology_request(spec, _NOT_SET_UP)
+            return _refuse_topology_request(spec, _NOT_SET_UP.format(error.cure))
         except hpc_roles.RoleConflictError as error:
             LOG.error("Flavor %s is refused: %s", spec.flavor.flavorid, error)
             return _refuse_topology_request(spec, f"Flavor: {error}")

@@ -47,8 +47,20 @@ _STRICTEST: Final = (
 _SHAPES: Final[Cache[int]] = Cache()
 
 
+_IN_PLACEMENT: Final = (
+    "set [filter_scheduler]pci_in_placement = True for the scheduler, the conductor and the API"
+)
+
+
 class RequestError(ValueError):
-    """A request that this release cannot read; the text is for operators."""
+    """A request that this release cannot read; the text is for operators.
+
+    :ivar cure: what an operator has to do; users read it, too.
+    """
+
+    def __init__(self, text: str, cure: str = "look into the log of nova-scheduler") -> None:
+        super().__init__(text)
+        self.cure = cure
 
 
 @attrs.frozen
@@ -430,8 +442,8 @@ def _read_wanted_device(
     if len(own_groups) != request.count:
         raise RequestError(
             f"the request for {request.count} {want.name} has {len(own_groups)} groups in "
-            "Placement; set [filter_scheduler]pci_in_placement = True for the scheduler, "
-            "the conductor and the API"
+            f"Placement; {_IN_PLACEMENT}",
+            _IN_PLACEMENT,
         )
     classes = {name for group in own_groups for name in group.resources}
     if len(classes) != 1:

@@ -99,9 +99,14 @@ def locate_shim(python: str) -> ShimPlace:
     home = next((folder for folder in homes if (folder / "__init__.py").is_file()), None)
     hiding = [folder.parent for folder in homes if not (folder.parent / "__init__.py").is_file()]
     if hiding:
+        # pip's hook of an editable installation is no folder.
+        where = next((str(folder) for folder in hiding if folder.is_dir()), None)
         raise ShimError(
-            f"{hiding[0]} has no __init__.py and hides Nova: remove the folder, or the package "
-            "that put it there (nova-hpc did up to 0.1.0)"
+            f"{where} has no __init__.py and hides Nova: remove the folder, or the package that "
+            "put it there (nova-hpc did up to 0.1.0)"
+            if where
+            else f"an editable installation of an earlier nova-hpc hides the Nova of {python}: "
+            "install this one in its place"
         )
     if home is None:
         raise ShimError(

@@ -244,6 +244,8 @@ class _Files:
             f"weight_classes = {','.join(dict.fromkeys(weighers))}",
             "# Schedulers that work at the same moment do not all choose the same host.",
             "shuffle_best_same_weighed_hosts = true",
+            "# Devices are claimed in Placement, also where the controller has none itself.",
+            "pci_in_placement = true",
             "",
             "[scheduler]",
             "# A total for one request: it has to be more than the hosts of the cloud.",

@@ -21,8 +21,16 @@ from nova_hpc_tools.snapshot import Flavor, Snapshot, SnapshotError, SnapshotNod
 _COLUMNS: Final = ("Flavor", "VCPUs", "RAM", "Properties", "Fit", "State")
 _NAME: Final = re.compile(r"[\w][\w.-]{0,200}", re.ASCII)
 _NONE: Final = "none"
+#: GB of the root disk: members get 403 with 0 (os_compute_api:servers:create:zero_disk_flavor).
+_DISK: Final = 20
 #: From here on Nova checks the keys (nova/api/openstack/compute/flavors_extraspecs.py).
 _CHECKED: Final = "2.86"
+
+
+class NoDevicesError(CommandError):
+    """No host of the cloud offers a device: there is no kind of node to make flavors for."""
+
+    status = 3
 
 
 class CreateFlavors(ListCommand):
@@ -33,7 +41,7 @@ class CreateFlavors(ListCommand):
     still holds as many of them. Shows them, and makes them only with --yes.
     A flavor that is there and says the same stays; one that says something
     else is named, and nothing is made. The exit status is 0, or 1 where they
-    are not made yet, and 2 when it cannot be done.
+    are not made yet, 2 when it cannot be done, and 3 if no host offers a device.
     """
 
     acts_with = ("yes",)
@@ -65,9 +73,10 @@ class CreateFlavors(ListCommand):
         parser.add_argument(
             "--disk",
             type=Count(0),
-            default=0,
+            default=_DISK,
             metavar="GB",
-            help="size of the root disk (default: 0, that of the image)",
+            help=f"size of the root disk (default: {_DISK}; with 0, that of the image, Nova "
+            "lets only administrators start servers from images)",
         )
         parser.add_argument("--yes", action="store_true", help="make what is shown")
         parser.add_argument(
@@ -116,7 +125,7 @@ class CreateFlavors(ListCommand):
 def _choose_flavor_node(cloud: Snapshot, host: str | None) -> SnapshotNode:
     nodes = [node for node in find_nodes(cloud, host) if node.devices]
     if not nodes:
-        raise CommandError("no host of the cloud offers a device")
+        raise NoDevicesError("no host of the cloud offers a device")
     kinds: dict[object, SnapshotNode] = {}
     for node in nodes:
         bare = family.release_all_servers(cloud, node)

@@ -40,6 +40,7 @@ def check_records(records: CloudRecords) -> list[DoctorFinding]:
     """The faults between the records."""
     return [
         *_check_unread_hosts(records),
+        *_check_dedicated_cpus(records.hosts),
         *_check_service_role(records),
         *_check_leftovers(records),
         *_check_providers_of_devices(records),
@@ -73,6 +74,24 @@ def _check_unread_hosts(records: CloudRecords) -> Iterator[DoctorFinding]:
                     ServiceRestart((CuredService.COMPUTE,), (host.host,)),
                     "; or take the tags out of ",
                     place_option("pci", "device_spec", host=host.host),
+                    ".",
+                ),
+                host.node,
+            )
+
+
+def _check_dedicated_cpus(hosts: Iterable[RecordedHost]) -> Iterator[DoctorFinding]:
+    for host in hosts:
+        if host.ours and host.devices and host.lacks_dedicated_cpus:
+            yield DoctorFinding(
+                "cpus-none",
+                f"{host.node} has no PCPU inventory in Placement: [compute]cpu_dedicated_set is "
+                "not set there.",
+                DoctorCure.of(
+                    f"On {host.node}, set ",
+                    place_option("compute", "cpu_dedicated_set", host=host.host),
+                    " and ",
+                    ServiceRestart((CuredService.COMPUTE,), (host.host,)),
                     ".",
                 ),
                 host.node,

@@ -25,7 +25,7 @@ from nova_hpc.fabric.model import FabricLevel
 from nova_hpc.from_nova import leftovers, node_stats
 from nova_hpc.from_nova.leftovers import LeftoverConsumer
 from nova_hpc.topology.model import AddressError, normalise_address
-from nova_hpc_tools.readers import snapshot
+from nova_hpc_tools.readers import snapshot, snapshot_hosts
 from nova_hpc_tools.snapshot import SnapshotError, make_printable_text
 from nova_hpc_tools.snapshot.cloud_records import (
     CloudRecords,
@@ -235,7 +235,14 @@ def _read_host_record(
         placed=any(reading.place.domain(level) for level in FabricLevel),
         contradictions=tuple(map(make_printable_text, reading.problems)),
         unread=word.unread,
+        lacks_dedicated_cpus=_lacks_dedicated_cpus(compute),
     )
+
+
+def _lacks_dedicated_cpus(compute: Any) -> bool:
+    text = compute.numa_topology
+    topology = objects.NUMATopology.obj_from_db_obj(text) if text else None
+    return snapshot_hosts.has_no_dedicated_cpus(topology)
 
 
 def _group_device_records(records: Iterable[Any]) -> Iterator[RecordedDevice]:

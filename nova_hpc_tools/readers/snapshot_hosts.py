@@ -20,7 +20,7 @@ from nova_hpc.from_nova import hosts, providers, server
 from nova_hpc.from_nova import pools as reader
 from nova_hpc.from_nova.providers import DeviceKind, Free
 from nova_hpc.from_nova.server import ServerTask
-from nova_hpc.placement.model import DevicePool
+from nova_hpc.placement.model import DevicePool, HostNode
 from nova_hpc.topology.level import Location
 from nova_hpc.wire import decision as hpc_decision
 from nova_hpc.wire import device_record as hpc_record
@@ -87,7 +87,7 @@ def read_snapshot_host(
         },
         out=out or current_view.out,
         devices=_merge_devices(current_view.host.pools, whole.host.pools, records, pools),
-        numa=current_view.host.nodes,
+        numa=_without_shared_cpus(current_view.host.nodes, state),
         nvlink=tuple(dict.fromkeys([*current_view.host.nvlink, *whole.host.nvlink])),
         unusable=tuple(make_printable_text(text) for text in current_view.unusable),
         withheld=current_view.withheld,
@@ -102,6 +102,30 @@ def read_snapshot_host(
         node, nvlink=tuple(nvlink_set for nvlink_set in node.nvlink if nvlink_set <= device_ids)
     )
     return node, _read_servers_with_devices(context, state, records)
+
+
+def _without_shared_cpus(
+    nodes: Sequence[HostNode], state: host_manager.HostState
+) -> tuple[HostNode, ...]:
+    """The NUMA nodes with the dedicated CPUs that Placement has an inventory of.
+
+    Without ``[compute]cpu_dedicated_set`` there is none, and Nova's topology of the host calls
+    its shared CPUs dedicated, too (``_get_host_numa_topology`` of nova/virt/libvirt/driver.py,
+    releases 32 to 34). They count only if Nova asks Placement a second time, for VCPU.
+    """
+    if not has_no_dedicated_cpus(state.numa_topology):
+        return tuple(nodes)
+    return tuple(attrs.evolve(node, dedicated_cpus=0) for node in nodes)
+
+
+def has_no_dedicated_cpus(topology: objects.NUMATopology | None) -> bool:
+    """Whether no server with dedicated CPUs can be scheduled to a host of this topology.
+
+    A CPU is shared or dedicated; one that is both is one of a host without dedicated CPUs.
+    """
+    if topology is None or not CONF.workarounds.disable_fallback_pcpu_query:
+        return False
+    return any((cell.cpuset or set()) & (cell.pcpuset or set()) for cell in topology.cells)
 
 
 def _make_provider_unique(device: SnapshotDevice, node: SnapshotNode) -> SnapshotDevice:

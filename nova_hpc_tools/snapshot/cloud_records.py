@@ -64,6 +64,8 @@ class RecordedHost:
     contradictions: tuple[str, ...] = ()
     #: Why what it says of itself cannot be read; None: it can.
     unread: str | None = None
+    #: It has no PCPU inventory, and Nova asks Placement for nothing else.
+    lacks_dedicated_cpus: bool = False
 
 
 @attrs.frozen

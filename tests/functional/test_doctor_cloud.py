@@ -52,6 +52,7 @@ class CloudTest(ReserveTest):
             )
         )
         self.flags(alias=[each for each in CONF.pci.alias if self.offered(each)], group="pci")
+        self.flags(cpu_shared_set="0", cpu_dedicated_set="1", group="compute")
 
     @staticmethod
     def offered(alias: str) -> bool:
@@ -131,6 +132,23 @@ class FaultTest(CloudTest):
         self.api.post_server_action(server["id"], {"os-stop": None})
         self._wait_for_state_change(server, "SHUTOFF")
         self.assertEqual({}, self.look())
+
+    def test_a_node_without_dedicated_cpus(self) -> None:
+        """Nova's topology of such a host says that all of its CPUs are."""
+        self.host("alpha", TWO)
+        self.gone("cpus-none")
+        self.flags(cpu_shared_set=None, cpu_dedicated_set=None, group="compute")
+        self.host("beta", TWO)
+        finding = self.found("cpus-none")
+        self.assertEqual("beta", finding.node)
+        self.assertIn("[compute]cpu_dedicated_set", render_cure(finding.cure))
+        # Nova may ask Placement for VCPU, too: then it is no fault.
+        self.flags(disable_fallback_pcpu_query=False, group="workarounds")
+        self.gone("cpus-none")
+        self.flags(disable_fallback_pcpu_query=True, group="workarounds")
+        self.flags(cpu_shared_set="0", cpu_dedicated_set="1", group="compute")
+        self.restart("beta")
+        self.gone("cpus-none")
 
     def test_a_move_that_nobody_has_confirmed(self) -> None:
         self.host("alpha", TWO)

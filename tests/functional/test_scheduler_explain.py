@@ -14,6 +14,7 @@ from nova import objects
 from oslo_utils.fixture import uuidsentinel as uuids
 
 from nova_hpc.topology.level import Level
+from nova_hpc_tools.cloud.capacity import measure_flavor
 from nova_hpc_tools.cloud.explain import explain_asked, explain_flavor
 from nova_hpc_tools.cloud.explain.model import FlavorQuestion, FlavorReport, ServerReport
 from nova_hpc_tools.cloud.explain.server_report import explain_server
@@ -127,6 +128,26 @@ class ExplainTest(ExplainBase):
         (remedy,) = [each for each in report.remedies if each.kind == "affinity"]
         self.assertEqual(("with hpc:affinity=numa", Level.NUMA), (remedy.text, remedy.level))
         self.boot(self.make_flavor({"pci_passthrough:alias": "gpu:2", "hpc:affinity": "numa"}))
+
+    def test_cpus_that_placement_does_not_know(self) -> None:
+        """Without a set of dedicated CPUs, Nova's topology calls all of a host's CPUs so."""
+        self.start_host("bare", fixtures.two_switches(gpus=2))
+        specs = {
+            "pci_passthrough:alias": "gpu:2",
+            "hpc:affinity": "switch",
+            "hw:pci_numa_affinity_policy": "required",
+            "hw:cpu_policy": "dedicated",
+        }
+        pinned = self.make_flavor(specs)
+        report = self.explain(pinned)
+        self.assertFalse(report.fits)
+        self.assertIn("0 free dedicated CPUs", report.verdicts[0].reason)
+        (room,) = measure_flavor(self.cloud(), report.flavor).rooms
+        self.assertEqual(0, room.fit)
+        self.boot(pinned, state="ERROR")
+        # A flavor without dedicated CPUs is not concerned.
+        del specs["hw:cpu_policy"]
+        self.assert_explained(self.make_flavor(specs))
 
     def test_count_is_consumed(self) -> None:
         self.start_host("one", Shape((Switch(gpus=3), Switch(gpus=2, numa=1))))

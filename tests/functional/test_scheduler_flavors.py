@@ -177,7 +177,7 @@ class WrongOrderTest(base.HpcServersTest):
     def test_refused(self) -> None:
         self.start_host("one", fixtures.two_switches(gpus=2))
         server = self.boot(self.make_flavor(PAIR), state="ERROR")
-        self.assertIn("not set up for hpc: flavors", self.fault(server))
+        self.assertIn("ask its operator to put HpcTopologyFilter before", self.fault(server))
         lines = self.log_lines("put HpcTopologyFilter before NUMATopologyFilter")
         self.assertTrue(lines)
         self.assertIn("enabled_filters", lines[0])
@@ -195,7 +195,11 @@ class PlacementOffTest(base.HpcServersTest):
         shape = fixtures.two_switches(gpus=2)
         self.start_host("one", shape, shape.device_spec(classes=False))
         server = self.boot(self.make_flavor(PAIR), state="ERROR")
-        self.assertIn("not set up for hpc: flavors", self.fault(server))
+        self.assertIn(
+            "This cloud is not set up for hpc: flavors; ask its operator to set "
+            "[filter_scheduler]pci_in_placement = True",
+            self.fault(server),
+        )
         self.assertTrue(self.log_lines(r"\[filter_scheduler\]pci_in_placement = True"))
         stock = self.boot(self.make_flavor({"pci_passthrough:alias": "gpu:2"}))
         self.assertEqual(2, len(self.devices_of(stock)))

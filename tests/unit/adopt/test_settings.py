@@ -272,6 +272,11 @@ def test_nothing_is_substituted():
     assert '"pci$$oops"' in text
 
 
+def test_a_controller_claims_in_placement_without_the_common_file():
+    # Of a node without devices, the controller's file alone is written.
+    assert value(render(node(H100)).files["controller"], "pci_in_placement") == "true"
+
+
 def test_options_are_disjoint_between_the_files():
     files = render(node(H100)).files
     assert tuple(files) == settings.PARTS
@@ -283,6 +288,9 @@ def test_options_are_disjoint_between_the_files():
                 section = line
             elif " = " in line and not line.startswith("#"):
                 seen.setdefault((section, line.split(" = ")[0]), set()).add(part)
+    # A compute service counts with it, too, and a controller may have no common file.
+    shared = seen.pop(("[filter_scheduler]", "pci_in_placement"))
+    assert shared == {"common", "controller"}
     assert seen
     assert all(len(parts) == 1 for parts in seen.values())
 

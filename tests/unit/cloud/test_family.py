@@ -183,7 +183,7 @@ def create(tmp_path, capsys, monkeypatch):
 def test_shown_then_made_then_there(create):
     status, out, err = create()
     assert (status, err) == (1, "")
-    assert "flavor create hpc.gpu8 --vcpus 64 --ram 4000 --disk 0" in out
+    assert "flavor create hpc.gpu8 --vcpus 64 --ram 4000 --disk 20" in out
     assert "--property hpc:group=gpu:1,vf:1" in out
     assert "Nothing was made" in out
     assert create.compute.there == {}
@@ -226,6 +226,18 @@ def test_several_kinds_of_nodes_are_asked_about(create):
     assert create("--host", "node8", cloud=cloud)[0] == 1
     # Two of one kind are one.
     assert create(cloud=clouds.cloud(host(), host(name="node8")))[0] == 1
+
+
+def test_a_root_disk_that_members_can_use(create):
+    assert create("--yes")[0] == 0
+    assert {flavor.disk for flavor in create.compute.there.values()} == {20}
+
+
+def test_a_cloud_without_devices_has_a_status_of_its_own(create):
+    bare = attrs.evolve(host(), devices=())
+    status, out, err = create("--yes", cloud=clouds.cloud(bare))
+    assert (status, out) == (3, "")
+    assert err == "nova-hpc flavor create: no host of the cloud offers a device\n"
 
 
 def test_bad_words(create):

@@ -14,6 +14,7 @@ import pathlib
 import subprocess
 import sys
 
+import attrs
 import pytest
 import yaml
 from oslo_config import cfg
@@ -26,14 +27,16 @@ TOP_DIR=$DEVSTACK
 DEST=$SCRATCH
 STACK_USER=$(id -un)
 source $DEVSTACK/functions
+source $DEVSTACK/inc/async
 # There is no devstack host here: no packages are installed, no services run.
 function sudo { "$@"; }
 function is_service_enabled { return 0; }
 function echo_summary { echo "SUMMARY $*"; }
 function setup_develop { echo "SETUP $1"; }
+# Where devstack's Python programs are; a path to them is not set in clean.sh.
+function get_python_exec_prefix { echo $SCRATCH/bin; }
 NOVA_CONF=$SCRATCH/nova.conf
 PLACEMENT_CONF=$SCRATCH/placement.conf
-NOVA_HPC_DIR=$PLUGIN_TOP
 NOVA_HPC_CONF_DIR=$SCRATCH/hpc
 # Nova's own line, from devstack's lib/nova.
 eval "$(grep '^NOVA_FILTERS=' $DEVSTACK/lib/nova)"
@@ -65,7 +68,7 @@ def _run(
     done = subprocess.run(
         ["bash", "-c", script],
         env={
-            "PATH": f"{scratch / 'bin'}:{os.environ['PATH']}",
+            "PATH": os.environ["PATH"],
             "PYTHONPATH": str(TOP),
             "HOME": str(scratch),
             "DEVSTACK": str(captures / "devstack"),
@@ -77,6 +80,8 @@ def _run(
         capture_output=True,
         text=True,
         check=False,
+        # A job in the background that none waits for keeps the output open.
+        timeout=120,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -199,6 +204,8 @@ def test_a_machine_without_devices_is_stacked(
     _run(SCRIPT, captures, tmp_path, f"--xml {xml}", declaration)
     nova = _parse(tmp_path / "nova.conf")
     assert "HpcTopologyFilter" in nova["filter_scheduler"]["enabled_filters"][0]
+    # It may be the controller of nodes that have some.
+    assert nova["filter_scheduler"]["pci_in_placement"] == ["true"]
     # It is no node of this project's: driver and CPUs are Nova's own.
     assert nova["DEFAULT"]["compute_driver"] == ["libvirt.LibvirtDriver"]
     assert "pci" not in nova
@@ -225,7 +232,7 @@ def test_install_places_the_shim_and_clean_removes_it(
     calls = tmp_path / "calls"
     recorded = SCRIPT.replace(
         "source $PLUGIN_TOP/devstack/plugin.sh stack post-config",
-        f'function nova-hpc {{ echo "$*" >> {calls}; }}\n'
+        f'printf "#!/bin/sh\\necho \\$* >> {calls}\\n" > $SCRATCH/bin/nova-hpc\n'
         "source $PLUGIN_TOP/devstack/plugin.sh stack install\n"
         "source $PLUGIN_TOP/devstack/plugin.sh stack extra\n"
         "source $PLUGIN_TOP/devstack/plugin.sh unstack\n"
@@ -242,22 +249,40 @@ TEST_CONFIG = SCRIPT.replace("post-config", "test-config").replace(
     "source $PLUGIN_TOP/devstack/settings",
     "TEMPEST_CONFIG=$SCRATCH/tempest.conf\n$MORE\nsource $PLUGIN_TOP/devstack/settings",
 )
+OPENSTACK = """
+echo "$OS_CLOUD openstack $*" >>$SCRATCH/calls
+case "$1 $2" in
+    "flavor list") printf 'm1.nano\\nhpc.gpu1\\n%s' "$LARGER" ;;
+    "flavor show") echo "id-of-$3" ;;
+esac
+"""
 
 
-def _test_config(scratch: pathlib.Path, status: int, more: str = "") -> tuple[str, str]:
-    """What was called, and tempest's configuration after it."""
+@attrs.frozen
+class Configured:
+    """What was called, tempest's configuration after it, the exit status and the output."""
+
+    calls: list[str]
+    tempest: dict[str, dict[str, str]]
+    status: int
+    output: str
+
+
+def _test_config(
+    scratch: pathlib.Path, status: int, more: str = "", larger: str = "hpc.gpu2\nhpc.gpu4\n"
+) -> Configured:
     folder = scratch / "bin"
     folder.mkdir()
     for name, text in {
         "nova-hpc": f'echo "$OS_CLOUD nova-hpc $*" >>$SCRATCH/calls; exit {status}',
-        "openstack": 'echo "$OS_CLOUD openstack $*" >>$SCRATCH/calls; echo 1f2e',
+        "openstack": OPENSTACK,
     }.items():
         (folder / name).write_text(f"#!/bin/sh\n{text}\n")
         (folder / name).chmod(0o755)
     tempest = scratch / "tempest.conf"
-    tempest.write_text("[compute]\nflavor_ref = 42\n")
+    tempest.write_text("[compute]\nflavor_ref = 42\nflavor_ref_alt = 84\n")
     captures = pathlib.Path(os.environ["NOVA_HPC_TEST_DATA"])
-    subprocess.run(
+    done = subprocess.run(
         ["bash", "-c", TEST_CONFIG.replace("$MORE", more)],
         env={
             "PATH": f"{folder}:{os.environ['PATH']}",
@@ -265,35 +290,195 @@ def _test_config(scratch: pathlib.Path, status: int, more: str = "") -> tuple[st
             "PLUGIN_TOP": str(TOP),
             "SCRATCH": str(scratch),
             "HOME": str(scratch),
+            "LARGER": larger,
         },
-        check=True,
+        check=False,
         capture_output=True,
+        text=True,
     )
     calls = scratch / "calls"
-    return calls.read_text() if calls.exists() else "", tempest.read_text()
+    parser = configparser.ConfigParser()
+    parser.read(tempest)
+    return Configured(
+        calls.read_text().splitlines() if calls.exists() else [],
+        {name: dict(parser[name]) for name in parser.sections()},
+        done.returncode,
+        done.stdout + done.stderr,
+    )
+
+
+NO_DEVICES = 3
 
 
 @pytest.mark.usefixtures("captures")
-def test_tempest_gets_the_smallest_flavor(tmp_path: pathlib.Path) -> None:
-    calls, tempest = _test_config(tmp_path, 0)
-    assert calls.splitlines() == [
-        "devstack-admin nova-hpc flavor create --family hpc --yes",
-        "devstack-admin openstack flavor show hpc.gpu1 -f value -c id",
-    ]
-    assert tempest == "[compute]\nflavor_ref = 1f2e\n"
+def test_tempest_gets_two_flavors_and_no_move_of_a_running_guest(tmp_path: pathlib.Path) -> None:
+    done = _test_config(tmp_path, 0)
+    assert done.status == 0, done.output
+    assert done.calls[0] == ("devstack-admin nova-hpc flavor create --family hpc --disk 5 --yes")
+    assert done.tempest["compute"] == {
+        "flavor_ref": "id-of-hpc.gpu1",
+        "flavor_ref_alt": "id-of-hpc.gpu2",
+    }
+    assert done.tempest["compute-feature-enabled"] == {
+        "live_migration": "False",
+        "suspend": "False",
+    }
+    assert done.tempest["nova_hpc"] == {"flavor": "hpc.gpu1", "largest_flavor": "hpc.gpu4"}
+
+
+@pytest.mark.usefixtures("captures")
+def test_nothing_is_resized_where_there_is_one_size(tmp_path: pathlib.Path) -> None:
+    done = _test_config(tmp_path, 0, larger="")
+    assert done.tempest["compute"]["flavor_ref_alt"] == "id-of-hpc.gpu1"
+    assert done.tempest["compute-feature-enabled"]["resize"] == "False"
 
 
 @pytest.mark.usefixtures("captures")
 def test_without_devices_tempest_keeps_its_flavor(tmp_path: pathlib.Path) -> None:
-    calls, tempest = _test_config(tmp_path, 2)
-    assert len(calls.splitlines()) == 1
-    assert tempest == "[compute]\nflavor_ref = 42\n"
+    done = _test_config(tmp_path, NO_DEVICES)
+    assert (done.status, len(done.calls)) == (0, 1), done.output
+    assert done.tempest == {"compute": {"flavor_ref": "42", "flavor_ref_alt": "84"}}
+
+
+@pytest.mark.usefixtures("captures")
+@pytest.mark.parametrize("status", [1, 2, 127])
+def test_another_failure_ends_the_stack(tmp_path: pathlib.Path, status: int) -> None:
+    done = _test_config(tmp_path, status)
+    assert done.status != 0
+    assert f"nova-hpc flavor create has failed ({status})" in done.output
+    assert done.tempest["compute"]["flavor_ref"] == "42"
+
+
+@pytest.mark.usefixtures("captures")
+def test_a_family_that_local_conf_names_has_to_have_devices(tmp_path: pathlib.Path) -> None:
+    done = _test_config(tmp_path, NO_DEVICES, more="NOVA_HPC_TEST_FAMILY=hpc")
+    assert done.status != 0
+    assert "no flavor of the family hpc for tempest" in done.output
 
 
 @pytest.mark.usefixtures("captures")
 def test_no_flavors_where_none_are_wanted(tmp_path: pathlib.Path) -> None:
-    calls, _ = _test_config(tmp_path, 0, more='NOVA_HPC_TEST_FAMILY=""')
-    assert calls == ""
+    assert _test_config(tmp_path, 0, more='NOVA_HPC_TEST_FAMILY=""').calls == []
+
+
+@pytest.mark.usefixtures("captures")
+def test_whitebox_is_told_the_hardware(tmp_path: pathlib.Path) -> None:
+    done = _test_config(tmp_path, 0, more="DEVSTACK_PLUGINS=nova-hpc,whitebox-tempest-plugin")
+    topology = json.loads(done.tempest["whitebox-hardware"]["cpu_topology"])
+    nodes = pathlib.Path("/sys/devices/system/node").glob("node[0-9]*")
+    assert {f"node{number}" for number in topology} == {node.name for node in nodes}
+    assert all(isinstance(cpu, int) for cpus in topology.values() for cpu in cpus)
+
+
+# -- beside devstack's own work ----------------------------------------------------------
+
+#: devstack writes fourteen lines of Neutron's into nova.conf, each by a program of its own.
+IN_BACKGROUND = """
+DEVSTACK_PARALLEL=$PARALLEL
+async_init
+function configure_neutron_nova {
+    local number
+    for number in $(seq 14); do
+        sleep 0.1
+        iniset $NOVA_CONF neutron option$number value
+    done
+}
+mv $SCRATCH/bin/nova-hpc $SCRATCH/bin/nova-hpc.real
+cat > $SCRATCH/bin/nova-hpc <<'END'
+#!/bin/sh
+grep -q '^option14' $SCRATCH/nova.conf || echo "nova.conf is being written" >&2
+exec $SCRATCH/bin/nova-hpc.real "$@"
+END
+chmod +x $SCRATCH/bin/nova-hpc
+async_runfunc configure_neutron_nova
+source $PLUGIN_TOP/devstack/settings
+"""
+
+
+@pytest.mark.parametrize("parallel", ["True", "False"])
+def test_nova_conf_is_not_written_by_two_at_a_time(
+    captures: pathlib.Path, tmp_path: pathlib.Path, parallel: str
+) -> None:
+    (tmp_path / "nova.conf").write_text(NOVA_CONF)
+    (tmp_path / "placement.conf").write_text("[api]\nauth_strategy = keystone\n")
+    script = SCRIPT.replace(
+        "source $PLUGIN_TOP/devstack/settings", IN_BACKGROUND.replace("$PARALLEL", parallel)
+    )
+    # As stack.sh does after the phase.
+    script += "async_wait configure_neutron_nova\n"
+    out = _run(script, captures, tmp_path, f"--xml {captures / 'hwloc' / 'nvidiaDGX2.xml'}")
+    assert "nova.conf is being written" not in out
+    assert len(_parse(tmp_path / "nova.conf")["neutron"]) == 14
+
+
+def test_a_log_shows_the_commands_of_a_phase(
+    captures: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    traced = SCRIPT.replace("stack post-config", "stack install").replace(
+        "source $PLUGIN_TOP/devstack/plugin",
+        "function is_service_enabled { return 1; }\nset -x\nsource $PLUGIN_TOP/devstack/plugin",
+    )
+    out = _run(traced.replace("set -e", "set -e; exec 2>&1"), captures, tmp_path, "")
+    assert "+ nova_hpc_install" in out
+    assert f"+ setup_develop {TOP}" in out
+
+
+def test_settings_of_the_plug_in_name_it(captures: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    named = SCRIPT.replace(
+        "source $PLUGIN_TOP/devstack/settings",
+        'function define_plugin { echo "DEFINED $*"; }\n'
+        "TEMPEST_PLUGINS=/opt/other\nsource $PLUGIN_TOP/devstack/settings\n"
+        'source $PLUGIN_TOP/devstack/settings\necho "PLUGINS $TEMPEST_PLUGINS"',
+    ).replace("stack post-config", "unstack")
+    out = _run(named, captures, tmp_path, "")
+    assert "DEFINED nova-hpc\n" in out
+    # Read twice, it is there once.
+    assert f"PLUGINS /opt/other {TOP}/devstack/tempest\n" in out
+    assert (TOP / "devstack/tempest/pyproject.toml").is_file()
+
+
+def test_networks_become_partitions(captures: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "nova.conf").write_text(NOVA_CONF)
+    (tmp_path / "placement.conf").write_text("[api]\nauth_strategy = keystone\n")
+    ml2 = "[ml2]\nmechanism_drivers = ovn\ntype_drivers = local,vlan,geneve\n"
+    (tmp_path / "ml2_conf.ini").write_text(ml2)
+    (tmp_path / "bin").mkdir()
+    migrate = tmp_path / "bin" / "neutron-db-manage"
+    migrate.write_text(f'#!/bin/sh\necho "$*" > {tmp_path}/migrated\n')
+    migrate.chmod(0o755)
+    script = SCRIPT.replace(
+        "source $PLUGIN_TOP/devstack/settings",
+        "NOVA_HPC_PARTITIONS=True\nNEUTRON_CONF=$SCRATCH/neutron.conf\n"
+        "NOVA_HPC_FABRIC_AGENT_CONF=$SCRATCH/agent.conf\n"
+        # As devstack has it: a path below the root.
+        "Q_PLUGIN_CONF_FILE=${SCRATCH#/}/ml2_conf.ini\nsource $PLUGIN_TOP/devstack/settings",
+    )
+    for _ in range(2):
+        _run(script, captures, tmp_path, f"--xml {captures / 'hwloc' / 'nvidiaDGX2.xml'}")
+        ml2 = _parse(tmp_path / "ml2_conf.ini")
+        assert ml2["ml2"]["mechanism_drivers"] == ["ovn,hpc_partitions"]
+        assert ml2["ml2"]["type_drivers"] == ["local,vlan,geneve"]
+        assert ml2["ml2_type_vlan"]["network_vlan_ranges"] == ["ibrail0:256:2047"]
+    neutron = _parse(tmp_path / "neutron.conf")["hpc_partitions"]
+    assert neutron["physical_networks"] == ["ibrail0:main"]
+    assert _parse(tmp_path / "agent.conf")["hpc_fabric_agent"]["fabric"] == ["main"]
+    assert "--subproject nova-hpc upgrade heads" in (tmp_path / "migrated").read_text()
+
+
+@pytest.mark.parametrize("own", ["cpu_shared_set", "cpu_dedicated_set", None])
+def test_servers_get_dedicated_cpus(
+    captures: pathlib.Path, tmp_path: pathlib.Path, own: str | None
+) -> None:
+    """A set that local.conf has stays, and where there is none, one is written."""
+    compute = f"[compute]\n{own} = 4-7\n" if own else ""
+    (tmp_path / "nova.conf").write_text(NOVA_CONF + compute)
+    (tmp_path / "placement.conf").write_text("[api]\nauth_strategy = keystone\n")
+    _run(SCRIPT, captures, tmp_path, f"--xml {captures / 'hwloc' / 'nvidiaDGX2.xml'}")
+    sets = _parse(tmp_path / "nova.conf")["compute"]
+    if own:
+        assert sets == {own: ["4-7"]}
+    else:
+        assert set(sets) == {"cpu_shared_set", "cpu_dedicated_set"}
 
 
 def test_the_jobs_name_what_is_there() -> None:
@@ -317,13 +502,34 @@ def test_the_jobs_name_what_is_there() -> None:
     assert project["check"]["jobs"] == project["gate"]["jobs"]
     # Defined by OpenStack for all projects: each runs the environment of tox of its name.
     shared = {each for each in project["check"]["jobs"] if each not in jobs}
-    assert set(project["check"]["jobs"]) - shared == jobs.keys() - weekly
+    abstract = {name for name, job in jobs.items() if job.get("abstract")}
+    assert set(project["check"]["jobs"]) - shared == jobs.keys() - weekly - abstract
     assert shared == {"openstack-tox-py311", "openstack-tox-py312", "openstack-tox-py313"}
     tox = (TOP / "tox.ini").read_text()
     for job in jobs.values():
         env = job.get("vars", {}).get("tox_envlist", "all")
         release = env.rpartition("-")[2]
         assert env == "all" or f"[testenv:{env}]" in tox or f"{release}: nova>={release}" in tox
+
+
+def test_a_change_of_any_project_enables_this_plug_in() -> None:
+    """A change of Nova, by a third-party CI or Depends-On, has another ``zuul.project``."""
+    jobs = [
+        each["job"] for each in yaml.safe_load((TOP / ".zuul.yaml").read_text()) if "job" in each
+    ]
+    (job,) = (each for each in jobs if each["name"] == "nova-hpc-devstack")
+    address = job["vars"]["devstack_plugins"]["nova-hpc"]
+    assert "{{" not in address
+    # Zuul's name of a project is that address without its scheme.
+    assert address.partition("://")[2] in job["required-projects"]
+    # Without hardware every phase is tried, and the job is red if no host has devices.
+    local = job["vars"]["devstack_localrc"]
+    assert local["NOVA_HPC_TEST_FAMILY"]
+    assert local["NOVA_HPC_DESCRIBED_HOST"]
+    (inherited,) = (each for each in jobs if each["name"] == "nova-hpc-devstack-gpu")
+    assert inherited["parent"] == "nova-hpc-devstack"
+    assert inherited["vars"]["devstack_localrc"].keys() >= {"NOVA_HPC_TEST_FAMILY"}
+    assert inherited["vars"]["devstack_localrc"]["NOVA_HPC_DESCRIBED_HOST"] == ""
 
 
 def test_the_weekly_job_runs_the_contract_tests_beside_novas_master() -> None:
@@ -342,11 +548,48 @@ def test_the_weekly_job_runs_the_contract_tests_beside_novas_master() -> None:
     assert all((TOP / each).exists() for each in tests)
 
 
-@pytest.mark.parametrize("sample", ["local.conf.sample", "local.conf.subnode.sample"])
+SAMPLES = ["local.conf.sample", "local.conf.subnode.sample"]
+
+
+@pytest.mark.parametrize("sample", SAMPLES)
 def test_the_samples_are_what_devstack_reads(sample: str) -> None:
     text = (TOP / "devstack" / sample).read_text()
     assert "[[local|localrc]]" in text
     lines = [line for line in text.splitlines() if line and line[0] not in "#["]
-    assert "enable_plugin nova-hpc /opt/src/nova-hpc" in lines
     script = "\n".join(["function enable_plugin { :; }", "set -e", *lines])
     assert subprocess.run(["bash", "-c", script], check=False).returncode == 0
+
+
+def _ask_devstack(captures: pathlib.Path, sample: str, question: str) -> str:
+    """What devstack's own functions make of a sample."""
+    text = (TOP / "devstack" / sample).read_text()
+    lines = [line for line in text.splitlines() if line and line[0] not in "#["]
+    script = "\n".join(["source $DEVSTACK/functions", "DEST=/opt/stack", *lines, question])
+    done = subprocess.run(
+        ["bash", "-c", script],
+        env={"PATH": os.environ["PATH"], "DEVSTACK": str(captures / "devstack")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_the_samples_and_the_pages_name_the_branch(captures: pathlib.Path, sample: str) -> None:
+    """devstack's default is master, a branch that the project does not have."""
+    assert _ask_devstack(captures, sample, "echo ${GITBRANCH[nova-hpc]}") == "main"
+    page = (TOP / "docs/source/install/devstack.rst").read_text()
+    named = [line.split() for line in page.splitlines() if "enable_plugin nova-hpc" in line]
+    assert named
+    assert {words[-1] for words in named} == {"main"}
+
+
+def test_the_subnode_has_no_service_that_ovn_refuses(captures: pathlib.Path) -> None:
+    """The names are those of devstack's ovn_sanity_check, which tests/devstack calls itself."""
+    sample = "local.conf.subnode.sample"
+    refused = "q-agt neutron-agent q-l3 neutron-l3"
+    assert _ask_devstack(captures, sample, f"is_service_enabled {refused} && echo yes") == ""
+    needed = ("n-cpu", "placement-client", "ovn-controller", "ovs-vswitchd", "ovsdb-server")
+    for service in needed:
+        assert _ask_devstack(captures, sample, f"is_service_enabled {service} && echo yes") == "yes"

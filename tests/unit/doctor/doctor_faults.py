@@ -425,4 +425,5 @@ CLOUD: Final = (
     Row("a user without the role", "service-role", "the role added"),
     Row("a node of a later release", "not-read", "one release everywhere"),
     Row("a node with another driver", "driver-stock", "``compute_driver`` set"),
+    Row("a node without dedicated CPUs", "cpus-none", "``cpu_dedicated_set`` set"),
 )

@@ -64,6 +64,7 @@ def test_a_sound_cloud():
         ),
         ({"hosts": (evolve(ALPHA, unread="has v 9"),)}, "not-read"),
         ({"hosts": (evolve(ALPHA, ours=False, stock=True),)}, "driver-stock"),
+        ({"hosts": (evolve(ALPHA, lacks_dedicated_cpus=True),)}, "cpus-none"),
         (
             {"hosts": (evolve(ALPHA, contradictions=("host 'alpha' is in two",)),)},
             "map-contradicts",
