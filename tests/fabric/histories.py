@@ -373,6 +373,7 @@ class Histories:
         with self.records.guard:
             silent, sick = set(self.records.silent), set(self.records.sick)
             managers = set(self.records.managers)
+        allowed = self.records.allowed()
         broken, keys = [], {}
         for one in bound:
             bad = one.guid in silent | sick | managers
@@ -395,7 +396,9 @@ class Histories:
                 wanted = keys.get(guid, [])
                 fits = all(found & entries for entries in wanted)
                 extra = found - set().union(*wanted)
-                if guid in silent and not extra:
+                if guid in silent and {entry & 0x7FFF for entry in extra} <= allowed.get(
+                    guid, set()
+                ):
                     continue
                 if side is None or not fits or extra:
                     shown = side and [hex(entry) for entry in side]

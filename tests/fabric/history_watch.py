@@ -83,11 +83,21 @@ class Records:
                 one.is_sure = False
 
     def settle(self, bound):
-        """At rest Neutron's own list says which ports are bound, and nothing is under way."""
+        """At rest Neutron's own list says which ports are bound, and nothing is under way.
+
+        opensm leaves the table of a switch port alone whose adapter does not answer. Its key stays
+        until then, and no other network gets the adapter.
+        """
         with self.guard:
-            self.claims = {
-                one.port: [Claim(one.guid, one.network, one.pkey, is_sure=True)] for one in bound
+            kept = {
+                port: [
+                    attrs.evolve(one, is_sure=False) for one in claims if one.guid in self.silent
+                ]
+                for port, claims in self.claims.items()
             }
+            for one in bound:
+                kept[one.port] = [Claim(one.guid, one.network, one.pkey, is_sure=True)]
+            self.claims = {port: claims for port, claims in kept.items() if claims}
 
     def allowed(self):
         """GUID -> the P_Keys that it may have now."""
