@@ -16,10 +16,12 @@ from nova_hpc.conf import partitions as partition_options
 from nova_hpc.fabric.partitions.backends.base import (
     AuditRow,
     AuditState,
+    FileComparison,
     SubnetManager,
     SubnetManagerError,
 )
 from nova_hpc.fabric.partitions.backends.choice import make_subnet_manager
+from nova_hpc.fabric.partitions.keys import format_guid
 from nova_hpc.fabric.partitions.partition_file import PartitionLayout, parse_file
 from nova_hpc.outside.text import printable_text
 from nova_hpc_tools.adopt import service_settings, source_options
@@ -41,7 +43,7 @@ _KINDS: Final = ("direct", "direct-physical")
 class ComparesFile(Protocol):
     """A subnet manager that is told by a file."""
 
-    def compare_with_file(self) -> tuple[int, tuple[str, ...]]:
+    def compare_with_file(self) -> FileComparison:
         """Compare the tables of all ports with the file as it is."""
 
 
@@ -216,24 +218,42 @@ def check_partitions(manager: SubnetManager, path: Path) -> Iterator[AuditRow]:
         return
     yield _check_file(path)
     try:
-        count, wrong = manager.compare_with_file()
+        compared = manager.compare_with_file()
     except SubnetManagerError as error:
         yield AuditRow("tables", _ISOLATION, AuditState.UNKNOWN, str(error), needed=True)
         return
-    if not wrong:
-        found = f"those of {count} ports are exactly as the file says"
+    yield describe_managers(compared)
+    if not compared.wrong:
+        found = f"those of {compared.ports} ports are exactly as the file says"
         yield AuditRow("tables", _ISOLATION, AuditState.MET, found, needed=True)
         return
     yield AuditRow(
         "tables",
         _ISOLATION,
         AuditState.NOT_MET,
-        f"those of {len(wrong)} of {count} ports are not as the file says",
+        f"those of {len(compared.wrong)} of {compared.ports} ports are not as the file says",
         "is the agent at work? What was changed seconds ago may still be on its way",
         needed=True,
     )
-    for reason in wrong[:_MOST_ROWS]:
+    for reason in compared.wrong[:_MOST_ROWS]:
         yield AuditRow("table", _ISOLATION, AuditState.NOT_MET, reason)
+
+
+def describe_managers(compared: FileComparison) -> AuditRow:
+    """The row for the ports with a subnet manager: none of them may be in a network."""
+    managers = ", ".join(
+        f"{format_guid(guid)} ({state})" for guid, state in sorted(compared.managers.items())
+    )
+    if not compared.members:
+        return AuditRow("managers", _ISOLATION, AuditState.MET, managers or "none answers")
+    bound = ", ".join(map(format_guid, sorted(compared.members)))
+    return AuditRow(
+        "managers",
+        _ISOLATION,
+        AuditState.NOT_MET,
+        f"{managers}; the file gives a network's key to {bound}",
+        "managers are no compute nodes: move the manager, or take the adapter out of device_spec",
+    )
 
 
 def _check_file(path: Path) -> AuditRow:

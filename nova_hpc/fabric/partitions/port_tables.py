@@ -13,7 +13,7 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.fabric.partitions.backends.base import MemberReading, MemberState
+from nova_hpc.fabric.partitions.backends.base import FileComparison, MemberReading, MemberState
 from nova_hpc.fabric.partitions.keys import (
     DEFAULT_PKEY,
     FULL_MEMBER_BIT,
@@ -245,6 +245,23 @@ class Strangers:
     def full_defaults(self) -> frozenset[int]:
         """GUIDs of full members of the default partition: with any, the fabric is open."""
         return self.by_pkey.get(DEFAULT_PKEY, frozenset())
+
+
+def compare_tables(
+    expectations: TableExpectations, tables: Mapping[int, PortTables]
+) -> FileComparison:
+    """Compare the tables of all ports with a file of partitions.
+
+    :param tables: by GUID.
+    """
+    wrong = [
+        f"port {format_guid(guid)}: {reason}"
+        for guid, read in sorted(tables.items())
+        if (reason := expectations.judge_port(guid, read)) is not None
+    ]
+    managers = expectations.fabric.managers
+    members = frozenset(expectations.layout.pkeys_by_guid()) & managers.keys()
+    return FileComparison(len(tables), tuple(wrong), managers, members)
 
 
 def judge_member(

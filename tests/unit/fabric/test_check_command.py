@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nova_hpc.fabric.partitions.backends.base import AuditRow, AuditState
+from nova_hpc.fabric.partitions.backends.base import AuditRow, AuditState, FileComparison
 from nova_hpc.fabric.partitions.members import DesiredPartitions, PartitionMember
 from nova_hpc.fabric.partitions.own_partitions import OwnPartitions
 from nova_hpc.fabric.partitions.partition_file import lay_out_partitions, render_body, render_file
@@ -146,27 +146,37 @@ def test_another_file_of_partitions_is_refused(ask, place):
 
 
 class Compared:
-    def __init__(self, *wrong):
-        self.wrong = wrong
+    def __init__(self, *wrong, members=()):
+        self.wrong, self.members = wrong, frozenset(members)
 
     def compare_with_file(self):
-        return 300, self.wrong
+        return FileComparison(300, self.wrong, {0xA: "master", 0xB: "standby"}, self.members)
 
 
 def test_tables_that_differ_have_a_row_each_and_right_ones_one(tmp_path):
     path = tmp_path / "partitions.conf"
     path.write_text(text_of_file())
     rows = list(check_command.check_partitions(Compared(), path))
-    assert [row.state for row in rows] == [AuditState.MET] * 2
+    assert [row.state for row in rows] == [AuditState.MET] * 3
+    assert rows[1].found == "0x000000000000000a (master), 0x000000000000000b (standby)"
     rows = list(check_command.check_partitions(Compared("port 1: a", "port 2: b"), path))
-    assert [row.found for row in rows[1:]] == [
+    assert [row.found for row in rows[2:]] == [
         "those of 2 of 300 ports are not as the file says",
         "port 1: a",
         "port 2: b",
     ]
-    assert all(map(check_command.is_wrong, rows[1:]))
+    assert all(map(check_command.is_wrong, rows[2:]))
     rows = list(check_command.check_partitions(Compared(*map(str, range(300))), path))
-    assert len(rows) == 52
+    assert len(rows) == 53
+
+
+def test_a_manager_in_a_network_is_named(tmp_path):
+    path = tmp_path / "partitions.conf"
+    path.write_text(text_of_file())
+    rows = list(check_command.check_partitions(Compared(members=[0xB]), path))
+    (row,) = [row for row in rows if row.name == "managers"]
+    assert (row.state, check_command.is_wrong(row)) == (AuditState.NOT_MET, True)
+    assert row.found.endswith("the file gives a network's key to 0x000000000000000b")
 
 
 def test_a_manager_without_a_file_is_not_compared(tmp_path):

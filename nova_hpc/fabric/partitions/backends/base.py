@@ -112,6 +112,22 @@ class AuditRow:
     needed: bool = False
 
 
+@attrs.frozen
+class FileComparison:
+    """All ports of a fabric beside the file of partitions.
+
+    :ivar ports: number of ports.
+    :ivar wrong: a sentence on each port whose tables differ from the file.
+    :ivar managers: GUID of each port with a subnet manager -> its state, such as ``standby``.
+    :ivar members: GUIDs of managers to which the file gives a key of a network.
+    """
+
+    ports: int
+    wrong: tuple[str, ...] = ()
+    managers: Mapping[int, str] = attrs.field(factory=dict)
+    members: frozenset[int] = frozenset()
+
+
 class SubnetManager(Protocol):
     """One subnet manager with its files or its API.
 

@@ -23,6 +23,7 @@ from nova_hpc.fabric.partitions.backends import opensm_trial
 from nova_hpc.fabric.partitions.backends.base import (
     AuditRow,
     Capabilities,
+    FileComparison,
     ReadBack,
     SubnetManagerError,
 )
@@ -57,6 +58,7 @@ from nova_hpc.fabric.partitions.port_tables import (
     PortTables,
     Strangers,
     TableExpectations,
+    compare_tables,
     describe_open_fabric,
     judge_member,
 )
@@ -449,10 +451,9 @@ class OpensmSubnetManager:
         """Keep the operator's decision on the first write; see :class:`OpensmChecks`."""
         return self._checks.accept_losses()
 
-    def compare_with_file(self) -> tuple[int, tuple[str, ...]]:
+    def compare_with_file(self) -> FileComparison:
         """Compare the tables of all ports with the file as it is; changes nothing.
 
-        :returns: the number of ports, and sentences on those that are not as they have to be.
         :raises SubnetManagerError: the file is not the agent's, or nothing can be read.
         """
         text = self._store.read()
@@ -462,13 +463,7 @@ class OpensmSubnetManager:
             raise SubnetManagerError(f"{self._store.path}: {error}") from error
         fabric = self.reader.read_ports()
         tables = self.reader.read_tables(list(fabric.ports.values()))
-        expectations = self._expect_tables(file.layout, file.own, fabric)
-        wrong = [
-            f"port {guid:#018x}: {reason}"
-            for guid, read in sorted(tables.items())
-            if (reason := expectations.judge_port(guid, read)) is not None
-        ]
-        return len(tables), tuple(wrong)
+        return compare_tables(self._expect_tables(file.layout, file.own, fabric), tables)
 
     def close(self) -> None:
         """See :meth:`SubnetManager.close`."""
