@@ -20,7 +20,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from typing import Any, Final, NoReturn
 
@@ -45,7 +45,7 @@ from nova_hpc.fabric.partitions.backends.choice import make_subnet_manager
 from nova_hpc.fabric.partitions.keys import format_guid, format_pkey
 from nova_hpc.fabric.partitions.members import DesiredPartitions
 from nova_hpc.fabric.partitions.report_choice import MemberReports, ReportOptions
-from nova_hpc.fabric.partitions.watched_files import WatchedFiles
+from nova_hpc.fabric.partitions.watched_files import WATCH_INTERVAL, WatchedFiles
 from nova_hpc.wire import partitions as partition_wire
 
 LOG: Final = log.getLogger(__name__)
@@ -92,11 +92,13 @@ class RemoteServer:
         self._caller = futures.ThreadPoolExecutor(1, "calls")
         self._pending: futures.Future[Any] | None = None
 
-    def read_desired(self) -> DesiredPartitions:
+    def read_desired(self, meanwhile: Callable[[], None]) -> DesiredPartitions:
         """Read the rows of this fabric."""
-        return partition_wire.read_desired(self._call("read_desired"))
+        return partition_wire.read_desired(self._call("read_desired", meanwhile))
 
-    def report_members(self, ticket: int, reports: MemberReports) -> None:
+    def report_members(
+        self, ticket: int, reports: MemberReports, meanwhile: Callable[[], None]
+    ) -> None:
         """Report the states of rows.
 
         A server of the release before does not know lost rows: they are failed ones for it.
@@ -110,18 +112,23 @@ class RemoteServer:
         lost, failed = (list(map(list, rows)) for rows in (reports.lost, reports.failed))
         if lost:
             try:
-                self._call(
-                    "report_members", rpc_names.LOST_VERSION, **words, failed=failed, lost=lost
-                )
+                version = rpc_names.LOST_VERSION
+                self._call("report_members", meanwhile, version, **words, failed=failed, lost=lost)
             except (oslo_messaging.UnsupportedVersion, oslo_messaging.RemoteError) as error:
                 if not _is_unsupported(error):
                     raise
                 failed += lost
             else:
                 return
-        self._call("report_members", **words, failed=failed)
+        self._call("report_members", meanwhile, **words, failed=failed)
 
-    def _call(self, method: str, version: str | None = None, **words: Any) -> Any:
+    def _call(
+        self,
+        method: str,
+        meanwhile: Callable[[], None],
+        version: str | None = None,
+        **words: Any,
+    ) -> Any:
         """Ask in a thread of its own: oslo.messaging waits for a broker without an end.
 
         :raises TimeoutError: no answer in time, or none yet to the question before.
@@ -131,12 +138,15 @@ class RemoteServer:
         client = self._client.prepare(timeout=_CALL_TIMEOUT, retry=_CALL_TRIES, version=version)
         context = neutron_context.get_admin_context_without_session()
         self._pending = self._caller.submit(client.call, context, method, **self._names, **words)
-        try:
-            return self._pending.result(_CALL_TIMEOUT + _CALL_MARGIN)
-        except futures.TimeoutError:
-            raise TimeoutError(
-                f"no message broker takes {method} (transport_url); it is tried again"
-            ) from None
+        end = time.monotonic() + _CALL_TIMEOUT + _CALL_MARGIN
+        while not self._pending.done():
+            if time.monotonic() > end:
+                raise TimeoutError(
+                    f"no message broker takes {method} (transport_url); it is tried again"
+                )
+            futures.wait([self._pending], WATCH_INTERVAL)
+            meanwhile()
+        return self._pending.result()
 
 
 def _is_unsupported(error: Exception) -> bool:

@@ -201,7 +201,7 @@ class Faults:
         self.standby = None
         self.plane.free_places()
 
-    def _edit(self, place, seconds=2.5):
+    def _edit(self, place, seconds=4.0):
         """An administrator edits the file by hand."""
         with self.records.guard:
             self.records.edited_until = time.monotonic() + seconds
@@ -346,6 +346,9 @@ class Histories:
             for port in chosen
         ]
         faults = [name for name, share in FAULTS.items() if self.random.random() * 100 < share][:2]
+        if "kill fabric-agent" in faults:
+            # Without an agent nothing heals a file.
+            faults = [name for name in faults if not name.startswith("edit")]
         delay = self.random.random() * 0.8
         begun = time.monotonic()
         with ThreadPoolExecutor(len(wishes)) as pool:

@@ -33,6 +33,7 @@ from nova_hpc.fabric.partitions.harmful_changes import (
     keep_rows,
 )
 from nova_hpc.fabric.partitions.members import DesiredPartitions, PartitionMember
+from nova_hpc.fabric.partitions.pass_spacing import PassSpacing
 from nova_hpc.fabric.partitions.report_choice import (
     REPEATS,
     MemberReports,
@@ -65,13 +66,19 @@ _AUDIT_INTERVAL: Final = 60.0
 
 
 class PartitionServer(Protocol):
-    """Neutron's server, which has the desired state. Each method raises what its transport does."""
+    """Neutron's server, which has the desired state. Each method raises what its transport does.
 
-    def read_desired(self) -> DesiredPartitions:
+    Each calls *meanwhile* twice a second while it waits: a server that does not answer must not
+    keep the agent from a file that others edit.
+    """
+
+    def read_desired(self, meanwhile: Callable[[], None]) -> DesiredPartitions:
         """Read the rows of this fabric, with a ticket that is higher than all before."""
 
-    def report_members(self, ticket: int, reports: MemberReports) -> None:
-        """Say what became of rows; idempotent."""
+    def report_members(
+        self, ticket: int, reports: MemberReports, meanwhile: Callable[[], None]
+    ) -> None:
+        """Report the states of rows; idempotent."""
 
 
 class WakeSignal(Protocol):
@@ -100,40 +107,6 @@ class AgentStatus:
     foreign_pkeys: tuple[int, ...] = ()
     faults: tuple[str, ...] = ()
     managers: tuple[int, ...] | None = None
-
-
-@attrs.define
-class PassSpacing:
-    """Time between changes, so that many binds at once are few changes.
-
-    The first change is made at once. While changes follow one another the time between them
-    doubles, and it is at least what the last round took with its reports, up to 4 s: where Neutron
-    is slow, more comes with one change. After a quiet time it begins anew.
-    """
-
-    least: float = 0.1
-    most: float = 1.6
-    #: Below ``[hpc_partitions]bind_wait``: who binds waits for that long.
-    most_of_slow: float = 4.0
-    _gap: float = 0.0
-    _last: float = float("-inf")
-    _free_at: float = float("-inf")
-
-    def note_change(self, moment: float) -> None:
-        """A change was made."""
-        quiet = moment - max(self._last, self._free_at) > self._gap + self.most
-        self._gap = self.least if quiet else min(self.most, max(self.least, 2 * self._gap))
-        self._last = moment
-        self._free_at = moment + self._gap
-
-    def note_end(self, begun: float, moment: float) -> None:
-        """The round with that change has ended, and its rows are reported."""
-        pause = max(self._gap, min(self.most_of_slow, moment - begun))
-        self._free_at = moment + pause
-
-    def time_left(self, moment: float) -> float:
-        """Seconds until the next change may be made."""
-        return max(0.0, self._free_at - moment)
 
 
 @attrs.define
@@ -301,7 +274,7 @@ class PartitionAgent:
         )
         reports = choose_reports(desired, reading, self._histories, self.report_options, moment)
         for part in split_reports(reports):
-            self.server.report_members(desired.ticket, part)
+            self.server.report_members(desired.ticket, part, self._keep_in_force)
             self._histories = count_repeats(self._histories, part)
 
     def _choose_pause(self, desired: DesiredPartitions, reading: ReadBack) -> float:
@@ -369,13 +342,17 @@ class PartitionAgent:
     def _read_desired(self) -> DesiredPartitions:
         """Ask the server; while it does not answer, what was in force last is kept in force."""
         try:
-            return self.server.read_desired()
+            return self.server.read_desired(self._keep_in_force)
         except Exception:
-            if self._in_force is not None and self.files.find_changes():
-                with contextlib.suppress(StaleReadingError):
-                    self.manager.enforce(self._in_force)
-                self.files.mark_files()
+            self._keep_in_force()
             raise
+
+    def _keep_in_force(self) -> None:
+        """Undo what others have changed in the manager's files since the last change."""
+        if self._in_force is not None and self.files.find_changes():
+            with contextlib.suppress(StaleReadingError):
+                self.manager.enforce(self._in_force)
+            self.files.mark_files()
 
     def _note_right_before(self, served: DesiredPartitions) -> None:
         """Read what is right already: the first change must not harm it either."""

@@ -43,12 +43,12 @@ class RowServer:
         self.rows[one.row] = one
         self.seen.setdefault(one.row, []).append(one.port_status)
 
-    def read_desired(self):
+    def read_desired(self, _meanwhile):
         with self._guard:
             self._site.tickets += 1
             return DesiredPartitions(self._site.tickets, tuple(self.rows.values()))
 
-    def report_members(self, ticket, reports):
+    def report_members(self, ticket, reports, _meanwhile):
         told = [(row, ACTIVE) for row in reports.present]
         told += [(row, DOWN) for row, _ in reports.lost]
         told += [(row, ERROR) for row, _ in reports.failed]

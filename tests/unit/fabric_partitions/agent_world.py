@@ -193,22 +193,24 @@ class Server:
     def status(self, row):
         return self.rows[row].port_status if row in self.rows else None
 
-    def _answer(self):
+    def _answer(self, meanwhile):
         self.calls += 1
         if self.time.at < self.away_until:
-            self.time.pause(10.0)
+            for _ in range(20):
+                self.time.pause(0.5)
+                meanwhile()
             raise TimeoutError("no answer in 10 seconds")
 
-    def read_desired(self):
-        self._answer()
+    def read_desired(self, meanwhile):
+        self._answer(meanwhile)
         self.ticket += 1
         if self.stale:
             self.stale -= 1
             return DesiredPartitions(0)
         return DesiredPartitions(self.ticket, tuple(self.rows.values()))
 
-    def report_members(self, ticket, reports):
-        self._answer()
+    def report_members(self, ticket, reports, meanwhile):
+        self._answer(meanwhile)
         if self.seconds:
             self.time.pause(self.seconds)
         assert ticket == self.ticket

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The time between two changes of the subnet manager's file."""
+
+from __future__ import annotations
+
+import attrs
+
+
+@attrs.define
+class PassSpacing:
+    """Time between changes, so that many binds at once are few changes.
+
+    The first change is made at once. While changes follow one another the time between them
+    doubles, and it is at least what the last round took with its reports, up to 4 s: where Neutron
+    is slow, more comes with one change. After a quiet time it begins anew.
+    """
+
+    least: float = 0.1
+    most: float = 1.6
+    #: Below ``[hpc_partitions]bind_wait``: who binds waits for that long.
+    most_of_slow: float = 4.0
+    _gap: float = 0.0
+    _last: float = float("-inf")
+    _free_at: float = float("-inf")
+
+    def note_change(self, moment: float) -> None:
+        """A change was made."""
+        quiet = moment - max(self._last, self._free_at) > self._gap + self.most
+        self._gap = self.least if quiet else min(self.most, max(self.least, 2 * self._gap))
+        self._last = moment
+        self._free_at = moment + self._gap
+
+    def note_end(self, begun: float, moment: float) -> None:
+        """The round with that change has ended, and its rows are reported."""
+        pause = max(self._gap, min(self.most_of_slow, moment - begun))
+        self._free_at = moment + pause
+
+    def time_left(self, moment: float) -> float:
+        """Seconds until the next change may be made."""
+        return max(0.0, self._free_at - moment)
