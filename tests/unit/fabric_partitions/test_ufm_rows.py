@@ -6,12 +6,14 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+import attrs
 import pytest
 from oslo_config import cfg
 
 from nova_hpc.conf.partitions import AGENT_GROUP
 from nova_hpc.fabric.partitions.backends.base import MemberState, SubnetManagerError
 from nova_hpc.fabric.partitions.backends.ufm import UfmSubnetManager
+from nova_hpc.fabric.partitions.members import DesiredPartitions
 from tests.unit.fabric_partitions.ufm_server import RawAnswer, RecordedUfm
 from tests.unit.fabric_partitions.ufm_site import Site, unbind
 from tests.unit.fabric_partitions.ufm_world import FULL, TEXT, TWO, A, B, C, states, want
@@ -135,6 +137,37 @@ class TestIntruders:
 
         assert TEXT[A] not in ufm.members("0x102")
         again.close()
+
+    def test_its_own_row_and_those_of_the_network_are_not_right(
+        self, manager: UfmSubnetManager, ufm: RecordedUfm
+    ) -> None:
+        """They are unknown until it is removed: nothing is undone for them."""
+        manager.enforce(want(1, *TWO))
+        ufm.admit("0x102", TEXT[A])
+
+        read = manager.read_back(want(1, *TWO))
+        assert {one.state for one in read.members.values()} == {MemberState.UNKNOWN}
+        assert {one.kept for one in read.members.values()} == {True}
+        active = [attrs.evolve(one, port_status="ACTIVE") for one in want(1, *TWO).members]
+        assert manager.read_back(DesiredPartitions(1, tuple(active))).members == {}
+
+    def test_a_leftover_of_ours_beside_the_right_key_is_wrong(
+        self, manager: UfmSubnetManager, ufm: RecordedUfm
+    ) -> None:
+        manager.enforce(want(1, *TWO))
+        ufm.admit("0x102", TEXT[A])
+        rows = want(1, *TWO, (0x102, A, FULL)).members
+        desired = DesiredPartitions(1, (*rows[:3], attrs.evolve(rows[3], wanted=False)))
+
+        read = manager.read_back(desired)
+
+        assert [read.members[row].state for row in (1, 2, 3, 4)] == [
+            DIFFERENT,
+            AS_DESIRED,
+            AS_DESIRED,
+            DIFFERENT,
+        ]
+        assert "0x0102" in read.members[1].reason
 
     def test_a_network_that_ends_takes_no_intruder_with_it_silently(
         self, manager: UfmSubnetManager, ufm: RecordedUfm
