@@ -323,7 +323,7 @@ class AgentProcess:
             self.agent = agent
             if rows:
                 for row in rows:
-                    LOG.error("The fabric is open: %s", hardening.format_open_row(row))
+                    LOG.error("The agent does not begin: %s", hardening.format_open_row(row))
                 LOG.error(
                     "%s is not begun: change these lines in the files of the subnet manager, "
                     "restart it, and start the agent again",

@@ -108,7 +108,7 @@ def test_an_open_fabric_is_refused_with_the_lines_to_change(bare, run, line, nam
     agent = run()
     assert agent.process.wait(90) == os.EX_CONFIG
     assert re.search(
-        rf"ERROR .*The fabric is open: {name}\S* .*is not met: .*; {name}", agent.text()
+        rf"ERROR .*The agent does not begin: {name}\S* .*is not met: .*; {name}", agent.text()
     )
     assert "is not begun: change these lines" in agent.text()
     assert bare.files.partitions.read_text() == partitions
@@ -120,6 +120,28 @@ def test_everybody_a_full_member_is_refused(bare, run):
     assert agent.process.wait(90) == os.EX_CONFIG
     assert "default_partition (SDN04-04) is not met" in agent.text()
     assert bare.files.partitions.read_text() == "Default=0x7fff : ALL=full ;\n"
+
+
+def test_the_first_write_waits_for_the_operators_word(bare, run):
+    guid = f"0x{bare.net.ports[0].guid:016x}"
+    site = f"Default=0x7fff, ipoib : ALL=limited, SELF=full ;\n0x8002 : {guid}=full ;\n"
+    bare.files.partitions.write_text(site)
+    os.kill(int(bare.files.pid_file.read_text()), signal.SIGHUP)
+    conf = AgentRun(bare).conf
+    loss = f"port {guid}: 0x8002"
+    wait_until(lambda: loss in check(conf, bare)[1]["first_write"]["Found"], "it is in force", 30)
+    agent = run()
+    assert agent.process.wait(90) == os.EX_CONFIG
+    assert re.search(rf"ERROR .*does not begin: first_write .*{loss}", agent.text())
+    assert bare.files.partitions.read_text() == site
+    _, rows = check(conf, bare, "--accept-losses")
+    assert rows["accepted_loss"]["Found"] == loss
+    assert rows["first_write"]["State"] == rows["own_partitions"]["State"] == "met"
+    agent = run()
+    # It begins: without a broker that is an alarm, and nothing is written.
+    wait_until(lambda: "no message broker takes read_desired" in agent.text(), "alarm", 90)
+    assert "does not begin" not in agent.text()
+    agent.end()
 
 
 def test_options_that_cannot_be_used_are_refused(run):

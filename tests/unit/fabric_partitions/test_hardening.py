@@ -201,3 +201,48 @@ def test_nvidias_manager_without_a_file_of_options_is_open():
         "m_key",
         "m_key_protection_level",
     }
+
+
+# -- the manager that runs -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "name", "found"),
+    [
+        ({"sm_key": "0x1"}, "sm_key", "the well-known default (on the command line"),
+        ({"part_enforce": "off"}, "part_enforce", "off (on the command line"),
+        ({"no_partition_enforcement": "TRUE"}, "part_enforce", "no_partition_enforcement TRUE (on"),
+        ({"partition_config_file": "/b"}, "partition_config_file", "/b (on the command line"),
+    ],
+)
+def test_the_command_line_wins_over_the_file(values, name, found):
+    running = hardening.RunningOptions(values)
+    row = row_of(
+        hardening.audit_opensm(CURED, LIMITED, "/etc/opensm/partitions.conf", running), name
+    )
+    assert (row.state, row.needed) == (AuditState.NOT_MET, True)
+    assert row.found.startswith(found)
+    assert "leave it out of the command line" in row.cure
+
+
+def test_a_command_line_can_close_what_the_file_leaves_open():
+    running = hardening.RunningOptions({"sm_key": GOOD_KEY, "part_enforce": "both"})
+    text = f"{CURED}sm_key 0x1\npart_enforce off\n"
+    assert hardening.list_open_rows(hardening.audit_opensm(text, LIMITED, "", running)) == ()
+
+
+def test_a_command_line_that_is_hidden_makes_its_options_unknown():
+    running = hardening.RunningOptions(unknown="the command line of opensm is hidden")
+    path = "/etc/opensm/partitions.conf"
+    for audit in (hardening.audit_opensm, hardening.audit_nvidia_manager):
+        rows = hardening.list_open_rows(audit(CURED, LIMITED, path, running))
+        assert {row.name for row in rows} == {"partition_config_file", "part_enforce", "sm_key"}
+        assert {row.state for row in rows} == {AuditState.UNKNOWN}
+        assert {row.found for row in rows} == {"the command line of opensm is hidden"}
+
+
+def test_options_of_another_file_are_not_met():
+    running = hardening.RunningOptions(other_config="/etc/other.conf")
+    row = row_of(hardening.audit_opensm(CURED, LIMITED, "", running), "opensm_config")
+    assert (row.state, row.needed) == (AuditState.NOT_MET, True)
+    assert row.cure == "[hpc_fabric_agent]opensm_config = /etc/other.conf"

@@ -8,17 +8,28 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from nova_hpc.fabric.partitions.backends.base import StaleReadingError, SubnetManagerError
+from nova_hpc.fabric.partitions.backends.base import (
+    AuditState,
+    StaleReadingError,
+    SubnetManagerError,
+)
 from nova_hpc.fabric.partitions.backends.opensm_files import (
     OpensmLog,
     PartitionStore,
     read_text,
     replace_text,
 )
-from nova_hpc.fabric.partitions.backends.opensm_process import find_opensm, wake_opensm
+from nova_hpc.fabric.partitions.backends.opensm_process import (
+    find_opensm,
+    read_running_options,
+    wake_opensm,
+)
+from nova_hpc.fabric.partitions.backends.opensm_secrecy import audit_secrecy
+from nova_hpc.fabric.partitions.hardening import RunningOptions
 from nova_hpc.fabric.partitions.other_managers import (
     describe_other_manager,
     find_manager_places,
@@ -140,6 +151,51 @@ def test_opensm_is_told_when_it_listens(tmp_path: Path, start) -> None:
     assert one == find_opensm(tmp_path / "pid")
     wake_opensm(one)
     assert process.stdout.readline() == b"told\n"
+
+
+def test_the_options_of_the_process_are_read(tmp_path: Path, start) -> None:
+    config = tmp_path / "opensm.conf"
+    # Nothing runs: its file alone says what it will have.
+    assert read_running_options(tmp_path / "pid", config) == RunningOptions()
+    process = start("opensm", "-c", CATCHES, "-k", "1", program=shutil.which("dash") or "/bin/sh")
+    assert process.stdout.readline() == b"ready\n"
+    # The shell's option -c is opensm's, too, and takes a value; -F is not there.
+    running = read_running_options(tmp_path / "pid", config)
+    assert dict(running.values) == {"sm_key": "0x1"}
+    assert running.other_config == "/etc/opensm/opensm.conf"
+    assert read_running_options(tmp_path / "pid", Path(running.other_config)).other_config is None
+
+
+def test_a_process_that_is_not_opensm_is_unknown(tmp_path: Path, start) -> None:
+    # Of another host, or of another namespace of processes.
+    start("other", "100")
+    running = read_running_options(tmp_path / "pid", tmp_path / "opensm.conf")
+    assert "is 'other' and not opensm" in (running.unknown or "")
+
+
+def test_files_with_keys_that_all_can_read_are_named(tmp_path: Path) -> None:
+    for folder in (tmp_path, *tmp_path.parents):
+        if not folder.stat().st_mode & 0o001:
+            folder.chmod(folder.stat().st_mode | 0o001)
+    conf = SimpleNamespace(
+        opensm_config=str(tmp_path / "conf"), opensm_log=str(tmp_path / "none" / "log")
+    )
+    (row,) = audit_secrecy(conf)
+    assert row.state is AuditState.MET
+    path = tmp_path / "conf"
+    path.write_text("m_key 0x1\n")
+    for mode, state in ((0o600, "met"), (0o640, "met"), (0o644, "not met"), (0o604, "not met")):
+        path.chmod(mode)
+        (row,) = audit_secrecy(conf)
+        assert (row.state.value, row.needed) == (state, False), oct(mode)
+    assert row.found == f"every user of this host can read {path}, which have keys of the fabric"
+    assert row.cure.startswith(f"chmod o= {path};")
+    inner = tmp_path / "inner"
+    inner.mkdir(mode=0o700)
+    (inner / "conf").write_text("m_key 0x1\n")
+    conf.opensm_config = str(inner / "conf")
+    (row,) = audit_secrecy(conf)
+    assert row.state is AuditState.MET
 
 
 def test_one_that_would_die_of_the_signal_gets_none(tmp_path: Path, start) -> None:
