@@ -7,6 +7,7 @@ import contextlib
 import multiprocessing
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import attrs
@@ -233,13 +234,15 @@ def test_the_agents_rounds_work_with_it(manager: UfmSubnetManager, ufm: Recorded
         ticket = 0
         members: tuple[tuple[int, int, Membership], ...] = TWO
 
-        def read_desired(self) -> DesiredPartitions:
+        def read_desired(self, meanwhile: Callable[[], None]) -> DesiredPartitions:
             self.ticket += 1
             desired = want(self.ticket, *self.members)
             down = [attrs.evolve(member, port_status="DOWN") for member in desired.members]
             return DesiredPartitions(self.ticket, tuple(down))
 
-        def report_members(self, ticket: int, reports: MemberReports) -> None:
+        def report_members(
+            self, ticket: int, reports: MemberReports, meanwhile: Callable[[], None]
+        ) -> None:
             said.append(reports)
 
     server = Server()

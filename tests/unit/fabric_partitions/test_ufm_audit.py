@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from oslo_config import cfg
 
 from nova_hpc.conf.partitions import AGENT_GROUP
@@ -119,11 +120,19 @@ class TestAudit:
         assert rows["virt_enabled"] is AuditState.NOT_MET
         assert rows["sa_key"] is AuditState.NOT_MET
 
+    @pytest.mark.parametrize("status", [400, 404, 500])
     def test_where_ufm_tells_no_options_at_once(
-        self, manager: UfmSubnetManager, ufm: RecordedUfm
+        self, manager: UfmSubnetManager, ufm: RecordedUfm, status: int
     ) -> None:
         ufm.manager = dict(SECURE)
-        ufm.tells_all_options = False
+        answer = ufm.answer
+
+        def refuse(method: str, path: str, query: dict[str, str], body: object) -> object:
+            if path == "/app/smconf" and not query:
+                return status, {}, {}
+            return answer(method, path, query, body)
+
+        ufm.answer = refuse  # type: ignore[method-assign,assignment]
 
         rows = {row.name: row for row in manager.audit()}
 
@@ -144,3 +153,5 @@ class TestAudit:
 
         assert rows["sa_key"].state is AuditState.UNKNOWN
         assert rows["sa_key"].found == "UFM does not tell it"
+        ufm.failures = []
+        assert {row.name: row.state for row in manager.audit()}["sa_key"] is AuditState.MET

@@ -138,6 +138,44 @@ class TestJobs:
 
         assert len(ufm.waiting) == 1
 
+    @pytest.mark.parametrize(
+        "text", ["[]", "null", '"Running"', "[[]]", '{"ID": "other", "Status": "Running"}']
+    )
+    def test_an_answer_that_is_not_understood_is_no_end(
+        self, manager: UfmSubnetManager, ufm: RecordedUfm, text: str
+    ) -> None:
+        moved = self.move(manager, ufm)
+        manager.enforce(moved)
+        ufm.partitions["0x101"]["guids"].pop(0)
+        answer = ufm.answer
+
+        def say(method: str, path: str, *rest: object) -> object:
+            return (200, text, {}) if path == "/jobs/1" else answer(method, path, *rest)
+
+        ufm.answer = say  # type: ignore[method-assign,assignment]
+
+        manager.enforce(attrs.evolve(moved, ticket=3))
+
+        assert len(ufm.waiting) == 1
+
+    @pytest.mark.parametrize("status", [400, 404, 500])
+    def test_where_ufm_takes_one_job_a_question(
+        self, manager: UfmSubnetManager, ufm: RecordedUfm, status: int
+    ) -> None:
+        answer = ufm.answer
+
+        def refuse(method: str, path: str, *rest: object) -> object:
+            return (status, {}, {}) if "," in path else answer(method, path, *rest)
+
+        ufm.answer = refuse  # type: ignore[method-assign,assignment]
+        ufm.in_jobs = True
+        rows = ((0x101, A, FULL), (0x102, B, FULL))
+        for ticket in (1, 2, 3):
+            manager.enforce(want(ticket, *rows))
+            ufm.finish_jobs()
+
+        assert states(manager, want(3, *rows)) == [AS_DESIRED] * 2
+
     def test_jobs_are_asked_for_together(self, manager: UfmSubnetManager, ufm: RecordedUfm) -> None:
         many = [(0x100 + number, 0x1000 + number, FULL) for number in range(1, 9)]
         ufm.in_jobs = True

@@ -112,11 +112,13 @@ class History:
 
     # -- Neutron ---------------------------------------------------------------------------
 
-    def read_desired(self) -> DesiredPartitions:
+    def read_desired(self, meanwhile: Callable[[], None]) -> DesiredPartitions:
         self.ticket += 1
         return DesiredPartitions(self.ticket, tuple(self.rows.values()))
 
-    def report_members(self, ticket: int, reports: MemberReports) -> None:
+    def report_members(
+        self, ticket: int, reports: MemberReports, meanwhile: Callable[[], None]
+    ) -> None:
         self.reported += 1
         for row in reports.present:
             member = self.rows[row]

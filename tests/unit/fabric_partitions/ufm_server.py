@@ -54,8 +54,7 @@ class RecordedUfm:
         self.ports: list[str] = []
         self.virtual_ports: list[str] | None = []
         self.manager: dict[str, Any] = {}
-        #: Whether all options of the manager come in one answer, and which come only alone.
-        self.tells_all_options = True
+        #: Options of the manager that come only alone.
         self.told_alone: set[str] = set()
         #: GUIDs that UFM refuses to put anywhere.
         self.unknown_guids: set[str] = set()
@@ -238,8 +237,6 @@ class RecordedUfm:
         return 200, [{**example, "virtual_port_guid": guid} for guid in self.virtual_ports]
 
     def _manager_s_options(self, *_: Any) -> tuple[int, Any]:
-        if not self.tells_all_options:
-            return 400, {"error": "param_name is missing"}
         return 200, {
             key: value for key, value in self.manager.items() if key not in self.told_alone
         }

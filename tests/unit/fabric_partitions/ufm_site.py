@@ -64,7 +64,7 @@ class Site:
         self.alarms += new
         self.on_alarm(new)
 
-    def read_desired(self) -> DesiredPartitions:
+    def read_desired(self, meanwhile: Callable[[], None]) -> DesiredPartitions:
         self.ticket += 1
         desired = want(self.ticket, *self.members)
         rows = tuple(
@@ -73,7 +73,9 @@ class Site:
         )
         return DesiredPartitions(self.ticket, rows)
 
-    def report_members(self, ticket: int, reports: MemberReports) -> None:
+    def report_members(
+        self, ticket: int, reports: MemberReports, meanwhile: Callable[[], None]
+    ) -> None:
         self.reports.append(reports)
         self.status.update(dict.fromkeys(reports.present, "ACTIVE"))
         self.status.update({row: "ERROR" for row, _ in reports.failed})

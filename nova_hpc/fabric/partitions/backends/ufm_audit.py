@@ -17,7 +17,7 @@ from typing import Any, Final
 import attrs
 
 from nova_hpc.fabric.partitions.backends.base import AuditRow, AuditState, SubnetManagerError
-from nova_hpc.fabric.partitions.backends.ufm_client import UfmRefusedError
+from nova_hpc.fabric.partitions.backends.ufm_client import UfmRefusedError, UfmTroubleError
 from nova_hpc.fabric.partitions.backends.ufm_partitions import UfmPartition
 from nova_hpc.fabric.partitions.file_audit import DEFAULT_PARTITION
 from nova_hpc.fabric.partitions.hardening import (
@@ -69,43 +69,57 @@ class UfmOptions:
 
     ask: Callable[[str | None], Any]
     _whole: dict[str, str] = attrs.field(factory=dict)
-    #: Options that UFM tells only one by one.
-    _single: dict[str, str] = attrs.field(factory=dict)
+    #: Options that UFM tells only one by one; None: it does not any more.
+    _single: dict[str, str | None] = attrs.field(factory=dict)
+    _tells_all: bool = True
     _has_begun: bool = False
     _turn: int = 0
 
     def read(self, names: Iterable[str]) -> Mapping[str, str]:
         """Read options; those that UFM does not tell, or does not answer for, are absent."""
-        # A round of the agent waits for this, so each look asks for all or for one in turn.
-        self._turn = (self._turn + 1) % (len(self._single) + 1)
-        if self._turn:
-            self._read_single(sorted(self._single)[self._turn - 1])
-            return self._single | self._whole
         try:
-            answer = self.ask(None)
-        except UfmRefusedError:
-            answer = {}
+            if self._has_begun:
+                self._read_next()
+            else:
+                self._begin(names)
         except SubnetManagerError:
-            self._whole = {}
             return {}
+        single = {name: value for name, value in self._single.items() if value is not None}
+        return single | self._whole
+
+    def _begin(self, names: Iterable[str]) -> None:
+        try:
+            self._read_whole()
+        except (UfmRefusedError, UfmTroubleError):
+            self._tells_all = False
+        for name in sorted(frozenset(names) - self._whole.keys()):
+            self._read_single(name)
+        self._has_begun = True
+
+    def _read_next(self) -> None:
+        # A round of the agent waits for this, so each look asks for all or for one in turn.
+        turns = [*([None] if self._tells_all else []), *sorted(self._single)]
+        if turns:
+            self._turn = (self._turn + 1) % len(turns)
+            name = turns[self._turn]
+            if name is None:
+                self._read_whole()
+            else:
+                self._read_single(name)
+
+    def _read_whole(self) -> None:
+        answer = self.ask(None)
         told = answer if isinstance(answer, dict) else {}
         values = {str(name): _write_option(value) for name, value in told.items()}
         self._whole = {name: value for name, value in values.items() if value is not None}
-        if not self._has_begun:
-            for name in sorted(frozenset(names) - self._whole.keys()):
-                self._read_single(name)
-            self._has_begun = True
-        return self._single | self._whole
 
     def _read_single(self, name: str) -> None:
         try:
             answer = self.ask(name)
-        except SubnetManagerError:
+        except UfmRefusedError:
             answer = None
         value = _write_option(answer.get(name) if isinstance(answer, dict) else answer)
-        if value is None:
-            self._single.pop(name, None)
-        else:
+        if value is not None or name in self._single:
             self._single[name] = value
 
 

@@ -8,7 +8,6 @@ is the same without a number: it may be made yet, so it counts for a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from typing import Final
 
 import attrs
@@ -59,25 +58,21 @@ class UfmJobState:
     error: str = ""
 
 
-def read_job_states(answer: object, numbers: Iterable[str]) -> dict[str, UfmJobState]:
-    """Read the answer to ``GET /jobs/1,2``; jobs that it does not contain are absent.
-
-    :param numbers: of the jobs that were asked for.
-    """
-    asked = list(numbers)
+def read_job_states(answer: object) -> dict[str, UfmJobState]:
+    """Read the answer to ``GET /jobs/1,2``: number -> state; others are absent."""
     bodies = answer if isinstance(answer, list) else [answer]
-    states = {}
-    for body in bodies:
-        if not isinstance(body, dict):
-            continue
-        # The answer to a question for one job need not repeat its number.
-        number = str(body.get("ID", asked[0] if len(asked) == 1 else ""))
-        if number in asked:
-            states[number] = _read_state(number, body)
-    return states
+    return {
+        str(body["ID"]): read_job_state(str(body["ID"]), body)
+        for body in bodies
+        if isinstance(body, dict) and "ID" in body
+    }
 
 
-def _read_state(number: str, body: Mapping[str, object]) -> UfmJobState:
+def read_job_state(number: str, answer: object) -> UfmJobState:
+    """Read the answer to ``GET /jobs/1``; a job may run whose state is not understood."""
+    body = answer[0] if isinstance(answer, list) and len(answer) == 1 else answer
+    if not isinstance(body, dict):
+        return UfmJobState(False)
     state = str(body.get("Status")).strip()
     if state.lower() == _MADE:
         return UfmJobState(True)

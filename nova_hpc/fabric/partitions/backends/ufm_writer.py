@@ -7,6 +7,7 @@ answer, or does not take the user, ends the attempt.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
@@ -21,7 +22,12 @@ from nova_hpc.fabric.partitions.backends.ufm_client import (
     UfmTroubleError,
     UfmUntrackedError,
 )
-from nova_hpc.fabric.partitions.backends.ufm_jobs import UfmJob, UfmJobState, read_job_states
+from nova_hpc.fabric.partitions.backends.ufm_jobs import (
+    UfmJob,
+    UfmJobState,
+    read_job_state,
+    read_job_states,
+)
 from nova_hpc.fabric.partitions.backends.ufm_partitions import NAME_PREFIX, Members, UfmQuality
 from nova_hpc.fabric.partitions.backends.ufm_plan import UfmChanges
 from nova_hpc.fabric.partitions.keys import Membership, format_pkey
@@ -78,27 +84,29 @@ class UfmWriter:
             state = states.get(job.number)
             if state is not None and state.error:
                 self.refusals[job.pkey, None] = state.error
-            # A job that UFM has forgotten has ended; the next reading shows how.
-            is_running = state is not None and not state.has_ended
-            if (self.now() < job.until) if job.is_lost else is_running:
+            if self.now() < job.until and (state is None or not state.has_ended):
                 left.append(job)
         if len(left) != len(self.jobs):
             self.jobs = tuple(left)
             self.note_jobs()
 
     def _read_states(self, numbers: Sequence[str]) -> Mapping[str, UfmJobState]:
-        try:
-            states = read_job_states(self.client.get(f"/jobs/{','.join(numbers)}"), numbers)
-        except UfmRefusedError:
-            states = {}
-        # UFM may refuse the list for one that it has forgotten.
-        missing = [number for number in numbers if number not in states]
-        for number in missing if len(numbers) > 1 else ():
-            try:
-                states |= read_job_states(self.client.get(f"/jobs/{number}"), [number])
-            except UfmRefusedError:
-                continue
+        states: dict[str, UfmJobState] = {}
+        if len(numbers) > 1:
+            # UFM may refuse the list for one that it has forgotten.
+            with contextlib.suppress(UfmRefusedError, UfmTroubleError):
+                states = read_job_states(self.client.get(f"/jobs/{','.join(numbers)}"))
+        for number in numbers:
+            if number not in states:
+                states[number] = self._read_state(number)
         return states
+
+    def _read_state(self, number: str) -> UfmJobState:
+        try:
+            return read_job_state(number, self.client.get(f"/jobs/{number}"))
+        except UfmRefusedError:
+            # A job that UFM has forgotten has ended; the next reading shows how.
+            return UfmJobState(True)
 
     # -- changes -------------------------------------------------------------------------
 
