@@ -23,7 +23,7 @@ import attrs
 
 from nova_hpc.fabric.partitions.backends.base import AuditRow, AuditState
 from nova_hpc.fabric.partitions.file_audit import FileTrial, audit_default_partition
-from nova_hpc.fabric.partitions.opensm_grammar import read_number
+from nova_hpc.fabric.partitions.manager_options import RunningOptions, parse_number
 from nova_hpc.fabric.partitions.qos_audit import audit_service_levels
 
 #: Where upstream opensm looks when its file of options does not say it.
@@ -41,8 +41,7 @@ _ISOLATION: Final = "SDN04-04"
 _KEYS: Final = "SDN04-05"
 _OURS: Final = ""
 
-_OPTION: Final = re.compile(r"[ \t]*([A-Za-z]\w*)[ \t]+(.*?)[ \t\r]*$")
-
+_NOTHING_RUNS: Final = RunningOptions()
 #: Row -> options that a command line can set.
 _OF_COMMAND_LINE: Final = {
     "partition_config_file": {"partition_config_file"},
@@ -76,46 +75,11 @@ class _AuditedSetting:
         return AuditRow(self.name, self.requirement, *verdict, cure, self.needed)
 
 
-def parse_number(text: str) -> int | None:
-    """Parse a number as opensm does (strtoull(3) with base 0); None: it is none."""
-    number, rest = read_number(text.strip().encode("utf-8", "surrogateescape"))
-    return None if rest or not text.strip() else number
-
-
-def read_manager_options(text: str) -> Mapping[str, str]:
-    """Option -> value, as opensm reads its file: a name, white space, a value; the last counts."""
-    options = {}
-    for line in text.splitlines():
-        if match := _OPTION.match(line):
-            options[match[1]] = match[2].strip("\"'")
-    return options
-
-
-@attrs.frozen
-class RunningOptions:
-    """What is known of the options of the manager that runs, beside its file of options.
-
-    :ivar values: options that its command line sets: they win.
-    :ivar other_config: the file of options that it reads instead of the one that is looked at.
-    :ivar unknown: why its command line is unknown; None: it is known, or it does not run.
-    """
-
-    values: Mapping[str, str] = attrs.field(factory=dict)
-    other_config: str | None = None
-    unknown: str | None = None
-
-    def overlay_options(self, config_text: str | None) -> Mapping[str, str] | None:
-        """All options as they are in force; None: the file cannot be read."""
-        if config_text is None:
-            return None
-        return {**read_manager_options(config_text), **self.values}
-
-
 def audit_opensm(
     config_text: str | None,
     partitions_text: str | None,
     partitions_path: str = "",
-    running: RunningOptions = RunningOptions(),
+    running: RunningOptions = _NOTHING_RUNS,
     trial: FileTrial | None = None,
 ) -> tuple[AuditRow, ...]:
     """Audit upstream opensm (3.3.23).
@@ -133,7 +97,7 @@ def audit_nvidia_manager(
     config_text: str | None,
     partitions_text: str | None,
     partitions_path: str = "",
-    running: RunningOptions = RunningOptions(),
+    running: RunningOptions = _NOTHING_RUNS,
     trial: FileTrial | None = None,
 ) -> tuple[AuditRow, ...]:
     """Audit NVIDIA's subnet manager by the same two files; after the public documentation."""
@@ -191,7 +155,10 @@ def _judge_running(row: AuditRow, running: RunningOptions) -> AuditRow:
     if row.name not in _OF_COMMAND_LINE or row.state is AuditState.UNKNOWN:
         return row
     if running.unknown is not None:
-        cure = "run the agent where it can read /proc/PID/cmdline of the subnet manager"
+        cure = (
+            "write the options into opensm_config, and run the agent where it can read "
+            "/proc/PID/cmdline of the subnet manager"
+        )
         return attrs.evolve(row, state=AuditState.UNKNOWN, found=running.unknown, cure=cure)
     if row.state is AuditState.NOT_MET and running.values.keys() & _OF_COMMAND_LINE[row.name]:
         found = f"{row.found} (on the command line of the subnet manager)"

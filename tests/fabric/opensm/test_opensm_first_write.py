@@ -9,6 +9,7 @@ import pytest
 
 from nova_hpc.fabric.partitions.backends.base import AuditState, SubnetManagerError
 from nova_hpc.fabric.partitions.hardening import list_open_rows
+from nova_hpc.fabric.partitions.members import PartitionPolicy
 from nova_hpc_lab.fabric import subnet_manager
 from tests.fabric.bare_fabric import wait_until
 from tests.fabric.matrix import FabricView, guid_text
@@ -71,6 +72,44 @@ def test_the_agent_waits_for_the_operators_word(fresh):
         found = rows_of(site.backend())
         for name in ("own_partitions", "first_write"):
             assert found[name].state is AuditState.MET
+
+
+def group_of(site, entry, node="manager"):
+    """MTU and rate of the IPoIB group of a partition, as a member of it is told."""
+    said = site.fabric.ask(node, "saquery", "MCMR", "--mgid", f"ff12:401b:{entry:04x}::ffff:ffff")
+    # The two bits above say that it is exactly so.
+    found = re.findall(r"^\s*(mtu|rate)\.+(0x\w+)$", said, re.MULTILINE)
+    return {name: int(value, 16) & 0x3F for name, value in found}
+
+
+def test_the_sites_ipoib_keeps_its_mtu_and_networks_have_theirs(fresh):
+    site, _ = fresh
+    site.fabric.stop("opensm")
+    site.files.partitions.write_text(LIMITED)
+    site.fabric.start("opensm")
+    before = group_of(site, 0xFFFF)
+    assert before == {"mtu": 5, "rate": 12}
+    manager = site.backend()
+    assert list_open_rows(manager.audit()) == ()
+    one, two = site.fabric.net.ports[:2]
+    desired = site.desire(
+        member(1, one.guid, 0x101),
+        member(2, two.guid, 0x102),
+        policies={0x101: PartitionPolicy(mtu=5, rate=12)},
+    )
+    settle(manager, desired)
+    # Groups that are there stay, so the next start of opensm shows what the file says.
+    site.fabric.stop("opensm")
+    site.fabric.start("opensm")
+    assert group_of(site, 0xFFFF) == before
+    assert group_of(site, 0x8101, one.name) == {"mtu": 5, "rate": 12}
+    assert group_of(site, 0x8102, two.name)["mtu"] == 4
+    # A damaged file while no agent runs: what was in force is kept beside it, too.
+    settle(manager, desired)
+    site.files.partitions.write_text("")
+    again = site.backend()
+    again.restore()
+    assert f"\n{LIMITED}" in site.files.partitions.read_text()
 
 
 def test_tables_decide_and_not_the_file_alone(fresh):

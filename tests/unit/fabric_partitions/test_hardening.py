@@ -7,6 +7,7 @@ import pytest
 
 from nova_hpc.fabric.partitions import hardening
 from nova_hpc.fabric.partitions.backends.base import AuditState
+from nova_hpc.fabric.partitions.manager_options import RunningOptions, read_manager_options
 
 #: What ``opensm --create-config`` of release 3.3.23 writes.
 DEFAULTS = Path(__file__).parents[2].joinpath("data/opensm/3.3.23.conf").read_text()
@@ -71,7 +72,7 @@ def test_the_defaults_of_opensm_are_an_open_fabric():
 def test_the_cures_of_opensm_are_its_own_options_and_close_it():
     rows = hardening.audit_opensm(CURED, LIMITED)
     assert hardening.list_open_rows(rows) == ()
-    known = set(hardening.read_manager_options(DEFAULTS))
+    known = set(read_manager_options(DEFAULTS))
     for row in hardening.audit_opensm(DEFAULTS, ""):
         if row.needed and row.state is AuditState.NOT_MET and row.name != "default_partition":
             assert row.cure.split()[0] in known
@@ -216,7 +217,7 @@ def test_nvidias_manager_without_a_file_of_options_is_open():
     ],
 )
 def test_the_command_line_wins_over_the_file(values, name, found):
-    running = hardening.RunningOptions(values)
+    running = RunningOptions(values)
     row = row_of(
         hardening.audit_opensm(CURED, LIMITED, "/etc/opensm/partitions.conf", running), name
     )
@@ -226,13 +227,13 @@ def test_the_command_line_wins_over_the_file(values, name, found):
 
 
 def test_a_command_line_can_close_what_the_file_leaves_open():
-    running = hardening.RunningOptions({"sm_key": GOOD_KEY, "part_enforce": "both"})
+    running = RunningOptions({"sm_key": GOOD_KEY, "part_enforce": "both"})
     text = f"{CURED}sm_key 0x1\npart_enforce off\n"
     assert hardening.list_open_rows(hardening.audit_opensm(text, LIMITED, "", running)) == ()
 
 
 def test_a_command_line_that_is_hidden_makes_its_options_unknown():
-    running = hardening.RunningOptions(unknown="the command line of opensm is hidden")
+    running = RunningOptions(unknown="the command line of opensm is hidden")
     path = "/etc/opensm/partitions.conf"
     for audit in (hardening.audit_opensm, hardening.audit_nvidia_manager):
         rows = hardening.list_open_rows(audit(CURED, LIMITED, path, running))
@@ -242,7 +243,29 @@ def test_a_command_line_that_is_hidden_makes_its_options_unknown():
 
 
 def test_options_of_another_file_are_not_met():
-    running = hardening.RunningOptions(other_config="/etc/other.conf")
+    running = RunningOptions(other_config="/etc/other.conf")
     row = row_of(hardening.audit_opensm(CURED, LIMITED, "", running), "opensm_config")
     assert (row.state, row.needed) == (AuditState.NOT_MET, True)
     assert row.cure == "[hpc_fabric_agent]opensm_config = /etc/other.conf"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("sm_key 0x5\n", "0x5"),
+        ("\t sm_key\t 0x5 \r\n", "0x5"),
+        ("sm_key 0x5 # ours\n", "0x5"),
+        ("sm_key 0x5#\n", "0x5"),
+        ("sm_key '0x5'\n", "0x5"),
+        ("sm_key \"0x5'\n", "\"0x5'"),
+        ("sm_key 0x4\nsm_key 0x5\n", "0x5"),
+        ("sm_key 0x5\n#sm_key 0x4\n# sm_key 0x3", "0x5"),
+        ("sm_key\n", ""),
+        # A longer line counts as two.
+        (f"sa_key {'x' * 1015}sm_key 0x5\n", "0x5"),
+        ("Sm_key 0x5\n", None),
+        ("sm_key_0x5\n", None),
+    ],
+)
+def test_a_file_of_options_is_read_as_opensm_reads_it(text, value):
+    assert read_manager_options(text).get("sm_key") == value

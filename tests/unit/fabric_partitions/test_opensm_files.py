@@ -29,7 +29,7 @@ from nova_hpc.fabric.partitions.backends.opensm_process import (
     wake_opensm,
 )
 from nova_hpc.fabric.partitions.backends.opensm_secrecy import audit_secrecy
-from nova_hpc.fabric.partitions.hardening import RunningOptions
+from nova_hpc.fabric.partitions.manager_options import RunningOptions
 from nova_hpc.fabric.partitions.other_managers import (
     describe_other_manager,
     find_manager_places,
@@ -85,6 +85,67 @@ def test_a_file_says_its_ticket_where_the_other_is_lost(tmp_path: Path) -> None:
     # A ticket that somebody has written by hand stops nobody.
     store.pass_fence(6, render_file(BODY, 7).replace("# ticket 7", "# ticket 999"))
     assert store.ticket_path.read_text() == "6\n"
+
+
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from nova_hpc.fabric.partitions.backends.base import SubnetManagerError
+from nova_hpc.fabric.partitions.backends.opensm_files import PartitionStore, replace_text
+path = Path(sys.argv[1])
+store = PartitionStore(path)
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+for act in (lambda: store.pass_fence(8, None), lambda: replace_text(path, "new")):
+    try:
+        act()
+    except SubnetManagerError as error:
+        print(error)
+"""
+
+
+def test_a_full_disk_leaves_ticket_and_file_as_they_were(tmp_path: Path) -> None:
+    store = PartitionStore(tmp_path / "partitions.conf")
+    store.path.write_text("old")
+    store.pass_fence(7, None)
+    # A limit on the size of files is met where a full disk is, and by this process alone.
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(store.path)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = done.stdout.splitlines()
+    assert [line.split(" cannot be written: ")[0] for line in lines] == [
+        str(store.ticket_path),
+        str(store.path),
+    ]
+    assert store.path.read_text() == "old"
+    assert store.latest_ticket(None) == 7
+    assert {path.name for path in tmp_path.iterdir()} == {store.path.name, store.ticket_path.name}
+    with pytest.raises(StaleReadingError):
+        store.pass_fence(6, None)
+
+
+def test_a_ticket_from_the_future_is_named_with_the_cure(tmp_path: Path) -> None:
+    store = PartitionStore(tmp_path / "partitions.conf")
+    for text in ("9" * 18, "9" * 40):
+        store.ticket_path.write_text(text)
+        with pytest.raises(StaleReadingError, match=f"remove {store.ticket_path} and {store.path}"):
+            store.pass_fence(8, None)
+        assert store.ticket_path.read_text() == text
+    store.ticket_path.unlink()
+    store.pass_fence(8, None)
+
+
+def test_a_clock_that_jumps_moves_no_fence(tmp_path: Path) -> None:
+    store = PartitionStore(tmp_path / "partitions.conf")
+    store.pass_fence(7, None)
+    for moment in (0, 1 << 33):
+        os.utime(store.ticket_path, (moment, moment))
+        with pytest.raises(StaleReadingError):
+            store.pass_fence(6, None)
+        store.pass_fence(7, None)
 
 
 def test_a_link_to_the_file_stays_a_link(tmp_path: Path) -> None:

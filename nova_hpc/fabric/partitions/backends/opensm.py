@@ -400,7 +400,7 @@ class OpensmSubnetManager:
             faults.append(self._edited)
             self._edited = None
         levels = any(policy.service_level for policy in layout.policies.values())
-        if levels and self._read_options().get("qos", "").upper() != "TRUE":
+        if levels and self._read_options().get("qos") != "TRUE":
             faults.append(
                 "networks have service levels, and opensm drops them without a word: set qos TRUE "
                 f"in {self._conf.opensm_config}"

@@ -30,7 +30,8 @@ from nova_hpc.fabric.partitions.first_write import (
     parse_accepted_losses,
     render_accepted_losses,
 )
-from nova_hpc.fabric.partitions.hardening import RunningOptions, audit_opensm
+from nova_hpc.fabric.partitions.hardening import audit_opensm
+from nova_hpc.fabric.partitions.manager_options import RunningOptions
 from nova_hpc.fabric.partitions.own_partitions import parse_own_partitions
 from nova_hpc.fabric.partitions.port_reader import PortReader
 

@@ -135,6 +135,7 @@ class PartitionStore:
 
         :param text: the file as it is.
         :raises StaleReadingError: a later reading has gone through.
+        :raises SubnetManagerError: the ticket cannot be kept.
         """
         latest = self.latest_ticket(text)
         if ticket < latest:
@@ -144,12 +145,8 @@ class PartitionStore:
                 f"{self.ticket_path} and {self.path}, and start the agent again"
             )
         if ticket > latest:
-            try:
-                self.ticket_path.write_text(f"{ticket}\n", encoding="ascii")
-            except OSError as error:
-                raise SubnetManagerError(
-                    f"{self.ticket_path} cannot be written: {error.strerror}"
-                ) from error
+            # In one step: a full disk must not leave an empty file, which lets all pass.
+            replace_text(self.ticket_path, f"{ticket}\n")
 
     def latest_ticket(self, text: str | None) -> int:
         """The highest ticket that has gone through; 0: none.

@@ -12,7 +12,7 @@ import attrs
 
 from nova_hpc.fabric.partitions.backends.base import SubnetManagerError
 from nova_hpc.fabric.partitions.backends.opensm_options import CommandLineError, read_command_line
-from nova_hpc.fabric.partitions.hardening import RunningOptions
+from nova_hpc.fabric.partitions.manager_options import RunningOptions
 
 _NAME: Final = "opensm"
 _HANGUP_BIT: Final = 1 << (signal.SIGHUP - 1)

@@ -23,9 +23,9 @@ from nova_hpc.fabric.partitions.file_audit import DEFAULT_PARTITION
 from nova_hpc.fabric.partitions.hardening import (
     audit_nvidia_manager,
     audit_virtualisation,
-    read_manager_options,
 )
 from nova_hpc.fabric.partitions.keys import Membership
+from nova_hpc.fabric.partitions.manager_options import read_manager_options
 
 #: Row -> the option that it is judged by, where that is called otherwise.
 _OPTION_OF_ROW: Final[Mapping[str, str]] = MappingProxyType(
