@@ -153,8 +153,15 @@ def test_more_than_the_adapter_can_have_is_said_and_not_done(prepare, debian):
     assert PF not in (debian / UDEV).read_text()
 
 
-def test_those_for_ports_keep_their_driver(prepare, debian):
-    declared(prepare, vfs={PF: 2}, role_options={"vf": {"physical_network": "physnet1"}})
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {"role_options": {"vf": {"physical_network": "physnet1"}}},
+        {"rails": {"physical_network": "ibrail{n}", "adapters": [PF]}},
+    ],
+)
+def test_those_for_ports_keep_their_driver(prepare, debian, wish):
+    declared(prepare, vfs={PF: 2}, **wish)
     prepare("--write", debian)
     text = (debian / UDEV).read_text()
     assert 'sriov_numvfs}="2"' in text
