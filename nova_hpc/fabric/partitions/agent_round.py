@@ -16,7 +16,7 @@ from typing import Final, Protocol
 import attrs
 from oslo_log import log
 
-from nova_hpc.fabric.partitions import file_audit, hardening
+from nova_hpc.fabric.partitions import file_audit, first_write, hardening
 from nova_hpc.fabric.partitions.backends.base import (
     AuditRow,
     MemberState,
@@ -164,12 +164,28 @@ class PartitionAgent:
             except SubnetManagerError as error:
                 LOG.info("The file of partitions before the start: %s", error)
             rows = hardening.list_open_rows(self.manager.audit())
+        if first_write.FIRST_WRITE in {row.name for row in rows}:
+            rows = self._audit_with_members(rows)
         faults = tuple(map(hardening.format_open_row, rows))
         self.status = attrs.evolve(self.status, faults=faults)
         # The first heartbeat has the managers, so that no port is bound on one of them.
         with contextlib.suppress(SubnetManagerError):
             self._note_managers(self.manager.read_back(DesiredPartitions(0)))
         return rows
+
+    def _audit_with_members(self, rows: tuple[AuditRow, ...]) -> tuple[AuditRow, ...]:
+        """Audit again with Neutron's members: another agent of the fabric may serve them already.
+
+        :param rows: those before; they stay while Neutron does not answer.
+        """
+        if not isinstance(self.manager, first_write.PlansFirstWrite):
+            return rows
+        try:
+            self.manager.plan_first_write(self.server.read_desired(lambda: None))
+        except Exception as error:  # Broker, Neutron: what they say of losses is unknown then.
+            LOG.warning("Keys of networks count as losses, as Neutron does not answer: %s", error)
+            return rows
+        return hardening.list_open_rows(self.manager.audit())
 
     # -- the loop ------------------------------------------------------------------------
 

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterator, Mapping
-from typing import Final
+from typing import Final, Protocol, runtime_checkable
 
 from nova_hpc.fabric.partitions.backends.base import AuditRow, AuditState
 from nova_hpc.fabric.partitions.file_meaning import RulePort, list_lost_entries
+from nova_hpc.fabric.partitions.members import DesiredPartitions
 from nova_hpc.fabric.partitions.own_partitions import OwnPartitions
+from nova_hpc.fabric.partitions.partition_file import PartitionLayout
 from nova_hpc.fabric.partitions.port_tables import FabricPorts, PortTables, expect_entries
 
 #: Name of the row.
@@ -24,14 +26,27 @@ _ISOLATION: Final = "SDN04-04"
 _TITLE: Final = "# nova-hpc accepted losses, version 1, of the file of partitions sha256"
 
 
+@runtime_checkable
+class PlansFirstWrite(Protocol):
+    """A subnet manager whose first write is judged with the members of networks."""
+
+    def plan_first_write(self, desired: DesiredPartitions) -> None:
+        """Count what members have from now on for no loss."""
+
+
 def list_table_losses(
-    fabric: FabricPorts, tables: Mapping[int, PortTables], own: OwnPartitions
+    fabric: FabricPorts,
+    tables: Mapping[int, PortTables],
+    own: OwnPartitions,
+    networks: PartitionLayout,
 ) -> Iterator[str]:
     """What ports have now and would not have after the first write; a sentence each.
 
-    :param own: the administrator's own partitions; networks have no members before the first
-        write.
+    :param own: the administrator's own partitions.
+    :param networks: what Neutron's networks have, as far as that is known. Another agent of the
+        fabric may serve them already.
     """
+    keys = networks.pkeys_by_guid()
     for guid, port in sorted(fabric.ports.items()):
         manages = guid == fabric.manager
         name = RulePort(guid, port.kind)
@@ -39,7 +54,7 @@ def list_table_losses(
         if table is None:
             yield f"{name}: its P_Key table could not be read"
             continue
-        after = expect_entries(guid, port.kind, manages, {}, own)
+        after = expect_entries(guid, port.kind, manages, keys.get(guid, {}), own)
         yield from list_lost_entries(name, table, after)
     if fabric.silent:
         yield f"{fabric.silent} ports are up and do not answer: their P_Keys are unknown"

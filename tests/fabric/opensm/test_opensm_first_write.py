@@ -123,6 +123,26 @@ def test_tables_decide_and_not_the_file_alone(fresh):
     assert found["first_write"].found == f"would be lost: port {guid_text(guid)}: 0x8002"
 
 
+def test_an_agent_that_stands_by_takes_no_key_of_a_network_away(fresh):
+    site, _ = fresh
+    guid = site.guids[0]
+    desired = site.desire(member(1, guid))
+    settle(site.backend(), desired)
+    files = subnet_manager.prepare_manager(site.fabric.paths, "opensm2")
+    files.partitions.write_text(LIMITED)
+    second = site.backend(
+        partitions_file=str(files.partitions),
+        own_partitions_file=str(files.own_partitions),
+        opensm_config=str(files.config),
+        opensm_pid_file=str(files.pid_file),
+        state_path=str(site.folder / "state2"),
+    )
+    row = rows_of(second)["first_write"]
+    assert (row.state, "0x8101" in row.found) == (AuditState.NOT_MET, True)
+    second.plan_first_write(desired)
+    assert rows_of(second)["first_write"].state is AuditState.MET
+
+
 def test_a_fabric_that_cannot_be_read_is_not_written(fresh):
     site, _ = fresh
     manager = site.backend()

@@ -11,6 +11,7 @@ from nova_hpc.fabric.partitions import agent_round
 from nova_hpc.fabric.partitions.backends.base import (
     SubnetManagerError,
 )
+from nova_hpc.fabric.partitions.first_write import audit_first_write
 from nova_hpc.fabric.partitions.members import ACTIVE, DOWN, ERROR
 from nova_hpc.fabric.partitions.pass_spacing import PassSpacing
 from nova_hpc.fabric.partitions.report_choice import MOST_REPORTED, MemberReports, split_reports
@@ -567,6 +568,37 @@ def test_a_file_is_closed_although_the_manager_does_not_run(bench):
     bench.manager.restore = fail_at_the_end
     bench.agent = bench.make_agent()
     assert bench.agent.check_start() == ()
+
+
+class WritesFirst:
+    """What a manager has that no agent has written to: a key that a network has as well."""
+
+    def __init__(self, manager):
+        self.planned = []
+        self.audit_before, manager.audit = manager.audit, self.audit
+        manager.plan_first_write = self.planned.append
+
+    def audit(self):
+        losses = [] if self.planned else ["port 0x000000000000000a: 0x8101"]
+        return (*self.audit_before(), audit_first_write(losses, ()))
+
+
+def test_keys_of_networks_that_another_agent_serves_are_no_losses(bench):
+    first = WritesFirst(bench.manager)
+    assert bench.agent.check_start() == ()
+    assert len(first.planned) == 1
+
+
+def test_losses_wait_while_neutron_does_not_answer(bench):
+    first = WritesFirst(bench.manager)
+
+    def fail(meanwhile):
+        raise TimeoutError("no broker")
+
+    bench.server.read_desired = fail
+    (row,) = bench.agent.check_start()
+    assert (row.name, first.planned) == ("first_write", [])
+    assert bench.manager.writes == []
 
 
 def test_a_setting_that_is_changed_later_is_an_alarm(bench):

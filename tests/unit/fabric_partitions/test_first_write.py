@@ -10,6 +10,7 @@ from nova_hpc.fabric.partitions.first_write import (
     parse_accepted_losses,
     render_accepted_losses,
 )
+from nova_hpc.fabric.partitions.keys import Membership
 from nova_hpc.fabric.partitions.own_partitions import OwnPartitions, parse_own_partitions
 from nova_hpc.fabric.partitions.partition_file import PartitionLayout, render_body, render_file
 from nova_hpc.fabric.partitions.port_tables import EndPort, FabricPorts, PortTables
@@ -38,8 +39,10 @@ def tables(**of):
     }
 
 
-def losses(own="", silent=0, **of):
-    return list(list_table_losses(fabric(silent), tables(**of), parse_own_partitions(own)))
+def losses(own="", silent=0, networks=None, **of):
+    layout = PartitionLayout(networks or {})
+    found = parse_own_partitions(own)
+    return list(list_table_losses(fabric(silent), tables(**of), found, layout))
 
 
 def test_a_fabric_without_keys_loses_nothing():
@@ -67,6 +70,13 @@ def test_a_fabric_without_keys_loses_nothing():
 )
 def test_each_port_that_would_lose_a_key_is_named(of, own, named):
     assert losses(own, **of) == named
+
+
+def test_what_networks_have_is_no_loss():
+    networks = {0x101: {A: Membership.FULL, B: Membership.LIMITED}}
+    assert losses(networks=networks, a={0x7FFF, 0x8101}, b={0x7FFF, 0x0101}) == []
+    named = losses(networks=networks, a={0x7FFF, 0x8101, 0x8002}, b={0x7FFF, 0x8101})
+    assert named == [LOSS_A, "port 0x000000000000000b: 0x8101 becomes 0x0101"]
 
 
 def test_ports_that_do_not_answer_are_unknown():

@@ -447,6 +447,10 @@ class OpensmSubnetManager:
         """See :meth:`SubnetManager.audit`."""
         return self._checks.audit()
 
+    def plan_first_write(self, desired: DesiredPartitions) -> None:
+        """See :class:`~nova_hpc.fabric.partitions.first_write.PlansFirstWrite`."""
+        self._checks.plan_first_write(desired)
+
     def accept_losses(self) -> tuple[str, ...]:
         """Keep the operator's decision on the first write; see :class:`OpensmChecks`."""
         return self._checks.accept_losses()

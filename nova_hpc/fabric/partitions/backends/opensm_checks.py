@@ -32,7 +32,9 @@ from nova_hpc.fabric.partitions.first_write import (
 )
 from nova_hpc.fabric.partitions.hardening import audit_opensm
 from nova_hpc.fabric.partitions.manager_options import RunningOptions
+from nova_hpc.fabric.partitions.members import DesiredPartitions
 from nova_hpc.fabric.partitions.own_partitions import parse_own_partitions
+from nova_hpc.fabric.partitions.partition_file import lay_out_partitions
 from nova_hpc.fabric.partitions.port_reader import PortReader
 
 _ACCEPTED: Final = "partitions.accepted-losses"
@@ -60,6 +62,12 @@ class OpensmChecks:
         self._accepted_path = Path(conf.state_path) / _ACCEPTED
         self._store = store
         self._reader = reader
+        #: Members of networks, once they are known.
+        self._desired = DesiredPartitions(0)
+
+    def plan_first_write(self, desired: DesiredPartitions) -> None:
+        """See :class:`~nova_hpc.fabric.partitions.first_write.PlansFirstWrite`."""
+        self._desired = desired
 
     def audit(
         self, judge: Callable[..., tuple[AuditRow, ...]] = audit_opensm
@@ -136,4 +144,5 @@ class OpensmChecks:
         own = parse_own_partitions(read_text(self._own_path) or "")
         fabric = self._reader.read_ports()
         tables = self._reader.read_tables(list(fabric.ports.values()))
-        return tuple(list_table_losses(fabric, tables, own))
+        networks = lay_out_partitions(self._desired, own)
+        return tuple(list_table_losses(fabric, tables, own, networks))
