@@ -125,10 +125,12 @@ class Faults:
         """End a part of what is going on; the rest goes on into the next histories."""
         for place in self.places:
             guid = guid_text(place.guid)
-            if guid in self.records.silent and self.random.random() < 0.5:
+            if self.random.random() < 0.5:
+                continue
+            if guid in self.records.silent:
                 self.plane.tell_simulator(f'Error "{place.name}" 0')
                 self._forget(self.records.silent, guid)
-            elif guid in self.records.sick and self.random.random() < 0.5:
+            elif guid in self.records.sick:
                 self._bounce(place)
         if self.standby is not None and self.random.random() < 0.5:
             self._end_standby()
