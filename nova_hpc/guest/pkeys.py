@@ -128,30 +128,30 @@ def find_port_keys(
 
 
 def _find_port_key(port: IbPort, device: GuestDevice | None) -> PortKey:
-    known = PortKey(port)
+    port_key = PortKey(port)
     if device is not None:
-        known = known._replace(
+        port_key = port_key._replace(
             device=device.number,
             rail=device.rail,
             pkey=device.pkey,
             service_level=device.service_level,
         )
     if port.table is None:
-        return known._replace(problem="the port's table of P_Keys cannot be read")
-    if known.pkey is None:
+        return port_key._replace(problem="the port's table of P_Keys cannot be read")
+    if port_key.pkey is None:
         numbers = {entry & NUMBER for _, entry in port.others}
         if len(numbers) != 1:
-            return known._replace(problem=_describe_candidates(port))
-        known = known._replace(pkey=numbers.pop())
-    found = [entry for entry in port.table if entry[1] & NUMBER == known.pkey]
-    if not found:
+            return port_key._replace(problem=_describe_candidates(port))
+        port_key = port_key._replace(pkey=numbers.pop())
+    entries = [entry for entry in port.table if entry[1] & NUMBER == port_key.pkey]
+    if not entries:
         shown = _format_entries(port.table)
-        return known._replace(
+        return port_key._replace(
             missing=True,
-            problem=f"P_Key {_format_key(known.pkey)} is not in the port's table ({shown})",
+            problem=f"P_Key {_format_key(port_key.pkey)} is not in the port's table ({shown})",
         )
-    index, entry = max(found, key=lambda each: (each[1] & _FULL, -each[0]))
-    return known._replace(entry_index=index, full=bool(entry & _FULL))
+    index, entry = max(entries, key=lambda pair: (pair[1] & _FULL, -pair[0]))
+    return port_key._replace(entry_index=index, full=bool(entry & _FULL))
 
 
 def _describe_candidates(port: IbPort) -> str:
@@ -188,29 +188,29 @@ def build_environment(keys: Iterable[PortKey]) -> Environment:
     wrong for one of the ports is not set.
     """
     every = list(keys)
-    known = [key for key in every if key.entry_index is not None]
+    ready = [key for key in every if key.entry_index is not None]
     variables: dict[str, str] = {}
     notes = [f"{key.port.name}: {key.problem}" for key in every if key.problem]
-    if not known:
+    if not ready:
         return Environment(variables, tuple(notes))
-    variables["NCCL_IB_HCA"] = "=" + ",".join(key.port.name for key in known)
-    indices = sorted({key.entry_index for key in known if key.entry_index is not None})
+    variables["NCCL_IB_HCA"] = "=" + ",".join(key.port.name for key in ready)
+    indices = sorted({key.entry_index for key in ready if key.entry_index is not None})
     if len(indices) == 1:
         variables["NCCL_IB_PKEY"] = str(indices[0])
     else:
-        shown = ", ".join(f"{key.port.name} at index {key.entry_index}" for key in known)
+        shown = ", ".join(f"{key.port.name} at index {key.entry_index}" for key in ready)
         notes.append(f"NCCL_IB_PKEY is not set: NCCL takes one index for all ports ({shown})")
-    numbers = sorted({key.pkey for key in known if key.pkey is not None})
+    numbers = sorted({key.pkey for key in ready if key.pkey is not None})
     if len(numbers) == 1:
         variables["UCX_IB_PKEY"] = f"0x{numbers[0]:x}"
         variables["OMPI_MCA_btl_openib_pkey"] = f"0x{numbers[0]:x}"
     else:
-        shown = ", ".join(f"{key.port.name} {_format_key(key.pkey)}" for key in known)
+        shown = ", ".join(f"{key.port.name} {_format_key(key.pkey)}" for key in ready)
         notes.append(
             f"UCX_IB_PKEY is not set: UCX takes one P_Key for all ports ({shown}). Its default "
             "takes the first entry of each port with full membership"
         )
-    levels = {key.service_level for key in known}
+    levels = {key.service_level for key in ready}
     if len(levels) == 1 and None not in levels:
         (level,) = levels
         for name in ("NCCL_IB_SL", "UCX_IB_SL", "OMPI_MCA_btl_openib_ib_service_level"):
@@ -218,7 +218,7 @@ def build_environment(keys: Iterable[PortKey]) -> Environment:
     elif len(levels) > 1:
         shown = ", ".join(
             f"{key.port.name} {'unknown' if key.service_level is None else key.service_level}"
-            for key in known
+            for key in ready
         )
         notes.append(f"no service level is set: the ports have several ({shown})")
     return Environment(variables, tuple(notes))

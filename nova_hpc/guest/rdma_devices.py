@@ -37,7 +37,9 @@ def _is_planes_of_another(
     # Ports of any other device have GUIDs of their own.
     if len(gids) < 2 or len(set(gids)) != 1 or gids[0] is None:
         return False
-    return any(list(gids[:1]) == list(others) for other, others in devices.items() if other != name)
+    return any(
+        list(gids[:1]) == list(others) for sibling, others in devices.items() if sibling != name
+    )
 
 
 def list_rdma_devices(root: Root) -> list[str]:

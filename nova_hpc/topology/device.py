@@ -220,7 +220,7 @@ class _SysfsDevice(_Attributes):
         place_of = self.attempt(self._place, None)
         driver, parent = self.link("driver"), self._function_link("physfn")
         rdma = self._rdma()
-        planes = find_smi_devices({each.name: [p.guid for p in each.ports] for each in rdma})
+        planes = find_smi_devices({device.name: [p.guid for p in device.ports] for device in rdma})
         function = PciFunction(
             address=normalise_address(self.place.rpartition("/")[2]),
             vendor_id=vendor,
@@ -252,7 +252,7 @@ class _SysfsDevice(_Attributes):
             vf_stride=self.number("sriov_stride", least=0),
             vf_product=self._vf_product(),
             vgpu_type=self._vgpu_type() if parent is not None else None,
-            rdma=tuple(each for each in rdma if each.name not in planes),
+            rdma=tuple(device for device in rdma if device.name not in planes),
             os_devices=tuple(
                 name for name in self._os_devices() if name.partition(" ")[2] not in planes
             ),

@@ -22,7 +22,7 @@ DRIVE_ADDED: Final = (
 )
 
 
-class AddressError(ValueError):
+class MemberAddressError(ValueError):
     """A member would have no address; the text names the networks and the cure."""
 
 
@@ -31,13 +31,13 @@ def needs_config_drive(nics: Sequence[Nic], subnets: Mapping[str, Sequence[Any]]
 
     :param nics: the networks of a member; none: the cloud chooses.
     :param subnets: id of a network -> Neutron's records of its subnets.
-    :raises AddressError: none of the networks has a subnet.
+    :raises MemberAddressError: none of the networks has a subnet.
     """
     if not nics:
         return False
     if not any(subnets.get(nic.network) for nic in nics):
         names = ", ".join(dict.fromkeys(nic.network for nic in nics))
-        raise AddressError(
+        raise MemberAddressError(
             f"a member would have no address, because none of its networks has a subnet: {names}; "
             "make one with openstack subnet create --network NETWORK --subnet-range CIDR NAME"
         )

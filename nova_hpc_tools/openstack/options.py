@@ -14,7 +14,7 @@ from nova_hpc.wire.cluster_wish import ClusterWish, Nic
 from nova_hpc.wire.version import WireError
 from nova_hpc_tools.cluster import addresses
 from nova_hpc_tools.cluster import wish as wishes
-from nova_hpc_tools.cluster.addresses import AddressError
+from nova_hpc_tools.cluster.addresses import MemberAddressError
 from nova_hpc_tools.cluster.life_cycle.quota import QuotaNeed
 from nova_hpc_tools.cluster.life_cycle.run import ClusterError
 from nova_hpc_tools.cluster.wish import Secrets, WishError
@@ -253,7 +253,7 @@ def _choose_config_drive(cloud: SdkCloud, args: argparse.Namespace, nics: Sequen
     subnets = {nic.network: cloud.subnets(nic.network) for nic in nics}
     try:
         needed = addresses.needs_config_drive(nics, subnets)
-    except AddressError as error:
+    except MemberAddressError as error:
         raise ClusterError(str(error)) from error
     if args.config_drive is None and needed:
         print(addresses.DRIVE_ADDED, file=sys.stderr)

@@ -44,8 +44,8 @@ def audit_service_levels(
     levels = sorted({int(level) for level in _LEVEL.findall(text)} - {0})
     if not levels:
         return ()
-    state, found = _judge_levels(options, levels)
-    return (AuditRow(_ROW, "", state, found, "" if state is AuditState.MET else _CURE),)
+    state, reason = _judge_levels(options, levels)
+    return (AuditRow(_ROW, "", state, reason, "" if state is AuditState.MET else _CURE),)
 
 
 def _judge_levels(options: Mapping[str, str] | None, levels: list[int]) -> tuple[AuditState, str]:

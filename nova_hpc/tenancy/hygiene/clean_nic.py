@@ -23,8 +23,8 @@ PINS: Final = {"firmware": "fw_ver", "board": "board_id"}
 def check(device: Path, pins: Mapping[str, Any]) -> Any:
     """See :data:`nova_hpc.tenancy.hygiene.clean_check.Check`."""
     place = device / "physfn" if (device / "physfn").exists() else device
-    found = sorted(place.glob("infiniband/*"))
-    rdma_devices = [each for each in found if not find_smi_devices({each.name: ()})]
+    folders = sorted(place.glob("infiniband/*"))
+    rdma_devices = [path for path in folders if not find_smi_devices({path.name: ()})]
     if not rdma_devices:
         raise UnableError("no driver shows its firmware: it has no RDMA device on this host")
     facts = {name: _read_text_or_none(rdma_devices[0] / file) for name, file in PINS.items()}

@@ -4,7 +4,7 @@
 import pytest
 
 from nova_hpc.wire.cluster_wish import Nic
-from nova_hpc_tools.cluster.addresses import AddressError, needs_config_drive
+from nova_hpc_tools.cluster.addresses import MemberAddressError, needs_config_drive
 
 DHCP, NONE = {"enable_dhcp": True}, {"enable_dhcp": False}
 
@@ -34,5 +34,5 @@ def test_a_member_without_dhcp_needs_a_drive(nics, subnets, needed):
 
 def test_networks_without_a_subnet_are_refused_by_name():
     nics = (Nic("one"), Nic("two", "direct"))
-    with pytest.raises(AddressError, match="none of its networks has a subnet: one, two; make one"):
+    with pytest.raises(MemberAddressError, match="none of its networks has a subnet: one, two"):
         needs_config_drive(nics, {"one": []})
