@@ -23,6 +23,7 @@ from nova_hpc.fabric.partitions.file_meaning import (
 from nova_hpc.fabric.partitions.keys import format_guid
 from nova_hpc.fabric.partitions.opensm_grammar import (
     EmptyFileError,
+    FatalFileError,
     PartitionGrammarError,
     PartitionText,
     PortGroup,
@@ -94,6 +95,8 @@ def _judge_default_partition(text: str | None, trial: FileTrial | None) -> _Verd
         return AuditState.NOT_MET, f"no file of partitions: {_OPEN}"
     try:
         return _judge_full_members(read_partitions(text, trial))
+    except FatalFileError as error:
+        return AuditState.NOT_MET, f"opensm does not survive the file: {error}"
     except PartitionGrammarError as error:
         return AuditState.NOT_MET, f"opensm drops the file: {error}; {_OPEN}"
     except UncertainGrammarError as doubt:
@@ -144,7 +147,7 @@ def audit_own_partitions(
     try:
         losses = list_file_losses(text, own_text, trial)
     except PartitionGrammarError as error:
-        state, found = AuditState.NOT_MET, f"opensm drops the file: {error}"
+        state, found = AuditState.NOT_MET, f"opensm does not take the file: {error}"
         cure = "put the file right: the agent cannot tell what it is to keep"
     except UncertainGrammarError as error:
         state, found = AuditState.UNKNOWN, str(error)

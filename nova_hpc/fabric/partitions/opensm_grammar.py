@@ -42,6 +42,10 @@ class PartitionGrammarError(ValueError):
     """opensm would not take the file, and gives every port full membership of 0x7fff."""
 
 
+class FatalFileError(PartitionGrammarError):
+    """opensm ends with a segmentation fault: tables stay, and nothing manages the fabric."""
+
+
 class EmptyFileError(PartitionGrammarError):
     """It has no definition, and opensm drops it as well."""
 
@@ -525,9 +529,7 @@ class _FileReader:
     def _read_group(self, partition: _OpenDefinition, mgid: bytes | None, at: int) -> int:
         """Read what follows ``mgid=...`` (``mgroup_create``)."""
         if mgid is None:
-            raise UncertainGrammarError(
-                f"line {self._line}: opensm dies of an mgid without a value"
-            )
+            raise FatalFileError(f"line {self._line}: opensm ends at an mgid without a value")
         try:
             address = socket.inet_pton(socket.AF_INET6, mgid.decode("ascii"))
         except (OSError, ValueError):

@@ -90,7 +90,7 @@ def parse_own_partitions(text: str) -> OwnPartitions:
     except EmptyFileError:
         return OwnPartitions(text)
     except PartitionGrammarError as error:
-        raise OwnPartitionsError(f"{error}: opensm opens the whole fabric then") from error
+        raise OwnPartitionsError(f"{error}: opensm opens the whole fabric then, or ends") from error
     except UncertainGrammarError as error:
         raise OwnPartitionsError(f"{error}: write one definition after the other") from error
     if read.strayed:

@@ -11,9 +11,11 @@ from nova_hpc.fabric.partitions.backends.base import AuditState
 from nova_hpc.fabric.partitions.file_audit import audit_default_partition, read_partitions
 from nova_hpc.fabric.partitions.file_meaning import PortEntries, RulePort
 from nova_hpc.fabric.partitions.opensm_grammar import (
+    FatalFileError,
     PartitionGrammarError,
     PortGroup,
     UncertainGrammarError,
+    parse_partitions,
 )
 from tests.fabric.bare_fabric import wait_until
 from tests.fabric.opensm import partition_texts
@@ -104,8 +106,21 @@ def expect_tables(judge, entries):
     }
 
 
+def ends_opensm(text):
+    try:
+        parse_partitions(text)
+    except FatalFileError:
+        return True
+    except ValueError:
+        pass
+    return False
+
+
 def check(judge, text, trial=opensm_trial.try_file):
     """Hold the audit against opensm; what it said."""
+    if ends_opensm(text):
+        assert audit_default_partition(text, trial).state is AuditState.NOT_MET, text
+        return "fatal"
     found = judge.tables(text)
     own = {guid: tables[0] for guid, tables in found.items()}
     for guid, (_, facing) in found.items():
@@ -204,6 +219,17 @@ def test_the_reported_files_are_judged_as_opensm_judges_them(judge, captures):
         "default_4k.conf": "closed",
         "unparsable_opens.conf": "dropped",
     }
+
+
+def test_a_group_without_an_address_ends_opensm():
+    text = f"{LIMITED}a=1, ipoib :\nmgid\n{ONE} ;\n"
+    assert ends_opensm(text)
+    with running_site(SixPorts(())) as site:
+        site.files.partitions.write_text(text)
+        site.hang_up()
+        wait_until(lambda: site.fabric.pid("opensm") is None, "opensm has ended")
+    row = audit_default_partition(text)
+    assert (row.state, "opensm does not survive" in row.found) == (AuditState.NOT_MET, True)
 
 
 def check_random_files(judge, seed, seconds=None, files=None):

@@ -92,6 +92,7 @@ def test_nothing_is_nothing() -> None:
         ("a=1 : 0x10,\n;\n", "write the semicolon behind a member"),
         ("a=0x7001, ipoib : mgid=ff12:401b::0707;\n", "one definition after the other"),
         ("a=0x7001 : SELF ;;\n", "colon has to be on the line"),
+        ("a=0x7001, ipoib :\n mgid\n SELF ;", "an mgid without a value"),
         ("cn[1-4]=0x7001 : SELF ;", "is no name of a partition"),
         ("a=0x7001 : cn01 ;", "is no port GUID"),
         ("a=0x7001 : ALL_VCAS ;", "is no port GUID"),
