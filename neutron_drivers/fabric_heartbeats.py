@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import attrs
 from oslo_log import log
@@ -12,8 +12,12 @@ from oslo_log import log
 from neutron_drivers.errors import FabricUnavailableError
 from neutron_drivers.fabrics import parse_pkey
 from neutron_drivers.rpc_names import AGENT_TYPE
+from neutron_drivers.said_once import SaidOnce
+from nova_hpc.fabric.partitions.keys import parse_guid
 
 LOG = log.getLogger(__name__)
+
+_SAID: Final = SaidOnce()
 
 
 @attrs.frozen
@@ -23,12 +27,16 @@ class FabricHeartbeat:
     :ivar alive: it came within ``[DEFAULT]agent_down_time``.
     :ivar foreign_pkeys: of the administrator's own partitions; None: it said none that can be
         read.
+    :ivar manager_guids: of the subnet managers that it knows, those that stand by, too.
+    :ivar full_guids: of ports with as many keys of own partitions as a port keeps.
     """
 
     host: str
     fabric: str
     alive: bool
     foreign_pkeys: frozenset[int] | None
+    manager_guids: frozenset[int] = frozenset()
+    full_guids: frozenset[int] = frozenset()
 
 
 def read_heartbeats(plugin: Any, context: Any) -> tuple[FabricHeartbeat, ...]:
@@ -46,11 +54,14 @@ def parse_heartbeat(agent: Mapping[str, Any]) -> FabricHeartbeat:
     found = agent.get("configurations")
     configurations: Mapping[str, Any] = found if isinstance(found, dict) else {}
     fabric = configurations.get("fabric")
+    host = str(agent.get("host"))
     return FabricHeartbeat(
-        host=str(agent.get("host")),
+        host=host,
         fabric=fabric if isinstance(fabric, str) else "",
         alive=agent.get("alive") is True and agent.get("admin_state_up") is not False,
-        foreign_pkeys=_read_foreign_pkeys(configurations.get("foreign_pkeys"), agent.get("host")),
+        foreign_pkeys=_read_foreign_pkeys(configurations.get("foreign_pkeys"), host),
+        manager_guids=_read_guids(configurations, "manager_guids", host),
+        full_guids=_read_guids(configurations, "full_guids", host),
     )
 
 
@@ -72,6 +83,34 @@ def foreign_pkeys_of(heartbeats: Iterable[FabricHeartbeat], fabric: str) -> froz
             f"foreign_pkeys of the heartbeat of the fabric agent on {', '.join(unread)}",
         )
     return frozenset().union(*(one.foreign_pkeys or () for one in of_fabric))
+
+
+def manager_guids_of(heartbeats: Iterable[FabricHeartbeat], fabric: str) -> frozenset[int]:
+    """The GUIDs of the fabric's subnet managers: of all agents, dead ones, too."""
+    return frozenset().union(*(beat.manager_guids for beat in heartbeats if beat.fabric == fabric))
+
+
+def full_guids_of(heartbeats: Iterable[FabricHeartbeat], fabric: str) -> frozenset[int]:
+    """The GUIDs of ports that keep no more keys: of live agents."""
+    return frozenset().union(
+        *(beat.full_guids for beat in heartbeats if beat.fabric == fabric and beat.alive)
+    )
+
+
+def _read_guids(configurations: Mapping[str, Any], name: str, host: str) -> frozenset[int]:
+    """GUIDs of a heartbeat; agents of earlier releases name none, and nothing is known then."""
+    texts = configurations.get(name, [])
+    guids, wrong = set(), ""
+    for text in texts if isinstance(texts, list) else ():
+        try:
+            guids.add(parse_guid(text))
+        except ValueError as error:
+            wrong = str(error)
+    if not isinstance(texts, list):
+        wrong = f"{texts!r} is no list"
+    if _SAID.is_new((host, name), wrong[:200]):
+        LOG.warning("Heartbeat of the fabric agent on %s: %s: %s", host, name, wrong[:200])
+    return frozenset(guids)
 
 
 def _read_foreign_pkeys(found: object, host: object) -> frozenset[int] | None:

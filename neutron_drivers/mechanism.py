@@ -5,20 +5,19 @@ This is the shell: what Neutron calls, in its transactions and outside. Rules ar
 ``network_rules`` and ``port_rules``, rows in ``member_store``.
 
 A port's way: its host is set (a *block* keeps it from ACTIVE); ``bind_port`` names the GUID; the
-transaction that commits the binding adds a row; an agent makes it true and reports; the block
-goes and the port is ACTIVE, for which the request has waited.
+transaction that commits the binding gives the port that GUID until it is unbound, and adds a row;
+an agent makes it true and reports; the block goes and the port is ACTIVE, for which the request
+has waited.
 """
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from neutron.db import provisioning_blocks
 from neutron_lib import constants
 from neutron_lib import context as neutron_context
 from neutron_lib import exceptions as neutron_exceptions
@@ -29,12 +28,21 @@ from neutron_lib.callbacks import events, registry, resources
 from neutron_lib.db import api as db_api
 from neutron_lib.plugins import directory
 from neutron_lib.plugins.ml2 import api
+from oslo_concurrency import lockutils
 from oslo_config import cfg
 from oslo_log import log
 
-from neutron_drivers import fabric_heartbeats, member_store, network_rules, port_rules
+from neutron_drivers import (
+    fabric_heartbeats,
+    guid_holders,
+    member_store,
+    member_sync,
+    network_rules,
+    port_rules,
+)
 from neutron_drivers.agent_client import FabricAgentClient
-from neutron_drivers.agent_endpoint import FabricAgentEndpoint, block_of_row
+from neutron_drivers.agent_endpoint import FabricAgentEndpoint
+from neutron_drivers.bind_waits import WaitPlaces, count_places
 from neutron_drivers.errors import (
     FabricUnavailableError,
     PartitionError,
@@ -44,16 +52,14 @@ from neutron_drivers.errors import (
 from neutron_drivers.fabrics import FabricSettings, read_fabric_settings
 from neutron_drivers.member_watch import MemberWatch
 from neutron_drivers.network_rules import FabricKey
+from neutron_drivers.port_places import PortPlaces
 from neutron_drivers.rpc_names import SERVER_TOPIC
 from nova_hpc.conf import partitions as options
 from nova_hpc.fabric.partitions.backends.choice import read_capabilities
 from nova_hpc.fabric.partitions.keys import format_guid
-from nova_hpc.fabric.partitions.port_inventory import PortInventoryError, PortInventoryFile
 
 LOG = log.getLogger(__name__)
 
-#: Keeps a port from ACTIVE while it has no row yet.
-BLOCK: Final = "HPC_PARTITION"
 #: Seconds between two looks at a port for which a request waits: at first, and at most.
 _FIRST_PAUSE: Final = 0.02
 _LONGEST_PAUSE: Final = 0.25
@@ -107,26 +113,6 @@ def _read_status(port_id: str) -> str | None:
         return None if port is None else port.status
 
 
-class InventoryGuids:
-    """GUIDs of the operator's file."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = PortInventoryFile(path)
-
-    def find_port_guid(self, host: str, address: str) -> int | None:
-        """See :class:`~neutron_drivers.port_rules.PortGuids`.
-
-        :raises PartitionInUseError: there is no inventory.
-        """
-        try:
-            port = self._file.load().find_port(host, address)
-        except PortInventoryError as error:
-            raise PartitionInUseError(
-                "the operator's inventory of InfiniBand ports cannot be read", str(error)
-            ) from error
-        return None if port is None else port.guid
-
-
 class PartitionMechanismDriver(api.MechanismDriver):
     """Makes ports of networks of type vlan members of InfiniBand partitions."""
 
@@ -138,8 +124,10 @@ class PartitionMechanismDriver(api.MechanismDriver):
         options.register_server_options(cfg.CONF)
         group = cfg.CONF.hpc_partitions
         self._settings = read_fabric_settings(group, read_capabilities(group.subnet_manager))
-        self._guids = InventoryGuids(Path(group.port_inventory))
+        self._port_places = PortPlaces(self._settings, Path(group.port_inventory))
         self._agents = FabricAgentClient()
+        lock_path = lockutils.get_lock_path(cfg.CONF)
+        self._places = WaitPlaces(count_places(group.bind_waiters, bool(lock_path)), lock_path)
         registry.subscribe(self._refuse_chosen_mac, resources.PORT, events.BEFORE_CREATE)
 
     def start_rpc_listeners(self) -> list[Any]:
@@ -148,7 +136,7 @@ class PartitionMechanismDriver(api.MechanismDriver):
         connection.create_consumer(
             SERVER_TOPIC, [FabricAgentEndpoint(self._read_settings)], fanout=False
         )
-        MemberWatch(self._read_settings).start()
+        MemberWatch(self._read_settings, self._agents.wake).start()
         servers: list[Any] = connection.consume_in_threads()
         return servers
 
@@ -168,7 +156,14 @@ class PartitionMechanismDriver(api.MechanismDriver):
                 self._claim_key(context, key)
 
     def update_network_precommit(self, context: Any) -> None:
-        """Refuse another key while there are members; give the network its new one."""
+        """Refuse another key while there are members; give the network its new one.
+
+        The ports of a network that is switched off are no members.
+        """
+        if port_rules.has_changed(context.current, context.original, ("admin_state_up",)):
+            member_sync.settle_network(
+                context.plugin_context, self._settings, context.current["id"]
+            )
         if not port_rules.has_changed(
             context.current, context.original, network_rules.PROVIDER_ATTRIBUTES
         ):
@@ -187,6 +182,15 @@ class PartitionMechanismDriver(api.MechanismDriver):
             member_store.release_keys(session, network_id)
             if key is not None:
                 self._claim_key(context, key)
+
+    def update_network_postcommit(self, context: Any) -> None:
+        """Wake the agents if the network was switched off or on."""
+        if port_rules.has_changed(context.current, context.original, ("admin_state_up",)):
+            physical = {segment[api.PHYSICAL_NETWORK] for segment in context.network_segments}
+            for fabric in sorted(
+                {self._settings.fabrics[one] for one in physical & self._settings.fabrics.keys()}
+            ):
+                self._agents.wake(fabric)
 
     def delete_network_precommit(self, context: Any) -> None:
         """Take its key from a network, unless ports still have it."""
@@ -216,19 +220,29 @@ class PartitionMechanismDriver(api.MechanismDriver):
     def update_port_postcommit(self, context: Any) -> None:
         """Wake the agents, and hold the request that bound the port until it is a member."""
         key = self._find_key_of_port(context)
-        if key is None or not port_rules.has_changed(
-            context.current, context.original, port_rules.DECIDING
-        ):
+        port, original = context.current, context.original
+        if key is None or not port_rules.has_changed(port, original, port_rules.DECIDING):
             return
-        if self._wanted_by(context, key) is not None:
-            self._agents.wake(key.fabric)
-            self._wait_for_membership(context)
-        elif (context.original or {}).get("binding:vif_details", {}).get("guid"):
-            self._agents.wake(key.fabric)
+        held = self._held_by(context, key)
+        if held is None and not (original or {}).get("binding:vif_details", {}).get("guid"):
+            return
+        self._agents.wake(key.fabric)
+        if (
+            held is not None
+            and port_rules.is_switched_on(port, context.network.current)
+            and port["status"] == constants.PORT_STATUS_DOWN
+            and port_rules.has_changed(port, original, port_rules.BOUND_WITH)
+        ):
+            with self._take_place(context) as taken:
+                if taken:
+                    self._wait_for_membership(context)
 
     def delete_port_precommit(self, context: Any) -> None:
         """Leave the row behind, as one that has to go."""
-        member_store.set_membership(context.plugin_context.session, context.current["id"], None)
+        session, port_id = context.plugin_context.session, context.current["id"]
+        guid_holders.lock_holder(session, port_id)
+        member_store.set_membership(session, port_id, None)
+        guid_holders.release_guid(session, port_id)
 
     def delete_port_postcommit(self, context: Any) -> None:
         """Wake the agents."""
@@ -274,9 +288,14 @@ class PartitionMechanismDriver(api.MechanismDriver):
             # A network of before the driver: none of its ports is bound by it.
             return None
 
-    def _wanted_by(self, context: Any, key: FabricKey) -> port_rules.WantedMember | None:
-        return port_rules.wanted_of_binding(
-            context.current, context.network.current, key, self._settings
+    def _held_by(self, context: Any, key: FabricKey) -> port_rules.WantedMember | None:
+        port = context.current
+        return port_rules.held_of_binding(
+            port,
+            context.network.current,
+            key,
+            self._settings,
+            self._port_places.find_physical_guid(context.host, port),
         )
 
     def _keep_membership(self, context: Any) -> None:
@@ -288,22 +307,26 @@ class PartitionMechanismDriver(api.MechanismDriver):
             return
         session = context.plugin_context.session
         with _answers_of_api(f"A change of port {port['id']}"):
-            wanted = None if key is None else self._wanted_by(context, key)
+            held = None if key is None else self._held_by(context, key)
             if key is not None and self._is_asked_to_bind(context):
                 self._check_binding(context, key)
-            if wanted is not None:
-                self._claim_key_of_member(context, wanted)
-            change = member_store.set_membership(session, port["id"], wanted)
-        for row in change.withdrawn:
-            self._remove_block(context, block_of_row(row))
-        if change.added is not None:
-            self._add_block(context, block_of_row(change.added))
-            self._remove_block(context, BLOCK)
-        elif key is not None and wanted is None and context.host:
-            self._add_block(context, BLOCK)
-        if change and port["status"] != constants.PORT_STATUS_DOWN:
-            # Neutron leaves the status as it is when a port is switched off.
-            member_store.set_port_down(session, port["id"])
+            before = guid_holders.lock_holder(session, port["id"])
+            if held is not None:
+                self._claim_key_of_member(context, held)
+                most = self._settings.capabilities.most_pkeys_of_a_port
+                held = guid_holders.hold_guid(session, port["id"], held, most)
+            is_on = port_rules.is_switched_on(port, context.network.current)
+            changed = member_sync.apply_membership(
+                context.plugin_context,
+                port["id"],
+                held if is_on else None,
+                has_host=key is not None and bool(context.host),
+            )
+            # A port that is on the host and not bound, of another type or after a bind that
+            # failed: its server may run with the device.
+            if held is None and before is not None and before.host != context.host:
+                guid_holders.release_guid(session, port["id"])
+        if changed:
             port["status"] = constants.PORT_STATUS_DOWN
 
     def _claim_key_of_member(self, context: Any, wanted: port_rules.WantedMember) -> None:
@@ -325,11 +348,14 @@ class PartitionMechanismDriver(api.MechanismDriver):
 
         :raises PartitionError: it could not.
         """
-        guid = self._find_guid(context, key)
-        session, network_id = context.plugin_context.session, context.current["network_id"]
-        owner = member_store.guid_owner_of(session, key.fabric, guid, network_id)
+        place = self._choose_place(context, key)
+        session, port_id = context.plugin_context.session, context.current["id"]
+        owner = guid_holders.find_guid_owner(session, key.fabric, place.guid, place.network_id)
         if owner is not None and owner[1]:
-            raise member_store.conflict_of_guid(key.fabric, guid, owner[0])
+            raise guid_holders.conflict_of_guid(key.fabric, place.guid, owner[0])
+        guid_holders.check_like_members(session, port_id, place)
+        most = self._settings.capabilities.most_pkeys_of_a_port
+        guid_holders.check_room(session, port_id, place, most)
 
     def _choose_guid(self, context: Any, key: FabricKey) -> int:
         """The GUID for a binding, and what stands in its way is away.
@@ -342,41 +368,54 @@ class PartitionMechanismDriver(api.MechanismDriver):
                 "a port of an InfiniBand partition has one binding: no live migration",
                 f"it is bound on {active}",
             )
-        guid = self._find_guid(context, key)
-        deadline = time.monotonic() + self._settings.bind_wait
-        while time.monotonic() < deadline:
-            admin = neutron_context.get_admin_context()
-            with db_api.CONTEXT_READER.using(admin):
-                owner = member_store.guid_owner_of(
-                    admin.session, key.fabric, guid, context.current["network_id"]
-                )
-            if owner is None or owner[1]:
-                break
-            # The last server's membership is on its way out; the commit refuses if it stays.
-            time.sleep(_LONGEST_PAUSE)
-        return guid
+        place = self._choose_place(context, key)
+        if self._is_owner_leaving(place):
+            with self._take_place(context) as taken:
+                if taken:
+                    self._wait_for_last_member(place)
+        return place.guid
 
-    def _find_guid(self, context: Any, key: FabricKey) -> int:
+    def _wait_for_last_member(self, place: port_rules.WantedMember) -> None:
+        """Wait while another network's membership is on its way out.
+
+        The commit refuses the port if it stays.
+        """
+        deadline = time.monotonic() + self._settings.bind_wait
+        while time.monotonic() < deadline and self._is_owner_leaving(place):
+            time.sleep(_LONGEST_PAUSE)
+
+    @staticmethod
+    def _is_owner_leaving(place: port_rules.WantedMember) -> bool:
+        admin = neutron_context.get_admin_context()
+        with db_api.CONTEXT_READER.using(admin):
+            owner = guid_holders.find_guid_owner(
+                admin.session, place.key.fabric, place.guid, place.network_id
+            )
+        return owner is not None and not owner[1]
+
+    def _choose_place(self, context: Any, key: FabricKey) -> port_rules.WantedMember:
         heartbeats = _read_heartbeats(context.plugin_context)
-        if not fabric_heartbeats.has_live_agent(heartbeats, key.fabric):
-            raise FabricUnavailableError(
-                "no fabric agent is alive that could make the port a member of its partition",
-                f"fabric {key.fabric}: openstack network agent list",
-            )
-        foreign = fabric_heartbeats.foreign_pkeys_of(heartbeats, key.fabric)
-        if key.pkey in foreign:
-            raise PartitionInUseError(
-                "the P_Key of the network is in use by a partition of the fabric's administrator",
-                str(key),
-            )
-        return port_rules.choose_guid(
-            context.current, context.host, self._settings, self._guids, secrets.randbits(64)
+        return self._port_places.choose_place(
+            context.current, context.host, context.network.current, key, heartbeats
         )
 
     def _find_active_host(self, context: Any) -> str:
         admin = neutron_context.get_admin_context()
         with db_api.CONTEXT_READER.using(admin):
             return member_store.active_host_of_port(admin.session, context.current["id"])
+
+    @contextmanager
+    def _take_place(self, context: Any) -> Iterator[bool]:
+        """One of the places for requests that wait for the fabric; False: do not wait.
+
+        Nova's requests wait alone: other threads of the API are for everybody else.
+        """
+        asker = context.plugin_context
+        if not (asker.is_admin or asker.is_service_role):
+            yield False
+            return
+        with self._places.take() as taken:
+            yield taken
 
     def _wait_for_membership(self, context: Any) -> None:
         """Hold a request until its port is ACTIVE, is in ERROR, or has waited long enough.
@@ -385,8 +424,6 @@ class PartitionMechanismDriver(api.MechanismDriver):
         it waits for one would be lost.
         """
         port = context.current
-        if port["status"] != constants.PORT_STATUS_DOWN:
-            return
         deadline, pause = time.monotonic() + self._settings.bind_wait, _FIRST_PAUSE
         while time.monotonic() < deadline:
             time.sleep(pause)
@@ -402,16 +439,6 @@ class PartitionMechanismDriver(api.MechanismDriver):
                     # The answer says so, too.
                     port["status"] = status
                 return
-
-    def _add_block(self, context: Any, block: str) -> None:
-        provisioning_blocks.add_provisioning_component(
-            context.plugin_context, context.current["id"], resources.PORT, block
-        )
-
-    def _remove_block(self, context: Any, block: str) -> None:
-        provisioning_blocks.remove_provisioning_component(
-            context.plugin_context, context.current["id"], resources.PORT, block
-        )
 
     def _refuse_chosen_mac(
         self, _resource: str, _event: str, _trigger: object, payload: Any = None

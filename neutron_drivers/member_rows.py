@@ -47,16 +47,41 @@ class PartitionMemberRow(model_base.BASEV2):
     )
 
 
+class PartitionHolderRow(model_base.BASEV2):
+    """A bound port, and the GUID that it has until it is unbound.
+
+    It stays while port or network are switched off: the device still leads to a server.
+    """
+
+    __tablename__ = "hpc_partition_holders"
+    port_id = sa.Column(sa.String(36), primary_key=True)
+    fabric = sa.Column(sa.String(LONGEST_FABRIC), nullable=False)
+    guid = sa.Column(sa.String(18), nullable=False)
+    #: Of the physical port, where functions have GUIDs of their own; else the same.
+    physical_guid = sa.Column(sa.String(18), nullable=False)
+    pkey = sa.Column(sa.Integer, nullable=False)
+    network_id = sa.Column(sa.String(36), nullable=False, index=True)
+    host = sa.Column(sa.String(255), nullable=False)
+    pci_slot = sa.Column(sa.String(32), nullable=False)
+    #: How the port is a member whenever it is one.
+    membership = sa.Column(sa.String(16), nullable=False)
+    __table_args__ = (
+        sa.Index("ix_hpc_partition_holders_guid", "fabric", "guid"),
+        sa.Index("ix_hpc_partition_holders_physical_guid", "fabric", "physical_guid"),
+        model_base.BASEV2.__table_args__,
+    )
+
+
 class PartitionGuidRow(model_base.BASEV2):
-    """The network that has a GUID: no other one gets it while a member row names it."""
+    """The network that has a GUID: no other one gets it while a holder or member row names it."""
 
     __tablename__ = "hpc_partition_guids"
     fabric = sa.Column(sa.String(LONGEST_FABRIC), primary_key=True)
     guid = sa.Column(sa.String(18), primary_key=True)
     pkey = sa.Column(sa.Integer, nullable=False)
     network_id = sa.Column(sa.String(36), nullable=False)
-    #: Counts new members. A cluster of databases that takes writes everywhere knows no locks of
-    #: its other nodes; who adds a member has to write what is deleted with the last one.
+    #: Counts holds. A cluster of databases that takes writes everywhere knows no locks of
+    #: its other nodes; a new hold has to write the row that goes with the last one.
     claims = sa.Column(sa.Integer, nullable=False)
 
 

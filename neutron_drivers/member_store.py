@@ -3,8 +3,7 @@
 
 What must not happen twice is a primary key: the one who comes second gets an error of the
 database, Neutron begins its request anew, and the second try sees what the first one met.
-Owners of GUIDs are locked before their members are counted; a snapshot of the
-transaction's beginning would not see what others have committed since.
+Who has a GUID, and how it is locked, is in ``guid_holders``.
 """
 
 from __future__ import annotations
@@ -23,8 +22,16 @@ from neutron_lib.db import api as db_api
 from oslo_utils import timeutils
 
 from neutron_drivers.errors import PartitionInUseError
+from neutron_drivers.guid_holders import (
+    drop_free_owner,
+    has_holders,
+    has_members,
+    lock_row,
+    release_guid,
+)
 from neutron_drivers.member_rows import (
     PartitionGuidRow,
+    PartitionHolderRow,
     PartitionKeyRow,
     PartitionMemberRow,
     PartitionTicketRow,
@@ -63,7 +70,7 @@ def claim_key(
     :raises PartitionInUseError: another network has it, or had it and is not rid of its
         members yet.
     """
-    owner = _lock_row(session, PartitionKeyRow, (key.fabric, key.pkey))
+    owner = lock_row(session, PartitionKeyRow, (key.fabric, key.pkey))
     if owner is not None and owner.network_id != network_id:
         if _network_exists(session, owner.network_id):
             raise PartitionInUseError(
@@ -71,7 +78,7 @@ def claim_key(
                 "InfiniBand fabric",
                 f"{key} is network {owner.network_id}",
             )
-        if _has_members(session, fabric=key.fabric, pkey=key.pkey):
+        if has_members(session, fabric=key.fabric, pkey=key.pkey):
             raise PartitionInUseError(
                 f"P_Key {format_pkey(key.pkey)} still has members of a deleted network: it is free "
                 "as soon as the subnet manager has taken it from their ports",
@@ -106,33 +113,30 @@ def keys_of_network(session: Any, network_id: str) -> set[FabricKey]:
 def release_keys(session: Any, network_id: str) -> None:
     """Take a network's keys from it; those with members are kept until the last one is gone."""
     for row in session.query(PartitionKeyRow).filter_by(network_id=network_id).all():
-        if not _has_members(session, fabric=row.fabric, pkey=row.pkey):
+        if not has_members(session, fabric=row.fabric, pkey=row.pkey):
             session.delete(row)
     session.flush()
 
 
 def network_has_members(session: Any, network_id: str) -> bool:
-    """Whether a port has its key, or had it and is not rid of it yet."""
-    return _has_members(session, network_id=network_id)
+    """Whether a port has its key or is to get it, or had it and is not rid of it yet."""
+    return has_members(session, network_id=network_id) or has_holders(
+        session, network_id=network_id
+    )
 
 
 # -- members ---------------------------------------------------------------------------
 
 
-def guid_owner_of(session: Any, fabric: str, guid: int, network_id: str) -> tuple[str, bool] | None:
-    """The other network that has a GUID, and whether one of its ports is still to have it."""
-    owner = session.get(PartitionGuidRow, (fabric, format_guid(guid)))
-    if owner is None or owner.network_id == network_id:
-        return None
-    return owner.network_id, _has_members(session, fabric=fabric, guid=owner.guid, wanted=True)
-
-
 def set_membership(session: Any, port_id: str, wanted: WantedMember | None) -> MembershipChange:
-    """Make a port a member of one partition, or of none, inside the port's own transaction.
+    """Make a port a member of one partition, or of none, inside a transaction.
 
-    :raises PartitionInUseError: another network has the GUID.
+    A port that has a GUID, or gets it by this, has it locked before:
+    :func:`~neutron_drivers.guid_holders.lock_holder`.
     """
-    rows = session.query(PartitionMemberRow).filter_by(port_id=port_id, wanted=True).all()
+    query = session.query(PartitionMemberRow).filter_by(port_id=port_id, wanted=True)
+    # Those that were added since this transaction began, too.
+    rows = query.with_for_update().populate_existing().all()
     if wanted is not None and [_wish_of_row(row) for row in rows] == [_wish_of(wanted)]:
         return MembershipChange()
     for row in rows:
@@ -141,7 +145,6 @@ def set_membership(session: Any, port_id: str, wanted: WantedMember | None) -> M
     withdrawn = tuple(row.id for row in rows)
     if wanted is None:
         return MembershipChange(withdrawn=withdrawn)
-    _claim_guid(session, wanted)
     # The new row stands for former ones of the same port and key, too: whoever switches a port
     # off and on while no agent is there does not fill the table.
     session.query(PartitionMemberRow).filter_by(
@@ -193,25 +196,23 @@ def drop_gone_rows(context: Any, fabric: str, rows: Collection[int]) -> int:
             .filter_by(fabric=fabric, wanted=False)
             .all()
         )
-        owners = [
-            _lock_row(session, PartitionGuidRow, (fabric, guid))
-            for guid in sorted({row.guid for row in gone})
-        ]
+        guids = sorted({row.guid for row in gone})
+        for guid in guids:
+            lock_row(session, PartitionGuidRow, (fabric, guid))
         dropped: int = (
             session.query(members)
             .filter(members.id.in_([row.id for row in gone]))
             .filter_by(fabric=fabric, wanted=False)
             .delete(synchronize_session=False)
         )
-        for owner in owners:
-            if owner is not None and not _has_members(session, fabric=fabric, guid=owner.guid):
-                session.delete(owner)
+        for guid in guids:
+            drop_free_owner(session, fabric, guid)
         for pkey in sorted({row.pkey for row in gone}):
-            key = _lock_row(session, PartitionKeyRow, (fabric, pkey))
+            key = lock_row(session, PartitionKeyRow, (fabric, pkey))
             if (
                 key is not None
                 and not _network_exists(session, key.network_id)
-                and not _has_members(session, fabric=fabric, pkey=pkey)
+                and not has_members(session, fabric=fabric, pkey=pkey)
             ):
                 session.delete(key)
         return dropped
@@ -295,7 +296,7 @@ def physical_networks_of(session: Any, network_id: str) -> set[str]:
 
 @db_api.retry_db_errors
 def withdraw_orphans(context: Any) -> int:
-    """Take the membership of ports that are gone without the driver's having heard of it.
+    """Take membership and GUID of ports that are gone without the driver's having heard of it.
 
     :returns: how many rows.
     """
@@ -312,6 +313,14 @@ def withdraw_orphans(context: Any) -> int:
             session.query(members).filter(members.id.in_(orphans)).update(
                 {"wanted": False}, synchronize_session=False
             )
+        holders = PartitionHolderRow
+        for (port_id,) in (
+            session.query(holders.port_id)
+            .outerjoin(ports, ports.id == holders.port_id)
+            .filter(ports.id == sa.null())
+            .all()
+        ):
+            release_guid(session, port_id)
         return len(orphans)
 
 
@@ -338,59 +347,14 @@ def _wish_of(wanted: WantedMember) -> tuple[Any, ...]:
         wanted.key.fabric,
         wanted.key.pkey,
         format_guid(wanted.guid),
+        wanted.membership.value,
         wanted.host,
         wanted.network_id,
     )
 
 
 def _wish_of_row(row: Any) -> tuple[Any, ...]:
-    return row.fabric, row.pkey, row.guid, row.host, row.network_id
-
-
-def _claim_guid(session: Any, wanted: WantedMember) -> None:
-    identity = wanted.key.fabric, format_guid(wanted.guid)
-    owner = _lock_row(session, PartitionGuidRow, identity)
-    if owner is None:
-        session.add(
-            PartitionGuidRow(
-                fabric=wanted.key.fabric,
-                guid=identity[1],
-                pkey=wanted.key.pkey,
-                network_id=wanted.network_id,
-                claims=1,
-            )
-        )
-        session.flush()
-        return
-    if (owner.network_id, owner.pkey) != (wanted.network_id, wanted.key.pkey):
-        raise conflict_of_guid(wanted.key.fabric, wanted.guid, owner.network_id)
-    owner.claims += 1
-
-
-def conflict_of_guid(fabric: str, guid: int, network_id: str) -> PartitionInUseError:
-    """The error for a GUID that another network has; the network is named for the log alone."""
-    return PartitionInUseError(
-        "the InfiniBand port of its device is a member of another network's partition, or was and "
-        "is not rid of it yet: two networks never share a port",
-        f"GUID {format_guid(guid)} of fabric {fabric} is network {network_id}'s",
-    )
-
-
-def _lock_row(session: Any, kind: Any, identity: tuple[Any, ...]) -> Any:
-    """A row, locked and as it is now; None: there is none.
-
-    The first look takes no lock, for a lock on a row that is not there keeps others from
-    adding theirs.
-    """
-    if session.get(kind, identity) is None:
-        return None
-    return session.get(kind, identity, with_for_update=True, populate_existing=True)
-
-
-def _has_members(session: Any, **which: Any) -> bool:
-    # A locking read: others may have added or removed members since this transaction began.
-    query = session.query(PartitionMemberRow.id).filter_by(**which).with_for_update()
-    return query.limit(1).first() is not None
+    return row.fabric, row.pkey, row.guid, row.membership, row.host, row.network_id
 
 
 def _network_exists(session: Any, network_id: str) -> bool:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ends the wait for memberships of which no agent says anything.
+"""Looks at all members: who has waited for too long, and who is to be a member otherwise.
 
 An agent says by itself that a port cannot be isolated. Where it is dead or cut off, this thread
-of ``neutron-rpc-server`` does, so that Nova's build ends within a bound. Several servers may do
-it at once: what it does twice is the same.
+of ``neutron-rpc-server`` does, so that Nova's build ends within a bound. Tags and options that
+have changed hold from the next look on, and what a port's own request could not see is put
+right. Several servers may do it at once: what it does twice is the same.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from neutron_lib.plugins import directory
 from oslo_log import log
 from oslo_utils import timeutils
 
-from neutron_drivers import agent_endpoint, fabric_heartbeats, member_store
+from neutron_drivers import agent_endpoint, fabric_heartbeats, member_store, member_sync
 from neutron_drivers.fabrics import FabricSettings
 
 LOG = log.getLogger(__name__)
@@ -49,21 +50,29 @@ def fail_overdue_ports(settings: FabricSettings) -> int:
     return len(overdue)
 
 
-def look_at_members(settings: FabricSettings) -> None:
-    """One look."""
+def look_at_members(settings: FabricSettings, wake: Callable[[str], None]) -> None:
+    """One look.
+
+    :param wake: has the agents of a fabric look at once.
+    """
     orphans = member_store.withdraw_orphans(neutron_context.get_admin_context())
     if orphans:
         LOG.warning(
             "%d members are withdrawn: their ports were deleted without the driver", orphans
         )
+    for fabric in sorted(member_sync.settle_all(neutron_context.get_admin_context(), settings)):
+        wake(fabric)
     fail_overdue_ports(settings)
 
 
 class MemberWatch:
     """Looks every two seconds, as long as the process lives."""
 
-    def __init__(self, read_settings: Callable[[], FabricSettings]) -> None:
+    def __init__(
+        self, read_settings: Callable[[], FabricSettings], wake: Callable[[str], None]
+    ) -> None:
         self._read_settings = read_settings
+        self._wake = wake
         self._stopped = threading.Event()
 
     def start(self) -> None:
@@ -77,7 +86,7 @@ class MemberWatch:
     def _run(self) -> None:
         while not self._stopped.wait(PERIOD):
             try:
-                look_at_members(self._read_settings())
+                look_at_members(self._read_settings(), self._wake)
             except Exception:
                 # The database may be away: the next look will do.
                 LOG.exception("Ports that wait for their membership were not looked at")

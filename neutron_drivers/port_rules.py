@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final, Protocol
 
 import attrs
@@ -14,6 +14,7 @@ from neutron_drivers.network_rules import FabricKey
 from nova_hpc.fabric.partitions.keys import (
     Membership,
     derive_guid,
+    format_guid,
     format_pkey,
     parse_guid,
 )
@@ -24,6 +25,7 @@ DIRECT_PHYSICAL: Final = "direct-physical"
 HOSTDEV_PHYSICAL: Final = "hostdev_physical"
 #: Nova and networking-mlnx know it, neutron-lib does not: Nova calls ``ebrctl`` with the MAC.
 IB_HOSTDEV: Final = "ib_hostdev"
+VIF_TYPES: Final = (HOSTDEV_PHYSICAL, IB_HOSTDEV)
 
 #: A tag of a port: it is a limited member. A tag of a network: ports of other projects are.
 #: Whoever may set it can only take from what is the port's without it.
@@ -43,6 +45,8 @@ DECIDING: Final = (
 )
 #: What a binding is asked for with.
 ASKED_WITH: Final = ("binding:host_id", "binding:profile", "binding:vnic_type")
+#: What a binding changes that was made.
+BOUND_WITH: Final = ("binding:vif_details", "binding:vif_type")
 
 
 class PortGuids(Protocol):
@@ -58,6 +62,8 @@ class WantedMember:
 
     key: FabricKey
     guid: int
+    #: Of the physical port; the same unless functions have GUIDs of their own.
+    physical_guid: int
     membership: Membership
     host: str
     pci_slot: str
@@ -169,28 +175,66 @@ def describe_binding(
     return details if service_level is None else {**details, "service_level": service_level}
 
 
-def wanted_of_binding(
+def check_place(
+    guids: Collection[int], manager_guids: Collection[int], full_guids: Collection[int], most: int
+) -> None:
+    """Refuse a port that no network may have.
+
+    :param guids: of the function and its physical port.
+    :param manager_guids: of all subnet managers of the fabric.
+    :param full_guids: with as many keys of own partitions as a port keeps.
+    :raises PartitionInUseError: it is such a one.
+    """
+    for guid in sorted(set(guids) & set(manager_guids)):
+        raise PartitionInUseError(
+            "the InfiniBand port of its device is a subnet manager's, which reaches every port of "
+            "the fabric: managers are not compute nodes; use another host",
+            f"GUID {format_guid(guid)}: disable nova-compute on the manager's host, or move the "
+            "subnet manager to a host without servers",
+        )
+    for guid in sorted(set(guids) & set(full_guids)):
+        raise no_room(guid, most)
+
+
+def no_room(guid: int, most_pkeys: int) -> PartitionInUseError:
+    """The error for a port that keeps no more keys."""
+    return PartitionInUseError(
+        f"the InfiniBand port of its device is in {most_pkeys} partitions already, which is all "
+        "that the subnet manager keeps of a port: use another host or adapter",
+        f"GUID {format_guid(guid)}: take it out of a network or an own partition",
+    )
+
+
+def is_switched_on(port: Mapping[str, Any], network: Mapping[str, Any]) -> bool:
+    """Whether a bound port is to be a member: port and network are on."""
+    return bool(port["admin_state_up"] and network["admin_state_up"])
+
+
+def held_of_binding(
     port: Mapping[str, Any],
     network: Mapping[str, Any],
     key: FabricKey,
     settings: FabricSettings,
+    physical_guid: int | None = None,
 ) -> WantedMember | None:
-    """What a port that is bound as it says is a member of; None: of nothing.
+    """What a port that is bound as it says has, switched on or off; None: no GUID.
 
+    :param physical_guid: of the physical port; None: it is the same, or unknown.
     :raises PartitionInUseError: the subnet manager has no limited members.
     """
-    guid = (port.get("binding:vif_details") or {}).get("guid")
+    text = (port.get("binding:vif_details") or {}).get("guid")
     if (
-        not guid
+        not text
         or not port.get("binding:host_id")
-        or not port["admin_state_up"]
         or not is_partition_port(port)
-        or port["binding:vif_type"] not in (HOSTDEV_PHYSICAL, IB_HOSTDEV)
+        or port["binding:vif_type"] not in VIF_TYPES
     ):
         return None
+    guid = parse_guid(text)
     return WantedMember(
         key=key,
-        guid=parse_guid(guid),
+        guid=guid,
+        physical_guid=physical_guid or guid,
         membership=choose_membership(port, network, key, settings),
         host=port["binding:host_id"],
         pci_slot=read_pci_slot(port),

@@ -51,8 +51,9 @@ subnet manager, which the agent reports.
         default=[],
         help="""
 P_Keys of networks in which ports of other projects than the network's own are limited members: they
-reach the ports of that project and not each other. Projects limit their own by the tag
-``hpc-limited`` on a port or a network.
+reach the ports of that project and not each other. A change holds for bound ports, too, after a
+restart of ``neutron-rpc-server``. Projects limit their own by the tag ``hpc-limited`` on a port or
+a network.
 """,
     ),
     cfg.StrOpt(
@@ -73,6 +74,15 @@ reach the ports of that project and not each other. Projects limit their own by 
 Seconds for which a request that binds a port is held until the membership is read back. Nova does
 not hear an event that comes before it waits for one; a port that is active when the answer comes
 needs no event.
+""",
+    ),
+    cfg.IntOpt(
+        "bind_waiters",
+        min=0,
+        help="""
+Requests that are held for ``bind_wait`` at once, of all processes of Neutron's API that share
+``[oslo_concurrency]lock_path``. The default is half of the API's threads, or 4 if no uWSGI tells
+them. A request beyond that is answered at once, and Nova waits for the event.
 """,
     ),
     cfg.FloatOpt(

@@ -149,7 +149,7 @@ flat_networks = *
 [ml2_type_vlan]
 network_vlan_ranges = ibrail0:200:4094,ibrail1:200:4094,ibother:200:4094
 [database]
-connection = mysql+pymysql://root@localhost/neutron?unix_socket={self.socket}&charset=utf8mb4
+connection = mysql+pymysql://neutron@localhost/neutron?unix_socket={self.socket}&charset=utf8mb4
 [oslo_concurrency]
 lock_path = {self.folder}/state/lock
 [nova]
@@ -371,6 +371,9 @@ def mariadb(folder):
                 time.sleep(0.2)
         with contextlib.closing(connection), connection.cursor() as cursor:
             cursor.execute("CREATE DATABASE IF NOT EXISTS neutron CHARACTER SET utf8mb4")
+            # Without the right to write to a database that is read-only.
+            cursor.execute("CREATE USER IF NOT EXISTS neutron@localhost")
+            cursor.execute("GRANT ALL ON neutron.* TO neutron@localhost")
         yield
     finally:
         server.terminate()

@@ -38,7 +38,10 @@ def main():
         "read_desired": lambda **words: endpoint.read_desired({}, **words),
         "report_members": lambda **words: endpoint.report_members({}, **words),
         "fail_overdue_ports": lambda: member_watch.fail_overdue_ports(driver._settings),
-        "look_at_members": lambda: member_watch.look_at_members(driver._settings),
+        "look_at_members": lambda: member_watch.look_at_members(
+            driver._settings, driver._agents.wake
+        ),
+        "count_waiting": _count_waiting,
         "heartbeat": _take_heartbeat,
     }
     print(server.effective_port, file=answers, flush=True)
@@ -51,6 +54,18 @@ def main():
         print(json.dumps(answer), file=answers, flush=True)
     # Threads of Neutron's would be waited for; what they hold is in the database.
     os._exit(0)
+
+
+def _count_waiting():
+    """How many threads wait for the fabric, by what they are at: no counter of the product's."""
+    found = 0
+    for frame in sys._current_frames().values():
+        while frame is not None:
+            if frame.f_code.co_name in ("_wait_for_membership", "_wait_for_last_member"):
+                found += "sleep" in frame.f_code.co_names
+                break
+            frame = frame.f_back
+    return found
 
 
 def _take_heartbeat(time, state):

@@ -20,6 +20,7 @@ _TABLES: Final = frozenset(
     row.__tablename__
     for row in (
         member_rows.PartitionMemberRow,
+        member_rows.PartitionHolderRow,
         member_rows.PartitionGuidRow,
         member_rows.PartitionKeyRow,
         member_rows.PartitionTicketRow,

@@ -219,17 +219,30 @@ def test_vif_types():
 # -- membership ------------------------------------------------------------------------
 
 
-def test_a_bound_port_is_wanted():
-    found = port_rules.wanted_of_binding(port(), NETWORK, KEY, SETTINGS)
+def test_a_bound_port_has_a_guid():
+    found = port_rules.held_of_binding(port(), NETWORK, KEY, SETTINGS)
+    guid = 0x2C90000200001
     assert found == port_rules.WantedMember(
-        KEY, 0x2C90000200001, Membership.FULL, "cn0", "0000:81:00.2", "n"
+        KEY, guid, guid, Membership.FULL, "cn0", "0000:81:00.2", "n"
     )
+    assert port_rules.held_of_binding(port(), NETWORK, KEY, SETTINGS, 5) == attrs.evolve(
+        found, physical_guid=5
+    )
+    # Switched off it has the same GUID.
+    off = port(admin_state_up=False)
+    assert port_rules.held_of_binding(off, NETWORK, KEY, SETTINGS) == found
+
+
+@pytest.mark.parametrize(("port_up", "network_up"), [(1, 1), (1, 0), (0, 1), (0, 0)])
+def test_members_are_on_in_networks_that_are_on(port_up, network_up):
+    network = {**NETWORK, "admin_state_up": bool(network_up)}
+    found = port_rules.is_switched_on(port(admin_state_up=bool(port_up)), network)
+    assert found is bool(port_up and network_up)
 
 
 @pytest.mark.parametrize(
     "more",
     [
-        {"admin_state_up": False},
         {"binding:host_id": ""},
         {"binding:vif_type": "unbound"},
         {"binding:vif_type": "binding_failed"},
@@ -239,8 +252,8 @@ def test_a_bound_port_is_wanted():
         {"binding:vnic_type": "normal"},
     ],
 )
-def test_any_other_port_is_not(more):
-    assert port_rules.wanted_of_binding(port(**more), NETWORK, KEY, SETTINGS) is None
+def test_any_other_port_has_none(more):
+    assert port_rules.held_of_binding(port(**more), NETWORK, KEY, SETTINGS) is None
 
 
 @pytest.mark.parametrize(

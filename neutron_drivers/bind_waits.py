@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many requests of Neutron's API wait for the fabric at once.
+
+A request that waits holds a thread of the API. Requests beyond that number have their answer at
+once, and Nova hears of their ports by an event.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator
+from typing import Any, Final
+
+from oslo_concurrency import lockutils
+from oslo_log import log
+
+LOG = log.getLogger(__name__)
+
+#: If the API's server does not tell its threads.
+_UNKNOWN_PLACES: Final = 4
+
+
+def count_places(wished: int | None, is_shared: bool) -> int:
+    """How many requests may wait: half of the API's threads on this host.
+
+    uWSGI tells its processes and threads to the program that it runs; other servers do not.
+
+    :param wished: ``[hpc_partitions]bind_waiters``.
+    :param is_shared: all processes of the host share the places.
+    """
+    if wished is not None:
+        return wished
+    try:
+        uwsgi: Any = importlib.import_module("uwsgi")
+        threads = int(uwsgi.opt.get("threads", 1))
+        processes = int(uwsgi.numproc)
+    except (ImportError, AttributeError, ValueError):
+        return _UNKNOWN_PLACES
+    return (threads * processes if is_shared else threads) // 2
+
+
+class WaitPlaces:
+    """Places for requests that wait, of all processes with the same folder of locks."""
+
+    def __init__(self, most: int, lock_path: str | None) -> None:
+        """Take none.
+
+        :param lock_path: ``[oslo_concurrency]lock_path``; None: the places are of this process.
+        """
+        self._most = most
+        self._lock_path = lock_path
+
+    @contextlib.contextmanager
+    def take(self) -> Iterator[bool]:
+        """Take a place while the block runs; False: there is none."""
+        with contextlib.ExitStack() as stack:
+            yield self._take_one(stack)
+
+    def _take_one(self, stack: contextlib.ExitStack) -> bool:
+        for number in range(self._most):
+            place = lockutils.lock(
+                f"hpc-partition-bind-{number}",
+                lock_file_prefix="neutron-",
+                external=self._lock_path is not None,
+                lock_path=self._lock_path,
+                do_log=False,
+                blocking=False,
+            )
+            try:
+                stack.enter_context(place)
+            except lockutils.AcquireLockFailedException:
+                continue
+            except OSError as error:
+                LOG.warning("Requests do not wait for the fabric: %s", error)
+                return False
+            return True
+        return False

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which network has a GUID, and the bound ports for which it does.
+
+The GUID's own row is the lock: a transaction that changes its holders or its members locks it
+first, and reads both after that. A snapshot of the transaction's beginning would not see what
+others have committed since.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from neutron_drivers.errors import PartitionInUseError
+from neutron_drivers.member_rows import (
+    PartitionGuidRow,
+    PartitionHolderRow,
+    PartitionMemberRow,
+)
+from neutron_drivers.port_rules import WantedMember, no_room
+from nova_hpc.fabric.partitions.keys import Membership, format_guid
+
+
+def find_guid_owner(
+    session: Any, fabric: str, guid: int, network_id: str
+) -> tuple[str, bool] | None:
+    """The other network that has a GUID, and whether one of its ports is still to have it."""
+    owner = session.get(PartitionGuidRow, (fabric, format_guid(guid)))
+    if owner is None or owner.network_id == network_id:
+        return None
+    which = {"fabric": fabric, "guid": owner.guid}
+    return owner.network_id, has_holders(session, **which) or has_members(
+        session, wanted=True, **which
+    )
+
+
+def lock_holder(session: Any, port_id: str) -> PartitionHolderRow | None:
+    """Lock the GUID that a port has; the port's row as it is now, None: it has none."""
+    row = session.get(PartitionHolderRow, port_id)
+    if row is None:
+        return None
+    lock_row(session, PartitionGuidRow, (row.fabric, row.guid))
+    holder: PartitionHolderRow | None = session.get(
+        PartitionHolderRow, port_id, with_for_update=True, populate_existing=True
+    )
+    return holder
+
+
+def hold_guid(session: Any, port_id: str, wanted: WantedMember, most_pkeys: int) -> WantedMember:
+    """Give a bound port its GUID, inside the port's own transaction.
+
+    :param most_pkeys: that one physical port keeps.
+    :returns: *wanted*; for a port that has that place already, with the membership it has.
+    :raises PartitionInUseError: another network has the GUID, the port of the adapter would be
+        full and limited, or it has as many keys as it keeps.
+    """
+    is_shared = _claim_guid(session, wanted)
+    row = session.get(PartitionHolderRow, port_id)
+    if row is not None and _place_of_row(row) == _place_of(wanted):
+        return attrs.evolve(wanted, membership=Membership(row.membership))
+    if is_shared:
+        check_like_members(session, port_id, wanted)
+    check_room(session, port_id, wanted, most_pkeys)
+    if row is not None:
+        _drop_holder(session, row)
+    _add_holder(session, port_id, wanted)
+    return wanted
+
+
+def add_bound_holder(session: Any, port_id: str, held: WantedMember) -> None:
+    """Give its GUID to a port that is bound already.
+
+    :raises PartitionInUseError: another network has it.
+    """
+    _claim_guid(session, held)
+    if session.get(PartitionHolderRow, port_id) is not None:
+        return
+    which = {"fabric": held.key.fabric, "guid": format_guid(held.guid)}
+    neighbour = session.query(PartitionHolderRow).filter_by(**which).with_for_update().first()
+    membership = held.membership if neighbour is None else Membership(neighbour.membership)
+    _add_holder(session, port_id, attrs.evolve(held, membership=membership))
+
+
+def _add_holder(session: Any, port_id: str, wanted: WantedMember) -> None:
+    session.add(
+        PartitionHolderRow(
+            port_id=port_id,
+            fabric=wanted.key.fabric,
+            guid=format_guid(wanted.guid),
+            physical_guid=format_guid(wanted.physical_guid),
+            pkey=wanted.key.pkey,
+            network_id=wanted.network_id,
+            host=wanted.host,
+            pci_slot=wanted.pci_slot,
+            membership=wanted.membership.value,
+        )
+    )
+    session.flush()
+
+
+def release_guid(session: Any, port_id: str) -> None:
+    """Take its GUID from a port; the network keeps it while other ports or members have it."""
+    row = lock_holder(session, port_id)
+    if row is not None:
+        _drop_holder(session, row)
+
+
+def drop_free_owner(session: Any, fabric: str, guid: str) -> None:
+    """Forget which network had a GUID that no port and no member has any more."""
+    owner = lock_row(session, PartitionGuidRow, (fabric, guid))
+    which = {"fabric": fabric, "guid": guid}
+    if (
+        owner is not None
+        and not has_holders(session, **which)
+        and not has_members(session, **which)
+    ):
+        session.delete(owner)
+        session.flush()
+
+
+def check_like_members(session: Any, port_id: str, wanted: WantedMember) -> None:
+    """Refuse a port that would make its physical port full and limited at once.
+
+    Ports that are switched off count: they could not be switched on again.
+
+    :raises PartitionInUseError: it would.
+    """
+    others = (
+        session.query(PartitionHolderRow)
+        .filter_by(fabric=wanted.key.fabric, guid=format_guid(wanted.guid))
+        .filter(PartitionHolderRow.port_id != port_id)
+        .with_for_update()
+        .populate_existing()
+    )
+    unlike = [row.port_id for row in others if row.membership != wanted.membership.value]
+    if unlike:
+        raise PartitionInUseError(
+            "the InfiniBand port of its device would be a full and a limited member of the "
+            "network: all ports of one adapter's port have the tag hpc-limited, or none has",
+            f"GUID {format_guid(wanted.guid)} of fabric {wanted.key.fabric}: "
+            f"{wanted.membership} beside port {', '.join(sorted(unlike))}",
+        )
+
+
+def check_room(session: Any, port_id: str, wanted: WantedMember, most_pkeys: int) -> None:
+    """Refuse a function whose physical port has functions in as many networks as it keeps keys.
+
+    :raises PartitionInUseError: it has.
+    """
+    if wanted.physical_guid == wanted.guid:
+        return  # All its functions are in one network.
+    rows = (
+        session.query(PartitionHolderRow.pkey)
+        .filter_by(fabric=wanted.key.fabric, physical_guid=format_guid(wanted.physical_guid))
+        .filter(PartitionHolderRow.port_id != port_id)
+        .with_for_update()
+    )
+    pkeys = {pkey for (pkey,) in rows}
+    if wanted.key.pkey not in pkeys and len(pkeys) >= most_pkeys:
+        raise no_room(wanted.physical_guid, most_pkeys)
+
+
+def conflict_of_guid(fabric: str, guid: int, network_id: str) -> PartitionInUseError:
+    """The error for a GUID that another network has; the network is named for the log alone."""
+    return PartitionInUseError(
+        "the InfiniBand port of its device is a member of another network's partition, or was and "
+        "is not rid of it yet: two networks never share a port",
+        f"GUID {format_guid(guid)} of fabric {fabric} is network {network_id}'s",
+    )
+
+
+def lock_row(session: Any, kind: Any, identity: tuple[Any, ...]) -> Any:
+    """A row, locked and as it is now; None: there is none.
+
+    The first look takes no lock, for a lock on a row that is not there keeps others from
+    adding theirs.
+    """
+    if session.get(kind, identity) is None:
+        return None
+    return session.get(kind, identity, with_for_update=True, populate_existing=True)
+
+
+def has_holders(session: Any, **which: Any) -> bool:
+    """Whether a bound port is such a one, now."""
+    return _has_rows(session, PartitionHolderRow.port_id, which)
+
+
+def has_members(session: Any, **which: Any) -> bool:
+    """Whether a member is such a one, now."""
+    return _has_rows(session, PartitionMemberRow.id, which)
+
+
+def _has_rows(session: Any, column: Any, which: dict[str, Any]) -> bool:
+    # A locking read: others may have added or removed rows since this transaction began.
+    return session.query(column).filter_by(**which).with_for_update().limit(1).first() is not None
+
+
+def _drop_holder(session: Any, row: PartitionHolderRow) -> None:
+    fabric, guid = row.fabric, row.guid
+    session.delete(row)
+    session.flush()
+    drop_free_owner(session, fabric, guid)
+
+
+def _claim_guid(session: Any, wanted: WantedMember) -> bool:
+    """Lock a GUID for its network; whether others may have it, too."""
+    identity = wanted.key.fabric, format_guid(wanted.guid)
+    owner = lock_row(session, PartitionGuidRow, identity)
+    if owner is None:
+        session.add(
+            PartitionGuidRow(
+                fabric=wanted.key.fabric,
+                guid=identity[1],
+                pkey=wanted.key.pkey,
+                network_id=wanted.network_id,
+                claims=1,
+            )
+        )
+        session.flush()
+        return False
+    if (owner.network_id, owner.pkey) != (wanted.network_id, wanted.key.pkey):
+        raise conflict_of_guid(wanted.key.fabric, wanted.guid, owner.network_id)
+    owner.claims += 1
+    return True
+
+
+def _place_of(wanted: WantedMember) -> tuple[Any, ...]:
+    key = wanted.key
+    place = wanted.host, wanted.pci_slot
+    return (key.fabric, key.pkey, format_guid(wanted.guid), wanted.network_id, *place)
+
+
+def _place_of_row(row: PartitionHolderRow) -> tuple[Any, ...]:
+    return row.fabric, row.pkey, row.guid, row.network_id, row.host, row.pci_slot
