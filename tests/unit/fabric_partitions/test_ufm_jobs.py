@@ -95,8 +95,9 @@ class TestJobs:
 
         assert manager.read_back(gone).members[2].state is AS_DESIRED
 
+    @pytest.mark.parametrize("restarted", [False, True])
     def test_an_addition_whose_answer_was_lost_counts_for_a_minute(
-        self, conf: cfg.ConfigOpts, ufm: RecordedUfm
+        self, conf: cfg.ConfigOpts, ufm: RecordedUfm, restarted: bool
     ) -> None:
         moment = [0.0]
         manager = UfmSubnetManager(conf[AGENT_GROUP.name], now=lambda: moment[0])
@@ -112,6 +113,9 @@ class TestJobs:
         manager.enforce(want(2, (0x101, B, FULL), (0x102, C, FULL), (0x101, A, FULL)))
         ufm.answer = answer  # type: ignore[method-assign]
         moved = want(3, (0x101, B, FULL), (0x102, C, FULL), (0x102, A, FULL))
+        if restarted:
+            manager.close()
+            manager = UfmSubnetManager(conf[AGENT_GROUP.name], now=lambda: moment[0])
 
         manager.enforce(moved)
         assert TEXT[A] not in ufm.members("0x102")

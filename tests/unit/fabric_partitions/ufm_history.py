@@ -123,7 +123,11 @@ class History:
         for row in reports.present:
             member = self.rows[row]
             if self._members(member.pkey).get(member.guid) != member.membership:
-                self._note(f"row {row} is said to be present, and UFM does not have it")
+                self._note(
+                    f"row {row} is said to be present ({member}), and UFM has "
+                    f"{self.ufm.partitions.get(f'{member.pkey:#x}')}; late: {self._coming()}; "
+                    f"jobs: {self.ufm.jobs}; {self.ufm.seen[-12:]}"
+                )
             self._set_status(row, "ACTIVE")
         for row in reports.gone:
             place = (self.rows[row].pkey, self.rows[row].guid)

@@ -116,7 +116,7 @@ class UfmSubnetManager:
         self._qualities: Mapping[int, UfmQuality] = {}
         self._qualities_at = float("-inf")
         self._policy_faults: tuple[str, ...] = ()
-        self._has_enforced = False
+        self._has_looked = self._has_enforced = False
         #: Intruders of which a reading after the last change has told. They may go now.
         self._told: frozenset[Place] = frozenset()
         self._logged: frozenset[Place] = frozenset()
@@ -261,6 +261,19 @@ class UfmSubnetManager:
         if follow:
             self._writer.follow_jobs()
         listing = self._read_listing()
+        if not self._has_looked:
+            # The agent before may have ended between an addition and its answer.
+            self._has_looked = True
+            for job in record.jobs:
+                if job.is_lost:
+                    self._writer.expect_additions(job.pkey, job.guids)
+            for pkey, members in record.partitions.items():
+                asked = {
+                    guid for job in self._writer.jobs for guid in job.guids if job.pkey == pkey
+                }
+                absent = members.keys() - listing.members(pkey).keys() - asked
+                if absent and not listing.is_unknown(pkey):
+                    self._writer.expect_additions(pkey, absent)
         recorded = {(pkey, guid) for pkey, members in record.partitions.items() for guid in members}
         return UfmSituation(
             listing=listing,

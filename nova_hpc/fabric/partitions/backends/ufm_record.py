@@ -14,7 +14,7 @@ every GUID before it is added. The file is text, for people, too::
 A line with a P_Key alone states that the partition is ours; a person who adds one gives the agent
 a partition. A line with a GUID stays until UFM is read without that member: a member without a
 line is not ours. A job is one that UFM has accepted and that had not ended (``whole`` if it makes
-or removes the partition).
+or removes the partition); ``-`` is an addition whose answer was lost.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _VERSION: Final = 1
 _HEAD: Final = re.compile(r"# nova-hpc-ufm-partitions (\d+)")
 _TICKET: Final = re.compile(r"# ticket (\d+)")
 _JOB: Final = re.compile(
-    r"# job ([0-9A-Za-z]+) (0x[0-9a-fA-F]{1,4})( whole)?((?: 0x[0-9a-fA-F]{16})*)"
+    r"# job ([0-9A-Za-z]+|-) (0x[0-9a-fA-F]{1,4})( whole)?((?: 0x[0-9a-fA-F]{16})*)"
 )
 _LINE: Final = re.compile(r"(0x[0-9a-fA-F]{1,4})(?: (0x[0-9a-fA-F]{16}) (full|limited))?")
 
@@ -54,7 +54,7 @@ class UfmRecord:
     :ivar ticket: of the reading of the desired state that it was written for.
     :ivar partitions: P_Key -> GUID -> membership, as they were wanted; those that were wanted
         before and have not been read as gone are among them.
-    :ivar jobs: that UFM has accepted, with their numbers.
+    :ivar jobs: that may not have ended.
     """
 
     ticket: int = 0
@@ -65,7 +65,7 @@ class UfmRecord:
 def write_ufm_record(path: Path, record: UfmRecord) -> None:
     """Replace the file whole, and see it on the disk."""
     lines = [f"# nova-hpc-ufm-partitions {_VERSION}", f"# ticket {record.ticket}"]
-    lines += [_write_job(job) for job in record.jobs if not job.is_lost]
+    lines += map(_write_job, record.jobs)
     for pkey in sorted(record.partitions):
         lines.append(format_pkey(pkey))
         members = record.partitions[pkey]
@@ -105,8 +105,9 @@ def read_ufm_record(path: Path) -> UfmRecord | None:
     for number, line in enumerate(lines[2:], start=3):
         job = _JOB.fullmatch(line)
         if job is not None:
+            name, pkey = job[1].strip("-"), int(job[2], 16) & DEFAULT_PKEY
             guids = frozenset(map(parse_guid, job[4].split()))
-            jobs.append(UfmJob(job[1], int(job[2], 16) & DEFAULT_PKEY, guids, bool(job[3])))
+            jobs.append(UfmJob(name, pkey, guids, bool(job[3])))
         if not line.strip() or line.startswith("#"):
             continue
         parts = _LINE.fullmatch(line.strip())
@@ -119,8 +120,8 @@ def read_ufm_record(path: Path) -> UfmRecord | None:
 
 
 def _write_job(job: UfmJob) -> str:
-    guids = "".join(f" {format_guid(guid)}" for guid in sorted(job.guids))
-    return f"# job {job.number} {format_pkey(job.pkey)}{' whole' if job.whole else ''}{guids}"
+    words = ["# job", job.number or "-", format_pkey(job.pkey), *(["whole"] if job.whole else [])]
+    return " ".join([*words, *map(format_guid, sorted(job.guids))])
 
 
 def _broken(path: Path, what: str) -> SubnetManagerError:

@@ -8,7 +8,7 @@ answer, or does not take the user, ends the attempt.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 
@@ -67,10 +67,10 @@ class UfmWriter:
 
     # -- jobs ----------------------------------------------------------------------------
 
-    def adopt_jobs(self, jobs: Iterable[UfmJob]) -> None:
+    def adopt_jobs(self, jobs: Collection[UfmJob]) -> None:
         """Take over jobs of an agent that has ended."""
         own = {job.number for job in self.jobs}
-        self.jobs += tuple(job for job in jobs if job.number not in own)
+        self.jobs += tuple(job for job in jobs if not job.is_lost and job.number not in own)
 
     def follow_jobs(self) -> None:
         """Ask for the jobs that have not ended; forget those that have.
@@ -107,6 +107,17 @@ class UfmWriter:
         except UfmRefusedError:
             # A job that UFM has forgotten has ended; the next reading shows how.
             return UfmJobState(True)
+
+    def expect_additions(self, pkey: int, guids: Collection[int]) -> None:
+        """Count additions whose answers this agent does not have."""
+        kept = [
+            job
+            for job in self.jobs
+            if not (job.is_lost and job.pkey == pkey and job.guids <= set(guids))
+        ]
+        until = self.now() + _LOST_SECONDS
+        self.jobs = (*kept, UfmJob("", pkey, frozenset(guids), until=until))
+        self.note_jobs()
 
     # -- changes -------------------------------------------------------------------------
 
@@ -203,32 +214,25 @@ class UfmWriter:
             self.refusals[job.pkey, guid] = str(error)
             return False
         except UfmTroubleError as error:
-            self._note_lost(job, adds)
+            if adds:
+                self.expect_additions(job.pkey, job.guids)
             self._troubled.append(job)
             if len(self._troubled) == self.sent == _MOST_TROUBLES:
                 raise
             self.refusals[job.pkey, guid] = str(error)
             return False
         except UfmUntrackedError:
-            self._note_lost(job, adds)
+            if adds:
+                self.expect_additions(job.pkey, job.guids)
             return True
         except UfmSilentError:
-            self._note_lost(job, adds)
+            if adds:
+                self.expect_additions(job.pkey, job.guids)
             raise
         if number is not None:
             self.jobs += (attrs.evolve(job, number=number),)
             self.note_jobs()
         return True
-
-    def _note_lost(self, job: UfmJob, adds: bool) -> None:
-        if not adds:
-            return
-        kept = [
-            one
-            for one in self.jobs
-            if not (one.is_lost and one.pkey == job.pkey and one.guids <= job.guids)
-        ]
-        self.jobs = (*kept, attrs.evolve(job, until=self.now() + _LOST_SECONDS))
 
 
 def _batches(guids: Collection[int]) -> Iterator[tuple[int, ...]]:
