@@ -348,7 +348,11 @@ def serve_ufm(
 
         def _send_raw(self, raw: RawAnswer) -> None:
             self.send_response(raw.status)
-            headers = {"Content-Type": "application/json", "Content-Length": str(len(raw.text))}
+            headers = {
+                "Content-Type": "application/json",
+                "Content-Length": str(len(raw.text)),
+                "Connection": "close",
+            }
             for name, header in (headers | raw.headers).items():
                 self.send_header(name, header)
             self.end_headers()
