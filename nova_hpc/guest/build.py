@@ -92,6 +92,8 @@ _GPU: Final = tuple(
         "engines/pocl.ini",
         "job.py",
         "lifeline.py",
+        "mps.py",
+        "packet_filter.py",
         "port_rule.py",
         "records.py",
         "service.py",

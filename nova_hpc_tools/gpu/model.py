@@ -131,6 +131,8 @@ class ShareSlot:
     problem: str = ""
     #: The share's server has an item for it, also one that cannot be read.
     is_taken: bool = False
+    #: One of its ends was rebooted since, and has another key.
+    has_old_key: bool = False
 
 
 @attrs.frozen

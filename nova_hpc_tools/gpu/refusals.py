@@ -253,6 +253,11 @@ def check_announced(
     if record is None:
         return
     limit = memory or record.memory
+    if limit and record.engine in said.unlimited:
+        raise ShareError(
+            f"the image of share {share.name} cannot limit the memory of a slot: it has no NVIDIA "
+            f"MPS for the engine {record.engine}. Leave --memory out, here and at share create"
+        )
     if said.memory and limit > said.memory:
         raise ShareError(
             f"{limit} MiB are more than the {said.memory} MiB of the GPU of share {share.name}"

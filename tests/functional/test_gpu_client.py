@@ -80,6 +80,9 @@ class GpuTest(base.GpuClientTest):
 
     def test_what_is_refused_changes_nothing(self) -> None:
         (one,) = self.boot("one")
+        bare = ("--flavor", "one", "--image", base.IMAGE)
+        said = self.gpu("share", "create", "sim", *bare, status=2)
+        self.assertIn("the following arguments are required: --engine", said.err)
         wrong = (
             ((*self.share_words("a b"),), "cannot name a share"),
             ((*self.share_words("sim", "--slots", "65"),), "at most 64"),
@@ -213,6 +216,23 @@ class GpuTest(base.GpuClientTest):
         pointer = records.read_client(self.metadata(one)[records.CLIENT_KEY])
         slot = records.read_slot(self.metadata(share)[records.slot_key_of(one)])
         self.assertEqual((KEYS[1], KEYS[0]), (pointer.key, slot.key))
+        self.assertEqual("", self.show()["reason"])
+        # After a reboot of either end its key is another one: the records agree, and are old.
+        boot = BOOT.replace("1", "3")
+        for rebooted, text in ((share, "share sim was rebooted"), (one, "one was rebooted")):
+            before = consoles[rebooted]
+            lines = say(boot, KEYS[0] if rebooted == share else KEYS[1], {"pocl": "6.0"}, 8192)
+            consoles[rebooted] = "\n".join([before, *lines])
+            shown = self.show()
+            self.assertIn(f"{text} and has another key: attach it again", shown["reason"])
+            self.assertEqual("openstack hpc gpu attach sim one --encrypt", shown["next"])
+            # What cannot be known is no problem.
+            consoles[rebooted] = ""
+            self.assertEqual("", self.show()["reason"])
+            consoles[rebooted] = before
+        consoles[share] = "\n".join(say(BOOT, KEYS[1], {"pocl": "6.0"}, 8192, ["pocl"]))
+        said = self.gpu("attach", "sim", "one", "--memory", "4G", status=1)
+        self.assertIn("cannot limit the memory of a slot: it has no NVIDIA MPS", said.err)
 
     def test_a_token_that_expires_in_the_middle(self) -> None:
         (one,) = self.boot("one")

@@ -3,7 +3,8 @@
 """systemctl for a root without systemd: starts a unit's command, and ends all of it.
 
 It reads the unit that the product wrote: User=, Environment= and ExecStart=. Nothing else of a
-unit has an effect here.
+unit has an effect here. The unit that tries the filter of packets is told to have one, which it has
+not: tests/gpu/test_systemd.py has a real systemd.
 """
 
 import contextlib
@@ -72,8 +73,13 @@ def stop(name):
         (RUNNING / name).unlink()
 
 
+FILTER = "nova-hpc-gpu-filter.service"
+CLOSED = 4
+
 if __name__ == "__main__":
-    verb, names = sys.argv[1], sys.argv[2:]
+    verb, names = sys.argv[1], [name for name in sys.argv[2:] if name != FILTER]
+    if verb == "show":
+        print(CLOSED)
     for unit in names:
         if verb in ("stop", "restart"):
             stop(unit)

@@ -9,7 +9,7 @@ said. A console keeps 100 KiB, so the lines are repeated.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple
 
 from .records import ENGINE, KEY, RELEASE
@@ -17,9 +17,11 @@ from .records import ENGINE, KEY, RELEASE
 _MARK: Final = "nova-hpc-guest: gpu"
 _LINE: Final = re.compile(
     re.escape(_MARK)
-    + r" boot ([0-9a-f]{8}) (key|engine|memory) (\S{1,60})(?: (\S{1,24}))?(?=\s|$)",
+    + r" boot ([0-9a-f]{8}) (key|engine|memory|nolimit) (\S{1,60})(?: (\S{1,24}))?(?=\s|$)",
     re.ASCII,
 )
+#: What ends a line of a console, before which an announcement has to begin.
+_ENDS: Final = ("\n", "\r")
 _BOOT: Final = re.compile(r"([0-9a-f]{8})-[0-9a-f-]{27}", re.ASCII)
 BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 
@@ -33,21 +35,33 @@ class Announced(NamedTuple):
     engines: Mapping[str, str] = {}
     #: MiB of the GPU's memory; 0: not said.
     memory: int = 0
+    #: Engines that cannot limit the memory of a slot there.
+    unlimited: frozenset[str] = frozenset()
+    #: Why the lines may be of somebody else's, in words; empty: there is no sign of that.
+    doubt: str = ""
 
 
 class KeyDoubtError(ValueError):
     """Which key is the guest's cannot be told; the text says why."""
 
 
-def format_announcements(boot: str, key: str, engines: Mapping[str, str], memory: int) -> list[str]:
+def format_announcements(
+    boot: str,
+    key: str,
+    engines: Mapping[str, str],
+    memory: int,
+    unlimited: Collection[str] = (),
+) -> list[str]:
     """The lines of a guest.
 
     :param boot: what the kernel calls this boot.
     :param key: empty: it has none.
+    :param unlimited: engines that cannot limit the memory of a slot.
     """
     match = _BOOT.fullmatch(boot)
     start = f"{_MARK} boot {match[1] if match else '0' * 8}"
     lines = [f"{start} engine {name} {release}" for name, release in sorted(engines.items())]
+    lines += [f"{start} nolimit {name}" for name in sorted(unlimited)]
     if memory:
         lines.append(f"{start} memory {memory}")
     if key:
@@ -56,29 +70,56 @@ def format_announcements(boot: str, key: str, engines: Mapping[str, str], memory
 
 
 def read_announcements(console: str) -> Announced:
-    """What the last boot in a console's text said; others may have written into it."""
+    """What the last boot in a console's text said; others may have written into it.
+
+    A guest begins a line for each, so one within a line is a text of others, as a user's name in
+    a log. A boot does not return: where two boots take turns one of them is not the guest's.
+    """
     boot, memory = "", 0
+    boots: set[str] = set()
+    begun: set[str] = set()
     keys: list[str] = []
+    within: set[str] = set()
     engines: dict[str, str] = {}
-    for match in _LINE.finditer(console.replace("\0", "")):
+    unlimited: set[str] = set()
+    doubt = ""
+    text = console.replace("\0", "")
+    for match in _LINE.finditer(text):
+        if match.start() and text[match.start() - 1] not in _ENDS:
+            if match[2] == "key":
+                within.add(match[3])
+            continue
         if match[1] != boot:
-            boot, keys, engines, memory = match[1], [], {}, 0
+            if match[1] in boots:
+                doubt = f"says lines of boot {match[1]} again after those of another boot"
+            boots.add(match[1])
+            boot, keys, engines, memory, unlimited = match[1], [], {}, 0, set()
+        begun.add(match[3])
         word, value, more = match[2], match[3], match[4] or ""
         if word == "key" and KEY.fullmatch(value) and value not in keys:
             keys.append(value)
         elif word == "engine" and ENGINE.fullmatch(value) and RELEASE.fullmatch(more):
             engines[value] = more
+        elif word == "nolimit" and ENGINE.fullmatch(value):
+            unlimited.add(value)
         elif word == "memory" and re.fullmatch(r"[1-9][0-9]{0,7}", value, re.ASCII):
             memory = int(value)
-    return Announced(tuple(keys), engines, memory)
+    if within - begun:
+        doubt = "says a key within a line of other text"
+    return Announced(tuple(keys), engines, memory, frozenset(unlimited), doubt)
 
 
 def require_one_key(announced: Announced, name: str) -> str | None:
     """The one key that a guest has said; None: it has said none yet.
 
     :param name: of the server, for the error.
-    :raises KeyDoubtError: two different keys in one boot.
+    :raises KeyDoubtError: two different keys in one boot, or other signs of a second writer.
     """
+    if announced.doubt:
+        raise KeyDoubtError(
+            f"the console of {name} {announced.doubt}, so one of the keys may not be its own: look "
+            "who writes there, and reboot it"
+        )
     if len(announced.keys) > 1:
         raise KeyDoubtError(
             f"the console of {name} says two different keys in one boot, so one of them is not its "

@@ -21,6 +21,8 @@ from .system import Programs
 ENVIRONMENT: Final = "/etc/nova-hpc/gpu.env"
 _HEAD: Final = "# Written by nova-hpc-guest gpu client; it goes when the share is detached.\n"
 _PREFIX: Final = "NOVA_HPC_GPU_"
+#: Lists of files or folders: the user's own stay, behind those of the engine.
+_LISTS: Final = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PATH")
 _LINE: Final = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"', re.ASCII)
 
 
@@ -82,8 +84,20 @@ def read_environment(root: Root) -> dict[str, str]:
 
 
 def format_exports(environment: Mapping[str, str]) -> list[str]:
-    """The variables as a shell reads them, for ``eval``."""
-    return [f"export {key}={shlex.quote(value)}" for key, value in sorted(environment.items())]
+    """The variables as a shell reads them, for ``eval``; lists of the shell stay behind."""
+    return [
+        f"export {key}={shlex.quote(value)}" + (f'"${{{key}:+:${key}}}"' if key in _LISTS else "")
+        for key, value in sorted(environment.items())
+    ]
+
+
+def join_environments(own: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a job: the user's *own*, with the *new* variables before it."""
+    joined = {**own, **new}
+    for key in _LISTS:
+        if own.get(key) and key in new:
+            joined[key] = f"{new[key]}:{own[key]}"
+    return joined
 
 
 def follow_once(

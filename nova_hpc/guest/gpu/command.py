@@ -14,7 +14,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from ..files import Root
-from . import announcements, attached, engines, lifeline, records, service, serving, tunnel, units
+from . import (
+    announcements,
+    attached,
+    engines,
+    lifeline,
+    mps,
+    packet_filter,
+    port_rule,
+    records,
+    service,
+    serving,
+    tunnel,
+    units,
+)
 from .engines import EngineError
 from .job import run_job
 from .lifeline import Hello
@@ -64,7 +77,11 @@ def add_gpu_options(parser: argparse.ArgumentParser, common: argparse.ArgumentPa
     for word in ("client", "peer", "bind", "engine", "release"):
         slot.add_argument(f"--{word}", required=True)
     slot.add_argument("--port", required=True, type=int)
+    slot.add_argument("--ports", default=1, type=int)
+    slot.add_argument("--idle", default=lifeline.IDLE, type=float)
     slot.add_argument("job", nargs=argparse.REMAINDER, metavar="-- COMMAND")
+
+    verbs.add_parser("filter", help="see whether this unit can send; serve starts a unit for it")
 
 
 def build_gpu_options(parser: argparse.ArgumentParser, parsed: Any) -> GpuOptions:
@@ -92,9 +109,11 @@ def run_gpu(options: GpuOptions) -> tuple[int, Iterable[str]]:
         if options.verb == "env":
             return GOOD, attached.format_exports(attached.read_environment(options.root))
         if options.verb == "show":
-            return GOOD, list(_show_lines(options.root))
+            return _show(options.root)
         if options.verb == "slot":
             return _run_slot(options), ()
+        if options.verb == "filter":
+            return packet_filter.try_to_send(), ()
         return _follow(options, Programs()), ()
     except (attached.NoShareError, lifeline.LifelineError, EngineError) as error:
         print(f"nova-hpc-guest: {error}", file=sys.stderr)
@@ -134,32 +153,38 @@ def _run_slot(options: GpuOptions) -> int:
     hello = lifeline.parse_hello(
         lifeline.format_hello(Hello(slot.client, slot.engine, slot.release))
     )
-    return lifeline.run_slot(hello, slot.peer, slot.bind, slot.port, options.job)
+    place = lifeline.SlotPlace(slot.peer, slot.bind, slot.port, slot.ports)
+    return lifeline.run_slot(hello, place, options.job, slot.idle)
 
 
-def _show_lines(root: Root) -> Iterable[str]:
-    with contextlib.suppress(attached.NoShareError):
+def _show(root: Root) -> tuple[int, list[str]]:
+    """What is attached and whether it answers, or what is served."""
+    try:
         environment = attached.read_environment(root)
-        yield (
-            f"attached to share {environment['NOVA_HPC_GPU_SHARE']} at "
-            f"{environment['NOVA_HPC_GPU_ADDRESS']} port {environment['NOVA_HPC_GPU_PORT']}, "
-            f"engine {environment['NOVA_HPC_GPU_ENGINE']} {environment['NOVA_HPC_GPU_RELEASE']}"
-        )
-        port = int(environment["NOVA_HPC_GPU_PORT"])
-        try:
-            line, hello = lifeline.open_lifeline(environment["NOVA_HPC_GPU_ADDRESS"], port)
-        except lifeline.LifelineError as error:
-            yield str(error)
-        else:
-            with line:
-                _check_hello(environment, hello)
-            yield "the share answers"
-        return
-    clients = [client for client in map(units.client_of_unit, root.names(units.FOLDER)) if client]
-    if not clients:
-        attached.read_environment(root)
-    for client in clients:
-        yield f"serves server {client}"
+    except attached.NoShareError:
+        names = root.names(units.FOLDER)
+        clients = [client for client in map(units.client_of_unit, names) if client]
+        if not clients:
+            raise
+        return GOOD, [f"serves server {client}" for client in clients]
+    address, port = environment["NOVA_HPC_GPU_ADDRESS"], int(environment["NOVA_HPC_GPU_PORT"])
+    lines = [
+        f"attached to share {environment['NOVA_HPC_GPU_SHARE']} at {address} port {port}, "
+        f"engine {environment['NOVA_HPC_GPU_ENGINE']} {environment['NOVA_HPC_GPU_RELEASE']}"
+    ]
+    try:
+        line, hello = lifeline.open_lifeline(address, port)
+    except lifeline.LifelineError as error:
+        lines.append(str(error))
+        if address == port_rule.SHARE_INSIDE:
+            lines.append(
+                "Each reboot of the share or of this machine makes a new key. If one of them was "
+                "rebooted, attach it again: openstack hpc gpu attach SHARE SERVER --encrypt"
+            )
+        return WRONG, lines
+    with line:
+        _check_hello(environment, hello)
+    return GOOD, [*lines, "the share answers"]
 
 
 class _Follower:
@@ -171,6 +196,7 @@ class _Follower:
         self.said: Sequence[str] = ()
         self.key = self.public = ""
         self.memory = 0
+        self.closed = packet_filter.PacketFilter()
         with contextlib.suppress(tunnel.TunnelError):
             self.key, self.public = tunnel.make_own_key(options.root, programs)
         if options.verb == "serve":
@@ -188,7 +214,7 @@ class _Follower:
         self.rounds += 1
         if options.verb == "serve":
             lines = serving.serve_once(
-                options.root, self.programs, own.items, self.memory, self.key
+                *(options.root, self.programs, own.items, self.memory, self.key, self.closed)
             )
         else:
             lines = attached.follow_once(options.root, self.programs, own.id, own.items, self.key)
@@ -206,11 +232,10 @@ class _Follower:
         concerns = records.CLIENT_KEY in items or records.SHARE_KEY in items
         if not concerns and self.rounds >= _FIRST:
             return
+        releases, unlimited = _find_engines(self.options.root)
         lines = announcements.format_announcements(
             self.options.root.text(announcements.BOOT_ID) or "",
-            self.public,
-            _find_releases(self.options.root),
-            self.memory,
+            *(self.public, releases, self.memory, unlimited),
         )
         with contextlib.suppress(OSError):
             console = os.open(self.options.console, os.O_WRONLY | os.O_NOCTTY | os.O_APPEND)
@@ -234,16 +259,20 @@ def _follow(options: GpuOptions, programs: Programs) -> int:
     return GOOD
 
 
-def _find_releases(root: Root) -> dict[str, str]:
+def _find_engines(root: Root) -> tuple[dict[str, str], list[str]]:
+    """Engine of this image -> release, and those that cannot limit the memory of a slot."""
     names = {*engines.SHIPPED}
     for name in root.names(engines.FOLDER):
         if name.endswith(".ini"):
             names.add(name[: -len(".ini")])
-    found = {}
+    found, unlimited = {}, []
     for name in sorted(names):
         with contextlib.suppress(ValueError):
-            found[name] = engines.find_release(root, engines.load_engine(root, name))
-    return found
+            engine = engines.load_engine(root, name)
+            found[name] = engines.find_release(root, engine)
+            if mps.explain_no_limit(root, engine) is not None:
+                unlimited.append(name)
+    return found, unlimited
 
 
 def _read_gpu_memory(programs: Programs) -> int:

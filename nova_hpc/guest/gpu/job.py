@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``gpu run``: a job with the engine's environment, which ends when its share is gone."""
+"""``gpu run``: a job with the engine's environment, which ends when its share is gone.
+
+A guard beside the command ends the job if the command itself is killed: without its lifeline the
+job would hang once the share is gone.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from .attached import join_environments
 from .lifeline import is_cut
 
 #: EX_TEMPFAIL of sysexits.h: try it again when there is a share.
@@ -26,6 +31,7 @@ _LAST_LOOK: Final = 2.0
 _PASSED_ON: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _NOT_FOUND: Final = 127
 _NOT_RUN: Final = 126
+_DONE: Final = b"done\n"
 
 
 def run_job(
@@ -48,12 +54,19 @@ def run_job(
     # Before the job begins: one that has begun and whose command was ended alone would go on.
     for number in _PASSED_ON:
         signal.signal(number, pass_on)
-    try:
+    guard = _start_guard()
+
+    def begin() -> None:
         # Its own group, so that all of it can be ended; what leaves the group is its own.
+        os.setpgrp()
+        os.write(guard, b"%d\n" % os.getpid())
+
+    try:
         job = subprocess.Popen(  # nosec B603
-            list(command), env={**os.environ, **environment}, preexec_fn=os.setpgrp
+            list(command), env=join_environments(os.environ, environment), preexec_fn=begin
         )
     except OSError as error:
+        _end_guard(guard)
         print(f"nova-hpc-guest: {command[0]!a}: {error.strerror}", file=sys.stderr)
         return _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_RUN
     _give_terminal(os.getpgrp(), job.pid)
@@ -75,7 +88,47 @@ def run_job(
             return _tell_gone(share)
         return _status_of(job.returncode)
     finally:
+        _end_guard(guard)
         _give_terminal(job.pid, os.getpgrp())
+
+
+def _start_guard() -> int:
+    """Start the guard; a pipe's end that tells it the job's group, and its own end's word."""
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        try:
+            os.close(writing)
+            _watch(reading)
+        finally:
+            os._exit(0)
+    os.close(reading)
+    return writing
+
+
+def _end_guard(guard: int) -> None:
+    """The job has ended; the guard has nothing to do."""
+    with contextlib.suppress(OSError):
+        os.write(guard, _DONE)
+    os.close(guard)
+
+
+def _watch(reading: int) -> None:
+    """Read until the command has ended, and end the job that it has left."""
+    os.setsid()
+    for number in _PASSED_ON:
+        signal.signal(number, signal.SIG_IGN)
+    null = os.open(os.devnull, os.O_RDWR)
+    for file in range(3):
+        os.dup2(null, file)
+    said = b""
+    while piece := os.read(reading, 64):
+        said += piece
+    group, *more = said.split(b"\n")
+    if not group or _DONE.strip() in (group, *more):
+        return
+    _signal_group(int(group), signal.SIGTERM)
+    time.sleep(_GRACE)
+    _signal_group(int(group), signal.SIGKILL)
 
 
 def _is_cut_soon(line: socket.socket) -> bool:

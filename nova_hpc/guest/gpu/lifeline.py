@@ -32,10 +32,25 @@ _LONGEST: Final = 256
 _MOST: Final = 256
 #: Seconds until an engine that does not listen has failed.
 _STARTS: Final = 60.0
+#: Seconds without a job after which an engine that has served one gives way to a fresh one.
+IDLE: Final = 300.0
+_ESTABLISHED, _LISTENS = "01", "0A"
 
 
 class LifelineError(Exception):
     """There is no share at the other end; the text says what there is."""
+
+
+class SlotPlace(NamedTuple):
+    """Where a slot is."""
+
+    #: The one address that may connect.
+    peer: str
+    #: This machine's address towards it.
+    bind: str
+    #: The first of the engine's ports, and their number.
+    port: int
+    ports: int = 1
 
 
 class Hello(NamedTuple):
@@ -109,79 +124,128 @@ def _keep_alive(line: socket.socket) -> None:
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE * 1000)
 
 
-def is_listening(port: int, table: str = "/proc/net/tcp") -> bool:
+def is_listening(port: int) -> bool:
     """Whether a process of this machine listens on a port; no connection is made."""
-    ending = f":{port:04X}"
-    with contextlib.suppress(OSError), open(table, encoding="ascii") as stream:  # noqa: PTH123
-        for line in stream:
-            words = line.split()
-            if len(words) > 3 and words[1].endswith(ending) and words[3] == "0A":
-                return True
-    return False
+    return _LISTENS in _read_states((port,))
 
 
-def run_slot(hello: Hello, peer: str, bind: str, port: int, command: Sequence[str]) -> int:
+def is_connected(place: SlotPlace) -> bool:
+    """Whether a client is connected to the engine, also one without a lifeline."""
+    return _ESTABLISHED in _read_states(range(place.port, place.port + place.ports))
+
+
+def _read_states(ports: Sequence[int]) -> set[str]:
+    """States of the sockets on some ports of this machine, as the kernel writes them."""
+    endings = tuple(f":{port:04X}" for port in ports)
+    found = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError), open(table, encoding="ascii") as stream:  # noqa: PTH123
+            for line in stream:
+                words = line.split()
+                if len(words) > 3 and words[1].endswith(endings):
+                    found.add(words[3])
+    return found
+
+
+def run_slot(hello: Hello, place: SlotPlace, command: Sequence[str], idle: float = IDLE) -> int:
     """Run an engine, and hold lifelines while it lives.
 
-    :param peer: the one address that may connect.
-    :param bind: this machine's address towards it.
-    :returns: the exit status: 0 if it was told to end, 1 if the engine ended before that.
+    An engine that has served jobs and has none for a while is ended, and a fresh one begun: what it
+    has kept of the jobs goes with it.
+
+    :param idle: seconds.
+    :returns: the exit status: 0 if it was told to end, 1 if an engine ended before that.
     """
     told: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda one, _: told.append(one))
-    engine = subprocess.Popen(list(command), stdin=subprocess.DEVNULL)  # nosec B603
-    try:
-        begun = time.monotonic()
-        while not is_listening(port):
-            if told:
-                return 0
-            if engine.poll() is not None or time.monotonic() - begun > _STARTS:
-                return 1
-            time.sleep(0.1)
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as door:
-            door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            door.bind((bind, port + LIFELINE))
-            door.listen(16)
-            return _hold_lines(door, engine, hello, peer, told)
-    finally:
-        with contextlib.suppress(OSError):
-            engine.kill()
-        engine.wait()
-
-
-def _hold_lines(
-    door: socket.socket,
-    engine: subprocess.Popen[bytes],
-    hello: Hello,
-    peer: str,
-    told: Sequence[int],
-) -> int:
-    lines: list[socket.socket] = []
-    try:
-        while not told:
-            if engine.poll() is not None:
-                return 1
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as door:
+        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        door.bind((place.bind, place.port + LIFELINE))
+        status = None
+        while status is None:
+            engine = subprocess.Popen(list(command), stdin=subprocess.DEVNULL)  # nosec B603
             try:
-                ready, _, _ = select.select([door, *lines], [], [], 1.0)
-            except InterruptedError:
-                continue
-            for one in ready:
-                if one is not door:
-                    if is_cut(one):
-                        lines.remove(one)
-                        one.close()
-                    continue
-                line, address = door.accept()
-                if address[0] != peer or len(lines) >= _MOST:
-                    line.close()
-                    continue
-                line.setblocking(False)
+                status = _await_engine(engine, place, told)
+                if status is None:
+                    door.listen(16)
+                    status = _Lines(door, engine, hello, place, told, idle).hold()
+            finally:
                 with contextlib.suppress(OSError):
-                    _keep_alive(line)
-                    line.send(format_hello(hello))
-                lines.append(line)
-        return 0
-    finally:
-        for line in lines:
+                    engine.kill()
+                engine.wait()
+        return status
+
+
+def _await_engine(
+    engine: subprocess.Popen[bytes], place: SlotPlace, told: Sequence[int]
+) -> int | None:
+    """Wait until an engine listens; the exit status if it will not."""
+    begun = time.monotonic()
+    while not is_listening(place.port):
+        if told:
+            return 0
+        if engine.poll() is not None or time.monotonic() - begun > _STARTS:
+            return 1
+        time.sleep(0.1)
+    return None
+
+
+class _Lines:
+    """The lifelines of one engine."""
+
+    def __init__(
+        self,
+        door: socket.socket,
+        engine: subprocess.Popen[bytes],
+        hello: Hello,
+        place: SlotPlace,
+        told: Sequence[int],
+        idle: float,
+    ) -> None:
+        self.door, self.engine, self.hello, self.place = door, engine, hello, place
+        self.told, self.idle = told, idle
+        self.lines: list[socket.socket] = []
+        #: When the engine was last in use; None: never.
+        self.used: float | None = None
+
+    def hold(self) -> int | None:
+        """Hold them; the exit status, or None if the engine has been idle."""
+        try:
+            while not self.told:
+                if self.engine.poll() is not None:
+                    return 1
+                if self._is_idle():
+                    return None
+                with contextlib.suppress(InterruptedError):
+                    self._attend()
+            return 0
+        finally:
+            for line in self.lines:
+                line.close()
+
+    def _is_idle(self) -> bool:
+        if self.lines or is_connected(self.place):
+            self.used = time.monotonic()
+        return self.used is not None and time.monotonic() - self.used > self.idle
+
+    def _attend(self) -> None:
+        ready, _, _ = select.select([self.door, *self.lines], [], [], 1.0)
+        for one in ready:
+            if one is self.door:
+                self._accept()
+            elif is_cut(one):
+                self.lines.remove(one)
+                one.close()
+
+    def _accept(self) -> None:
+        line, address = self.door.accept()
+        if address[0] != self.place.peer or len(self.lines) >= _MOST:
             line.close()
+            return
+        self.used = time.monotonic()
+        line.setblocking(False)
+        with contextlib.suppress(OSError):
+            _keep_alive(line)
+            line.send(format_hello(self.hello))
+        self.lines.append(line)

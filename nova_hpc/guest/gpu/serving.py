@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from ..files import Root
-from . import port_rule, records, tunnel, units
+from . import mps, port_rule, records, tunnel, units
 from .engines import Engine, fill_environment, find_release, load_engine
+from .packet_filter import PacketFilter
 from .records import GpuShare, GpuSlot, RecordError
 from .system import ProgramError, Programs
 from .units import SlotUnit
@@ -132,17 +133,24 @@ def build_unit(
     port = served.slot.port
     fields: dict[str, object] = {"bind": bind, "port": port}
     environment = {**_ENVIRONMENT, **fill_environment(engine.server_environment, **fields)}
-    if served.memory:
+    is_limited = bool(served.memory) and not mig
+    needs_mps = is_limited and mps.needs_mps(engine)
+    if is_limited:
         environment.update(fill_environment(engine.memory_environment, mib=served.memory))
+    if needs_mps:
+        environment.update(mps.ENVIRONMENT)
     if mig:
         environment["CUDA_VISIBLE_DEVICES"] = mig
     command = (
         *(*program, "gpu", "slot", "--client", served.client, "--peer", served.peer),
-        *("--bind", bind, "--port", str(port), "--engine", engine.name, "--release", release),
-        "--",
+        *("--bind", bind, "--port", str(port), "--ports", str(engine.ports)),
+        *("--engine", engine.name, "--release", release, "--"),
         *(word.format(**fields) for word in engine.server),
     )
-    return SlotUnit(served.client, served.peer, engine.user, command, environment, engine.devices)
+    return SlotUnit(
+        *(served.client, served.peer, engine.user, command, environment, engine.devices),
+        *((mps.UNIT, (mps.PIPES,)) if needs_mps else ()),
+    )
 
 
 def find_own_address(peer: str) -> str:
@@ -153,13 +161,19 @@ def find_own_address(peer: str) -> str:
 
 
 def serve_once(
-    root: Root, programs: Programs, items: Mapping[str, str], memory: int, private_key: str
+    root: Root,
+    programs: Programs,
+    items: Mapping[str, str],
+    memory: int,
+    private_key: str,
+    closed: PacketFilter,
 ) -> list[str]:
     """Bring the units to what the metadata says; lines that say what is not served, and why.
 
     :param items: this server's metadata.
     :param memory: MiB of the GPU; 0: not known.
     :param private_key: path of the tunnel's key; empty: it can have none.
+    :param closed: says whether units have a filter; without one no slot is served.
     """
     names = root.names(units.FOLDER)
     there = {client for client in map(units.client_of_unit, names) if client is not None}
@@ -179,8 +193,14 @@ def serve_once(
         return [str(error)]
     plan = plan_slots(share, items, memory)
     problems = list(plan.refused)
+    open_ports = closed.explain_open_ports(root, programs) if plan.served or there else None
+    if open_ports is not None:
+        _end_slots(root, programs, there)
+        return [*problems, f"no slot is served: {open_ports}"]
     wanted, cut_off, more = _build_wanted(root, plan, engine, release, programs.own)
     problems += more
+    if any(mps.UNIT in text for text in wanted.values()):
+        problems += _start_mps(root, programs, engine)
     peers = [
         (served.slot.key, served.peer, served.slot.address)
         for served in plan.served
@@ -225,9 +245,29 @@ def _build_wanted(
             problems.append(f"slot of server {served.client}: no way to {served.peer}: {error}")
             continue
         mig = chosen.get(served.client, "")
+        lack = mps.explain_no_limit(root, engine) if served.memory and not mig else None
+        if lack is not None:
+            problems.append(f"slot of server {served.client}: {lack}")
+            continue
+        if served.memory and mig:
+            problems.append(
+                f"slot of server {served.client}: its MIG slice limits its memory, and not the "
+                f"{served.memory} MiB that it asks for"
+            )
         unit = build_unit(served, engine, release, bind, program, mig)
         wanted[served.client] = units.format_unit(unit)
     return wanted, cut_off, problems
+
+
+def _start_mps(root: Root, programs: Programs, engine: Engine) -> list[str]:
+    """Start MPS if it does not run; a slot that needs it does not start without."""
+    try:
+        if root.write(f"{units.FOLDER}/{mps.UNIT}", mps.format_mps_unit(engine).encode()):
+            programs.run("systemctl", "daemon-reload")
+        programs.run("systemctl", "start", mps.UNIT)
+    except ProgramError as error:
+        return [f"NVIDIA's MPS does not run, so slots with a limit of memory do not: {error}"]
+    return []
 
 
 def _end_slots(root: Root, programs: Programs, clients: Sequence[str] | set[str]) -> None:

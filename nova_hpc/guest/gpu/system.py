@@ -13,7 +13,14 @@ _SHOWN: Final = 300
 
 
 class ProgramError(Exception):
-    """A program that is missing or failed; the text has its name and its own words."""
+    """A program that is missing or failed; the text has its name and its own words.
+
+    :ivar status: its exit status; None: it did not run to its end.
+    """
+
+    def __init__(self, text: str, status: int | None = None) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 class Programs:
@@ -47,7 +54,8 @@ class Programs:
         if done.returncode:
             text = " ".join(done.stderr.decode("utf-8", "replace").split())[:_SHOWN]
             raise ProgramError(
-                f"{program} {' '.join(words[:2])} ended with status {done.returncode}: {text}"
+                f"{program} {' '.join(words[:2])} ended with status {done.returncode}: {text}",
+                done.returncode,
             )
         return done.stdout.decode("utf-8", "replace")
 

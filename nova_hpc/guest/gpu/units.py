@@ -28,6 +28,10 @@ class SlotUnit(NamedTuple):
     command: tuple[str, ...]
     environment: Mapping[str, str] = {}
     devices: tuple[str, ...] = ()
+    #: A unit that it needs, and with which it ends; empty: none.
+    needed: str = ""
+    #: Directories that it may write into.
+    writable: tuple[str, ...] = ()
 
 
 def unit_name_of(client: str) -> str:
@@ -53,6 +57,7 @@ def format_unit(unit: SlotUnit) -> str:
         "# Written by nova-hpc-guest gpu serve; it goes with the slot.",
         "[Unit]",
         f"Description=Slot of server {unit.client} on this shared GPU",
+        *((f"BindsTo={unit.needed}", f"After={unit.needed}") if unit.needed else ()),
         "[Service]",
         "Type=exec",
         f"User={unit.user}",
@@ -60,7 +65,7 @@ def format_unit(unit: SlotUnit) -> str:
             f"Environment={_quote_word(f'{key}={value}')}"
             for key, value in sorted(unit.environment.items())
         ),
-        f"ExecStart={' '.join(_quote_word(word, command=True) for word in unit.command)}",
+        f"ExecStart={quote_command(unit.command)}",
         # Both engines' sessions live in processes of their own: all end together.
         "KillMode=control-group",
         "TimeoutStopSec=5",
@@ -70,6 +75,7 @@ def format_unit(unit: SlotUnit) -> str:
         "NoNewPrivileges=yes",
         "CapabilityBoundingSet=",
         "ProtectSystem=strict",
+        *(f"ReadWritePaths={folder}" for folder in unit.writable),
         "ProtectHome=yes",
         "ProtectControlGroups=yes",
         "ProtectKernelModules=yes",
@@ -83,13 +89,12 @@ def format_unit(unit: SlotUnit) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
+def quote_command(words: Sequence[str]) -> str:
+    """A command as systemd reads it."""
+    return " ".join(_quote_word(word, command=True) for word in words)
+
+
 def _quote_word(text: str, command: bool = False) -> str:
     """A word as systemd reads it (systemd.syntax(7)), whatever it contains."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{escaped.replace("$", "$$") if command else escaped}"'
-
-
-def split_units(names: Sequence[str], wanted: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """Which slots end, and which are wanted, by the names of files and the wanted units' texts."""
-    there = {client for client in map(client_of_unit, names) if client is not None}
-    return sorted(there - wanted.keys()), sorted(wanted)

@@ -18,7 +18,7 @@ from nova_hpc.guest.gpu.records import GpuShare
 from nova_hpc.outside.host_names import is_uuid
 from nova_hpc.outside.text import printable_lines, printable_text
 from nova_hpc_tools.cluster.life_cycle.run import ClusterCloudError, ClusterError, Pace
-from nova_hpc_tools.gpu import cleaning, refusals, sharing
+from nova_hpc_tools.gpu import cleaning, keys, refusals, sharing
 from nova_hpc_tools.gpu.cloud import ask_again
 from nova_hpc_tools.gpu.model import SharedGpu, ShareSlot, ShareState
 from nova_hpc_tools.gpu.refusals import ShareError, format_gpu_command
@@ -110,10 +110,14 @@ class CreateShare(HeardOutput, InertOutput, command.ShowOne):
             type=parse_memory,
             default=0,
             metavar="<size>",
-            help="memory of the GPU for each slot, as in 16G; default: no limit",
+            help="memory of the GPU for each process of a slot, as in 16G; it needs NVIDIA's MPS "
+            "in the image; default: no limit",
         )
         parser.add_argument(
-            "--engine", default="lupine", metavar="<engine>", help="default: lupine (CUDA)"
+            "--engine",
+            required=True,
+            metavar="<engine>",
+            help="pocl (OpenCL) or another one of the image; no test has run lupine (CUDA) yet",
         )
         parser.add_argument(
             "--encrypt", action="store_true", help="serve clients through WireGuard alone"
@@ -282,6 +286,8 @@ def format_next(share: SharedGpu) -> str:
     if share.state is ShareState.UNKNOWN:
         return format_gpu_command("share", "delete", "--force", share.id)
     for slot in share.slots:
+        if slot.has_old_key:
+            return format_gpu_command("attach", share.name, _name_of_client(slot), "--encrypt")
         if slot.problem:
             return format_gpu_command("detach", share.id, slot.client_id)
     return ""
@@ -298,10 +304,10 @@ class ShowShare(HeardOutput, InertOutput, command.ShowOne):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Read it."""
-        cloud = share_cloud_of(self.app)
+        cloud, pace = share_cloud_of(self.app), Pace()
         with translate_errors():
-            shares = ask_again(Pace(), cloud.look).shares
-            return share_record_of(refusals.find_share(shares, parsed_args.share))
+            share = refusals.find_share(ask_again(pace, cloud.look).shares, parsed_args.share)
+            return share_record_of(keys.compare_keys(cloud, share, pace))
 
 
 def share_record_of(share: SharedGpu) -> tuple[tuple[str, ...], tuple[Any, ...]]:

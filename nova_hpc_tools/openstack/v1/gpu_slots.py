@@ -34,7 +34,8 @@ class AttachShare(HeardOutput, command.Command):
             type=gpu_shares.parse_memory,
             default=0,
             metavar="<size>",
-            help="memory of the GPU for each of them, as in 16G; default: as the share says",
+            help="memory of the GPU for each process of a slot, as in 16G; it needs NVIDIA's MPS "
+            "in the image; default: as the share says",
         )
         parser.add_argument(
             "--encrypt",

@@ -19,7 +19,17 @@ import pytest
 
 from nova_hpc.guest import command
 from nova_hpc.guest.files import Root
-from nova_hpc.guest.gpu import attached, lifeline, records, service, serving, tunnel, units
+from nova_hpc.guest.gpu import (
+    attached,
+    lifeline,
+    mps,
+    packet_filter,
+    records,
+    service,
+    serving,
+    tunnel,
+    units,
+)
 from nova_hpc.guest.gpu import command as gpu_command
 from nova_hpc.guest.gpu import job as gpu_job
 from nova_hpc.guest.gpu.port_rule import port_of_address
@@ -61,6 +71,13 @@ def programs(tmp_path):
     return Programs(("/usr/local/bin/nova-hpc-guest",), paths)
 
 
+class Closed(packet_filter.PacketFilter):
+    """A machine whose units have a filter; :func:`test_units_without_a_filter` has others."""
+
+    def explain_open_ports(self, root, programs):
+        return None
+
+
 def calls(tmp_path):
     path = tmp_path / "calls"
     found = path.read_text().splitlines() if path.exists() else []
@@ -90,7 +107,7 @@ def loopback(monkeypatch):
 
 
 def serve(root, programs, items):
-    return serving.serve_once(root, programs, items, 0, "")
+    return serving.serve_once(root, programs, items, 0, "", Closed())
 
 
 def test_a_slot_comes_stays_and_goes(root, programs, tmp_path, loopback):
@@ -177,7 +194,7 @@ def test_encrypted_slots_need_a_key(root, programs, tmp_path, loopback):
     slot = records.GpuSlot("10.0.0.9", 16420, 5, 0, key)
     items[records.slot_key_of(CLIENT)] = records.write_slot(slot)
     calls(tmp_path)
-    assert serving.serve_once(root, programs, items, 0, "/run/key") == []
+    assert serving.serve_once(root, programs, items, 0, "/run/key", Closed()) == []
     said = calls(tmp_path)
     assert (
         f"set hpc-gpu0 peer {key} allowed-ips 100.127.240.9/32 endpoint 10.0.0.9:51820 "
@@ -308,7 +325,7 @@ def slot(tmp_path):
         f"s=socket.socket(); s.setsockopt(1,2,1); s.bind(('{OWN}',{port})); s.listen()\n"
         "time.sleep(600)"
     )
-    words = ("--client", CLIENT, "--peer", OWN, "--bind", OWN, "--port", str(port))
+    words = ("--client", CLIENT, "--peer", OWN, "--bind", OWN, "--port", str(port), "--idle", "1")
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "nova_hpc.guest.command", "gpu", "slot", *words),
@@ -439,7 +456,183 @@ def test_an_engine_that_ends_at_once_is_no_slot():
     hello = lifeline.Hello(CLIENT, "mine", "1.2")
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     try:
-        assert lifeline.run_slot(hello, OWN, OWN, free_port(), ["/bin/false"]) == 1
+        assert (
+            lifeline.run_slot(hello, lifeline.SlotPlace(OWN, OWN, free_port()), ["/bin/false"]) == 1
+        )
     finally:
         for number, one in zip((signal.SIGTERM, signal.SIGINT), before, strict=True):
             signal.signal(number, one)
+
+
+def await_true(condition):
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def is_running(pid):
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def test_a_job_ends_whose_command_is_killed(root, slot):
+    """Without its lifeline it would hang once the share is gone; its children as well."""
+    attach_to(root, slot[1])
+    job = start_job(root, "sh", "-c", "trap '' TERM; sleep 600 & echo $$ $!; wait; sleep 600")
+    pids = [int(word) for word in job.stdout.readline().split()]
+    assert all(map(is_running, pids))
+    job.kill()
+    job.communicate(timeout=60)
+    await_true(lambda: not any(map(is_running, pids)))
+
+
+@pytest.mark.parametrize("variable", ["LD_LIBRARY_PATH", "LD_PRELOAD"])
+@pytest.mark.parametrize("own", ["", "/mine"])
+def test_lists_of_the_user_stay(root, slot, monkeypatch, variable, own):
+    attach_to(root, slot[1])
+    found = attached.read_environment(root) | {variable: "/engine"}
+    root.write(attached.ENVIRONMENT, attached.format_environment(found).encode())
+    joined = attached.join_environments({variable: own}, found)
+    assert joined[variable] == f"/engine{':' if own else ''}{own}"
+    # A shell has the same.
+    exports = "; ".join(attached.format_exports(attached.read_environment(root)))
+    shown = subprocess.run(
+        ["sh", "-uc", f'{exports}; printf %s "${variable}"'],
+        env={"PATH": "/usr/bin:/bin"} | ({variable: own} if own else {}),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert shown.stdout == joined[variable]
+
+
+def test_an_idle_engine_gives_way_to_a_fresh_one(root, slot):
+    """What it has kept of its jobs goes with it. A client without a lifeline counts as a job."""
+    process, port = slot
+    attach_to(root, port)
+    first = engine_of(process)
+    assert start_job(root, "true").wait(60) == 0
+    await_true(lambda: not is_running(first))
+    await_true(lambda: lifeline.is_listening(port))
+    second = engine_of(process)
+    line, _ = lifeline.open_lifeline(OWN, port)
+    line.close()
+    with socket.create_connection((OWN, port)):
+        line, _ = lifeline.open_lifeline(OWN, port)
+        line.close()
+        time.sleep(3)
+        assert engine_of(process) == second
+    await_true(lambda: not is_running(second))
+    await_true(lambda: lifeline.is_listening(port))
+    assert process.poll() is None
+
+
+def test_show_says_that_a_share_does_not_answer(root, capsys):
+    attach_to(root, free_port())
+    assert command.main(["gpu", "show", "--root", root.folder]) == 1
+    said = capsys.readouterr().out
+    assert "the share does not answer" in said
+    assert "attach it again" not in said
+
+
+def test_show_says_that_an_encrypted_share_has_another_key(root, capsys, monkeypatch):
+    attach_to(root, free_port())
+    monkeypatch.setattr(gpu_command.port_rule, "SHARE_INSIDE", OWN)
+    assert command.main(["gpu", "show", "--root", root.folder]) == 1
+    assert "attach it again: openstack hpc gpu attach SHARE SERVER --encrypt" in (
+        capsys.readouterr().out
+    )
+
+
+# -- limits and filters ----------------------------------------------------------------
+
+MPS_ENGINE = ENGINE.replace("LIMIT =", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT =")
+
+
+def write_engine(tmp_path, text):
+    (tmp_path / "root/etc/nova-hpc/gpu-engines/mine.ini").write_text(text)
+
+
+def test_a_limit_needs_mps(root, programs, tmp_path, loopback):
+    write_engine(tmp_path, MPS_ENGINE)
+    items = items_of(CLIENT, address="10.0.0.9", memory=8192)
+    assert "needs NVIDIA's MPS, and /usr/bin/nvidia-cuda-mps-control is missing" in " ".join(
+        serve(root, programs, items)
+    )
+    assert root.names(units.FOLDER) == []
+    # Without a limit it is served, and MPS is not started.
+    assert serve(root, programs, items_of(CLIENT, address="10.0.0.9")) == []
+    assert root.names(units.FOLDER) == [units.unit_name_of(CLIENT)]
+
+
+def test_a_limit_finds_mps(root, programs, tmp_path, loopback):
+    write_engine(tmp_path, MPS_ENGINE)
+    (tmp_path / "root/usr/bin").mkdir(parents=True)
+    (tmp_path / "root/usr/bin/nvidia-cuda-mps-control").touch()
+    calls(tmp_path)
+    assert serve(root, programs, items_of(CLIENT, address="10.0.0.9", memory=8192)) == []
+    name = units.unit_name_of(CLIENT)
+    assert [call for call in calls(tmp_path) if "start" in call] == [
+        f"start {mps.UNIT}",
+        f"restart {name}",
+    ]
+    slot, unit = (root.text(f"{units.FOLDER}/{one}").splitlines() for one in (name, mps.UNIT))
+    assert "User=nobody" in unit
+    assert f"Environment=CUDA_MPS_PIPE_DIRECTORY={mps.PIPES}" in unit
+    assert f'Environment="CUDA_MPS_PIPE_DIRECTORY={mps.PIPES}"' in slot
+    assert 'Environment="CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=8192M"' in slot
+    assert {f"BindsTo={mps.UNIT}", f"After={mps.UNIT}", f"ReadWritePaths={mps.PIPES}"} <= set(slot)
+    # Each slot's /tmp is its own.
+    assert not mps.PIPES.startswith(("/tmp", "/var/tmp"))
+
+
+def test_an_engine_that_limits_nothing_is_named(root, programs, tmp_path, loopback):
+    write_engine(tmp_path, ENGINE.partition("[memory")[0])
+    (problem,) = serve(root, programs, items_of(CLIENT, address="10.0.0.9", memory=8192))
+    assert "the engine mine has no [memory environment]" in problem
+
+
+def test_a_slice_is_the_limit_of_its_slot(root, programs, tmp_path, loopback):
+    write_engine(tmp_path, MPS_ENGINE)
+    (tmp_path / "root/etc/nova-hpc/gpu-slices").write_text("MIG-aa\n")
+    (problem,) = serve(root, programs, items_of(CLIENT, address="10.0.0.9", memory=8192))
+    assert "its MIG slice limits its memory, and not the 8192 MiB" in problem
+    text = root.text(f"{units.FOLDER}/{units.unit_name_of(CLIENT)}")
+    assert "CUDA_MPS" not in text
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (packet_filter.CLOSED, None),
+        (packet_filter.OPEN, "IPAddressDeny= has no effect here, so engines' ports are open"),
+        (0, "the effect of IPAddressDeny= is unknown: nova-hpc-gpu-filter.service ended with"),
+        (None, "the effect of IPAddressDeny= is unknown: systemctl daemon-reload"),
+    ],
+)
+def test_units_without_a_filter(root, tmp_path, loopback, status, words):
+    """A systemd without a BPF firewall starts the unit all the same."""
+    script = tmp_path / "systemctl"
+    answer = "exit 1" if status is None else f'[ "$1" != show ] || echo {status}'
+    script.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n{answer}\n')
+    script.chmod(0o755)
+    programs = Programs(("/usr/local/bin/nova-hpc-guest",), {"systemctl": str(script)})
+    closed = packet_filter.PacketFilter()
+    items = items_of(CLIENT, address="10.0.0.9")
+    told = [serving.serve_once(root, programs, items, 0, "", closed) for _ in range(2)]
+    if words is None:
+        assert told == [[], []]
+        # It is asked once.
+        assert [call for call in calls(tmp_path) if call.startswith("show")] == [
+            "show --property=ExecMainStatus --value nova-hpc-gpu-filter.service"
+        ]
+        assert root.names(units.FOLDER) == [units.unit_name_of(CLIENT)]
+    else:
+        assert all(len(lines) == 1 and words in lines[0] for lines in told)
+        assert root.names(units.FOLDER) == []
+
+
+def test_what_a_filtered_unit_would_not_do():
+    assert packet_filter.try_to_send() == packet_filter.OPEN

@@ -239,3 +239,30 @@ def test_a_hostile_line_says_nothing_else(words):
     found = announcements.read_announcements(text)
     assert all(records.KEY.fullmatch(key) for key in found.keys)
     assert found.memory >= 0
+
+
+@pytest.mark.parametrize("boot", [BOOT, BOOT.replace("1", "3")])
+def test_a_key_within_a_line_is_doubted(boot):
+    """A user's name in a log, for example: it replaces no key, of this boot or another."""
+    own = "\r\n".join(["", *announcements.format_announcements(BOOT, KEYS[0], {}, 0), ""])
+    (line,) = announcements.format_announcements(boot, KEYS[1], {}, 0)
+    found = announcements.read_announcements(f"{own}sshd[7]: Invalid user {line} from 10.0.0.9\r\n")
+    assert found.keys == (KEYS[0],)
+    with pytest.raises(announcements.KeyDoubtError, match="a key within a line of other text"):
+        announcements.require_one_key(found, "sim")
+    # The own one, once more and in the middle of a line, is no sign of another writer.
+    (line,) = announcements.format_announcements(BOOT, KEYS[0], {}, 0)
+    found = announcements.read_announcements(f"{own}login: {line}\r\n")
+    assert announcements.require_one_key(found, "sim") == KEYS[0]
+
+
+def test_a_boot_that_returns_is_doubted():
+    own, other = (
+        announcements.format_announcements(boot, key, {}, 0)
+        for boot, key in zip((BOOT, BOOT.replace("1", "3")), KEYS, strict=True)
+    )
+    found = announcements.read_announcements("\r\n".join([*own, *other]))
+    assert announcements.require_one_key(found, "sim") == KEYS[1]  # as after a reboot
+    found = announcements.read_announcements("\r\n".join([*own, *other, *own]))
+    with pytest.raises(announcements.KeyDoubtError, match="again after those of another boot"):
+        announcements.require_one_key(found, "sim")

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the keys in the records of encrypted slots are those that the guests have now.
+
+Each boot of a guest makes a new key, and says the public half on its console. A slot with the key
+of an earlier boot is cut off, while all of its records agree.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from nova_hpc.guest.gpu import announcements
+from nova_hpc.guest.gpu.announcements import KeyDoubtError
+from nova_hpc.outside.text import printable_text
+from nova_hpc_tools.cluster.life_cycle.run import ClusterCloudError, Pace
+from nova_hpc_tools.gpu.cloud import ShareCloud, ask_again
+from nova_hpc_tools.gpu.model import SharedGpu, ShareSlot
+from nova_hpc_tools.gpu.refusals import ShareError
+
+
+def compare_keys(cloud: ShareCloud, share: SharedGpu, pace: Pace) -> SharedGpu:
+    """The share, with a problem for each slot whose keys are not those of its guests.
+
+    A guest without a key on its console, or without a console, is unknown: it gives no problem.
+    """
+    encrypted = [slot for slot in share.slots if slot.slot is not None and slot.slot.key]
+    if share.server is None or not encrypted:
+        return share
+    own = _hear_key(cloud, share.id, share.name, pace)
+    slots = tuple(
+        _compare_slot(cloud, share, slot, own, pace)
+        if slot in encrypted and not slot.problem
+        else slot
+        for slot in share.slots
+    )
+    return attrs.evolve(share, slots=slots)
+
+
+def _compare_slot(
+    cloud: ShareCloud, share: SharedGpu, slot: ShareSlot, own: str, pace: Pace
+) -> ShareSlot:
+    pointer = slot.client.pointer if slot.client is not None else None
+    if slot.client is None or slot.slot is None or pointer is None:
+        return slot
+    name = printable_text(slot.client.name)
+    theirs = _hear_key(cloud, slot.client_id, name, pace)
+    for said, kept, end in (
+        (own, pointer.key, f"share {share.name}"),
+        (theirs, slot.slot.key, name),
+    ):
+        if said and said != kept:
+            problem = f"{end} was rebooted and has another key: attach it again"
+            return attrs.evolve(slot, problem=problem, has_old_key=True)
+    return slot
+
+
+def _hear_key(cloud: ShareCloud, server: str, name: str, pace: Pace) -> str:
+    """The key of a guest's last boot; empty: it is unknown."""
+    try:
+        said = announcements.read_announcements(ask_again(pace, cloud.console, server))
+        return announcements.require_one_key(said, name) or ""
+    except (KeyDoubtError, ShareError, ClusterCloudError):
+        return ""
