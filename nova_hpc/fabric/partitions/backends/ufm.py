@@ -279,7 +279,7 @@ class UfmSubnetManager:
             listing=listing,
             wanted=merge_members(desired),
             ours=list_own_pkeys(record.partitions, listing),
-            known=frozenset(recorded | {(one.pkey, one.guid) for one in desired.members}),
+            known=frozenset(recorded | {(member.pkey, member.guid) for member in desired.members}),
             jobs=self._writer.jobs,
         )
 

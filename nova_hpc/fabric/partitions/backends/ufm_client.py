@@ -260,10 +260,10 @@ def _check_ca_file(path: str) -> None:
 
 def _explain_tls_error(url: str, error: BaseException) -> str:
     """Name the cause of a TLS error and its cure."""
-    found = _find_verification_error(error)
-    if found is not None:
-        cure = _CERTIFICATE_CURES.get(found.verify_code, _NAME_SIGNER)
-        return f"the certificate of UFM at {url} is not trusted: {found.verify_message}; {cure}"
+    failed = _find_verification_error(error)
+    if failed is not None:
+        cure = _CERTIFICATE_CURES.get(failed.verify_code, _NAME_SIGNER)
+        return f"the certificate of UFM at {url} is not trusted: {failed.verify_message}; {cure}"
     return (
         f"UFM at {url} and this host find no common TLS: {_shorten(error)}; does "
         "[hpc_fabric_agent]ufm_url name the port where UFM speaks https?"
@@ -273,10 +273,10 @@ def _explain_tls_error(url: str, error: BaseException) -> str:
 def _find_verification_error(error: BaseException) -> ssl.SSLCertVerificationError | None:
     """Look for OpenSSL's error behind those of requests and urllib3."""
     seen: list[BaseException] = [error]
-    for one in seen:
-        if isinstance(one, ssl.SSLCertVerificationError):
-            return one
-        behind = (*one.args, getattr(one, "reason", None), one.__cause__, one.__context__)
+    for cause in seen:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return cause
+        behind = (*cause.args, getattr(cause, "reason", None), cause.__cause__, cause.__context__)
         seen.extend(each for each in behind if isinstance(each, BaseException) and each not in seen)
     return None
 
