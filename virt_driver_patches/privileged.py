@@ -43,8 +43,9 @@ from nova_hpc.tenancy.peer.acs_registers import PeerOutcome
 from nova_hpc.tenancy.segments import segment_record
 from nova_hpc.tenancy.segments.segment_file import SegmentError, SegmentFolder
 from nova_hpc.tenancy.segments.segment_record import SegmentFileName
-from nova_hpc.tenancy.stage import binding
+from nova_hpc.tenancy.stage import binding, host, process
 from nova_hpc.tenancy.stage.binding import BindError
+from nova_hpc.tenancy.stage.process import LateError
 from nova_hpc.topology import confspace, handles
 from nova_hpc.topology.device import DEVICES
 from nova_hpc.topology.files import FileError, FileTree
@@ -90,6 +91,8 @@ class HelperSettings:
     reset_timeout: float
     #: Those of the host to which a device may be given.
     drivers: frozenset[str]
+    #: Seconds that the erase of a disk may take.
+    clean_timeout: float
     #: A word of :class:`nova_hpc.topology.peer_wish.PeerWish`.
     peer_to_peer: str
 
@@ -101,6 +104,7 @@ class HelperSettings:
             ledger=LedgerFile.from_options(conf.hpc),
             reset_timeout=float(conf.hpc.reset_timeout),
             drivers=frozenset(conf.hpc.clean_drivers.values()),
+            clean_timeout=float(conf.hpc.clean_timeout),
             peer_to_peer=conf.hpc.peer_to_peer,
         )
 
@@ -111,6 +115,7 @@ class HelperSettings:
             "ledger_file": str(self.ledger.path),
             "reset_timeout": f"{self.reset_timeout:g}",
             "clean_drivers": " ".join(sorted(self.drivers)),
+            "clean_timeout": f"{self.clean_timeout:g}",
             "peer_to_peer": self.peer_to_peer,
         }
 
@@ -198,6 +203,27 @@ def _bind_in_helper(address: str, driver: str) -> str | None:
     if before not in (None, driver):
         _had.setdefault(address, set()).add(before)
     return None
+
+
+@default.entrypoint
+def _erase_disk_in_helper(address: str) -> tuple[str, str]:
+    """Erase an NVMe disk that this daemon has taken from a VFIO driver, and that nobody uses.
+
+    :returns: the answer of its check, and why there is none.
+    """
+    own = read_helper_settings()
+    try:
+        address = normalise_address(address)
+        lent = _had.get(address, set()) & binding.drivers_for_guests(FileTree(own.root), address)
+        if not lent or host.ERASE not in own.drivers:
+            return "", "it was not taken from a VFIO driver to be erased ([hpc]clean_drivers)"
+        user = tenancy_holders.find_kernel_holders(own.root, [address]).get(address)
+        if user is not None:
+            return "", user.text
+        argv = host.build_check_command(own.root, address, [host.ERASE], {})
+        return process.run_stage_program(argv, own.clean_timeout), ""
+    except (AddressError, FileError, LateError) as error:
+        return "", str(error)
 
 
 @default.entrypoint
@@ -301,6 +327,20 @@ def bind_by_helper(root: Path, address: str, driver: str, timeout: float) -> Non
         reason = str(error)
     if reason is not None:
         raise BindError(reason)
+
+
+def erase_disk_by_helper(address: str) -> str:
+    """The answer of the check ``nvme``, see :mod:`nova_hpc.tenancy.hygiene.clean_nvme`.
+
+    :raises LateError: there is none.
+    """
+    try:
+        answer, reason = _erase_disk_in_helper(address)
+    except Exception as error:  # the daemon has ended, or does not start
+        raise LateError(_word_silent_helper(error)) from error
+    if reason:
+        raise LateError(reason)
+    return str(answer)
 
 
 def reset_by_helper(address: str) -> None:

@@ -23,10 +23,10 @@ def find_plugin(option: str, namespace: str, name: str, kind: type[Any]) -> type
         manager: Any = driver.DriverManager(namespace, name, invoke_on_load=False)
     except (exception.NoMatches, exception.MultipleMatches, ImportError) as error:
         raise PluginError(f"[hpc]{option}: {name!r} cannot be loaded: {error}") from error
-    found = manager.driver
-    if not (isinstance(found, type) and issubclass(found, kind)):
+    loaded = manager.driver
+    if not (isinstance(loaded, type) and issubclass(loaded, kind)):
         raise PluginError(f"[hpc]{option}: {name!r} is no {kind.__module__}.{kind.__qualname__}")
-    return found
+    return loaded
 
 
 def load_plugin(option: str, namespace: str, name: str, kind: type[Any], *args: object) -> Any:

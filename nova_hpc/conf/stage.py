@@ -57,6 +57,8 @@ separated by commas. Every role that has a stage needs one.
   be remapped, versions as ``[hpc]clean_pins`` says.
 * ``amd``: what amdgpu shows: uncorrected errors, partitions, VBIOS.
 * ``nic``: firmware of an adapter as ``[hpc]clean_pins`` says.
+* ``nvme``: erases an NVMe disk and proves it, by the kernel's driver ``nvme``. On the host,
+  ``[hpc]clean_drivers`` has to name that driver for the role.
 
 In a service VM any other name is that of a program of the operator's in its initial RAM file
 system, ``/checks/NAME``.

@@ -30,7 +30,7 @@ class Erasers:
         A virtual function shares the medium of its physical function.
         """
         parent = node.function(function.physical_function or "")
-        codes = [each.class_code for each in (function, parent) if each is not None]
+        codes = [part.class_code for part in (function, parent) if part is not None]
         storage = [code for code in codes if classes.is_storage(code)]
         if not storage:
             return None
@@ -48,6 +48,16 @@ class Erasers:
             f"it is a storage device (class {(storage[0] or '')[:4]}) with virtual functions, and "
             "no cleaner proves that the data of one of them are erased; a reset erases nothing"
         )
+
+
+def storage_devices_of(node: Node, addresses: Iterable[str]) -> frozenset[str]:
+    """Those of *addresses* whose data have to be erased between two servers."""
+    return frozenset(
+        address
+        for address in addresses
+        if (function := node.function(address)) is not None
+        and Erasers().explain_refusal(node, function, None) is not None
+    )
 
 
 def find_unerased_storage(

@@ -43,7 +43,7 @@ def read_firmware_sriov(root: Path | None, addresses: Iterable[str]) -> dict[str
     program = next(filter(None, map(shutil.which, _PROGRAMS)), None)
     if root is None or root.resolve() != Path("/") or program is None:
         return {}
-    found = {}
+    settings = {}
     for address in addresses:
         argv = [program, "-d", address, "query", "SRIOV_EN", "NUM_OF_VFS"]
         try:
@@ -52,5 +52,5 @@ def read_firmware_sriov(root: Path | None, addresses: Iterable[str]) -> dict[str
             continue
         told = parse_sriov_answer(text) if status == 0 else None
         if told is not None:
-            found[address] = told
-    return found
+            settings[address] = told
+    return settings

@@ -86,7 +86,7 @@ def list_offered_gpus(
     node: Node, roles: Roles, offered: Iterable[PciFunction]
 ) -> list[PciFunction]:
     """The GPUs among the devices that servers can be given."""
-    return [each for each in offered if roles.role_of(each, node) == nvlink_sets.GPU_ROLE]
+    return [gpu for gpu in offered if roles.role_of(gpu, node) == nvlink_sets.GPU_ROLE]
 
 
 # --- without a role -----------------------------------------------------------------------

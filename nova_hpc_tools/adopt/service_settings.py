@@ -22,7 +22,7 @@ from oslo_config import cfg
 
 from nova_hpc import conf
 from nova_hpc.conf.roles import DEFAULT_ROLES
-from nova_hpc.tenancy.hygiene import cleaner
+from nova_hpc.tenancy.stage import erasers
 from nova_hpc.tenancy.storage import Erasers
 from nova_hpc.topology import roles
 from nova_hpc.topology.model import Node
@@ -192,7 +192,7 @@ class ServiceSettings:
     other_roles: tuple[str, ...] = ()
     #: ``[hpc]offer_anyway``, in lower case.
     anyway: frozenset[str] = frozenset()
-    #: By ``[hpc]cleaners`` and ``clean_devices``.
+    #: By the options that :data:`erasers.OPTIONS` names.
     erasers: Erasers = attrs.field(factory=Erasers)
     #: Of the options that may be given several times what others say.
     others: Sections = attrs.field(factory=dict, hash=False)
@@ -281,7 +281,7 @@ def _read_settings_of_files(
         ),
         other_roles=other_roles,
         anyway=frozenset(word.strip().lower() for word in all_of_it.hpc.offer_anyway),
-        erasers=cleaner.find_erasers(all_of_it.hpc.cleaners, all_of_it.hpc.clean_devices),
+        erasers=erasers.find_erasers(all_of_it.hpc),
         others={
             "pci": {
                 "alias": _values_without(theirs.pci.alias, our_options.pci.alias),
@@ -337,7 +337,7 @@ def _load_checked_options(files: Sequence[Path]) -> cfg.ConfigOpts:
     check_option_values(
         options,
         "hpc",
-        ("device_role", "nvlink_set", "offer_anyway", "cleaners", "clean_devices", settings.CACHE),
+        ("device_role", "nvlink_set", "offer_anyway", *erasers.OPTIONS, settings.CACHE),
     )
     for group, opts in _NOVA.items():
         if group == "DEFAULT":

@@ -17,7 +17,9 @@ from nova_hpc_tools.adopt.cures import (
     RESTART_COMPUTE,
     CommandRun,
     CuredCommand,
+    CuredOption,
     DoctorCure,
+    OptionPlace,
     place_option,
 )
 from nova_hpc_tools.adopt.device_spec import DeviceSpec
@@ -27,6 +29,10 @@ _THEIRS: Final = place_option("pci", "device_spec", called="the file that has it
 #: Devices whose commands one cure has.
 _MANY: Final = 4
 _CLEANERS: Final = place_option("hpc", "cleaners")
+_STAGE: Final = OptionPlace(
+    tuple(CuredOption("hpc", name) for name in ("clean_stage", "clean_checks", "clean_drivers"))
+)
+_NVME: Final = "0108"
 
 
 def find_kept_storage(
@@ -91,12 +97,18 @@ def _findings_of_kept(alike: dict[str, list[PciFunction]]) -> Iterator[DoctorFin
             "storage-kept",
             f"{_word_functions(functions)} stays with the host: {reason}.",
             DoctorCure.of(
-                f"Leave it to the host{_word_host_driver(functions)}; or name a cleaner that "
-                "erases it for its role in ",
-                _CLEANERS,
+                f"Leave it to the host{_word_host_driver(functions)}; or have it erased between "
+                "servers: ",
+                *_ways_to_erase(functions[0]),
                 ".",
             ),
         )
+
+
+def _ways_to_erase(function: PciFunction) -> tuple[str | OptionPlace, ...]:
+    if (function.class_code or "").startswith(_NVME):
+        return ("with the check nvme in a stage of its role, by ", _STAGE)
+    return ("with a cleaner of yours that proves it, by ", _CLEANERS)
 
 
 def _word_host_driver(functions: Iterable[PciFunction]) -> str:

@@ -8,6 +8,7 @@ import datetime
 import functools
 import json
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -18,16 +19,18 @@ from cliff.columns import FormattableColumn
 from nova_hpc.tenancy import forbidden, health, holders, reserve, storage
 from nova_hpc.tenancy.health import OfferedFunction
 from nova_hpc.tenancy.health_states import HealthRules
-from nova_hpc.tenancy.hygiene import cleaner
+from nova_hpc.tenancy.hygiene import clean_nvme, cleaner
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
 from nova_hpc.tenancy.hygiene.records import HygieneRecords
 from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
 from nova_hpc.tenancy.owners import DeviceOwners
 from nova_hpc.tenancy.sign import HealthSign
-from nova_hpc.tenancy.stage import device_stage
+from nova_hpc.tenancy.stage import device_stage, erasers
+from nova_hpc.tenancy.stage.device_stage import DeviceStage, StagePhase
 from nova_hpc.tenancy.step import DeviceCandidate, NodeView
 from nova_hpc.tenancy.storage import Erasers
 from nova_hpc.topology import roles, sysfs
+from nova_hpc.topology.device import DEVICES
 from nova_hpc.topology.model import AddressError, Node, address_key, normalise_address
 from nova_hpc.wire.ledger import DeviceState, Ledger
 from nova_hpc_tools import base
@@ -42,7 +45,8 @@ from nova_hpc_tools.snapshot.cloud_readers import read_health
 
 #: Options that are used here.
 _NEEDED: Final = (
-    *("ledger_file", "reset_timeout", "cleaners", "clean_devices", "sysfs_root", "offer_anyway"),
+    *("ledger_file", "reset_timeout", "sysfs_root", "offer_anyway", "clean_timeout"),
+    *erasers.OPTIONS,
 )
 
 #: How libvirt may bind a device only nova-compute's device_spec says.
@@ -121,7 +125,7 @@ class ManagedNode:
 
     def erasers(self) -> Erasers:
         """The roles whose cleaner proves that it erases storage."""
-        return cleaner.find_erasers(self.options.hpc.cleaners, self.options.hpc.clean_devices)
+        return erasers.find_erasers(self.options.hpc)
 
     def spec(self) -> DeviceSpec:
         """The offer of the node by its roles alone."""
@@ -150,7 +154,7 @@ class ManagedNode:
             and device.state is DeviceState.OFFERED
             and server in (None, entry.holder)
         ):
-            return "cleaning", device_stage.word_waiting_stage(entry)
+            return "cleaning", self.progress(address, entry)
         if (server is not None and device.state is not DeviceState.SUSPECT) or device.differs:
             return "in use", "; ".join(filter(None, (device.differs, ill.get(address, ""))))
         if address in self.ledger.suspect:
@@ -166,6 +170,17 @@ class ManagedNode:
                 "the ledger does not say that it is clean: the next update cleans it",
             )
         return "free", ""
+
+    def progress(self, address: str, entry: DeviceStage) -> str:
+        """How far the stage of a device is, and how long it may take."""
+        words = device_stage.word_waiting_stage(entry)
+        if entry.phase is not StagePhase.BEGUN:
+            return words
+        seconds = max(0.0, time.time() - entry.since)
+        words += f", for {seconds:.0f} of at most {self.options.hpc.clean_timeout:g} s"
+        folder = Path(f"{self.options.hpc.sysfs_root.rstrip('/')}{DEVICES}/{address}")
+        percent = clean_nvme.read_erase_progress(folder)
+        return words if percent is None else f"{words}; {percent} % are erased"
 
     def ill(self) -> dict[str, str]:
         """Address -> what is wrong with a device, without touching it."""

@@ -196,6 +196,7 @@ def describe_stage(stage: DeviceStage | None) -> str:
         return ""
     took = "" if stage.seconds is None else f"{stage.seconds:g} s"
     if stage.phase is StagePhase.CLEAN:
-        return f"passed in {took}" if took else "passed"
+        text = f"passed in {took}" if took else "passed"
+        return f"{text}: {stage.proof}" if stage.proof else text
     text = "due" if stage.phase is StagePhase.DUE else f"begun by {stage.holder}"
     return f"{text}, took {took} the last time" if took else text

@@ -135,8 +135,9 @@ CURES: Final[Mapping[str, DoctorCure]] = {
         ", or leave the device out.",
     ),
     "storage-kept": DoctorCure.of(
-        "Leave it to the host; or name a cleaner that erases it for its role in ",
-        place_option("hpc", "cleaners"),
+        "Leave it to the host; or have it erased between servers, with the check nvme in a stage "
+        "of its role: ",
+        place_option("hpc", "clean_stage"),
         ".",
     ),
     "nvswitch-idle": DoctorCure.of(

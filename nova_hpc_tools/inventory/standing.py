@@ -14,7 +14,7 @@ from typing import Final
 import attrs
 
 from nova_hpc.conf.roles import DEFAULT_ROLES
-from nova_hpc.tenancy.hygiene import cleaner
+from nova_hpc.tenancy.stage import erasers
 from nova_hpc.topology import roles
 from nova_hpc.topology.model import InventoryError, Node
 from nova_hpc.topology.roles import Roles
@@ -82,7 +82,7 @@ def read_node_settings(node: Node, config: Sequence[str]) -> NodeSettings:
     """
     try:
         options = service_settings.read_node_options(
-            config, ("device_role", "nvlink_set", "cleaners", "clean_devices")
+            config, ("device_role", "nvlink_set", *erasers.OPTIONS)
         )
         lines = tuple(options.pci.device_spec or ())
         role_table = service_settings.role_table_of(options.hpc.device_role, node, lines)
@@ -100,7 +100,7 @@ def read_node_settings(node: Node, config: Sequence[str]) -> NodeSettings:
     declaration = Declaration(
         nvlink=links or None,
         identity=identity,
-        erasers=cleaner.find_erasers(options.hpc.cleaners, options.hpc.clean_devices),
+        erasers=erasers.find_erasers(options.hpc),
     )
     return NodeSettings(
         role_table, lines, device_spec.build_device_spec(node, role_table, declaration)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -246,6 +247,32 @@ for each in ("vfio-pci", "xe", "nvidia", "i915"):
     assert "and not to 'i915'" in found[2], "nothing was taken from it yet"
     assert found[3:6] == ["None", "None", "None"]
     assert "vfio-pci, xe ([hpc]clean_drivers), and not to 'i915'" in found[6]
+
+
+@only_root
+def test_only_a_disk_that_was_taken_from_vfio_is_erased(node: FakeNode) -> None:
+    """A service that was taken over cannot erase what the host has, or what it names."""
+    erase = f'tell(privileged.erase_disk_by_helper, "{GPU}")\n'
+    daemon = f"""
+privileged.default.set_client_mode(False)
+CONF.set_override("clean_drivers", {{"nvme": "nvme"}}, group="hpc")
+{erase}privileged._had["{GPU}"] = {{"vfio-pci"}}
+{erase}"""
+    node.bind(GPU, "nvme")
+    found = run(f'{erase}tell(privileged.erase_disk_by_helper, "../x")\n{daemon}', node.root)
+    assert found[0].startswith("LateError: it was not taken from a VFIO driver")
+    assert "../x" in found[1]
+    assert found[1].startswith("LateError: ")
+    assert found[2] == found[0]
+    # Then its check is made: this one is no disk.
+    assert json.loads(found[3])["unable"] is True
+    assert "NVMe" in json.loads(found[3])["reason"]
+    net = node.devices / GPU / "net/ens1"
+    net.mkdir(parents=True)
+    (net / "flags").write_text("0x1003\n")
+    (net / "upper_bond0").symlink_to("/sys/class/net/bond0")
+    found = run(daemon, node.root)
+    assert found[1].startswith("LateError: the host uses")
 
 
 @only_root

@@ -16,10 +16,9 @@ from oslo_log import log as logging
 from nova_hpc.from_nova.claim import Specs
 from nova_hpc.tenancy import forbidden_vpd
 from nova_hpc.tenancy.forbidden import ForbiddenDevices
-from nova_hpc.tenancy.hygiene import cleaner
 from nova_hpc.tenancy.hygiene.step import HygieneStep
 from nova_hpc.tenancy.ledger import LedgerFile
-from nova_hpc.tenancy.stage import binding
+from nova_hpc.tenancy.stage import binding, erasers
 from nova_hpc.tenancy.stage.device_stage import StageMode
 from nova_hpc.tenancy.stage.domain import ServiceVmMachine
 from nova_hpc.tenancy.stage.host import HostRunner
@@ -125,6 +124,7 @@ def stage_of(conf: Any, hygiene: HygieneStep) -> StageStep | None:
         pins=lambda role: pins.get(role or "", {}),
         timeout=hpc.clean_timeout,
         bind=binding.bind_device if os.geteuid() == 0 else privileged.bind_by_helper,
+        erase=None if os.geteuid() == 0 else privileged.erase_disk_by_helper,
     )
     return StageStep(
         records=hygiene.records,
@@ -144,7 +144,7 @@ def forbidden_step_of(conf: Any, ledger: LedgerFile) -> ForbiddenDevices:
         read=read if os.geteuid() == 0 else privileged.read_vpd_by_helper,
         cache=ledger.path.with_name(f".{ledger.path.name}.vpd"),
         anyway=frozenset(text.strip().lower() for text in conf.hpc.offer_anyway),
-        erasers=cleaner.find_erasers(conf.hpc.cleaners, conf.hpc.clean_devices),
+        erasers=erasers.find_erasers(conf.hpc),
     )
 
 

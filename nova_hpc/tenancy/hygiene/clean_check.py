@@ -33,6 +33,7 @@ OWN: Final[Mapping[str, tuple[str, str]]] = {
     "nvidia": ("nova_hpc.tenancy.hygiene.clean_nvidia", "check"),
     "amd": ("nova_hpc.tenancy.hygiene.clean_amd", "check"),
     "nic": ("nova_hpc.tenancy.hygiene.clean_nic", "check"),
+    "nvme": ("nova_hpc.tenancy.hygiene.clean_nvme", "check"),
 }
 
 

@@ -21,7 +21,6 @@ import attrs
 from nova_hpc.conf import plugin
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
 from nova_hpc.tenancy.hygiene.reset import ResetError
-from nova_hpc.tenancy.storage import Erasers
 from nova_hpc.topology.model import PciFunction
 from nova_hpc.topology.vfio import Vfio
 
@@ -186,8 +185,10 @@ _OWN: Final[Mapping[str, type[Cleaner]]] = {
 }
 
 
-def find_erasers(names: Mapping[str, str], cleaning: bool = True) -> Erasers:
-    """The roles whose cleaner proves that it erases storage devices. Never raises.
+def find_erasing_cleaners(
+    names: Mapping[str, str], cleaning: bool = True
+) -> dict[str, tuple[str, ...]]:
+    """Role -> prefixes of the classes that its cleaner erases, and proves that. Never raises.
 
     :param names: ``[hpc]cleaners``. A cleaner that cannot be loaded erases nothing.
     :param cleaning: ``[hpc]clean_devices``.
@@ -201,7 +202,7 @@ def find_erasers(names: Mapping[str, str], cleaning: bool = True) -> Erasers:
             continue
         if kind.erases:
             erased[role] = tuple(kind.erases)
-    return Erasers(erased)
+    return erased
 
 
 def _load_cleaner(name: str, tools: CleanerTools) -> Cleaner:
@@ -227,6 +228,6 @@ __all__ = [
     "RoleCleaners",
     "VirtualFunction",
     "check_gpu_memory",
-    "find_erasers",
+    "find_erasing_cleaners",
     "load_cleaners",
 ]

@@ -30,6 +30,8 @@ _OURS: Final = (
     "tenancy/hygiene/clean_errors.py",
     "tenancy/hygiene/clean_nic.py",
     "tenancy/hygiene/clean_nvidia.py",
+    "tenancy/hygiene/clean_nvme.py",
+    "tenancy/hygiene/nvme_commands.py",
 )
 _LIBRARY: Final = "lib/nova-hpc"
 #: Says which files of Python are needed. Compiled modules go where the sources are:

@@ -60,6 +60,8 @@ class DeviceStage:
     since: float = 0.0
     #: Seconds that the last stage that passed took; None: none has.
     seconds: float | None = None
+    #: Of a storage device that has passed: how its data were erased.
+    proof: str = ""
 
     @property
     def pending(self) -> bool:
@@ -84,6 +86,7 @@ def load_stage(body: Mapping[str, Any] | None) -> DeviceStage | None:
             holder=require_type(body.get("holder", ""), str),
             since=require_finite(body.get("since", 0.0)),
             seconds=None if seconds is None else require_finite(seconds),
+            proof=require_type(body.get("proof", ""), str),
         )
     except (KeyError, TypeError, ValueError):
         return DeviceStage(StagePhase.DUE, server=_UNREAD)
@@ -113,14 +116,25 @@ def make_due_again(stage: DeviceStage | None, wall_time: float) -> DeviceStage:
     )
 
 
-def pass_stage(stage: DeviceStage | None, seconds: float, wall_time: float) -> DeviceStage:
+def pass_stage(
+    stage: DeviceStage | None, seconds: float, wall_time: float, proof: str = ""
+) -> DeviceStage:
     """The device is clean."""
     server = "" if stage is None else stage.server
-    return DeviceStage(StagePhase.CLEAN, server=server, since=wall_time, seconds=round(seconds, 1))
+    return DeviceStage(
+        StagePhase.CLEAN, server=server, since=wall_time, seconds=round(seconds, 1), proof=proof
+    )
 
 
-def refusal_of_stage(stage: DeviceStage | None, server: str) -> str | None:
+def lacks_proof(stage: DeviceStage | None) -> bool:
+    """Whether a storage device with this entry is not known to be erased."""
+    return stage is None or stage.pending or not stage.proof
+
+
+def refusal_of_stage(stage: DeviceStage | None, server: str, erased: bool = False) -> str | None:
     """The reason why a server must not start with a device that has a stage; None: it may.
+
+    :param erased: it is a storage device, which needs a proof that its data were erased.
 
     A device whose stage this very server made due is one that it got before: its start
     failed, and it is tried again.
@@ -128,6 +142,8 @@ def refusal_of_stage(stage: DeviceStage | None, server: str) -> str | None:
     if stage is None:
         return "the ledger does not say who has had it: it waits to be cleaned from within"
     if not stage.pending:
+        if erased and lacks_proof(stage):
+            return "the ledger has no proof that its data were erased"
         return None
     if stage.phase is StagePhase.DUE and stage.server == server:
         return None

@@ -19,11 +19,22 @@ from nova_hpc.tenancy.stage.runner import ProgramRun, StageOutcome, StageRunner,
 from nova_hpc.topology.device import DEVICES
 
 _CHECK: Final = "nova_hpc.tenancy.hygiene.clean_check"
+#: The check that erases an NVMe disk, and the driver that it needs.
+ERASE: Final = "nvme"
 #: Seconds for a driver to take or to leave a device.
 _BIND: Final = 60.0
 
 #: Root, address, driver, seconds; raises BindError.
 Bind = Callable[[Path, str, str, float], None]
+
+
+def build_check_command(
+    root: Path, address: str, checks: Sequence[str], pins: Mapping[str, Any]
+) -> list[str]:
+    """The program that makes the checks of a device."""
+    folder = f"{str(root).rstrip('/')}{DEVICES}/{address}"
+    asked = json.dumps({"checks": list(checks), "pins": dict(pins)})
+    return [sys.executable, "-s", "-m", _CHECK, folder, asked]
 
 
 @attrs.frozen
@@ -39,6 +50,8 @@ class HostRunner(StageRunner):
     timeout: float
     bind: Bind = binding.bind_device
     execute: ProgramRun = process.run_stage_program
+    #: Makes the check ``nvme`` of a device as root, and returns its answer; None: this is root.
+    erase: Callable[[str], str] | None = None
 
     def holder(self) -> str:
         """The word of the mode."""
@@ -47,6 +60,7 @@ class HostRunner(StageRunner):
     def run(self, holder: str, devices: Mapping[str, str | None]) -> StageOutcome:
         """See :meth:`StageRunner.run`."""
         verdicts: dict[str, str] = {}
+        proofs: dict[str, str] = {}
         for address, role in devices.items():
             driver = self.drivers.get(role or "")
             before = binding.driver_for_guests(self.root, address)
@@ -60,18 +74,24 @@ class HostRunner(StageRunner):
             if (problem := problem_of_check(result)) is not None:
                 return StageOutcome(problem=problem)
             verdicts[address] = "" if result.get("ok") is True else report.failure_reason_of(result)
+            if result.get("ok") is True:
+                proofs[address] = report.proof_of_result(result)
             if driver is not None:
                 try:
                     self.bind(self.root, address, before, _BIND)
                 except BindError as error:
                     return StageOutcome(problem=str(error))
-        return StageOutcome(verdicts)
+        return StageOutcome(verdicts, proofs=proofs)
 
     def _look(self, address: str, role: str | None) -> dict[str, Any]:
-        asked = {"checks": list(self.checks(role)), "pins": dict(self.pins(role))}
-        folder = f"{str(self.root).rstrip('/')}{DEVICES}/{address}"
-        argv = [sys.executable, "-s", "-m", _CHECK, folder, json.dumps(asked)]
-        result = json.loads(self.execute(argv, self.timeout))
+        checks = self.checks(role)
+        if self.erase is not None and ERASE in checks:
+            if list(checks) != [ERASE]:
+                raise ValueError(f"the check {ERASE} of a service that is not root stands alone")
+            result = json.loads(self.erase(address))
+        else:
+            argv = build_check_command(self.root, address, checks, self.pins(role))
+            result = json.loads(self.execute(argv, self.timeout))
         if not isinstance(result, dict):
             raise ValueError("its answer is no object")
         return result

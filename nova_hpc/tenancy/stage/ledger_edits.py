@@ -37,15 +37,29 @@ def make_devices_due(
 
 
 def make_new_devices_due(
-    ledger: Ledger, addresses: Iterable[str], wall_time: float
+    ledger: Ledger,
+    addresses: Iterable[str],
+    wall_time: float,
+    storage: Collection[str] = frozenset(),
 ) -> dict[str, LedgerDevice]:
-    """Make due what has no entry: its last owner is unknown."""
+    """Make due what has no entry: its last owner is unknown.
+
+    :param storage: those that need a proof that their data were erased.
+    """
     stage = device_stage.make_stage_due(None, SOMEBODY, wall_time)
-    return {
-        address: _put_stage(ledger, address, stage)
-        for address in addresses
-        if ledger.device(address).stage is None
-    }
+    due = {}
+    for address in addresses:
+        body = ledger.device(address).stage
+        entry = device_stage.load_stage(body)
+        unproven = (
+            address in storage
+            and entry is not None
+            and not entry.pending
+            and device_stage.lacks_proof(entry)
+        )
+        if body is None or unproven:
+            due[address] = _put_stage(ledger, address, stage)
+    return due
 
 
 def begin_device_stages(
@@ -95,17 +109,19 @@ def settle_device_stage(
     seconds: float,
     moment: Moment,
     rules: HealthRules,
+    proof: str = "",
 ) -> LedgerDevice:
     """The entry of a device after its stage.
 
     :param symptom: what the stage has found; None: nothing.
     :param clean: whether it was reset, too, after whatever had it.
     :param seconds: how long the stage took.
+    :param proof: how its data were erased.
     """
     entry = device_stage.load_stage(device.stage)
     last = entry.server if entry is not None and entry.server else device.last_server
     if clean and symptom is None:
-        entry_after = device_stage.pass_stage(entry, seconds, moment.wall)
+        entry_after = device_stage.pass_stage(entry, seconds, moment.wall, proof)
         advanced = health_states.advance_device_state(device, (), moment, rules)
         return attrs.evolve(advanced, stage=entry_after.dumps(), last_server=last, unreported=True)
     entry_after = device_stage.make_due_again(entry, moment.wall)

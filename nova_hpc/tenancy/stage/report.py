@@ -68,6 +68,15 @@ def _expect_bool(value: Any) -> bool:
     return value
 
 
+def proof_of_result(result: dict[str, Any]) -> str:
+    """How the data of a device were erased, in printable words; "": no check proves that."""
+    answers = [answer for answer in result.values() if isinstance(answer, dict)]
+    proofs = [str(answer["proof"]) for answer in answers if answer.get("proof")]
+    return "".join(character for character in "; ".join(proofs) if character.isprintable())[
+        :_LONGEST_REASON
+    ]
+
+
 def failure_reason_of(result: dict[str, Any]) -> str:
     """The reason why a device did not pass, in printable words."""
     text = str(result.get("reason") or "no reason given")

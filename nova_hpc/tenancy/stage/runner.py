@@ -48,6 +48,8 @@ class StageOutcome:
     problem: str = ""
     #: The problem is one of the host, and says nothing of the device.
     host: bool = False
+    #: Address -> how its data were erased, of devices that passed and whose check proves that.
+    proofs: Mapping[str, str] = attrs.field(factory=dict, hash=False)
 
     def symptom(self, address: str) -> Symptom | None:
         """The symptom of a device after its stage; None: it has passed."""
@@ -137,7 +139,7 @@ class ServiceVmRunner(StageRunner):
         results = answer.get("results")
         if not isinstance(results, dict):
             return StageOutcome(problem=str(answer.get("problem", "the service VM gave no answer")))
-        verdicts = {}
+        verdicts, proofs = {}, {}
         for number, address in enumerate(addresses):
             result = results.get(str(number))
             if not isinstance(result, dict):
@@ -145,7 +147,9 @@ class ServiceVmRunner(StageRunner):
             if (problem := problem_of_check(result)) is not None:
                 return StageOutcome(problem=problem)
             verdicts[address] = "" if result.get("ok") is True else report.failure_reason_of(result)
-        return StageOutcome(verdicts)
+            if result.get("ok") is True:
+                proofs[address] = report.proof_of_result(result)
+        return StageOutcome(verdicts, proofs=proofs)
 
     def end(self, holder: str, devices: Sequence[str]) -> str | None:
         """See :meth:`StageRunner.end`."""

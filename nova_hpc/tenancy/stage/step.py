@@ -38,6 +38,7 @@ from nova_hpc.tenancy.stage import device_stage, domain, ledger_edits, waiting_t
 from nova_hpc.tenancy.stage.device_stage import StageAction, StageFacts, StageMode, StagePhase
 from nova_hpc.tenancy.stage.runner import StageOutcome, StageRunner
 from nova_hpc.tenancy.step import DeviceTenant, NodeView, RefusedError, TenancyStep, WithheldDevices
+from nova_hpc.tenancy.storage import storage_devices_of
 from nova_hpc.topology.model import address_key
 from nova_hpc.wire.ledger import SOMEBODY, DeviceState, Ledger, LedgerDevice
 
@@ -125,6 +126,7 @@ class StageStep(TenancyStep):
         roles = {address: view.roles.get(address) for address in addresses}
         if not self._concerns(roles):
             return refused
+        storage = storage_devices_of(view.node, addresses)
         self.records.compared(tenant.owners)
 
         def edit(devices: Mapping[str, LedgerDevice]) -> dict[str, LedgerDevice]:
@@ -133,7 +135,7 @@ class StageStep(TenancyStep):
             for address, role in roles.items():
                 entry = device_stage.load_stage(devices[address].stage)
                 staged = self.mode(role) is not StageMode.NONE
-                refusal = device_stage.refusal_of_stage(entry, tenant.server)
+                refusal = device_stage.refusal_of_stage(entry, tenant.server, address in storage)
                 if refusal is not None and (staged or (entry and entry.phase is StagePhase.BEGUN)):
                     refused[address] = refusal
                 elif staged:
@@ -265,8 +267,9 @@ class StageStep(TenancyStep):
             and (address not in used or known.device(address).replaced)
             and (address not in view.ill or view.ill[address].sign in health_states.CAPPED)
         ]
+        storage = storage_devices_of(view.node, free)
         return self.records.change(
-            lambda ledger: ledger_edits.make_new_devices_due(ledger, free, wall)
+            lambda ledger: ledger_edits.make_new_devices_due(ledger, free, wall, storage)
         )
 
     def _off(self, address: str, roles: Mapping[str, str | None]) -> bool:
@@ -471,6 +474,7 @@ class StageStep(TenancyStep):
                     seconds,
                     moment,
                     self.records.rules,
+                    outcome.proofs.get(address, ""),
                 )
                 for address in roles
             }

@@ -69,9 +69,13 @@ def test_how_far_the_stage_of_a_device_is(node, ask):
     begun = device_stage.begin_stage(due, "vm-1", 2.0)
     state, why, _, text = put(begun)
     assert (state, text) == ("cleaning", "begun by vm-1")
-    assert "in service VM vm-1" in why
+    assert "in service VM vm-1, for " in why
+    assert why.endswith(" of at most 300 s")
     passed = device_stage.pass_stage(begun, 41.23, 3.0)
     assert put(passed) == ("free", "", "41.2", "passed in 41.2 s")
+    proof = "sanitize, crypto erase; 128 blocks read back"
+    erased = device_stage.pass_stage(begun, 41.23, 3.0, proof)
+    assert put(erased)[3] == f"passed in 41.2 s: {proof}"
     again = device_stage.make_stage_due(passed, SERVER, 4.0)
     assert put(again)[2:] == ("41.2", "due, took 41.2 s the last time")
     # A server that has it has it, whatever is due afterwards.

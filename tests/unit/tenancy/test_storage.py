@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import attrs
 import pytest
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from nova_hpc.conf.roles import DEFAULT_ROLES
 from nova_hpc.tenancy.forbidden import ForbiddenDevices
 from nova_hpc.tenancy.hygiene import cleaner
+from nova_hpc.tenancy.stage.erasers import find_erasers
 from nova_hpc.tenancy.step import DeviceTenant, NodeView, RefusedError
 from nova_hpc.tenancy.storage import Erasers
 from nova_hpc.topology import lstopo, roles, sysfs
@@ -161,12 +163,35 @@ class Scrubber(cleaner.Generic):
 @pytest.fixture
 def erasers(monkeypatch):
     monkeypatch.setattr(cleaner, "_OWN", {**cleaner._OWN, "scrub": Scrubber})
-    return cleaner.find_erasers({"disk": "scrub", "gpu": "generic", "raid": "gone"})
+    return find_erasers(options(cleaners={"disk": "scrub", "gpu": "generic", "raid": "gone"}))
+
+
+def options(**values):
+    plain = {"clean_devices": True, "cleaners": {}, "clean_stage": {}}
+    return SimpleNamespace(**{**plain, "clean_checks": {}, "clean_drivers": {}, **values})
 
 
 def test_the_roles_whose_cleaner_erases(erasers):
     assert erasers.of_role == {"disk": ("0108",)}
-    assert cleaner.find_erasers({"disk": "scrub"}, cleaning=False).of_role == {}
+    told = options(cleaners={"disk": "scrub"}, clean_devices=False)
+    assert find_erasers(told).of_role == {}
+
+
+def test_the_roles_whose_stage_erases():
+    """In a service VM; on the host with the driver that the erase needs."""
+    told = {"clean_stage": {"nvme": "host"}, "clean_checks": {"nvme": "nvme"}}
+    driver = {"clean_drivers": {"nvme": "nvme"}}
+    assert find_erasers(options(**told, **driver)).of_role == {"nvme": ("0108",)}
+    vm = {**told, "clean_stage": {"nvme": "service-vm"}}
+    assert find_erasers(options(**vm)).of_role == {"nvme": ("0108",)}
+    for wrong in (
+        {"clean_devices": False},
+        {"clean_stage": {"nvme": "none"}},
+        {"clean_checks": {"nvme": "memory"}},
+        {"clean_drivers": {}},
+        {"clean_drivers": {"nvme": "vfio-pci"}},
+    ):
+        assert find_erasers(options(**{**told, **driver, **wrong})).of_role == {}
 
 
 def test_a_disk_whose_cleaner_erases_it_is_offered(erasers, machines):

@@ -1,0 +1,400 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Erase an NVMe disk, and prove it: the check ``nvme`` of a device's stage.
+
+Needs the kernel's driver ``nvme`` on the disk, and root. Sanitize erases all user data of the
+disk, also those of namespaces that were deleted: crypto erase if the controller has it, else
+block erase. A disk without Sanitize gets Format NVM with secure erase, namespace by namespace,
+if no part of it is in no namespace. The proof has two parts:
+
+* the sanitize log (page 0x81) says at its end that this very erase was successful;
+* sampled blocks do not hold what they held before. Some have a marker that is written before the
+  erase, at places that do not change, so that an erase that was interrupted is judged as well.
+
+An erase that is under way is waited for, whoever began it. The standard library alone is needed.
+*Not tried on hardware.*
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import ctypes
+import errno
+import fcntl
+import hashlib
+import mmap
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from nova_hpc.tenancy.hygiene.clean_errors import UnableError, UncleanError
+from nova_hpc.tenancy.hygiene.nvme_commands import (
+    ACTIVE,
+    ALLOCATED,
+    CONTROLLER,
+    CONTROLLERS,
+    IDENTIFY,
+    IDENTIFY_SIZE,
+    NAMESPACE,
+    AdminCommand,
+    NvmeController,
+    SanitizeAction,
+    SanitizeState,
+    count_controllers,
+    decode_controller,
+    decode_namespaces,
+    decode_sanitize_log,
+    format_command,
+    log_command,
+    pack_command,
+    sanitize_command,
+)
+
+#: ``_IOWR('N', 0x41, struct nvme_admin_cmd)``.
+_ADMIN_IOCTL: Final = 0xC0484E41
+#: Sampled blocks of a namespace: at places that do not change, and at random ones.
+_FIXED, _RANDOM = 64, 64
+#: Seconds for the kernel to show the namespaces, and between looks at the log.
+_SCAN: Final = 20.0
+_PAUSE: Final = 0.2
+_MARK: Final = b"nova-hpc erase marker "
+_MARKED: Final = re.compile(re.escape(_MARK))
+_CLASS: Final = "0x010802"
+#: A namespace below its controller; with the kernel's multipath it is a path (c), and has no device
+#: of its own.
+_DISK: Final = re.compile(r"(nvme\d{1,5})(?:c\d{1,5})?(n\d{1,5})", re.ASCII)
+
+
+class NvmeStatusError(Exception):
+    """A controller refused a command."""
+
+    def __init__(self, opcode: int, status: int) -> None:
+        super().__init__(f"command {opcode:#04x} ended with status {status:#06x}")
+        self.status = status
+
+
+@dataclass(frozen=True)
+class NvmeNamespace:
+    """A namespace as the kernel shows it."""
+
+    number: int
+    #: Bytes of a block, and number of blocks.
+    block: int
+    blocks: int
+    #: Of its block device, e.g. ``nvme0n1``.
+    name: str = ""
+
+
+def choose_blocks(blocks: int) -> list[int]:
+    """Blocks at places that do not change: the first, the last, and those evenly between."""
+    if blocks <= _FIXED:
+        return list(range(blocks))
+    return sorted({number * (blocks - 1) // (_FIXED - 1) for number in range(_FIXED)})
+
+
+def make_marker(namespace: NvmeNamespace, block: int) -> bytes:
+    """The content of a marked block, which no other block has."""
+    text = _MARK + f"{namespace.number} {block} ".encode()
+    return (text * (namespace.block // len(text) + 1))[: namespace.block]
+
+
+# -- a disk -------------------------------------------------------------------------------
+
+
+class NvmeDisk(abc.ABC):
+    """A disk that commands are sent to."""
+
+    @abc.abstractmethod
+    def send(self, command: AdminCommand) -> bytes:
+        """Send an admin command; the data that it returns.
+
+        :raises NvmeStatusError: the controller refused it.
+        :raises OSError: it was not sent.
+        """
+
+    @abc.abstractmethod
+    def list_namespaces(self) -> tuple[NvmeNamespace, ...]:
+        """The namespaces that can be read and written here."""
+
+    @abc.abstractmethod
+    def read(self, namespace: NvmeNamespace, block: int) -> bytes:
+        """Read a block from the disk itself. :raises OSError: it cannot be read."""
+
+    @abc.abstractmethod
+    def write(self, namespace: NvmeNamespace, block: int, data: bytes) -> None:
+        """Write a block to the disk itself. :raises OSError: it cannot be written."""
+
+
+def erase_disk(disk: NvmeDisk, sleep: Callable[[float], object] = time.sleep) -> dict[str, Any]:
+    """Erase a disk that nobody has, and prove it.
+
+    :returns: what was done; ``proof`` is for people.
+    :raises UncleanError: it is not erased.
+    :raises UnableError: that is unknown; another try may tell.
+    """
+    try:
+        return _NvmeErase(disk, sleep).run()
+    except NvmeStatusError as error:
+        raise UncleanError(f"it refuses to be erased: {error}") from error
+    except OSError as error:
+        reason = os.strerror(error.errno).lower() if error.errno else str(error)
+        raise UnableError(f"it cannot be read or written: {reason}") from error
+
+
+@dataclass(frozen=True)
+class _NvmeErase:
+    disk: NvmeDisk
+    sleep: Callable[[float], object]
+
+    def run(self) -> dict[str, Any]:
+        controller = decode_controller(self._identify(CONTROLLER))
+        if controller.is_virtual or (controller.may_be_shared and not self._is_alone()):
+            raise UnableError("other controllers reach its namespaces, so it is no disk of its own")
+        resumed = None
+        if controller.sanitizes and (state := self._read_log()).is_running:
+            state = self._wait()
+            resumed = self._judge_interrupted(state)
+        namespaces = self._namespaces()
+        if resumed is None:
+            before = self._mark(namespaces)
+            method = self._erase(controller, namespaces)
+        else:
+            before, method = {}, f"sanitize, {resumed.words}, begun earlier"
+        blocks = self._compare(namespaces, before)
+        return {"method": method, "blocks": blocks, "proof": f"{method}; {blocks} blocks read back"}
+
+    def _is_alone(self) -> bool:
+        """Whether no other controller is in its NVM subsystem; one that does not tell is not."""
+        try:
+            return count_controllers(self._identify(CONTROLLERS)) == 1
+        except NvmeStatusError:
+            return False
+
+    def _judge_interrupted(self, state: SanitizeState) -> SanitizeAction | None:
+        """The erase that was under way; None: it does not count."""
+        if not (state.is_done and state.is_erased):
+            return None
+        return next(
+            (action for action in SanitizeAction if action.value == state.command & 7), None
+        )
+
+    def _identify(self, cns: int, number: int = 0) -> bytes:
+        return self.disk.send(AdminCommand(IDENTIFY, number, cns, size=IDENTIFY_SIZE))
+
+    def _read_log(self) -> SanitizeState:
+        return decode_sanitize_log(self.disk.send(log_command()))
+
+    def _wait(self) -> SanitizeState:
+        """The log when no erase is under way. The process has a deadline."""
+        while (state := self._read_log()).is_running:
+            self.sleep(_PAUSE)
+        return state
+
+    def _namespaces(self) -> tuple[NvmeNamespace, ...]:
+        active = decode_namespaces(self._identify(ACTIVE))
+        if not active:
+            raise UncleanError("it has no namespace that a server could use")
+        shown = self.disk.list_namespaces()
+        if sorted(namespace.number for namespace in shown) != sorted(active):
+            raise UnableError("the kernel does not show all of its namespaces")
+        if any(namespace.block <= 0 or namespace.blocks <= 0 for namespace in shown):
+            raise UnableError("the kernel shows a namespace without blocks")
+        return shown
+
+    def _mark(self, namespaces: Sequence[NvmeNamespace]) -> dict[tuple[int, int], bytes]:
+        """Keep what random blocks hold, and write markers into fixed ones."""
+        before = {}
+        for namespace in namespaces:
+            fixed = choose_blocks(namespace.blocks)
+            for _ in range(_RANDOM):
+                block = secrets.randbelow(namespace.blocks)
+                before[namespace.number, block] = _digest(self.disk.read(namespace, block))
+            for block in fixed:
+                self.disk.write(namespace, block, make_marker(namespace, block))
+                before[namespace.number, block] = _digest(make_marker(namespace, block))
+        return before
+
+    def _erase(self, controller: NvmeController, namespaces: Sequence[NvmeNamespace]) -> str:
+        if controller.sanitizes:
+            command = sanitize_command(controller.sanitizes[0])
+            self.disk.send(command)
+            state = self._wait()
+            if not state.is_done or state.command != command.cdw10:
+                raise UncleanError(f"its sanitize log says status {state.status} at the end")
+            return f"sanitize, {controller.sanitizes[0].words}"
+        if not controller.has_format:
+            raise UncleanError("it has neither Sanitize (crypto or block erase) nor Format NVM")
+        active = sorted(namespace.number for namespace in namespaces)
+        hidden = controller.manages_namespaces and (
+            controller.unallocated != 0
+            or sorted(decode_namespaces(self._identify(ALLOCATED))) != active
+        )
+        if hidden:
+            raise UncleanError("it has no Sanitize, and Format does not reach all of its space")
+        for number in active:
+            body = self._identify(NAMESPACE, number)
+            self.disk.send(format_command(number, body, controller.formats_by_key))
+        return f"format, {'crypto' if controller.formats_by_key else 'user data'} erase"
+
+    def _compare(
+        self, namespaces: Sequence[NvmeNamespace], before: Mapping[tuple[int, int], bytes]
+    ) -> int:
+        """See whether sampled blocks hold what they held; the number of them."""
+        count = 0
+        for namespace in namespaces:
+            random = {block for number, block in before if number == namespace.number}
+            for block in sorted({*choose_blocks(namespace.blocks), *random}):
+                data = self.disk.read(namespace, block)
+                count += 1
+                if _MARKED.search(data) or (
+                    before.get((namespace.number, block)) == _digest(data) and len(set(data)) > 1
+                ):
+                    raise UncleanError(
+                        f"block {block} of namespace {namespace.number} holds after the erase "
+                        "what it held before"
+                    )
+        return count
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+# -- the kernel ---------------------------------------------------------------------------
+
+
+class KernelDisk(NvmeDisk):
+    """A disk on the kernel's driver."""
+
+    def __init__(self, folder: Path, name: str, dev: Path) -> None:
+        self._folder, self._name, self._dev = folder, name, dev
+        path = dev / name
+        self._handle = _repeat_while_it_starts(lambda: os.open(path, os.O_RDWR | os.O_CLOEXEC))
+
+    def close(self) -> None:
+        """Close the controller."""
+        os.close(self._handle)
+
+    def send(self, command: AdminCommand) -> bytes:
+        """See :meth:`NvmeDisk.send`."""
+        with mmap.mmap(-1, max(command.size, mmap.PAGESIZE)) as buffer:
+            # An address in this process, which lasts as long as the mapping.
+            window = (ctypes.c_char * len(buffer)).from_buffer(buffer)
+            try:
+                body = pack_command(command, ctypes.addressof(window) if command.size else 0)
+                status = _repeat_while_it_starts(
+                    lambda: fcntl.ioctl(self._handle, _ADMIN_IOCTL, body, True)
+                )
+            finally:
+                del window
+            if status:
+                raise NvmeStatusError(command.opcode, status)
+            return buffer[: command.size]
+
+    def list_namespaces(self) -> tuple[NvmeNamespace, ...]:
+        """See :meth:`NvmeDisk.list_namespaces`. The kernel's scan may not have ended."""
+        wanted = decode_namespaces(self.send(AdminCommand(IDENTIFY, 0, ACTIVE, size=IDENTIFY_SIZE)))
+        end = time.monotonic() + _SCAN
+        while True:
+            shown = tuple(self._shown())
+            if {namespace.number for namespace in shown} == set(wanted) or time.monotonic() > end:
+                return shown
+            time.sleep(_PAUSE)
+
+    def _shown(self) -> Iterator[NvmeNamespace]:
+        for place in sorted((self._folder / "nvme" / self._name).iterdir()):
+            match = _DISK.fullmatch(place.name)
+            if match is None:
+                continue
+            with contextlib.suppress(OSError, ValueError):
+                block = int((place / "queue/logical_block_size").read_text())
+                sectors = int((place / "size").read_text())
+                number = int((place / "nsid").read_text())
+                yield NvmeNamespace(number, block, sectors * 512 // block, match[1] + match[2])
+
+    def read(self, namespace: NvmeNamespace, block: int) -> bytes:
+        """See :meth:`NvmeDisk.read`."""
+        with self._opened(namespace, os.O_RDONLY) as handle, mmap.mmap(-1, namespace.block) as page:
+            if os.preadv(handle, [page], block * namespace.block) != namespace.block:
+                raise OSError(errno.EIO, "short read")
+            return page[:]
+
+    def write(self, namespace: NvmeNamespace, block: int, data: bytes) -> None:
+        """See :meth:`NvmeDisk.write`."""
+        with self._opened(namespace, os.O_WRONLY) as handle, mmap.mmap(-1, namespace.block) as page:
+            page[:] = data
+            if os.pwritev(handle, [page], block * namespace.block) != namespace.block:
+                raise OSError(errno.EIO, "short write")
+
+    @contextlib.contextmanager
+    def _opened(self, namespace: NvmeNamespace, mode: int) -> Iterator[int]:
+        # Past the page cache, which would tell what was written and not what is there.
+        flags = mode | os.O_DIRECT | os.O_CLOEXEC | os.O_NOFOLLOW
+        handle = os.open(self._dev / namespace.name, flags)
+        try:
+            yield handle
+        finally:
+            os.close(handle)
+
+
+def _repeat_while_it_starts(action: Callable[[], int]) -> int:
+    """Repeat what the driver refuses as long as the controller starts."""
+    end = time.monotonic() + _SCAN
+    while True:
+        try:
+            return action()
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(_PAUSE)
+
+
+def open_kernel_disk(device: Path, dev: Path = Path("/dev")) -> KernelDisk:
+    """Open the disk of a device's folder in sysfs.
+
+    :raises UnableError: it is no NVMe disk on the kernel's driver, or not to be opened.
+    """
+    try:
+        if (device / "class").read_text().strip() != _CLASS:
+            raise UnableError("it is no NVMe disk")
+        if (device / "driver").resolve().name != "nvme":
+            raise UnableError("it is not bound to nvme")
+        names = [place.name for place in (device / "nvme").iterdir()]
+        if len(names) != 1 or not re.fullmatch(r"nvme\d{1,5}", names[0], re.ASCII):
+            raise UnableError("the kernel shows no controller of it")
+        return KernelDisk(device, names[0], dev)
+    except OSError as error:
+        raise UnableError(f"it cannot be opened: {error.strerror}") from error
+
+
+def check(device: Path, pins: Mapping[str, Any]) -> Any:
+    """See :data:`nova_hpc.tenancy.hygiene.clean_check.Check`."""
+    end = time.monotonic() + _SCAN
+    # The driver takes a disk in the background.
+    while not (device / "nvme").is_dir() and (device / "class").exists() and time.monotonic() < end:
+        time.sleep(_PAUSE)
+    disk = open_kernel_disk(device)
+    try:
+        return erase_disk(disk)
+    finally:
+        disk.close()
+
+
+def read_erase_progress(device: Path) -> int | None:
+    """How far the erase of a disk is, in percent; None: none is under way, or it is unknown."""
+    try:
+        disk = open_kernel_disk(device)
+    except UnableError:
+        return None
+    try:
+        state = decode_sanitize_log(disk.send(log_command()))
+    except (NvmeStatusError, OSError, UnableError):
+        return None
+    finally:
+        disk.close()
+    return state.percent if state.is_running else None
