@@ -73,7 +73,13 @@ def make_environment(home: Path) -> Path:
     done = run_clean(sys.executable, "-m", "venv", "--without-pip", home)
     assert done.returncode == 0, done.stderr
     (site,) = (home / "lib").glob("python*/site-packages")
-    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    dependencies = home / "dependencies"
+    dependencies.mkdir()
+    for each in Path(sysconfig.get_path("purelib")).iterdir():
+        # Nova and this project are what is installed in one way or another.
+        if not each.name.startswith(("nova", "__editable__", "__pycache__")):
+            (dependencies / each.name).symlink_to(each)
+    (site / "dependencies.pth").write_text(f"{dependencies}\n")
     return home / "bin" / "python"
 
 

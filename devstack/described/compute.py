@@ -28,6 +28,8 @@ if MODE == "compute":
 import io  # noqa: E402
 import pathlib  # noqa: E402
 import shutil  # noqa: E402
+import socket  # noqa: E402
+from typing import Any  # noqa: E402
 
 import fixtures  # noqa: E402
 
@@ -62,6 +64,7 @@ def write_tree(keep: fixtures.Fixture) -> None:
 def run_compute(keep: fixtures.Fixture) -> int:
     """Run the service until it is stopped; its exit status."""
     from nova.cmd import compute
+    from nova.network import neutron
     from nova.tests import fixtures as nova_fixtures
     from nova.tests.fixtures import libvirt as fakelibvirt
 
@@ -93,7 +96,15 @@ def run_compute(keep: fixtures.Fixture) -> int:
         hostname=HOST,
     )
     use(patch("nova.virt.libvirt.host.Host.get_connection", lambda self: connection))
-    # Networks are another host's matter: nothing is plugged here.
+    # Networks are this machine's matter, which has the agent: nothing is plugged here.
+    update_port = neutron.API._update_port
+
+    def bind_here(self: neutron.API, client: Any, instance: Any, port: str, body: Any) -> Any:
+        if "binding:host_id" in body["port"]:
+            body["port"]["binding:host_id"] = socket.gethostname()
+        return update_port(self, client, instance, port, body)
+
+    use(patch("nova.network.neutron.API._update_port", bind_here))
     use(patch("os_vif.plug", lambda *a, **k: None))
     use(patch("os_vif.unplug", lambda *a, **k: None))
     sys.argv = ["nova-compute", *OPTIONS]

@@ -1,100 +1,90 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver loads in every layout in which Nova and this project are installed.
+"""nova-compute starts with the driver however Nova and this project are installed.
 
-The virtual environments are real, and so is pip; only Nova is not copied, but
-linked from the environment that runs the tests.
+The environments are real, and so are pip and nova-compute up to the driver's ``init_host``; only
+Nova's modules are not copied, but linked from the environment that runs the tests.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
-import sysconfig
-import zipfile
 from pathlib import Path
 
 import nova
 import pytest
+from nova import version
+
+from tests.install_layouts import (
+    NOVA,
+    OURS,
+    Layout,
+    copy_project,
+    make_environment,
+    pip,
+    run_clean,
+)
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
-NEEDED = (
-    "LICENSE",
-    "README.rst",
-    "etc",
-    "nova_hpc",
-    "pyproject.toml",
-    "requirements.txt",
-    "scheduler_filters",
-    "setup.cfg",
-    "setup.py",
-    "virt_driver_patches",
-)
-LOAD = """
+SETUP = f"""
+import pathlib, setuptools
+names = [str(each.parent) for each in pathlib.Path().glob("nova/**/__init__.py")]
+packages = [name.replace("/", ".") for name in names]
+setuptools.setup(name="nova", version="{version.version_string()}", packages=packages)
+"""
+#: As nova.cmd.compute.main, with no conductor to wait for.
+COMPUTE = """
+import os
+import sys
 from nova import monkey_patch
 monkey_patch.patch()
-from oslo_utils import importutils
-cls = importutils.import_class("nova.virt.hpc.HpcLibvirtDriver")
-from nova.virt.libvirt.driver import LibvirtDriver
-assert issubclass(cls, LibvirtDriver)
-import nova.virt.hpc
-print(nova.virt.hpc.__file__)
+from unittest import mock
+from nova import objects, service
+from nova.cmd import compute
+from nova.conductor import api
+from nova.virt.libvirt import driver as libvirt_driver
+
+class Reached(BaseException):
+    pass
+
+def init_host(self, host):
+    print(type(self).__module__, type(self).__name__, host, sys.modules["nova.virt.hpc"].__file__)
+    raise Reached
+
+import virt_driver_patches.driver.hpc_libvirt as ours
+sys.argv = ["nova-compute", "--config-file", sys.argv[1]]
+with (
+    mock.patch.object(api.API, "wait_until_ready"),
+    mock.patch.object(objects.Service, "enable_min_version_cache"),
+    mock.patch.object(objects.Service, "get_by_host_and_binary", return_value=None),
+    mock.patch.object(ours.HpcLibvirtDriver, "init_host", init_host),
+    mock.patch.object(service, "serve", lambda server, **more: server.start()),
+):
+    try:
+        compute.main()
+    except Reached:
+        sys.stdout.flush()
+        os._exit(0)
+"""
+CONF = """
+[DEFAULT]
+compute_driver = hpc.HpcLibvirtDriver
+host = gpu1
+transport_url = fake://
+state_path = {state}
+[placement]
+auth_type = password
+auth_url = http://127.0.0.1:1
+username = nova
+password = none
+[neutron]
+auth_type = password
+auth_url = http://127.0.0.1:1
+username = nova
+password = none
 """
 
 
-def call(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    variables = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    return subprocess.run(
-        [str(word) for word in words],
-        cwd="/",
-        env=variables | {"PBR_VERSION": "0.0.1"} | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def pip(python: Path, *words: object) -> None:
-    done = call(sys.executable, "-m", "pip", "-q", "--python", python, *words)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory) -> Path:
-    """A copy of this project's source: building writes into it."""
-    copy = tmp_path_factory.mktemp("source")
-    for name in NEEDED:
-        path = ROOT / name
-        if path.is_dir():
-            shutil.copytree(path, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-        elif path.exists():
-            shutil.copy(path, copy / name)
-    return copy
-
-
-@pytest.fixture(scope="module")
-def wheel(source, tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    done = call(
-        sys.executable,
-        "-m",
-        "pip",
-        "-q",
-        "wheel",
-        "--no-deps",
-        "-w",
-        folder,
-        source,
-    )
-    assert done.returncode == 0, done.stderr
-    (built,) = folder.glob("*.whl")
-    return built
-
-
-def link_nova(folder: Path) -> None:
+def link_nova(folder: Path) -> Path:
     """A Nova in *folder*: its two outer packages real, what is in them linked."""
     origin = Path(nova.__file__).parent
     for package in ("", "virt"):
@@ -103,79 +93,60 @@ def link_nova(folder: Path) -> None:
             target = folder / "nova" / package / each.name
             if each.name not in ("virt", "hpc.py", "__pycache__"):
                 target.symlink_to(each)
+    return folder
 
 
-@pytest.fixture
-def venv(tmp_path) -> tuple[Path, Path]:
-    """An environment with Nova's dependencies; its Python and site-packages."""
-    home = tmp_path / "venv"
-    done = call(sys.executable, "-m", "venv", "--without-pip", home)
+@pytest.fixture(scope="module")
+def layout(tmp_path_factory: pytest.TempPathFactory) -> Layout:
+    top = tmp_path_factory.mktemp("sources")
+    checkout = link_nova(top / "nova")
+    (checkout / "setup.py").write_text(SETUP)
+    return Layout(checkout, copy_project(top / "ours"), tmp_path_factory.mktemp("built"))
+
+
+def start_compute(python: Path, state: Path, **environment: str) -> list[str]:
+    """What the driver's init_host says of itself."""
+    conf = state / "nova.conf"
+    conf.write_text(CONF.format(state=state))
+    done = run_clean(python, "-c", COMPUTE, conf, **environment)
     assert done.returncode == 0, done.stderr
-    (site,) = (home / "lib").glob("python*/site-packages")
-    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    return home / "bin" / "python", site
+    return done.stdout.split()
 
 
-def loaded_from(python: Path) -> Path:
-    """The file that was loaded, on green and on native threads."""
-    found = set()
+@pytest.mark.parametrize("how_nova", NOVA)
+@pytest.mark.parametrize("how_ours", OURS)
+def test_nova_compute_starts(layout: Layout, tmp_path: Path, how_nova: str, how_ours: str) -> None:
+    python = layout.install(tmp_path / "venv", how_nova, how_ours)
+    command = python.parent / "nova-hpc"
+    assert run_clean(command, "install-shim", "--check", "--python", python).returncode == 1
+    done = run_clean(command, "install-shim", "--python", python)
+    assert done.returncode == 0, done.stderr
+    (site,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    folder = layout.nova if how_nova == "editable" else site
+    shim = folder / "nova" / "virt" / "hpc.py"
+    # On green and on native threads.
     for native in ("false", "true"):
-        done = call(python, "-c", LOAD, OS_NOVA_DISABLE_EVENTLET_PATCHING=native)
-        assert done.returncode == 0, done.stderr
-        found.add(Path(done.stdout.strip().splitlines()[-1]))
-    (path,) = found
-    return path
-
-
-def shim(python: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    code = "import sys; from nova_hpc_tools.main import main; sys.exit(main())"
-    return call(python, "-c", code, "install-shim", "--python", python, *words)
-
-
-def test_the_wheel_has_the_one_file_and_no_package_of_nova(wheel) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        names = [name for name in archive.namelist() if name.startswith("nova/")]
-        assert names == ["nova/virt/hpc.py"]
-        assert archive.read(names[0]) == (ROOT / "virt_driver_patches/shim/hpc.py").read_bytes()
-
-
-def test_a_wheel_in_the_environment_of_nova(wheel, venv) -> None:
-    python, site = venv
-    link_nova(site)
-    pip(python, "install", "--no-deps", wheel)
-    assert loaded_from(python) == site / "nova/virt/hpc.py"
-    assert shim(python, "--check").returncode == 0
-
-
-def test_an_editable_installation(source, venv) -> None:
-    python, site = venv
-    link_nova(site)
-    pip(python, "install", "--no-deps", "-e", source)
-    # Recent setuptools find the file by a hook of their own, older ones do not;
-    # neither hides the real Nova, and the command makes it work with both.
-    done = call(python, "-c", "import nova.virt; print(nova.virt.__file__)")
-    assert done.stdout.strip() == str(site / "nova/virt/__init__.py")
-    assert shim(python, "--check").returncode == 1
-    done = shim(python)
-    assert done.returncode == 0, done.stderr
-    assert loaded_from(python) == site / "nova/virt/hpc.py"
-    assert shim(python, "--check").returncode == 0
-    assert shim(python, "--remove").returncode == 0
-    assert not (site / "nova/virt/hpc.py").exists()
+        said = start_compute(python, tmp_path, OS_NOVA_DISABLE_EVENTLET_PATCHING=native)
+        assert said == [
+            "virt_driver_patches.driver.hpc_libvirt",
+            "HpcLibvirtDriver",
+            "gpu1",
+            str(shim),
+        ]
+    assert run_clean(command, "install-shim", "--check", "--python", python).returncode == 0
+    assert run_clean(command, "install-shim", "--remove", "--python", python).returncode == 0
+    assert not shim.exists()
 
 
 @pytest.mark.parametrize("first", [False, True])
-def test_a_nova_in_another_folder(wheel, venv, tmp_path, first) -> None:
-    """As beside a distribution's Nova, before or behind it on the path."""
-    python, site = venv
-    distribution = tmp_path / "dist-packages"
-    link_nova(distribution)
+def test_a_nova_of_the_distribution(layout: Layout, tmp_path: Path, first: bool) -> None:
+    """In a folder of its own, before or behind the environment's on the path."""
+    python = make_environment(tmp_path / "venv")
+    (site,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    distribution = link_nova(tmp_path / "dist-packages")
     line = f"import sys; sys.path.insert(0, {str(distribution)!r})" if first else str(distribution)
     (site / "a-distribution.pth").write_text(line + "\n")
-    pip(python, "install", "--no-deps", wheel)
-    # The wheel has put the file where the real package never looks.
-    assert (site / "nova/virt/hpc.py").exists()
-    assert "No module named 'nova.virt.hpc'" in call(python, "-c", LOAD).stderr
-    done = shim(python)
+    pip(python, "install", "--no-deps", layout.wheel_of("ours"))
+    done = run_clean(python.parent / "nova-hpc", "install-shim", "--python", python)
     assert done.returncode == 0, done.stderr
-    assert loaded_from(python) == distribution / "nova/virt/hpc.py"
+    assert start_compute(python, tmp_path)[-1] == str(distribution / "nova/virt/hpc.py")
