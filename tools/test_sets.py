@@ -137,6 +137,9 @@ JOBS: Final[tuple[Job, ...]] = (
     # A failure at each step of a move; functional-34-all has them.
     _job("moves-33", "functional-33", (*_OURS, "-k", "FailingTest"), 6, FULL),
     _job("moves-32", "functional-32", (*_OURS, "-k", "FailingTest"), 6, FULL),
+    # How Nova and this project can be installed; functional-34-all has them.
+    _job("layouts-33", "functional-33", (*_OURS, "-k", "driver_layouts"), 6, FULL),
+    _job("layouts-32", "functional-32", (*_OURS, "-k", "driver_layouts"), 6, FULL),
     _job("nova-suites-34-all", "functional-34", (*_SUITES, "--all"), 40, FULL),
     _job("nova-suites-33", "functional-33", _SUITES, 24, FULL),
     _job("nova-suites-32", "functional-32", _SUITES, 24, FULL),

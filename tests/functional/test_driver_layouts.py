@@ -31,16 +31,17 @@ names = [str(each.parent) for each in pathlib.Path().glob("nova/**/__init__.py")
 packages = [name.replace("/", ".") for name in names]
 setuptools.setup(name="nova", version="{version.version_string()}", packages=packages)
 """
-#: As nova.cmd.compute.main, with no conductor to wait for.
+#: nova.cmd.compute.main, without a conductor and a Placement to wait for.
 COMPUTE = """
 import os
 import sys
 from nova import monkey_patch
 monkey_patch.patch()
 from unittest import mock
-from nova import objects, service
+from nova import objects, service, utils
 from nova.cmd import compute
 from nova.conductor import api
+from nova.scheduler.client import report
 from nova.virt.libvirt import driver as libvirt_driver
 
 class Reached(BaseException):
@@ -54,6 +55,8 @@ import virt_driver_patches.driver.hpc_libvirt as ours
 sys.argv = ["nova-compute", "--config-file", sys.argv[1]]
 with (
     mock.patch.object(api.API, "wait_until_ready"),
+    mock.patch.object(utils, "raise_if_old_compute"),
+    mock.patch.object(report.SchedulerReportClient, "_create_client"),
     mock.patch.object(objects.Service, "enable_min_version_cache"),
     mock.patch.object(objects.Service, "get_by_host_and_binary", return_value=None),
     mock.patch.object(ours.HpcLibvirtDriver, "init_host", init_host),
@@ -71,16 +74,6 @@ compute_driver = hpc.HpcLibvirtDriver
 host = gpu1
 transport_url = fake://
 state_path = {state}
-[placement]
-auth_type = password
-auth_url = http://127.0.0.1:1
-username = nova
-password = none
-[neutron]
-auth_type = password
-auth_url = http://127.0.0.1:1
-username = nova
-password = none
 """
 
 
