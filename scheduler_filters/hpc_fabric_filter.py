@@ -14,7 +14,6 @@ from typing import Any, Final
 import attrs
 from nova import exception, objects
 from nova.scheduler import filters
-from nova.scheduler import utils as scheduler_utils
 from oslo_config import cfg
 from oslo_log import log as logging
 
@@ -23,7 +22,14 @@ from nova_hpc.cluster.group_domain.membership import Ask, GroupDomains, Joined, 
 from nova_hpc.cluster.group_domain.model import EVERYWHERE
 from nova_hpc.cluster.group_domain.records import PlacementSilentError
 from nova_hpc.fabric.model import FabricLevel
-from nova_hpc.from_nova import contract, fabric, fabric_nearness, fabric_records, new_servers
+from nova_hpc.from_nova import (
+    contract,
+    fabric,
+    fabric_nearness,
+    fabric_records,
+    new_servers,
+    rebuilds,
+)
 from nova_hpc.from_nova.patches import answers
 from nova_hpc.from_nova.patches import scheduler as scheduler_patches
 from nova_hpc.placement import flavor as hpc_flavor
@@ -81,11 +87,14 @@ class HpcFabricFilter(filters.BaseHostFilter):
             known and would lose the reason.
         """
         specs = spec_obj.flavor.extra_specs or {}
-        if not hpc_flavor.has_fabric_keys(specs) or scheduler_utils.request_is_rebuild(spec_obj):
+        if not hpc_flavor.has_fabric_keys(specs) or rebuilds.is_own_rebuild(spec_obj):
             return filter_obj_list
         hosts = list(filter_obj_list)
         if not hosts:
             return hosts
+        if rebuilds.has_forged_check(spec_obj):
+            LOG.error("A server with hpc:fabric is refused: %s", rebuilds.FORGED)
+            return _refuse_fabric_request(spec_obj, rebuilds.FORGED)
         answers.put_down_reason(spec_obj, None)
         fabric_nearness.forget_nearness(spec_obj)
         try:

@@ -17,12 +17,11 @@ from typing import Any, Final
 
 from nova import exception, objects
 from nova.scheduler import filters
-from nova.scheduler import utils as scheduler_utils
 from oslo_config import cfg
 from oslo_log import log as logging
 
 from nova_hpc import conf as hpc_conf
-from nova_hpc.from_nova import contract, new_servers, placement_answer, server
+from nova_hpc.from_nova import contract, new_servers, placement_answer, rebuilds, server
 from nova_hpc.from_nova import hosts as reader
 from nova_hpc.from_nova.patches import answers, claims
 from nova_hpc.from_nova.patches import scheduler as scheduler_patches
@@ -87,11 +86,14 @@ class HpcTopologyFilter(filters.BaseHostFilter):
         shared = hpc_flavor.has_shared_memory_keys(extra_specs)
         if not (shared or hpc_flavor.has_hpc_keys(extra_specs)):
             return filter_obj_list
-        if scheduler_utils.request_is_rebuild(spec_obj):
+        if rebuilds.is_own_rebuild(spec_obj):
             return filter_obj_list
         hosts = list(filter_obj_list)
         if not hosts:
             return hosts
+        if rebuilds.has_forged_check(spec_obj):
+            LOG.error("Server %s is refused: %s", _uuid_of_server(spec_obj), rebuilds.FORGED)
+            return _refuse_topology_request(spec_obj, rebuilds.FORGED)
         answers.put_down_reason(spec_obj, None)
         if shared:
             hosts = _keep_giving_hosts(hosts, spec_obj)

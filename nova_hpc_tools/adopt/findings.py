@@ -154,6 +154,9 @@ CHECKS: Final[Mapping[str, DoctorCheck]] = {
     ),
     "nova-refuses": DoctorCheck(_E, "nova-compute does not start with it."),
     "alias-type": DoctorCheck(_W, "No server of a flavor that names it gets these devices."),
+    "nova-hints": DoctorCheck(
+        _E, "A user's hint skips filters: no device is claimed, so two servers may have it."
+    ),
     "driver-stock": DoctorCheck(_E, "Tags are ignored: devices are neither checked nor cleaned."),
     "pci-report": DoctorCheck(_E, "Placement does not know the devices: no server gets one."),
     "libvirt-old": DoctorCheck(_E, "Such servers are refused on this node."),

@@ -158,6 +158,9 @@ CURES: Final[Mapping[str, DoctorCure]] = {
     "port-down": read_cure("Look at the cable, the switch and the subnet manager."),
     "cpus-none": _NODE,
     "cpus-unreadable": _SETS,
+    "nova-hints": read_cure(
+        "Install Nova 32.2.1, 33.0.2 or later of its series, and restart its services."
+    ),
     "cpus-absent": _SETS,
     "cpus-offline": read_cure(
         "Set the CPUs online at boot before nova-compute, or take them out of the set."

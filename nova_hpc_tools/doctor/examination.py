@@ -36,6 +36,7 @@ from nova_hpc_tools.doctor import (
     facts_nova,
     facts_records,
     facts_service,
+    nova_release,
 )
 from nova_hpc_tools.doctor.checks_cloud import Controller, PlacementOptions
 from nova_hpc_tools.doctor.checks_node import Facts, Needless
@@ -131,6 +132,8 @@ def examine_this_machine(args: argparse.Namespace) -> MachineFindings:
         )
         if facts_service.configured_libvirt_needs(work.node, facts.offered, nova):
             libvirt = facts_service.libvirt_uri_of(nova)
+    if {NODE, CONTROLLER} & {*parts} and facts_service.is_this_machine(work.root):
+        findings += filter(None, [nova_release.find_unfixed_nova_here()])
     limit = None
     if CONTROLLER in parts:
         told = _read_controller_settings(args.config, nova)

@@ -20,7 +20,7 @@ from nova_hpc_tools.adopt import install_shim, service_settings
 from nova_hpc_tools.adopt.findings import DoctorFinding, Severity
 from nova_hpc_tools.adopt.layout_cures import render_cure
 from nova_hpc_tools.base import CommandAnswer, CommandError, ListCommand
-from nova_hpc_tools.doctor import facts_service
+from nova_hpc_tools.doctor import facts_service, nova_release
 from nova_hpc_tools.doctor.checks_service import shim_finding
 from nova_hpc_tools.doctor.doctor_options import CONTROLLER, NODE, add_doctor_options
 from nova_hpc_tools.doctor.examination import ERRORS, examine_this_machine
@@ -29,6 +29,7 @@ SUCCESS, WARNING, FAILURE = 0, 1, 2
 _WORST: Final[Mapping[Severity, int]] = {Severity.WARNING: WARNING, Severity.ERROR: FAILURE}
 
 _SHIM: Final = "shim"
+_HINTS: Final = "nova-hints"
 _WRONG: Final[tuple[type[Exception], ...]] = (CommandError, *ERRORS)
 
 #: A check: how it ended, and what there is to be done.
@@ -65,6 +66,8 @@ class UpgradeCheck(ListCommand):
         with_nova = not {NODE, CONTROLLER}.isdisjoint(parsed_args.part or [NODE])
         if with_nova and facts_service.is_this_machine(parsed_args.root):
             checks.append(("Functions of Nova", _check_nova_functions()))
+            fixes = _result_of_findings(filter(None, [nova_release.find_unfixed_nova_here()]))
+            checks.append(("Fixes of Nova", fixes))
         results = [
             (name, library.Result(library.Code(code), text)) for name, (code, text) in checks
         ]
@@ -96,7 +99,9 @@ def _check_settings(args: argparse.Namespace) -> Result:
     try:
         # The shim has a line of its own, which is there also where this one cannot be made.
         findings = [
-            finding for finding in examine_this_machine(args).found if finding.check != _SHIM
+            finding
+            for finding in examine_this_machine(args).found
+            if finding.check not in (_SHIM, _HINTS)
         ]
     except _WRONG as error:
         return FAILURE, f"{error}."

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import inspect
 from unittest import mock
 
 from nova import context as nova_context
 from nova import objects
+from nova.compute import api as compute_api
 
 from nova_hpc.topology.level import Level, common_level
 from tests.functional import base, fixtures
@@ -81,6 +83,33 @@ class LifecycleTest(DriverTest):
         self.assertEqual(before, self.here(server, "alpha"))
         self.assertEqual(before, self.allocated(server, "alpha"))
         self.assert_given_once()
+
+    def test_a_user_with_the_mark_of_a_rebuild(self) -> None:
+        """Nova before 32.2.1 and 33.0.2 believes it and claims nothing (CVE-2026-46448)."""
+        believes = "startswith('_nova')" not in inspect.getsource(compute_api.API.create)
+        hints = {"_nova_check_type": ["rebuild"]}
+        body = self._build_server(flavor_id=self.flavor, networks="none")
+        server = self.api.post_server({"server": body, "os:scheduler_hints": hints})
+        server = self._wait_for_state_change(server, "ERROR" if believes else "ACTIVE")
+        if believes:
+            self.assertIn("_nova_check_type", server["fault"]["message"])
+            self.assertEqual([], self.devices_of(server))
+        else:
+            self.assert_together(server, "alpha", 2)
+        self.assert_given_once()
+
+    def test_a_record_with_the_mark_is_refused_and_can_be_rebuilt(self) -> None:
+        """A server of before: its record keeps the hint on a Nova with the fix."""
+        server = self.boot(self.flavor)
+        context = nova_context.get_admin_context()
+        record = objects.RequestSpec.get_by_instance_uuid(context, server["id"])
+        record.scheduler_hints = {"_nova_check_type": ["rebuild"]}
+        record.save()
+        self.host("beta", ONE_PAIR)
+        self.assert_refused(server, "migrate", None, "_nova_check_type")
+        before = self.here(server, "alpha")
+        self._rebuild_server(server, "155d900f-4e14-4e4c-a73d-069cbf4541e6")
+        self.assertEqual(before, self.here(server, "alpha"))
 
     def test_cold_migration_is_aligned(self) -> None:
         server = self.boot(self.flavor)

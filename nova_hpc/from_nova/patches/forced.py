@@ -13,10 +13,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 from nova import objects
-from nova.scheduler import host_manager, utils
+from nova.scheduler import host_manager
 from oslo_log import log as logging
 
-from nova_hpc.from_nova import hosts, server
+from nova_hpc.from_nova import hosts, rebuilds, server
 from nova_hpc.from_nova.gate import Call, Patch, wrap_method
 from nova_hpc.from_nova.patches import answers
 from nova_hpc.placement import flavor, user_reasons
@@ -97,5 +97,5 @@ def _is_forced(spec: objects.RequestSpec) -> bool:
         (spec.force_hosts or spec.force_nodes)
         and flavor.has_hpc_keys(spec.flavor.extra_specs or {})
         # Nova forces the host of a rebuild, which keeps its devices.
-        and not utils.request_is_rebuild(spec)
+        and not rebuilds.is_own_rebuild(spec)
     )

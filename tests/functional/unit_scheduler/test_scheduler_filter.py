@@ -56,11 +56,22 @@ class FilterTest(HostStates):
         stock = spec()
         stock.flavor.extra_specs = {"hw:cpu_policy": "dedicated"}
         rebuild = spec()
+        # As Nova's API marks it.
         rebuild.scheduler_hints = {"_nova_check_type": ["rebuild"]}
+        rebuild.force_hosts, rebuild.force_nodes = ["one"], ["one"]
         for asked in (stock, rebuild):
             given = iter([self.named("one")])
             self.assertIs(given, self.filter.filter_all(given, asked))
         self.assertEqual([], self.filter.filter_all([], spec()))
+
+    def test_a_mark_that_a_user_wrote_is_refused(self) -> None:
+        """A record of a user has its id, and no one forces the host (CVE-2026-46448)."""
+        for change in ({}, {"id": 1}, {"force_hosts": ["one"], "force_nodes": ["one"], "id": 1}):
+            asked = spec()
+            asked.scheduler_hints = {"_nova_check_type": ["rebuild"]}
+            for name, value in change.items():
+                setattr(asked, name, value)
+            self.assertIn("_nova_check_type", self.refused([self.named("one", pool(1))], asked))
 
     def test_the_hosts_that_fit_in_their_order(self) -> None:
         hosts = [

@@ -232,6 +232,10 @@ FAULTS: Final = (
         "set online", lambda p: p.put("/sys/devices/system/cpu/online", "0-5"),
     ),
     Fault(
+        "a Nova that takes its own hints from users", "nova-hints",
+        lambda p: p.release("33.0.0"), "the release with the fix", lambda p: p.release("33.0.2"),
+    ),
+    Fault(
         "CPUs that cannot be read", "cpus-unread",
         lambda p: p.put("/sys/devices/system/cpu/present", "0-"),
         "a kernel that tells them", lambda p: p.put("/sys/devices/system/cpu/present", "0-5"),

@@ -68,6 +68,17 @@ class Place:
             self.virt / install_shim.NAME, text or install_shim.read_shim_content()
         )
 
+    def release(self, version: str) -> None:
+        """Say which release that Nova is."""
+        assert self.virt is not None
+        home = self.virt.parents[1]
+        for path in home.glob("nova-*.dist-info"):
+            shutil.rmtree(path)
+        info = home / f"nova-{version}.dist-info"
+        info.mkdir()
+        text = f"Metadata-Version: 2.1\nName: nova\nVersion: {version}\n"
+        (info / "METADATA").write_text(text, encoding="ascii")
+
     def healthy(self) -> None:
         """Two NUMA nodes, devices on vfio-pci in groups of their own, hugepages, settings."""
         cpu = "/sys/devices/system/cpu"

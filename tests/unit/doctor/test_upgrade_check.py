@@ -11,7 +11,8 @@ import pytest
 
 from nova_hpc.from_nova import nova_sources
 from nova_hpc_tools.adopt import install_shim, settings
-from nova_hpc_tools.doctor import upgrade_check
+from nova_hpc_tools.adopt.layout_cures import render_cure
+from nova_hpc_tools.doctor import nova_release, upgrade_check
 from nova_hpc_tools.doctor.upgrade_check import FAILURE, SUCCESS, WARNING
 from nova_hpc_tools.main import main
 from tests.unit.doctor.doctor_changes import COMPUTE
@@ -147,3 +148,26 @@ def test_functions_of_nova(tmp_path, monkeypatch):
     assert text.startswith(f"Nova 35.0.0 is in {home / 'nova'}, and this release of nova-hpc")
     monkeypatch.setattr(install_shim, "find_nova_interpreter", lambda: "/no/python")
     assert upgrade_check._check_nova_functions()[0] == WARNING
+
+
+@pytest.mark.parametrize(
+    ("version", "least"),
+    [
+        ("32.2.0", "32.2.1"),
+        ("33.0.0", "33.0.2"),
+        ("33.0.2.dev4", None),
+        ("32.2.1", None),
+        ("34.0.0", None),
+        (None, None),
+    ],
+)
+def test_a_nova_without_a_fix(tmp_path, version, least):
+    found = nova_release.find_unfixed_nova(tmp_path, version)
+    assert (found is None) is (least is None)
+    if least is not None:
+        assert f"Install Nova {least} or later" in render_cure(found.cure)
+        # A distribution's package with the fix and the earlier number.
+        (tmp_path / "compute").mkdir()
+        text = "hints = {k: v for k, v in hints.items() if not k.startswith('_nova')}\n"
+        (tmp_path / "compute/api.py").write_text(text)
+        assert nova_release.find_unfixed_nova(tmp_path, version) is None

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tells Nova's own rebuild from a request whose user has written Nova's mark into a hint."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from nova import objects
+from nova.scheduler import utils
+
+#: The user reads it; operators find the server in the log.
+FORGED: Final = (
+    "The scheduler hint _nova_check_type is Nova's own; leave it out and create the server again"
+)
+
+
+def is_own_rebuild(spec: objects.RequestSpec) -> bool:
+    """Whether Nova itself asks whether a server may be rebuilt where it is.
+
+    Nova marks the request with the hint ``_nova_check_type``, forces the server's one host and
+    node, and takes the id of the record out, so that the mark is never saved (compute/api.py,
+    API.rebuild of 32 to 34). A request of a user has that id: it was read from the record, or
+    has just been saved. Nova before 32.2.1 and 33.0.2 took the hint from users as well
+    (CVE-2026-46448), and records of that time keep it on later releases.
+    """
+    return (
+        utils.request_is_rebuild(spec)
+        and not spec.obj_attr_is_set("id")
+        and len(_hosts(spec, "force_hosts")) == 1
+        and len(_hosts(spec, "force_nodes")) == 1
+    )
+
+
+def has_forged_check(spec: objects.RequestSpec) -> bool:
+    """Whether a user's hint makes Nova take *spec* for a rebuild, which claims nothing."""
+    return utils.request_is_rebuild(spec) and not is_own_rebuild(spec)
+
+
+def _hosts(spec: objects.RequestSpec, name: str) -> list[str]:
+    return list(getattr(spec, name) or ()) if spec.obj_attr_is_set(name) else []
