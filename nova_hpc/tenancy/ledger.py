@@ -115,6 +115,22 @@ class LedgerFile:
             raise LedgerError(f"{ledger.problems[0]}; repair or remove it first")
         return ledger
 
+    def exists(self) -> bool:
+        """Whether there is a file, or its copy."""
+        return _LedgerText.of(self.path) is not None
+
+    def existing(self) -> Ledger:
+        """The same.
+
+        :raises LedgerError: there is no file, or it is lost.
+        """
+        if not self.exists():
+            raise LedgerError(
+                f"no ledger at {self.path}: nova-compute makes it when it runs with this project's "
+                "driver; --config-file names another configuration of the node"
+            )
+        return self.known()
+
     def change(self, edit: Callable[[Ledger], Ledger]) -> Ledger:
         """Change the file; nothing is written when nothing changes.
 

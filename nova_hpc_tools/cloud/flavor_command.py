@@ -7,11 +7,14 @@ import argparse
 import json
 import re
 import shlex
+import sys
 from collections.abc import Sequence
 from typing import Any, Final
 
+import attrs
+
 from nova_hpc_tools.base import CommandAnswer, CommandError, Count, ListCommand
-from nova_hpc_tools.cloud import family
+from nova_hpc_tools.cloud import family, node_kinds
 from nova_hpc_tools.cloud.explain import find_nodes
 from nova_hpc_tools.cloud.family import FamilyFlavor
 from nova_hpc_tools.fabric import nova_aggregates
@@ -94,8 +97,9 @@ class CreateFlavors(ListCommand):
             raise CommandError(f"--family: {args.family!r} is no name of a flavor")
         cloud = cloud_readers.obtain_snapshot(args.snapshot, args.config)
         node = _choose_flavor_node(cloud, args.host)
+        empty = attrs.evolve(cloud, servers=())
         members = family.build_flavor_family(
-            cloud, node, args.family, args.gpu, _choose_adapter_alias(args, cloud, node)
+            empty, node, args.family, args.gpu, _choose_adapter_alias(args, empty, node)
         )
         states = [_flavor_state_of(cloud, member.flavor) for member in members]
         if args.yes:
@@ -123,25 +127,31 @@ class CreateFlavors(ListCommand):
 
 
 def _choose_flavor_node(cloud: Snapshot, host: str | None) -> SnapshotNode:
-    nodes = [node for node in find_nodes(cloud, host) if node.devices]
-    if not nodes:
+    """A node of the kind that is meant, empty and with the devices that it withholds.
+
+    :raises CommandError: no host offers a device, or there are several kinds.
+    """
+    named = [node for node in find_nodes(cloud, host) if node.devices or node.withheld]
+    kinds = node_kinds.find_node_kinds(
+        family.release_all_servers(cloud, node)
+        for node in cloud.hosts
+        if node.devices or node.withheld
+    )
+    hosts = {node.host for node in named}
+    kinds = [kind for kind in kinds if hosts & {*kind.hosts} and kind.model.devices]
+    if not kinds:
         raise NoDevicesError("no host of the cloud offers a device")
-    kinds: dict[object, SnapshotNode] = {}
-    for node in nodes:
-        bare = family.release_all_servers(cloud, node)
-        kinds.setdefault(
-            tuple(
-                sorted(
-                    (str(device.location), *sorted(device.aliases), device.free)
-                    for device in bare.devices
-                )
-            ),
-            node,
-        )
     if len(kinds) > 1:
-        names = ", ".join(sorted(node.host for node in kinds.values()))
+        names = ", ".join(sorted(kind.model.host for kind in kinds))
         raise CommandError(f"the cloud has several kinds of nodes: name one with --host ({names})")
-    return nodes[0]
+    (kind,) = kinds
+    for address in kind.unplaced:
+        print(
+            f"{kind.model.host} withholds {address} ({kind.model.withheld[address]}), and no other "
+            "host shows where it sits: no flavor counts it.",
+            file=sys.stderr,
+        )
+    return kind.model
 
 
 def _choose_adapter_alias(

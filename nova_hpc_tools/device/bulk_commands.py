@@ -171,7 +171,7 @@ class AcceptDevices(_BulkDeviceCommand):
         reason = " ".join(parsed_args.reason.split())
         if not reason:
             raise CommandError("--reason: say why")
-        place = ManagedNode.read(parsed_args.config)
+        place = ManagedNode.read_existing(parsed_args.config)
         step = place.step()
         devices = [
             place.candidate(address) for address in place.addresses() if place.is_there(address)
@@ -214,7 +214,7 @@ class ReleaseDevices(_BulkDeviceCommand):
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
         """Show, ask, clean, check, release."""
-        place = ManagedNode.read(parsed_args.config)
+        place = ManagedNode.read_existing(parsed_args.config)
         withheld = {**place.ledger.suspect, **place.ledger.quarantined}
         rows = self.selected(parsed_args, place, withheld)
         columns = ("Address", "State", "Reason")
@@ -306,7 +306,9 @@ class MaintenanceWindow(base.RecordCommand):
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
         """Announce, end, or show."""
         args = parsed_args
-        place = ManagedNode.read(args.config)
+        # Time for maintenance can be announced before nova-compute has run.
+        starts = args.start is not False and not args.stop
+        place = (ManagedNode.read if starts else ManagedNode.read_existing)(args.config)
         announced = place.ledger.maintenance
         if args.stop:
             announced = None

@@ -72,8 +72,20 @@ class ManagedNode:
     ledger: Ledger
 
     @classmethod
+    def read_existing(cls, config: Sequence[str]) -> ManagedNode:
+        """The same, and say which ledger it is.
+
+        :raises LedgerError: there is none.
+        """
+        place = cls.read(config)
+        if not place.ledger.lost:
+            place.file.existing()
+        print(f"Ledger: {place.file.path}", file=sys.stderr)
+        return place
+
+    @classmethod
     def read(cls, config: Sequence[str]) -> ManagedNode:
-        """Read the configuration, the node and its files.
+        """Read the configuration, the node and its files; without a ledger it is empty.
 
         :raises node_config.ConfigError: the configuration cannot be read.
         :raises CommandError: the roles in it cannot be used.
@@ -297,7 +309,7 @@ class ListDevices(base.ListCommand):
         """Columns and rows."""
         if parsed_args.all_nodes:
             return _list_withheld_of_cloud(parsed_args.config)
-        place = ManagedNode.read(parsed_args.config)
+        place = ManagedNode.read_existing(parsed_args.config)
         for problem in place.ledger.problems:
             print(f"Problem: {problem}", file=sys.stderr)
         if parsed_args.absent:
@@ -368,7 +380,7 @@ class ShowDevice(_DeviceCommand):
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
         """Names and values."""
         address = normalise_address(parsed_args.address)
-        place = ManagedNode.read(parsed_args.config)
+        place = ManagedNode.read_existing(parsed_args.config)
         candidate = place.candidate(address)
         function, step = candidate.function, place.step()
         state, reason = place.condition(address, place.ill())
@@ -430,7 +442,7 @@ class CheckDevice(_DeviceCommand):
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
         """Print what differs."""
         address = normalise_address(parsed_args.address)
-        place = ManagedNode.read(parsed_args.config)
+        place = ManagedNode.read_existing(parsed_args.config)
         candidate = place.candidate(address)
         if parsed_args.accept:
             return self._answer(address, place.step().accept(candidate, place.owners()))

@@ -55,6 +55,15 @@ class _PartitionCommand(base.ListCommand):
         """Do what the command is for."""
         raise NotImplementedError
 
+    def expect_ledger(self) -> None:
+        """Say which ledger has the partitions of servers.
+
+        :raises LedgerError: there is none.
+        """
+        file = LedgerFile.from_options(self.options)
+        file.existing()
+        print(f"Ledger: {file.path}", file=sys.stderr)
+
 
 class ListPartitions(_PartitionCommand):
     """List the partitions, which of them are active, and whose they are.
@@ -67,6 +76,7 @@ class ListPartitions(_PartitionCommand):
 
     def act(self) -> CommandAnswer:
         """Columns and rows."""
+        self.expect_ledger()
         state = self.links.state()
         if state.lost is not None:
             print(f"Problem: {state.lost}", file=sys.stderr)
@@ -131,7 +141,8 @@ class RestorePartitions(_PartitionCommand):
     """
 
     def act(self) -> CommandAnswer:
-        """Send the list."""
+        """Send the list; without a ledger it would end the partitions of all servers."""
+        self.expect_ledger()
         active_ids = self.links.restore()
         self.say(f"Active partitions: {', '.join(map(str, active_ids)) or 'none'}")
         return CommandAnswer(("Partition",), [(partition_id,) for partition_id in active_ids])

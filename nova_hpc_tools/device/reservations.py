@@ -9,6 +9,7 @@ and named, with the command that lifts it.
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Final
 
 from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
@@ -41,9 +42,11 @@ class ListReserved(base.ListCommand):
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
         """Read the ledger."""
         options = service_settings.read_node_options(parsed_args.config, ("ledger_file",))
-        ledger = LedgerFile.from_options(options.hpc).known()
+        file = LedgerFile.from_options(options.hpc)
+        ledger = file.existing()
         providers = sorted(ledger.providers.items(), key=lambda item: address_key(item[0]))
         rows = [_format_reservation_row(address, provider) for address, provider in providers]
+        print(f"Ledger: {file.path}", file=sys.stderr)
         return CommandAnswer(_COLUMNS, rows, show=lambda: self._show(rows))
 
     def _show(self, rows: list[tuple[object, ...]]) -> None:

@@ -122,6 +122,11 @@ def _check_ledger(config: list[str]) -> Result:
     options = service_settings.read_node_options(config, ("ledger_file",))
     file = LedgerFile.from_options(options.hpc)
     ledger = file.read()
+    if not file.exists():
+        return SUCCESS, (
+            f"There is no ledger at {file.path}. nova-compute makes it when it runs with this "
+            "project's driver."
+        )
     if ledger.lost:
         return FAILURE, (
             f"{ledger.problems[0]}. No device would be offered: keep the release that wrote it, or "

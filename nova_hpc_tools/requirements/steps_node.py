@@ -109,7 +109,7 @@ def _read_domain(context: StepContext) -> DomainFacts:
 def query_sanitization(context: StepContext) -> Output:
     """What this node's ledger says of each device: whom it served, and whether it was cleaned."""
     try:
-        node = ManagedNode.read(context.options.config)
+        node = ManagedNode.read_existing(context.options.config)
         disks = _read_disks(context)
     except (CommandError, LedgerError, service_settings.ConfigError) as error:
         raise EvidenceError(str(error)) from error

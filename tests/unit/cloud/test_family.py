@@ -240,6 +240,75 @@ def test_a_cloud_without_devices_has_a_status_of_its_own(create):
     assert err == "nova-hpc flavor create: no host of the cloud offers a device\n"
 
 
+def without(node, *addresses):
+    """The node that withholds these: it does not report them."""
+    devices = tuple(each for each in node.devices if each.address not in addresses)
+    reasons = dict.fromkeys(addresses, "its link is narrow")
+    return attrs.evolve(node, devices=devices, withheld=reasons)
+
+
+SICK = "0000:41:01.0"
+
+
+@pytest.mark.parametrize("named", [(), ("--host", "node3"), ("--host", "node39")])
+def test_one_withheld_device_among_equal_hosts(create, named):
+    hosts = [host(name=f"node{number}") for number in range(40)]
+    hosts[3] = without(hosts[3], SICK)
+    status, out, err = create(*named, "-f", "json", cloud=clouds.cloud(*hosts))
+    assert (status, err) == (1, "")
+    assert [row["Flavor"] for row in json.loads(out)] == [f"hpc.gpu{n}" for n in (1, 2, 4, 8)]
+    assert [row["Fit"] for row in json.loads(out)] == [8, 4, 2, 1]
+
+
+def test_other_forms_of_a_withheld_device(create):
+    whole, other = host(name="a"), host(name="b")
+    adapter = next(each for each in other.devices if each.role == "nic")
+    fewer = tuple(attrs.evolve(each, free=3) if each is adapter else each for each in other.devices)
+    # One of its virtual functions; a sick GPU that a server has.
+    one = attrs.evolve(other, devices=fewer, withheld={"0000:40:1f.3": "x"})
+    sick = clouds.node("c", [[None, "s1"], 2, 2, 2], cpus=34, ailing={"0000:40:01.0": "x"})
+    sick = attrs.evolve(
+        sick, numa=whole.numa, devices=(*sick.devices, *(clouds.vfs("c", n) for n in range(4)))
+    )
+    server = clouds.server("s1", "c")
+    for others in ([one], [sick], [one, sick]):
+        servers = [server] if sick in others else []
+        status, out, err = create("-f", "json", cloud=clouds.cloud(whole, *others, servers=servers))
+        assert (status, err, len(json.loads(out))) == (1, "", 4)
+
+
+def test_hosts_that_differ_in_more_are_no_kind(create):
+    """Fewer devices without a reason, or another one at the place of the withheld one."""
+    whole, second = host(name="a"), host(name="b")
+    fewer = attrs.evolve(without(second, SICK), withheld={})
+    two = attrs.evolve(without(second, SICK, "0000:40:00.0"), withheld={SICK: "x"})
+    for other in (fewer, two, host((2, 2, 2, 1), name="b")):
+        assert "several kinds" in create(cloud=clouds.cloud(whole, other))[2]
+
+
+def test_a_withheld_device_that_no_other_host_shows_is_said(create):
+    status, out, err = create("-f", "json", cloud=clouds.cloud(without(host(), SICK)))
+    assert status == 1
+    assert f"node7 withholds {SICK} (its link is narrow)" in err
+    assert "hpc.gpu8" not in out
+
+
+def test_servers_are_counted_once(create):
+    """Their CPUs are given back once: the same flavors as on an empty host."""
+    used = clouds.node("a", [["s1", None], 2, 2, 2], cpus=32)
+    pages = {2048: 1000, 4: 1 << 20}
+    used = attrs.evolve(
+        used,
+        numa=tuple(attrs.evolve(each, pages=pages) for each in used.numa),
+        devices=(*used.devices, *(clouds.vfs("a", n) for n in range(4))),
+    )
+    cloud = clouds.cloud(used, servers=[clouds.server("s1", "a")])
+    empty = create("-f", "json")[1]
+    assert [row["VCPUs"] for row in json.loads(create("-f", "json", cloud=cloud)[1])] == [
+        row["VCPUs"] for row in json.loads(empty)
+    ]
+
+
 def test_bad_words(create):
     assert create("--family", "a b")[0] == 2
     assert create("--gpu", "nothing")[0] == 2

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from nova_hpc.wire.ledger import Ledger
 from nova_hpc_tools.adopt import host_files
 from tests.nodes.catalogue import NODES
 from tests.nodes.write import write
@@ -46,6 +47,10 @@ class Node:
             place = self.home / f".{project}"
             (place / f"{project}.conf.d").mkdir(parents=True)
             (place / f"{project}.conf").write_text(text)
+        # As nova-compute keeps it.
+        (folder / "ledger").write_text(Ledger().dumps())
+        with (self.home / ".nova/nova.conf").open("a") as conf:
+            conf.write(f"[hpc]\nledger_file = {folder}/ledger\n")
         self.work = folder / "work"
         self.work.mkdir()
         self.bin = folder / "bin"

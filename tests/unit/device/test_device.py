@@ -44,9 +44,19 @@ def ask(node, capsys):
         for name, command in COMMANDS.items():
             app.command_manager.add_command(f"device {name}", command)
         status = app.run(["device", *words, "--config-file", str(node.root / "nova.conf")])
-        return status, *capsys.readouterr()
+        out, err = capsys.readouterr()
+        # Each says on standard error which file it has read.
+        return status, out, err.replace(f"Ledger: {node.state}\n", "")
 
     return run
+
+
+def test_each_command_says_which_ledger_it_reads(node, capsys):
+    for words in (["list"], ["show", GPU], ["check", GPU], ["maintenance"]):
+        app = NovaHpc()
+        app.command_manager.add_command(f"device {words[0]}", COMMANDS[words[0]])
+        app.run(["device", *words, "--config-file", str(node.root / "nova.conf")])
+        assert f"Ledger: {node.state}\n" in capsys.readouterr().err
 
 
 def listed(ask):
@@ -311,8 +321,14 @@ def test_a_machine_that_is_not_set_up_is_said_if_nothing_is_listed(node, ask):
     empty.mkdir()
     (node.root / "nova.conf").write_text(
         f"[DEFAULT]\nstate_path = {empty}\n[hpc]\nledger_file = {empty / 'ledger'}\n"
+        f"sysfs_root = {node.root}\n"
     )
-    status, out, _ = ask("list")
-    assert status == 0
-    assert "nova-hpc configure sets it up" in out
-    assert json.loads(ask("list", "--format", "json")[1]) == []
+    commands = ["list", "list --absent", "list -f json", f"show {GPU}", f"check {GPU}"]
+    commands += ["release --all", "accept --all --reason x", "maintenance"]
+    for words in commands:
+        status, out, err = ask(*words.split())
+        assert (status, out) == (2, ""), words
+        assert f"no ledger at {empty}/ledger" in err
+    # It can be announced, and a device withheld, before nova-compute has run.
+    assert ask("quarantine", GPU, "--reason", "x")[0] == 0
+    assert ask("list")[0] == 0

@@ -47,7 +47,9 @@ def ask(node, capsys):
         for name, command in COMMANDS.items():
             app.command_manager.add_command(f"device {name}", command)
         status = app.run(["device", *words, "--config-file", str(node.root / "nova.conf")])
-        return status, *capsys.readouterr()
+        out, err = capsys.readouterr()
+        # Each says on standard error which file it has read.
+        return status, out, err.replace(f"Ledger: {node.state}\n", "")
 
     return run
 

@@ -38,7 +38,8 @@ def ask(manager, tmp_path, capsys):
         for name, command in COMMANDS.items():
             app.command_manager.add_command(f"nvlink {name}", command)
         status = app.run(["nvlink", *words, "--config-file", str(tmp_path / "nova.conf")])
-        return status, *capsys.readouterr()
+        out, err = capsys.readouterr()
+        return status, out, err.replace(f"Ledger: {tmp_path}/hpc-ledger.json\n", "")
 
     return run
 
@@ -66,6 +67,15 @@ def test_an_operator_sees_whose_partition_it_is(ask, manager, tmp_path):
     assert "not configured yet" in err
     assert ask("restore") == (0, "Active partitions: 1\n", "")
     assert manager.active == {1}
+
+
+def test_without_a_ledger_nothing_is_told(ask, manager, tmp_path):
+    """A list of no partition would end those of all servers."""
+    for words in ("list", "restore"):
+        status, out, err = ask(words)
+        assert (status, out) == (2, "")
+        assert f"no ledger at {tmp_path}/hpc-ledger.json" in err
+    assert manager.active == set()
 
 
 def test_the_sets_of_the_configuration(ask):

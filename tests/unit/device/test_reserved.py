@@ -2,6 +2,7 @@
 """``nova-hpc device reserved``: what was left reserved is found, and lifted by its command."""
 
 import json
+import re
 
 import pytest
 
@@ -78,7 +79,15 @@ def test_for_scripts(ask):
 
 
 def test_nothing(ask):
-    assert ask(None) == (0, "Nothing is reserved in Placement.\n", "")
+    status, out, err = ask(Ledger())
+    assert (status, out) == (0, "Nothing is reserved in Placement.\n")
+    assert re.fullmatch(r"Ledger: /\S+/ledger\n", err)
+
+
+def test_no_ledger_is_no_all_clear(ask, tmp_path):
+    status, out, err = ask(None)
+    assert (status, out) == (2, "")
+    assert f"no ledger at {tmp_path}/ledger" in err
 
 
 def test_a_ledger_that_cannot_be_read(ask):
