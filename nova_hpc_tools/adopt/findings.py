@@ -116,6 +116,15 @@ CHECKS: Final[Mapping[str, DoctorCheck]] = {
     "cpus-none": DoctorCheck(_W, "Servers with dedicated CPUs are never scheduled to this node."),
     "cpus-unreadable": DoctorCheck(_E, "nova-compute does not start with it."),
     "cpus-absent": DoctorCheck(_E, "nova-compute refuses CPUs that the host does not have."),
+    "driver-ids": DoctorCheck(
+        _E, "At the next start the host loses a device, or servers lose virtual functions."
+    ),
+    "entry-unmatched": DoctorCheck(
+        _W, "Nova offers nothing by it: the device is gone, elsewhere, or mistyped."
+    ),
+    "provider-cyborg": DoctorCheck(
+        _W, "Two services that count one device give it to two servers."
+    ),
     "cpus-offline": DoctorCheck(
         _E, "nova-compute refuses CPUs that are offline and that it does not switch itself."
     ),

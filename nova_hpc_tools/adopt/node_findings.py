@@ -8,7 +8,7 @@ from pathlib import Path
 from nova_hpc.topology.model import Node
 from nova_hpc.topology.roles import Roles
 from nova_hpc.wire.node_declaration import NodeWishes
-from nova_hpc_tools.adopt import overlooked, readiness
+from nova_hpc_tools.adopt import device_users, overlooked, readiness
 from nova_hpc_tools.adopt.declared_vfs import check_firmware, list_short_adapters
 from nova_hpc_tools.adopt.device_spec import DeviceSpec
 from nova_hpc_tools.adopt.findings import DoctorFinding
@@ -49,6 +49,7 @@ def find_node_faults(
     wishes: NodeWishes,
     told: ServiceSettings,
     kernel: KernelOptions,
+    root: Path,
 ) -> list[DoctorFinding]:
     """Find what keeps devices from servers: ``doctor`` has the same findings.
 
@@ -56,10 +57,13 @@ def find_node_faults(
     :param node: read from sysfs; lstopo's XML says nothing of this.
     :param told: the settings of the services.
     :param kernel: options of the operator's, and features that run.
+    :param root: where the host's files are.
     """
     offered = readiness.offered_functions_of(node, spec)
     return [
-        *readiness.check_readiness(node, spec, roles, wishes, kernel),
+        *readiness.check_readiness(
+            node, spec, roles, wishes, kernel, device_users.find_device_users(root, offered)
+        ),
         *overlooked.find_overlooked_devices(node, roles, offered, bool(told.other_roles)),
         *find_device_faults(root, node, spec, roles, wishes, told),
     ]

@@ -19,6 +19,7 @@ from nova_hpc_tools.adopt import kernel_words
 from nova_hpc_tools.adopt.cures import DECLARATION, WRITE, DoctorCure
 from nova_hpc_tools.adopt.declared_vfs import count_declared_vfs
 from nova_hpc_tools.adopt.device_spec import DeviceSpec
+from nova_hpc_tools.adopt.device_users import DeviceUsers
 from nova_hpc_tools.adopt.findings import DoctorFinding
 from nova_hpc_tools.adopt.kernel_options import KernelOptions
 from nova_hpc_tools.adopt.vgpu_findings import check_vgpu_types
@@ -30,7 +31,12 @@ _TO_GRUB: Final = (
 
 
 def check_readiness(
-    node: Node, spec: DeviceSpec, roles: Roles, wishes: NodeWishes, kernel: KernelOptions
+    node: Node,
+    spec: DeviceSpec,
+    roles: Roles,
+    wishes: NodeWishes,
+    kernel: KernelOptions,
+    users: Mapping[str, DeviceUsers],
 ) -> list[DoctorFinding]:
     """The work to do on the host before servers get its devices.
 
@@ -38,6 +44,7 @@ def check_readiness(
     :param spec: what it offers.
     :param wishes: what the operator has declared.
     :param kernel: options of the operator's, and features that run.
+    :param users: address -> processes that have a device open.
     """
     functions = offered_functions_of(node, spec)
     return [
@@ -46,6 +53,7 @@ def check_readiness(
             node,
             functions,
             {address for offer in spec.offers if offer.network for address in offer.functions},
+            users,
         ),
         *_check_virtual_functions(node, roles, wishes),
         *check_vgpu_types(node, spec),
@@ -93,7 +101,10 @@ def _switch_iommu_on(kernel: KernelOptions) -> str:
 
 
 def _check_drivers(
-    node: Node, offered: Iterable[PciFunction], ports: set[str]
+    node: Node,
+    offered: Iterable[PciFunction],
+    ports: set[str],
+    users: Mapping[str, DeviceUsers],
 ) -> Iterator[DoctorFinding]:
     """Of the devices for Neutron's ports libvirt changes the driver itself."""
     wrong: dict[tuple[str, str, bool], list[str]] = defaultdict(list)
@@ -103,11 +114,18 @@ def _check_drivers(
             wrong[key].append(function.address)
     for (driver, wanted, parts), addresses in sorted(wrong.items()):
         bound = f"bound to {driver}" if driver else "bound to no driver"
+        held = "; ".join(
+            f"{address}: {users[address].text}"
+            for address in _first_addresses(addresses)
+            if address in users and users[address].text
+        )
         cure = DoctorCure.of(
+            # The unbind waits for them, and driverctl with it.
+            f"End what has it open first ({held}); then " if held else "",
             "; ".join(
                 f"driverctl set-override {address} {wanted}"
                 for address in _first_addresses(addresses)
-            )
+            ),
         )
         if parts:
             # Whoever unbinds them takes the vGPUs of all servers away.

@@ -158,6 +158,18 @@ CURES: Final[Mapping[str, DoctorCure]] = {
     "port-down": read_cure("Look at the cable, the switch and the subnet manager."),
     "cpus-none": _NODE,
     "cpus-unreadable": _SETS,
+    "driver-ids": read_cure(
+        "Take the id out of vfio-pci's option ids, make the initramfs or GRUB's file again, and "
+        "restart the host when no server is on it."
+    ),
+    "entry-unmatched": DoctorCure.of(
+        "Correct the entry, or take it out of ",
+        place_option("pci", "device_spec", called="the file that has it"),
+        _RESTART,
+    ),
+    "provider-cyborg": read_cure(
+        "Leave each device to one of the two: left_out in the declaration, or out of Cyborg."
+    ),
     "nova-hints": read_cure(
         "Install Nova 32.2.1, 33.0.2 or later of its series, and restart its services."
     ),

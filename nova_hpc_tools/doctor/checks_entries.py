@@ -68,7 +68,25 @@ def check_entries(facts: Entries) -> Iterator[DoctorFinding]:
             ),
         )
     yield from _check_hidden_entries(facts)
+    yield from _check_unmatched_entries(facts)
     yield from _check_alias_types(facts)
+
+
+def _check_unmatched_entries(facts: Entries) -> Iterator[DoctorFinding]:
+    """Entries of others that name no device here; of ours ``offered-gone`` says it."""
+    refused = {line for refusal in facts.refusals for line in refusal.entries}
+    for line in dict.fromkeys(facts.others):
+        entry = spec_entries.read_spec_entry(line)
+        if not entry or line in refused or "devname" in entry:
+            continue  # what Nova does not start with is said already
+        if not any(spec_entries.entry_matches(entry, each) for each in facts.node.functions):
+            yield DoctorFinding(
+                "entry-unmatched",
+                f"The entry {line} of [pci]device_spec matches no device of this node.",
+                DoctorCure.of(
+                    "Correct it, or take it out of ", _THEIRS, "; then ", RESTART_COMPUTE, "."
+                ),
+            )
 
 
 def _refusal_finding(refusal: NovaRefusal, facts: Entries) -> DoctorFinding:

@@ -8,21 +8,20 @@ from typing import Any, Final
 
 import attrs
 
-from nova_hpc.topology import cpuset, peer_wish
+from nova_hpc.topology import peer_wish
 from nova_hpc.topology.model import Node, PciFunction, address_key
 from nova_hpc.topology.peer_wish import PeerWish
 from nova_hpc.topology.roles import Roles
 from nova_hpc.wire import tags
 from nova_hpc.wire.node_declaration import NodeWishes
 from nova_hpc_tools.adopt import (
-    configured,
     host,
     nova_rules,
     overlooked,
-    readable_node,
     readiness,
     settings,
     spec_entries,
+    vfio_ids,
 )
 from nova_hpc_tools.adopt.cures import (
     DECLARATION,
@@ -38,8 +37,9 @@ from nova_hpc_tools.adopt.cures import (
     place_option,
 )
 from nova_hpc_tools.adopt.device_spec import DeviceSpec
+from nova_hpc_tools.adopt.device_users import DeviceUsers
 from nova_hpc_tools.adopt.findings import DoctorFinding
-from nova_hpc_tools.doctor import checks_host, checks_memory, checks_service
+from nova_hpc_tools.doctor import checks_cpus, checks_host, checks_memory, checks_service
 
 _SHARED, _DEDICATED = settings.CPU_SETS
 _RESTART: Final = DoctorCure.of(", and ", RESTART_COMPUTE, ".")
@@ -76,6 +76,10 @@ class Facts:
     cpu_sets: Mapping[str, str] = attrs.field(factory=dict, hash=False)
     #: Nova switches dedicated CPUs off while no server has them.
     nova_switches: bool = False
+    #: Addresses that the declaration leaves out.
+    left_out: frozenset[str] = frozenset()
+    #: Address -> processes that have a device open.
+    users: Mapping[str, DeviceUsers] = attrs.field(factory=dict, hash=False)
     #: Address -> why it must never be given.
     never: Mapping[str, str] = attrs.field(factory=dict, hash=False)
     #: Files of ``nova-hpc prepare`` that are not as it would write them now.
@@ -116,7 +120,10 @@ class Facts:
 def check_compute_node(facts: Facts) -> list[DoctorFinding]:
     """Everything that is wrong, in the order of what has to be done first."""
     ready = readiness.check_readiness(
-        facts.node, facts.spec, facts.roles, facts.wishes, facts.host.kernel
+        facts.node, facts.spec, facts.roles, facts.wishes, facts.host.kernel, facts.users
+    )
+    taken = vfio_ids.find_taken_at_boot(
+        facts.node, facts.roles, facts.wishes, facts.offered, facts.left_out, facts.host.kernel
     )
     more = checks_host.check_host(facts.host, facts.node, facts.offered)
     service = checks_service.check_service(facts.service)
@@ -128,13 +135,16 @@ def check_compute_node(facts: Facts) -> list[DoctorFinding]:
             *ready,
             *_check_preparation_drift(facts),
             *more,
+            *taken,
             *_check_node_devices(facts),
             *nobody,
             *_check_nvswitches(facts),
         ),
         *(
             *_check_peer_paths(facts),
-            *_check_cpu_sets(facts),
+            *checks_cpus.check_cpu_sets(
+                facts.node, facts.cpu_sets, facts.offered, facts.nova_switches
+            ),
             *_check_options(facts),
             *_check_declaration(facts),
             *checks_memory.check_shared_memory(facts.shared),
@@ -270,109 +280,6 @@ def _check_peer_paths(facts: Facts) -> Iterator[DoctorFinding]:
             f"{lack.address} keeps the node from {wish}: {lack.what}.",
             f"{lack.cure}." if lack.cure else otherwise,
         )
-
-
-# --- CPUs ---------------------------------------------------------------------------
-
-
-def _check_cpu_sets(facts: Facts) -> Iterator[DoctorFinding]:
-    unread = readable_node.find_unread_cpus(facts.node, facts.offered)
-    if unread is not None:
-        text, _, cure = unread.partition(": ")
-        yield DoctorFinding(
-            "cpus-unread", f"{text[:1].upper()}{text[1:]}.", cure or "See the kernel's log: dmesg"
-        )
-    sets: dict[str, frozenset[int]] = {}
-    for name, text in facts.cpu_sets.items():
-        cpus = configured.parse_cpus(text)
-        if cpus is None:
-            yield DoctorFinding(
-                "cpus-unreadable",
-                f"[compute]{name} is {text!r}, no set of CPUs.",
-                DoctorCure.of("Write ", _place_example(name), _RESTART),
-            )
-        else:
-            sets[name] = cpus
-    if facts.offered and _DEDICATED not in facts.cpu_sets:
-        yield DoctorFinding("cpus-none", f"[compute]{_DEDICATED} is not set.", _WRITE)
-    node = facts.node
-    for name, cpus in sets.items():
-        known = node.cpus | node.unplaced_cpus
-        if known and node.cpus_unread is None and cpus - known:
-            away = cpuset.format_list(cpus - known)
-            yield DoctorFinding(
-                "cpus-absent",
-                f"[compute]{name} has CPUs that the host has not: {away}.",
-                DoctorCure.of(f"Take {away} out of ", place_option("compute", name), _RESTART),
-            )
-        off = cpus & (node.offline_cpus | node.unplaced_cpus)
-        if off and (name == _SHARED or not facts.nova_switches):
-            away = cpuset.format_list(off)
-            yield DoctorFinding(
-                "cpus-offline",
-                f"[compute]{name} has CPUs that are offline: {away}.",
-                DoctorCure.of(
-                    "echo 1 > /sys/devices/system/cpu/cpuN/online of each, at boot before "
-                    f"nova-compute; or take {away} out of ",
-                    place_option("compute", name),
-                    _RESTART,
-                ),
-            )
-    shared, dedicated = sets.get(_SHARED, frozenset()), sets.get(_DEDICATED, frozenset())
-    if shared & dedicated:
-        both = cpuset.format_list(shared & dedicated)
-        yield DoctorFinding(
-            "cpus-overlap",
-            f"CPUs {both} are in [compute]{_SHARED} and in [compute]{_DEDICATED}.",
-            DoctorCure.of(f"Take {both} out of one of ", _place_sets("them"), _RESTART),
-        )
-    elif shared:
-        yield from _check_split_cores(node, shared, dedicated)
-    yield from _check_distant_cpus(facts, dedicated)
-
-
-def _place_example(name: str) -> OptionPlace:
-    option = CuredOption("compute", name, example="1-7,9-15")
-    return OptionPlace((option,), called=f"{option.text} in the file that has it")
-
-
-def _place_sets(called: str) -> OptionPlace:
-    options = tuple(CuredOption("compute", name) for name in settings.CPU_SETS)
-    return OptionPlace(options, called=called)
-
-
-def _check_split_cores(
-    node: Node, shared: frozenset[int], dedicated: frozenset[int]
-) -> Iterator[DoctorFinding]:
-    for numa in node.numa_nodes:
-        for core in numa.smt_siblings:
-            if core & shared and core & dedicated:
-                threads = cpuset.format_list(core)
-                yield DoctorFinding(
-                    "cpus-split",
-                    f"The threads {threads} of one core are shared and dedicated.",
-                    DoctorCure.of(
-                        f"Put {threads} into one of ",
-                        _place_sets(f"[compute]{_SHARED} and {_DEDICATED}"),
-                        _RESTART,
-                    ),
-                )
-                return  # one line; its cure is looked at again
-
-
-def _check_distant_cpus(facts: Facts, dedicated: frozenset[int]) -> Iterator[DoctorFinding]:
-    homes = {function.numa_node for function in facts.offered}
-    for numa in facts.node.numa_nodes:
-        if dedicated and numa.id in homes and numa.cpus and not numa.cpus & dedicated:
-            yield DoctorFinding(
-                "cpus-away",
-                f"NUMA node {numa.id} has devices, and none of its CPUs is dedicated.",
-                DoctorCure.of(
-                    f"Add some of {cpuset.format_list(numa.cpus)} to ",
-                    place_option("compute", _DEDICATED),
-                    _RESTART,
-                ),
-            )
 
 
 # --- what nova-compute is told --------------------------------------------------------

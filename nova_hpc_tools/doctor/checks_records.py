@@ -45,6 +45,7 @@ def check_records(records: CloudRecords) -> list[DoctorFinding]:
         *_check_leftovers(records),
         *_check_providers_of_devices(records),
         *_check_gone_nodes(records),
+        *_check_cyborg_providers(records),
         *_check_alias_classes(records),
         *_check_fabric_map(records.hosts),
         *_check_leaf_rails(records.hosts),
@@ -136,6 +137,27 @@ def _check_providers_of_devices(records: CloudRecords) -> Iterator[DoctorFinding
     for provider in records.providers:
         if provider.node in nodes and provider.uuid not in recorded:
             yield from _check_provider_excess(provider, 0)
+
+
+def _check_cyborg_providers(records: CloudRecords) -> Iterator[DoctorFinding]:
+    """Both may count the same device: Placement does not say which one Cyborg means."""
+    hosts = {host.node: host.host for host in records.hosts if host.devices}
+    names: dict[str, list[str]] = defaultdict(list)
+    for provider in records.cyborg:
+        names[provider.node].append(provider.name)
+    for node, found in sorted(names.items()):
+        if node in hosts:
+            yield DoctorFinding(
+                "provider-cyborg",
+                f"Cyborg has providers below {node}, which offers devices by Nova: "
+                f"{join_first_few(found)}.",
+                DoctorCure.of(
+                    "Leave each device to one of the two: take it out of ",
+                    place_option("pci", "device_spec", host=hosts[node]),
+                    f" of {node}, or out of Cyborg (openstack accelerator device list).",
+                ),
+                node,
+            )
 
 
 def _check_device_provider(

@@ -18,6 +18,7 @@ from nova_hpc_tools.adopt import (
     configure_options,
     configured,
     declaration_file,
+    device_users,
     prepare,
     service_settings,
     settings,
@@ -180,6 +181,7 @@ def _collect_node_facts(work: NodeSetup, nova: Any) -> Facts:
         driver=nova.compute_driver,
         report=nova.pci.report_in_placement,
         cpu_sets=sets,
+        left_out=frozenset(work.left_out.addresses),
         nova_switches=service_settings.switches_cpus_off(nova),
         never=never,
         drift=prepare.find_host_file_drift(work),
@@ -194,7 +196,8 @@ def _collect_node_facts(work: NodeSetup, nova: Any) -> Facts:
         ),
     )
     service = facts_service.read_service_facts(work.root, work.node, facts.offered, nova)
-    return attrs.evolve(facts, service=service)
+    users = device_users.find_device_users(work.root, facts.offered)
+    return attrs.evolve(facts, service=service, users=users)
 
 
 def _find_needless_devices(nova: Any) -> Iterator[Needless]:

@@ -29,6 +29,7 @@ from nova_hpc_tools.readers import snapshot, snapshot_hosts
 from nova_hpc_tools.snapshot import SnapshotError, make_printable_text
 from nova_hpc_tools.snapshot.cloud_records import (
     CloudRecords,
+    CyborgProvider,
     Leftover,
     PciProvider,
     RecordedDevice,
@@ -40,6 +41,10 @@ CONF = nova.conf.CONF
 
 #: The first that tells the roots of providers.
 _MICROVERSION: Final = "1.14"
+#: Providers with the trait that Cyborg gives to its own (cyborg/conductor/manager.py), and the
+#: first that filters by traits.
+_OF_CYBORG: Final = "/resource_providers?required=OWNER_CYBORG"
+_WITH_TRAITS: Final = "1.18"
 _NETWORK: Final = "physical_network"
 _GONE: Final = (fields.PciDeviceStatus.REMOVED, fields.PciDeviceStatus.DELETED)
 _USED: Final = (fields.PciDeviceStatus.CLAIMED, fields.PciDeviceStatus.ALLOCATED)
@@ -81,6 +86,7 @@ def collect_records(track: Track = iter) -> CloudRecords:
     return CloudRecords(
         hosts=tuple(sorted(hosts, key=lambda host: (host.host, host.node))),
         providers=tuple(placement.providers),
+        cyborg=tuple(placement.cyborg),
         leftovers=tuple(_find_leftovers(context, placement, cells)),
         aliases=tuple(_named_aliases(problems)),
         roles=_roles_in_placement(),
@@ -99,11 +105,13 @@ class _PlacementRecords:
     providers: list[PciProvider]
     #: Provider -> consumer -> its resources there.
     allocations: Mapping[str, Mapping[str, Any]]
+    cyborg: list[CyborgProvider] = attrs.field(factory=list)
 
 
 def _read_placement(problems: list[str], track: Track) -> _PlacementRecords:
     providers: list[PciProvider] = []
     allocations: dict[str, Mapping[str, Any]] = {}
+    cyborg: list[CyborgProvider] = []
     try:
         everything = _get_from_placement("/resource_providers")["resource_providers"]
         names = {provider["uuid"]: str(provider["name"]) for provider in everything}
@@ -123,11 +131,18 @@ def _read_placement(problems: list[str], track: Track) -> _PlacementRecords:
                     device, resource_class=resource_class, total=total, reserved=reserved
                 )
             providers.append(device)
+        cyborg += [
+            CyborgProvider(
+                make_printable_text(names.get(provider.get("root_provider_uuid"), "")),
+                make_printable_text(str(provider["name"])),
+            )
+            for provider in _get_from_placement(_OF_CYBORG, _WITH_TRAITS)["resource_providers"]
+        ]
     except _RecordsUnansweredError as error:
         problems.append(f"{error}.")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         problems.append(f"Placement's answer cannot be read: {error!r}.")
-    return _PlacementRecords(providers, allocations)
+    return _PlacementRecords(providers, allocations, cyborg)
 
 
 def _address_of_provider(name: str, node: str) -> str | None:
@@ -141,9 +156,9 @@ def _address_of_provider(name: str, node: str) -> str | None:
         return None
 
 
-def _get_from_placement(url: str) -> Mapping[str, Any]:
+def _get_from_placement(url: str, version: str = _MICROVERSION) -> Mapping[str, Any]:
     try:
-        answer = report.report_client_singleton().get(url, version=_MICROVERSION)
+        answer = report.report_client_singleton().get(url, version=version)
     except (keystone.ClientException, exception.NovaException) as error:
         raise _RecordsUnansweredError(
             f"Placement does not answer ({_first_line_of(error)})"

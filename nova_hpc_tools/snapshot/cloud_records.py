@@ -32,6 +32,14 @@ class PciProvider:
 
 
 @attrs.frozen
+class CyborgProvider:
+    """A resource provider that Cyborg has made below a node."""
+
+    node: str
+    name: str
+
+
+@attrs.frozen
 class Leftover:
     """An allocation that nobody has a right to."""
 
@@ -82,6 +90,7 @@ class CloudRecords:
 
     hosts: tuple[RecordedHost, ...] = ()
     providers: tuple[PciProvider, ...] = ()
+    cyborg: tuple[CyborgProvider, ...] = ()
     leftovers: tuple[Leftover, ...] = ()
     aliases: tuple[ServiceAlias, ...] = ()
     #: Of Nova's user in Placement; None: unknown.

@@ -232,6 +232,18 @@ FAULTS: Final = (
         "set online", lambda p: p.put("/sys/devices/system/cpu/online", "0-5"),
     ),
     Fault(
+        "an adapter that vfio-pci takes by its id", "driver-ids",
+        lambda p: p.put("/etc/modprobe.d/vfio.conf", "options vfio-pci ids=15b3:1021"),
+        "the id taken out",
+        lambda p: p.put("/etc/modprobe.d/vfio.conf", "options vfio-pci disable_vga=1"),
+    ),
+    Fault(
+        "an entry of a card that is gone", "entry-unmatched",
+        lambda p: p.say('[pci]\ndevice_spec = {"address": "0000:5e:00.4"}'),
+        "taken out",
+        lambda p: p.nova_conf.write_text(p.nova_conf.read_text().partition("[pci]\ndevice_spec")[0]),
+    ),
+    Fault(
         "a Nova that takes its own hints from users", "nova-hints",
         lambda p: p.release("33.0.0"), "the release with the fix", lambda p: p.release("33.0.2"),
     ),
@@ -427,6 +439,7 @@ CLOUD: Final = (
     Row("a host that the map does not have", "host-no-leaf", "``nova-hpc fabric sync``"),
     Row("networks that do not meet", "rails-mixed", "``physical_network`` corrected"),
     Row("a user without the role", "service-role", "the role added"),
+    Row("a device that Cyborg counts, too", "provider-cyborg", "left to one of the two"),
     Row("a node of a later release", "not-read", "one release everywhere"),
     Row("a node with another driver", "driver-stock", "``compute_driver`` set"),
     Row("a node without dedicated CPUs", "cpus-none", "``cpu_dedicated_set`` set"),

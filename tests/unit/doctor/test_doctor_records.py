@@ -14,6 +14,7 @@ from nova_hpc_tools.doctor.command import Doctor
 from nova_hpc_tools.snapshot import SnapshotError, cloud_readers
 from nova_hpc_tools.snapshot.cloud_records import (
     CloudRecords,
+    CyborgProvider,
     Leftover,
     PciProvider,
     RecordedDevice,
@@ -70,6 +71,7 @@ def test_a_sound_cloud():
             "map-contradicts",
         ),
         ({"problems": ("Placement answers 500.",)}, "not-looked"),
+        ({"cyborg": (CyborgProvider("alpha.example", "alpha_GPU_1"),)}, "provider-cyborg"),
     ],
 )
 def test_each_check(change, check):
@@ -83,6 +85,11 @@ def test_what_is_reserved_is_given_to_nobody():
     withheld = evolve(ALPHA, devices=(evolve(ALPHA.devices[1], count=3),))
     providers = (evolve(PROVIDERS[0], reserved=1), evolve(PROVIDERS[1], reserved=1))
     assert checks(evolve(SOUND, hosts=(withheld,), providers=providers)) == []
+
+
+def test_cyborg_beside_no_device_of_nova_is_no_fault():
+    other = (CyborgProvider("beta", "beta_FPGA_1"),)
+    assert check_records(evolve(SOUND, cyborg=other)) == []
 
 
 def test_what_was_not_read_is_not_missing():
