@@ -39,7 +39,7 @@ class ServerSpec:
         """The request to the engine.
 
         :param roles: Want.key -> role, by which ``hpc:group`` may name devices.
-        :raises nova_hpc.placement.flavor.FlavorError: for the user: the key,
+        :raises nova_hpc.placement.grouping.FlavorError: for the user: the key,
             its value, and the cure.
         """
         # First, as the scheduler does before it reads any host: all say the same.

@@ -58,7 +58,7 @@ class HpcDeviceStatePayload(_HpcPayload):
         # offered, suspect or quarantined.
         "old_state": fields.StringField(),
         "state": fields.StringField(),
-        # What was wrong, a value of nova_hpc.tenancy.health_states.HealthSign; "": nothing is.
+        # What was wrong, a value of nova_hpc.tenancy.sign.HealthSign; "": nothing is.
         "sign": fields.StringField(),
         # How often it was found ill.
         "tries": fields.IntegerField(),

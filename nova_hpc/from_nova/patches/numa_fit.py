@@ -182,7 +182,7 @@ def order_node_choices(
 
     :param mapping: as Nova's functions take it; None: the requests name their providers.
     :returns: None where nothing is known of the guest's devices.
-    :raises nova_hpc.placement.flavor.FlavorError: the flavor contradicts itself.
+    :raises nova_hpc.placement.grouping.FlavorError: the flavor contradicts itself.
     """
     wanted = objects.InstancePCIRequests(requests=list(requests or ()))
     # The adapters of ports are chosen for the nodes, not the nodes for them.

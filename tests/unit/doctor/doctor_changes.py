@@ -102,6 +102,13 @@ def not_translated(place: Place) -> None:
     place.put(f"{GROUPS}/1/type", "identity")
 
 
+GONE_ENTRY: Final = '[pci]\ndevice_spec = {"address": "0000:5e:00.4"}'
+
+
+def no_entry(place: Place) -> None:
+    place.nova_conf.write_text(place.nova_conf.read_text().partition(GONE_ENTRY)[0])
+
+
 def libvirt(place: Place, version: int) -> None:
     place.libvirt.version = version
 

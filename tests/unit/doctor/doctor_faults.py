@@ -13,6 +13,7 @@ from nova_hpc_tools.adopt import install_shim
 from tests.unit.doctor.doctor_changes import (
     COMPUTE,
     CONFIGURE,
+    GONE_ENTRY,
     HOOK,
     MANAGED,
     ROLE,
@@ -27,6 +28,7 @@ from tests.unit.doctor.doctor_changes import (
     hook,
     libvirt,
     manager,
+    no_entry,
     no_groups,
     no_vf,
     not_started,
@@ -239,9 +241,9 @@ FAULTS: Final = (
     ),
     Fault(
         "an entry of a card that is gone", "entry-unmatched",
-        lambda p: p.say('[pci]\ndevice_spec = {"address": "0000:5e:00.4"}'),
+        lambda p: p.say(GONE_ENTRY),
         "taken out",
-        lambda p: p.nova_conf.write_text(p.nova_conf.read_text().partition("[pci]\ndevice_spec")[0]),
+        no_entry,
     ),
     Fault(
         "a Nova that takes its own hints from users", "nova-hints",
