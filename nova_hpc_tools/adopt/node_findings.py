@@ -49,7 +49,6 @@ def find_node_faults(
     wishes: NodeWishes,
     told: ServiceSettings,
     kernel: KernelOptions,
-    root: Path,
 ) -> list[DoctorFinding]:
     """Find what keeps devices from servers: ``doctor`` has the same findings.
 
@@ -57,7 +56,6 @@ def find_node_faults(
     :param node: read from sysfs; lstopo's XML says nothing of this.
     :param told: the settings of the services.
     :param kernel: options of the operator's, and features that run.
-    :param root: where the host's files are.
     """
     offered = readiness.offered_functions_of(node, spec)
     return [
