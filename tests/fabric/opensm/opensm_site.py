@@ -157,11 +157,12 @@ def has_told(manager, desired):
 
 
 def look(manager, desired, seconds=10.0):
-    """Look until no row is different and no fault is left."""
+    """Look until no row is different or unread, and no fault is left."""
     end = time.monotonic() + seconds
     while True:
         reading = manager.read_back(desired)
-        if DIFFERENT not in states(reading).values() and not reading.faults:
+        left = {DIFFERENT, MemberState.UNKNOWN} & set(states(reading).values())
+        if not left and not reading.faults:
             return reading
         assert time.monotonic() < end, reading
         time.sleep(0.02)
