@@ -71,7 +71,7 @@ ALL: Final[tuple[Patch, ...]] = (
         "_get_guest_xml",
         {32: (8064, 8093), 33: (8167, 8197), 34: (8338, 8368)},
         "The one place where every domain is made.",
-        *("context", "instance"),
+        *("context", "instance", "network_info"),
     ),
     _patch_of_override(
         "_detach_pci_devices",
