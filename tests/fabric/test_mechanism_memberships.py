@@ -256,6 +256,8 @@ def test_a_physical_port_has_31_networks(neutron):
     api = neutron.processes.index(process)
 
     def bind(number, pkey):
+        if number % 8 == 0:
+            neutron.heartbeat()
         network = keys.get(pkey) or made(neutron.network(pkey, api=api))["id"]
         keys[pkey] = network
         port = made(neutron.port(network, api=api, admin_state_up=number % 5 != 0))["id"]
