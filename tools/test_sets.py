@@ -58,7 +58,7 @@ class Job:
     :ivar alone: it keeps all CPUs busy itself, and runs when the others have ended.
     :ivar leads: it waits for one guest after the other, which keep a CPU busy in turn: it runs
         from the beginning, beside the others, which leave it the CPU that it wants.
-    :ivar needs: a program without which it is left out.
+    :ivar needs: a program, or a variable of the environment, without which it is left out.
     """
 
     name: str
@@ -175,6 +175,8 @@ JOBS: Final[tuple[Job, ...]] = (
         *(40, FULL),
         alone=True,
     ),
+    # An unmodified stack.sh in containers of its own: it keeps all CPUs busy.
+    _job("devstack", "py311", ("tests/devstack",), 90, FULL, alone=True, needs="DEVSTACK_TREE"),
     _job("mutations", "functional-34", ("python", "tools/mutate.py"), 60, FULL),
     # With five hundred histories.
     _job("fabric-all", "lab", ("tests/fabric",), 90, FULL),
@@ -433,6 +435,11 @@ def table(outcomes: Sequence[Outcome], seconds: float) -> str:
     )
 
 
+def _is_there(needs: str) -> bool:
+    """Whether a program is installed, or a variable named in capitals is set."""
+    return bool(os.environ.get(needs)) if needs.isupper() else shutil.which(needs) is not None
+
+
 def main() -> int:
     """Exit status 0 when every job ended well."""
     parser = argparse.ArgumentParser(description="Run a set of tests.")
@@ -457,9 +464,9 @@ def main() -> int:
             print(f"{job.name:20} {job.minutes:5} min  {job.env:14} {', '.join(sorted(job.sets))}")
         return 0
     for job in jobs:
-        if shutil.which(job.needs) is None:
+        if not _is_there(job.needs):
             print(f"left out: {job.name}, which needs {job.needs}")
-    jobs = [job for job in jobs if shutil.which(job.needs)]
+    jobs = [job for job in jobs if _is_there(job.needs)]
     if not jobs:
         parser.error("nothing is left to run")
     for number in _ENDS:

@@ -26,10 +26,15 @@ from tests.install_layouts import (
 pytestmark = pytest.mark.slow
 
 SETUP = f"""
-import pathlib, setuptools
-names = [str(each.parent) for each in pathlib.Path().glob("nova/**/__init__.py")]
-packages = [name.replace("/", ".") for name in names]
-setuptools.setup(name="nova", version="{version.version_string()}", packages=packages)
+import os, setuptools
+folders = [top for top, _, files in os.walk("nova", followlinks=True) if "__init__.py" in files]
+packages = [top.replace(os.sep, ".") for top in folders if not top.startswith("nova/tests")]
+setuptools.setup(
+    name="nova",
+    version="{version.version_string()}",
+    packages=packages,
+    package_data={{"": ["*"]}},
+)
 """
 #: nova.cmd.compute.main, without a conductor and a Placement to wait for.
 COMPUTE = """
@@ -103,7 +108,8 @@ def start_compute(python: Path, state: Path, **environment: str) -> list[str]:
     conf.write_text(CONF.format(state=state))
     done = run_clean(python, "-c", COMPUTE, conf, **environment)
     assert done.returncode == 0, done.stderr
-    return done.stdout.split()
+    # Its log is on the same stream.
+    return done.stdout.splitlines()[-1].split()
 
 
 @pytest.mark.parametrize("how_nova", NOVA)

@@ -110,6 +110,18 @@ def test_where_no_job_is_left_it_says_so(tmp_path):
     assert "nothing is left to run" in done.stderr
 
 
+def test_a_job_that_needs_a_folder_is_left_out_without_it(tmp_path):
+    done = subprocess.run(
+        [sys.executable, TOP / "tools" / "test_sets.py", "--only", "devstack"],
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stdout == "left out: devstack, which needs DEVSTACK_TREE\n"
+
+
 def test_a_failure_is_shown_and_counted_and_the_others_run(command):
     process = command("--only", "lint", "unit", "docs", fails="py311")
     out, _ = process.communicate(timeout=60)

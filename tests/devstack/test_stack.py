@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A whole devstack: one node, a second one, tempest, and the way back. A night's test.
+
+The tests are in the order in which a person does these things; each asks the cloud itself.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.devstack.conftest import TOP, stack
+from tests.devstack.container import Machine
+
+pytestmark = pytest.mark.slow
+
+ADMIN = "export PATH=/opt/stack/data/venv/bin:$PATH OS_CLOUD=devstack-admin; "
+WAIT = "timeout 900 sh -c 'until test $(openstack server show {0} -f value -c status) != BUILD; do "
+WAIT += "sleep 3; done'"
+#: Resources of the host itself.
+OF_HOST = {"VCPU", "PCPU", "MEMORY_MB", "DISK_GB"}
+
+
+def ask(cloud: Machine, command: str) -> Any:
+    """The answer of openstack, as JSON."""
+    # What it logs goes elsewhere.
+    _, output = cloud.call(f"{ADMIN}openstack {command} -f json 2> /dev/null")
+    return json.loads(output)
+
+
+def boot(cloud: Machine, name: str, flavor: str, *more: str) -> dict[str, Any]:
+    """A server that is no longer being built."""
+    words = ("--image tiny", f"--flavor {flavor}", "--network private", *more)
+    cloud.call(f"{ADMIN}openstack server create {' '.join(words)} {name}; {WAIT.format(name)}")
+    shown: dict[str, Any] = ask(cloud, f"server show {name}")
+    return shown
+
+
+def test_ovn_takes_the_services_of_the_samples(checkout: Path, tmp_path: Path) -> None:
+    """devstack's own check, which ends stack.sh."""
+    text = (TOP / "devstack/local.conf.subnode.sample").read_text()
+    lines = [line for line in text.splitlines() if line and line[0] not in "#["]
+    sources = ("functions", "lib/neutron_plugins/ovn_agent")
+    body = (checkout / sources[1]).read_text()
+    check = body[body.index("function ovn_sanity_check") :]
+    check = check[: check.index("\n}\n") + 3]
+    script = "\n".join([f"source {checkout}/functions", "DEST=/opt/stack", *lines, check])
+    from tests.devstack.repositories import run
+
+    run("bash", "-c", f"{script}\novn_sanity_check", cwd=tmp_path, PATH="/usr/bin:/bin")
+
+
+def test_all_services_are_up(cloud: Machine) -> None:
+    services = ask(cloud, "compute service list")
+    assert {service["State"] for service in services} == {"up"}
+    computes = {each["Host"] for each in services if each["Binary"] == "nova-compute"}
+    assert computes == {cloud.name, "gpu1"}
+    _, conf = cloud.call("cat /etc/nova/nova.conf")
+    assert conf.count("\npci_in_placement = true\n") == 1
+
+
+def test_a_plain_server_is_active(cloud: Machine) -> None:
+    server = boot(cloud, "plain", "m1.nano", f"--availability-zone nova:{cloud.name}")
+    assert server["status"] == "ACTIVE", server
+    cloud.call(f"{ADMIN}openstack server delete --wait plain")
+
+
+def test_the_described_host_offers_its_devices(cloud: Machine) -> None:
+    providers = {each["name"] for each in ask(cloud, "resource provider list")}
+    assert len([name for name in providers if name.startswith("gpu1_")]) == 6
+
+
+def test_a_server_has_the_devices_that_placement_names(cloud: Machine) -> None:
+    server = boot(cloud, "two", "hpc.gpu2")
+    assert server["status"] == "ACTIVE", server
+    assert server["OS-EXT-SRV-ATTR:host"] == "gpu1"
+    allocations = ask(cloud, f"resource provider allocation show {server['id']}")
+    amounts = [
+        amount
+        for each in allocations
+        for name, amount in each["resources"].items()
+        if name not in OF_HOST
+    ]
+    assert sum(amounts) == 4  # two GPUs and two functions
+    cloud.call(f"{ADMIN}openstack server delete --wait two")
+    assert ask(cloud, f"resource provider allocation show {server['id']}") == []
+
+
+def test_a_server_is_refused_in_the_plug_ins_words(cloud: Machine) -> None:
+    specs = "--property pci_passthrough:alias=gpu:3 --property hpc:affinity=switch"
+    policy = "--property hw:pci_numa_affinity_policy=required"
+    words = f"flavor create three --vcpus 1 --ram 256 --disk 1 {specs} {policy}"
+    cloud.call(f"{ADMIN}openstack {words}")
+    server = boot(cloud, "three", "three")
+    assert server["status"] == "ERROR"
+    assert "No host has 3 gpu under one switch" in server["fault"]["message"]
+    cloud.call(f"{ADMIN}openstack server delete --wait three")
+
+
+def test_tempest_on_the_family(cloud: Machine) -> None:
+    tests = (
+        r"^(nova_hpc_tempest|tempest\.api\.compute\.servers\.test_(create_server|delete_server|"
+        r"list_server_filters|server_metadata))"
+    )
+    run_tests = f"cd tempest && tox -q -e all -- --concurrency 1 '{tests}'"
+    status, output = cloud.call(run_tests, check=False, log="tempest.out")
+    print("\n".join(line for line in output.splitlines() if line.startswith(" - ")))
+    assert status == 0, output[-4000:]
+    assert "nova_hpc_tempest" in output
+
+
+def test_a_second_node_joins(cloud: Machine, second: Machine) -> None:
+    services = ask(cloud, "compute service list --service nova-compute")
+    up = {service["Host"]: service["State"] for service in services}
+    assert up[second.name] == "up"
+    server = boot(cloud, "other", "m1.nano", f"--availability-zone nova:{second.name}")
+    assert server["status"] == "ACTIVE", server
+    cloud.call(f"{ADMIN}openstack server delete --wait other")
+
+
+def test_stack_sh_runs_again(cloud: Machine) -> None:
+    """What the first run has written is not written twice."""
+    before = cloud.call("cat /etc/nova/nova.conf")[1].count("\ndevice_spec")
+    cloud.call("cd devstack && ./unstack.sh", log="unstack.out")
+    stack(cloud, "stack-again.out")
+    test_all_services_are_up(cloud)
+    assert cloud.call("cat /etc/nova/nova.conf")[1].count("\ndevice_spec") == before
+
+
+def test_nothing_is_left_behind(cloud: Machine) -> None:
+    cloud.call("cd devstack && ./unstack.sh && ./clean.sh", log="clean.out")
+    left = cloud.call("ls /etc/nova/hpc /srv/gpu1 nova/nova/virt/hpc.py 2>/dev/null", check=False)
+    assert left[1] == ""
+    units = cloud.call("ls /etc/systemd/system | grep devstack@", check=False)
+    assert units[1] == ""
