@@ -15,7 +15,7 @@ from nova_hpc_tools.snapshot import SnapshotDevice, SnapshotNode
 
 
 @attrs.frozen
-class NodeKind:
+class FleetKind:
     """Nodes that are alike."""
 
     #: One that withholds as little as any, with the devices that it withholds.
@@ -25,13 +25,13 @@ class NodeKind:
     unplaced: tuple[str, ...] = ()
 
 
-def find_node_kinds(nodes: Iterable[SnapshotNode]) -> list[NodeKind]:
+def find_node_kinds(nodes: Iterable[SnapshotNode]) -> list[FleetKind]:
     """The kinds of *nodes*, in the order of their first hosts.
 
     :param nodes: without their servers.
     """
     given = list(nodes)
-    kinds: list[NodeKind] = []
+    kinds: list[FleetKind] = []
     # One that withholds less can show the places of another's devices.
     for node in sorted(given, key=lambda node: len(node.withheld) + len(node.ailing)):
         for number, kind in enumerate(kinds):
@@ -41,7 +41,7 @@ def find_node_kinds(nodes: Iterable[SnapshotNode]) -> list[NodeKind]:
         else:
             there = {device.address for device in node.devices}
             unplaced = tuple(address for address in node.withheld if address not in there)
-            kinds.append(NodeKind(node, (node.host,), unplaced))
+            kinds.append(FleetKind(node, (node.host,), unplaced))
     order = {node.host: number for number, node in reversed([*enumerate(given)])}
     return sorted(kinds, key=lambda kind: min(order[host] for host in kind.hosts))
 

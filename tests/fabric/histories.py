@@ -171,19 +171,21 @@ class Faults:
 
     def _bounce(self, place):
         """The link goes and comes: the subnet manager writes the port's table anew."""
-        guid = guid_text(place.guid)
+        guid, begun = guid_text(place.guid), time.monotonic()
         with self.records.guard:
-            self.records.silent[guid] = time.monotonic()
-            self.records.sick[guid] = time.monotonic()
+            self.records.silent[guid] = self.records.sick[guid] = begun
         self.plane.tell_simulator(f'Unlink "{place.name}"')
         time.sleep(0.3)
         self.plane.tell_simulator(f'ReLink "{place.name}"')
         self._forget(self.records.silent, guid)
-        threading.Thread(target=self._wait_for_table, args=(guid,), daemon=True).start()
+        threading.Thread(target=self._wait_for_table, args=(guid, begun), daemon=True).start()
 
-    def _wait_for_table(self, guid):
+    def _wait_for_table(self, guid, begun):
         time.sleep(3.0)
-        self._forget(self.records.sick, guid)
+        with self.records.guard:
+            # Its node may have written the table again meanwhile.
+            if self.records.sick.get(guid) == begun:
+                del self.records.sick[guid]
 
     def _standby(self, _):
         """A manager that stands by on a host."""

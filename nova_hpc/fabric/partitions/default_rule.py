@@ -13,12 +13,12 @@ from typing import Final
 import attrs
 
 from nova_hpc.fabric.partitions.keys import DEFAULT_PKEY
-from nova_hpc.fabric.partitions.opensm_grammar import (
+from nova_hpc.fabric.partitions.opensm_grammar import parse_partitions
+from nova_hpc.fabric.partitions.partition_text import (
     GroupFlags,
     PartitionDefinition,
     PartitionGrammarError,
     UncertainGrammarError,
-    parse_partitions,
 )
 
 #: Field of :class:`GroupFlags` -> opensm's flag.
@@ -64,14 +64,14 @@ class DefaultRule:
 
 def take_default_rule(definitions: Iterable[PartitionDefinition]) -> DefaultRule:
     """What a file that opensm takes makes of the default partition."""
-    rules = [each for each in definitions if each.pkey == DEFAULT_PKEY]
-    first = next((each for each in rules if each.ipoib), None)
+    rules = [rule for rule in definitions if rule.pkey == DEFAULT_PKEY]
+    first = next((rule for rule in rules if rule.ipoib), None)
     groups: dict[str, str] = {}
-    for group in (group for each in rules for group in each.groups):
+    for group in (group for rule in rules for group in rule.groups):
         groups.setdefault(group.mgid, group.stated or f"rate={group.flags.rate}")
     return DefaultRule(
         ipoib=first is not None,
-        first_index=any(each.first_index for each in rules),
+        first_index=any(rule.first_index for rule in rules),
         flags=_flags_of(rules if first is None else [first]),
         groups=tuple(groups.items()),
     )

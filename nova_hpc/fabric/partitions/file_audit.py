@@ -21,15 +21,7 @@ from nova_hpc.fabric.partitions.file_meaning import (
     list_lost_properties,
 )
 from nova_hpc.fabric.partitions.keys import format_guid
-from nova_hpc.fabric.partitions.opensm_grammar import (
-    EmptyFileError,
-    FatalFileError,
-    PartitionGrammarError,
-    PartitionText,
-    PortGroup,
-    UncertainGrammarError,
-    parse_partitions,
-)
+from nova_hpc.fabric.partitions.opensm_grammar import parse_partitions
 from nova_hpc.fabric.partitions.own_partitions import (
     RESERVED_COMMENT,
     OwnPartitions,
@@ -37,6 +29,14 @@ from nova_hpc.fabric.partitions.own_partitions import (
     parse_own_partitions,
 )
 from nova_hpc.fabric.partitions.partition_file import PartitionLayout, render_body
+from nova_hpc.fabric.partitions.partition_text import (
+    EmptyFileError,
+    FatalFileError,
+    PartitionGrammarError,
+    PartitionText,
+    PortGroup,
+    UncertainGrammarError,
+)
 
 #: Names of the rows.
 DEFAULT_PARTITION: Final = "default_partition"
@@ -143,28 +143,28 @@ def audit_own_partitions(
     :param own_path: where that is.
     :param accepted: losses that the operator has accepted.
     """
-    state, found, cure = AuditState.MET, "none would be lost", ""
+    state, verdict, cure = AuditState.MET, "none would be lost", ""
     try:
         losses = list_file_losses(text, own_text, trial)
     except PartitionGrammarError as error:
-        state, found = AuditState.NOT_MET, f"opensm does not take the file: {error}"
+        state, verdict = AuditState.NOT_MET, f"opensm does not take the file: {error}"
         cure = "put the file right: the agent cannot tell what it is to keep"
     except UncertainGrammarError as error:
-        state, found = AuditState.UNKNOWN, str(error)
+        state, verdict = AuditState.UNKNOWN, str(error)
         cure = "write at most 4000 bytes on a line, and each semicolon behind a member"
     except OwnPartitionsError as error:
-        state, found, cure = AuditState.NOT_MET, f"{own_path}: {error}", f"put {own_path} right"
+        state, verdict, cure = AuditState.NOT_MET, f"{own_path}: {error}", f"put {own_path} right"
     else:
         left = [loss for loss in losses if loss not in set(accepted)]
         if left:
-            state, found = AuditState.NOT_MET, f"would be lost: {'; '.join(left)}"
+            state, verdict = AuditState.NOT_MET, f"would be lost: {'; '.join(left)}"
             cure = (
                 f"move these partitions into {own_path}, because the agent writes the file whole; "
                 "or accept the losses: nova-hpc fabric check --accept-losses"
             )
         elif losses:
-            found = f"{len(losses)} losses, which the operator has accepted"
-    return AuditRow(OWN_PARTITIONS, _ISOLATION, state, found, cure, needed=True)
+            verdict = f"{len(losses)} losses, which the operator has accepted"
+    return AuditRow(OWN_PARTITIONS, _ISOLATION, state, verdict, cure, needed=True)
 
 
 def is_file_of_agent(text: str | None) -> bool:

@@ -21,7 +21,7 @@ from nova_hpc.fabric.partitions.keys import (
     format_pkey,
     table_entry,
 )
-from nova_hpc.fabric.partitions.opensm_grammar import (
+from nova_hpc.fabric.partitions.partition_text import (
     GroupFlags,
     PartitionDefinition,
     PartitionText,
@@ -83,7 +83,9 @@ class PortEntries:
     )
 
     def __attrs_post_init__(self) -> None:
-        rules = [(each.pkey, rule) for each in self.definitions for rule in each.rules]
+        rules = [
+            (definition.pkey, rule) for definition in self.definitions for rule in definition.rules
+        ]
         for number, (pkey, rule) in enumerate(rules):
             who = rule.who
             of = self._of_groups if isinstance(who, PortGroup) else self._of_guids[who]
@@ -92,7 +94,7 @@ class PortEntries:
     def list_rules(self, port: RulePort) -> Iterator[tuple[int, PortRule]]:
         """P_Key and rule, in the order of the file, of all that mean a port."""
         own = self._of_guids.get(port.guid, [])
-        for _, pkey, rule in sorted(self._of_groups + own, key=lambda each: each[0]):
+        for _, pkey, rule in sorted(self._of_groups + own, key=lambda row: row[0]):
             if port.is_in(rule.who):
                 yield pkey, rule
 
@@ -145,15 +147,15 @@ def describe_properties(definitions: Iterable[PartitionDefinition]) -> Mapping[s
     service level of paths is that of the last one.
     """
     properties: dict[str, str] = {}
-    for each in definitions:
-        flags = each.flags
+    for definition in definitions:
+        flags = definition.flags
         properties["sl of paths"] = str(flags.service_level)
-        if each.first_index:
+        if definition.first_index:
             properties["indx0"] = "set"
-        for scope in _list_scopes(flags.scopes) if each.ipoib else ():
+        for scope in _list_scopes(flags.scopes) if definition.ipoib else ():
             name = f"the IPoIB group of scope {scope}"
             properties.setdefault(name, _say_flags(flags))
-        for group in each.groups:
+        for group in definition.groups:
             properties.setdefault(f"the group {group.mgid}", _say_flags(group.flags))
     return properties
 
@@ -171,23 +173,23 @@ def _list_scopes(mask: int) -> tuple[int, ...]:
 
 def list_lost_properties(before: PartitionText, after: PartitionText) -> Iterator[str]:
     """What partitions that stay lose beside members: an MTU, a group."""
-    kept = {each.pkey for each in after.definitions}
-    for pkey in sorted({each.pkey for each in before.definitions} & kept):
+    kept = {definition.pkey for definition in after.definitions}
+    for pkey in sorted({definition.pkey for definition in before.definitions} & kept):
         properties = describe_properties(_of_key(after, pkey))
         for name, value in describe_properties(_of_key(before, pkey)).items():
-            found = properties.get(name, "gone")
-            if found != value and (name, value) != ("sl of paths", "0"):
-                yield f"partition {format_pkey(pkey)}: {name}: {value} becomes {found}"
+            after_value = properties.get(name, "gone")
+            if after_value != value and (name, value) != ("sl of paths", "0"):
+                yield f"partition {format_pkey(pkey)}: {name}: {value} becomes {after_value}"
 
 
 def _of_key(text: PartitionText, pkey: int) -> Iterator[PartitionDefinition]:
-    return (each for each in text.definitions if each.pkey == pkey)
+    return (definition for definition in text.definitions if definition.pkey == pkey)
 
 
 def list_lost_entries(port: object, before: frozenset[int], after: frozenset[int]) -> Iterator[str]:
     """What a port loses where its table changes: a P_Key, or full membership of one."""
     for entry in sorted(before - after):
-        beside = [each for each in after if (each ^ entry) & DEFAULT_PKEY == 0]
+        beside = [other_entry for other_entry in after if (other_entry ^ entry) & DEFAULT_PKEY == 0]
         if beside and max(beside) > entry:
             continue  # It becomes a full member.
         becomes = f" becomes {format_pkey(beside[0])}" if beside else ""

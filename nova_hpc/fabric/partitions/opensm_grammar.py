@@ -15,7 +15,6 @@ with such a line is read with each; where the results differ, nothing is sure.
 from __future__ import annotations
 
 import contextlib
-import enum
 import re
 import socket
 from collections.abc import Iterator, Mapping
@@ -24,6 +23,19 @@ from typing import Final
 import attrs
 
 from nova_hpc.fabric.partitions.keys import DEFAULT_PKEY
+from nova_hpc.fabric.partitions.partition_text import (
+    EmptyFileError,
+    FatalFileError,
+    GroupFlags,
+    MulticastGroup,
+    PartitionDefinition,
+    PartitionGrammarError,
+    PartitionText,
+    PortGroup,
+    PortRule,
+    RuleMembership,
+    UncertainGrammarError,
+)
 
 #: Sizes of opensm's buffer in bytes; it reads two fewer at once. 3.3.23 has the first.
 BUFFERS: Final = (4096, 8192)
@@ -38,139 +50,6 @@ _NUMBER: Final = re.compile(rb"[ \t\n\v\f\r]*([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[
 _MOST: Final = (1 << 64) - 1
 
 
-class PartitionGrammarError(ValueError):
-    """opensm would not take the file, and gives every port full membership of 0x7fff."""
-
-
-class FatalFileError(PartitionGrammarError):
-    """opensm ends with a segmentation fault: tables stay, and nothing manages the fabric."""
-
-
-class EmptyFileError(PartitionGrammarError):
-    """It has no definition, and opensm drops it as well."""
-
-
-class UncertainGrammarError(ValueError):
-    """Nothing in the file decides what opensm makes of it.
-
-    :ivar candidates: what releases that take the file make of it, where only their buffers differ.
-    :ivar may_drop: whether a release may drop the file as well.
-    """
-
-    def __init__(
-        self,
-        problem: str,
-        candidates: tuple[PartitionText, ...] = (),
-        *,
-        may_drop: bool = True,
-    ) -> None:
-        super().__init__(problem)
-        self.candidates = candidates
-        self.may_drop = may_drop
-
-
-class RuleMembership(enum.StrEnum):
-    """What a rule gives its ports; ``both`` is ``full`` unless ``allow_both_pkeys`` is set."""
-
-    LIMITED = "limited"
-    FULL = "full"
-    BOTH = "both"
-
-
-class PortGroup(enum.StrEnum):
-    """opensm's words for many ports, or for its own; in the order in which it compares them."""
-
-    ALL = "ALL"
-    ALL_CAS = "ALL_CAS"
-    ALL_SWITCHES = "ALL_SWITCHES"
-    ALL_ROUTERS = "ALL_ROUTERS"
-    SELF = "SELF"
-
-
-@attrs.frozen
-class PortRule:
-    """One member as stated.
-
-    :ivar who: a port GUID, or a word for many.
-    :ivar word: as it is written.
-    :ivar stated: the membership as it is written; None: the definition's default.
-    """
-
-    line: int
-    who: int | PortGroup
-    membership: RuleMembership
-    word: str
-    stated: str | None = None
-
-
-@attrs.frozen
-class GroupFlags:
-    """The flags of a definition that concern its multicast groups; numbers as opensm has them.
-
-    :ivar scopes: a bit for each.
-    """
-
-    mtu: int = 4
-    rate: int = 3
-    service_level: int = 0
-    scopes: int = 0
-    q_key: int = 0
-    t_class: int = 0
-    flow_label: int = 0
-
-
-@attrs.frozen
-class MulticastGroup:
-    """A group that the file makes.
-
-    :ivar stated: its flags as they are written.
-    :ivar flags: those, and the partition's where it has none of its own.
-    """
-
-    line: int
-    mgid: str
-    stated: str
-    flags: GroupFlags
-
-
-@attrs.frozen
-class PartitionDefinition:
-    """One definition, from its name to its semicolon.
-
-    :ivar key: the P_Key as it is written; None: it is found by the name, or made.
-    :ivar made: whether opensm makes one, which then depends on what it has had before.
-    :ivar stated: flags as they are written, with their values.
-    :ivar left_out: line and text of members that opensm leaves out without a word.
-    :ivar ended: False: the file ends before its semicolon; opensm takes it as it is.
-    """
-
-    line: int
-    name: str
-    pkey: int
-    key: str | None
-    made: bool
-    default: RuleMembership
-    flags: GroupFlags
-    ipoib: bool
-    first_index: bool
-    stated: tuple[tuple[str, str | None], ...]
-    rules: tuple[PortRule, ...] = ()
-    groups: tuple[MulticastGroup, ...] = ()
-    left_out: tuple[tuple[int, str], ...] = ()
-    ended: bool = False
-
-
-@attrs.frozen
-class PartitionText:
-    """What opensm makes of a file.
-
-    :ivar strayed: lines at whose end opensm reads on in what an earlier line has left.
-    """
-
-    definitions: tuple[PartitionDefinition, ...]
-    strayed: tuple[int, ...] = ()
-
-
 def parse_partitions(text: str) -> PartitionText:
     """Read a file of partitions as opensm does.
 
@@ -183,10 +62,12 @@ def parse_partitions(text: str) -> PartitionText:
     if longest + 1 <= BUFFERS[0] - 2:
         return _FileReader(BUFFERS[0]).read(data)
     outcomes = [_try_to_read(data, size) for size in BUFFERS]
-    refusals = [each for each in outcomes if isinstance(each, PartitionGrammarError)]
+    refusals = [outcome for outcome in outcomes if isinstance(outcome, PartitionGrammarError)]
     if len(refusals) == len(outcomes):
         raise refusals[0]
-    taken = tuple(dict.fromkeys(each for each in outcomes if isinstance(each, PartitionText)))
+    taken = tuple(
+        dict.fromkeys(outcome for outcome in outcomes if isinstance(outcome, PartitionText))
+    )
     if refusals or len(taken) > 1:
         raise UncertainGrammarError(
             f"a line has {longest} bytes: releases of opensm differ in what they make of it",
@@ -205,13 +86,13 @@ def _try_to_read(data: bytes, size: int) -> PartitionText | PartitionGrammarErro
     return PartitionText(
         tuple(
             attrs.evolve(
-                each,
+                definition,
                 line=0,
-                rules=tuple(attrs.evolve(rule, line=0) for rule in each.rules),
-                groups=tuple(attrs.evolve(group, line=0) for group in each.groups),
-                left_out=tuple((0, text) for _, text in each.left_out),
+                rules=tuple(attrs.evolve(rule, line=0) for rule in definition.rules),
+                groups=tuple(attrs.evolve(group, line=0) for group in definition.groups),
+                left_out=tuple((0, text) for _, text in definition.left_out),
             )
-            for each in read.definitions
+            for definition in read.definitions
         )
     )
 
@@ -585,8 +466,8 @@ def _add_flag(head: PartitionDefinition, flag: bytes, value: bytes | None) -> Pa
     if _is_beginning(flag, b"ipoib"):
         return attrs.evolve(head, ipoib=True)
     if _is_beginning(flag, b"defmember"):
-        known = (b"limited", b"both", b"full")
-        if value is None or not any(_is_beginning(value, word) for word in known):
+        memberships = (b"limited", b"both", b"full")
+        if value is None or not any(_is_beginning(value, word) for word in memberships):
             return head
         return attrs.evolve(head, default=_membership_of(value))
     return attrs.evolve(head, first_index=True) if flag == b"indx0" else head

@@ -47,9 +47,9 @@ def describe_other_manager(place: str, fabric: FabricPorts) -> str:
 def _find_port(place: str, fabric: FabricPorts) -> EndPort | None:
     if place.startswith("LID "):
         lid = int(place.removeprefix("LID "))
-        found = [port for port in fabric.ports.values() if port.lid == lid]
+        ports = [port for port in fabric.ports.values() if port.lid == lid]
     else:
         # A route begins with a place that is not used.
         route = tuple(int(hop) for hop in place.split(",")[1:] if hop)
-        found = [port for port in fabric.ports.values() if route and port.path == route]
-    return found[0] if len(found) == 1 else None
+        ports = [port for port in fabric.ports.values() if route and port.path == route]
+    return ports[0] if len(ports) == 1 else None

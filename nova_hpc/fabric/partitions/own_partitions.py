@@ -16,7 +16,8 @@ import attrs
 from nova_hpc.fabric.partitions.default_rule import DefaultRule
 from nova_hpc.fabric.partitions.file_meaning import PortEntries, RulePort
 from nova_hpc.fabric.partitions.keys import DEFAULT_PKEY, format_guid, format_pkey
-from nova_hpc.fabric.partitions.opensm_grammar import (
+from nova_hpc.fabric.partitions.opensm_grammar import parse_partitions
+from nova_hpc.fabric.partitions.partition_text import (
     EmptyFileError,
     MulticastGroup,
     PartitionDefinition,
@@ -25,7 +26,6 @@ from nova_hpc.fabric.partitions.opensm_grammar import (
     PortRule,
     RuleMembership,
     UncertainGrammarError,
-    parse_partitions,
 )
 
 #: Bytes of a line, its end not counted. opensm reads into 4,096 or 8,192, by release.

@@ -94,8 +94,7 @@ class TableCache:
             missing = self._walk_again or not guids <= fabric.ports.keys()
             if not missing or age < max(_PAUSE_OF_WALKS, self._walk_took / _PART_OF_WALKS):
                 return fabric
-        found = self._source.read_ports()
-        fabric = found.keep_silent_ports(self._fabric)
+        fabric = self._source.read_ports().keep_silent_ports(self._fabric)
         self._walked_at = time.monotonic()
         self._walk_took = self._walked_at - moment
         self._fabric, self._walk_again = fabric, False

@@ -10,12 +10,12 @@ from nova_hpc.fabric.partitions.backends import opensm_trial
 from nova_hpc.fabric.partitions.backends.base import AuditState
 from nova_hpc.fabric.partitions.file_audit import audit_default_partition, read_partitions
 from nova_hpc.fabric.partitions.file_meaning import PortEntries, RulePort
-from nova_hpc.fabric.partitions.opensm_grammar import (
+from nova_hpc.fabric.partitions.opensm_grammar import parse_partitions
+from nova_hpc.fabric.partitions.partition_text import (
     FatalFileError,
     PartitionGrammarError,
     PortGroup,
     UncertainGrammarError,
-    parse_partitions,
 )
 from tests.fabric.bare_fabric import wait_until
 from tests.fabric.opensm import partition_texts

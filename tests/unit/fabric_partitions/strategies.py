@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from nova_hpc.fabric.partitions.default_rule import DefaultRule
 from nova_hpc.fabric.partitions.keys import Membership
 from nova_hpc.fabric.partitions.members import DesiredPartitions, PartitionMember, PartitionPolicy
-from nova_hpc.fabric.partitions.opensm_grammar import GroupFlags
 from nova_hpc.fabric.partitions.own_partitions import parse_own_partitions
+from nova_hpc.fabric.partitions.partition_text import GroupFlags
 
 GUIDS = st.integers(1, (1 << 64) - 1)
 PKEYS = st.integers(1, 4094)

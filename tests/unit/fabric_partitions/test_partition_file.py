@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from nova_hpc.fabric.partitions.default_rule import take_default_rule
 from nova_hpc.fabric.partitions.keys import Membership
 from nova_hpc.fabric.partitions.members import DesiredPartitions, PartitionMember, PartitionPolicy
-from nova_hpc.fabric.partitions.opensm_grammar import GroupFlags, parse_partitions
+from nova_hpc.fabric.partitions.opensm_grammar import parse_partitions
 from nova_hpc.fabric.partitions.own_partitions import OwnPartitions, parse_own_partitions
 from nova_hpc.fabric.partitions.partition_file import (
     PartitionFileError,
@@ -24,6 +24,7 @@ from nova_hpc.fabric.partitions.partition_file import (
     render_body,
     render_file,
 )
+from nova_hpc.fabric.partitions.partition_text import GroupFlags
 from tests.unit.fabric_partitions.strategies import (
     FEW_GUIDS,
     FEW_PKEYS,

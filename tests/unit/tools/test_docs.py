@@ -68,6 +68,8 @@ def test_texts_that_a_page_on_trouble_quotes_are_said(page, least):
         )
         for path in sorted((TOP / package).rglob("*.py"))
     )
+    library = sorted((TOP / "shm/src").glob("*.c"))
+    code += "\n".join(path.read_text(encoding="utf-8") for path in library)
     # Texts that are written in several pieces.
     code = re.sub(r'"\s*\n\s*f?"', "", code)
     text = (TOP / "docs/source" / page).read_text(encoding="utf-8")

@@ -52,6 +52,7 @@ FOREIGN = {
     ("nova_hpc_tools/simulate/results.py", "key.strip() == 'model name'"): "/proc/cpuinfo",
     ("nova_hpc_tools/inventory/nccl_node.py", "'CPU implementer' in first"): "/proc/cpuinfo",
     ("nova_hpc/guest/accept/facts.py", "'QEMU TCG' in self.model"): "/proc/cpuinfo",
+    ("nova_hpc/fabric/partitions/other_managers.py", "text.rpartition(_START)"): "opensm's log",
 }
 #: What only looks like a text for people: (file, source of the expression) -> what it is.
 OTHERWISE = {
@@ -67,8 +68,9 @@ OTHERWISE = {
     ): "our files' heads",
     (
         "nova_hpc/fabric/partitions/file_audit.py",
-        "(partitions_text or '').startswith(RESERVED_COMMENT)",
+        "(text or '').startswith(RESERVED_COMMENT)",
     ): "our files' heads",
+    ("nova_hpc/fabric/partitions/partition_file.py", "head[0] != _TITLE"): "the same",
     ("nova_hpc/guest/document.py", "reason in PEER_REASONS"): "words of the guest document",
     ("nova_hpc/guest/accept/cause_facts.py", "peers.why in reasons"): "the same",
     ("nova_hpc_tools/adopt/host_files.py", "MARKER in text.splitlines()[:2]"): "our files' heads",

@@ -78,12 +78,10 @@ class UfmSituation:
 
     def is_held_elsewhere(self, pkey: int, guid: int) -> bool:
         """Whether a GUID is, or may be, in another partition of ours, where it is not wanted."""
-        others = {other for other in self.ours if other != pkey and not self.is_wanted(other, guid)}
+        others = {key for key in self.ours if key != pkey and not self.is_wanted(key, guid)}
         return (
-            any(guid in self.listing.members(other) for other in others)
-            or any(
-                self.listing.is_unknown(other) and (other, guid) in self.known for other in others
-            )
+            any(guid in self.listing.members(key) for key in others)
+            or any(self.listing.is_unknown(key) and (key, guid) in self.known for key in others)
             or any(job.pkey in others for job in self.jobs if guid in job.guids)
         )
 
