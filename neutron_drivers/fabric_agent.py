@@ -62,7 +62,7 @@ _PATIENCE: Final = 3.0
 _MOST_FAULT_TEXT: Final = 1300
 #: P_Keys that it may have. The agent itself refuses the others, when a port is bound.
 _MOST_FOREIGN: Final = 200
-#: GUIDs of managers that it may have. The agent itself refuses the others.
+#: GUIDs of managers, and of full ports, that it may have. The agent itself refuses the others.
 _MOST_MANAGERS: Final = 16
 #: Alarms that wait for a broker; older ones stand in the log.
 _MOST_ALARMS: Final = 256
@@ -201,6 +201,7 @@ def describe_configurations(
         "ticket": status.ticket,
         # Missing: unknown.
         **({} if managers is None else {"manager_guids": list(map(format_guid, managers))}),
+        "full_guids": list(map(format_guid, status.full[:_MOST_MANAGERS])),
     }
 
 

@@ -187,7 +187,8 @@ from nova_hpc.fabric.partitions.agent_round import AgentStatus
 from nova_hpc.fabric.partitions.backends.opensm import OpensmSubnetManager
 options = types.SimpleNamespace(fabric="f" * 64, subnet_manager="opensm")
 faults = tuple(str(number) + " " + "x" * 900 for number in range(99))
-status = AgentStatus(1 << 62, tuple(range(1, 400)), faults, tuple(range(1 << 63, (1 << 63) + 99)))
+guids = tuple(range(1 << 63, (1 << 63) + 99))
+status = AgentStatus(1 << 62, tuple(range(1, 400)), faults, guids, guids)
 print(json.dumps(describe_configurations(options, OpensmSubnetManager, status)))
 """
     done = subprocess.run((sys.executable, "-c", code), capture_output=True, text=True, check=True)
@@ -229,6 +230,7 @@ def test_neutron_lists_the_agent_with_what_it_does(plane):
         },
         "foreign_pkeys": [],
         "faults": [],
+        "full_guids": [],
         "manager_guids": ["0x0002c90000100001"],
         "ticket": 1,
     }

@@ -101,12 +101,14 @@ class AgentStatus:
     :ivar ticket: of the last reading that is in force; 0: none.
     :ivar faults: sentences, the same as those of alarms.
     :ivar managers: GUIDs of all ports with a subnet manager; None: unknown.
+    :ivar full: GUIDs of ports without a place for a network's key.
     """
 
     ticket: int = 0
     foreign_pkeys: tuple[int, ...] = ()
     faults: tuple[str, ...] = ()
     managers: tuple[int, ...] | None = None
+    full: tuple[int, ...] = ()
 
 
 @attrs.define
@@ -272,6 +274,7 @@ class PartitionAgent:
             self.status,
             ticket=0 if self._in_force is None else self._in_force.ticket,
             foreign_pkeys=self._list_foreign(),
+            full=tuple(sorted(reading.full)),
         )
 
     def _note_managers(self, reading: ReadBack) -> None:

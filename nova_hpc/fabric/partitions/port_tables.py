@@ -148,6 +148,22 @@ class TableExpectations:
             self.own,
         )
 
+    def find_full_ports(self, most: int) -> frozenset[int]:
+        """GUIDs of ports whose own partitions use all keys that a port keeps.
+
+        :param most: keys of one port, beside the default one.
+        """
+        if len(self.own.pkeys()) < most:
+            return frozenset()
+        return frozenset(
+            guid
+            for guid, port in self.fabric.ports.items()
+            if len(
+                {entry & 0x7FFF for entry in self.own.entries_of(guid, port.kind)} - {DEFAULT_PKEY}
+            )
+            >= most
+        )
+
     def judge_port(self, guid: int, tables: PortTables) -> str | None:
         """What is wrong with the tables of a port; None: they are exactly right."""
         port = self.fabric.ports[guid]

@@ -202,6 +202,13 @@ def test_own_partitions_are_part_of_every_table() -> None:
     assert expectations.entries_of(SWITCH) == {0x7FFF, 0x7001}
 
 
+def test_ports_whose_own_partitions_use_all_keys_are_full() -> None:
+    text = "".join(f"own{key}={key:#x} : 0xc=full ;\n" for key in range(0x500, 0x51F))
+    expectations = _expect(ROW, own=parse_own_partitions(text))
+    assert expectations.find_full_ports(31) == {C}
+    assert expectations.find_full_ports(32) == frozenset()
+
+
 def test_an_open_fabric_is_seen_and_no_member_is_right_in_it() -> None:
     expectations = _expect(ROW)
     strangers = expectations.find_strangers(

@@ -76,12 +76,14 @@ class ReadBack:
     :ivar opened: why the partitions of all ports are in doubt: the manager has not taken the file,
         or switches let full members of the default partition through; None: they are not.
     :ivar managers: GUIDs of all ports with a subnet manager; None: unknown.
+    :ivar full: GUIDs of ports that own partitions leave no place for a network's key.
     """
 
     members: Mapping[int, MemberReading] = attrs.field(converter=_freeze_readings)
     faults: tuple[str, ...] = ()
     opened: str | None = None
     managers: frozenset[int] | None = None
+    full: frozenset[int] = frozenset()
 
 
 class AuditState(enum.StrEnum):

@@ -334,7 +334,8 @@ class OpensmSubnetManager:
         if opened is None and not_in_force is None:
             self._save_own()
         managers = self._managers | ({fabric.manager} if fabric.manager else frozenset())
-        return ReadBack(readings, tuple(faults), opened, managers)
+        full = expectations.find_full_ports(self.capabilities.most_pkeys_of_a_port)
+        return ReadBack(readings, tuple(faults), opened, managers, full)
 
     def _explain_shrunk(self, fabric: FabricPorts) -> str | None:
         """Why absent ports say nothing of rows: most of the fabric is suddenly missing."""
