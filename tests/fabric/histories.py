@@ -27,7 +27,7 @@ from nova_hpc_lab.fabric import subnet_manager
 from nova_hpc_lab.progress import PlainDisplay
 from tests.fabric import intruder
 from tests.fabric.bare_fabric import wait_until
-from tests.fabric.history_watch import HistoryWatch, Records, list_bound
+from tests.fabric.history_watch import HistoryWatch, Records, list_bound, list_hosted
 from tests.fabric.matrix import (
     FULL_DEFAULT,
     LIMITED_DEFAULT,
@@ -332,7 +332,7 @@ class Histories:
                 "PUT", f"/ports/{port}", {"port": body}, api=api
             )
             failed = (document.get("port") or {}).get("binding:vif_type") == "binding_failed"
-            answer = 409 if status == 200 and failed else status
+            answer = "binding failed" if status == 200 and failed else status
         finally:
             self.records.take_bind_answer(port, guid, answer)
         return answer
@@ -366,7 +366,7 @@ class Histories:
             wait_until(lambda: not self.broken_invariants(), "at rest", REST, pause=0.2)
         except AssertionError:
             broken = tuple(self.broken_invariants())
-        self.records.settle(list_bound(self.plane, LIMITED_TAG))
+        self.records.settle(list_bound(self.plane, LIMITED_TAG), list_hosted(self.plane))
         self.faults.heal_some()
         return Record(number, told, tuple(faults), time.monotonic() - begun, broken)
 

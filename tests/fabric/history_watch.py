@@ -82,8 +82,10 @@ class Records:
             for one in self.claims.get(port, ()):
                 one.is_sure = False
 
-    def settle(self, bound):
+    def settle(self, bound, hosted):
         """At rest Neutron's own list says which ports are bound, and nothing is under way.
+
+        A port that has a host and is not bound may be bound by the next change of it.
 
         opensm leaves the table of a switch port alone whose adapter does not answer. Its key stays
         until then, and no other network gets the adapter.
@@ -91,7 +93,9 @@ class Records:
         with self.guard:
             kept = {
                 port: [
-                    attrs.evolve(one, is_sure=False) for one in claims if one.guid in self.silent
+                    attrs.evolve(one, is_sure=False)
+                    for one in claims
+                    if one.guid in self.silent or port in hosted
                 ]
                 for port, claims in self.claims.items()
             }
@@ -169,6 +173,12 @@ def list_bound(plane, limited_tag):
             )
         )
     return _share_entries(found)
+
+
+def list_hosted(plane):
+    """IDs of all ports that have a host, bound or not."""
+    _, answer = plane.admin.call("GET", "/ports")
+    return {one["id"] for one in answer["ports"] if one["binding:host_id"]}
 
 
 def _share_entries(found):
