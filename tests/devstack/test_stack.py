@@ -102,10 +102,12 @@ def test_a_server_is_refused_in_the_plug_ins_words(cloud: Machine) -> None:
 
 def test_tempest_on_the_family(cloud: Machine) -> None:
     tests = (
-        r"^(nova_hpc_tempest|tempest\.api\.compute\.servers\.test_(create_server|delete_server|"
+        r"^(nova_hpc_tempest|tempest\.api\.compute\.servers\.test_(delete_server|"
         r"list_server_filters|server_metadata))"
     )
-    run_tests = f"cd tempest && tox -q -e all -- --concurrency 1 '{tests}'"
+    # Its tox would make the environment again, with constraints of the network.
+    tempest = ".tox/tempest/bin/tempest run --concurrency 1"
+    run_tests = f"cd tempest && {tempest} --regex '{tests}'"
     status, output = cloud.call(run_tests, check=False, log="tempest.out")
     print("\n".join(line for line in output.splitlines() if line.startswith(" - ")))
     assert status == 0, output[-4000:]

@@ -327,6 +327,12 @@ def test_tempest_gets_two_flavors_and_no_move_of_a_running_guest(tmp_path: pathl
 
 
 @pytest.mark.usefixtures("captures")
+def test_tempest_does_not_log_in_to_a_guest_that_does_not_run(tmp_path: pathlib.Path) -> None:
+    done = _test_config(tmp_path, 0, more="NOVA_HPC_DESCRIBED_HOST=gpu1")
+    assert done.tempest["validation"] == {"run_validation": "False"}
+
+
+@pytest.mark.usefixtures("captures")
 def test_nothing_is_resized_where_there_is_one_size(tmp_path: pathlib.Path) -> None:
     done = _test_config(tmp_path, 0, larger="")
     assert done.tempest["compute"]["flavor_ref_alt"] == "id-of-hpc.gpu1"
