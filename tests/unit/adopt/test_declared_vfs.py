@@ -43,7 +43,7 @@ def judge(node, wishes, firmware=None):
     whole = frozenset(device.address for device in wishes.whole_pf or ())
     wish = Declaration(vfs=vfs, whole=whole)
     spec = device_spec.build_device_spec(node, TABLE, wish)
-    ready = readiness.check_readiness(node, spec, TABLE, wishes, KernelOptions())
+    ready = readiness.check_readiness(node, spec, TABLE, wishes, KernelOptions(), {})
     ready += check_firmware(node, TABLE, wishes, firmware or {})
     offered = {address for offer in spec.offers for address in offer.functions}
     return spec, offered, [each for each in ready if "vf" in each.check or each.check == "driver"]

@@ -10,6 +10,7 @@ import sys
 import pytest
 import yaml
 
+from nova_hpc.wire.ledger import Ledger
 from nova_hpc_tools.main import main
 from nova_hpc_tools.snapshot import cloud_readers
 from nova_hpc_tools.snapshot import document as snapshot_document
@@ -85,6 +86,9 @@ def run(request, machine, tmp_path, monkeypatch, capsys):
             return main([*map(str, plain[name]), *more]), *capsys.readouterr()
         room, verb = name.split()
         ask = request.getfixturevalue(room)
+        if room == "nvlink":
+            # A node that has had no server yet.
+            (tmp_path / "hpc-ledger.json").write_text(Ledger().dumps())
         words = [GPU] if room == "device" and verb not in ("list", "maintenance") else []
         if verb in ("quarantine", "accept"):
             words += ["--reason", "ticket"]
