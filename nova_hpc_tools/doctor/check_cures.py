@@ -158,6 +158,7 @@ CURES: Final[Mapping[str, DoctorCure]] = {
     "port-down": read_cure("Look at the cable, the switch and the subnet manager."),
     "cpus-none": _NODE,
     "cpus-unreadable": _SETS,
+    "cpus-absent": _SETS,
     "driver-ids": read_cure(
         "Take the id out of vfio-pci's option ids, make the initramfs or GRUB's file again, and "
         "restart the host when no server is on it."
@@ -170,10 +171,6 @@ CURES: Final[Mapping[str, DoctorCure]] = {
     "provider-cyborg": read_cure(
         "Leave each device to one of the two: left_out in the declaration, or out of Cyborg."
     ),
-    "nova-hints": read_cure(
-        "Install Nova 32.2.1, 33.0.2 or later of its series, and restart its services."
-    ),
-    "cpus-absent": _SETS,
     "cpus-offline": read_cure(
         "Set the CPUs online at boot before nova-compute, or take them out of the set."
     ),
@@ -207,6 +204,9 @@ CURES: Final[Mapping[str, DoctorCure]] = {
     "nova-refuses": DoctorCure.of("Correct the entry that the finding quotes", _RESTART),
     "alias-type": read_cure(
         "Write the device_type that the finding names into the alias, everywhere."
+    ),
+    "nova-hints": read_cure(
+        "Install Nova 32.2.1, 33.0.2 or later of its series, and restart its services."
     ),
     "driver-stock": DoctorCure.of(
         "Set ", place_option("DEFAULT", "compute_driver", settings.DRIVER), _RESTART

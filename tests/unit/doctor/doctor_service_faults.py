@@ -7,7 +7,6 @@ from typing import Final
 
 from nova_hpc_tools.adopt import settings
 from tests.unit.doctor.doctor_changes import (
-    COMMON,
     CONFIGURE,
     CONTROLLER,
     FULL,
@@ -69,7 +68,7 @@ SERVICE_FAULTS: Final = (
     ),
     Fault(
         "candidates without devices", "pci-in-placement",
-        lambda p: p.option(COMMON, "pci_in_placement", "false"), CONFIGURE, again, "controller",
+        lambda p: p.option(CONTROLLER, "pci_in_placement", "false"), CONFIGURE, again, "controller",
     ),
     Fault(
         "Nova's limit below the number of hosts", "limit-placement",

@@ -24,9 +24,12 @@ NONCE = "0123456789abcdef"
 #: Seconds after which the test is given up.
 LONGEST = 600
 
-pytestmark = pytest.mark.skipif(
-    not (KERNEL and QEMU and BUSYBOX), reason="needs NOVA_HPC_TEST_KERNEL, QEMU and busybox"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (KERNEL and QEMU and BUSYBOX), reason="needs NOVA_HPC_TEST_KERNEL, QEMU and busybox"
+    ),
+]
 
 
 def test_the_disk_of_a_tenant_is_erased(tmp_path: Path) -> None:
