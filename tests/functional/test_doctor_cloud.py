@@ -231,6 +231,22 @@ class FaultTest(CloudTest):
         self.set_inventory(stale, reserved=1)
         self.gone("provider-excess")
 
+    def test_a_device_that_cyborg_counts_too(self) -> None:
+        self.host("alpha", TWO)
+        root = self.provider("alpha", FIRST)["root_provider_uuid"]
+        accelerator = self.make_provider("NVIDIA_GPU_0", root)
+        self.gone("provider-cyborg")
+        # As Cyborg's conductor marks its providers (cyborg/conductor/manager.py).
+        body = {"traits": ["OWNER_CYBORG"], "resource_provider_generation": 0}
+        url = f"/resource_providers/{accelerator}/traits"
+        answer = self.placement.put(url, body, version="1.6")
+        self.assertEqual(200, answer.status, answer.body)
+        finding = self.found("provider-cyborg")
+        self.assertEqual("alpha", finding.node)
+        self.assertIn("NVIDIA_GPU_0", finding.seen)
+        self.delete_provider(accelerator)
+        self.gone("provider-cyborg")
+
     def test_a_node_that_is_no_more(self) -> None:
         self.host("alpha", TWO)
         root = self.make_provider(GHOST)

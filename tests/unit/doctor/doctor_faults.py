@@ -441,7 +441,7 @@ CLOUD: Final = (
     Row("a host that the map does not have", "host-no-leaf", "``nova-hpc fabric sync``"),
     Row("networks that do not meet", "rails-mixed", "``physical_network`` corrected"),
     Row("a user without the role", "service-role", "the role added"),
-    Row("a device that Cyborg counts, too", "provider-cyborg", "left to one of the two"),
+    Row("a device that Cyborg counts too", "provider-cyborg", "left to one of the two"),
     Row("a node of a later release", "not-read", "one release everywhere"),
     Row("a node with another driver", "driver-stock", "``compute_driver`` set"),
     Row("a node without dedicated CPUs", "cpus-none", "``cpu_dedicated_set`` set"),
