@@ -369,7 +369,8 @@ class PartitionAgent:
     def _keep_in_force(self) -> None:
         """Undo what others have changed in the manager's files since the last change."""
         if self._in_force is not None and self.files.find_changes():
-            with contextlib.suppress(StaleReadingError):
+            # The next round compares the file again, and names what the manager refuses.
+            with contextlib.suppress(SubnetManagerError):
                 self.manager.enforce(self._in_force)
             self.files.mark_files()
 

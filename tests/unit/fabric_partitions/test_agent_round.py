@@ -222,6 +222,19 @@ def test_a_file_that_is_edited_while_the_server_is_away_is_healed(bench):
     assert 0 <= healed - moment <= 0.6
 
 
+def test_a_manager_that_is_away_ends_no_question_to_the_server(bench):
+    """The file is edited, and opensm does not run, while Neutron's answer is awaited."""
+    bench.server.bind(1, 0xA)
+    bench.run(7.0)
+    bench.manager.is_running = False
+    bench.manager.path.write_text("edited")
+    bench.agent._keep_in_force()
+    bench.manager.is_running = True
+    bench.run(2.0)
+    assert bench.manager.file == {(0xA, 0x101)}
+    assert bench.server.status(1) == ACTIVE
+
+
 def test_a_file_that_is_edited_is_healed_within_the_bound(bench):
     bench.server.bind(1, 0xA)
     bench.run(400.0)
