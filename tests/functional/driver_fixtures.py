@@ -18,6 +18,8 @@ from pathlib import Path
 import fixtures
 
 from tests.functional.fixtures import (
+    DISK_PRODUCT,
+    DISK_VENDOR,
     GPU_PRODUCT,
     GPU_VENDOR,
     NIC_VENDOR,
@@ -31,8 +33,9 @@ _IDS = {
     "gpu": (GPU_VENDOR, GPU_PRODUCT, "0x030200"),
     "pf": (NIC_VENDOR, PF_PRODUCT, "0x020700"),
     "vf": (NIC_VENDOR, VF_PRODUCT, "0x020700"),
+    "nvme": (DISK_VENDOR, DISK_PRODUCT, "0x010802"),
 }
-_DRIVERS = {"gpu": "vfio-pci", "pf": "mlx5_core", "vf": "vfio-pci"}
+_DRIVERS = {"gpu": "vfio-pci", "pf": "mlx5_core", "vf": "vfio-pci", "nvme": "vfio-pci"}
 
 
 class FakeSysfs(fixtures.Fixture):

@@ -25,8 +25,10 @@ from nova_hpc.wire.tags import Tags
 
 GPU_VENDOR, GPU_PRODUCT = "10de", "20b2"
 NIC_VENDOR, PF_PRODUCT, VF_PRODUCT = "15b3", "101d", "101e"
+DISK_VENDOR, DISK_PRODUCT = "144d", "a80a"
 GPU_CLASS = "CUSTOM_HPC_GPU"
 VF_CLASS = "CUSTOM_HPC_VF"
+DISK_CLASS = "CUSTOM_HPC_NVME"
 #: Devices that carry no resource class get the one that Nova derives.
 DEFAULT_GPU_CLASS = f"CUSTOM_PCI_{GPU_VENDOR}_{GPU_PRODUCT}".upper()
 
@@ -61,13 +63,15 @@ class Switch:
     root: str | None = None
     #: False: the devices hang off root ports, without a switch.
     switched: bool = True
+    #: NVMe disks.
+    disks: int = 0
 
 
 @attrs.frozen
 class Function:
     """One function of the fake host."""
 
-    kind: str  # gpu, pf or vf
+    kind: str  # gpu, pf, vf or nvme
     bus: int
     slot: int
     function: int
@@ -117,6 +121,10 @@ class Shape:
                 for function in range(1, switch.vfs + 1):
                     group += 1
                     yield Function("vf", bus, slot, function, location, group)
+            first = switch.gpus + switch.pfs
+            for slot in range(first, first + switch.disks):
+                group += 1
+                yield Function("nvme", bus, slot, 0, location, group)
 
     def locations(self) -> dict[str, Location]:
         """The truth: where every function sits, by PCI address."""
@@ -160,6 +168,16 @@ class Shape:
                     driver_name="vfio-pci",
                     **common,
                 )
+            elif each.kind == "nvme":
+                info.add_device(
+                    "PCI",
+                    vend_id=DISK_VENDOR,
+                    vend_name="Samsung Electronics",
+                    prod_id=DISK_PRODUCT,
+                    prod_name="NVMe disk",
+                    driver_name="vfio-pci",
+                    **common,
+                )
             elif each.kind == "pf":
                 info.add_device(
                     "PF",
@@ -186,7 +204,7 @@ class Shape:
         return info
 
     def device_spec(self, classes: bool = True, tags: bool = True) -> list[dict[str, str]]:
-        """What an operator writes: one entry a GPU, one for the VFs of a PF.
+        """What an operator writes: one entry a GPU or disk, one for the VFs of a PF.
 
         :param classes: give resource classes; without, Nova derives them.
         :param tags: give the ``hpc_*`` tags.
@@ -195,9 +213,13 @@ class Shape:
         for each in self.functions():
             if each.kind == "vf":
                 continue
-            name = GPU_CLASS if each.kind == "gpu" else VF_CLASS
-            if each.kind == "gpu":
+            role = "vf" if each.kind == "pf" else each.kind
+            name = {"gpu": GPU_CLASS, "nvme": DISK_CLASS}.get(role, VF_CLASS)
+            if role == "gpu":
                 entry = {"vendor_id": GPU_VENDOR, "product_id": GPU_PRODUCT}
+                entry["address"] = each.address
+            elif role == "nvme":
+                entry = {"vendor_id": DISK_VENDOR, "product_id": DISK_PRODUCT}
                 entry["address"] = each.address
             else:
                 entry = {"vendor_id": NIC_VENDOR, "product_id": VF_PRODUCT}
@@ -206,7 +228,6 @@ class Shape:
             if classes:
                 entry["resource_class"] = name
             if tags:
-                role = "gpu" if each.kind == "gpu" else "vf"
                 entry |= Tags(
                     location=each.location, role=role, resource_class=name if classes else None
                 ).to_spec()

@@ -65,10 +65,13 @@ class Stream:
         words = dict(re.findall(r"nova_hpc\.(\w+)=(\S+)", domain.xml))
         count = domain.xml.count("<hostdev ")
         good = {str(each): {"ok": True, "memory": {"bytes": 1}} for each in range(count)}
+        proof = {"proof": "sanitize, crypto erase; 128 blocks read back"}
+        proven = {str(each): {"ok": True, "nvme": proof} for each in range(count)}
         bad = {"0": {"ok": False, "reason": "BAR 0, MiB 1: zeros are not read as written"}}
         unable = {"0": {"ok": False, "unable": True, "reason": "check foo cannot be run"}}
         answers = {
             "pass": f"[    1.0] noise\n{report.format_report_line(words['nonce'], good)}\n",
+            "prove": report.format_report_line(words["nonce"], proven) + "\n",
             "refuse": report.format_report_line(words["nonce"], bad) + "\n",
             "unable": report.format_report_line(words["nonce"], unable) + "\n",
             "silent": report.format_report_line(words["nonce"], {}) + "\n",
