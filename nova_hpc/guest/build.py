@@ -9,10 +9,12 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import base64
 import gzip
 import io
 import sys
+import tokenize
 import zipfile
 from pathlib import Path
 from typing import Final
@@ -31,6 +33,7 @@ _MODULES: Final = (
     "__init__",
     "command",
     "compare",
+    "disks",
     "document",
     "files",
     "install",
@@ -104,6 +107,7 @@ _GPU: Final = tuple(
     )
 )
 _MAIN: Final = "import sys\nfrom nova_hpc_guest.command import main\nsys.exit(main())\n"
+_DOCUMENTED: Final = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 #: Built twice it is the same file, byte for byte.
 _DATE: Final = (1980, 1, 1, 0, 0, 0)
 
@@ -113,6 +117,7 @@ def single_file(accept: bool = True) -> bytes:
 
     :param accept: with ``nova-hpc-guest accept``, which is larger than all the rest, and ``gpu``.
         Without them nothing is compressed: user data are, and take less when that is done once.
+        Comments and docstrings are left out then.
     """
     target = io.BytesIO()
     with zipfile.ZipFile(target, "w") as archive:
@@ -120,8 +125,26 @@ def single_file(accept: bool = True) -> bytes:
         files = [f"{module}.py" for module in _MODULES]
         for name in (*files, *((*_ACCEPT, *_GPU) if accept else ())):
             data = (_HERE / name).read_bytes()
+            data = data if accept else drop_comments(data.decode()).encode()
             _add_archive_file(archive, f"nova_hpc_guest/{name}", data, packed=accept)
     return b"#!/usr/bin/env python3\n" + target.getvalue()
+
+
+def drop_comments(text: str) -> str:
+    """A module without the lines of its comments and docstrings; its first line stays."""
+    lines: list[str | None] = list(text.splitlines())
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        number, column = token.start
+        if token.type == tokenize.COMMENT and number > 1 and not token.line[:column].strip():
+            lines[number - 1] = None
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, _DOCUMENTED) or ast.get_docstring(node, clean=False) is None:
+            continue
+        first, last = node.body[0].lineno - 1, node.body[0].end_lineno or 0
+        lines[first:last] = [None] * (last - first)
+        if len(node.body) == 1:
+            lines[first] = f"{' ' * node.body[0].col_offset}pass"
+    return "".join(f"{line}\n" for line in lines if line is not None)
 
 
 def _add_archive_file(

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
-from . import document, install, machine, peers, pkeys, shared_memory, show, topology
-from .compare import KINDS, GuestWishes, Result, compare_with_machine, locate_devices
+from . import disks, document, install, machine, peers, pkeys, shared_memory, show, topology
+from .compare import KINDS, GuestFinding, GuestWishes, Result, compare_with_machine, locate_devices
 from .document import DocumentError, GuestDocument, NoDocumentError
 from .files import GuestFileError, Root
 
@@ -122,13 +122,33 @@ def _run_subcommand(options: _GuestOptions) -> tuple[int, Iterable[str]]:
     if options.command == "peers":
         return GOOD, _report_peers(options, promise, real)
     ports = pkeys.read_ib_ports(options.root, real.functions)
-    result = compare_with_machine(promise, real, options.wishes, ports)
+    more = _check_disks(options, promise, real) if options.command == "check" else []
+    result = compare_with_machine(promise, real, options.wishes, ports, more)
     status = GOOD if result.good or options.command == "show" else WRONG
     if options.as_json:
         return status, (json.dumps(show.build_report_data(promise, result), indent=2),)
     if options.command == "show":
         return status, show.format_promise_tree(promise, result)
     return status, _report_findings(promise, result, options.quiet)
+
+
+def _check_disks(
+    options: _GuestOptions, promise: GuestDocument, real: machine.GuestMachine
+) -> list[GuestFinding]:
+    """Read blocks of the promised disks."""
+    places, _ = locate_devices(promise, real)
+    found = [
+        (device.number, places[device.number])
+        for device in promise.devices
+        if (device.class_code or "").startswith("0108") and device.number in places
+    ]
+    if not found or "disk" in options.wishes.skip:
+        return []
+    return [
+        GuestFinding("disk", number, text, wrong)
+        for number, function in found
+        for text, wrong in disks.check_disk(options.root, function, options.wishes.empty_disks)
+    ]
 
 
 def _report_pkeys(options: _GuestOptions) -> tuple[int, Iterable[str]]:
@@ -247,6 +267,11 @@ def _parse_arguments(arguments: list[str]) -> _GuestOptions:
         metavar="KIND,...",
         help=f"leave out what this machine cannot have: {', '.join(KINDS[1:])}",
     )
+    checker.add_argument(
+        "--empty-disks",
+        action="store_true",
+        help="no disk was used yet, so data on one are wrong",
+    )
     for subparser in (checker, installer):
         subparser.add_argument("--quiet", action="store_true", help="print only what is wrong")
     installer.add_argument(
@@ -274,6 +299,7 @@ def _parse_arguments(arguments: list[str]) -> _GuestOptions:
             dict(getattr(parsed, "driver", ())),
             dict(getattr(parsed, "hugepages", ())),
             getattr(parsed, "skip", ()),
+            getattr(parsed, "empty_disks", False),
         ),
         if_present=getattr(parsed, "if_present", False),
         profile=getattr(parsed, "profile", False),

@@ -13,7 +13,7 @@ from .segment import SegmentView, segment_bytes
 
 KINDS: Final = (
     *("device", "driver", "link", "numa", "tree", "peer", "pkey", "cells", "hugepages"),
-    "shared-memory",
+    *("disk", "shared-memory"),
 )
 
 #: A guest's kernel and firmware take some of the memory for themselves.
@@ -40,6 +40,8 @@ class GuestWishes(NamedTuple):
     #: Size in KiB -> pages that the pool must have.
     hugepages: dict[int, int] = {}
     skip: tuple[str, ...] = ()
+    #: No disk was used yet.
+    empty_disks: bool = False
 
 
 class Result(NamedTuple):
@@ -59,10 +61,12 @@ def compare_with_machine(
     machine: GuestMachine,
     wishes: GuestWishes | None = None,
     ports: Iterable[IbPort] | None = None,
+    more: Iterable[GuestFinding] = (),
 ) -> Result:
     """Look for every promised thing; findings in a stable order.
 
     :param ports: the InfiniBand ports of the machine; None: they were not looked for.
+    :param more: findings that were made elsewhere.
     """
     wishes = wishes or GuestWishes()
     places, findings = locate_devices(document, machine)
@@ -81,6 +85,7 @@ def compare_with_machine(
     findings.extend(_check_numa_cells(document, machine))
     findings.extend(_check_hugepages(document, machine, wishes))
     findings.extend(_check_shared_memory(document, machine.segment))
+    findings.extend(more)
     kept = (finding for finding in findings if finding.kind not in wishes.skip)
     return Result(places, tuple(sorted(kept, key=lambda finding: KINDS.index(finding.kind))))
 

@@ -103,13 +103,20 @@ def _read_shared_memory(root: Root, promise: SharedMemory) -> SegmentView:
     return read_segment(root, promise)._replace(obstacles=find_obstacles(root))
 
 
-def _read_function(root: Root, address: str, name: str) -> GuestFunction | None:
+def locate_function_folder(root: Root, name: str) -> str:
+    """The folder of a PCI function in sysfs."""
     folder = f"{DEVICES}/{name}"
     link = root.link(folder)
-    host_bridge, bridges, path = _split_kernel_link(link or "", address)
     if link is not None and "/devices/" in link:
         # The link of a capture may be absolute: go by its text.
-        folder = "/sys/devices/" + link.split("/devices/", 1)[1]
+        return "/sys/devices/" + link.split("/devices/", 1)[1]
+    return folder
+
+
+def _read_function(root: Root, address: str, name: str) -> GuestFunction | None:
+    link = root.link(f"{DEVICES}/{name}")
+    host_bridge, bridges, path = _split_kernel_link(link or "", address)
+    folder = locate_function_folder(root, name)
     class_code = _read_hex_digits(root, f"{folder}/class", 6)
     if class_code is not None and class_code.startswith(("0604", "0600", "0601")):
         return None

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import gzip
 import io
@@ -131,6 +132,28 @@ def test_the_user_data(tmp_path):
     assert zipfile.is_zipfile(io.BytesIO(files[build.COMMAND]))
     # Twice the same: a user's data must not change by itself.
     assert build.cloud_config() == text
+
+
+@pytest.mark.parametrize("name", build._MODULES)
+def test_user_data_have_the_same_code(name):
+    """Without comments and docstrings, for which they have no room."""
+
+    def code_of(text):
+        tree = ast.parse(text)
+        for node in ast.walk(tree):
+            if isinstance(node, build._DOCUMENTED):
+                if ast.get_docstring(node) is not None:
+                    node.body[:1] = []
+                node.body[:] = [each for each in node.body if not isinstance(each, ast.Pass)]
+        return ast.dump(tree)
+
+    text = (Path(build.__file__).parent / f"{name}.py").read_text()
+    short = build.drop_comments(text)
+    assert code_of(short) == code_of(text)
+    assert short.startswith("# SPDX-License-Identifier: Apache-2.0\n")
+    assert '"""' not in short
+    assert short.count("#") <= text.count("#")
+    assert len(short) <= len(text)
 
 
 def test_the_file_cannot_be_written(tmp_path, capsys):

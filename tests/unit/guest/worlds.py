@@ -217,7 +217,7 @@ def boot(root: Path, xml: str, node: Node, cells: list[tuple[int, int]]) -> Gues
         parts = [int(source.get(key), 16) for key in ("domain", "bus", "slot", "function")]
         host = "{:04x}:{:02x}:{:02x}.{:x}".format(*parts)
         real = node.function(host)
-        driver = "nvidia" if real.class_code.startswith("03") else "mlx5_core"
+        driver = {"03": "nvidia", "01": "nvme"}.get(real.class_code[:2], "mlx5_core")
         function_files(here, real.vendor_id, real.product_id, real.class_code, numa, driver)
         guest.folders[host] = root / here
         if real.link is not None:
