@@ -30,7 +30,7 @@ from nova_hpc.topology import sysfs
 from nova_hpc.topology.model import Node
 from tests.unit.tenancy.hygiene_node import FakeNode, make
 
-UPDATES = int(os.environ.get("NOVA_HPC_SOAK", "200"))
+UPDATES = int(os.environ.get("NOVA_HPC_SOAK", "60"))
 #: Seconds between two of them, as Nova has it.
 PERIOD = 60.0
 GPUS = [f"0000:{bus:02x}:00.0" for bus in range(0x40, 0x50)]

@@ -16,6 +16,7 @@ TOP = Path(__file__).resolve().parents[3]
 # Prepares (--notest) and runs; what a job does is decided by its environment.
 TOX = """#!/bin/sh
 echo "$@" >>"$CALLS"
+echo "$TMPDIR $@" >>"$CALLS.files"
 case "$*" in
     *--notest*) exit 0 ;;
     *"-e $FAILS"*) echo "E   assert 1 == 2"; echo "== 1 failed, 4 passed in 0.10s =="; exit 1 ;;
@@ -174,6 +175,17 @@ def test_the_lab_runs_beside_the_others_which_give_way(command):
         "nice -n 10 tox run --notest -e docs",
         "nice -n 10 tox run --skip-pkg-install -e docs",
     ]
+
+
+def test_files_of_tests_are_in_memory_but_those_of_the_lab(command):
+    """Where memory is short, all are on the disk."""
+    command("--only", "docs", "lab").communicate(timeout=60)
+    rows = Path(f"{command.calls}.files").read_text().splitlines()
+    places = {row.rpartition(" -e ")[2][:4]: row.partition(" ")[0] for row in rows}
+    assert places["lab "] == os.environ.get("TMPDIR", "")
+    in_memory = "/dev/shm/nova-hpc-tests-"
+    assert places["docs"] == places["lab "] or places["docs"].startswith(in_memory)
+    assert not places["docs"].startswith(in_memory) or not Path(places["docs"]).exists()
 
 
 def sleeper(command):

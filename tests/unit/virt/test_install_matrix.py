@@ -8,6 +8,7 @@ same layout, and so is our driver's module, which would import all of Nova.
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import zipfile
 from pathlib import Path
@@ -18,6 +19,9 @@ from tests.install_layouts import NOVA, OURS, Layout, copy_project, pip, run_cle
 
 #: Each installs with pip.
 pytestmark = pytest.mark.long
+
+#: Ours and Nova as devstack has them, as packages do, and as a developer's.
+USUAL = (("editable", "editable"), ("wheel", "plain"), ("wheel", "editable"))
 
 NOVA_FILES = {
     "setup.py": "import setuptools\nsetuptools.setup()\n",
@@ -74,8 +78,13 @@ def layout(sources: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory)
     return Layout(nova, ours, tmp_path_factory.mktemp("built"))
 
 
-@pytest.mark.parametrize("nova", NOVA)
-@pytest.mark.parametrize("ours", OURS)
+@pytest.mark.parametrize(
+    ("ours", "nova"),
+    [
+        pytest.param(*pair, id="-".join(pair), marks=() if pair in USUAL else pytest.mark.slow)
+        for pair in itertools.product(OURS, NOVA)
+    ],
+)
 def test_nova_compute_gets_as_far_as_init_host(
     layout: Layout, tmp_path: Path, nova: str, ours: str
 ) -> None:
