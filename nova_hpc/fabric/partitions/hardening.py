@@ -23,7 +23,11 @@ import attrs
 
 from nova_hpc.fabric.partitions.backends.base import AuditRow, AuditState
 from nova_hpc.fabric.partitions.file_audit import FileTrial, audit_default_partition
-from nova_hpc.fabric.partitions.manager_options import RunningOptions, parse_number
+from nova_hpc.fabric.partitions.manager_options import (
+    RunningOptions,
+    is_switched_on,
+    parse_number,
+)
 from nova_hpc.fabric.partitions.qos_audit import audit_service_levels
 
 #: Where upstream opensm looks when its file of options does not say it.
@@ -254,7 +258,7 @@ def _judge_topology(options: Mapping[str, str]) -> _Verdict:
 
 
 def _judge_enforcement(options: Mapping[str, str]) -> _Verdict:
-    if options.get("no_partition_enforcement", "FALSE").upper() == "TRUE":
+    if is_switched_on(options, "no_partition_enforcement"):
         return AuditState.NOT_MET, "no_partition_enforcement TRUE"
     value = options.get("part_enforce", "both")
     return AuditState.MET if value == "both" else AuditState.NOT_MET, value
@@ -284,7 +288,7 @@ def _judge_unseen(_: Mapping[str, str]) -> _Verdict:
 
 def _judge_congestion_key(options: Mapping[str, str]) -> _Verdict:
     """cc_key is the key that opensm *uses*; it sets none (its own comment in the file)."""
-    in_use = options.get("congestion_control", "FALSE").upper() == "TRUE"
+    in_use = is_switched_on(options, "congestion_control")
     weakness = _describe_weak_key(parse_number(options.get("cc_key", "0x0")))
     stated = "cc_key set" if weakness is None else f"cc_key {weakness}"
     return (

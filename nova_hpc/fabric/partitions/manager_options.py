@@ -16,6 +16,14 @@ _ROOM: Final = 1022
 _SPACES: Final = " \t\n\v\f\r"
 
 
+def is_switched_on(options: Mapping[str, str], option: str) -> bool:
+    """Whether a switch is on: opensm takes ``TRUE`` for on, and all other words for off.
+
+    ``true``, ``yes`` and ``1`` are off (tried with opensm 3.3.23: it writes them back as FALSE).
+    """
+    return options.get(option) == "TRUE"
+
+
 def parse_number(text: str) -> int | None:
     """Parse a number as opensm does (strtoull(3) with base 0); None: it is none."""
     number, rest = read_number(text.strip().encode("utf-8", "surrogateescape"))

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from nova_hpc.fabric.partitions.backends.base import AuditRow, AuditState
+from nova_hpc.fabric.partitions.manager_options import is_switched_on
 
 _ROW: Final = "service_levels"
 _LEVEL: Final = re.compile(r"(?<![\w-])sl[ \t]*=[ \t]*(\d{1,2})(?!\w)", re.ASCII)
@@ -52,8 +53,8 @@ def _judge_levels(options: Mapping[str, str] | None, levels: list[int]) -> tuple
     shown = ", ".join(map(str, levels))
     if options is None:
         return AuditState.UNKNOWN, "the file of options cannot be read"
-    qos = options.get("qos", "FALSE")
-    if qos.upper() != "TRUE":
+    if not is_switched_on(options, "qos"):
+        qos = options.get("qos", "FALSE")
         return AuditState.NOT_MET, f"partitions have level {shown}, and qos is {qos}"
     for kind in _KINDS:
         try:

@@ -2,6 +2,7 @@
 """The audit of files against opensm itself: it gets each file, and its tables decide."""
 
 import random
+import subprocess
 import time
 
 import pytest
@@ -10,6 +11,7 @@ from nova_hpc.fabric.partitions.backends import opensm_trial
 from nova_hpc.fabric.partitions.backends.base import AuditState
 from nova_hpc.fabric.partitions.file_audit import audit_default_partition, read_partitions
 from nova_hpc.fabric.partitions.file_meaning import PortEntries, RulePort
+from nova_hpc.fabric.partitions.manager_options import is_switched_on, read_manager_options
 from nova_hpc.fabric.partitions.opensm_grammar import parse_partitions
 from nova_hpc.fabric.partitions.partition_text import (
     FatalFileError,
@@ -254,3 +256,15 @@ def test_many_files_that_are_made_up_are_judged_as_opensm_judges_them(judge):
     counts = {outcome: said.count(outcome) for outcome in set(said)}
     assert min(counts.get(outcome, 0) for outcome in ("dropped", "open", "closed")) >= 100
     assert counts.get("unknown", 0) < 100
+
+
+@pytest.mark.parametrize("word", ["TRUE", "true", "True", "yes", "1", "TRUE,", "FALSE", ""])
+def test_a_switch_is_on_as_opensm_writes_it_back(tmp_path, word):
+    given, written = tmp_path / "given.conf", tmp_path / "written.conf"
+    switches = ("qos", "no_partition_enforcement")
+    given.write_text("".join(f"{option} {word}\n" for option in switches))
+    argv = ["/usr/sbin/opensm", "-F", str(given), "-c", str(written)]
+    subprocess.run(argv, capture_output=True, timeout=60, check=False)
+    options, taken = (read_manager_options(path.read_text()) for path in (given, written))
+    for option in switches:
+        assert taken[option] == ("TRUE" if is_switched_on(options, option) else "FALSE")

@@ -155,6 +155,13 @@ def test_switches_that_let_everything_through_are_not_met(lines):
     assert (row.state, row.needed) == (AuditState.NOT_MET, True)
 
 
+@pytest.mark.parametrize("word", ["true", "1", "yes"])
+def test_a_word_that_opensm_takes_for_off_does_not_open_switches(word):
+    text = f"{CURED}no_partition_enforcement {word}\n"
+    row = row_of(hardening.audit_opensm(text, LIMITED), "part_enforce")
+    assert row.state is AuditState.MET
+
+
 @pytest.mark.parametrize("level", ["0", "1", ""])
 def test_a_protection_level_at_which_keys_can_be_read_is_not_met(level):
     rows = hardening.audit_opensm(f"{CURED}m_key_protection_level {level}\n", LIMITED)

@@ -37,11 +37,18 @@ def test_the_defaults_of_opensm_have_quality_of_service_off():
     assert "qos TRUE" in row.cure
 
 
+@pytest.mark.parametrize("word", ["true", "True", "yes", "1", "TRUE_"])
+def test_opensm_takes_one_word_for_on(word):
+    row = row_of(LEVELS, qos=word)
+    assert row.state is AuditState.NOT_MET
+    assert row.found == f"partitions have level 2, and qos is {word}"
+
+
 @pytest.mark.parametrize(
     "options",
     [
         {"qos": "TRUE"},
-        {"qos": "true", "qos_sl2vl": "(null)", "qos_vlarb_low": "(null)"},
+        {"qos": "TRUE", "qos_sl2vl": "(null)", "qos_vlarb_low": "(null)"},
         {"qos": "TRUE", "qos_vlarb_high": "2:64", "qos_vlarb_low": "0:4,1:4"},
         {"qos": "TRUE", "qos_sl2vl": "0,1,1,3,4,5,6,7,8,9,10,11,12,13,14,7"},
     ],
