@@ -232,6 +232,7 @@ class StagedLedgerTest(Moments):
     def test_lost(self) -> None:
         self.run_kind("lost")
 
+    @pytest.mark.slow
     def test_older(self) -> None:
         self.run_kind("older")
 
