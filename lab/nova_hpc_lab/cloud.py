@@ -94,8 +94,8 @@ class Cloud:
 
     def compute_files(self, host: str, host_address: str) -> Mapping[str, str]:
         """Nova's configuration in the node *host*; see :class:`node.NodeCloud`."""
-        networks = self.machine(host).shape.networks
-        sections = config.compute(self.settings, host, host_address, networks)
+        roles = self.machine(host).shape.network_roles
+        sections = config.compute(self.settings, host, host_address, roles)
         return {"nova.conf": config.render(sections)}
 
     # Up.

@@ -24,7 +24,7 @@ from nova_hpc_lab.errors import LabError
 from nova_hpc_lab.node.contract import HOST_ADDRESS
 from nova_hpc_lab.node.python_env import PROJECT
 from nova_hpc_lab.node.qemu import GPU_IDS, GUEST_ADDRESS, WIDE_GPU_IDS
-from nova_hpc_lab.node.shape import Adapter, Gpu, Shape
+from nova_hpc_lab.node.shape import RAIL_NETWORK, Adapter, Gpu, Shape
 from nova_hpc_lab.state import write
 
 _PACKAGES: Final = ("nova_hpc", "nova_hpc_tools", "scheduler_filters", "virt_driver_patches")
@@ -88,12 +88,14 @@ def describe(name: str, number: int, shape: Shape, identity: str) -> dict[str, o
         "gpus": sum(isinstance(device, Gpu) and not device.wide for device in devices),
         "wide_gpu_ids": list(WIDE_GPU_IDS),
         "wide_gpus": sum(isinstance(device, Gpu) and device.wide for device in devices),
+        "rail_network": RAIL_NETWORK,
         "adapters": [
             {
                 "name": device.name,
                 "mac": device.pf_mac(number),
                 "vfs": list(device.vf_macs(number)),
                 "network": device.network,
+                "rail": device.rail,
             }
             for device in devices
             if isinstance(device, Adapter)

@@ -31,6 +31,9 @@ WIDE_MEMORY_MIB: Final = (4096, 8192)
 MAX_VFS: Final = 7  # of QEMU's igb model
 MAX_ROOTS: Final = 6
 MAX_NODES: Final = 99
+#: Physical network of a rail, as the node's declaration has it.
+RAIL_NETWORK: Final = "ibrail{n}"
+_MOST_RAILS: Final = 8
 #: What flavors and the node call the devices that are kept for no network.
 ROLES: Final = ("gpu", "vf", "pf")
 _LONGEST_INTERFACE: Final = 15
@@ -109,6 +112,16 @@ class Value:
             raise self.error(f"{least} to {most} is expected, not {int(text)}")
         return int(text)
 
+    def flag(self) -> bool:
+        """Either ``true`` or ``false``.
+
+        :raises ShapeError: it is neither.
+        """
+        text = self._text("true or false")
+        if text not in ("true", "false"):
+            raise self.error(f"true or false is expected, not {text!r}")
+        return text == "true"
+
     def word(self) -> str:
         """A name: lower-case letters, digits and hyphens.
 
@@ -184,6 +197,8 @@ class Adapter:
     number: int  #: position among the adapters of the node, from 0
     #: Physical network for whose ports its virtual functions are kept; None: flavors ask for them.
     network: str | None = None
+    #: The rail that it is on; its network is that of the rail then. None: on none.
+    rail: int | None = None
 
     def pf_mac(self, node: int) -> str:
         """MAC of the physical function on node number *node*."""
@@ -196,9 +211,10 @@ class Adapter:
 
 @attrs.frozen
 class Switch:
-    """A PCIe switch. As emulated it has no ACS: all below it is one IOMMU group."""
+    """A PCIe switch. Without ACS, all below it is one IOMMU group."""
 
     ports: tuple[Port, ...]
+    acs: bool = False
 
 
 Port = Gpu | Adapter | Switch
@@ -287,6 +303,16 @@ class Shape:
         adapters = (device for _, device in self.devices() if isinstance(device, Adapter))
         return {each.name: each.network for each in adapters if each.network is not None}
 
+    @property
+    def network_roles(self) -> dict[str, str]:
+        """The same without rails: these networks are also the roles of the virtual functions."""
+        rails = {
+            device.name
+            for _, device in self.devices()
+            if isinstance(device, Adapter) and device.rail is not None
+        }
+        return {name: network for name, network in self.networks.items() if name not in rails}
+
     def describe(self, node: int) -> tuple[str, ...]:
         """One line a device, for people, on node number *node*."""
         lines = []
@@ -371,12 +397,14 @@ def _port(value: Value, counter: _Counter, depth: int) -> Port:
         return _adapter(value, counter)
     if depth >= 2:
         raise value.error("switches are at most two deep")
-    ports = value.mapping({"switch"})["switch"].sequence(1, 8)
-    return Switch(tuple(_port(item, counter, depth + 1) for item in ports))
+    keys = value.mapping({"switch"}, {"acs"})
+    acs = "acs" in keys and keys["acs"].flag()
+    ports = keys["switch"].sequence(1, 8)
+    return Switch(tuple(_port(item, counter, depth + 1) for item in ports), acs)
 
 
 def _adapter(value: Value, counter: _Counter) -> Adapter:
-    keys = value.mapping({"adapter", "vfs"}, {"network"})
+    keys = value.mapping({"adapter", "vfs"}, {"network", "rail"})
     name = counter.name(keys["adapter"])
     if len(name) > _LONGEST_INTERFACE:
         raise keys["adapter"].error(
@@ -388,8 +416,13 @@ def _adapter(value: Value, counter: _Counter) -> Adapter:
         raise keys["network"].error(
             f"{network} is a role, and the devices of a network have its name as theirs"
         )
+    rail = keys["rail"].number(0, _MOST_RAILS - 1) if "rail" in keys else None
+    if rail is not None:
+        if network is not None:
+            raise keys["rail"].error("an adapter has either network or rail")
+        network = RAIL_NETWORK.replace("{n}", str(rail))
     counter.adapters += 1
-    return Adapter(name, keys["vfs"].number(1, MAX_VFS), counter.adapters - 1, network)
+    return Adapter(name, keys["vfs"].number(1, MAX_VFS), counter.adapters - 1, network, rail)
 
 
 def _gpu(value: Value, counter: _Counter) -> Gpu:
@@ -416,6 +449,10 @@ def _check(shape: Shape, value: Value) -> None:
         raise value.error("sockets are numbered from 0, in the order of the NUMA nodes")
     if len({_socket_cpus(shape, socket) for socket in set(sockets)}) > 1:
         raise value.error("every socket needs the same number of CPUs")
+    adapters = [device for _, device in shape.devices() if isinstance(device, Adapter)]
+    rails = {each.rail for each in adapters if each.rail is not None}
+    if rails != set(range(len(rails))):
+        raise value.error("rails are numbered from 0, without a gap")
 
 
 def _socket_cpus(shape: Shape, socket: int) -> int:

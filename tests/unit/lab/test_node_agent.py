@@ -9,6 +9,7 @@ import pytest
 
 import nova_hpc_lab.node
 from nova_hpc.wire.node_declaration import Cpus, NodeWishes, RoleWish, read_declaration
+from nova_hpc.wire.rail_wish import RailWish
 
 AGENT = Path(nova_hpc_lab.node.__file__).parent / "inside" / "agent.py"
 ADAPTER = {
@@ -16,6 +17,7 @@ ADAPTER = {
     "mac": "52:54:00:01:00:ff",
     "vfs": ["52:54:00:01:00:00"] * 2,
     "network": None,
+    "rail": None,
 }
 
 # Notes what the kernel is told and, of each command, how many functions there are by then.
@@ -69,6 +71,27 @@ def test_an_adapter_that_is_not_there_is_named(agent):
         agent.virtual_functions(ADAPTER, {})
 
 
+@pytest.fixture
+def called(agent, monkeypatch):
+    """The commands that the script gives; none is run."""
+    found = []
+    monkeypatch.setattr(agent, "run", lambda *argv: found.append(argv))
+    return found
+
+
+@pytest.fixture
+def place(agent, tmp_path, monkeypatch):
+    """Folders of a node; the declaration's path."""
+    monkeypatch.setattr(agent, "CONFIG", tmp_path)
+    monkeypatch.setattr(agent, "INCLUDES", tmp_path / "there" / "nova.conf.d")
+    monkeypatch.setattr(agent, "NOVA", tmp_path / "there")
+    monkeypatch.setattr(agent, "STATE", tmp_path / "state")
+    monkeypatch.setattr(agent, "DECLARATION", tmp_path / "hpc" / "node.yaml")
+    (tmp_path / "nova").mkdir()
+    (tmp_path / "lab.conf").write_text("")
+    return agent.DECLARATION
+
+
 @pytest.mark.parametrize(
     ("networks", "declared"),
     [
@@ -82,29 +105,41 @@ def test_an_adapter_that_is_not_there_is_named(agent):
         ),
     ],
 )
-def test_adapters_are_kept_for_the_ports_of_their_network(
-    agent, tmp_path, monkeypatch, networks, declared
-):
-    called = []
-    monkeypatch.setattr(agent, "run", lambda *argv: called.append(argv))
-    monkeypatch.setattr(agent, "CONFIG", tmp_path)
-    monkeypatch.setattr(agent, "INCLUDES", tmp_path / "there" / "nova.conf.d")
-    monkeypatch.setattr(agent, "NOVA", tmp_path / "there")
-    monkeypatch.setattr(agent, "STATE", tmp_path / "state")
-    declaration = tmp_path / "hpc" / "node.yaml"
-    monkeypatch.setattr(agent, "DECLARATION", declaration)
-    (tmp_path / "nova").mkdir()
-    (tmp_path / "lab.conf").write_text("")
+def test_adapters_are_kept_for_the_ports_of_their_network(agent, place, called, networks, declared):
     adapters = [{**ADAPTER, "network": each} for each in networks]
     agent.configuration({"uuid": "5b5a1d26-4a33-4f0b-8a4e-5f8f7e9f5b7d", "adapters": adapters})
     ((_, *rest),) = called
     assert rest[:1] == ["configure"]
     assert rest[5:] == ["--replace", "device_spec"]
-    wishes = read_declaration(declaration.read_text()).wishes
+    wishes = read_declaration(place.read_text()).wishes
     assert wishes == NodeWishes(role_options=declared)
     # Nothing of the last start counts, and a key can be put behind the others.
-    text = declaration.read_text()
-    declaration.write_text(f"{text}cpus: {{housekeeping_cores: 2}}\n")
-    assert read_declaration(declaration.read_text()).wishes.cpus == Cpus(2)
+    text = place.read_text()
+    place.write_text(f"{text}cpus: {{housekeeping_cores: 2}}\n")
+    assert read_declaration(place.read_text()).wishes.cpus == Cpus(2)
     agent.configuration({"uuid": "5b5a1d26-4a33-4f0b-8a4e-5f8f7e9f5b7d", "adapters": adapters})
-    assert declaration.read_text() == text
+    assert place.read_text() == text
+
+
+@pytest.mark.usefixtures("called")
+def test_rails_are_declared_as_an_operator_does(agent, place, tmp_path, monkeypatch):
+    adapters = []
+    for number, rail in enumerate((1, 0, None, 0)):
+        name, address = f"hca{number}", f"0000:2{number}:00.0"
+        (tmp_path / "pci" / address).mkdir(parents=True)
+        (tmp_path / "net" / name).mkdir(parents=True)
+        (tmp_path / "net" / name / "device").symlink_to(tmp_path / "pci" / address)
+        network = None if rail is None else f"ibrail{rail}"
+        adapters.append({**ADAPTER, "name": name, "network": network, "rail": rail})
+    monkeypatch.setattr(agent, "NET", tmp_path / "net")
+    agent.configuration(
+        {
+            "uuid": "5b5a1d26-4a33-4f0b-8a4e-5f8f7e9f5b7d",
+            "adapters": adapters,
+            "rail_network": "ibrail{n}",
+        }
+    )
+    assert read_declaration(place.read_text()).wishes == NodeWishes(
+        role_options={},
+        rails=RailWish("ibrail{n}", (("0000:21:00.0", "0000:23:00.0"), ("0000:20:00.0",))),
+    )

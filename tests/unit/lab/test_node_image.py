@@ -212,11 +212,12 @@ def test_the_configuration_disk_tells_the_node_what_to_be(folder):
         ["52:54:00:02:01:00", "52:54:00:02:01:01"],
         ["52:54:00:02:02:00", "52:54:00:02:02:01"],
     ]
-    assert [(one["name"], one["network"]) for one in node["adapters"]] == [
-        ("hca0", None),
-        ("hca1", None),
-        ("hca2", "physnet1"),
+    assert [(one["name"], one["network"], one["rail"]) for one in node["adapters"]] == [
+        ("hca0", None, None),
+        ("hca1", None, None),
+        ("hca2", "physnet1", None),
     ]
+    assert node["rail_network"] == "ibrail{n}"
     settings = configparser.ConfigParser()
     settings.read_string(read_disk(disk, "lab.conf"))
     assert settings["libvirt"]["cpu_mode"] == "host-passthrough"

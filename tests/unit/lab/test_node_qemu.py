@@ -63,6 +63,32 @@ def test_ports_have_chassis_numbers_of_their_own_and_known_buses(name):
         known.add(parts.get("id"))
 
 
+SWITCHES = """\
+numa_nodes:
+  - cpus: 2
+    memory_mib: 2048
+    roots:
+      - ports:
+          - {switch: [{gpu: gpu0, memory_mib: 16}, {adapter: hca0, vfs: 1}], acs: ACS}
+"""
+
+
+@pytest.mark.parametrize(
+    ("acs", "model"), [("true", "pcie-root-port"), ("false", "xio3130-downstream")]
+)
+def test_ports_of_a_switch_isolate_if_the_shape_says_so(tmp_path, monitor, acs, model):
+    path = tmp_path / "switches.yaml"
+    path.write_text(SWITCHES.replace("ACS", acs))
+    ask = monitor(path)
+    ports = [
+        ask("qom-get", path=f"/machine/peripheral/{name}", property="type")
+        for name in ("root0p0d0", "root0p0d1")
+    ]
+    assert ports == [model] * 2
+    upstream = ask("qom-get", path="/machine/peripheral/root0p0u", property="type")
+    assert upstream == "x3130-upstream"
+
+
 def test_the_roots_are_on_the_numa_nodes_of_the_shape():
     roots = [one for one in options(command("wide"), "-device") if one.startswith("pxb-pcie")]
     assert [one.rpartition("=")[2] for one in roots] == ["0", "0", "1", "1"]

@@ -68,6 +68,24 @@ def test_an_adapter_may_be_kept_for_the_ports_of_a_network():
     assert Shape.load("two-socket").networks == {"hca2": "physnet1"}
 
 
+def test_an_adapter_may_be_on_a_rail():
+    shape = read(GOOD.replace("vfs: 2}", "vfs: 2, rail: 0}"))
+    assert shape.networks == {"hca0": "ibrail0"}
+    # Its functions have the default role, as those of an operator's rails.
+    assert shape.network_roles == {}
+    kept = read(GOOD.replace("vfs: 2}", "vfs: 2, network: physnet1}"))
+    assert kept.network_roles == kept.networks
+
+
+@pytest.mark.parametrize(("word", "acs"), [("", False), (", acs: true", True)])
+def test_a_switch_may_isolate_what_is_below(word, acs):
+    switch = "{switch: [{gpu: gpu1, memory_mib: 32}]" + word + "}"
+    shape = read(GOOD.replace("{gpu: gpu1, memory_mib: 32}", switch))
+    found = shape.numa_nodes[0].roots[0].ports[-1]
+    assert isinstance(found, Switch)
+    assert found.acs is acs
+
+
 def test_a_file_is_read_as_the_samples_are(tmp_path):
     path = tmp_path / "my.yaml"
     path.write_text(GOOD)
@@ -102,6 +120,9 @@ def test_a_file_is_read_as_the_samples_are(tmp_path):
         ("hca0, vfs", "a-name-of-sixteen, vfs", 10, "also that of its network interface"),
         ("vfs: 2}", "vfs: 2, network: Physnet1}", 10, "a name of lower-case letters"),
         ("vfs: 2}", "vfs: 2, network: vf}", 10, "vf is a role"),
+        ("vfs: 2}", "vfs: 2, rail: 1}", 2, "rails are numbered from 0"),
+        ("vfs: 2}", "vfs: 2, rail: 0, network: a}", 10, "either network or rail"),
+        ("{adapter: hca0, vfs: 2}", "{switch: [], acs: 1}", 10, "true or false is expected"),
         ("{adapter: hca0, vfs: 2}", "hca0", 10, "keys with values are expected"),
         ("- {gpu: gpu1, memory_mib: 32}", "- switch: []", 11, "1 to 8 items are expected"),
     ],

@@ -23,6 +23,7 @@ CONFIG = Path("/opt/nova-hpc/config")
 COMMAND = "/opt/nova-hpc/venv/bin/nova-hpc"
 PHASE = Path("/run/nova-hpc/phase")
 PCI = Path("/sys/bus/pci/devices")
+NET = Path("/sys/class/net")
 NOVA = Path("/etc/nova")
 INCLUDES = NOVA / "nova.conf.d"
 DECLARATION = Path("/etc/nova-hpc/node.yaml")
@@ -90,7 +91,7 @@ def network(node: dict[str, Any]) -> None:
     run("modprobe", "virtio_net")
     deadline = time.monotonic() + 60
     while True:
-        for link in Path("/sys/class/net").iterdir():
+        for link in NET.iterdir():
             driver = link / "device" / "driver"
             if driver.exists() and driver.resolve().name == "virtio_net":
                 run("ip", "address", "replace", f"{node['address']}/24", "dev", link.name)
@@ -127,7 +128,7 @@ def drivers() -> None:
 def adapters_by_mac() -> dict[str, Path]:
     """The network devices by their MACs."""
     adapters: dict[str, Path] = {}
-    for link in Path("/sys/class/net").iterdir():
+    for link in NET.iterdir():
         with contextlib.suppress(OSError):
             adapters[(link / "address").read_text().strip()] = link
     return adapters
@@ -231,18 +232,34 @@ def configuration(node: dict[str, Any]) -> None:
     # The same node of the same cloud after any restart, also on a fresh disk.
     (STATE / "compute_id").write_text(node["uuid"] + "\n")
     shutil.copy2(CONFIG / "lab.conf", INCLUDES / "lab.conf")
-    kept = sorted({each["network"] for each in node["adapters"] if each["network"]})
     words: tuple[str, ...] = ()
     # What was declared for a prepared host is what counts.
     if not PREPARED.exists():
         words = ("--replace", "device_spec")
         # What the node has is decided anew at every start: nothing of the last one counts.
-        networks = {each: {"physical_network": each} for each in kept}
         DECLARATION.parent.mkdir(parents=True, exist_ok=True)
-        DECLARATION.write_text(
-            f"schema: nova-hpc/node\nversion: 1\nrole_options: {json.dumps(networks)}\n"
-        )
+        DECLARATION.write_text(declaration(node))
     run(COMMAND, "configure", "--write", str(INCLUDES), "--part", "compute", *words)
+
+
+def declaration(node: dict[str, Any]) -> str:
+    """What the node's operator would declare: networks by role, and the adapters of each rail."""
+    networks = {}
+    rails: dict[int, list[str]] = {}
+    for each in node["adapters"]:
+        if each["rail"] is not None:
+            device = (NET / each["name"] / "device").resolve()
+            rails.setdefault(each["rail"], []).append(device.name)
+        elif each["network"]:
+            networks[each["network"]] = {"physical_network": each["network"]}
+    lines = ["schema: nova-hpc/node", "version: 1", f"role_options: {json.dumps(networks)}"]
+    if rails:
+        wish = {
+            "physical_network": node["rail_network"],
+            "adapters": [rails[number] for number in sorted(rails)],
+        }
+        lines.append(f"rails: {json.dumps(wish)}")
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
