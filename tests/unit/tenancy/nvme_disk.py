@@ -36,7 +36,10 @@ class FakeDisk(NvmeDisk):
     detached: dict[int, bytearray] = attrs.field(factory=dict)
     #: Looks at the log until an erase ends.
     looks: int = 8
-    #: What it does at the end of an erase; "": all of it. "nothing" and "half" are lies.
+    #: A namespace that the kernel does not show.
+    unseen: int = 0
+    #: What it does at the end of an erase; "": all of it. "nothing" and "half" are lies, and after
+    #: "another" its log tells of another erase.
     does: str = ""
     #: The erase that is under way, and looks that are left.
     running: int = 0
@@ -106,6 +109,8 @@ class FakeDisk(NvmeDisk):
             # With another key what was written reads as noise.
             self._wipe(data, b"" if action == 4 else b"\xff" * BLOCK)
         self.status, self.is_erased = 1, True
+        if self.does == "another":
+            self.command = 2 if action == 4 else 4
 
     def _wipe(self, data, pattern):
         if self.does == "nothing":
@@ -135,7 +140,9 @@ class FakeDisk(NvmeDisk):
 
     def list_namespaces(self):
         return tuple(
-            NvmeNamespace(number, BLOCK, len(data) // BLOCK) for number, data in self.media.items()
+            NvmeNamespace(number, BLOCK, len(data) // BLOCK)
+            for number, data in self.media.items()
+            if number != self.unseen
         )
 
     def read(self, namespace, block):

@@ -106,6 +106,7 @@ def test_an_erase_that_is_proven(values, method):
         ({"does": "nothing", "sanicap": 0}, UncleanError, "holds after the erase"),
         ({"does": "half", "sanicap": 2}, UncleanError, "holds after the erase"),
         ({"does": "fail"}, UncleanError, "status 3 at the end"),
+        ({"does": "another"}, UncleanError, "status 1 at the end"),
         # An overwrite is not enough; neither is nothing at all.
         ({"sanicap": 4, "oacs": 0}, UncleanError, "neither Sanitize"),
         ({"sanicap": 0, "oacs": 0b1010, "unallocated": 1}, UncleanError, "not reach all"),
@@ -124,6 +125,13 @@ def test_a_disk_without_a_namespace():
     disk = make_disk()
     disk.media.clear()
     with pytest.raises(UncleanError, match="no namespace"):
+        erase(disk)
+
+
+def test_a_namespace_that_the_kernel_does_not_show():
+    disk = make_disk(unseen=2, sanicap=0)
+    disk.media[2] = bytearray(b"secret " * BLOCK)
+    with pytest.raises(UnableError, match="does not show all"):
         erase(disk)
 
 
