@@ -206,7 +206,7 @@ class _Tree:
             yield from self._switch(bus, port)
 
     def _switch(self, bus: str, switch: Switch) -> Iterator[str]:
-        # QEMU 10.0.2 has no downstream port with ACS. Its root port has it, and Linux takes
+        # The downstream port of QEMU has no ACS. Its root port has it, and Linux takes
         # one below an upstream port as it is ("VIA has a strange chipset" in aspm.c).
         model = "pcie-root-port" if switch.acs else "xio3130-downstream"
         yield from ("-device", f"x3130-upstream,id={bus}u,bus={bus}")
