@@ -105,8 +105,9 @@ class Record:
 class Faults:
     """What happens to adapters, nodes, files and processes, and how it ends."""
 
-    def __init__(self, plane, places, standby, records, rand):
+    def __init__(self, plane, view, places, standby, records, rand):
         self.plane = plane
+        self.view = view
         self.places = places
         self.standby_place = standby
         self.records = records
@@ -174,6 +175,7 @@ class Faults:
         guid, begun = guid_text(place.guid), time.monotonic()
         with self.records.guard:
             self.records.silent[guid] = self.records.sick[guid] = begun
+            self.records.bounced.add(guid)
         self.plane.tell_simulator(f'Unlink "{place.name}"')
         time.sleep(0.3)
         self.plane.tell_simulator(f'ReLink "{place.name}"')
@@ -181,7 +183,10 @@ class Faults:
         threading.Thread(target=self._wait_for_table, args=(guid, begun), daemon=True).start()
 
     def _wait_for_table(self, guid, begun):
+        end = time.monotonic() + REST
         time.sleep(3.0)
+        while not self.view.is_active(guid) and time.monotonic() < end:
+            time.sleep(0.5)
         with self.records.guard:
             # Its node may have written the table again meanwhile.
             if self.records.sick.get(guid) == begun:
@@ -252,7 +257,7 @@ class Histories:
         every = plane.net.ports
         self.places = [every[number] for number in PLACES]
         standby = every[STANDBY]
-        self.faults = Faults(plane, self.places, standby, self.records, self.random)
+        self.faults = Faults(plane, view, self.places, standby, self.records, self.random)
         self.all_places = (*self.places, standby)
         # The trial itself unlinks this one, so that the simulator forgets killed clients. opensm
         # may miss that it is back: once in 500 histories it had no route for 93 s.
@@ -444,6 +449,7 @@ def summarize(records, left, found, seed):
         "faults": {name: faults.count(name) for name in FAULTS},
         "wishes": {name: wishes.count(name) for name in dict.fromkeys(WISHES)},
         "answers": {str(one): answers.count(one) for one in sorted(set(answers), key=str)},
+        "last": [attrs.asdict(record) for record in records[-2:]],
         "not_at_rest": [attrs.asdict(record) for record in records if record.broken],
         "rounds_of_reading": found.watch.rounds,
         "lists_of_ports": found.watch.lists,

@@ -47,6 +47,8 @@ class Records:
     sick: dict[str, float] = attrs.field(factory=dict)
     #: GUIDs that answer nothing or have no link: only their switches are asked.
     silent: dict[str, float] = attrs.field(factory=dict)
+    #: GUIDs whose links went. The subnet manager sets their tables before data passes again.
+    bounced: set[str] = attrs.field(factory=set)
     #: GUIDs of managers on hosts.
     managers: set[str] = attrs.field(factory=set)
     #: Until when an administrator's edit of the file may be in force.
@@ -123,6 +125,20 @@ class Records:
         with self.guard:
             if len(self.broken) < 50:
                 self.broken.append(f"{time.strftime('%H:%M:%S')} {text}")
+
+
+def find_foreign(entries, keys, master):
+    """Entries that a table has and must not have.
+
+    :param keys: the P_Keys that the port may have.
+    :param master: whether a subnet manager is there, a full member of the default partition.
+    """
+    return {
+        one
+        for one in entries or ()
+        if (one & 0x7FFF != LIMITED_DEFAULT and one & 0x7FFF not in keys)
+        or (one == FULL_DEFAULT and not master)
+    }
 
 
 @attrs.frozen
@@ -242,14 +258,31 @@ class HistoryWatch(threading.Thread):
             with records.guard:
                 healthy = guid not in records.sick and guid not in records.silent
             sides = [("switch", facing)] + ([("port", own)] if healthy else [])
+            master = guid in records.managers
             for side, entries in sides:
-                foreign = {one & 0x7FFF for one in entries or ()} - {LIMITED_DEFAULT} - keys
-                master = guid in records.managers
-                if foreign or (FULL_DEFAULT in (entries or ()) and not master):
-                    records.say(
-                        f"{guid} {side}: {[hex(one) for one in entries]}, may have"
-                        f" {sorted(map(hex, keys))}"
-                    )
+                if not find_foreign(entries, keys, master):
+                    continue
+                if guid in records.bounced and not self._is_in_force(guid, keys, master):
+                    continue
+                records.say(
+                    f"{guid} {side}: {[hex(one) for one in entries]}, may have"
+                    f" {sorted(map(hex, keys))}"
+                )
+
+    def _is_in_force(self, guid, keys, master):
+        """Whether a foreign key is there while data passes over a link that went before.
+
+        The tables of a link that comes back are the old ones until the subnet manager sets them,
+        and only then it lets data pass.
+        """
+        if not self._view.is_active(guid):
+            return False
+        _, facing = self._view.tables([guid])[guid]
+        if find_foreign(facing, keys, master):
+            return True
+        with self._records.guard:
+            self._records.bounced.discard(guid)
+        return False
 
     def _judge_ports(self, listed, first, second):
         records, now = self._records, time.monotonic()

@@ -21,6 +21,8 @@ from tests.fabric.bare_fabric import BareFabric
 #: Entry of a limited member of the default partition, which everybody is, and of a full one.
 LIMITED_DEFAULT, FULL_DEFAULT = 0x7FFF, 0xFFFF
 FULL = 0x8000
+#: State of a link: the subnet manager has set the port's tables, and data may pass.
+ACTIVE = 4
 #: How a project makes a port a limited member.
 LIMITED_TAG = "hpc-limited"
 _READER = Path(__file__).with_name("table_reader.py")
@@ -69,6 +71,10 @@ class FabricView:
             ports += [None if guid in silent else [lid, 1], [switch, number]]
         found = self._ask(op="tables", ports=ports)
         return {guid: (found[2 * at], found[2 * at + 1]) for at, guid in enumerate(known)}
+
+    def is_active(self, guid):
+        """Whether the link of a port carries data, by the switch port facing it."""
+        return self._ask(op="states", ports=[self.topology[guid][1:]]) == [ACTIVE]
 
     def path(self, source, target):
         """GUID -> entries of the port and of the switch port facing it; None: no answer."""

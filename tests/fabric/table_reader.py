@@ -3,7 +3,8 @@
 
 One JSON request a line, one answer a line: ``{"op": "topology"}`` gives GUID -> [LID, LID of the
 switch, its port]; ``{"op": "tables", "ports": [[LID, port], ...]}`` gives a list of table entries
-for each, null where nothing answers, and for a null instead of a port. It leaves at the end of its
+for each, null where nothing answers, and for a null instead of a port; ``"op": "states"`` gives the
+state of each link (4: active). It leaves at the end of its
 input: the simulator keeps the place of one that is killed. It shares nothing with the product.
 """
 
@@ -14,6 +15,8 @@ import subprocess
 import sys
 
 _BLOCK, _ATTRIBUTE, _MILLISECONDS, _BLOCKS = 32, 0x16, 500, 4
+#: PortInfo, and the byte whose lower half is the state of the link.
+_PORT_INFO, _STATE = 0x15, 32
 
 
 class DirectedRoute(ctypes.Structure):
@@ -70,6 +73,16 @@ def read_table(mad, source, lid, number):
     return sorted(entries)
 
 
+def read_state(mad, source, lid, number):
+    buffer, target = ctypes.create_string_buffer(256), PortId()
+    target.lid = lid
+    if not mad.smp_query_via(
+        buffer, ctypes.byref(target), _PORT_INFO, number, _MILLISECONDS, source
+    ):
+        return None
+    return buffer.raw[_STATE] & 0xF
+
+
 def read_topology():
     found, switch = {}, None
     done = subprocess.run(["ibnetdiscover"], capture_output=True, text=True, check=False)
@@ -92,6 +105,8 @@ def main():
         request = json.loads(line)
         if request["op"] == "topology":
             answer = read_topology()
+        elif request["op"] == "states":
+            answer = [read_state(mad, source, *port) for port in request["ports"]]
         else:
             answer = [port and read_table(mad, source, *port) for port in request["ports"]]
         print(json.dumps(answer), flush=True)
