@@ -75,9 +75,8 @@ class Records:
                 }
                 if others - {mine[-1].network}:
                     self.broken.append(f"{guid} is given to {mine[-1].network} and {others}")
-            elif answer in (400, 404, 409, 503):
-                # Refused whole: as before. Other answers leave it open until the end.
-                self.claims[port] = [one for one in self.claims[port] if one is not mine[-1]]
+            # Other answers leave it open until the end: a bind that waited and was refused leaves
+            # the host, and the next change of the port may bind it there.
 
     def ask_release(self, port):
         with self.guard:
