@@ -94,8 +94,10 @@ class Cloud:
 
     def compute_files(self, host: str, host_address: str) -> Mapping[str, str]:
         """Nova's configuration in the node *host*; see :class:`node.NodeCloud`."""
-        roles = self.machine(host).shape.network_roles
-        sections = config.compute(self.settings, host, host_address, roles)
+        shape = self.machine(host).shape
+        sections = config.compute(
+            self.settings, host, host_address, shape.network_roles, has_disks=bool(shape.disks)
+        )
         return {"nova.conf": config.render(sections)}
 
     # Up.

@@ -68,12 +68,14 @@ ALIASES: Final = (
     _alias("gpu", qemu.GPU_IDS, "type-PCI"),
     _alias("vf", qemu.VF_IDS, "type-VF"),
     _alias("wide", qemu.WIDE_GPU_IDS, "type-PCI"),
+    _alias("nvme", qemu.NVME_IDS, "type-PCI"),
 )
 DEVICE_ROLES: Final = (
     _role("gpu", qemu.GPU_IDS),
     _role("vf", qemu.VF_IDS),
     _role("pf", qemu.PF_IDS),
     _role("wide", qemu.WIDE_GPU_IDS),
+    _role("nvme", qemu.NVME_IDS),
 )
 
 
@@ -235,7 +237,11 @@ def nova(paths: Paths, settings: Settings) -> Sections:
 
 
 def compute(
-    settings: Settings, host: str, address: str, networks: Mapping[str, str] | None = None
+    settings: Settings,
+    host: str,
+    address: str,
+    networks: Mapping[str, str] | None = None,
+    has_disks: bool = False,
 ) -> Sections:
     """``nova.conf`` of nova-compute in the node *host*.
 
@@ -246,6 +252,7 @@ def compute(
     :param address: where the node reaches the services.
     :param networks: interface of each adapter that is kept for the ports of a physical
         network -> that network, which is also the role of its virtual functions.
+    :param has_disks: the node erases NVMe disks between servers.
     """
     sections = _nova(settings, address)
     # The first that matches counts.
@@ -256,6 +263,13 @@ def compute(
         ),
         *(json.dumps(role) for role in DEVICE_ROLES),
     ]
+    if has_disks:
+        sections["hpc"] |= {
+            "clean_stage": "nvme:host",
+            "clean_checks": "nvme:nvme",
+            "clean_drivers": "nvme:nvme",
+            "clean_timeout": 900,
+        }
     sections["DEFAULT"] |= {
         "host": host,
         "compute_driver": plugin.DRIVER,

@@ -18,7 +18,7 @@ from nova_hpc.wire.decision import Decision
 from nova_hpc_lab import config, node, observe
 from nova_hpc_lab.errors import LabError
 from nova_hpc_lab.node import python_env
-from nova_hpc_lab.node.shape import Gpu, Shape
+from nova_hpc_lab.node.shape import Disk, Gpu, Shape
 from nova_hpc_lab.state import Settings
 
 _MIB: Final = 1 << 20
@@ -170,7 +170,7 @@ def planned(shape: Shape, index: int) -> dict[str, int]:
     for numa, device in shape.devices():
         if isinstance(device, Gpu):
             found[identity([device.bar_bytes], [])] = numa
-        else:
+        elif not isinstance(device, Disk):
             found.update((identity([], [mac]), numa) for mac in device.vf_macs(index))
     return found
 

@@ -23,7 +23,7 @@ from typing import Final
 from nova_hpc_lab.errors import LabError
 from nova_hpc_lab.node.contract import HOST_ADDRESS
 from nova_hpc_lab.node.python_env import PROJECT
-from nova_hpc_lab.node.qemu import GPU_IDS, GUEST_ADDRESS, WIDE_GPU_IDS
+from nova_hpc_lab.node.qemu import GPU_IDS, GUEST_ADDRESS, NVME_IDS, WIDE_GPU_IDS
 from nova_hpc_lab.node.shape import RAIL_NETWORK, Adapter, Gpu, Shape
 from nova_hpc_lab.state import write
 
@@ -89,6 +89,8 @@ def describe(name: str, number: int, shape: Shape, identity: str) -> dict[str, o
         "wide_gpu_ids": list(WIDE_GPU_IDS),
         "wide_gpus": sum(isinstance(device, Gpu) and device.wide for device in devices),
         "rail_network": RAIL_NETWORK,
+        "nvme_ids": list(NVME_IDS),
+        "nvmes": len(shape.disks),
         "adapters": [
             {
                 "name": device.name,

@@ -30,9 +30,11 @@ _DISK_SIZE: Final = "6G"
 #: What the node's own initial RAM file system loads before there is a root disk.
 BOOT_MODULES: Final = ("virtio_blk", "ext4", "crc32c_generic")
 #: What the tenant's guest loads.
-GUEST_MODULES: Final = ("igbvf", "qemu_fw_cfg", "virtio_net")
+GUEST_MODULES: Final = ("igbvf", "nvme", "qemu_fw_cfg", "virtio_net")
 # Loaded later by the node; kept uncompressed, since unpacking is slow there.
-_LATER_MODULES: Final = ("virtio_net", "kvm_amd", "vfio_pci", "vfio_iommu_type1", "igb", "tun")
+_LATER_MODULES: Final = (
+    *("virtio_net", "kvm_amd", "vfio_pci", "vfio_iommu_type1", "igb", "nvme", "tun"),
+)
 
 
 class ImageError(LabError):
@@ -184,7 +186,7 @@ def _settings(root: Path) -> None:
     # The node loads the few drivers that it needs by name.
     (root / "etc/udev/rules.d/80-drivers.rules").symlink_to("/dev/null")
     (root / "etc/modprobe.d/nova-hpc.conf").write_text(
-        "blacklist bochs\nblacklist igbvf\noptions kvm_amd nested=0\n"
+        "blacklist bochs\nblacklist igbvf\nblacklist nvme\noptions kvm_amd nested=0\n"
         "options vfio_iommu_type1 allow_unsafe_interrupts=0\n"
     )
     (root / "etc/hosts").write_text("127.0.0.1 localhost\n")

@@ -59,6 +59,10 @@ class Node:
         image = find_image(self._paths)
         if not self._written:
             self.write_config(self._cloud.compute_files(self.name, HOST_ADDRESS))
+        for each in self.shape.disks:
+            # A file with holes; what it holds stays over restarts, as that of a real disk.
+            with (self.folder / each.file_name).open("ab") as stream:
+                stream.truncate(each.size_mib << 20)
         port = _free_port()
         files = qemu.Files(
             emulator=emulator.find(self._paths).argv(),

@@ -18,11 +18,12 @@ from typing import Final
 
 import attrs
 
-from nova_hpc_lab.node.shape import Adapter, Gpu, Port, Shape, Switch
+from nova_hpc_lab.node.shape import Adapter, Disk, Gpu, Port, Shape, Switch
 
 #: The device ids of the stand-ins, as Nova's ``device_spec`` and alias need them.
 GPU_IDS: Final = ("1234", "1111")
 WIDE_GPU_IDS: Final = ("1af4", "1110")
+NVME_IDS: Final = ("1b36", "0010")
 PF_IDS: Final = ("8086", "10c9")
 VF_IDS: Final = ("8086", "10ca")
 
@@ -194,6 +195,13 @@ class _Tree:
             yield from (
                 "-device",
                 f"bochs-display,id={port.name},bus={bus},vgamem={port.memory_mib}M",
+            )
+        elif isinstance(port, Disk):
+            path = _escaped(self.folder / port.file_name)
+            yield from ("-drive", f"file={path},format=raw,if=none,id=blocks-{port.name}")
+            yield from (
+                "-device",
+                f"nvme,id={port.name},bus={bus},drive=blocks-{port.name},serial={port.name}",
             )
         elif isinstance(port, Adapter):
             yield from ("-netdev", f"hubport,hubid={port.number + 1},id=net-{port.name}")

@@ -34,8 +34,10 @@ MAX_NODES: Final = 99
 #: Physical network of a rail, as the node's declaration has it.
 RAIL_NETWORK: Final = "ibrail{n}"
 _MOST_RAILS: Final = 8
+#: Sizes of an NVMe disk: emulation erases 16 MiB within seconds.
+DISK_MIB: Final = (1, 1024)
 #: What flavors and the node call the devices that are kept for no network.
-ROLES: Final = ("gpu", "vf", "pf")
+ROLES: Final = ("gpu", "vf", "pf", "nvme")
 _LONGEST_INTERFACE: Final = 15
 
 
@@ -210,6 +212,20 @@ class Adapter:
 
 
 @attrs.frozen
+class Disk:
+    """An NVMe disk, whose blocks are in a file beside the node's own disk."""
+
+    #: Also its serial number.
+    name: str
+    size_mib: int
+
+    @property
+    def file_name(self) -> str:
+        """The name of the file with its blocks."""
+        return f"{self.name}.blocks"
+
+
+@attrs.frozen
 class Switch:
     """A PCIe switch. Without ACS, all below it is one IOMMU group."""
 
@@ -217,7 +233,8 @@ class Switch:
     acs: bool = False
 
 
-Port = Gpu | Adapter | Switch
+Device = Gpu | Adapter | Disk
+Port = Device | Switch
 
 
 @attrs.frozen
@@ -280,7 +297,7 @@ class Shape:
         _check(shape, root["numa_nodes"])
         return shape
 
-    def devices(self) -> Iterator[tuple[int, Gpu | Adapter]]:
+    def devices(self) -> Iterator[tuple[int, Device]]:
         """All devices with the number of their NUMA node."""
         for number, node in enumerate(self.numa_nodes):
             for root in node.roots:
@@ -296,6 +313,11 @@ class Shape:
     def memory_mib(self) -> int:
         """All memory of the machine."""
         return sum(node.memory_mib for node in self.numa_nodes)
+
+    @property
+    def disks(self) -> tuple[Disk, ...]:
+        """Its NVMe disks."""
+        return tuple(device for _, device in self.devices() if isinstance(device, Disk))
 
     @property
     def networks(self) -> dict[str, str]:
@@ -319,6 +341,8 @@ class Shape:
         for numa, device in self.devices():
             if isinstance(device, Gpu):
                 lines.append(f"{device.name}: GPU, BAR of {device.memory_mib} MiB, NUMA {numa}")
+            elif isinstance(device, Disk):
+                lines.append(f"{device.name}: NVMe disk of {device.size_mib} MiB, NUMA {numa}")
             else:
                 macs = ", ".join(device.vf_macs(node))
                 kept = "" if device.network is None else f" for ports of {device.network}"
@@ -340,7 +364,7 @@ def _samples() -> Traversable:
     return resources.files("nova_hpc_lab") / "shapes"
 
 
-def _flat(ports: tuple[Port, ...]) -> Iterator[Gpu | Adapter]:
+def _flat(ports: tuple[Port, ...]) -> Iterator[Device]:
     for port in ports:
         if isinstance(port, Switch):
             yield from _flat(port.ports)
@@ -390,9 +414,12 @@ def _root(value: Value, counter: _Counter) -> Root:
 
 
 def _port(value: Value, counter: _Counter, depth: int) -> Port:
-    kind = value.one_of("gpu", "adapter", "switch")
+    kind = value.one_of("gpu", "adapter", "nvme", "switch")
     if kind == "gpu":
         return _gpu(value, counter)
+    if kind == "nvme":
+        keys = value.mapping({"nvme", "size_mib"})
+        return Disk(counter.name(keys["nvme"]), keys["size_mib"].number(*DISK_MIB))
     if kind == "adapter":
         return _adapter(value, counter)
     if depth >= 2:

@@ -111,19 +111,25 @@ def test_the_roles_of_the_virtual_node_are_valid(settings, tmp_path):
     file = tmp_path / "nova.conf"
     file.write_text(config.render(config.compute(settings, "hpc1", "10.0.2.2")))
     conf([], default_config_files=[str(file)], default_config_dirs=[])
-    assert roles.parse_roles(conf.hpc.device_role).names == ("gpu", "vf", "pf", "wide")
+    assert roles.parse_roles(conf.hpc.device_role).names == ("gpu", "vf", "pf", "wide", "nvme")
 
 
 def test_adapters_of_a_network_have_a_role_of_their_own(settings):
     compute = config.compute(settings, "hpc1", "10.0.2.2", {"hca2": "physnet1"})
     found = roles.parse_roles(compute["hpc"]["device_role"])
-    assert found.names == ("physnet1", "gpu", "vf", "pf", "wide")
+    assert found.names == ("physnet1", "gpu", "vf", "pf", "wide", "nvme")
     parent = PciFunction(address="0000:44:00.0", os_devices=("net hca2",), **PF)
     other = PciFunction(address="0000:42:00.0", os_devices=("net hca1",), **PF)
     kept = PciFunction(address="0000:44:10.0", physical_function=parent.address, **VF)
     free = PciFunction(address="0000:42:10.0", physical_function=other.address, **VF)
     node = Node(source="test", functions=(parent, other, kept, free))
     assert [found.role_of(each, node) for each in (kept, free)] == ["physnet1", "vf"]
+
+
+def test_a_node_with_disks_erases_them(settings):
+    hpc = config.compute(settings, "hpc1", "10.0.2.2", has_disks=True)["hpc"]
+    assert (hpc["clean_stage"], hpc["clean_checks"]) == ("nvme:host", "nvme:nvme")
+    assert "clean_stage" not in config.compute(settings, "hpc1", "10.0.2.2")["hpc"]
 
 
 def test_all_files_are_for_the_owner_only_and_listen_on_the_loopback(paths, settings):

@@ -14,7 +14,7 @@ import pytest
 
 from nova_hpc_lab.errors import LabError
 from nova_hpc_lab.node import confdisk, debian, image, python_env
-from nova_hpc_lab.node.qemu import GPU_IDS, WIDE_GPU_IDS
+from nova_hpc_lab.node.qemu import GPU_IDS, NVME_IDS, WIDE_GPU_IDS
 from nova_hpc_lab.node.shape import Shape
 from nova_hpc_lab.state import Paths
 
@@ -206,6 +206,7 @@ def test_the_configuration_disk_tells_the_node_what_to_be(folder):
     node = json.loads(read_disk(disk, "node.json"))
     assert (node["name"], node["gpus"], node["gpu_ids"]) == ("hpc2", 3, list(GPU_IDS))
     assert (node["wide_gpus"], node["wide_gpu_ids"]) == (0, list(WIDE_GPU_IDS))
+    assert (node["nvmes"], node["nvme_ids"]) == (0, list(NVME_IDS))
     assert node["hugepages"] == [384, 640]
     assert [one["vfs"] for one in node["adapters"]] == [
         ["52:54:00:02:00:00", "52:54:00:02:00:01"],

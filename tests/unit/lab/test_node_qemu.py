@@ -14,7 +14,10 @@ import pytest
 
 from nova_hpc_lab.node import qemu
 from nova_hpc_lab.node.emulator import frequency_khz
-from nova_hpc_lab.node.shape import Adapter, Gpu, Shape, sample_names
+from nova_hpc_lab.node.shape import Adapter, Disk, Gpu, Shape, sample_names
+
+#: A shape with an NVMe disk.
+DISK = str(Path(__file__).parents[2] / "lab/disk.yaml")
 
 
 def files(folder):
@@ -151,6 +154,8 @@ def monitor(tmp_path):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
+        for each in Shape.load(name).disks:
+            (tmp_path / each.file_name).write_bytes(bytes(each.size_mib << 20))
         argv = qemu.command("node", 1, Shape.load(name), place, port)
         end = argv.index("-kernel")
         process = subprocess.Popen([*argv[:end], "-S"], stderr=subprocess.PIPE)
@@ -181,7 +186,7 @@ def monitor(tmp_path):
         process.stderr.close()
 
 
-@pytest.mark.parametrize("name", sample_names())
+@pytest.mark.parametrize("name", [*sample_names(), DISK])
 def test_qemu_makes_the_machine_of_the_shape(monitor, name):
     shape = Shape.load(name)
     ask = monitor(name)
@@ -202,6 +207,9 @@ def test_qemu_makes_the_machine_of_the_shape(monitor, name):
             assert memory == f"/objects/memory-{device.name}"
         elif isinstance(device, Gpu):
             assert ask("qom-get", path=path, property="vgamem") == device.bar_bytes
+        elif isinstance(device, Disk):
+            assert ask("qom-get", path=path, property="serial") == device.name
+            assert ask("qom-get", path=path, property="drive") == f"blocks-{device.name}"
         else:
             assert isinstance(device, Adapter)
             assert ask("qom-get", path=path, property="mac") == device.pf_mac(1)

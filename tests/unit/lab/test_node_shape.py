@@ -1,9 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shapes: the samples, and what is said of those that make no sense."""
 
+from pathlib import Path
+
 import pytest
 
-from nova_hpc_lab.node.shape import Adapter, Gpu, Shape, ShapeError, Switch, sample_names
+from nova_hpc_lab.node.shape import (
+    Adapter,
+    Disk,
+    Gpu,
+    Shape,
+    ShapeError,
+    Switch,
+    sample_names,
+)
 
 GOOD = """\
 numa_nodes:
@@ -86,6 +96,22 @@ def test_a_switch_may_isolate_what_is_below(word, acs):
     assert found.acs is acs
 
 
+def test_a_disk_below_the_switch_of_a_gpu():
+    shape = Shape.load(str(Path(__file__).parents[2] / "lab/disk.yaml"))
+    (port,) = shape.numa_nodes[0].roots[0].ports
+    assert isinstance(port, Switch)
+    assert [type(each) for each in port.ports] == [Gpu, Disk]
+    assert shape.disks == (Disk("disk0", 8),)
+    assert "disk0: NVMe disk of 8 MiB, NUMA 0" in shape.describe(1)
+    assert Shape.load("two-socket").disks == ()
+
+
+@pytest.mark.parametrize("size", ["0", "1025", "x"])
+def test_a_disk_without_a_size(size):
+    with pytest.raises(ShapeError, match="size_mib"):
+        read(GOOD.replace("{adapter: hca0, vfs: 2}", f"{{nvme: disk0, size_mib: {size}}}"))
+
+
 def test_a_file_is_read_as_the_samples_are(tmp_path):
     path = tmp_path / "my.yaml"
     path.write_text(GOOD)
@@ -115,7 +141,7 @@ def test_a_file_is_read_as_the_samples_are(tmp_path):
         ("gpu: gpu1", "gpu: gpu0", 11, "the name gpu0 is used twice (first in line 9)"),
         ("gpu: gpu1", "gpu: GPU1", 11, "a name of lower-case letters"),
         ("vfs: 2", "vfs: 8", 10, "1 to 7 is expected, not 8"),
-        ("{adapter: hca0, vfs: 2}", "{nic: hca0}", 10, "exactly one of gpu, adapter, switch"),
+        ("{adapter: hca0, vfs: 2}", "{nic: hca0}", 10, "exactly one of gpu, adapter, nvme, switch"),
         ("{adapter: hca0, vfs: 2}", "{gpu: a, adapter: b}", 10, "exactly one of"),
         ("hca0, vfs", "a-name-of-sixteen, vfs", 10, "also that of its network interface"),
         ("vfs: 2}", "vfs: 2, network: Physnet1}", 10, "a name of lower-case letters"),

@@ -158,9 +158,9 @@ def virtual_functions(adapter: dict[str, Any], adapters: dict[str, Path]) -> lis
 
 
 def gpus(node: dict[str, Any]) -> list[str]:
-    """Addresses of the GPU stand-ins, of both kinds."""
+    """Addresses of the GPU stand-ins, of both kinds, and of NVMe disks."""
     found = []
-    for kind in ("gpu", "wide_gpu"):
+    for kind in ("gpu", "wide_gpu", "nvme"):
         here = [
             device.name
             for device in PCI.iterdir()
@@ -168,7 +168,7 @@ def gpus(node: dict[str, Any]) -> list[str]:
             == node[f"{kind}_ids"]
         ]
         if len(here) != node[f"{kind}s"]:
-            raise NodeError(f"{len(here)} of {node[f'{kind}s']} GPUs are there ({kind})")
+            raise NodeError(f"{len(here)} of {node[f'{kind}s']} devices are there ({kind})")
         found += here
     return found
 
@@ -182,6 +182,9 @@ def to_vfio(address: str) -> None:
         if name != "vfio-pci":
             raise NodeError(f"{address} is on {name} after the start of a prepared host")
         return
+    if (device / "class").read_text().startswith("0x0108"):
+        # The firmware looked for a boot loader there, and left bus mastering on.
+        run("setpci", "-s", address, "COMMAND=0:4")
     (device / "driver_override").write_text("vfio-pci")
     if (device / "driver").exists():
         (device / "driver" / "unbind").write_text(address)
@@ -281,6 +284,9 @@ def main() -> None:
             for_guests += found
     for address in for_guests:
         to_vfio(address)
+    if node["nvmes"]:
+        # Erases them between two servers; by now they are with vfio-pci.
+        run("modprobe", "nvme")
     # libvirt wants to know them from udev.
     run("udevadm", "trigger", "--subsystem-match=pci", "--subsystem-match=net")
     phase("configuring")
