@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which network has a GUID, and the bound ports for which it does.
+"""Which network has a GUID, and the ports for which it does.
+
+A bound port holds its GUID until it is unbound. A port that is deleted before that becomes a
+*former holder*, because a guest may refuse to give its function back. It holds the GUID against
+other networks until Nova gives the function again, or reports the server as gone.
 
 The GUID's own row is the lock: a transaction that changes its holders or its members locks it
 first, and reads both after that. A snapshot of the transaction's beginning would not see what
@@ -11,9 +15,12 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
+from oslo_utils import uuidutils
 
 from neutron_drivers.errors import PartitionInUseError
+from neutron_drivers.held_ports import FormerHolder, conflict_of_formers
 from neutron_drivers.member_rows import (
+    PartitionFormerHolderRow,
     PartitionGuidRow,
     PartitionHolderRow,
     PartitionMemberRow,
@@ -22,17 +29,31 @@ from neutron_drivers.port_rules import WantedMember, no_room
 from nova_hpc.fabric.partitions.keys import Membership, format_guid
 
 
-def find_guid_owner(
-    session: Any, fabric: str, guid: int, network_id: str
-) -> tuple[str, bool] | None:
-    """The other network that has a GUID, and whether one of its ports is still to have it."""
-    owner = session.get(PartitionGuidRow, (fabric, format_guid(guid)))
-    if owner is None or owner.network_id == network_id:
+@attrs.frozen
+class GuidOwner:
+    """The other network that has a GUID.
+
+    :ivar is_firm: one of its ports is to keep it.
+    :ivar formers: deleted ports that are in the way.
+    """
+
+    network_id: str
+    is_firm: bool
+    formers: tuple[FormerHolder, ...]
+
+
+def find_guid_owner(session: Any, wanted: WantedMember) -> GuidOwner | None:
+    """The other network that keeps a port from its GUID now; None: no network does."""
+    fabric = wanted.key.fabric
+    owner = session.get(PartitionGuidRow, (fabric, format_guid(wanted.guid)))
+    if owner is None or owner.network_id == wanted.network_id:
         return None
     which = {"fabric": fabric, "guid": owner.guid}
-    return owner.network_id, has_holders(session, **which) or has_members(
-        session, wanted=True, **which
-    )
+    is_firm = has_holders(session, **which) or has_members(session, wanted=True, **which)
+    formers = _find_formers_in_the_way(session, wanted)
+    if not (is_firm or formers or has_members(session, **which)):
+        return None
+    return GuidOwner(owner.network_id, is_firm, formers)
 
 
 def lock_holder(session: Any, port_id: str) -> PartitionHolderRow | None:
@@ -55,6 +76,8 @@ def hold_guid(session: Any, port_id: str, wanted: WantedMember, most_pkeys: int)
     :raises PartitionInUseError: another network has the GUID, the port of the adapter would be
         full and limited, or it has as many keys as it keeps.
     """
+    if wanted.pci_slot:
+        _release_function(session, wanted.host, wanted.pci_slot)
     is_shared = _claim_guid(session, wanted)
     row = session.get(PartitionHolderRow, port_id)
     if row is not None and _place_of_row(row) == _place_of(wanted):
@@ -106,6 +129,35 @@ def release_guid(session: Any, port_id: str) -> None:
         _drop_holder(session, row)
 
 
+def leave_guid(session: Any, port_id: str, server_id: str) -> None:
+    """Take its GUID from a port that is deleted; its server may still have the function.
+
+    :param server_id: of Nova; anything else is no server, so nothing stays.
+    """
+    row = lock_holder(session, port_id)
+    if row is None:
+        return
+    if uuidutils.is_uuid_like(server_id):
+        names = "port_id", "fabric", "guid", "host", "pci_slot"
+        values = {name: getattr(row, name) for name in names}
+        session.add(PartitionFormerHolderRow(server_id=server_id, **values))
+    _drop_holder(session, row)
+
+
+def release_former(session: Any, port_id: str) -> None:
+    """Forget a deleted port, because its server does not have the function any more."""
+    row = session.get(PartitionFormerHolderRow, port_id)
+    if row is None:
+        return
+    fabric, guid = row.fabric, row.guid
+    lock_row(session, PartitionGuidRow, (fabric, guid))
+    row = lock_row(session, PartitionFormerHolderRow, (port_id,))
+    if row is not None:
+        session.delete(row)
+        session.flush()
+        drop_free_owner(session, fabric, guid)
+
+
 def drop_free_owner(session: Any, fabric: str, guid: str) -> None:
     """Forget which network had a GUID that no port and no member has any more."""
     owner = lock_row(session, PartitionGuidRow, (fabric, guid))
@@ -114,6 +166,7 @@ def drop_free_owner(session: Any, fabric: str, guid: str) -> None:
         owner is not None
         and not has_holders(session, **which)
         and not has_members(session, **which)
+        and not _has_rows(session, PartitionFormerHolderRow.port_id, which)
     ):
         session.delete(owner)
         session.flush()
@@ -219,10 +272,39 @@ def _claim_guid(session: Any, wanted: WantedMember) -> bool:
         )
         session.flush()
         return False
-    if (owner.network_id, owner.pkey) != (wanted.network_id, wanted.key.pkey):
-        raise conflict_of_guid(wanted.key.fabric, wanted.guid, owner.network_id)
     owner.claims += 1
-    return True
+    if (owner.network_id, owner.pkey) == (wanted.network_id, wanted.key.pkey):
+        return True
+    which = {"fabric": wanted.key.fabric, "guid": identity[1]}
+    if has_holders(session, **which) or has_members(session, **which):
+        raise conflict_of_guid(wanted.key.fabric, wanted.guid, owner.network_id)
+    formers = _find_formers_in_the_way(session, wanted)
+    if formers and owner.network_id != wanted.network_id:
+        raise conflict_of_formers(wanted.key.fabric, wanted.guid, formers)
+    # Former holders that are not in the way hold it for the new network from now on.
+    owner.network_id, owner.pkey = wanted.network_id, wanted.key.pkey
+    session.flush()
+    return False
+
+
+def _find_formers_in_the_way(session: Any, wanted: WantedMember) -> tuple[FormerHolder, ...]:
+    rows = (
+        session.query(PartitionFormerHolderRow)
+        .filter_by(fabric=wanted.key.fabric, guid=format_guid(wanted.guid))
+        .order_by(PartitionFormerHolderRow.port_id)
+        .with_for_update()
+        .populate_existing()
+    )
+    formers = (FormerHolder(row.port_id, row.server_id, row.host, row.pci_slot) for row in rows)
+    return tuple(one for one in formers if one.is_in_the_way(wanted))
+
+
+def _release_function(session: Any, host: str, pci_slot: str) -> None:
+    """Forget deleted ports with a function that Nova gives again."""
+    formers = PartitionFormerHolderRow
+    rows = session.query(formers.port_id).filter_by(host=host, pci_slot=pci_slot).all()
+    for (port_id,) in rows:
+        release_former(session, port_id)
 
 
 def _place_of(wanted: WantedMember) -> tuple[Any, ...]:

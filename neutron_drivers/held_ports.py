@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """How bound ports have to be members now. Pure: what Neutron has of them in, memberships out.
 
-Port, network, tags and options may have changed since the bind.
+Port, network, tags and options may have changed since the bind. A port may be deleted, and its
+server still run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
@@ -85,4 +86,43 @@ def _wish_of(port: HeldPort, settings: FabricSettings) -> Membership:
         {"project_id": port.network_project, "tags": [LIMITED_TAG] * port.network_tagged},
         key,
         settings,
+    )
+
+
+@attrs.frozen
+class FormerHolder:
+    """A port that was deleted while it was bound."""
+
+    port_id: str
+    server_id: str
+    host: str
+    pci_slot: str
+
+    def is_in_the_way(self, wanted: WantedMember) -> bool:
+        """Whether another network has to wait for its server.
+
+        Nova gives a function to one server at a time, and a server may have several functions.
+        """
+        place = self.host, self.pci_slot
+        is_given_again = bool(self.pci_slot) and place == (wanted.host, wanted.pci_slot)
+        return not is_given_again and self.server_id != wanted.server_id
+
+
+def conflict_of_formers(
+    fabric: str, guid: int, formers: Iterable[FormerHolder]
+) -> PartitionInUseError:
+    """The error for a GUID that servers of deleted ports may still reach.
+
+    Nova may show the text to users of other projects: ports and servers are for the log alone.
+    """
+    named = ", ".join(
+        f"port {one.port_id} of server {one.server_id}"
+        for one in sorted(formers, key=lambda former: former.port_id)
+    )
+    return PartitionInUseError(
+        "the InfiniBand port of its device may still be in use: a port was deleted while it was "
+        "bound, and Nova has not reported its server as gone. Delete that server, or use another "
+        "host",
+        f"GUID {format_guid(guid)} of fabric {fabric}: {named}. Section [nova] of neutron.conf has "
+        "to reach Nova as an administrator",
     )

@@ -52,6 +52,8 @@ from neutron_drivers.errors import (
 from neutron_drivers.fabrics import FabricSettings, read_fabric_settings
 from neutron_drivers.member_watch import MemberWatch
 from neutron_drivers.network_rules import FabricKey
+from neutron_drivers.nova_servers import NovaServerLookup
+from neutron_drivers.owner_waits import find_leaving_owner, wait_for_last_owner
 from neutron_drivers.port_places import PortPlaces
 from neutron_drivers.rpc_names import SERVER_TOPIC
 from nova_hpc.conf import partitions as options
@@ -100,6 +102,10 @@ def _answers_of_api(what: str) -> Iterator[None]:
         raise _ANSWERS[type(error)](reason=str(error)) from error
 
 
+def _is_asked_by_service(asker: Any) -> bool:
+    return bool(asker.is_admin or getattr(asker, "is_service_role", False))
+
+
 def _read_heartbeats(context: Any) -> tuple[fabric_heartbeats.FabricHeartbeat, ...]:
     # In the session of the request: a second connection for each could exhaust the pool.
     return fabric_heartbeats.read_heartbeats(directory.get_plugin(), context.elevated())
@@ -126,6 +132,7 @@ class PartitionMechanismDriver(api.MechanismDriver):
         self._settings = read_fabric_settings(group, read_capabilities(group.subnet_manager))
         self._port_places = PortPlaces(self._settings, Path(group.port_inventory))
         self._agents = FabricAgentClient()
+        self._nova = NovaServerLookup(cfg.CONF)
         lock_path = lockutils.get_lock_path(cfg.CONF)
         self._places = WaitPlaces(count_places(group.bind_waiters, bool(lock_path)), lock_path)
         registry.subscribe(self._refuse_chosen_mac, resources.PORT, events.BEFORE_CREATE)
@@ -215,6 +222,7 @@ class PartitionMechanismDriver(api.MechanismDriver):
 
     def update_port_precommit(self, context: Any) -> None:
         """Keep the port's row and status as its binding says."""
+        self._refuse_chosen_server(context)
         self._keep_membership(context)
 
     def update_port_postcommit(self, context: Any) -> None:
@@ -238,11 +246,11 @@ class PartitionMechanismDriver(api.MechanismDriver):
                     self._wait_for_membership(context)
 
     def delete_port_precommit(self, context: Any) -> None:
-        """Leave the row behind, as one that has to go."""
-        session, port_id = context.plugin_context.session, context.current["id"]
-        guid_holders.lock_holder(session, port_id)
-        member_store.set_membership(session, port_id, None)
-        guid_holders.release_guid(session, port_id)
+        """Leave the row behind, as one that has to go, and the hold of a bound port."""
+        session, port = context.plugin_context.session, context.current
+        guid_holders.lock_holder(session, port["id"])
+        member_store.set_membership(session, port["id"], None)
+        guid_holders.leave_guid(session, port["id"], port["device_id"])
 
     def delete_port_postcommit(self, context: Any) -> None:
         """Wake the agents."""
@@ -282,6 +290,9 @@ class PartitionMechanismDriver(api.MechanismDriver):
     def _find_key_of_port(self, context: Any) -> FabricKey | None:
         if not port_rules.is_partition_port(context.current):
             return None
+        return self._find_key_of_network(context)
+
+    def _find_key_of_network(self, context: Any) -> FabricKey | None:
         try:
             return network_rules.find_fabric_key(context.network.network_segments, self._settings)
         except WrongWishError:
@@ -350,9 +361,9 @@ class PartitionMechanismDriver(api.MechanismDriver):
         """
         place = self._choose_place(context, key)
         session, port_id = context.plugin_context.session, context.current["id"]
-        owner = guid_holders.find_guid_owner(session, key.fabric, place.guid, place.network_id)
-        if owner is not None and owner[1]:
-            raise guid_holders.conflict_of_guid(key.fabric, place.guid, owner[0])
+        owner = guid_holders.find_guid_owner(session, place)
+        if owner is not None and owner.is_firm:
+            raise guid_holders.conflict_of_guid(key.fabric, place.guid, owner.network_id)
         guid_holders.check_like_members(session, port_id, place)
         most = self._settings.capabilities.most_pkeys_of_a_port
         guid_holders.check_room(session, port_id, place, most)
@@ -369,29 +380,11 @@ class PartitionMechanismDriver(api.MechanismDriver):
                 f"it is bound on {active}",
             )
         place = self._choose_place(context, key)
-        if self._is_owner_leaving(place):
+        if find_leaving_owner(place) is not None:
             with self._take_place(context) as taken:
                 if taken:
-                    self._wait_for_last_member(place)
+                    wait_for_last_owner(place, self._settings.bind_wait, self._nova)
         return place.guid
-
-    def _wait_for_last_member(self, place: port_rules.WantedMember) -> None:
-        """Wait while another network's membership is on its way out.
-
-        The commit refuses the port if it stays.
-        """
-        deadline = time.monotonic() + self._settings.bind_wait
-        while time.monotonic() < deadline and self._is_owner_leaving(place):
-            time.sleep(_LONGEST_PAUSE)
-
-    @staticmethod
-    def _is_owner_leaving(place: port_rules.WantedMember) -> bool:
-        admin = neutron_context.get_admin_context()
-        with db_api.CONTEXT_READER.using(admin):
-            owner = guid_holders.find_guid_owner(
-                admin.session, place.key.fabric, place.guid, place.network_id
-            )
-        return owner is not None and not owner[1]
 
     def _choose_place(self, context: Any, key: FabricKey) -> port_rules.WantedMember:
         heartbeats = _read_heartbeats(context.plugin_context)
@@ -410,8 +403,7 @@ class PartitionMechanismDriver(api.MechanismDriver):
 
         Nova's requests wait alone: other threads of the API are for everybody else.
         """
-        asker = context.plugin_context
-        if not (asker.is_admin or asker.is_service_role):
+        if not _is_asked_by_service(context.plugin_context):
             yield False
             return
         with self._places.take() as taken:
@@ -440,6 +432,24 @@ class PartitionMechanismDriver(api.MechanismDriver):
                     port["status"] = status
                 return
 
+    def _refuse_chosen_server(self, context: Any) -> None:
+        """Refuse another server that a project writes into a port on a host.
+
+        Nova is asked for the server of a port that was deleted while it was bound.
+        """
+        port, original = context.current, context.original
+        if (
+            port_rules.has_changed(port, original, ("device_id",))
+            and original["binding:host_id"]
+            and port_rules.is_partition_port(original)
+            and not _is_asked_by_service(context.plugin_context)
+            and self._find_key_of_network(context) is not None
+        ):
+            raise PartitionInUse(
+                reason="the device_id of an InfiniBand port that is bound is set by Nova: detach "
+                "the port (openstack server remove port)"
+            )
+
     def _refuse_chosen_mac(
         self, _resource: str, _event: str, _trigger: object, payload: Any = None
     ) -> None:
@@ -450,7 +460,7 @@ class PartitionMechanismDriver(api.MechanismDriver):
         if self._settings.direct_vif_type != port_rules.IB_HOSTDEV:
             return
         asker, port = payload.context, payload.latest_state
-        if asker.is_admin or getattr(asker, "is_service_role", False):
+        if _is_asked_by_service(asker):
             return
         if not validators.is_attr_set(port.get("mac_address")):
             return

@@ -72,8 +72,31 @@ class PartitionHolderRow(model_base.BASEV2):
     )
 
 
+class PartitionFormerHolderRow(model_base.BASEV2):
+    """A port that was deleted while it was bound, and the function that its server may still have.
+
+    The row makes no port a member. It keeps other networks off the GUID.
+    """
+
+    __tablename__ = "hpc_partition_former_holders"
+    port_id = sa.Column(sa.String(36), primary_key=True)
+    fabric = sa.Column(sa.String(LONGEST_FABRIC), nullable=False)
+    guid = sa.Column(sa.String(18), nullable=False)
+    server_id = sa.Column(sa.String(36), nullable=False)
+    host = sa.Column(sa.String(255), nullable=False)
+    pci_slot = sa.Column(sa.String(32), nullable=False)
+    __table_args__ = (
+        sa.Index("ix_hpc_partition_former_holders_guid", "fabric", "guid"),
+        sa.Index("ix_hpc_partition_former_holders_place", "host", "pci_slot"),
+        model_base.BASEV2.__table_args__,
+    )
+
+
 class PartitionGuidRow(model_base.BASEV2):
-    """The network that has a GUID: no other one gets it while a holder or member row names it."""
+    """The network that has a GUID.
+
+    No other one gets it while a holder, a former holder or a member row names it.
+    """
 
     __tablename__ = "hpc_partition_guids"
     fabric = sa.Column(sa.String(LONGEST_FABRIC), primary_key=True)

@@ -83,6 +83,7 @@ class PortPlaces:
             host=host,
             pci_slot=port_rules.read_pci_slot(port),
             network_id=network["id"],
+            server_id=port.get("device_id") or "",
         )
 
     def find_physical_guid(self, host: str, port: Mapping[str, Any]) -> int | None:

@@ -68,6 +68,8 @@ class WantedMember:
     host: str
     pci_slot: str
     network_id: str
+    #: Of Nova, as the port names it; "": none.
+    server_id: str = ""
 
 
 def is_partition_port(port: Mapping[str, Any]) -> bool:
@@ -239,4 +241,5 @@ def held_of_binding(
         host=port["binding:host_id"],
         pci_slot=read_pci_slot(port),
         network_id=network["id"],
+        server_id=port.get("device_id") or "",
     )

@@ -108,6 +108,11 @@ class NeutronStage:
         found = [one for one in map(json.loads, lines) if one["tag"] == port]
         return [(one["name"], one.get("status")) for one in found]
 
+    def set_nova(self, **statuses):
+        """How Nova answers, by the last part of a request's path; servers without one are gone."""
+        (self.folder / "nova.json.new").write_text(json.dumps(statuses))
+        (self.folder / "nova.json.new").replace(self.folder / "nova.json")
+
     def log(self, name):
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
@@ -322,6 +327,12 @@ endpoint = http://127.0.0.1:1
                 self.processes[0].http("nova", "DELETE", f"/{kind}/{one['id']}")
         for fabric in (FABRIC, "other"):
             self.agent_round(fabric)
+        # Ports that were bound till now.
+        self.rows(
+            "DELETE formers, owners FROM hpc_partition_former_holders AS formers "
+            "JOIN hpc_partition_guids AS owners USING (fabric, guid)"
+        )
+        self.set_nova()
         self.rows("DELETE FROM agents")
         (self.folder / "events.jsonl").write_text("")
 

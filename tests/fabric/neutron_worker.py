@@ -61,7 +61,7 @@ def _count_waiting():
     found = 0
     for frame in sys._current_frames().values():
         while frame is not None:
-            if frame.f_code.co_name in ("_wait_for_membership", "_wait_for_last_member"):
+            if frame.f_code.co_name in ("_wait_for_membership", "wait_for_last_owner"):
                 found += "sleep" in frame.f_code.co_names
                 break
             frame = frame.f_back

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stands in for Nova's os-server-external-events, and writes down what it was told.
+"""Stands in for Nova: writes down the events that it gets, and reports servers as a test says.
 
-``python -m tests.fabric.nova_events PORT FILE``: one JSON line an event, with the time.
+``python -m tests.fabric.nova_events PORT FILE``: one JSON line an event, with the time. The file
+``nova.json`` beside it has the status of requests by the last part of their path, e.g. a server's
+id. Servers without one are gone.
 """
 
 import http.server
@@ -10,6 +12,10 @@ import signal
 import sys
 import time
 from pathlib import Path
+
+#: A status: the request gets no answer.
+HANGS = 0
+_SECONDS_OF_HANG = 20.0
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -26,8 +32,25 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(text)
 
     def do_GET(self):
-        version = {"id": "v2.1", "status": "CURRENT", "version": "2.96", "min_version": "2.1"}
-        self.answer(200, {"version": {**version, "links": []}})
+        answers = Path(sys.argv[2]).with_name("nova.json")
+        statuses = json.loads(answers.read_text()) if answers.exists() else {}
+        *_, kind, name = self.path.rstrip("/").split("/")
+        status = statuses.get(name, 404 if kind == "servers" else 200)
+        if status == HANGS:
+            time.sleep(_SECONDS_OF_HANG)
+            self.close_connection = True
+        elif kind == "servers" and status == 200:
+            self.answer(200, {"server": {"id": name, "status": "ACTIVE"}})
+        elif kind == "servers" and status == 404:
+            text = f"Instance {name} could not be found."
+            self.answer(404, {"itemNotFound": {"code": 404, "message": text}})
+        elif status != 200:
+            self.answer(status, {"error": {"code": status, "message": "as the test says"}})
+        elif name == "os-aggregates":
+            self.answer(200, {"aggregates": []})
+        else:
+            version = {"id": "v2.1", "status": "CURRENT", "version": "2.96", "min_version": "2.1"}
+            self.answer(200, {"version": {**version, "links": []}})
 
     def do_POST(self):
         length = int(self.headers["Content-Length"])

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Waits while another network's claim on a GUID is on its way out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any, Final
+
+from neutron_lib import context as neutron_context
+from neutron_lib.db import api as db_api
+from oslo_log import log
+
+from neutron_drivers import guid_holders
+from neutron_drivers.guid_holders import GuidOwner
+from neutron_drivers.held_ports import FormerHolder
+from neutron_drivers.nova_servers import NovaServerLookup
+from neutron_drivers.port_rules import WantedMember
+
+LOG = log.getLogger(__name__)
+
+#: Seconds between two looks.
+_PAUSE: Final = 0.25
+
+
+def find_leaving_owner(place: WantedMember) -> GuidOwner | None:
+    """The other network that has a GUID and may lose it soon; None: there is no such network."""
+    admin = neutron_context.get_admin_context()
+    with db_api.CONTEXT_READER.using(admin):
+        owner = guid_holders.find_guid_owner(admin.session, place)
+    return None if owner is None or owner.is_firm else owner
+
+
+def wait_for_last_owner(place: WantedMember, seconds: float, nova: NovaServerLookup) -> None:
+    """Wait until the last member is gone, and the servers of deleted ports as well.
+
+    Outside of any transaction, since Nova is asked. The commit refuses the port if one stays.
+    """
+    deadline = time.monotonic() + seconds
+    while (owner := find_leaving_owner(place)) is not None:
+        complaint = _release_gone_servers(owner.formers, nova)
+        if time.monotonic() >= deadline:
+            if complaint:
+                LOG.warning("The GUID of a deleted port stays held: %s", complaint)
+            return
+        time.sleep(_PAUSE)
+
+
+def _release_gone_servers(formers: Iterable[FormerHolder], nova: NovaServerLookup) -> str:
+    """Release the GUID from servers that are gone; why the first other one keeps it."""
+    for former in formers:
+        reason = nova.explain_server(former.server_id)
+        if reason:
+            # One is enough to keep it: the others are asked about later.
+            return f"port {former.port_id}, server {former.server_id}: {reason}"
+        _release_former(neutron_context.get_admin_context(), former.port_id)
+    return ""
+
+
+@db_api.retry_db_errors
+def _release_former(context: Any, port_id: str) -> None:
+    with db_api.CONTEXT_WRITER.using(context):
+        guid_holders.release_former(context.session, port_id)
