@@ -229,6 +229,9 @@ class Faults:
         self.plane.hang_up()
 
     def _kill(self, name):
+        if name == "opensm" and self.standby is not None:
+            # No agent keeps the other manager's file, so that all keys go until opensm is back.
+            self.records.usurped = True
         if self.plane.pid(name) is None:
             return
         with self.records.guard:

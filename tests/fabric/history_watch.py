@@ -51,6 +51,8 @@ class Records:
     bounced: set[str] = attrs.field(factory=set)
     #: GUIDs of managers on hosts.
     managers: set[str] = attrs.field(factory=set)
+    #: Whether a manager on a host has the fabric, with a file of its own, as the master was killed.
+    usurped: bool = False
     #: Until when an administrator's edit of the file may be in force.
     edited_until: float = 0.0
     #: When the last killed process worked again.
@@ -92,6 +94,7 @@ class Records:
         until then, and no other network gets the adapter.
         """
         with self.guard:
+            self.usurped = False
             kept = {
                 port: [
                     attrs.evolve(one, is_sure=False)
@@ -293,7 +296,7 @@ class HistoryWatch(threading.Thread):
             with records.guard:
                 silent = one.guid in records.silent
                 sick = one.guid in records.sick
-            if one.port in self._bystanders and one.status != "ACTIVE":
+            if one.port in self._bystanders and one.status != "ACTIVE" and not records.usurped:
                 records.say(f"bystander {one} is not ACTIVE")
             if one.status != "ACTIVE" or not one.is_up:
                 continue
