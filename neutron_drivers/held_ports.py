@@ -25,6 +25,7 @@ class HeldPort:
     :ivar held: how it was bound, with the membership that it has whenever it is a member.
     :ivar member: how it is a member now; None: it is none.
     :ivar is_on: port and network are on, and the port is bound.
+    :ivar is_active: its status is ACTIVE.
     """
 
     port_id: str
@@ -35,14 +36,21 @@ class HeldPort:
     is_on: bool
     tagged: bool
     network_tagged: bool
+    is_active: bool = False
 
     def target(self, membership: Membership) -> Membership | None:
         """How it is to be a member now."""
         return membership if self.is_on else None
 
     def is_settled(self, membership: Membership) -> bool:
-        """Whether nothing is to be changed."""
-        return (self.held.membership, self.member) == (membership, self.target(membership))
+        """Whether nothing is to be changed.
+
+        A report of the agent may set a port ACTIVE just after it was switched off.
+        """
+        target = self.target(membership)
+        if self.is_active and target is None:
+            return False
+        return (self.held.membership, self.member) == (membership, target)
 
 
 @attrs.frozen

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from neutron.db import models_v2, provisioning_blocks
 from neutron.db.models import tag as tag_model
 from neutron.plugins.ml2 import models as ml2_models
+from neutron_lib import constants
 from neutron_lib.callbacks import resources
 from neutron_lib.db import api as db_api
 from oslo_log import log
@@ -120,7 +121,9 @@ def _settle_locked(context: Any, settings: FabricSettings, fabric: str, guid: st
         row = session.get(holders, port.port_id)
         row.membership = membership.value
         wanted = attrs.evolve(port.held, membership=membership) if port.is_on else None
-        apply_membership(context, port.port_id, wanted, has_host=True)
+        changed = apply_membership(context, port.port_id, wanted, has_host=True)
+        if wanted is None and port.is_active and not changed:
+            member_store.set_port_down(session, port.port_id)
         LOG.info(
             "Port %s is to be %s of P_Key %#06x",
             *(port.port_id, f"a {membership} member" if wanted else "no member"),
@@ -152,7 +155,7 @@ def _find_held_ports(session: Any, *where: Any, lock: bool = False) -> list[Held
             *(holders.pkey, holders.network_id, holders.host, holders.pci_slot),
             holders.membership,
             ports.project_id.label("project"),
-            ports.admin_state_up.label("port_up"),
+            *(ports.admin_state_up.label("port_up"), ports.status),
             networks.project_id.label("network_project"),
             networks.admin_state_up.label("network_up"),
             *(bindings.vif_type, members.membership.label("member")),
@@ -196,6 +199,7 @@ def _read_held_port(row: Any) -> HeldPort:
         # The database finds tags in other letters, too.
         tagged=row.port_tag == LIMITED_TAG,
         network_tagged=row.network_tag == LIMITED_TAG,
+        is_active=row.status == constants.PORT_STATUS_ACTIVE,
     )
 
 

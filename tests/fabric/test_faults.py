@@ -330,6 +330,8 @@ def test_the_api_dies_at_a_step_of_the_bind(scene, step):
     scene.plane.fatal_step.write_text(step)
     answer = scene.bind(api=1)
     wait_until(lambda: not scene.plane.fatal_step.exists(), f"it died at {step}")
+    # The process takes the file away first.
+    wait_until(lambda: scene.plane.pid("neutron-2") is None, "it is gone")
     left = scene.tenants.show(scene.port)
     scene.plane.start("neutron-2")
     print(
@@ -350,6 +352,8 @@ def test_the_api_dies_at_a_step_of_the_unbind(scene, step):
     scene.plane.fatal_step.write_text(step)
     scene.tenants.unbind(scene.port, api=1)
     wait_until(lambda: not scene.plane.fatal_step.exists(), f"it died at {step}")
+    # The process takes the file away first.
+    wait_until(lambda: scene.plane.pid("neutron-2") is None, "it is gone")
     scene.plane.start("neutron-2")
     assert scene.tenants.unbind(scene.port) == 200
     scene.settle(active=False)
@@ -363,6 +367,8 @@ def test_the_api_dies_at_a_step_of_the_delete(scene, step):
     scene.plane.fatal_step.write_text(step)
     scene.tenants.delete(scene.port, api=1)
     wait_until(lambda: not scene.plane.fatal_step.exists(), f"it died at {step}")
+    # The process takes the file away first.
+    wait_until(lambda: scene.plane.pid("neutron-2") is None, "it is gone")
     scene.plane.start("neutron-2")
     if scene.tenants.show(scene.port) is not None:
         assert scene.tenants.delete(scene.port) == 204

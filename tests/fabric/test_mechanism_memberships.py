@@ -46,6 +46,24 @@ def memberships(neutron):
     return {one["port_id"]: one["membership"] for one in neutron.desired()["members"]}
 
 
+@pytest.mark.parametrize("kind", ["port", "network"])
+def test_a_port_that_is_off_is_not_active_for_long(neutron, network, kind):
+    """A report of the agent set it ACTIVE just after its membership was withdrawn."""
+    port, other = new_port(neutron, network), new_port(neutron, network)
+    with neutron.agent():
+        neutron.bind(port)
+        neutron.bind(other, slot=OTHER_SLOT)
+    put(neutron, kind, port if kind == "port" else network, admin_state_up=False)
+    off = [port] if kind == "port" else [port, other]
+    for each in off:
+        neutron.rows("UPDATE ports SET status = 'ACTIVE' WHERE id = %s", each)
+        assert neutron.get_port(each)["status"] == "ACTIVE"
+    look(neutron)
+    assert [neutron.get_port(each)["status"] for each in off] == ["DOWN"] * len(off)
+    if kind == "port":
+        assert neutron.get_port(other)["status"] == "ACTIVE"
+
+
 # -- one physical port has one membership ------------------------------------------------
 
 

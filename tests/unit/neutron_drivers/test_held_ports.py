@@ -58,6 +58,9 @@ def test_a_port_that_is_off_is_settled_without_a_member():
     assert not held(member=None).is_settled(FULL)
     # A tag of a port that is off is kept for the time when it is on.
     assert not off.is_settled(LIMITED)
+    # A report of the agent may come just after the port was switched off.
+    assert not held(member=None, is_on=False, is_active=True).is_settled(FULL)
+    assert held(member=FULL, is_active=True).is_settled(FULL)
 
 
 def test_a_manager_without_limited_members_leaves_what_is_there():
