@@ -23,6 +23,7 @@ from pathlib import Path
 import attrs
 import requests
 
+from nova_hpc_lab.errors import LabError
 from nova_hpc_lab.fabric import subnet_manager
 from nova_hpc_lab.progress import PlainDisplay
 from tests.fabric import intruder
@@ -239,9 +240,20 @@ class Faults:
             self.records.quiet_since = time.monotonic() + 120.0
         self.plane.kill(name)
         self.plane.free_places()
-        self.plane.start(name)
+        self._start(name)
         with self.records.guard:
             self.records.quiet_since = time.monotonic() + 5.0
+
+    def _start(self, name):
+        """Start a killed process; its port may be in use for a while."""
+        end = time.monotonic() + REST
+        while True:
+            try:
+                return self.plane.start(name)
+            except LabError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(1.0)
 
 
 class Histories:
