@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
+from neutron.db import models_v2
 from oslo_utils import uuidutils
 
 from neutron_drivers.errors import PartitionInUseError
@@ -129,19 +130,37 @@ def release_guid(session: Any, port_id: str) -> None:
         _drop_holder(session, row)
 
 
-def leave_guid(session: Any, port_id: str, server_id: str) -> None:
+def leave_guid(session: Any, port_id: str) -> None:
     """Take its GUID from a port that is deleted; its server may still have the function.
 
-    :param server_id: of Nova; anything else is no server, so nothing stays.
+    The server is read here, under the lock of the GUID: a bind may have come since Neutron began
+    to delete the port. Anything but an ID is no server of Nova, so nothing stays.
     """
     row = lock_holder(session, port_id)
     if row is None:
         return
+    ports = session.query(models_v2.Port.device_id).filter_by(id=port_id)
+    server_id = ports.with_for_update().scalar()
     if uuidutils.is_uuid_like(server_id):
         names = "port_id", "fabric", "guid", "host", "pci_slot"
         values = {name: getattr(row, name) for name in names}
         session.add(PartitionFormerHolderRow(server_id=server_id, **values))
     _drop_holder(session, row)
+
+
+def find_next_former(session: Any, after: str) -> FormerHolder | None:
+    """The deleted port with the next ID; None: there is none behind it."""
+    formers = PartitionFormerHolderRow
+    row = (
+        session.query(formers)
+        .filter(formers.port_id > after)
+        .order_by(formers.port_id)
+        .limit(1)
+        .first()
+    )
+    if row is None:
+        return None
+    return FormerHolder(row.port_id, row.server_id, row.host, row.pci_slot)
 
 
 def release_former(session: Any, port_id: str) -> None:

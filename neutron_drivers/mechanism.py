@@ -143,7 +143,7 @@ class PartitionMechanismDriver(api.MechanismDriver):
         connection.create_consumer(
             SERVER_TOPIC, [FabricAgentEndpoint(self._read_settings)], fanout=False
         )
-        MemberWatch(self._read_settings, self._agents.wake).start()
+        MemberWatch(self._read_settings, self._agents.wake, self._nova).start()
         servers: list[Any] = connection.consume_in_threads()
         return servers
 
@@ -250,7 +250,7 @@ class PartitionMechanismDriver(api.MechanismDriver):
         session, port = context.plugin_context.session, context.current
         guid_holders.lock_holder(session, port["id"])
         member_store.set_membership(session, port["id"], None)
-        guid_holders.leave_guid(session, port["id"], port["device_id"])
+        guid_holders.leave_guid(session, port["id"])
 
     def delete_port_postcommit(self, context: Any) -> None:
         """Wake the agents."""

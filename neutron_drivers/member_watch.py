@@ -19,8 +19,15 @@ from neutron_lib.plugins import directory
 from oslo_log import log
 from oslo_utils import timeutils
 
-from neutron_drivers import agent_endpoint, fabric_heartbeats, member_store, member_sync
+from neutron_drivers import (
+    agent_endpoint,
+    fabric_heartbeats,
+    member_store,
+    member_sync,
+    owner_waits,
+)
 from neutron_drivers.fabrics import FabricSettings
+from neutron_drivers.nova_servers import NovaServerLookup
 
 LOG = log.getLogger(__name__)
 
@@ -69,10 +76,14 @@ class MemberWatch:
     """Looks every two seconds, as long as the process lives."""
 
     def __init__(
-        self, read_settings: Callable[[], FabricSettings], wake: Callable[[str], None]
+        self,
+        read_settings: Callable[[], FabricSettings],
+        wake: Callable[[str], None],
+        nova: NovaServerLookup,
     ) -> None:
         self._read_settings = read_settings
         self._wake = wake
+        self._nova = nova
         self._stopped = threading.Event()
 
     def start(self) -> None:
@@ -84,9 +95,12 @@ class MemberWatch:
         self._stopped.set()
 
     def _run(self) -> None:
+        asked = ""
         while not self._stopped.wait(PERIOD):
             try:
                 look_at_members(self._read_settings(), self._wake)
+                # One a look: Nova may take seconds for its answer.
+                asked = owner_waits.release_next_server(self._nova, asked)
             except Exception:
                 # The database may be away: the next look will do.
                 LOG.exception("Ports that wait for their membership were not looked at")

@@ -9,10 +9,12 @@ and roles come from headers instead of Keystone.
 # Before all of oslo's: it chooses threads instead of eventlet.
 import neutron  # noqa: F401, I001
 
+import functools
 import json
 import os
 import sys
 import threading
+import time
 
 import waitress
 from neutron_lib.plugins import directory
@@ -28,7 +30,7 @@ def main():
     sys.argv = ["neutron-api"]
     from neutron.wsgi import api
 
-    from neutron_drivers import agent_endpoint, member_watch
+    from neutron_drivers import agent_endpoint, member_watch, owner_waits
 
     server = waitress.create_server(api.application, host="127.0.0.1", port=0, threads=16)
     threading.Thread(target=server.run, daemon=True).start()
@@ -41,6 +43,8 @@ def main():
         "look_at_members": lambda: member_watch.look_at_members(
             driver._settings, driver._agents.wake
         ),
+        "release_next_server": lambda after: owner_waits.release_next_server(driver._nova, after),
+        "begin_deletes_early": _begin_deletes_early,
         "count_waiting": _count_waiting,
         "heartbeat": _take_heartbeat,
     }
@@ -54,6 +58,19 @@ def main():
         print(json.dumps(answer), file=answers, flush=True)
     # Threads of Neutron's would be waited for; what they hold is in the database.
     os._exit(0)
+
+
+def _begin_deletes_early(seconds):
+    """Have time pass between Neutron's first look at a port that it deletes and the delete."""
+    plugin = directory.get_plugin().__class__
+    whole = getattr(plugin._pre_delete_port, "__wrapped__", plugin._pre_delete_port)
+
+    @functools.wraps(whole)
+    def wait_first(*arguments, **named):
+        time.sleep(seconds)
+        return whole(*arguments, **named)
+
+    plugin._pre_delete_port = wait_first if seconds else whole
 
 
 def _count_waiting():

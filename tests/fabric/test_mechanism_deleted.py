@@ -256,3 +256,35 @@ def test_a_port_without_a_server_leaves_nothing(neutron, network, stranger):
         assert neutron.bind(port, device_id="", device_owner="")[0] == 200
         assert delete(neutron, port) == 204
         assert bind(neutron, stranger, api=0)[1]["port"]["status"] == "ACTIVE"
+
+
+def test_a_delete_that_began_before_the_bind_leaves_the_hold(neutron, network, server, stranger):
+    """Neutron reads a port that it deletes twice, and the bind comes in between."""
+    port = made(neutron.port(network, role="red"))["id"]
+    neutron.set_nova(**{server: 200})
+    neutron.processes[1].call("begin_deletes_early", seconds=6.0)
+    try:
+        with neutron.agent(), ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(delete, neutron, port, "red", 1)
+            time.sleep(1.5)
+            assert neutron.bind(port, device_id=server)[0] == 200
+            assert asked.result() == 204
+    finally:
+        neutron.processes[1].call("begin_deletes_early", seconds=0)
+    neutron.agent_round()
+    with neutron.agent():
+        status, why = reason(neutron.bind(stranger, slot=BESIDE))
+    assert status == 409, why
+    assert members(neutron) == []
+
+
+def test_a_server_that_is_gone_needs_no_bind_to_be_noticed(neutron, network, port, server):
+    """Places for requests that wait may be taken, or there may be none at all."""
+    (held,) = neutron.rows("SELECT guid FROM hpc_partition_former_holders")
+    neutron.processes[1].call("release_next_server", after="")
+    assert neutron.rows("SELECT guid FROM hpc_partition_former_holders") == (held,)
+    neutron.set_nova(**{server: 404})
+    assert neutron.processes[1].call("release_next_server", after=port) == ""
+    assert neutron.processes[1].call("release_next_server", after="") == port
+    assert neutron.rows("SELECT guid FROM hpc_partition_former_holders") == ()
+    assert owners(neutron) == {}

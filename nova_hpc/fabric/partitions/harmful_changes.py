@@ -7,12 +7,13 @@ that writes its own table. No change is undone for those.
 
 Example: rows 1 (GUID A, P_Key 0x101) and 2 (B, 0x102) were right. A change adds row 3 (C, 0x102).
 Now A and B lack their keys. Row 2 shares the P_Key with row 3, so row 3 is kept back. Row 1 shares
-nothing with row 3, so it is an alarm and nothing else.
+nothing with row 3, so it is an alarm and nothing else. If the same change adds row 4 (D, 0x103),
+row 4 stays: it shares nothing with row 2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -39,23 +40,23 @@ class PartitionChange:
     """A change that the subnet manager was told.
 
     :ivar at: seconds of the agent's clock.
-    :ivar added: rows that the file did not contain before.
-    :ivar guids: of all rows that differ.
-    :ivar pkeys: of all rows that differ.
+    :ivar added: rows that the file did not contain before, with GUID and P_Key.
     :ivar was_open: the fabric was open before the change.
     :ivar is_done: all of its rows were read back as right.
     """
 
     at: float
-    added: frozenset[int] = frozenset()
-    guids: frozenset[int] = frozenset()
-    pkeys: frozenset[int] = frozenset()
+    added: Mapping[int, tuple[int, int]] = attrs.field(factory=dict)
     was_open: bool = False
     is_done: bool = False
 
-    def touches(self, member: PartitionMember) -> bool:
-        """Whether the change can have changed the tables for a row."""
-        return member.guid in self.guids or member.pkey in self.pkeys
+    def list_rows_beside(self, harmed: Collection[PartitionMember]) -> frozenset[int]:
+        """Added rows that share GUID or P_Key with a harmed one. The others harm none of them."""
+        guids = {member.guid for member in harmed}
+        pkeys = {member.pkey for member in harmed}
+        return frozenset(
+            row for row, (guid, pkey) in self.added.items() if guid in guids or pkey in pkeys
+        )
 
 
 def compare_desired(
@@ -63,22 +64,12 @@ def compare_desired(
 ) -> PartitionChange:
     """Compare two desired states of one fabric."""
     old = {member.row: member for member in before.members}
-    new = {member.row: member for member in after.members}
-    differing = [
-        member
-        for row in old.keys() | new.keys()
-        if _entry_of(old.get(row)) != _entry_of(new.get(row))
-        for member in (old.get(row), new.get(row))
-        if member is not None
-    ]
-    added = {member.row for member in differing if new.get(member.row, member).wanted}
-    return PartitionChange(
-        at=at,
-        added=frozenset(added & new.keys()),
-        guids=frozenset(member.guid for member in differing),
-        pkeys=frozenset(member.pkey for member in differing),
-        was_open=was_open,
-    )
+    added = {
+        member.row: (member.guid, member.pkey)
+        for member in after.wanted()
+        if _entry_of(old.get(member.row)) != _entry_of(member)
+    }
+    return PartitionChange(at=at, added=added, was_open=was_open)
 
 
 def _entry_of(member: PartitionMember | None) -> _Entry:
@@ -182,7 +173,7 @@ class ChangeWatch:
         }
         self._answered &= wanted - right
         looked_at = (
-            attrs.evolve(change, is_done=change.is_done or change.added & wanted <= right)
+            attrs.evolve(change, is_done=change.is_done or change.added.keys() & wanted <= right)
             for change in self._changes
         )
         self._changes = [
@@ -209,8 +200,9 @@ class ChangeWatch:
             if guilty:
                 return frozenset().union(*(change.added for change in guilty))
         harmed = [member for member in lost if member.row not in self._answered]
-        guilty = [one for one in young if not one.is_done and any(map(one.touches, harmed))]
-        rows: frozenset[int] = frozenset().union(*(change.added for change in guilty))
+        rows: frozenset[int] = frozenset().union(
+            *(change.list_rows_beside(harmed) for change in young if not change.is_done)
+        )
         rows -= {member.row for member in harmed}
         self._answered |= {member.row for member in harmed if rows}
         return rows or None
