@@ -20,7 +20,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -461,10 +460,13 @@ def _files_in_memory() -> Iterator[str | None]:
     if not usable or min(found.f_bavail * found.f_frsize, free) < _ROOM:
         yield None
         return
-    with tempfile.TemporaryDirectory(
-        prefix="nova-hpc-tests-", dir=_IN_MEMORY, ignore_cleanup_errors=True
-    ) as folder:
-        yield folder
+    # A short name: sockets lie deep below it.
+    folder = _IN_MEMORY / f"n{os.getpid()}"
+    folder.mkdir(mode=0o700)
+    try:
+        yield str(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_there(needs: str) -> bool:

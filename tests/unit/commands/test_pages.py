@@ -119,7 +119,7 @@ def node(tmp_path):
 
 
 def test_prepare(node):
-    look, do = typed.blocks(ADMIN / "prepare.rst")
+    look, do, _ = typed.blocks(ADMIN / "prepare.rst")
     (lines,) = typed.yaml_blocks(ADMIN / "prepare.rst")
     node.declare(lines)
     out = node.well(look)

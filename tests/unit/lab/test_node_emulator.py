@@ -24,14 +24,17 @@ loader.chmod(0o755)
 
 
 @pytest.fixture
-def paths(tmp_path, monkeypatch):
+def paths(tmp_path, tmp_path_factory, monkeypatch):
     program = tmp_path / "bin" / "mmdebstrap"
     program.parent.mkdir()
     program.write_text(PROGRAM.format(python=sys.executable, log=tmp_path / "calls"))
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
     return Paths.from_environment(
-        {"XDG_CACHE_HOME": str(tmp_path / "cache"), "XDG_STATE_HOME": str(tmp_path / "state")}
+        {
+            "XDG_CACHE_HOME": str(tmp_path / "cache"),
+            "XDG_STATE_HOME": str(tmp_path_factory.mktemp("s")),
+        }
     )
 
 

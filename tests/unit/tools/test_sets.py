@@ -183,7 +183,7 @@ def test_files_of_tests_are_in_memory_but_those_of_the_lab(command):
     rows = Path(f"{command.calls}.files").read_text().splitlines()
     places = {row.rpartition(" -e ")[2][:4]: row.partition(" ")[0] for row in rows}
     assert places["lab "] == os.environ.get("TMPDIR", "")
-    in_memory = "/dev/shm/nova-hpc-tests-"
+    in_memory = "/dev/shm/n"
     assert places["docs"] == places["lab "] or places["docs"].startswith(in_memory)
     assert not places["docs"].startswith(in_memory) or not Path(places["docs"]).exists()
 
