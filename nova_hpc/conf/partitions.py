@@ -83,7 +83,6 @@ needs no event.
 Requests that are held for ``bind_wait`` at once, of all processes of Neutron's API that share
 ``[oslo_concurrency]lock_path``. The default is half of the API's threads, or 4 if no uWSGI tells
 them. A request beyond that is answered at once, and Nova waits for the event.
-With 0, Neutron does not ask Nova whether the servers of deleted ports are gone.
 """,
     ),
     cfg.FloatOpt(
