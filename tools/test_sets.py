@@ -46,7 +46,7 @@ _SHOWN: Final = 150
 #: The niceness of jobs that run beside one that leads.
 _GIVES_WAY: Final = "10"
 #: Where files are in memory: making one takes a tenth of the CPU time that it takes on a disk.
-_IN_MEMORY: Final = Path("/dev/shm")
+_IN_MEMORY: Final = Path("/dev/shm")  # nosec B108
 #: Bytes that have to be free there, and in memory altogether, for the files of tests.
 _ROOM: Final = 8 << 30
 #: Seconds for one test of the sets that people wait for; the slowest takes ten minutes.
