@@ -96,7 +96,7 @@ _TRIES: Final = ("--reruns", "1", "--max-suite-reruns", str(RERUNS), "--rerun-sh
 _OURS: Final = ("python", "-m", "pytest", *_TRIES, "--durations", "8", "tests/functional")
 _NOT_SLOW: Final = ("-m", "not slow")
 _NOT_LONG: Final = ("-m", "not long and not slow")
-#: About half of the unit tests; the quick set has a process for these and one for the rest.
+#: About half of the unit tests; a set has a process for these and one for the rest.
 _NODES: Final = tuple(
     f"tests/unit/{room}" for room in ("adopt", "commands", "device", "doctor", "lab", "tenancy")
 )
@@ -116,7 +116,9 @@ JOBS: Final[tuple[Job, ...]] = (
     _job("lint", "lint", (), 2, QUICK, STANDARD, FULL),
     _job("unit-nodes", "py311", (*_NOT_LONG, *_NODES), 3, QUICK),
     _job("unit-rest", "py311", (*_NOT_LONG, "tests/unit", *_NOT_NODES), 3, QUICK),
-    _job("unit", "py311", (*_TRIES, *_NOT_SLOW, "tests/unit"), 10, STANDARD),
+    # Two processes: one alone would be the last job for ten minutes.
+    _job("unit", "py311", (*_TRIES, *_NOT_SLOW, "tests/unit", *_NOT_NODES), 10, STANDARD),
+    _job("unit-of-nodes", "py311", (*_TRIES, *_NOT_SLOW, *_NODES), 11, STANDARD),
     _job("shm", "shm", (*_TRIES, *_NOT_SLOW, "tests/shm"), 1, QUICK, STANDARD),
     _job("shm-all", "shm", ("tests/shm",), 2, FULL),
     _job("docs", "docs", (), 2, STANDARD, FULL),
