@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which network has a GUID, and the ports for which it does.
+"""Networks that have GUIDs, and the ports that hold them.
 
 A bound port holds its GUID until it is unbound. A port that is deleted before that becomes a
 *former holder*, because a guest may refuse to give its function back. It holds the GUID against

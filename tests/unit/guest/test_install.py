@@ -136,7 +136,7 @@ def test_the_user_data(tmp_path):
 
 @pytest.mark.parametrize("name", build._MODULES)
 def test_user_data_have_the_same_code(name):
-    """Without comments and docstrings, for which they have no room."""
+    """Without comments and docstrings: the user data have no room for them."""
 
     def code_of(text):
         tree = ast.parse(text)
