@@ -2,8 +2,9 @@
 """Networks that have GUIDs, and the ports that hold them.
 
 A bound port holds its GUID until it is unbound. A port that is deleted before that becomes a
-*former holder*, because a guest may refuse to give its function back. It holds the GUID against
-other networks until Nova gives the function again, or reports the server as gone.
+*former holder*, because a guest may refuse to give its function back. It keeps the ports of other
+servers off the GUID until Nova gives the function again, or reports the server as gone. Ports of
+its network are let in if the network is of the same project: the server was no guest there.
 
 The GUID's own row is the lock: a transaction that changes its holders or its members locks it
 first, and reads both after that. A snapshot of the transaction's beginning would not see what
@@ -32,9 +33,10 @@ from nova_hpc.fabric.partitions.keys import Membership, format_guid
 
 @attrs.frozen
 class GuidOwner:
-    """The other network that has a GUID.
+    """What keeps a port from a GUID.
 
-    :ivar is_firm: one of its ports is to keep it.
+    :ivar network_id: the network that has it.
+    :ivar is_firm: a port of another network is to keep it.
     :ivar formers: deleted ports that are in the way.
     """
 
@@ -44,17 +46,20 @@ class GuidOwner:
 
 
 def find_guid_owner(session: Any, wanted: WantedMember) -> GuidOwner | None:
-    """The other network that keeps a port from its GUID now; None: no network does."""
+    """What keeps a port from its GUID now; None: nothing does."""
     fabric = wanted.key.fabric
     owner = session.get(PartitionGuidRow, (fabric, format_guid(wanted.guid)))
-    if owner is None or owner.network_id == wanted.network_id:
+    if owner is None:
         return None
     which = {"fabric": fabric, "guid": owner.guid}
-    is_firm = has_holders(session, **which) or has_members(session, wanted=True, **which)
+    is_other = owner.network_id != wanted.network_id
+    is_firm = is_other and (
+        has_holders(session, **which) or has_members(session, wanted=True, **which)
+    )
     formers = _find_formers_in_the_way(session, wanted)
-    if not (is_firm or formers or has_members(session, **which)):
-        return None
-    return GuidOwner(owner.network_id, is_firm, formers)
+    if is_firm or formers or (is_other and has_members(session, **which)):
+        return GuidOwner(owner.network_id, is_firm, formers)
+    return None
 
 
 def lock_holder(session: Any, port_id: str) -> PartitionHolderRow | None:
@@ -74,8 +79,8 @@ def hold_guid(session: Any, port_id: str, wanted: WantedMember, most_pkeys: int)
 
     :param most_pkeys: that one physical port keeps.
     :returns: *wanted*; for a port that has that place already, with the membership it has.
-    :raises PartitionInUseError: another network has the GUID, the port of the adapter would be
-        full and limited, or it has as many keys as it keeps.
+    :raises PartitionInUseError: another network or server has the GUID, the port of the adapter
+        would be full and limited, or it has as many keys as it keeps.
     """
     if wanted.pci_slot:
         _release_function(session, wanted.host, wanted.pci_slot)
@@ -83,6 +88,8 @@ def hold_guid(session: Any, port_id: str, wanted: WantedMember, most_pkeys: int)
     row = session.get(PartitionHolderRow, port_id)
     if row is not None and _place_of_row(row) == _place_of(wanted):
         return attrs.evolve(wanted, membership=Membership(row.membership))
+    # A port that has the place already keeps it: its network's key is there in any case.
+    _check_formers(session, wanted)
     if is_shared:
         check_like_members(session, port_id, wanted)
     check_room(session, port_id, wanted, most_pkeys)
@@ -95,11 +102,12 @@ def hold_guid(session: Any, port_id: str, wanted: WantedMember, most_pkeys: int)
 def add_bound_holder(session: Any, port_id: str, held: WantedMember) -> None:
     """Give its GUID to a port that is bound already.
 
-    :raises PartitionInUseError: another network has it.
+    :raises PartitionInUseError: another network or server has it.
     """
     _claim_guid(session, held)
     if session.get(PartitionHolderRow, port_id) is not None:
         return
+    _check_formers(session, held)
     which = {"fabric": held.key.fabric, "guid": format_guid(held.guid)}
     neighbour = session.query(PartitionHolderRow).filter_by(**which).with_for_update().first()
     membership = held.membership if neighbour is None else Membership(neighbour.membership)
@@ -139,11 +147,15 @@ def leave_guid(session: Any, port_id: str) -> None:
     row = lock_holder(session, port_id)
     if row is None:
         return
-    ports = session.query(models_v2.Port.device_id).filter_by(id=port_id)
-    server_id = ports.with_for_update().scalar()
+    port = models_v2.Port
+    columns = session.query(port.device_id, port.project_id).filter_by(id=port_id)
+    server_id, project_id = columns.with_for_update().first() or ("", "")
     if uuidutils.is_uuid_like(server_id):
         names = "port_id", "fabric", "guid", "host", "pci_slot"
         values = {name: getattr(row, name) for name in names}
+        network = session.get(models_v2.Network, row.network_id)
+        is_own = network is not None and network.project_id == project_id
+        values["own_network"] = row.network_id if is_own else None
         session.add(PartitionFormerHolderRow(server_id=server_id, **values))
     _drop_holder(session, row)
 
@@ -160,7 +172,12 @@ def find_next_former(session: Any, after: str) -> FormerHolder | None:
     )
     if row is None:
         return None
-    return FormerHolder(row.port_id, row.server_id, row.host, row.pci_slot)
+    return _former_of_row(row)
+
+
+def _former_of_row(row: Any) -> FormerHolder:
+    place = row.host, row.pci_slot
+    return FormerHolder(row.port_id, row.server_id, *place, own_network=row.own_network)
 
 
 def release_former(session: Any, port_id: str) -> None:
@@ -297,13 +314,15 @@ def _claim_guid(session: Any, wanted: WantedMember) -> bool:
     which = {"fabric": wanted.key.fabric, "guid": identity[1]}
     if has_holders(session, **which) or has_members(session, **which):
         raise conflict_of_guid(wanted.key.fabric, wanted.guid, owner.network_id)
-    formers = _find_formers_in_the_way(session, wanted)
-    if formers and owner.network_id != wanted.network_id:
-        raise conflict_of_formers(wanted.key.fabric, wanted.guid, formers)
-    # Former holders that are not in the way hold it for the new network from now on.
     owner.network_id, owner.pkey = wanted.network_id, wanted.key.pkey
     session.flush()
     return False
+
+
+def _check_formers(session: Any, wanted: WantedMember) -> None:
+    formers = _find_formers_in_the_way(session, wanted)
+    if formers:
+        raise conflict_of_formers(wanted.key.fabric, wanted.guid, formers)
 
 
 def _find_formers_in_the_way(session: Any, wanted: WantedMember) -> tuple[FormerHolder, ...]:
@@ -314,8 +333,7 @@ def _find_formers_in_the_way(session: Any, wanted: WantedMember) -> tuple[Former
         .with_for_update()
         .populate_existing()
     )
-    formers = (FormerHolder(row.port_id, row.server_id, row.host, row.pci_slot) for row in rows)
-    return tuple(one for one in formers if one.is_in_the_way(wanted))
+    return tuple(one for one in map(_former_of_row, rows) if one.is_in_the_way(wanted))
 
 
 def _release_function(session: Any, host: str, pci_slot: str) -> None:

@@ -99,21 +99,27 @@ def _wish_of(port: HeldPort, settings: FabricSettings) -> Membership:
 
 @attrs.frozen
 class FormerHolder:
-    """A port that was deleted while it was bound."""
+    """A port that was deleted while it was bound.
+
+    :ivar own_network: its network, if that is of its own project; None: of another project, or
+        unknown. Only the own network's partition is not foreign to the server.
+    """
 
     port_id: str
     server_id: str
     host: str
     pci_slot: str
+    own_network: str | None = None
 
     def is_in_the_way(self, wanted: WantedMember) -> bool:
-        """Whether another network has to wait for its server.
+        """Whether a port has to wait for this one's server, which may still have the function.
 
         Nova gives a function to one server at a time, and a server may have several functions.
         """
         place = self.host, self.pci_slot
         is_given_again = bool(self.pci_slot) and place == (wanted.host, wanted.pci_slot)
-        return not is_given_again and self.server_id != wanted.server_id
+        is_own = wanted.network_id == self.own_network or wanted.server_id == self.server_id
+        return not (is_given_again or is_own)
 
 
 def conflict_of_formers(
@@ -129,7 +135,7 @@ def conflict_of_formers(
     )
     return PartitionInUseError(
         "the InfiniBand port of its device may still be in use: a port was deleted while it was "
-        "bound, and Nova has not reported its server as gone. Delete that server, or use another "
+        "bound, and its server has not left the host. Delete or move that server, or use another "
         "host",
         f"GUID {format_guid(guid)} of fabric {fabric}: {named}. Section [nova] of neutron.conf has "
         "to reach Nova as an administrator",

@@ -75,7 +75,8 @@ class PartitionHolderRow(model_base.BASEV2):
 class PartitionFormerHolderRow(model_base.BASEV2):
     """A port that was deleted while it was bound, and the function that its server may still have.
 
-    The row makes no port a member. It keeps other networks off the GUID.
+    The row makes no port a member. It keeps the ports of other servers off the GUID, but for
+    those of ``own_network``.
     """
 
     __tablename__ = "hpc_partition_former_holders"
@@ -83,6 +84,8 @@ class PartitionFormerHolderRow(model_base.BASEV2):
     fabric = sa.Column(sa.String(LONGEST_FABRIC), nullable=False)
     guid = sa.Column(sa.String(18), nullable=False)
     server_id = sa.Column(sa.String(36), nullable=False)
+    #: The port's network if both are of one project.
+    own_network = sa.Column(sa.String(36), nullable=True)
     host = sa.Column(sa.String(255), nullable=False)
     pci_slot = sa.Column(sa.String(32), nullable=False)
     __table_args__ = (

@@ -28,6 +28,7 @@ from neutron_drivers import (
 )
 from neutron_drivers.fabrics import FabricSettings
 from neutron_drivers.nova_servers import NovaServerLookup
+from neutron_drivers.said_once import SaidOnce
 
 LOG = log.getLogger(__name__)
 
@@ -95,12 +96,12 @@ class MemberWatch:
         self._stopped.set()
 
     def _run(self) -> None:
-        asked = ""
+        asked, said = "", SaidOnce()
         while not self._stopped.wait(PERIOD):
             try:
                 look_at_members(self._read_settings(), self._wake)
                 # One a look: Nova may take seconds for its answer.
-                asked = owner_waits.release_next_server(self._nova, asked)
+                asked = owner_waits.release_next_server(self._nova, asked, said)
             except Exception:
                 # The database may be away: the next look will do.
                 LOG.exception("Ports that wait for their membership were not looked at")

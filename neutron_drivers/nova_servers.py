@@ -1,16 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks Nova whether servers still exist, as the user of Neutron's section ``[nova]``."""
+"""Asks Nova whether servers still have devices, as the user of Neutron's section ``[nova]``."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any, Final
+from urllib import parse
 
 from keystoneauth1 import adapter, loading
 
 #: Seconds for an answer of Nova, and of Keystone before it.
 _LIMIT: Final = 3.0
 _SECTION: Final = "nova"
+#: From this one on, Nova names the services and servers of cells that do not answer.
+_HEADERS: Final = {"Accept": "application/json", "OpenStack-API-Version": "compute 2.69"}
+#: ``OS-EXT-STS:vm_state`` in which a server has devices on the host that Nova names, and on no
+#: other one. A resized server has them on two until it is confirmed.
+_SETTLED: Final = frozenset(
+    {"active", "paused", "rescued", "shelved", "shelved_offloaded", "stopped", "suspended"}
+)
+
+
+def explain_presence(server: Mapping[str, Any], host: str) -> str:
+    """The reason why a server that Nova has may have devices on a host; "": it has none there.
+
+    :param server: Nova's document, as administrators get it.
+    """
+    now, state = server.get("OS-EXT-SRV-ATTR:host", host), server.get("OS-EXT-STS:vm_state")
+    task = server.get("OS-EXT-STS:task_state", "unknown")
+    if now == host:
+        return "Nova has the server there"
+    if task is not None or state not in _SETTLED:
+        return f"Nova has the server in state {state}, task {task}"
+    return ""
 
 
 class NovaServerLookup:
@@ -23,26 +46,40 @@ class NovaServerLookup:
         """
         self._conf = conf
 
-    def explain_server(self, server_id: str) -> str:
-        """The reason why a server may still have its devices; "": Nova has no such server.
+    def explain_hold(self, server_id: str, host: str) -> str:
+        """The reason why a server may still have its devices on a host; "": it has none there.
 
-        Nova reports servers of other projects as missing unless its user is an administrator, so
-        the user has to list the aggregates as well.
+        Nova writes a server off whose host is down, and moves it by evacuation, while its guest
+        may run on. So the host's service has to be up, or removed by the operator. Nova reports
+        servers of other projects as missing unless its user is an administrator; the list of
+        services is for administrators alone.
+
+        :param host: as Nova's service and the port's binding name it.
         """
         try:
             status, document = self._get(f"/servers/{server_id}")
-            if status != 404:
-                return "Nova has the server" if status == 200 else f"Nova answers {status}"
+            if status == 200:
+                reason = explain_presence(document["server"], host)
+            elif status != 404:
+                reason = f"Nova answers {status}"
             # Other services and proxies know the status 404, too.
-            if server_id not in document.get("itemNotFound", {}).get("message", ""):
-                return "the answer 404 is not Nova's"
-            status, _ = self._get("/os-aggregates")
+            elif server_id not in document.get("itemNotFound", {}).get("message", ""):
+                reason = "the answer 404 is not Nova's"
+            else:
+                reason = ""
+            return reason or self._explain_service(host)
         except Exception as error:
             # Whatever the library raises: the server may be there.
-            return f"Nova does not answer: {error}"
+            text, _, _ = str(error).partition(" (Request-ID")
+            return f"Nova does not answer: {text}"
+
+    def _explain_service(self, host: str) -> str:
+        query = parse.urlencode({"binary": "nova-compute", "host": host})
+        status, document = self._get(f"/os-services?{query}")
         if status != 200:
             return f"the user of section [nova] does not reach Nova as an administrator ({status})"
-        return ""
+        down = [one for one in document["services"] if one.get("state") != "up"]
+        return f"nova-compute of its host {host} is down" if down else ""
 
     @functools.cached_property
     def _api(self) -> Any:
@@ -59,5 +96,5 @@ class NovaServerLookup:
         )
 
     def _get(self, path: str) -> tuple[int, Any]:
-        answer = self._api.get(path, raise_exc=False, headers={"Accept": "application/json"})
-        return answer.status_code, answer.json() if answer.status_code == 404 else None
+        answer = self._api.get(path, raise_exc=False, headers=_HEADERS)
+        return answer.status_code, answer.json() if answer.status_code in (200, 404) else None

@@ -16,11 +16,13 @@ from neutron_drivers.guid_holders import GuidOwner
 from neutron_drivers.held_ports import FormerHolder
 from neutron_drivers.nova_servers import NovaServerLookup
 from neutron_drivers.port_rules import WantedMember
+from neutron_drivers.said_once import SaidOnce
 
 LOG = log.getLogger(__name__)
 
 #: Seconds between two looks.
 _PAUSE: Final = 0.25
+_STAYS: Final = "A deleted port keeps its InfiniBand port: %s"
 
 
 def find_leaving_owner(place: WantedMember) -> GuidOwner | None:
@@ -41,13 +43,15 @@ def wait_for_last_owner(place: WantedMember, seconds: float, nova: NovaServerLoo
         complaint = _release_gone_servers(owner.formers, nova)
         if time.monotonic() >= deadline:
             if complaint:
-                LOG.warning("The GUID of a deleted port stays held: %s", complaint)
+                LOG.warning(_STAYS, complaint)
             return
         time.sleep(_PAUSE)
 
 
-def release_next_server(nova: NovaServerLookup, after: str) -> str:
+def release_next_server(nova: NovaServerLookup, after: str, said: SaidOnce) -> str:
     """Release the GUID of the next deleted port if its server is gone. No bind has to wait for it.
+
+    The log names each deleted port that stays, so it is the operator's list of them.
 
     :param after: the port that was asked about before; "": begin with the first one.
     :returns: the port; "": there is none behind *after*.
@@ -57,17 +61,20 @@ def release_next_server(nova: NovaServerLookup, after: str) -> str:
         former = guid_holders.find_next_former(admin.session, after)
     if former is None:
         return ""
-    _release_gone_servers((former,), nova)
+    complaint = _release_gone_servers((former,), nova)
+    if said.is_new(former.port_id, complaint):
+        LOG.warning(_STAYS, complaint)
     return former.port_id
 
 
 def _release_gone_servers(formers: Iterable[FormerHolder], nova: NovaServerLookup) -> str:
     """Release the GUID from servers that are gone; why the first other one keeps it."""
     for former in formers:
-        reason = nova.explain_server(former.server_id)
+        reason = nova.explain_hold(former.server_id, former.host)
         if reason:
             # One is enough to keep it: the others are asked about later.
-            return f"port {former.port_id}, server {former.server_id}: {reason}"
+            names = f"port {former.port_id}, server {former.server_id}, host {former.host}"
+            return f"{names} {former.pci_slot}: {reason}"
         _release_former(neutron_context.get_admin_context(), former.port_id)
     return ""
 

@@ -31,6 +31,7 @@ def main():
     from neutron.wsgi import api
 
     from neutron_drivers import agent_endpoint, member_watch, owner_waits
+    from neutron_drivers.said_once import SaidOnce
 
     server = waitress.create_server(api.application, host="127.0.0.1", port=0, threads=16)
     threading.Thread(target=server.run, daemon=True).start()
@@ -43,7 +44,9 @@ def main():
         "look_at_members": lambda: member_watch.look_at_members(
             driver._settings, driver._agents.wake
         ),
-        "release_next_server": lambda after: owner_waits.release_next_server(driver._nova, after),
+        "release_next_server": lambda after: owner_waits.release_next_server(
+            driver._nova, after, SaidOnce()
+        ),
         "begin_deletes_early": _begin_deletes_early,
         "count_waiting": _count_waiting,
         "heartbeat": _take_heartbeat,

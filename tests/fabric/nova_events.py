@@ -3,7 +3,7 @@
 
 ``python -m tests.fabric.nova_events PORT FILE``: one JSON line an event, with the time. The file
 ``nova.json`` beside it has the status of requests by the last part of their path, e.g. a server's
-id. Servers without one are gone.
+id, or the host of a server that Nova has. Servers without an entry are gone.
 """
 
 import http.server
@@ -34,20 +34,26 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         answers = Path(sys.argv[2]).with_name("nova.json")
         statuses = json.loads(answers.read_text()) if answers.exists() else {}
-        *_, kind, name = self.path.rstrip("/").split("/")
+        *_, kind, name = self.path.partition("?")[0].rstrip("/").split("/")
         status = statuses.get(name, 404 if kind == "servers" else 200)
+        host = "cn0"
+        if isinstance(status, str):
+            status, host = 200, status
         if status == HANGS:
             time.sleep(_SECONDS_OF_HANG)
             self.close_connection = True
         elif kind == "servers" and status == 200:
-            self.answer(200, {"server": {"id": name, "status": "ACTIVE"}})
+            states = {"OS-EXT-STS:vm_state": "active", "OS-EXT-STS:task_state": None}
+            server = {"id": name, "status": "ACTIVE", "OS-EXT-SRV-ATTR:host": host, **states}
+            self.answer(200, {"server": server})
         elif kind == "servers" and status == 404:
             text = f"Instance {name} could not be found."
             self.answer(404, {"itemNotFound": {"code": 404, "message": text}})
         elif status != 200:
             self.answer(status, {"error": {"code": status, "message": "as the test says"}})
-        elif name == "os-aggregates":
-            self.answer(200, {"aggregates": []})
+        elif name == "os-services":
+            state = "down" if host == "is-down" else "up"
+            self.answer(200, {"services": [{"binary": "nova-compute", "state": state}]})
         else:
             version = {"id": "v2.1", "status": "CURRENT", "version": "2.96", "min_version": "2.1"}
             self.answer(200, {"version": {**version, "links": []}})

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.fabric.neutron_stage import RED
+from tests.fabric.neutron_stage import BLUE, RED
 from tests.fabric.nova_events import HANGS
 from tests.fabric.test_mechanism_holds import owners, put
 from tests.fabric.test_mechanism_networks import made, reason
@@ -71,7 +71,7 @@ def test_a_running_server_keeps_the_physical_port_of_its_deleted_port(
 ):
     status, why = reason(bind(neutron, stranger))
     assert status == 409
-    assert "Delete that server" in why
+    assert "Delete or move that server" in why
     # The log names both; Nova shows the text to users of other projects.
     assert f"port {port} of server {server}" in neutron.log("second")
     assert port not in why
@@ -107,15 +107,15 @@ def test_a_server_that_ends_in_the_meantime_lets_the_bind_go_on(
 def test_nova_that_does_not_answer_frees_nothing(neutron, network, server, port, stranger, status):
     neutron.set_nova(**{server: status})
     found, why = reason(bind(neutron, stranger))
-    assert (found, "Nova has not reported its server as gone" in why) == (409, True)
+    assert (found, "its server has not left the host" in why) == (409, True)
     assert owners(neutron) == {GUID: network}
     why = "Nova answers" if status else "Nova does not answer"
-    assert f"port {port}, server {server}: {why}" in neutron.log("second")
+    assert f"port {port}, server {server}, host cn0 {SLOT}: {why}" in neutron.log("second")
 
 
 def test_a_user_without_all_servers_of_nova_is_no_witness(neutron, network, server, port, stranger):
     """Nova reports other projects' servers as missing to users that are no administrators."""
-    neutron.set_nova(**{server: 404, "os-aggregates": 403})
+    neutron.set_nova(**{server: 404, "os-services": 403})
     assert reason(bind(neutron, stranger))[0] == 409
     assert owners(neutron) == {GUID: network}
     assert "as an administrator" in neutron.log("second")
@@ -167,6 +167,91 @@ def test_the_network_itself_is_not_refused(neutron, network, server, port, stran
     neutron.agent_round()
     # It has left nothing of the hold.
     assert reason(bind(neutron, stranger))[0] == 409
+
+
+def test_a_server_that_another_project_threw_out_is_no_member_again(neutron, server):
+    """The owner of a shared network deletes the port; its next server would renew the key."""
+    network = made(neutron.network(0x101, project_id=BLUE))["id"]
+    share(neutron, network, RED)
+    port = made(neutron.port(network, role="red"))["id"]
+    own = made(neutron.port(network, role="blue"))["id"]
+    with neutron.agent():
+        assert neutron.bind(port, device_id=server)[1]["port"]["status"] == "ACTIVE"
+        neutron.set_nova(**{server: 200})
+        put(neutron, "port", port, device_owner="")
+        assert delete(neutron, port, "blue") == 204
+        neutron.agent_round()
+        assert reason(bind(neutron, own, api=0))[0] == 409
+        assert members(neutron) == []
+        neutron.unbind(own)
+        # The server itself, and everybody when it is gone.
+        again = made(neutron.port(network, role="red"))["id"]
+        assert bind(neutron, again, server=server)[1]["port"]["status"] == "ACTIVE"
+        neutron.unbind(again)
+        neutron.agent_round()
+        assert reason(bind(neutron, own, api=0))[0] == 409
+        neutron.unbind(own)
+        neutron.set_nova()
+        assert bind(neutron, own)[1]["port"]["status"] == "ACTIVE"
+
+
+def test_a_neighbour_keeps_its_place_beside_a_server_that_was_thrown_out(neutron, server):
+    """Off and on again is no new bind."""
+    network = made(neutron.network(0x101, project_id=BLUE))["id"]
+    share(neutron, network, RED)
+    port = made(neutron.port(network, role="red"))["id"]
+    own = made(neutron.port(network, role="blue"))["id"]
+    with neutron.agent():
+        for one, slot, its in ((port, SLOT, server), (own, BESIDE, None)):
+            assert bind(neutron, one, slot, server=its)[1]["port"]["status"] == "ACTIVE"
+        neutron.set_nova(**{server: 200})
+        put(neutron, "port", port, device_owner="")
+        assert delete(neutron, port, "blue") == 204
+        for is_up in (False, True):
+            assert put(neutron, "port", own, role="blue", admin_state_up=is_up)[0] == 200
+        neutron.agent_round()
+        assert neutron.get_port(own)["status"] == "ACTIVE"
+        third = made(neutron.port(network, role="blue"))["id"]
+        assert reason(bind(neutron, third, "0000:81:00.4"))[0] == 409
+
+
+def test_the_hold_does_not_move_to_a_network_that_its_server_visits(
+    neutron, network, server, port, stranger
+):
+    """The server may have the first function still when it has left the other network."""
+    shared = made(neutron.network(0x103, project_id=BLUE))["id"]
+    share(neutron, shared, RED)
+    visit = made(neutron.port(shared, role="red"))["id"]
+    with neutron.agent():
+        assert bind(neutron, visit, api=0, server=server)[1]["port"]["status"] == "ACTIVE"
+        neutron.unbind(visit)
+        assert delete(neutron, visit, "red") == 204
+        neutron.agent_round()
+        own = made(neutron.port(shared, role="blue"))["id"]
+        assert reason(bind(neutron, own, api=0))[0] == 409
+        assert members(neutron) == []
+
+
+@pytest.mark.parametrize(("services", "answer"), [({}, 200), ({"os-services": "is-down"}, 409)])
+def test_a_server_that_has_moved_frees_the_hosts_that_it_left(
+    neutron, network, server, stranger, services, answer
+):
+    """One small server would hold the adapters of all hosts; an evacuated one may still run."""
+    hosts = ("cn0", "cn1", "cn2")
+    for host in hosts:
+        port = made(neutron.port(network, role="red"))["id"]
+        with neutron.agent():
+            got = bind(neutron, port, SLOT, host=host, server=server)
+            assert got[1]["port"]["status"] == "ACTIVE"
+        assert delete_as_user(neutron, port) == 204
+    neutron.agent_round()
+    neutron.set_nova(**{server: "cn2", **services})
+    answers = []
+    with neutron.agent():
+        for host in hosts:
+            answers.append(bind(neutron, stranger, BESIDE, host=host)[0])
+            neutron.unbind(stranger)
+    assert answers == [answer, answer, 409]
 
 
 def test_the_hold_outlives_its_network(neutron, network, server, port, stranger):
@@ -281,8 +366,12 @@ def test_a_delete_that_began_before_the_bind_leaves_the_hold(neutron, network, s
 def test_a_server_that_is_gone_needs_no_bind_to_be_noticed(neutron, network, port, server):
     """Places for requests that wait may be taken, or there may be none at all."""
     (held,) = neutron.rows("SELECT guid FROM hpc_partition_former_holders")
+    neutron.set_nova(**{server: 404, "os-services": "is-down"})
     neutron.processes[1].call("release_next_server", after="")
     assert neutron.rows("SELECT guid FROM hpc_partition_former_holders") == (held,)
+    assert f"server {server}, host cn0 {SLOT}: nova-compute of its host cn0 is down" in (
+        neutron.log("second")
+    )
     neutron.set_nova(**{server: 404})
     assert neutron.processes[1].call("release_next_server", after=port) == ""
     assert neutron.processes[1].call("release_next_server", after="") == port

@@ -28,25 +28,27 @@ def wanted(host="cn0", slot=SLOT, server="other"):
 
 
 @pytest.mark.parametrize(
-    ("former", "port", "in_the_way"),
+    ("former", "own", "port", "in_the_way"),
     [
-        (SLOT, wanted(), False),
-        (SLOT, wanted(slot="0000:81:00.3"), True),
-        (SLOT, wanted(host="cn1"), True),
-        (SLOT, wanted(slot="0000:81:00.3", server=SERVER), False),
+        (SLOT, None, wanted(), False),
+        (SLOT, None, wanted(slot="0000:81:00.3"), True),
+        (SLOT, "n1", wanted(slot="0000:81:00.3"), True),
+        (SLOT, "n2", wanted(slot="0000:81:00.3"), False),
+        (SLOT, None, wanted(host="cn1"), True),
+        (SLOT, None, wanted(slot="0000:81:00.3", server=SERVER), False),
         # Unknown places are equal to nothing, and so are unknown servers.
-        ("", wanted(slot=""), True),
-        (SLOT, wanted(slot="", server=""), True),
+        ("", None, wanted(slot=""), True),
+        (SLOT, None, wanted(slot="", server=""), True),
     ],
 )
-def test_who_is_in_the_way(former, port, in_the_way):
-    assert FormerHolder("p", SERVER, "cn0", former).is_in_the_way(port) is in_the_way
+def test_who_is_in_the_way(former, own, port, in_the_way):
+    assert FormerHolder("p", SERVER, "cn0", former, own).is_in_the_way(port) is in_the_way
 
 
 def test_the_error_names_the_cure_and_the_log_names_ports_and_servers():
     formers = [FormerHolder(port, SERVER, "cn0", SLOT) for port in ("b", "a")]
     error = conflict_of_formers("main", GUID, formers)
-    assert "Delete that server" in str(error)
+    assert "Delete or move that server" in str(error)
     assert f"main: port a of server {SERVER}, port b of server {SERVER}. Section [nova]" in (
         error.detail
     )
@@ -65,6 +67,7 @@ class Nova(http.server.BaseHTTPRequestHandler):
     """Answers each path as a test says."""
 
     def do_GET(self):
+        assert self.headers["OpenStack-API-Version"] == "compute 2.69"
         status, body = self.server.answers.get(self.path, (404, "no such page"))
         text = (body if isinstance(body, str) else json.dumps(body)).encode()
         self.send_response(status)
@@ -97,27 +100,56 @@ def ask(port, **section):
     section = {"auth_type": "none", "endpoint": f"http://127.0.0.1:{port}/v2.1", **section}
     for name, value in section.items():
         conf.set_override(name, value, "nova")
-    return NovaServerLookup(conf).explain_server(SERVER)
+    return NovaServerLookup(conf).explain_hold(SERVER, "cn0")
+
+
+def services(*states):
+    states = [{"state": state} if state else {} for state in states]
+    return 200, {"services": [{"binary": "nova-compute", **state} for state in states]}
+
+
+def server(host="cn1", vm_state="active", task=None):
+    names = ("OS-EXT-SRV-ATTR:host", "OS-EXT-STS:vm_state", "OS-EXT-STS:task_state")
+    return 200, {"server": dict(zip(names, (host, vm_state, task), strict=True))}
 
 
 @pytest.mark.parametrize(
-    ("server", "aggregates", "reason"),
+    ("server", "services", "reason"),
     [
-        ((404, GONE), (200, {"aggregates": []}), ""),
-        ((200, {"server": {}}), (200, {}), "Nova has the server"),
+        ((404, GONE), services("up"), ""),
+        # The operator took the host out.
+        ((404, GONE), services(), ""),
+        # A server is deleted without its host while that is down; its guest may run on.
+        ((404, GONE), services("down"), "nova-compute of its host cn0 is down"),
+        # A service of a cell that does not answer.
+        ((404, GONE), services(None), "nova-compute of its host cn0 is down"),
+        (server(), services("up"), ""),
+        (server(), services("down"), "nova-compute of its host cn0 is down"),
+        (server("cn0"), services("up"), "Nova has the server there"),
+        (server(None, "shelved_offloaded"), services("up"), ""),
+        # It may come back to its first host.
+        (server(vm_state="resized"), services("up"), "state resized, task None"),
+        (server(task="migrating"), services("up"), "state active, task migrating"),
+        (server(vm_state="error"), services("up"), "state error"),
+        (server(None, "building", "scheduling"), services("up"), "state building"),
+        # As Nova shows servers of a cell that does not answer, and to other users.
+        ((200, {"server": {"status": "UNKNOWN"}}), services("up"), "Nova has the server there"),
+        ((200, {}), services("up"), "Nova does not answer"),
         ((404, GONE), (403, {}), "as an administrator (403)"),
-        ((404, NO_PATH), (200, {}), "the answer 404 is not Nova's"),
-        ((404, {}), (200, {}), "the answer 404 is not Nova's"),
-        ((404, "<html>404</html>"), (200, {}), "Nova does not answer"),
-        ((404, []), (200, {}), "Nova does not answer"),
-        ((404, {"itemNotFound": None}), (200, {}), "Nova does not answer"),
-        ((500, {}), (200, {}), "Nova answers 500"),
-        ((300, {}), (200, {}), "Nova answers 300"),
-        ((403, {}), (200, {}), "Nova answers 403"),
+        ((404, GONE), (200, {}), "Nova does not answer"),
+        ((404, NO_PATH), services("up"), "the answer 404 is not Nova's"),
+        ((404, {}), services("up"), "the answer 404 is not Nova's"),
+        ((404, "<html>404</html>"), services("up"), "Nova does not answer"),
+        ((404, []), services("up"), "Nova does not answer"),
+        ((404, {"itemNotFound": None}), services("up"), "Nova does not answer"),
+        ((500, {}), services("up"), "Nova answers 500"),
+        ((300, {}), services("up"), "Nova answers 300"),
+        ((403, {}), services("up"), "Nova answers 403"),
     ],
 )
-def test_only_novas_own_word_to_an_administrator_counts(nova, server, aggregates, reason):
-    nova.answers = {f"/v2.1/servers/{SERVER}": server, "/v2.1/os-aggregates": aggregates}
+def test_only_novas_own_word_to_an_administrator_counts(nova, server, services, reason):
+    path = "/v2.1/os-services?binary=nova-compute&host=cn0"
+    nova.answers = {f"/v2.1/servers/{SERVER}": server, path: services}
     found = ask(nova.server_port)
     assert bool(found) == bool(reason)
     assert reason in found
