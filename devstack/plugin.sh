@@ -247,7 +247,8 @@ END
 function nova_hpc_test_config {
     local -x OS_CLOUD=devstack-admin
     local status=0 gpus other
-    if [[ -z "$NOVA_HPC_TEST_FAMILY" ]]; then
+    # The controller makes them: other nodes have no database of Nova's API.
+    if [[ -z "$NOVA_HPC_TEST_FAMILY" ]] || ! is_service_enabled n-api; then
         return
     fi
     $(nova_hpc_command) flavor create --family $NOVA_HPC_TEST_FAMILY \

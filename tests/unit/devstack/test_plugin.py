@@ -327,6 +327,17 @@ def test_tempest_gets_two_flavors_and_no_move_of_a_running_guest(tmp_path: pathl
 
 
 @pytest.mark.usefixtures("captures")
+def test_a_second_node_makes_no_flavors(tmp_path: pathlib.Path) -> None:
+    """It has no database of Nova's API: stack.sh of the subnode sample ended there."""
+    api = "function is_service_enabled { [[ $1 != n-api ]]; }"
+    done = _test_config(tmp_path, 2, more=api)
+    assert (done.status, done.calls, done.tempest["compute"]) == (
+        *(0, []),
+        {"flavor_ref": "42", "flavor_ref_alt": "84"},
+    ), done.output
+
+
+@pytest.mark.usefixtures("captures")
 def test_tempest_does_not_log_in_to_a_guest_that_does_not_run(tmp_path: pathlib.Path) -> None:
     done = _test_config(tmp_path, 0, more="NOVA_HPC_DESCRIBED_HOST=gpu1")
     assert done.tempest["validation"] == {"run_validation": "False"}
