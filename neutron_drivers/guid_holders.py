@@ -333,7 +333,7 @@ def _find_formers_in_the_way(session: Any, wanted: WantedMember) -> tuple[Former
         .with_for_update()
         .populate_existing()
     )
-    return tuple(one for one in map(_former_of_row, rows) if one.is_in_the_way(wanted))
+    return tuple(former for former in map(_former_of_row, rows) if former.is_in_the_way(wanted))
 
 
 def _release_function(session: Any, host: str, pci_slot: str) -> None:

@@ -70,15 +70,14 @@ class NovaServerLookup:
             return reason or self._explain_service(host)
         except Exception as error:
             # Whatever the library raises: the server may be there.
-            text, _, _ = str(error).partition(" (Request-ID")
-            return f"Nova does not answer: {text}"
+            return f"Nova does not answer: {error}"
 
     def _explain_service(self, host: str) -> str:
         query = parse.urlencode({"binary": "nova-compute", "host": host})
         status, document = self._get(f"/os-services?{query}")
         if status != 200:
             return f"the user of section [nova] does not reach Nova as an administrator ({status})"
-        down = [one for one in document["services"] if one.get("state") != "up"]
+        down = [service for service in document["services"] if service.get("state") != "up"]
         return f"nova-compute of its host {host} is down" if down else ""
 
     @functools.cached_property

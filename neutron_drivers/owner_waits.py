@@ -22,7 +22,6 @@ LOG = log.getLogger(__name__)
 
 #: Seconds between two looks.
 _PAUSE: Final = 0.25
-_STAYS: Final = "A deleted port keeps its InfiniBand port: %s"
 
 
 def find_leaving_owner(place: WantedMember) -> GuidOwner | None:
@@ -43,7 +42,7 @@ def wait_for_last_owner(place: WantedMember, seconds: float, nova: NovaServerLoo
         complaint = _release_gone_servers(owner.formers, nova)
         if time.monotonic() >= deadline:
             if complaint:
-                LOG.warning(_STAYS, complaint)
+                LOG.warning("A deleted port keeps its InfiniBand port: %s", complaint)
             return
         time.sleep(_PAUSE)
 
@@ -63,7 +62,7 @@ def release_next_server(nova: NovaServerLookup, after: str, said: SaidOnce) -> s
         return ""
     complaint = _release_gone_servers((former,), nova)
     if said.is_new(former.port_id, complaint):
-        LOG.warning(_STAYS, complaint)
+        LOG.warning("A deleted port keeps its InfiniBand port: %s", complaint)
     return former.port_id
 
 
