@@ -3,8 +3,8 @@
 
 A bound port holds its GUID until it is unbound. A port that is deleted before that becomes a
 *former holder*, because a guest may refuse to give its function back. It keeps the ports of other
-servers off the GUID until Nova gives the function again, or reports the server as gone. Ports of
-its network are let in if the network is of the same project: the server was no guest there.
+servers off the GUID until Nova gives the function again, or the server has left the host. Ports
+of its network may have the GUID if port and network are of one project: the server was no guest.
 
 The GUID's own row is the lock: a transaction that changes its holders or its members locks it
 first, and reads both after that. A snapshot of the transaction's beginning would not see what
@@ -33,11 +33,10 @@ from nova_hpc.fabric.partitions.keys import Membership, format_guid
 
 @attrs.frozen
 class GuidOwner:
-    """What keeps a port from a GUID.
+    """The owner of a GUID that another port cannot have now.
 
-    :ivar network_id: the network that has it.
-    :ivar is_firm: a port of another network is to keep it.
-    :ivar formers: deleted ports that are in the way.
+    :ivar is_firm: it is another network than the port's, and one of its ports is to keep it.
+    :ivar formers: deleted ports that are in the way, of any network.
     """
 
     network_id: str
@@ -46,7 +45,7 @@ class GuidOwner:
 
 
 def find_guid_owner(session: Any, wanted: WantedMember) -> GuidOwner | None:
-    """What keeps a port from its GUID now; None: nothing does."""
+    """The owner that keeps a port from its GUID now; None: the port can have it."""
     fabric = wanted.key.fabric
     owner = session.get(PartitionGuidRow, (fabric, format_guid(wanted.guid)))
     if owner is None:
@@ -104,10 +103,12 @@ def add_bound_holder(session: Any, port_id: str, held: WantedMember) -> None:
 
     :raises PartitionInUseError: another network or server has it.
     """
-    _claim_guid(session, held)
+    is_shared = _claim_guid(session, held)
     if session.get(PartitionHolderRow, port_id) is not None:
         return
-    _check_formers(session, held)
+    # In the network that has the GUID, the port has its place already.
+    if not is_shared:
+        _check_formers(session, held)
     which = {"fabric": held.key.fabric, "guid": format_guid(held.guid)}
     neighbour = session.query(PartitionHolderRow).filter_by(**which).with_for_update().first()
     membership = held.membership if neighbour is None else Membership(neighbour.membership)
@@ -170,9 +171,7 @@ def find_next_former(session: Any, after: str) -> FormerHolder | None:
         .limit(1)
         .first()
     )
-    if row is None:
-        return None
-    return _former_of_row(row)
+    return None if row is None else _former_of_row(row)
 
 
 def _former_of_row(row: Any) -> FormerHolder:

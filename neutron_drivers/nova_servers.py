@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib import parse
 
-from keystoneauth1 import adapter, loading
+from keystoneauth1 import adapter, exceptions, loading
 
 #: Seconds for an answer of Nova, and of Keystone before it.
 _LIMIT: Final = 3.0
@@ -68,6 +68,9 @@ class NovaServerLookup:
             else:
                 reason = ""
             return reason or self._explain_service(host)
+        except exceptions.HttpError as error:
+            # The text has the request's ID: each one would be a new complaint.
+            return f"Keystone answers {error.http_status}"
         except Exception as error:
             # Whatever the library raises: the server may be there.
             return f"Nova does not answer: {error}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waits while another network's claim on a GUID is on its way out."""
+"""Waits until another network, or the server of a deleted port, has left a GUID."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PAUSE: Final = 0.25
 
 
 def find_leaving_owner(place: WantedMember) -> GuidOwner | None:
-    """The other network that has a GUID and may lose it soon; None: there is no such network."""
+    """The owner that keeps a port from its GUID, and may lose it soon; None: there is none."""
     admin = neutron_context.get_admin_context()
     with db_api.CONTEXT_READER.using(admin):
         owner = guid_holders.find_guid_owner(admin.session, place)
@@ -48,7 +48,7 @@ def wait_for_last_owner(place: WantedMember, seconds: float, nova: NovaServerLoo
 
 
 def release_next_server(nova: NovaServerLookup, after: str, said: SaidOnce) -> str:
-    """Release the GUID of the next deleted port if its server is gone. No bind has to wait for it.
+    """Release the GUID of the next deleted port if its server has left. No bind has to wait.
 
     The log names each deleted port that stays, so it is the operator's list of them.
 

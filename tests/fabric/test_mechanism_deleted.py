@@ -50,6 +50,21 @@ def stranger(neutron):
     return made(neutron.port(made(neutron.network(0x102))["id"]))["id"]
 
 
+@pytest.fixture
+def guest(neutron):
+    """Blue's network, a port of red's there, and one of blue's."""
+    network = made(neutron.network(0x101, project_id=BLUE))["id"]
+    share(neutron, network, RED)
+    return (network, *(made(neutron.port(network, role=one))["id"] for one in ("red", "blue")))
+
+
+def throw_out(neutron, port, server):
+    """Blue deletes the port of red's server, which runs on."""
+    neutron.set_nova(**{server: 200})
+    put(neutron, "port", port, device_owner="")
+    assert delete(neutron, port, "blue") == 204
+
+
 def delete_as_user(neutron, port):
     """As a project can do it in all releases of Neutron."""
     put(neutron, "port", port, device_owner="")
@@ -169,17 +184,12 @@ def test_the_network_itself_is_not_refused(neutron, network, server, port, stran
     assert reason(bind(neutron, stranger))[0] == 409
 
 
-def test_a_server_that_another_project_threw_out_is_no_member_again(neutron, server):
+def test_a_server_that_another_project_threw_out_is_no_member_again(neutron, server, guest):
     """The owner of a shared network deletes the port; its next server would renew the key."""
-    network = made(neutron.network(0x101, project_id=BLUE))["id"]
-    share(neutron, network, RED)
-    port = made(neutron.port(network, role="red"))["id"]
-    own = made(neutron.port(network, role="blue"))["id"]
+    network, port, own = guest
     with neutron.agent():
         assert neutron.bind(port, device_id=server)[1]["port"]["status"] == "ACTIVE"
-        neutron.set_nova(**{server: 200})
-        put(neutron, "port", port, device_owner="")
-        assert delete(neutron, port, "blue") == 204
+        throw_out(neutron, port, server)
         neutron.agent_round()
         assert reason(bind(neutron, own, api=0))[0] == 409
         assert members(neutron) == []
@@ -195,18 +205,13 @@ def test_a_server_that_another_project_threw_out_is_no_member_again(neutron, ser
         assert bind(neutron, own)[1]["port"]["status"] == "ACTIVE"
 
 
-def test_a_neighbour_keeps_its_place_beside_a_server_that_was_thrown_out(neutron, server):
+def test_a_neighbour_keeps_its_place_beside_a_server_that_was_thrown_out(neutron, server, guest):
     """Off and on again is no new bind."""
-    network = made(neutron.network(0x101, project_id=BLUE))["id"]
-    share(neutron, network, RED)
-    port = made(neutron.port(network, role="red"))["id"]
-    own = made(neutron.port(network, role="blue"))["id"]
+    network, port, own = guest
     with neutron.agent():
         for one, slot, its in ((port, SLOT, server), (own, BESIDE, None)):
             assert bind(neutron, one, slot, server=its)[1]["port"]["status"] == "ACTIVE"
-        neutron.set_nova(**{server: 200})
-        put(neutron, "port", port, device_owner="")
-        assert delete(neutron, port, "blue") == 204
+        throw_out(neutron, port, server)
         for is_up in (False, True):
             assert put(neutron, "port", own, role="blue", admin_state_up=is_up)[0] == 200
         neutron.agent_round()

@@ -75,6 +75,9 @@ class Nova(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(text)
 
+    def do_POST(self):
+        self.send_error(401)
+
     def log_message(self, *arguments):
         """None is read."""
 
@@ -95,8 +98,9 @@ def ask(port, **section):
     conf.register_opts([cfg.StrOpt("region_name"), cfg.StrOpt("endpoint_type")], "nova")
     loading.register_session_conf_options(conf, "nova")
     loading.register_auth_conf_options(conf, "nova")
-    conf.register_opts(loading.get_auth_plugin_conf_options("none"), "nova")
     conf([])
+    for plugin in ("none", "v3password"):
+        conf.register_opts(loading.get_auth_plugin_conf_options(plugin), "nova")
     section = {"auth_type": "none", "endpoint": f"http://127.0.0.1:{port}/v2.1", **section}
     for name, value in section.items():
         conf.set_override(name, value, "nova")
@@ -160,6 +164,13 @@ def test_a_nova_that_is_not_there(nova):
     nova.shutdown()
     nova.server_close()
     assert "Nova does not answer" in ask(port)
+
+
+def test_a_keystone_that_refuses_the_user(nova):
+    """Its answers differ by the request's ID, and the log is to name a hold once."""
+    where = f"http://127.0.0.1:{nova.server_port}/v3"
+    user = dict.fromkeys(("username", "password", "user_domain_id"), "x")
+    assert ask(1, auth_type="v3password", auth_url=where, **user) == "Keystone answers 401"
 
 
 def test_a_section_that_names_no_user():
