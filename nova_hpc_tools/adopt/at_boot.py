@@ -133,11 +133,23 @@ def _foresee_family(
         driver=None,
         vfio=None,
         vfio_variant=None if wanted == GENERIC else wanted,
-        iommu_group=None,
+        iommu_group=_foresee_group(node, adapter, present),
         unknown=None,
         reset_methods=None,
     )
     return (*present, *(attrs.evolve(like, address=address) for address in new))
+
+
+def _foresee_group(node: Node, adapter: PciFunction, present: Sequence[PciFunction]) -> int | None:
+    """The IOMMU group that new virtual functions join; None: each has one of its own.
+
+    Below a port without ACS the kernel puts the port, the adapter and its virtual functions into
+    one group (``pci_device_group()`` in drivers/iommu/iommu.c). A lone adapter in the group of its
+    port is below such a port, and so is one whose present virtual functions are in its group.
+    """
+    near = (*(node.function(address) for address in adapter.path), *present)
+    joined = {function.iommu_group for function in near if function is not None}
+    return adapter.iommu_group if adapter.iommu_group in joined else None
 
 
 def _addresses_of_family(

@@ -179,7 +179,7 @@ class Booting:
                 device.function,
                 address=address,
                 product_id=product,
-                iommu_group=None,
+                iommu_group=self._group_of_family(device.function),
                 unknown=None,
                 physical_function=device.address,
                 virtual_functions=(),
@@ -188,6 +188,14 @@ class Booting:
             self.devices[address] = self._made(like)
         for address in self.places(device.function, count):
             self._appear(self.devices[address])
+
+    def _group_of_family(self, adapter: PciFunction) -> int | None:
+        """The group of a port without ACS above it, where that shows in this node's groups."""
+        for each in self.node.functions:
+            near = each.address in adapter.path or each.physical_function == adapter.address
+            if near and each.iommu_group == adapter.iommu_group:
+                return adapter.iommu_group
+        return None
 
     def on(self, drivers: Collection[str]) -> set[str]:
         """The functions that have one of some drivers."""

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from nova_hpc.conf.roles import DEFAULT_ROLES
 from nova_hpc.topology import lstopo, roles, sysfs
-from nova_hpc.topology.model import address_key
+from nova_hpc.topology.model import BridgeKind, address_key
 from nova_hpc.wire.node_declaration import NodeWishes
-from nova_hpc_tools.adopt import at_boot, device_spec, host, host_files
+from nova_hpc_tools.adopt import at_boot, declared_vfs, device_spec, host, host_files
 from nova_hpc_tools.adopt.declaration import EVERY, Declaration
 from nova_hpc_tools.adopt.kernel_options import KernelOptions
 from tests.nodes.catalogue import NODES
@@ -147,6 +147,10 @@ def check(found, table, wishes, declaration, used=(), hidden=(1, 1), natives=Non
     """Start the node with the files and compare with what it offers then."""
     boot = at_boot.foresee_boot(
         found, table, wishes, whole=declaration.whole, left_out=declaration.left_out
+    )
+    # As configure does it: an adapter with declared virtual functions is not given whole.
+    declaration = attrs.evolve(
+        declaration, vfs=declared_vfs.list_declared_vfs(wishes, table, boot.node)
     )
     spec = device_spec.build_device_spec(boot.node, table, declaration)
     beside = host.companions_of_devices(boot, spec, table, declaration)
@@ -327,6 +331,30 @@ def test_where_nobody_can_tell_none_is_bound_and_a_note_says_so():
     # Nothing of this node is held back, so all of them are for servers wherever they are.
     plan, files, started = one(Declaration(), vfs=(), counts={PF: 3})
     assert len(started[0].touched) == 4
+
+
+@pytest.mark.parametrize("present", [0, 2])
+@pytest.mark.parametrize("joined", [True, False])
+def test_new_virtual_functions_join_the_group_of_a_port_without_acs(present, joined):
+    """Before: none had a group, so those of one adapter seemed to be in two, and none was bound."""
+    port = gpu("0000:3f:00.0", 5, class_code="060400", bridge=BridgeKind.ROOT_PORT)
+    apart = [20 + number for number in range(present)]
+    family = adapter(
+        PF,
+        VFS[:present],
+        [5] * present if joined else apart,
+        group=5 if joined else 6,
+        vf_offset=1,
+        vf_stride=1,
+        path=(port.address,),
+    )
+    family[0] = attrs.evolve(family[0], vf_product="101e")
+    found = node(port, *family)
+    boot = at_boot.foresee_boot(found, TABLES[1], NodeWishes(vfs={PF: 4}), whole=(), left_out=())
+    groups = [boot.node.function(each).iommu_group for each in VFS]
+    assert groups == ([5] * 4 if joined else [*apart, *[None] * (4 - present)])
+    _, _, started = check(found, TABLES[1], NodeWishes(vfs={PF: 4}), Declaration())
+    assert started[0].touched == {*VFS}
 
 
 def test_where_somebody_else_is_no_virtual_function_is_expected():
