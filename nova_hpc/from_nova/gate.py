@@ -150,6 +150,10 @@ def check_release() -> None:
         )
 
 
+#: Reading Nova's sources takes a third of a second, and a running process does not reload them.
+_find_changed_functions: Final = functools.cache(nova_sources.find_changed_functions)
+
+
 def warn_of_changes(targets: Iterable[str]) -> None:
     """Say which functions of Nova are not as they were read, once in this process.
 
@@ -161,7 +165,7 @@ def warn_of_changes(targets: Iterable[str]) -> None:
     folder, running = Path(nova.__file__).parent, running_nova_release()
     if running is None or running not in nova_sources.READ:
         return
-    for change in nova_sources.find_changed_functions(folder, running, targets):
+    for change in _find_changed_functions(folder, running, tuple(targets)):
         if _ONCE.first(str(change)):
             LOG.warning(
                 "Nova's %s, with which nova-hpc was written and tested. It is used all the same: "
