@@ -41,7 +41,7 @@ from nova_hpc.fabric.partitions.report_choice import (
     RowHistory,
     choose_reports,
     count_repeats,
-    list_absence_alarms,
+    list_overdue_alarms,
     split_reports,
     update_histories,
 )
@@ -258,7 +258,7 @@ class PartitionAgent:
                 *self._list_audit_faults(),
                 *faults,
                 *describe_losses(lost, reading),
-                *self._list_absences(desired, reading),
+                *self._list_overdue(desired, reading),
                 *self._passing_faults,
                 *reading.faults,
             )
@@ -281,8 +281,8 @@ class PartitionAgent:
         if reading.managers is not None:
             self.status = attrs.evolve(self.status, managers=tuple(sorted(reading.managers)))
 
-    def _list_absences(self, desired: DesiredPartitions, reading: ReadBack) -> tuple[str, ...]:
-        return list_absence_alarms(
+    def _list_overdue(self, desired: DesiredPartitions, reading: ReadBack) -> tuple[str, ...]:
+        return list_overdue_alarms(
             desired, reading, self._histories, self.report_options, self.now()
         )
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 import attrs
 
 from nova_hpc.fabric.partitions.backends.base import MemberReading, MemberState, ReadBack
+from nova_hpc.fabric.partitions.keys import format_pkey
 from nova_hpc.fabric.partitions.members import ACTIVE, ERROR, DesiredPartitions, PartitionMember
 
 #: Seconds after a port became ``ACTIVE`` at which Nova is told again. Nova drops an event for
@@ -171,6 +172,7 @@ def count_repeats(
 
 
 _GONE_STATES: Final = (MemberState.AS_DESIRED, MemberState.NOT_ON_FABRIC)
+_UNSEEN_STATES: Final = (MemberState.NOT_ON_FABRIC, MemberState.UNKNOWN)
 
 
 def _is_right(
@@ -223,22 +225,28 @@ def _explain_failure(entry: MemberReading | None, options: ReportOptions) -> str
     return f"{reason} (after {options.member_timeout:.0f} seconds)"
 
 
-def list_absence_alarms(
+def list_overdue_alarms(
     desired: DesiredPartitions,
     reading: ReadBack,
     histories: Mapping[int, RowHistory],
     options: ReportOptions,
     moment: float,
 ) -> tuple[str, ...]:
-    """Name the ports that have been off the fabric, or silent, for too long.
+    """Name the ports that have been off the fabric or silent, or kept an old key, for too long.
 
-    :returns: one sentence for each port of Neutron.
+    :returns: one sentence for each row.
     """
-    return tuple(
-        f"port {member.port_id} of Neutron: {entry.reason}, for over "
-        f"{options.member_timeout:.0f} seconds"
-        for member in desired.wanted()
-        if (entry := reading.members.get(member.row)) is not None
-        and entry.state in (MemberState.NOT_ON_FABRIC, MemberState.UNKNOWN)
-        and _waits_too_long(histories[member.row], options, moment)
-    )
+    sentences = []
+    for member in desired.members:
+        entry = reading.members.get(member.row)
+        if entry is None or not _waits_too_long(histories[member.row], options, moment):
+            continue
+        about = f"port {member.port_id} of Neutron"
+        if member.wanted and entry.state in _UNSEEN_STATES:
+            sentences.append(f"{about}: {entry.reason}")
+        elif not member.wanted and entry.state not in _GONE_STATES:
+            sentences.append(
+                f"{about} is no member of P_Key {format_pkey(member.pkey)} any more, and its "
+                f"physical port may still have the key: {entry.reason}"
+            )
+    return tuple(f"{text}, for over {options.member_timeout:.0f} seconds" for text in sentences)

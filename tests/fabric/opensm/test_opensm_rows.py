@@ -176,3 +176,22 @@ def test_a_port_whose_link_is_gone_is_an_alarm_and_no_longer_active(site, view):
             site.fabric.tell_simulator(f'ReLink "{gone.name}"')
         found.wait_for([1], ACTIVE, 60)
         assert found.server.seen[2] == [DOWN, ACTIVE]
+
+
+def test_a_key_that_opensm_does_not_take_is_named(site, view):
+    """Before: a deleted port kept its key while opensm hung, and no alarm named it."""
+    port, other = site.fabric.net.ports[30:32]
+    with running_agent(site) as found:
+        found.bind(1, port.guid)
+        found.bind(2, other.guid, B)
+        found.wait_for([1, 2])
+        with site.fabric.frozen("opensm"):
+            found.server.unbind(1)
+            found.wake.set()
+            name = "port port1 of Neutron is no member of P_Key 0x0101 any more"
+            wait_until(lambda: any(name in text for text in found.alarms), "the alarm", 20)
+            assert keys(view, port.guid) == [{0x8101}]
+            assert 1 in found.server.rows
+        wait_until(lambda: 1 not in found.server.rows, "its row is gone", 20)
+        assert keys(view, port.guid, other.guid) == [set(), {0x8102}]
+        assert found.server.seen[2] == [DOWN, ACTIVE]

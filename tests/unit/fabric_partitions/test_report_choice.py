@@ -15,7 +15,7 @@ from nova_hpc.fabric.partitions.report_choice import (
     ReportOptions,
     choose_reports,
     count_repeats,
-    list_absence_alarms,
+    list_overdue_alarms,
     update_histories,
 )
 
@@ -47,12 +47,13 @@ class Rounds:
         self.histories = count_repeats(self.histories, reports)
         return reports
 
-    def alarms(self, moment, entry, status):
+    def alarms(self, moment, entry, status, wanted=True):
         """The sentences on its port after a look at *moment*."""
-        self.report(moment, entry, status)
-        desired = DesiredPartitions(1, (attrs.evolve(ROW, port_status=status),))
+        self.report(moment, entry, status, wanted)
+        row = attrs.evolve(ROW, port_status=status, wanted=wanted)
+        desired = DesiredPartitions(1, (row,))
         reading = ReadBack({1: entry})
-        return list_absence_alarms(desired, reading, self.histories, self.options, moment)
+        return list_overdue_alarms(desired, reading, self.histories, self.options, moment)
 
 
 @pytest.mark.parametrize("status", [DOWN, ERROR])
@@ -107,6 +108,22 @@ def test_a_port_that_leaves_the_fabric_fails_after_the_operators_time(entry, opt
     assert alarm == f"port port of Neutron: {entry.reason}, for over 30 seconds"
     assert rounds.report(32.0, SEEN, ERROR).present == (1,)
     assert rounds.alarms(32.0, SEEN, ERROR) == ()
+
+
+@pytest.mark.parametrize("entry", [WRONG, SILENT])
+def test_a_key_that_does_not_leave_is_an_alarm_after_the_operators_time(entry) -> None:
+    """Before: the row of a deleted port was never gone, and nothing told of it."""
+    rounds = Rounds()
+    rounds.report(0.0, SEEN, ACTIVE)
+    assert rounds.alarms(100.0, entry, None, wanted=False) == ()
+    assert rounds.alarms(129.0, entry, None, wanted=False) == ()
+    (alarm,) = rounds.alarms(130.0, entry, None, wanted=False)
+    assert alarm == (
+        "port port of Neutron is no member of P_Key 0x0101 any more, and its physical port may "
+        f"still have the key: {entry.reason}, for over 30 seconds"
+    )
+    assert rounds.alarms(131.0, RIGHT, None, wanted=False) == ()
+    assert rounds.alarms(200.0, ABSENT, None, wanted=False) == ()
 
 
 def test_an_active_port_without_its_key_is_lost_at_once_and_fails_later() -> None:
