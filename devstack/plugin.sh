@@ -85,6 +85,9 @@ function nova_hpc_install {
     if [[ -n "$NOVA_HPC_DESCRIBED_HOST" ]]; then
         nova_hpc_describe_host
     fi
+    if [[ -n "$NOVA_HPC_SIMULATED_FABRIC" ]]; then
+        nova_hpc_install_fabric
+    fi
 }
 
 # Merge the include file of a part, where the node needs one.
@@ -182,7 +185,11 @@ function nova_hpc_configure_partitions {
 }
 
 function nova_hpc_start_fabric_agent {
-    run_process hpc-fabric-agent "$(get_python_exec_prefix)/nova-hpc-fabric-agent \
+    local environment=""
+    if [[ -n "$NOVA_HPC_SIMULATED_FABRIC" ]]; then
+        environment="/usr/bin/env $(cat $NOVA_HPC_FABRIC_TREE/environment) "
+    fi
+    run_process hpc-fabric-agent "$environment$(get_python_exec_prefix)/nova-hpc-fabric-agent \
         --config-file $NEUTRON_CONF --config-file $NOVA_HPC_FABRIC_AGENT_CONF"
 }
 
@@ -279,6 +286,9 @@ function nova_hpc_clean {
     if [[ -n "$NOVA_HPC_DESCRIBED_HOST" ]]; then
         nova_hpc_clean_described_host
     fi
+    if [[ -n "$NOVA_HPC_SIMULATED_FABRIC" ]]; then
+        rm -rf $NOVA_HPC_FABRIC_TREE
+    fi
     sudo rm -rf $NOVA_HPC_CONF_DIR $(dirname $NOVA_CONF)/rootwrap.d/nova-hpc.filters
 }
 
@@ -296,6 +306,9 @@ elif [[ "$1" == "stack" && "$2" == "post-config" ]]; then
 elif [[ "$1" == "stack" && "$2" == "extra" ]]; then
     if [[ $NOVA_HPC_PARTITIONS == True ]] && is_service_enabled hpc-fabric-agent; then
         echo_summary "Starting the agent of the fabric"
+        if [[ -n "$NOVA_HPC_SIMULATED_FABRIC" ]]; then
+            nova_hpc_start_fabric
+        fi
         nova_hpc_start_fabric_agent
     fi
     if [[ -n "$NOVA_HPC_DESCRIBED_HOST" ]]; then
@@ -308,6 +321,9 @@ elif [[ "$1" == "stack" && "$2" == "test-config" ]]; then
 elif [[ "$1" == "unstack" ]]; then
     if is_service_enabled hpc-fabric-agent; then
         stop_process hpc-fabric-agent
+    fi
+    if [[ -n "$NOVA_HPC_SIMULATED_FABRIC" ]]; then
+        stop_process hpc-fabric
     fi
     if [[ -n "$NOVA_HPC_DESCRIBED_HOST" ]]; then
         nova_hpc_stop_described_host

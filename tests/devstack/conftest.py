@@ -43,6 +43,7 @@ IMAGE_URLS=file:///opt/git/tiny.img
 DEFAULT_IMAGE_NAME=tiny
 TEMPEST_VENV_UPPER_CONSTRAINTS=/opt/stack/requirements/upper-constraints.txt
 NOVA_HPC_DESCRIBED_HOST=gpu1
+NOVA_HPC_SIMULATED_FABRIC=gpu1
 NOVA_HPC_TEST_FAMILY=hpc
 NOVA_HPC_TEST_ARGS="--host gpu1"
 NOVA_HPC_TEST_DISK=1
@@ -112,6 +113,9 @@ def machines(work: Path) -> Iterator[tuple[Machine, Machine]]:
         yield made[0], made[1]
     finally:
         for machine in made:
+            # What the services said, for whoever looks for the cause of a failure.
+            units = "journalctl --no-pager -o short-precise -u 'devstack@*'"
+            machine.call(units, user="root", check=False, log=f"{machine.name}.services")
             machine.stop()
 
 

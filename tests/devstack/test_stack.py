@@ -100,6 +100,30 @@ def test_a_server_is_refused_in_the_plug_ins_words(cloud: Machine) -> None:
     cloud.call(f"{ADMIN}openstack server delete --wait three")
 
 
+def test_a_network_is_a_partition(cloud: Machine) -> None:
+    """Neutron, the agent and opensm of a devstack; the fabric is simulated."""
+    agents = {each["Binary"]: each for each in ask(cloud, "network agent list")}
+    assert agents["nova-hpc-fabric-agent"]["Alive"] is True
+    words = "--provider-network-type vlan --provider-physical-network ibrail0"
+    cloud.call(f"{ADMIN}openstack network create {words} --provider-segment 769 ib")
+    profile = ("pci_slot=0000:81:00.1", "pci_vendor_info=15b3:101e", "physical_network=ibrail0")
+    for name, slot in (("member", profile[0]), ("stranger", "pci_slot=0000:99:00.1")):
+        binding = " ".join(f"--binding-profile {each}" for each in (slot, *profile[1:]))
+        server = "--device-owner compute:nova --device 0f3c5d1e-0000-4000-8000-000000000001"
+        create = f"openstack port create --network ib --vnic-type direct --host gpu1 {binding}"
+        status, output = cloud.call(f"{ADMIN}{create} {server} {name}", check=name == "member")
+    assert status != 0
+    assert "inventory of ports lacks it" in output
+    member = ask(cloud, "port show member")
+    assert member["status"] == "ACTIVE", member
+    partitions = "/opt/stack/data/nova-hpc-fabric/data/opensm/partitions.conf"
+    assert f"{member['binding_vif_details']['guid']}=full" in cloud.call(f"cat {partitions}")[1]
+    cloud.call(f"{ADMIN}openstack port delete member")
+    gone = f"timeout 60 sh -c 'while grep -q 0x0301 {partitions}; do sleep 1; done'"
+    cloud.call(gone)
+    cloud.call(f"{ADMIN}openstack network delete ib")
+
+
 def test_tempest_on_the_family(cloud: Machine) -> None:
     tests = (
         r"^(nova_hpc_tempest|tempest\.api\.compute\.servers\.test_(delete_server|"

@@ -58,9 +58,24 @@ def partition_options(
     }
 
 
+def fabric_options(paths: Paths, name: str = "opensm") -> dict[str, config.Value]:
+    """The agent's section ``[hpc_fabric_agent]``; *name* is that of its subnet manager."""
+    files = manager_files(paths, name)
+    return {
+        "fabric": FABRIC,
+        "subnet_manager": "opensm",
+        "opensm_config": files.config,
+        "opensm_pid_file": files.pid_file,
+        "opensm_log": files.log,
+        "partitions_file": files.partitions,
+        "own_partitions_file": files.own_partitions,
+        "state_path": paths.data / "fabric-agent",
+        "simulated_host": MANAGER,
+    }
+
+
 def agent_options(paths: Paths, settings: Settings, name: str = "opensm") -> config.Sections:
     """The agent's own file of options; *name* is that of its subnet manager."""
-    files = manager_files(paths, name)
     return {
         "DEFAULT": {
             "transport_url": config.transport_url(settings),
@@ -68,17 +83,7 @@ def agent_options(paths: Paths, settings: Settings, name: str = "opensm") -> con
             "state_path": paths.data / "neutron",
         },
         "oslo_concurrency": {"lock_path": paths.run / "lock"},
-        "hpc_fabric_agent": {
-            "fabric": FABRIC,
-            "subnet_manager": "opensm",
-            "opensm_config": files.config,
-            "opensm_pid_file": files.pid_file,
-            "opensm_log": files.log,
-            "partitions_file": files.partitions,
-            "own_partitions_file": files.own_partitions,
-            "state_path": paths.data / "fabric-agent",
-            "simulated_host": MANAGER,
-        },
+        "hpc_fabric_agent": fabric_options(paths, name),
     }
 
 

@@ -482,6 +482,43 @@ def test_networks_become_partitions(captures: pathlib.Path, tmp_path: pathlib.Pa
     assert "--subproject nova-hpc upgrade heads" in (tmp_path / "migrated").read_text()
 
 
+def test_a_simulated_fabric_is_written_and_run(
+    captures: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    script = """
+    set -e
+    TOP_DIR=$DEVSTACK
+    DATA_DIR=$SCRATCH
+    SERVICE_TIMEOUT=5
+    source $DEVSTACK/functions
+    function enable_service { echo enable "$@"; }
+    function run_process { echo run "$@"; }
+    function install_package { echo install "$@"; }
+    function pip_install { :; }
+    function get_python_exec_prefix { dirname $(command -v python3); }
+    function die { echo die "$@"; exit 1; }
+    NOVA_HPC_SIMULATED_FABRIC=gpu1
+    source $PLUGIN_TOP/devstack/settings
+    source $PLUGIN_TOP/devstack/described/functions
+    nova_hpc_install_fabric
+    mkdir -p $NOVA_HPC_FABRIC_TREE/log
+    echo SUBNET UP > $NOVA_HPC_FABRIC_TREE/log/opensm.own.log
+    nova_hpc_start_fabric
+    echo $NOVA_HPC_PARTITIONS
+    cat $NOVA_HPC_PORT_INVENTORY $NOVA_HPC_FABRIC_AGENT_CONF
+    """
+    told = _run(script, captures, tmp_path, "")
+    for text in (
+        "enable hpc-fabric hpc-fabric-agent",
+        "install ibsim-utils opensm",
+        f"fabric.py {tmp_path}/nova-hpc-fabric run",
+        "True",
+        "host: gpu1",
+        "simulated_host = manager",
+    ):
+        assert text in told
+
+
 @pytest.mark.parametrize("own", ["cpu_shared_set", "cpu_dedicated_set", None])
 def test_servers_get_dedicated_cpus(
     captures: pathlib.Path, tmp_path: pathlib.Path, own: str | None
