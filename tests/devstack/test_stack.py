@@ -156,6 +156,36 @@ def test_stack_sh_runs_again(cloud: Machine) -> None:
     assert cloud.call("cat /etc/nova/nova.conf")[1].count("\ndevice_spec") == before
 
 
+#: What the plug-in says at the begin of each of its phases.
+PHASES = (
+    *("Installing nova-hpc", "Configuring nova-hpc", "Starting the agent of the fabric"),
+    *("Starting the described host", "Making flavors of nova-hpc"),
+)
+#: Runs stack.sh until a line is in its log, and kills it with all that it has started.
+KILLED = """
+cd devstack
+rm -f /opt/stack/logs/stack.sh.log
+setsid ./stack.sh > /dev/null 2>&1 &
+stack=$!
+until grep -qs '{0}' /opt/stack/logs/stack.sh.log; do
+    kill -0 $stack
+    sleep 0.2
+done
+sleep {1}
+kill -9 -- -$stack
+"""
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_stack_sh_is_killed_in_a_phase_and_runs_again(cloud: Machine, phase: str) -> None:
+    cloud.call("cd devstack && ./unstack.sh", log="unstack-before-kill.out")
+    cloud.call("set -e" + KILLED.format(phase, 1 + PHASES.index(phase)), log="killed.out")
+    cloud.call("cd devstack && ./unstack.sh", log="unstack-after-kill.out")
+    stack(cloud, f"stack-after-{PHASES.index(phase)}.out")
+    test_all_services_are_up(cloud)
+    test_a_server_has_the_devices_that_placement_names(cloud)
+
+
 def test_nothing_is_left_behind(cloud: Machine) -> None:
     cloud.call("cd devstack && ./unstack.sh && ./clean.sh", log="clean.out")
     left = cloud.call("ls /etc/nova/hpc /srv/gpu1 nova/nova/virt/hpc.py 2>/dev/null", check=False)
