@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -95,8 +94,7 @@ def publish_projects(base: Path, archives: Path) -> None:
             pip = builder / "bin" / "pip"
             run(pip, "download", "-q", *plain, "-d", archives, wanted, cwd=Path("/"))
         with tempfile.TemporaryDirectory() as scratch:
-            with tarfile.open(archive) as packed:
-                packed.extractall(scratch, filter="data")
+            run("tar", "-xf", archive, "-C", scratch)
             (folder,) = Path(scratch).iterdir()
             # A checkout has neither, and pbr would take the version from them.
             (folder / "PKG-INFO").unlink()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from nova_hpc.fabric.partitions.backends import opensm, opensm_process
 from nova_hpc.fabric.partitions.members import ACTIVE, DOWN, ERROR
 from nova_hpc_lab.fabric import subnet_manager
 from tests.fabric import intruder
@@ -195,3 +196,28 @@ def test_a_key_that_opensm_does_not_take_is_named(site, view):
         wait_until(lambda: 1 not in found.server.rows, "its row is gone", 20)
         assert keys(view, port.guid, other.guid) == [set(), {0x8102}]
         assert found.server.seen[2] == [DOWN, ACTIVE]
+
+
+def test_opensm_gets_another_signal_while_a_member_is_not_right(site, view, monkeypatch):
+    """Before: a signal or a link that it missed left the port DOWN without end."""
+    port, other = site.fabric.net.ports[32:34]
+    signals = []
+
+    def lose_first(process):
+        signals.append(process)
+        if len(signals) > 1:
+            opensm_process.wake_opensm(process)
+
+    monkeypatch.setattr(opensm, "wake_opensm", lose_first)
+    with running_agent(site, timeout=2.0) as found:
+        wait_until(lambda: signals, "the first one is lost")
+        found.bind(1, port.guid)
+        found.wait_for([1])
+        del signals[:]
+        found.bind(2, other.guid, B)
+        found.wait_for([2], ERROR)
+        found.wait_for([2])
+        assert len(signals) == 2
+        time.sleep(6)
+        assert len(signals) == 2
+    assert keys(view, port.guid, other.guid) == [{0x8101}, {0x8102}]

@@ -24,6 +24,8 @@ from nova_hpc.fabric.partitions.backends.base import (
     AuditRow,
     Capabilities,
     FileComparison,
+    MemberReading,
+    MemberState,
     ReadBack,
     SubnetManagerError,
 )
@@ -68,6 +70,9 @@ LOG: Final = log.getLogger(__name__)
 
 #: Seconds after a write in which opensm may still be taking keys away.
 _SETTLING: Final = 3.0
+#: Seconds after a signal at which opensm gets another one while a row is not right: at first, and
+#: at most. Each is a sweep of the whole fabric.
+_FIRST_REPEAT, _LONGEST_REPEAT = 5.0, 60.0
 _UNREAD: Final = PortTables(None, None)
 _OWN_IN_FORCE: Final = "own-partitions.last-good.conf"
 
@@ -117,6 +122,8 @@ class OpensmSubnetManager:
         self._edited: str | None = None
         self._told: _Told | None = None
         self._retold = False
+        self._signalled_at = 0.0
+        self._repeat_pause = _FIRST_REPEAT
         self._saved_own: OwnPartitions | None = None
         self._managers: frozenset[int] = frozenset()
         #: The largest number of ports that this agent has found.
@@ -199,10 +206,26 @@ class OpensmSubnetManager:
             self._told = None
             raise
         self.signals += 1
-        self._told = _Told(process, body, time.monotonic())
+        self._signalled_at = time.monotonic()
+        self._told = _Told(process, body, self._signalled_at)
         self._retold = False
         self._tables.distrust()
         return True
+
+    def _repeat_signal(self, is_due: bool) -> None:
+        """Have opensm sweep once more while a row is not right, less and less often.
+
+        It may have missed a link that came back between two of its own looks.
+        """
+        now = time.monotonic()
+        if not is_due or self._told is None:
+            self._repeat_pause = _FIRST_REPEAT
+        elif now - self._signalled_at > self._repeat_pause:
+            with contextlib.suppress(SubnetManagerError):
+                wake_opensm(find_opensm(Path(self._conf.opensm_pid_file)))
+                self.signals += 1
+            self._signalled_at = now
+            self._repeat_pause = min(2 * self._repeat_pause, _LONGEST_REPEAT)
 
     # -- the administrator's own partitions ----------------------------------------------
 
@@ -322,6 +345,8 @@ class OpensmSubnetManager:
             for member in desired.members
             if shrunk is None or tables.get(member.guid, _UNREAD).own is not None
         }
+        coming_up = any(read.is_coming_up for read in tables.values())
+        self._repeat_signal(coming_up or any(map(_is_unsettled, readings.values())))
         told = self._told
         settled = told is None or time.monotonic() - told.at > _SETTLING
         faults = [*complaints, *([] if shrunk is None else [shrunk])]
@@ -473,6 +498,10 @@ class OpensmSubnetManager:
     def close(self) -> None:
         """See :meth:`SubnetManager.close`."""
         self.reader.close()
+
+
+def _is_unsettled(reading: MemberReading) -> bool:
+    return reading.state in (MemberState.DIFFERENT, MemberState.UNKNOWN)
 
 
 def _explain_open(strangers: Strangers, fabric: FabricPorts) -> str | None:
