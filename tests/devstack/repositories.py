@@ -94,7 +94,7 @@ def publish_projects(base: Path, archives: Path) -> None:
             pip = builder / "bin" / "pip"
             run(pip, "download", "-q", *plain, "-d", archives, wanted, cwd=Path("/"))
         with tempfile.TemporaryDirectory() as scratch:
-            run("tar", "-xf", archive, "-C", scratch)
+            run("tar", "--no-same-owner", "-xf", archive, "-C", scratch)
             (folder,) = Path(scratch).iterdir()
             # A checkout has neither, and pbr would take the version from them.
             (folder / "PKG-INFO").unlink()
