@@ -11,7 +11,15 @@ from nova_hpc_lab import services
 from tests.fabric.bare_fabric import BareFabric, wait_until
 from tests.fabric.matrix import FabricView, file_members
 from tests.fabric.neutron_stage import neutron_stage
+from tests.fabric.own_network import own_network
 from tests.fabric.plane import running
+
+
+@pytest.fixture(scope="session", autouse=True)
+def namespace():
+    """All of these tests are on the loopback of a namespace."""
+    with own_network():
+        yield
 
 
 @pytest.fixture(scope="session")

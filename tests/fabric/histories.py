@@ -37,6 +37,7 @@ from tests.fabric.matrix import (
     file_members,
     guid_text,
 )
+from tests.fabric.own_network import own_network
 from tests.fabric.plane import running
 from tests.fabric.tenants import PHYSICAL, Tenants
 
@@ -250,8 +251,7 @@ class Faults:
     def restart_stuck_manager(self):
         """Kill and start opensm if it makes no sweep any more.
 
-        Opensm waits without end for an answer that ibsim has lost; a kernel with a real adapter
-        tells it of a time-out. Seen when a client joined or left the simulator in a sweep.
+        It waits without end for an answer that ibsim has lost; see :mod:`tests.fabric.own_network`.
         """
         log = self.plane.files.log
         begun = log.stat().st_size
@@ -563,7 +563,7 @@ def main():
                 flush=True,
             )
 
-    with running(PlainDisplay(sys.stderr)) as plane:
+    with own_network(), running(PlainDisplay(sys.stderr)) as plane:
         view = FabricView(plane)
         document = run_histories(plane, view, args.count, args.seed, tell)
         view.close()
