@@ -182,7 +182,7 @@ JOBS: Final[tuple[Job, ...]] = (
         alone=True,
     ),
     # An unmodified stack.sh in containers of its own: it keeps all CPUs busy.
-    _job("devstack", "py311", ("tests/devstack",), 90, FULL, alone=True, needs="DEVSTACK_TREE"),
+    _job("devstack", "py311", ("tests/devstack",), 120, FULL, alone=True, needs="DEVSTACK_TREE"),
     _job("mutations", "functional-34", ("python", "tools/mutate.py"), 60, FULL),
     # With five hundred histories.
     _job("fabric-all", "lab", ("tests/fabric",), 90, FULL),
