@@ -116,6 +116,11 @@ def activate_port(context: Any, row: int, port_id: str) -> None:
     before = _read_port(context, port_id)
     if before is None:
         return
+    # OVN has a block for each port on a host, and never learns that a whole or virtual function is
+    # up. The mechanism driver that has bound the port decides.
+    provisioning_blocks.remove_provisioning_component(
+        context, port_id, resources.PORT, provisioning_blocks.L2_AGENT_ENTITY
+    )
     provisioning_blocks.provisioning_complete(context, port_id, resources.PORT, block_of_row(row))
     if before.status == constants.PORT_STATUS_ERROR:
         # Neutron tells Nova nothing of ports that leave ERROR.

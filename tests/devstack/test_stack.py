@@ -18,8 +18,9 @@ from tests.devstack.container import Machine
 pytestmark = pytest.mark.slow
 
 ADMIN = "export PATH=/opt/stack/data/venv/bin:$PATH OS_CLOUD=devstack-admin; "
-WAIT = "timeout 900 sh -c 'until test $(openstack server show {0} -f value -c status) != BUILD; do "
-WAIT += "sleep 3; done'"
+#: Waits until a resource has another status.
+STATUS = "timeout 900 sh -c 'until test $(openstack {0} show {1} -f value -c status) != {2}; do "
+STATUS += "sleep 3; done'"
 #: Resources of the host itself.
 OF_HOST = {"VCPU", "PCPU", "MEMORY_MB", "DISK_GB"}
 
@@ -34,7 +35,8 @@ def ask(cloud: Machine, command: str) -> Any:
 def boot(cloud: Machine, name: str, flavor: str, *more: str) -> dict[str, Any]:
     """A server that is no longer being built."""
     words = ("--image tiny", f"--flavor {flavor}", "--network private", *more)
-    cloud.call(f"{ADMIN}openstack server create {' '.join(words)} {name}; {WAIT.format(name)}")
+    wait = STATUS.format("server", name, "BUILD")
+    cloud.call(f"{ADMIN}openstack server create {' '.join(words)} {name}; {wait}")
     shown: dict[str, Any] = ask(cloud, f"server show {name}")
     return shown
 
@@ -104,16 +106,19 @@ def test_a_network_is_a_partition(cloud: Machine) -> None:
     """Neutron, the agent and opensm of a devstack; the fabric is simulated."""
     agents = {each["Binary"]: each for each in ask(cloud, "network agent list")}
     assert agents["nova-hpc-fabric-agent"]["Alive"] is True
-    words = "--provider-network-type vlan --provider-physical-network ibrail0"
-    cloud.call(f"{ADMIN}openstack network create {words} --provider-segment 769 ib")
-    profile = ("pci_slot=0000:81:00.1", "pci_vendor_info=15b3:101e", "physical_network=ibrail0")
-    for name, slot in (("member", profile[0]), ("stranger", "pci_slot=0000:99:00.1")):
-        binding = " ".join(f"--binding-profile {each}" for each in (slot, *profile[1:]))
-        server = "--device-owner compute:nova --device 0f3c5d1e-0000-4000-8000-000000000001"
-        create = f"openstack port create --network ib --vnic-type direct --host gpu1 {binding}"
-        status, output = cloud.call(f"{ADMIN}{create} {server} {name}", check=name == "member")
+    segment = "--provider-network-type vlan --provider-physical-network ibrail0"
+    cloud.call(f"{ADMIN}openstack network create {segment} --provider-segment 769 ib")
+    profile = ("pci_vendor_info=15b3:101e", "physical_network=ibrail0")
+    # A binding is Nova's to make.
+    nova = "--os-username nova --os-project-name service"
+    server = "--device-owner compute:nova --device 0f3c5d1e-0000-4000-8000-000000000001"
+    create = f"openstack {nova} port create --network ib --vnic-type direct --host gpu1 {server}"
+    for name, slot in (("member", "0000:81:00.1"), ("stranger", "0000:99:00.1")):
+        words = " ".join(f"--binding-profile {each}" for each in (f"pci_slot={slot}", *profile))
+        status, output = cloud.call(f"{ADMIN}{create} {words} {name}", check=name == "member")
     assert status != 0
     assert "inventory of ports lacks it" in output
+    cloud.call(f"{ADMIN}{STATUS.format('port', 'member', 'DOWN')}")
     member = ask(cloud, "port show member")
     assert member["status"] == "ACTIVE", member
     partitions = "/opt/stack/data/nova-hpc-fabric/data/opensm/partitions.conf"

@@ -466,7 +466,8 @@ class Histories:
                     extra = set()
                 if side is None or not fits or extra:
                     shown = side and [hex(entry) for entry in side]
-                    broken.append(f"tables: {guid} {shown}, wanted {wanted}")
+                    there = [one for one in bound if one.guid == guid]
+                    broken.append(f"tables: {guid} {shown}, wanted {wanted}: {there}")
         return broken
 
     def close(self):

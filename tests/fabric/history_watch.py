@@ -200,12 +200,14 @@ def list_hosted(plane):
 
 
 def _share_entries(found):
-    """Ports of one adapter and key with different memberships: either one may be in force."""
+    """Ports of one adapter and key with different memberships: either one may be in force.
+
+    A port that is off counts: a tag on the others holds when they agree, as the log then says.
+    """
     together = {}
     for one in found:
-        if one.is_up:
-            key = one.guid, one.pkey
-            together[key] = together.get(key, frozenset()) | one.entries
+        key = one.guid, one.pkey
+        together[key] = together.get(key, frozenset()) | one.entries
     return [
         attrs.evolve(one, entries=together.get((one.guid, one.pkey), one.entries)) for one in found
     ]
