@@ -67,6 +67,8 @@ def run_compute(keep: fixtures.Fixture) -> int:
     from nova.network import neutron
     from nova.tests import fixtures as nova_fixtures
     from nova.tests.fixtures import libvirt as fakelibvirt
+    from nova.virt.libvirt import utils as libvirt_utils
+    from oslo_concurrency import processutils
 
     use = keep.useFixture
     patch = fixtures.MonkeyPatch
@@ -78,7 +80,17 @@ def run_compute(keep: fixtures.Fixture) -> int:
     use(HonestDomains())
     fake.update_sriov_mac_address_mapping(info.get_pci_address_mac_mapping())
     driver = "nova.virt.libvirt.driver"
-    use(patch(f"{driver}.LibvirtDriver._create_image", lambda *a, **k: (False, False)))
+
+    def create_disk(
+        self: object, context: object, instance: Any, *more: object, **options: object
+    ) -> tuple[bool, bool]:
+        """An empty disk: what starts a server again, or resizes it, looks at the file."""
+        path = pathlib.Path(libvirt_utils.get_instance_path(instance))
+        path.mkdir(parents=True, exist_ok=True)
+        processutils.execute("qemu-img", "create", "-f", "qcow2", str(path / "disk"), "1M")
+        return False, False
+
+    use(patch(f"{driver}.LibvirtDriver._create_image", create_disk))
     space = {"total": 512, "used": 4, "free": 508}
     use(patch(f"{driver}.LibvirtDriver._get_local_gb_info", lambda *a, **k: space))
     use(patch(f"{driver}.libvirt_utils.is_valid_hostname", lambda name: True))
@@ -105,6 +117,14 @@ def run_compute(keep: fixtures.Fixture) -> int:
         return update_port(self, client, instance, port, body)
 
     use(patch("nova.network.neutron.API._update_port", bind_here))
+    move_port = neutron.API._update_port_binding_for_instance
+
+    def move_here(
+        self: neutron.API, context: Any, instance: Any, host: str, *more: Any, **options: Any
+    ) -> Any:
+        return move_port(self, context, instance, socket.gethostname(), *more, **options)
+
+    use(patch("nova.network.neutron.API._update_port_binding_for_instance", move_here))
     use(patch("os_vif.plug", lambda *a, **k: None))
     use(patch("os_vif.unplug", lambda *a, **k: None))
     sys.argv = ["nova-compute", *OPTIONS]
