@@ -30,6 +30,7 @@ from nova_hpc_tools.cluster import hostfiles
 from nova_hpc_tools.cluster.life_cycle.run import ClusterCloudError, ClusterError
 from nova_hpc_tools.cluster.members.model import Cluster
 from nova_hpc_tools.cluster.members.neighbours import order_seats_by_nearness
+from nova_hpc_tools.cluster.members.server_state import Standing
 from nova_hpc_tools.openstack import options
 from nova_hpc_tools.openstack.cloud import SdkCloud
 
@@ -146,7 +147,7 @@ def measure_cluster(
             seat.member.id,
             host.reached,
             RemoteMember(functools.partial(reach.build_words, host), tier),
-            "" if seat.member.status == "ACTIVE" else f"it is {seat.member.status}",
+            "" if seat.member.standing is Standing.RUNS else f"it is {seat.member.state_text}",
         )
         for seat, host in zip(order_seats_by_nearness(cluster), hosts, strict=True)
     ]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from nova_hpc_tools.cluster.members.model import Cluster
+from nova_hpc_tools.cluster.members.server_state import Standing
 from nova_hpc_tools.printing import InertConsole
 
 
@@ -35,7 +36,7 @@ def show_member_progress(total: int, wanted: bool) -> Iterator[Callable[[Cluster
         task = bar.add_task("", total=total)
 
         def say(cluster: Cluster, text: str) -> None:
-            active = sum(member.status == "ACTIVE" for member in cluster.members)
+            active = sum(member.standing is Standing.RUNS for member in cluster.members)
             bar.update(task, completed=min(active, total), description=text)
 
         yield say

@@ -168,7 +168,7 @@ def _known_wish(cluster: Cluster, given_wish: ClusterWish | None) -> ClusterWish
 def scale_cluster(
     cloud: ClusterCloud, cluster: Cluster, members: Collection[int], secrets: Secrets, pace: Pace
 ) -> Cluster:
-    """Give a cluster other members: more, or fewer.
+    """Give a cluster other members: more, all of which run in the end, or fewer.
 
     :param members: the numbers that it is to have.
     :raises ClusterError: nothing has changed, or the text says what is left.
@@ -187,7 +187,8 @@ def scale_cluster(
         )
     if more:
         _check_same_secrets(before, secrets)
-    terms = Terms(bear=frozenset(member.id for member in cluster.members if member.failed))
+        _refuse_resting(cluster)
+    terms = Terms(rest=not more)
     try:
         return life_cycle_run.fulfil_wish(cloud, cluster.id, wish, secrets, pace, terms)
     except ClusterError as error:
@@ -196,7 +197,7 @@ def scale_cluster(
         back = attrs.evolve(before, generation=wish.generation + 1)
         try:
             life_cycle_run.fulfil_wish(
-                cloud, cluster.id, back, secrets, attrs.evolve(pace, limit=0.0), terms
+                cloud, cluster.id, back, secrets, attrs.evolve(pace, limit=0.0), Terms(rest=True)
             )
         except ClusterError as second:
             raise ClusterError(f"{error}\nundoing it failed as well: {second}") from error
@@ -277,6 +278,16 @@ def refuse_half(cluster: Cluster) -> ClusterWish:
             f"{decide.format_finish_commands(cluster)}"
         )
     return cluster.wish
+
+
+def _refuse_resting(cluster: Cluster) -> None:
+    """See that no member is in the way of a cluster that is to run as a whole.
+
+    :raises ClusterError: one does not run; the text names the command that helps.
+    """
+    move = decide.plan_running(cluster, number_members(cluster).by_number.values())
+    if isinstance(move, decide.Stuck):
+        raise ClusterError(f"{move.reason}; nothing has changed")
 
 
 def _check_same_secrets(wish: ClusterWish, secrets: Secrets) -> None:

@@ -27,6 +27,7 @@ from nova_hpc_tools.cluster.members.model import (
     Numbered,
     number_members,
 )
+from nova_hpc_tools.cluster.members.server_state import CHANGEABLE, Standing
 
 
 @attrs.frozen
@@ -113,15 +114,17 @@ class Terms:
     """Limits of what is done to servers that were there before the command began.
 
     :ivar remake: ids of servers that failed before they ever ran, and are made anew.
-    :ivar bear: ids of servers in error that are left as they are.
+    :ivar bear: ids of servers in error that do not stop the others.
+    :ivar rest: no member needs to run in the end.
     """
 
     remake: frozenset[str] = frozenset()
     bear: frozenset[str] = frozenset()
+    rest: bool = False
 
 
 def plan_fulfilment(wish: ClusterWish, cluster: Cluster, terms: Terms | None = None) -> Move:
-    """The next steps on the way to exactly the members of *wish*, all of them active.
+    """The next steps on the way to exactly the members of *wish*, all of which run.
 
     :param cluster: what there is now; its server group exists.
     """
@@ -135,11 +138,17 @@ def plan_fulfilment(wish: ClusterWish, cluster: Cluster, terms: Terms | None = N
     stale = tuple(
         SetWish(member.id, member.name)
         for member in numbered.by_number.values()
-        if member.wish != wish
+        if member.wish != wish and member.status in CHANGEABLE
     )
     if stale:
         # Before anything is deleted or made: from the first of them on it is decided.
         return Act(stale)
+    if numbered.by_number and current_wish != wish:
+        member = next(iter(numbered.by_number.values()))
+        return Stuck(
+            f"{member.shown} is {member.state_text}, and Nova changes no metadata then: "
+            f"{format_finish_commands(cluster)}"
+        )
     gone = [*numbered.surplus]
     gone += [member for member in numbered.by_number.values() if member.id in terms.remake]
     if gone:
@@ -147,7 +156,7 @@ def plan_fulfilment(wish: ClusterWish, cluster: Cluster, terms: Terms | None = N
     failed = [
         member
         for member in numbered.by_number.values()
-        if member.failed and member.id not in terms.bear
+        if member.failed and member.id not in terms.bear and not terms.rest
     ]
     if failed:
         return Stuck(_explain_failure(failed))
@@ -175,6 +184,25 @@ def plan_fulfilment(wish: ClusterWish, cluster: Cluster, terms: Terms | None = N
     building = [member for member in numbered.by_number.values() if member.building]
     if building:
         return Wait(f"{len(building)} of {len(wish.members)} members are building")
+    return Done() if terms.rest else plan_running(cluster, numbered.by_number.values())
+
+
+def plan_running(cluster: Cluster, members: Collection[ClusterMember]) -> Move:
+    """Whether members run: Done, a wait for Nova's work, or the command that helps.
+
+    :param cluster: that they are of.
+    """
+    failed = [member for member in members if member.failed]
+    if failed:
+        return Stuck(_explain_failure(failed))
+    changing = [member for member in members if member.standing is Standing.CHANGES]
+    if changing:
+        return Wait(f"{changing[0].shown} is {changing[0].state_text}")
+    resting = [member for member in members if member.standing is not Standing.RUNS]
+    if resting:
+        more = f" (and {len(resting) - 1} more do not run)" if len(resting) > 1 else ""
+        command = format_finish_commands(cluster)
+        return Stuck(f"{resting[0].shown} is {resting[0].state_text}{more}: {command}")
     return Done()
 
 
@@ -221,20 +249,28 @@ def format_finish_commands(cluster: Cluster) -> str:
     """The commands that finish or undo what somebody left; empty where nothing is to do."""
     named = cluster.name if cluster.name != "?" else cluster.id
     undo = shell_command("openstack", "hpc", "cluster", "delete", named)
+    resume = shell_command("openstack", "hpc", "cluster", "create", "--resume", named)
     if cluster.state is ClusterState.ACTIVE:
         return ""
+    if cluster.state is ClusterState.CHANGING:
+        return resume
     if cluster.state in (ClusterState.NO_GROUP, ClusterState.UNKNOWN):
         return undo
     ran = [member for member in cluster.members if member.failed and member.launched]
     if ran:
         member = _member_in_command(cluster, ran[0])
         return shell_command("openstack", "hpc", "cluster", "replace", named, member)
-    if cluster.state is ClusterState.DEGRADED:
-        inactive = next(member for member in cluster.members if member.status != "ACTIVE")
-        verb = "start" if inactive.status == "SHUTOFF" else "show"
-        return shell_command("openstack", "server", verb, _server_in_command(cluster, inactive))
-    resume = shell_command("openstack", "hpc", "cluster", "create", "--resume", named)
+    if cluster.state in (ClusterState.DEGRADED, ClusterState.STOPPED, ClusterState.SHELVED):
+        return _format_run_command(cluster)
     return f"{resume}, or {undo}"
+
+
+def _format_run_command(cluster: Cluster) -> str:
+    """The command that makes the first resting member run."""
+    present = number_members(cluster).by_number.values()
+    member = next(member for member in present if member.standing is not Standing.RUNS)
+    server = _server_in_command(cluster, member)
+    return shell_command("openstack", "server", *member.meaning.verb.split(), server)
 
 
 def _server_in_command(cluster: Cluster, member: ClusterMember) -> str:

@@ -18,9 +18,16 @@ from nova_hpc.wire.member_verdict import MemberVerdict
 from nova_hpc.wire.position import Position
 from nova_hpc.wire.version import LaterError, WireError
 from nova_hpc_tools.cluster import wish as wishes
+from nova_hpc_tools.cluster.members import server_state
+from nova_hpc_tools.cluster.members.server_state import Standing, StatusMeaning
 
-#: States of a server's task in which it goes away.
-_GOING: Final = ("deleting", "soft-deleting")
+#: States of a cluster whose members all rest in one way.
+_RESTING: Final = {
+    frozenset({"SHUTOFF"}): "STOPPED",
+    frozenset({"SHELVED"}): "SHELVED",
+    frozenset({"SHELVED_OFFLOADED"}): "SHELVED",
+    frozenset({"SHELVED", "SHELVED_OFFLOADED"}): "SHELVED",
+}
 
 
 class ClusterState(enum.Enum):
@@ -33,6 +40,12 @@ class ClusterState(enum.Enum):
     INCOMPLETE = "INCOMPLETE"
     #: A member is in error.
     ERROR = "ERROR"
+    #: Every member exists, and Nova is at work on some that had run.
+    CHANGING = "CHANGING"
+    #: Every member is shut off.
+    STOPPED = "STOPPED"
+    #: Every member is shelved.
+    SHELVED = "SHELVED"
     #: Every member exists, and some do not run.
     DEGRADED = "DEGRADED"
     #: The server group was deleted: what is left can be deleted.
@@ -45,6 +58,8 @@ class ClusterState(enum.Enum):
 class ClusterMember:
     """A server of the cluster.
 
+    :ivar task: Nova's work on it; empty: none.
+    :ivar power: Nova's number of its power state; None: not told.
     :ivar launched: it has run once.
     :ivar going: it is being deleted.
     :ivar host: the project's own word for its host; empty while it has none.
@@ -58,6 +73,8 @@ class ClusterMember:
     name: str
     status: str
     created: str = ""
+    task: str = ""
+    power: int | None = None
     launched: bool = False
     going: bool = False
     host: str = ""
@@ -77,9 +94,30 @@ class ClusterMember:
         return printable_text(self.name)
 
     @property
+    def meaning(self) -> StatusMeaning:
+        """The meaning of its state for the cluster."""
+        status = "DELETED" if self.going else self.status
+        return server_state.judge_server(status, self.task, self.power)
+
+    @property
+    def standing(self) -> Standing:
+        """The meaning of its state, in one word."""
+        return self.meaning.standing
+
+    @property
+    def state_text(self) -> str:
+        """Its state in a sentence: status, and task or power state if they matter."""
+        status = printable_text(self.status)
+        if self.task:
+            return f"{status} ({printable_text(self.task)})"
+        if self.status == "ACTIVE" and self.standing is not Standing.RUNS:
+            return f"{status}, but its guest does not run (power state {self.power})"
+        return status
+
+    @property
     def failed(self) -> bool:
         """Whether Nova says that it is in error."""
-        return self.status == "ERROR" and not self.going
+        return self.standing is Standing.FAILED
 
     @property
     def rejected(self) -> bool:
@@ -88,8 +126,8 @@ class ClusterMember:
 
     @property
     def building(self) -> bool:
-        """Whether it is on its way to be active."""
-        return self.status == "BUILD" and not self.going
+        """Whether it is on its way to be active for the first time."""
+        return self.standing is Standing.ARRIVES
 
 
 @attrs.frozen
@@ -200,10 +238,16 @@ class Cluster:
         building = sum(member.building for member in self.members)
         if building:
             return ClusterState.BUILDING, f"{building} of {len(self.wanted)} members are building"
-        inactive = [member for member in self.members if member.status != "ACTIVE"]
-        if inactive:
-            return ClusterState.DEGRADED, f"{inactive[0].shown} is {inactive[0].status}"
-        return ClusterState.ACTIVE, ""
+        present = numbered.by_number.values()
+        changing = [member for member in present if member.standing is Standing.CHANGES]
+        if changing:
+            return ClusterState.CHANGING, f"{changing[0].shown} is {changing[0].state_text}"
+        resting = [member for member in present if member.standing is not Standing.RUNS]
+        if not resting:
+            return ClusterState.ACTIVE, ""
+        together = _RESTING.get(frozenset(member.status for member in present))
+        state = ClusterState(together) if together else ClusterState.DEGRADED
+        return state, f"{resting[0].shown} is {resting[0].state_text}"
 
 
 @attrs.frozen
@@ -345,13 +389,18 @@ def read_member(server: Mapping[str, Any]) -> ClusterMember:
         pass  # A user has changed it: another member's says the same.
     flavor = server.get("flavor") or {}
     fault = (server.get("fault") or {}).get("message")
+    task = str(server.get("OS-EXT-STS:task_state") or "")
+    power = server.get("OS-EXT-STS:power_state")
+    meaning = server_state.judge_server(str(server.get("status")), task)
     return ClusterMember(
         id=str(server["id"]),
         name=str(server.get("name") or ""),
         status=str(server.get("status") or "UNKNOWN"),
         created=str(server.get("created") or ""),
         launched=bool(server.get("OS-SRV-USG:launched_at")),
-        going=server.get("OS-EXT-STS:task_state") in _GOING or server.get("status") == "DELETED",
+        task=task,
+        power=power if isinstance(power, int) else None,
+        going=meaning.standing is Standing.LEAVES,
         host=str(server.get("hostId") or ""),
         fault=str(fault or ""),
         vcpus=int(flavor.get("vcpus") or 0),

@@ -99,6 +99,7 @@ class ModelCloud:
                     server |= {"status": "ACTIVE", "OS-SRV-USG:launched_at": "now"}
                 else:
                     server |= {"status": "ERROR", "fault": {"message": fate}}
+                server["OS-EXT-STS:task_state"] = None
 
     # -- looking -------------------------------------------------------------
 
