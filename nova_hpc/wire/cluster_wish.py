@@ -33,6 +33,8 @@ PREFIX: Final = "hpc:"
 KEY: Final = "hpc_cluster"
 #: The item with the id of the server group, which is also in the member's tag.
 GROUP_KEY: Final = "hpc_cluster_group"
+#: The item with the last turn that a member has done (:attr:`ClusterWish.turn`).
+TURN_KEY: Final = "hpc_cluster_turn"
 #: Longest value of an item, and longest name of a server group, in characters.
 _LONGEST: Final = 255
 _MOST_ITEMS: Final = 9
@@ -45,6 +47,7 @@ AUTO, NONE = "auto", "none"
 #: Names of members are names of hosts: NAME-1.
 NAME: Final = re.compile(r"[a-zA-Z](?:[a-zA-Z0-9-]{0,38}[a-zA-Z0-9])?", re.ASCII)
 _PACKED: Final = "~"
+_TURN: Final = re.compile(r"([a-z]{1,16})-[0-9]{1,10}(?:-([a-zA-Z0-9-]{1,36}))?", re.ASCII)
 
 
 @attrs.frozen
@@ -73,6 +76,8 @@ class ClusterWish:
     :ivar check: a member counts once its guest has checked itself.
     :ivar single: members are created one by one also where Nova could make all at once.
     :ivar gpu_share: id of the GPU server of which each member has a slot; empty: none.
+    :ivar turn: what each member does once, and is not known to be done by all:
+        ``reboot-GENERATION`` or ``rebuild-GENERATION-IMAGE``; empty: nothing.
     """
 
     name: str
@@ -91,18 +96,30 @@ class ClusterWish:
     check: bool = False
     single: bool = False
     gpu_share: str = ""
+    turn: str = ""
     generation: int = 1
 
     @property
     def digest(self) -> str:
-        """Tells wishes apart that differ in anything but members and generation."""
-        body = _build_wish_body(attrs.evolve(self, members=frozenset({1}), generation=1))
+        """Tells wishes apart that differ in anything but members, turn and generation."""
+        body = _build_wish_body(attrs.evolve(self, members=frozenset({1}), turn="", generation=1))
         return short_digest_of(json.dumps(body, sort_keys=True).encode())
 
     @property
     def order(self) -> tuple[int, str]:
         """Of two wishes the one with the greater order counts, for every client alike."""
         return self.generation, short_digest_of(write_cluster_wish(self).encode())
+
+    @property
+    def turn_verb(self) -> str:
+        """The command of the turn; empty: there is none."""
+        return self.turn.partition("-")[0]
+
+    @property
+    def turn_image(self) -> str:
+        """The image that members get by the turn; empty: it gives none."""
+        match = _TURN.fullmatch(self.turn)
+        return (match[2] or "") if match else ""
 
 
 @attrs.frozen
@@ -217,6 +234,7 @@ def _build_wish_body(wish: ClusterWish) -> dict[str, Any]:
     if wish.security_groups:
         body["s"] = list(wish.security_groups)
     texts = {"k": wish.key, "z": wish.zone, "u": wish.user_data, "o": wish.volumes}
+    texts["r"] = wish.turn
     body |= {key: value for key, value in texts.items() if value}
     if wish.boot_gib:
         body["b"] = wish.boot_gib
@@ -251,6 +269,7 @@ def _parse_wish_body(name: str, data: Mapping[str, Any]) -> ClusterWish:
         check=data.get("t") is True,
         single=data.get("l") is True,
         gpu_share=_unpack_id(_wish_text(data, "x", "")),
+        turn=_parse_turn(_wish_text(data, "r", "")),
         generation=_wish_number(data, "g", 1),
     )
 
@@ -258,6 +277,12 @@ def _parse_wish_body(name: str, data: Mapping[str, Any]) -> ClusterWish:
 def _parse_nic(text: str) -> Nic:
     network, _, vnic = text.partition("/")
     return Nic(_unpack_id(network), vnic)
+
+
+def _parse_turn(text: str) -> str:
+    if text and not _TURN.fullmatch(text):
+        raise CLUSTER_WISH.broken(f"has the turn {show_json_value(text)}")
+    return text
 
 
 def _pack_id(text: str) -> str:

@@ -14,19 +14,21 @@ from nova_hpc.wire.member_verdict import MemberVerdict
 from nova_hpc.wire.version import WireError
 from nova_hpc_tools.cluster import wish as wishes
 from nova_hpc_tools.cluster.life_cycle import quota as quotas
-from nova_hpc_tools.cluster.life_cycle.run import ClusterCloudError, ClusterError
+from nova_hpc_tools.cluster.life_cycle.run import BusyError, ClusterCloudError, ClusterError
 from nova_hpc_tools.cluster.members import model as members
 from nova_hpc_tools.cluster.members import server as servers
 from nova_hpc_tools.cluster.members.model import Cluster
 from nova_hpc_tools.cluster.members.server import OneServer
 from nova_hpc_tools.cluster.wish import Secrets
-from nova_hpc_tools.openstack.rest import GoneError, RestClient
+from nova_hpc_tools.openstack.rest import ConflictError, GoneError, RestClient
 
 #: Ids of flavors as Nova takes them (nova/api/openstack/compute/schemas/flavor_manage.py), but
 #: for those that a path cannot have.
 _FLAVOR: Final = re.compile(r"(?!\.+$)[A-Za-z0-9_.-]{1,255}", re.ASCII)
 #: The last microversion in which Nova looks names of images up.
 _WITH_IMAGES: Final = "2.35"
+#: The first one in which an event of an action has the reason, for those who may read it.
+_WITH_DETAILS: Final = "2.84"
 _CONSOLE_LINES: Final = 400
 _FIELDS: Final = ("id", "name", "description", "device_id")
 
@@ -178,6 +180,46 @@ class SdkCloud:
     def delete_server(self, server: str) -> None:
         """Ask for the end of a server."""
         _ask_unless_gone(self.rest.nova, "DELETE", f"/servers/{server}")
+
+    def ask_server(self, server: str, action: str) -> None:
+        """Ask Nova for an action on a server that has no parameters."""
+        self._act(server, {action: None})
+
+    def rebuild_server(self, wish: ClusterWish, group: str, server: str) -> None:
+        """Ask for a new disk; Nova replaces the whole metadata with that of the request."""
+        record = self.rest.nova("GET", f"/servers/{server}")["server"]
+        metadata = {
+            **record["metadata"],
+            **cluster_wish.to_metadata(wish, group),
+            cluster_wish.TURN_KEY: wish.turn,
+        }
+        body = {"imageRef": wish.turn_image or wish.image, "metadata": metadata}
+        self._act(server, {"rebuild": body})
+
+    def _act(self, server: str, body: Mapping[str, Any]) -> None:
+        try:
+            self.rest.nova("POST", f"/servers/{server}/action", body)
+        except ConflictError as error:
+            raise BusyError(str(error)) from error
+
+    def read_no_host(self, server: str) -> str | None:
+        """Why the last unshelving of a server found no host; None: nothing says so."""
+        path = f"/servers/{server}/os-instance-actions"
+        try:
+            actions = self.rest.nova("GET", path)["instanceActions"]
+            request = next(each["request_id"] for each in actions if each["action"] == "unshelve")
+            answer = self.rest.nova("GET", f"{path}/{request}", microversion=_WITH_DETAILS)
+        except (ClusterCloudError, StopIteration):
+            return None
+        for event in answer["instanceAction"].get("events") or ():
+            if event["event"] == "schedule_instances" and event["result"] == "Error":
+                return str(event.get("details") or "")
+        return None
+
+    def mark_turn(self, wish: ClusterWish, server: str) -> None:
+        """Write the wish's turn into a member's metadata as done."""
+        body = {"metadata": {cluster_wish.TURN_KEY: wish.turn}}
+        _ask_unless_gone(self.rest.nova, "POST", f"/servers/{server}/metadata", body)
 
     def delete_port(self, port: str) -> None:
         """Delete a port."""

@@ -9,17 +9,28 @@ from collections.abc import Callable, Iterator
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from nova_hpc_tools.cluster.members.model import Cluster
+from nova_hpc_tools.cluster.members.model import Cluster, ClusterMember
 from nova_hpc_tools.cluster.members.server_state import Standing
 from nova_hpc_tools.printing import InertConsole
 
+Counts = Callable[[Cluster, ClusterMember], bool]
+
+
+def is_active(cluster: Cluster, member: ClusterMember) -> bool:
+    """Whether a member runs."""
+    return member.standing is Standing.RUNS
+
 
 @contextlib.contextmanager
-def show_member_progress(total: int, wanted: bool) -> Iterator[Callable[[Cluster, str], None]]:
-    """A bar of the members that are active, on standard error.
+def show_member_progress(
+    total: int, wanted: bool, word: str = "active", counts: Counts = is_active
+) -> Iterator[Callable[[Cluster, str], None]]:
+    """A bar of the members that are done, on standard error.
 
     :param total: how many there will be.
     :param wanted: False: say nothing.
+    :param word: what members are then.
+    :param counts: whether a member of a cluster is done.
     :returns: what to call with each look at the cluster.
     """
     if not wanted:
@@ -27,7 +38,7 @@ def show_member_progress(total: int, wanted: bool) -> Iterator[Callable[[Cluster
         return
     console = InertConsole(file=sys.stderr)
     columns = (
-        TextColumn("{task.completed:.0f} of {task.total:.0f} members active"),
+        TextColumn(f"{{task.completed:.0f}} of {{task.total:.0f}} members {word}"),
         BarColumn(),
         TimeElapsedColumn(),
         TextColumn("{task.description}", markup=False),
@@ -36,8 +47,8 @@ def show_member_progress(total: int, wanted: bool) -> Iterator[Callable[[Cluster
         task = bar.add_task("", total=total)
 
         def say(cluster: Cluster, text: str) -> None:
-            active = sum(member.standing is Standing.RUNS for member in cluster.members)
-            bar.update(task, completed=min(active, total), description=text)
+            done = sum(counts(cluster, member) for member in cluster.members)
+            bar.update(task, completed=min(done, total), description=text)
 
         yield say
 

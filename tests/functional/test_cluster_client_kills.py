@@ -20,27 +20,9 @@ _NIC = ("--nic", f"net-id={base.NETWORK}")
 class KillTest(base.ClusterClientTest):
     HOSTS = 2
 
-    def killed(self, at: int, before: bool, words: tuple[str, ...], number: int = 9) -> bool:
-        """Run a command whose process is ended at a request; False: it ended before that."""
-        self.front.arm(at, before)
-        self.front.kill = lambda: os.kill(int(self._wait_for(".pid")), number)
-        said = self.openstack("hpc", "cluster", *words)
-        self.front.arm()
-        if number == signal.SIGKILL:
-            self.assertIn(said.status, (-signal.SIGKILL, 0), said.err)
-        return said.status != 0
-
     def create_words(self, *more: str) -> tuple[str, ...]:
         usual = ("--members", "2", "--flavor", "one", "--image", base.IMAGE)
         return ("create", "k", *usual, *more)
-
-    def wait_until_calm(self) -> None:
-        """Nova ends what it was asked for, whoever asked."""
-        for _ in range(600):
-            states = {each["OS-EXT-STS:task_state"] for each in self.servers()}
-            if not states - {None}:
-                return
-            base.time.sleep(0.05)
 
     def assert_all_is_listed(self) -> None:
         """Whatever exists belongs to the one cluster in the list, with a command for it."""

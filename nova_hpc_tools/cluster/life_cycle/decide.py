@@ -77,7 +77,45 @@ class DeleteGroup:
     """Delete the server group."""
 
 
-Step = MakePort | MakeServers | SetWish | DeleteServer | DeletePort | DeleteGroup
+@attrs.frozen
+class AskServer:
+    """Ask Nova for an action on a member that has no parameters.
+
+    :ivar action: its name in Nova's API.
+    """
+
+    server: str
+    name: str
+    action: str
+
+
+@attrs.frozen
+class RebuildServer:
+    """Give a member a new disk, and with the same request the mark of its turn."""
+
+    server: str
+    name: str
+
+
+@attrs.frozen
+class MarkTurn:
+    """Write into a member's metadata that it has done its turn."""
+
+    server: str
+    name: str
+
+
+Step = (
+    MakePort
+    | MakeServers
+    | SetWish
+    | DeleteServer
+    | DeletePort
+    | DeleteGroup
+    | AskServer
+    | RebuildServer
+    | MarkTurn
+)
 
 
 @attrs.frozen
@@ -159,7 +197,7 @@ def plan_fulfilment(wish: ClusterWish, cluster: Cluster, terms: Terms | None = N
         if member.failed and member.id not in terms.bear and not terms.rest
     ]
     if failed:
-        return Stuck(_explain_failure(failed))
+        return Stuck(explain_failure(failed))
     if numbered.going:
         return Wait(f"{len(numbered.going)} servers are being deleted")
     missing = [
@@ -194,7 +232,7 @@ def plan_running(cluster: Cluster, members: Collection[ClusterMember]) -> Move:
     """
     failed = [member for member in members if member.failed]
     if failed:
-        return Stuck(_explain_failure(failed))
+        return Stuck(explain_failure(failed))
     changing = [member for member in members if member.standing is Standing.CHANGES]
     if changing:
         return Wait(f"{changing[0].shown} is {changing[0].state_text}")
@@ -203,6 +241,8 @@ def plan_running(cluster: Cluster, members: Collection[ClusterMember]) -> Move:
         more = f" (and {len(resting) - 1} more do not run)" if len(resting) > 1 else ""
         command = format_finish_commands(cluster)
         return Stuck(f"{resting[0].shown} is {resting[0].state_text}{more}: {command}")
+    if cluster.wish is not None and cluster.wish.turn:
+        return Stuck(f"{cluster.reason}: {format_finish_commands(cluster)}")
     return Done()
 
 
@@ -253,27 +293,47 @@ def format_finish_commands(cluster: Cluster) -> str:
     if cluster.state is ClusterState.ACTIVE:
         return ""
     if cluster.state is ClusterState.CHANGING:
-        return resume
+        turn = cluster.wish.turn_verb if cluster.wish else ""
+        return shell_command("openstack", "hpc", "cluster", turn, named) if turn else resume
     if cluster.state in (ClusterState.NO_GROUP, ClusterState.UNKNOWN):
         return undo
     ran = [member for member in cluster.members if member.failed and member.launched]
     if ran:
-        member = _member_in_command(cluster, ran[0])
-        return shell_command("openstack", "hpc", "cluster", "replace", named, member)
+        return format_replace_command(cluster, ran[0])
     if cluster.state in (ClusterState.DEGRADED, ClusterState.STOPPED, ClusterState.SHELVED):
-        return _format_run_command(cluster)
+        return _format_run_commands(cluster, named)
     return f"{resume}, or {undo}"
 
 
-def _format_run_command(cluster: Cluster) -> str:
-    """The command that makes the first resting member run."""
+def _format_run_commands(cluster: Cluster, named: str) -> str:
+    """The command that makes resting members run, their own verbs first; and one that undoes."""
     present = number_members(cluster).by_number.values()
-    member = next(member for member in present if member.standing is not Standing.RUNS)
-    server = _server_in_command(cluster, member)
+    resting = [member for member in present if member.standing is not Standing.RUNS]
+    member = min(resting, key=lambda member: (bool(member.meaning.whole), member.status))
+    command = format_run_command(cluster, member)
+    undo = {"start": "stop", "unshelve": "shelve"}.get(member.meaning.whole)
+    if undo is None or cluster.state is not ClusterState.DEGRADED:
+        return command
+    return f"{command}, or {shell_command('openstack', 'hpc', 'cluster', undo, named)}"
+
+
+def format_replace_command(cluster: Cluster, member: ClusterMember) -> str:
+    """The command that makes a new server for a member."""
+    named = cluster.name if cluster.name != "?" else cluster.id
+    words = ("replace", named, _member_in_command(cluster, member))
+    return shell_command("openstack", "hpc", "cluster", *words)
+
+
+def format_run_command(cluster: Cluster, member: ClusterMember) -> str:
+    """The command that makes a resting member run: the cluster's if there is one."""
+    if member.meaning.whole:
+        named = cluster.name if cluster.name != "?" else cluster.id
+        return shell_command("openstack", "hpc", "cluster", member.meaning.whole, named)
+    server = server_in_command(cluster, member)
     return shell_command("openstack", "server", *member.meaning.verb.split(), server)
 
 
-def _server_in_command(cluster: Cluster, member: ClusterMember) -> str:
+def server_in_command(cluster: Cluster, member: ClusterMember) -> str:
     """A server's name in a command: its id where its name is not the one it was made with."""
     return member.id if wishes.member_number_of(cluster.name, member.name) is None else member.name
 
@@ -290,7 +350,8 @@ def _member_in_command(cluster: Cluster, member: ClusterMember) -> str:
     return next((str(member_number) for member_number in numbers), member.id)
 
 
-def _explain_failure(failed: Collection[ClusterMember]) -> str:
+def explain_failure(failed: Collection[ClusterMember]) -> str:
+    """The fault of the first of them, and how many there are."""
     first = min(failed, key=lambda member: member.name)
     more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
     fault = printable_text(first.fault) or "Nova says no more than ERROR"

@@ -25,6 +25,13 @@ from nova_hpc_tools.cluster.wish import Secrets
 IN_FLIGHT: Final = 10
 #: Rounds in a row with lost answers, until the cloud is given up.
 _LOST_ROUNDS: Final = 6
+#: Action of Nova's API -> the words of the progress.
+_ACTIONS: Final = {
+    "os-start": "starting members",
+    "os-stop": "stopping members",
+    "shelve": "shelving members",
+    "unshelve": "unshelving members",
+}
 #: Seconds between two looks: at first, and at most.
 _SOON, _LATE, _SLOWER = 0.5, 5.0, 1.3
 
@@ -37,8 +44,20 @@ class LostError(ClusterCloudError):
     """No answer, or an error of the service's own: whether it took effect is unknown."""
 
 
+class BusyError(LostError):
+    """The cloud refuses it for now, because something else changes the server."""
+
+
 class ClusterError(Exception):
     """A command failed; the text says why, one line each."""
+
+
+class LateError(ClusterError):
+    """The time that a command had is over, and Nova is still at work."""
+
+
+class SilentError(ClusterError):
+    """The cloud does not answer: whether the last requests took effect is unknown."""
 
 
 class ClusterCloud(Protocol):
@@ -71,6 +90,24 @@ class ClusterCloud(Protocol):
 
     def delete_group(self, group: str) -> None:
         """Delete the server group; one that is gone is no error."""
+
+    def ask_server(self, server: str, action: str) -> None:
+        """Ask Nova for an action on a server that has no parameters.
+
+        :raises BusyError: something else changes the server.
+        """
+
+    def rebuild_server(self, wish: ClusterWish, group: str, server: str) -> None:
+        """Ask for a new disk; wish and turn are in the metadata from the same moment on."""
+
+    def mark_turn(self, wish: ClusterWish, server: str) -> None:
+        """Write the wish's turn into a member's metadata as done."""
+
+    def read_no_host(self, server: str) -> str | None:
+        """Why the last unshelving of a server found no host, as far as Nova tells its owner.
+
+        :returns: None: that is not why it failed, or nothing says so.
+        """
 
     def console(self, server: str) -> str:
         """The last lines of a server's console."""
@@ -114,7 +151,7 @@ def fulfil_wish(
             return checks.judge(cluster.members, cloud.console)
         return move
 
-    return _run_until_done(cloud, group, wish, secrets, pace, plan)
+    return run_until_done(cloud, group, wish, secrets, pace, plan)
 
 
 def end_cluster(cloud: ClusterCloud, group: str, pace: Pace, keep_group: bool = False) -> None:
@@ -127,7 +164,7 @@ def end_cluster(cloud: ClusterCloud, group: str, pace: Pace, keep_group: bool = 
     wish = ClusterWish("unused", frozenset({1}), "")
     plan = lambda cluster: decide.plan_deletion(cluster, keep_group)  # noqa: E731
     for _ in range(2):
-        _run_until_done(cloud, group, wish, Secrets(), pace, plan)
+        run_until_done(cloud, group, wish, Secrets(), pace, plan)
 
 
 def remove_members(
@@ -146,7 +183,7 @@ def remove_members(
             return Act(tuple(decide.DeleteServer(member.id, member.name) for member in living))
         return Wait(f"{len(left)} servers are being deleted") if left else Done()
 
-    _run_until_done(cloud, group, ClusterWish("unused", frozenset({1}), ""), Secrets(), pace, plan)
+    run_until_done(cloud, group, ClusterWish("unused", frozenset({1}), ""), Secrets(), pace, plan)
 
 
 def _has_all_members(wish: ClusterWish, cluster: Cluster) -> bool:
@@ -154,16 +191,24 @@ def _has_all_members(wish: ClusterWish, cluster: Cluster) -> bool:
     return len(members) == len(cluster.members) == len(wish.members)
 
 
-def _run_until_done(
+def run_until_done(
     cloud: ClusterCloud,
     group: str,
     wish: ClusterWish,
     secrets: Secrets,
     pace: Pace,
     plan: Callable[[Cluster], Move],
+    accepted: set[Step] | None = None,
 ) -> Cluster:
+    """Look, plan and act until a plan says that all is done.
+
+    :param accepted: gets each step that the cloud has accepted.
+    :raises LateError: the time of *pace* is over.
+    :raises ClusterError: a plan is stuck, the cloud refuses, or does not answer.
+    """
     begun = pace.clock()
     lost, interval = 0, _SOON
+    accepted = set() if accepted is None else accepted
     while True:
         try:
             cluster = cloud.look(group)
@@ -172,7 +217,7 @@ def _run_until_done(
             move, failure = Wait(str(error)), error
             lost += 1
             if lost > _LOST_ROUNDS:
-                raise ClusterError(f"the cloud does not answer: {failure}") from error
+                raise SilentError(f"the cloud does not answer: {failure}") from error
             pace.sleep(interval)
             continue
         except ClusterCloudError as error:
@@ -184,17 +229,18 @@ def _run_until_done(
             raise ClusterError(move.reason)
         if isinstance(move, Act):
             pace.said(cluster, _describe_steps(move.steps))
-            missed = _send_steps(cloud, group, wish, secrets, move.steps)
+            missed = _send_steps(cloud, group, wish, secrets, move.steps, accepted)
             lost = lost + 1 if missed else 0
             if missed and lost > _LOST_ROUNDS:
-                raise ClusterError(f"the cloud does not answer: {missed}")
+                busy = isinstance(missed, BusyError)
+                raise SilentError(str(missed) if busy else f"the cloud does not answer: {missed}")
             interval = _SOON
             if missed or any(isinstance(step, decide.DeleteServer) for step in move.steps):
                 pace.sleep(interval)
             continue
         pace.said(cluster, move.what)
         if pace.limit and pace.clock() - begun > pace.limit:
-            raise ClusterError(f"after {pace.limit:g} seconds still {move.what}")
+            raise LateError(f"after {pace.limit:g} seconds still {move.what}")
         pace.sleep(interval)
         interval = min(_LATE, interval * _SLOWER)
 
@@ -207,12 +253,22 @@ def _describe_steps(steps: Sequence[Step]) -> str:
         decide.DeleteServer: "deleting members",
         decide.DeletePort: "deleting ports",
         decide.DeleteGroup: "deleting the server group",
+        decide.RebuildServer: "rebuilding members",
+        decide.MarkTurn: "writing down which members are done",
     }
-    return words[type(steps[0])]
+    first = steps[0]
+    if isinstance(first, decide.AskServer):
+        return _ACTIONS[first.action]
+    return words[type(first)]
 
 
 def _send_steps(
-    cloud: ClusterCloud, group: str, wish: ClusterWish, secrets: Secrets, steps: Sequence[Step]
+    cloud: ClusterCloud,
+    group: str,
+    wish: ClusterWish,
+    secrets: Secrets,
+    steps: Sequence[Step],
+    accepted: set[Step],
 ) -> LostError | None:
     """Do the steps, several at a time; the first lost answer, if there is one.
 
@@ -223,7 +279,9 @@ def _send_steps(
     lost: LostError | None = None
     pool = futures.ThreadPoolExecutor(min(IN_FLIGHT, len(steps)))
     try:
-        running = [pool.submit(_send_step, cloud, group, wish, secrets, step) for step in steps]
+        running = {
+            pool.submit(_send_step, cloud, group, wish, secrets, step): step for step in steps
+        }
         for future in futures.as_completed(running):
             try:
                 future.result()
@@ -234,7 +292,12 @@ def _send_steps(
     finally:
         # What is under way has its answer before anybody plans again.
         pool.shutdown(wait=True, cancel_futures=True)
+        accepted |= {step for future, step in running.items() if _was_accepted(future)}
     return lost
+
+
+def _was_accepted(future: futures.Future[None]) -> bool:
+    return not future.cancelled() and future.exception() is None
 
 
 def _send_step(
@@ -250,5 +313,11 @@ def _send_step(
         cloud.delete_server(step.server)
     elif isinstance(step, decide.DeletePort):
         cloud.delete_port(step.port)
+    elif isinstance(step, decide.AskServer):
+        cloud.ask_server(step.server, step.action)
+    elif isinstance(step, decide.RebuildServer):
+        cloud.rebuild_server(wish, group, step.server)
+    elif isinstance(step, decide.MarkTurn):
+        cloud.mark_turn(wish, step.server)
     else:
         cloud.delete_group(group)

@@ -40,7 +40,7 @@ class ClusterState(enum.Enum):
     INCOMPLETE = "INCOMPLETE"
     #: A member is in error.
     ERROR = "ERROR"
-    #: Every member exists, and Nova is at work on some that had run.
+    #: Every member exists, and Nova is at work on some that had run, or a command is not finished.
     CHANGING = "CHANGING"
     #: Every member is shut off.
     STOPPED = "STOPPED"
@@ -60,11 +60,14 @@ class ClusterMember:
 
     :ivar task: Nova's work on it; empty: none.
     :ivar power: Nova's number of its power state; None: not told.
+    :ivar locked: Nova refuses to change it.
     :ivar launched: it has run once.
     :ivar going: it is being deleted.
     :ivar host: the project's own word for its host; empty while it has none.
     :ivar shared_mib: MiB that it brings to memory which members on one host share, as its flavor
         wishes it; 0: it wishes none, or Nova does not show what its flavor says.
+    :ivar fabric: the level of the fabric to which its flavor binds its cluster; empty: none.
+    :ivar turn: the last turn that it has done; empty: none.
     :ivar problem: why its wish must not be acted on: a later release wrote it.
     :ivar verdict: how fast it was found; None: nobody says so in a way that can be read.
     """
@@ -75,6 +78,7 @@ class ClusterMember:
     created: str = ""
     task: str = ""
     power: int | None = None
+    locked: bool = False
     launched: bool = False
     going: bool = False
     host: str = ""
@@ -84,7 +88,9 @@ class ClusterMember:
     shared_mib: int = 0
     addresses: Mapping[str, tuple[str, ...]] = attrs.Factory(dict)
     position: Position = attrs.Factory(Position)
+    fabric: str = ""
     wish: ClusterWish | None = None
+    turn: str = ""
     problem: str = ""
     verdict: MemberVerdict | None = None
 
@@ -243,6 +249,10 @@ class Cluster:
         if changing:
             return ClusterState.CHANGING, f"{changing[0].shown} is {changing[0].state_text}"
         resting = [member for member in present if member.standing is not Standing.RUNS]
+        if self.wish and self.wish.turn and all(each.status == "SHUTOFF" for each in resting):
+            left = sum(member.turn != self.wish.turn for member in present)
+            verb = self.wish.turn_verb
+            return ClusterState.CHANGING, f"its {verb} is not finished, {left} members are left"
         if not resting:
             return ClusterState.ACTIVE, ""
         together = _RESTING.get(frozenset(member.status for member in present))
@@ -399,6 +409,7 @@ def read_member(server: Mapping[str, Any]) -> ClusterMember:
         created=str(server.get("created") or ""),
         launched=bool(server.get("OS-SRV-USG:launched_at")),
         task=task,
+        locked=server.get("locked") is True,
         power=power if isinstance(power, int) else None,
         going=meaning.standing is Standing.LEAVES,
         host=str(server.get("hostId") or ""),
@@ -411,7 +422,9 @@ def read_member(server: Mapping[str, Any]) -> ClusterMember:
             for network, addresses in (server.get("addresses") or {}).items()
         },
         position=position.position_of_metadata(metadata),
+        fabric=_bound_level_of(flavor),
         wish=wish,
+        turn=str(metadata.get(cluster_wish.TURN_KEY) or ""),
         problem=problem,
         verdict=member_verdict.verdict_of_metadata(metadata),
     )
@@ -423,6 +436,13 @@ def _shared_mib_of(flavor: Mapping[str, Any]) -> int:
     except FlavorError:
         return 0  # The node refuses such a flavor.
     return 0 if wish is None else wish.mib
+
+
+def _bound_level_of(flavor: Mapping[str, Any]) -> str:
+    specs = flavor.get("extra_specs") or {}
+    level = str(specs.get("hpc:fabric") or "")
+    bound = specs.get("hpc:fabric_policy", "required") == "required"
+    return level if bound and level in position.LEVELS else ""
 
 
 def read_port(port: Mapping[str, Any]) -> MemberPort:

@@ -35,14 +35,16 @@ class StatusMeaning:
     """A row of the table.
 
     :ivar verb: words after ``openstack server`` that make the member run again.
+    :ivar whole: words after ``openstack hpc cluster`` that do so for all members.
     """
 
     standing: Standing
     verb: str = ""
+    whole: str = ""
 
 
 _AT_WORK: Final = StatusMeaning(Standing.CHANGES)
-_SHELVED: Final = StatusMeaning(Standing.RESTS, "unshelve")
+_SHELVED: Final = StatusMeaning(Standing.RESTS, "unshelve", "unshelve")
 _UNKNOWN: Final = StatusMeaning(Standing.UNKNOWN, "show")
 #: Nova leaves a guest alone that its hypervisor has paused, for example after an I/O error.
 _HALTED: Final = StatusMeaning(Standing.RESTS, "reboot --hard")
@@ -59,7 +61,7 @@ STATUSES: Final[Mapping[str, StatusMeaning]] = {
     "RESIZE": _AT_WORK,
     "REVERT_RESIZE": _AT_WORK,
     "VERIFY_RESIZE": StatusMeaning(Standing.RESTS, "resize confirm"),
-    "SHUTOFF": StatusMeaning(Standing.RESTS, "start"),
+    "SHUTOFF": StatusMeaning(Standing.RESTS, "start", "start"),
     "PAUSED": StatusMeaning(Standing.RESTS, "unpause"),
     "SUSPENDED": StatusMeaning(Standing.RESTS, "resume"),
     "RESCUE": StatusMeaning(Standing.RESTS, "unrescue"),

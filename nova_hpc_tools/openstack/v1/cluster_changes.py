@@ -39,7 +39,7 @@ _INTERRUPTED: Final = 130
 _BRIEF: Final = 3600.0
 
 
-class _ClusterChange:
+class ClusterChange:
     """Common to what changes a cluster."""
 
     app: Any
@@ -50,17 +50,30 @@ class _ClusterChange:
         return SdkCloud(RestClient(self.app.client_manager.hpc))
 
     @contextlib.contextmanager
-    def at_work(self, args: argparse.Namespace, name: str, total: int) -> Iterator[Pace]:
-        """Show how far it is; say what is left when the user interrupts it."""
+    def at_work(
+        self,
+        args: argparse.Namespace,
+        name: str,
+        total: int,
+        ways: str = "",
+        **progress_words: Any,
+    ) -> Iterator[Pace]:
+        """Show how far it is; say what is left when the user interrupts it.
+
+        :param ways: the commands that go on or undo it; empty: those of a creation.
+        :param progress_words: of :func:`progress.show_member_progress`.
+        """
         wanted = args.wait or sys.stderr.isatty()
+        ways = ways or (
+            f"{_openstack_cluster_command('create', '--resume', name)} goes on, "
+            f"{_openstack_cluster_command('delete', name)} ends it"
+        )
         try:
-            with progress.show_member_progress(total, wanted) as report:
+            with progress.show_member_progress(total, wanted, **progress_words) as report:
                 yield Pace(limit=args.timeout, said=report)
         except KeyboardInterrupt:
             print(
-                f"interrupted; see {_openstack_cluster_command('show', name)}\n"
-                f"{_openstack_cluster_command('create', '--resume', name)} goes on, "
-                f"{_openstack_cluster_command('delete', name)} ends it",
+                f"interrupted; see {_openstack_cluster_command('show', name)}\n{ways}",
                 file=sys.stderr,
             )
             raise SystemExit(_INTERRUPTED) from None
@@ -70,7 +83,8 @@ def _openstack_cluster_command(*words: str) -> str:
     return shell_command("openstack", "hpc", "cluster", *words)
 
 
-def _add_patience(parser: argparse.ArgumentParser) -> None:
+def add_patience(parser: argparse.ArgumentParser) -> None:
+    """Declare how long a command waits, and whether it shows that."""
     parser.add_argument(
         "--wait",
         action="store_true",
@@ -85,7 +99,7 @@ def _add_patience(parser: argparse.ArgumentParser) -> None:
     )
 
 
-class CreateCluster(HeardOutput, _ClusterChange, InertOutput, command.ShowOne):
+class CreateCluster(HeardOutput, ClusterChange, InertOutput, command.ShowOne):
     """Create a virtual cluster: every member becomes active, or nothing is left
 
     With --resume, finish a cluster that another client has left half-way.
@@ -121,7 +135,7 @@ class CreateCluster(HeardOutput, _ClusterChange, InertOutput, command.ShowOne):
             help="name of the network over which members are reached; default: each member's first",
         )
         acceptance.add_reach_options(parser)
-        _add_patience(parser)
+        add_patience(parser)
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
@@ -206,14 +220,14 @@ def _settle_with(
     return lambda cluster: settle_cluster(cloud, cluster, given, pace, measure, tell)
 
 
-class DeleteCluster(HeardOutput, _ClusterChange, command.Command):
+class DeleteCluster(HeardOutput, ClusterChange, command.Command):
     """Delete virtual clusters: their servers, ports and server groups"""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         parser.add_argument("clusters", nargs="+", metavar="<cluster>", help="name or ID")
-        _add_patience(parser)
+        add_patience(parser)
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
@@ -232,7 +246,7 @@ class DeleteCluster(HeardOutput, _ClusterChange, command.Command):
             raise exceptions.CommandError("\n".join(wrong))
 
 
-class ScaleCluster(HeardOutput, _ClusterChange, InertOutput, command.ShowOne):
+class ScaleCluster(HeardOutput, ClusterChange, InertOutput, command.ShowOne):
     """Give a virtual cluster more members, or fewer
 
     Of those that could go, the ones go whose going brings the others nearest; failed ones
@@ -261,7 +275,7 @@ class ScaleCluster(HeardOutput, _ClusterChange, InertOutput, command.ShowOne):
             "--dry-run", action="store_true", help="only say which members come and go"
         )
         options.add_secret_options(parser)
-        _add_patience(parser)
+        add_patience(parser)
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
@@ -292,7 +306,7 @@ class ScaleCluster(HeardOutput, _ClusterChange, InertOutput, command.ShowOne):
         return cluster_views.cluster_record_of(made)
 
 
-class ReplaceMember(HeardOutput, _ClusterChange, InertOutput, command.ShowOne):
+class ReplaceMember(HeardOutput, ClusterChange, InertOutput, command.ShowOne):
     """Replace members of a virtual cluster, which keep their names and ports
 
     The new server comes where the cluster is. Without members, those that failed or that
@@ -305,7 +319,7 @@ class ReplaceMember(HeardOutput, _ClusterChange, InertOutput, command.ShowOne):
         parser.add_argument("cluster", metavar="<cluster>", help="name or ID")
         parser.add_argument("members", nargs="*", metavar="<member>", help="names or numbers")
         options.add_secret_options(parser)
-        _add_patience(parser)
+        add_patience(parser)
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:

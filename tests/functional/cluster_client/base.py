@@ -149,6 +149,24 @@ class ClusterClientTest(integrated_helpers.ProviderUsageBaseTestCase):
         usual = ("--members", str(members), "--flavor", "one", "--image", IMAGE, "-f", "json")
         return self.cluster("create", name, *usual, *words, **keywords)
 
+    def killed(self, at: int, before: bool, words: tuple[str, ...], number: int = 9) -> bool:
+        """Run a command whose process is ended at a request; False: it ended before that."""
+        self.front.arm(at, before)
+        self.front.kill = lambda: os.kill(int(self._wait_for(".pid")), number)
+        said = self.openstack("hpc", "cluster", *words)
+        self.front.arm()
+        if number == signal.SIGKILL:
+            self.assertIn(said.status, (-signal.SIGKILL, 0), said.err)
+        return said.status != 0
+
+    def wait_until_calm(self) -> None:
+        """Nova ends what it was asked for, whoever asked."""
+        for _ in range(600):
+            states = {each["OS-EXT-STS:task_state"] for each in self.servers()}
+            if not states - {None}:
+                return
+            time.sleep(0.05)
+
     # -- the truth -----------------------------------------------------------
 
     def servers(self) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from typing import Any
 from nova_hpc.wire import cluster_wish
 from nova_hpc.wire.cluster_wish import ClusterWish
 from nova_hpc_tools.cluster import wish as wishes
-from nova_hpc_tools.cluster.life_cycle.run import ClusterCloudError, LostError
+from nova_hpc_tools.cluster.life_cycle.run import BusyError, ClusterCloudError, LostError
 from nova_hpc_tools.cluster.members import model as members
 from nova_hpc_tools.cluster.members.model import Cluster
 from nova_hpc_tools.cluster.wish import Secrets
@@ -32,6 +32,8 @@ class ModelCloud:
     :ivar faults: number of a changing call -> what happens: ``kill`` or ``kill-after``,
         ``lose`` or ``lose-after`` (an answer that never comes), or a refusal's text.
     :ivar blind: members that were asked for while another of their group had no host yet.
+    :ivar room: how many members find a host when they are unshelved; -1: all.
+    :ivar no_host: why others found none, as far as Nova tells.
     """
 
     def __init__(self, fates: Sequence[str] = (), faults: Mapping[int, str] | None = None) -> None:
@@ -43,6 +45,8 @@ class ModelCloud:
         self.servers: dict[str, dict[str, Any]] = {}
         self.ports: dict[str, dict[str, Any]] = {}
         self.blind: list[str] = []
+        self.room = -1
+        self.no_host: str | None = ""
         self._dead = False
         self._ids = 0
         self._lock = threading.Lock()
@@ -87,6 +91,8 @@ class ModelCloud:
                         port["device_id"] = ""
                 for group in self.groups.values():
                     group["members"] = [each for each in group["members"] if each != id]
+            elif server["status"] != "BUILD" and server["OS-EXT-STS:task_state"]:
+                self._go_on(server)
             elif server["status"] == "BUILD" and not server["_scheduled"]:
                 server["_scheduled"] = True  # and a node has not taken it yet
             elif server["status"] == "BUILD" and not server["hostId"]:
@@ -100,6 +106,27 @@ class ModelCloud:
                 else:
                     server |= {"status": "ERROR", "fault": {"message": fate}}
                 server["OS-EXT-STS:task_state"] = None
+
+    def _go_on(self, server: dict[str, Any]) -> None:
+        task = server["OS-EXT-STS:task_state"]
+        server["OS-EXT-STS:task_state"] = None
+        if task == "powering-off":
+            server["status"] = "SHUTOFF"
+        elif task == "powering-on":
+            server |= {"status": "ACTIVE", "_boots": server.get("_boots", 0) + 1}
+        elif task == "shelving":
+            server |= {"status": "SHELVED_OFFLOADED", "hostId": ""}
+        elif task == "unshelving" and server["hostId"]:
+            server["status"] = "ACTIVE"
+        elif task == "unshelving" and self.room != 0:
+            self.room -= 1
+            server |= {"hostId": "other", "OS-EXT-STS:task_state": "spawning"}
+        elif task == "spawning":
+            server["status"] = "ACTIVE"
+        elif task == "rebuilding" and server["_image"] == "broken":
+            server |= {"status": "ERROR", "fault": {"message": "it does not boot"}}
+        elif task == "rebuilding" and server["status"] == "ERROR":
+            server["status"] = "ACTIVE"
 
     # -- looking -------------------------------------------------------------
 
@@ -119,6 +146,9 @@ class ModelCloud:
     def groups_of(self, attempt: str) -> Sequence[str]:
         found = {id: cluster_wish.from_group_name(each["name"]) for id, each in self.groups.items()}
         return [id for id, label in found.items() if label and label.attempt == attempt]
+
+    def read_no_host(self, server: str) -> str | None:
+        return self.no_host
 
     def console(self, server: str) -> str:
         return str(self.servers[server].get("_console", ""))
@@ -196,6 +226,44 @@ class ModelCloud:
                 self.servers[server]["metadata"].update(items)
 
         self._change("wish", effect)
+
+    def ask_server(self, server: str, action: str) -> None:
+        tasks = {
+            "os-stop": ("powering-off", {"ACTIVE"}),
+            "os-start": ("powering-on", {"SHUTOFF"}),
+            "shelve": ("shelving", {"ACTIVE", "SHUTOFF", "PAUSED", "SUSPENDED"}),
+            "unshelve": ("unshelving", {"SHELVED", "SHELVED_OFFLOADED"}),
+        }
+        task, statuses = tasks[action]
+        self._change(action, lambda: self._begin(server, task, statuses))
+
+    def _begin(self, server: str, task: str, statuses: set[str]) -> None:
+        record = self.servers[server]
+        if record["OS-EXT-STS:task_state"] or record["status"] not in statuses:
+            raise BusyError(f"{record['status']} {record['OS-EXT-STS:task_state']}")
+        if record.get("locked"):
+            raise ClusterCloudError("is locked")
+        if task == "unshelving" and any(
+            each["OS-EXT-STS:task_state"] == "unshelving" for each in self.servers.values()
+        ):
+            self.blind.append(record["name"])
+        record["OS-EXT-STS:task_state"] = task
+
+    def rebuild_server(self, wish: ClusterWish, group: str, server: str) -> None:
+        marks = {cluster_wish.TURN_KEY: wish.turn}
+
+        def effect() -> None:
+            record = self.servers[server]
+            self._begin(server, "rebuilding", {"ACTIVE", "SHUTOFF", "ERROR"})
+            record["metadata"] |= {**cluster_wish.to_metadata(wish, group), **marks}
+            record["_image"] = wish.turn_image
+            record["_rebuilt"] = record.get("_rebuilt", 0) + 1
+
+        self._change("rebuild", effect)
+
+    def mark_turn(self, wish: ClusterWish, server: str) -> None:
+        marks = {cluster_wish.TURN_KEY: wish.turn}
+        self._change("mark", lambda: self.servers[server]["metadata"].update(marks))
 
     def delete_server(self, server: str) -> None:
         def effect() -> None:

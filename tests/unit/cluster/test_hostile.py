@@ -389,10 +389,10 @@ def safe(command: str, known: set[str]) -> None:
 def test_the_next_command_of_a_renamed_member_says_its_number_or_id() -> None:
     failed = called("$(touch x)", status="ERROR")
     assert decide.format_finish_commands(failed) == "openstack hpc cluster replace train 2"
-    stopped = called("$(touch x)", status="SHUTOFF")
-    assert decide.format_finish_commands(stopped) == f"openstack server start {SECOND}"
-    usual = called("train-2", status="SHUTOFF")
-    assert decide.format_finish_commands(usual) == "openstack server start train-2"
+    stopped = called("$(touch x)", status="PAUSED")
+    assert decide.format_finish_commands(stopped) == f"openstack server unpause {SECOND}"
+    usual = called("train-2", status="PAUSED")
+    assert decide.format_finish_commands(usual) == "openstack server unpause train-2"
 
 
 @pytest.mark.parametrize("what", hostile.TEXTS)

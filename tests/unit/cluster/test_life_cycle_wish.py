@@ -41,6 +41,7 @@ WISHES = st.builds(
     config_drive=st.booleans(),
     check=st.booleans(),
     single=st.booleans(),
+    turn=st.sampled_from(["", "", "reboot-3", f"rebuild-12-{uuid.UUID(int=7)}"]),
     generation=st.integers(1, 99),
 )
 

@@ -27,8 +27,9 @@ PAGE = Path(__file__).parents[3] / "docs/source/user/clusters.rst"
 
 RESUME = "openstack hpc cluster create --resume train"
 END = f"{RESUME}, or openstack hpc cluster delete train"
-START = "openstack server start train-1"
-UNSHELVE = "openstack server unshelve train-1"
+START = "openstack hpc cluster start train"
+UNSHELVE = "openstack hpc cluster unshelve train"
+STOP, SHELVE = "openstack hpc cluster stop train", "openstack hpc cluster shelve train"
 HARD = "openstack server reboot --hard train-1"
 REPLACE = "openstack hpc cluster replace train train-1"
 
@@ -64,7 +65,7 @@ ROWS = (
     ),
     ("VERIFY_RESIZE", None, 1, "DEGRADED", "openstack server resize confirm train-1", Stuck),
     ("VERIFY_RESIZE", "resize_confirming", 1, "CHANGING", RESUME, Wait),
-    ("SHUTOFF", None, 4, "DEGRADED", START, Stuck),
+    ("SHUTOFF", None, 4, "DEGRADED", f"{START}, or {STOP}", Stuck),
     ("SHUTOFF", "powering-on", 4, "CHANGING", RESUME, Wait),
     ("SHUTOFF", "image_uploading", 4, "CHANGING", RESUME, Wait),
     ("PAUSED", None, 3, "DEGRADED", "openstack server unpause train-1", Stuck),
@@ -73,9 +74,9 @@ ROWS = (
     ("SUSPENDED", "resuming", 4, "CHANGING", RESUME, Wait),
     ("RESCUE", None, 1, "DEGRADED", "openstack server unrescue train-1", Stuck),
     ("RESCUE", "unrescuing", 1, "CHANGING", RESUME, Wait),
-    ("SHELVED", None, 4, "DEGRADED", UNSHELVE, Stuck),
+    ("SHELVED", None, 4, "DEGRADED", f"{UNSHELVE}, or {SHELVE}", Stuck),
     ("SHELVED", "shelving_offloading", 4, "CHANGING", RESUME, Wait),
-    ("SHELVED_OFFLOADED", None, 0, "DEGRADED", UNSHELVE, Stuck),
+    ("SHELVED_OFFLOADED", None, 0, "DEGRADED", f"{UNSHELVE}, or {SHELVE}", Stuck),
     ("SHELVED_OFFLOADED", "unshelving", 0, "CHANGING", RESUME, Wait),
     ("SHELVED_OFFLOADED", "spawning", 0, "CHANGING", RESUME, Wait),
     ("ERROR", None, 0, "ERROR", REPLACE, Stuck),
@@ -152,7 +153,10 @@ def test_no_status_is_missing_in_the_rows_and_on_the_page() -> None:
             row for row in page.split("\n   * - ") if f"``{status}``" in row.partition("     - ")[0]
         ]
         if meaning.verb and status != "UNKNOWN":
-            assert f"``openstack server {meaning.verb}" in row, row
+            kind, verb = (
+                ("hpc cluster", meaning.whole) if meaning.whole else ("server", meaning.verb)
+            )
+            assert f"``openstack {kind} {verb}" in row, row
 
 
 @pytest.mark.parametrize(
@@ -160,7 +164,10 @@ def test_no_status_is_missing_in_the_rows_and_on_the_page() -> None:
     [
         ("SHUTOFF", "SHUTOFF", "STOPPED", START),
         ("SHELVED", "SHELVED_OFFLOADED", "SHELVED", UNSHELVE),
-        ("SHUTOFF", "SHELVED", "DEGRADED", START),
+        ("SHUTOFF", "SHELVED", "DEGRADED", f"{UNSHELVE}, or {SHELVE}"),
+        # Only its own verb helps the one, so that comes first.
+        ("SHUTOFF", "PAUSED", "DEGRADED", "openstack server unpause train-2"),
+        ("SHELVED_OFFLOADED", "RESCUE", "DEGRADED", "openstack server unrescue train-2"),
     ],
 )
 def test_two_that_do_not_run(first: str, second: str, state: str, command: str) -> None:

@@ -1,0 +1,419 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands for all members of a cluster: stop, start, shelve, unshelve, reboot, rebuild.
+
+Each is refused before the first member if one of them cannot follow. As with ``create``, nothing
+is remembered between two steps: each plan is made from what Nova says, so the same command goes on
+where a killed one stopped. Only of a member that runs nothing shows whether it was rebooted or
+rebuilt. So the wish records the turn before the first member has it, and each member's metadata
+records it when the member has had it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import attrs
+
+from nova_hpc.outside.text import printable_text, shell_command
+from nova_hpc.wire import cluster_wish
+from nova_hpc.wire.cluster_wish import ClusterWish
+from nova_hpc.wire.version import WireError
+from nova_hpc_tools.cluster.life_cycle import commands, decide
+from nova_hpc_tools.cluster.life_cycle import run as life_cycle_run
+from nova_hpc_tools.cluster.life_cycle.decide import (
+    Act,
+    AskServer,
+    Done,
+    MarkTurn,
+    Move,
+    RebuildServer,
+    SetWish,
+    Step,
+    Stuck,
+    Wait,
+)
+from nova_hpc_tools.cluster.life_cycle.run import (
+    ClusterCloud,
+    ClusterError,
+    LateError,
+    Pace,
+    SilentError,
+)
+from nova_hpc_tools.cluster.members.model import Cluster, ClusterMember, number_members
+from nova_hpc_tools.cluster.members.server_state import CHANGEABLE, Standing
+from nova_hpc_tools.cluster.wish import Secrets
+
+
+@attrs.frozen
+class Verb:
+    """A command that brings all members to one of a few statuses.
+
+    :ivar goal: the statuses; ACTIVE means that the guest runs.
+    :ivar actions: status -> the action of Nova's API that leads on from it.
+    :ivar undo: the command for the way back.
+    """
+
+    name: str
+    goal: frozenset[str]
+    actions: Mapping[str, str]
+    undo: str
+
+
+_SHELVED: Final = frozenset({"SHELVED", "SHELVED_OFFLOADED"})
+STOP: Final = Verb("stop", frozenset({"SHUTOFF"}), {"ACTIVE": "os-stop"}, "start")
+START: Final = Verb("start", frozenset({"ACTIVE"}), {"SHUTOFF": "os-start"}, "stop")
+SHELVE: Final = Verb(
+    "shelve",
+    _SHELVED,
+    dict.fromkeys(("ACTIVE", "SHUTOFF", "PAUSED", "SUSPENDED"), "shelve"),
+    "unshelve",
+)
+UNSHELVE: Final = Verb(
+    "unshelve",
+    frozenset({"ACTIVE"}),
+    {**dict.fromkeys(_SHELVED, "unshelve"), "SHUTOFF": "os-start"},
+    "shelve",
+)
+REBOOT, REBUILD = "reboot", "rebuild"
+
+#: Says what a member needs: a step, a wait, a reason against the command; Done: nothing.
+_Need = Step | Wait | Stuck | Done
+_Rule = Callable[[Cluster, ClusterMember], _Need]
+#: Chooses those of the steps that are sent now.
+_Order = Callable[[Sequence[ClusterMember], list[Step]], list[Step]]
+
+
+def change_members(cloud: ClusterCloud, cluster: Cluster, verb: Verb, pace: Pace) -> Cluster:
+    """Bring all members to the verb's goal.
+
+    If one member finds no place when it is unshelved, those that came back are shelved again.
+
+    :raises ClusterError: a member cannot follow; the text says what has changed.
+    """
+    wish = commands.refuse_half(cluster)
+    accepted: set[Step] = set()
+    order = _order_unshelved if verb is UNSHELVE else _order_freely
+    plan = _plan_members(lambda now, member: _lead_on(now, member, verb), order, accepted)
+    try:
+        return _run(cloud, wish, cluster.id, plan, pace, accepted)
+    except ClusterError as error:
+        if not accepted:
+            raise ClusterError(f"{error}\nnothing has changed") from error
+        come = {
+            step.server
+            for step in accepted
+            if isinstance(step, AskServer) and step.action == "unshelve"
+        }
+        if not come or isinstance(error, (LateError, SilentError)):
+            raise ClusterError(f"{error}\n{format_ways(cluster, verb.name, verb.undo)}") from error
+        text = _shelve_again(cloud, wish, cluster, come, pace)
+        raise ClusterError(f"{error}\n{text}") from error
+
+
+def _shelve_again(
+    cloud: ClusterCloud, wish: ClusterWish, cluster: Cluster, come: set[str], pace: Pace
+) -> str:
+    """Shelve members that had come back; what became of it, in a sentence."""
+    accepted: set[Step] = set()
+
+    def rule(now: Cluster, member: ClusterMember) -> _Need:
+        return _lead_on(now, member, SHELVE) if member.id in come else Done()
+
+    plan = _plan_members(rule, _order_freely, accepted)
+    try:
+        left = _run(cloud, wish, cluster.id, plan, pace, accepted)
+    except ClusterError as error:
+        ways = format_ways(cluster, SHELVE.name, SHELVE.undo)
+        return f"shelving the others again failed as well: {error}\n{ways}"
+    refused = come - {step.server for step in accepted if isinstance(step, AskServer)}
+    again = "those that had come back are shelved again"
+    reasons = [cloud.read_no_host(server) for server in refused]
+    reason = next((reason for reason in reasons if reason is not None), None)
+    if reason is None:
+        return again
+    fit = len(come - refused) + sum(is_at_goal(member, UNSHELVE) for member in left.members)
+    fits = f"{_describe_place(cluster)}: {fit} of {len(cluster.wanted)} members fit"
+    return f"{fits}{f' ({printable_text(reason)})' if reason else ''}; {again}"
+
+
+def _describe_place(cluster: Cluster) -> str:
+    """That the cluster does not fit, and into what, as far as its owner knows it."""
+    level = next((member.fabric for member in cluster.members if member.fabric), "")
+    names = {member.position.domains.get(level, "") for member in cluster.members}
+    domain = printable_text(names.pop()) if len(names) == 1 else ""
+    into = f" into its {level} {domain}" if level and domain else ""
+    return f"cluster {cluster.name} does not fit{into} any more"
+
+
+def turn_members(
+    cloud: ClusterCloud, cluster: Cluster, verb: str, pace: Pace, image: str = ""
+) -> Cluster:
+    """Reboot or rebuild each member once, also those that a killed command had left.
+
+    A reboot stops a member and starts it again. A rebuild gives the first member its new disk
+    before the others, so that an image that does not start harms only that one.
+
+    :param verb: REBOOT or REBUILD.
+    :param image: id of the image for new disks; empty: the cluster's.
+    :raises ClusterError: a member cannot follow; the text says how to go on.
+    """
+    before = commands.refuse_half(cluster)
+    wish = _begin_turn(cluster, before, verb, image)
+    accepted: set[Step] = set()
+    plan = _plan_turn(wish, accepted)
+    try:
+        _run(cloud, wish, cluster.id, plan, pace, accepted)
+        image = wish.turn_image or wish.image
+        after = attrs.evolve(wish, turn="", image=image, generation=wish.generation + 1)
+        return _set_wish(cloud, cluster, after, pace)
+    except ClusterError as error:
+        turned = any(isinstance(step, (AskServer, RebuildServer)) for step in accepted)
+        if turned or wish is before or isinstance(error, (LateError, SilentError)):
+            raise ClusterError(f"{error}\n{format_ways(cluster, verb)}") from error
+        if accepted:
+            _withdraw_turn(cloud, cluster, before, wish, pace, error)
+        raise ClusterError(f"{error}\nnothing has changed") from error
+
+
+def _withdraw_turn(
+    cloud: ClusterCloud,
+    cluster: Cluster,
+    before: ClusterWish,
+    wish: ClusterWish,
+    pace: Pace,
+    error: ClusterError,
+) -> None:
+    withdrawn = attrs.evolve(before, generation=wish.generation + 1)
+    try:
+        _set_wish(cloud, cluster, withdrawn, pace)
+    except ClusterError as second:
+        ways = format_ways(cluster, wish.turn_verb)
+        raise ClusterError(f"{error}\nundoing it failed as well: {second}\n{ways}") from error
+
+
+def _begin_turn(cluster: Cluster, before: ClusterWish, verb: str, image: str) -> ClusterWish:
+    """The wish with a turn: a new one, or the one that was not finished.
+
+    :raises ClusterError: members cannot have it.
+    """
+    if before.turn_verb == verb and image in ("", before.turn_image):
+        return before
+    if before.turn and verb == REBOOT:
+        raise ClusterError(f"{cluster.reason}; first {decide.format_finish_commands(cluster)}")
+    if verb == REBUILD and (before.boot_gib or not before.image):
+        raise ClusterError(
+            f"members of cluster {cluster.name} boot from volumes, which a rebuild leaves as they "
+            "are: replace the members"
+        )
+    generation = before.generation + 1
+    words = [verb, str(generation), *([image or before.image] if verb == REBUILD else [])]
+    wish = attrs.evolve(before, turn="-".join(words), generation=generation)
+    try:
+        cluster_wish.from_metadata(cluster_wish.to_metadata(wish, cluster.id))
+    except WireError as error:
+        raise ClusterError(str(error)) from error
+    return wish
+
+
+def _plan_turn(wish: ClusterWish, accepted: set[Step]) -> Callable[[Cluster], Move]:
+    turn = wish.turn
+    if wish.turn_verb == REBOOT:
+        rule: _Rule = lambda now, member: _reboot_on(now, member, turn)  # noqa: E731
+        order: _Order = _order_freely
+    else:
+        rule = lambda now, member: _rebuild_on(now, member, turn)  # noqa: E731
+        order = lambda members, steps: _order_rebuilt(members, steps, turn)  # noqa: E731
+    plan_members = _plan_members(rule, order, accepted)
+
+    def plan(now: Cluster) -> Move:
+        if now.wish is not None and now.wish.order > wish.order:
+            return Stuck("another client has changed this cluster meanwhile")
+        move = plan_members(now)
+        if isinstance(move, Stuck):
+            return move
+        stale = _find_stale(now, wish)
+        # Before a member has its turn: from the first of them on it is decided.
+        return Act(stale) if stale else move
+
+    return plan
+
+
+def _plan_members(rule: _Rule, order: _Order, accepted: set[Step]) -> Callable[[Cluster], Move]:
+    """A plan for all members, in which none has a step while another one cannot follow.
+
+    :param accepted: steps that Nova has accepted; none is asked for twice.
+    """
+
+    def plan(now: Cluster) -> Move:
+        numbered = number_members(now)
+        if now.group is None or numbered.surplus or now.wanted - numbered.by_number.keys():
+            return Stuck(f"cluster {now.name} is {now.state.value}: {now.reason}")
+        members = tuple(numbered.by_number.values())
+        waits: list[Wait] = []
+        steps: list[Step] = []
+        for member in members:
+            need = rule(now, member)
+            if isinstance(need, Stuck):
+                return need
+            if isinstance(need, Wait):
+                waits.append(need)
+            elif not isinstance(need, Done):
+                server = decide.server_in_command(now, member)
+                if member.locked:
+                    unlock = shell_command("openstack", "server", "unlock", server)
+                    return Stuck(f"{member.shown} is locked: {unlock}")
+                if need in accepted:
+                    events = shell_command("openstack", "server", "event", "list", server)
+                    return Stuck(
+                        f"{member.shown} is still {member.state_text}, although Nova has accepted "
+                        f"the request: {events}"
+                    )
+                steps.append(need)
+        chosen = order(members, steps)
+        if chosen:
+            return Act(tuple(chosen))
+        return waits[0] if waits else Done()
+
+    return plan
+
+
+def _order_freely(members: Sequence[ClusterMember], steps: list[Step]) -> list[Step]:
+    return steps
+
+
+def _order_unshelved(members: Sequence[ClusterMember], steps: list[Step]) -> list[Step]:
+    """Members that look for a host one after the other, as when they are created.
+
+    Nova's policy of a server group knows of no member that has no host yet. Those that were
+    only stopped are started when all others are back.
+    """
+    unshelved = [
+        step for step in steps if isinstance(step, AskServer) and step.action == "unshelve"
+    ]
+    if not unshelved:
+        return steps if all(member.status not in _SHELVED for member in members) else []
+    homeless = {member.id for member in members if not member.host}
+    if any(member.id in homeless and member.task for member in members):
+        unshelved = [step for step in unshelved if step.server not in homeless]
+    first = next((step for step in unshelved if step.server in homeless), None)
+    return [step for step in unshelved if step.server not in homeless or step is first]
+
+
+def _order_rebuilt(members: Sequence[ClusterMember], steps: list[Step], turn: str) -> list[Step]:
+    """The first member alone, until it has its new disk and is well."""
+    begun = [member for member in members if member.turn == turn]
+    if not begun:
+        return steps[:1]
+    return steps if any(not member.task and not member.failed for member in begun) else []
+
+
+def _lead_on(cluster: Cluster, member: ClusterMember, verb: Verb) -> _Need:
+    if member.failed:
+        return _explain_failure(cluster, member)
+    if is_at_goal(member, verb):
+        return Done()
+    if member.task:
+        return _wait_for(member)
+    if member.status in verb.actions:
+        return AskServer(member.id, member.name, verb.actions[member.status])
+    return _wait_or_refuse(cluster, member)
+
+
+def is_at_goal(member: ClusterMember, verb: Verb) -> bool:
+    """Whether nothing is left to do for a member."""
+    if "ACTIVE" in verb.goal:
+        return member.standing is Standing.RUNS
+    return member.status in verb.goal and not member.task
+
+
+def has_had_turn(cluster: Cluster, member: ClusterMember) -> bool:
+    """Whether a member is done with the turn of its cluster, if that has one."""
+    turn = cluster.wish.turn if cluster.wish else ""
+    stands = member.standing is Standing.RUNS or (member.status == "SHUTOFF" and not member.task)
+    return stands and turn in ("", member.turn)
+
+
+def _reboot_on(cluster: Cluster, member: ClusterMember, turn: str) -> _Need:
+    turned = member.turn == turn
+    if member.failed:
+        return _explain_failure(cluster, member)
+    if turned and member.standing is Standing.RUNS:
+        return Done()
+    if member.task:
+        return _wait_for(member)
+    if member.status == "SHUTOFF":
+        if turned:
+            return AskServer(member.id, member.name, "os-start")
+        return MarkTurn(member.id, member.name)
+    if member.status == "ACTIVE" and not turned:
+        return AskServer(member.id, member.name, "os-stop")
+    return _wait_or_refuse(cluster, member)
+
+
+def _rebuild_on(cluster: Cluster, member: ClusterMember, turn: str) -> _Need:
+    turned = member.turn == turn
+    if member.failed and (turned or not member.launched):
+        return _explain_failure(cluster, member)
+    if member.task:
+        return _wait_for(member)
+    if turned and (member.standing is Standing.RUNS or member.status == "SHUTOFF"):
+        return Done()
+    if not turned and (member.failed or member.status in ("ACTIVE", "SHUTOFF")):
+        return RebuildServer(member.id, member.name)
+    return _wait_or_refuse(cluster, member)
+
+
+def _wait_for(member: ClusterMember) -> Wait:
+    return Wait(f"{member.shown} is {member.state_text}")
+
+
+def _wait_or_refuse(cluster: Cluster, member: ClusterMember) -> _Need:
+    if member.standing is Standing.CHANGES:
+        return _wait_for(member)
+    command = decide.format_run_command(cluster, member)
+    return Stuck(f"{member.shown} is {member.state_text}: {command}")
+
+
+def _explain_failure(cluster: Cluster, member: ClusterMember) -> Stuck:
+    command = decide.format_replace_command(cluster, member)
+    return Stuck(f"{decide.explain_failure([member])}: {command}")
+
+
+def _run(
+    cloud: ClusterCloud,
+    wish: ClusterWish,
+    group: str,
+    plan: Callable[[Cluster], Move],
+    pace: Pace,
+    accepted: set[Step],
+) -> Cluster:
+    return life_cycle_run.run_until_done(cloud, group, wish, Secrets(), pace, plan, accepted)
+
+
+def _set_wish(cloud: ClusterCloud, cluster: Cluster, wish: ClusterWish, pace: Pace) -> Cluster:
+    """Write a wish into the metadata of all members."""
+
+    def plan(now: Cluster) -> Move:
+        stale = _find_stale(now, wish)
+        return Act(stale) if stale else Done()
+
+    return _run(cloud, wish, cluster.id, plan, pace, set())
+
+
+def _find_stale(cluster: Cluster, wish: ClusterWish) -> tuple[SetWish, ...]:
+    """The steps that write a wish into the metadata of members that can have it."""
+    return tuple(
+        SetWish(member.id, member.name)
+        for member in number_members(cluster).by_number.values()
+        if member.wish != wish and member.status in CHANGEABLE
+    )
+
+
+def format_ways(cluster: Cluster, verb: str, undo: str = "") -> str:
+    """The command that goes on, and the one for the way back if there is one."""
+    named = cluster.name if cluster.name != "?" else cluster.id
+    text = f"{shell_command('openstack', 'hpc', 'cluster', verb, named)} goes on"
+    if undo:
+        text += f", {shell_command('openstack', 'hpc', 'cluster', undo, named)} undoes it"
+    return text
