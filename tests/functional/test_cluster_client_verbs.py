@@ -127,6 +127,21 @@ class WholeTest(VerbTest):
             self._wait_for_state_change({"id": second}, "ACTIVE")
         self.assert_whole("ACTIVE")
 
+    @pytest.mark.slow
+    def test_a_member_that_can_be_restored_is_missing(self) -> None:
+        self.flags(reclaim_instance_interval=3600)
+        self.create("k", 2)
+        second = next(each["id"] for each in self.servers() if each["name"] == "k-2")
+        self.api.delete_server(second)
+        self._wait_for_state_change({"id": second}, "SOFT_DELETED")
+        (row,) = self.cluster("list", "--long", "-f", "json").json
+        self.assertEqual(("INCOMPLETE", "1/2"), (row["State"], row["Members"]))
+        self.cluster("create", "--resume", "k")
+        self.assert_whole("ACTIVE")
+        self.assertNotIn(second, {each["id"] for each in self.servers()})
+        self.cluster("delete", "k")
+        self.assertEqual([], self.groups())
+
     def test_each_is_killed_at_some_requests(self) -> None:
         self.create("k", 2)
         for verb, at in (("stop", 5), ("start", 6), ("shelve", 5), ("unshelve", 5)):

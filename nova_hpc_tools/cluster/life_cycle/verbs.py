@@ -3,9 +3,9 @@
 
 Each is refused before the first member if one of them cannot follow. As with ``create``, nothing
 is remembered between two steps: each plan is made from what Nova says, so the same command goes on
-where a killed one stopped. Only of a member that runs nothing shows whether it was rebooted or
-rebuilt. So the wish records the turn before the first member has it, and each member's metadata
-records it when the member has had it.
+where a killed one stopped. A running member does not show whether it was rebooted or rebuilt. So
+the wish records the turn before the first member has it, and each member's metadata records
+afterwards that it is done.
 """
 
 from __future__ import annotations
