@@ -207,7 +207,9 @@ class SdkCloud:
         path = f"/servers/{server}/os-instance-actions"
         try:
             actions = self.rest.nova("GET", path)["instanceActions"]
-            request = next(each["request_id"] for each in actions if each["action"] == "unshelve")
+            request = next(
+                action["request_id"] for action in actions if action["action"] == "unshelve"
+            )
             answer = self.rest.nova("GET", f"{path}/{request}", microversion=_WITH_DETAILS)
         except (ClusterCloudError, StopIteration):
             return None

@@ -52,7 +52,7 @@ class ClusterError(Exception):
     """A command failed; the text says why, one line each."""
 
 
-class LateError(ClusterError):
+class PatienceError(ClusterError):
     """The time that a command had is over, and Nova is still at work."""
 
 
@@ -203,7 +203,7 @@ def run_until_done(
     """Look, plan and act until a plan says that all is done.
 
     :param accepted: gets each step that the cloud has accepted.
-    :raises LateError: the time of *pace* is over.
+    :raises PatienceError: the time of *pace* is over.
     :raises ClusterError: a plan is stuck, the cloud refuses, or does not answer.
     """
     begun = pace.clock()
@@ -240,7 +240,7 @@ def run_until_done(
             continue
         pace.said(cluster, move.what)
         if pace.limit and pace.clock() - begun > pace.limit:
-            raise LateError(f"after {pace.limit:g} seconds still {move.what}")
+            raise PatienceError(f"after {pace.limit:g} seconds still {move.what}")
         pace.sleep(interval)
         interval = min(_LATE, interval * _SLOWER)
 

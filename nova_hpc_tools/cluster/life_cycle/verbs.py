@@ -36,8 +36,8 @@ from nova_hpc_tools.cluster.life_cycle.decide import (
 from nova_hpc_tools.cluster.life_cycle.run import (
     ClusterCloud,
     ClusterError,
-    LateError,
     Pace,
+    PatienceError,
     SilentError,
 )
 from nova_hpc_tools.cluster.members.model import Cluster, ClusterMember, number_members
@@ -94,7 +94,7 @@ def change_members(cloud: ClusterCloud, cluster: Cluster, verb: Verb, pace: Pace
     wish = commands.refuse_half(cluster)
     accepted: set[Step] = set()
     order = _order_unshelved if verb is UNSHELVE else _order_freely
-    plan = _plan_members(lambda now, member: _lead_on(now, member, verb), order, accepted)
+    plan = _plan_members(lambda current, member: _lead_on(current, member, verb), order, accepted)
     try:
         return _run(cloud, wish, cluster.id, plan, pace, accepted)
     except ClusterError as error:
@@ -105,7 +105,7 @@ def change_members(cloud: ClusterCloud, cluster: Cluster, verb: Verb, pace: Pace
             for step in accepted
             if isinstance(step, AskServer) and step.action == "unshelve"
         }
-        if not come or isinstance(error, (LateError, SilentError)):
+        if not come or isinstance(error, (PatienceError, SilentError)):
             raise ClusterError(f"{error}\n{format_ways(cluster, verb.name, verb.undo)}") from error
         text = _shelve_again(cloud, wish, cluster, come, pace)
         raise ClusterError(f"{error}\n{text}") from error
@@ -117,8 +117,8 @@ def _shelve_again(
     """Shelve members that had come back; what became of it, in a sentence."""
     accepted: set[Step] = set()
 
-    def rule(now: Cluster, member: ClusterMember) -> _Need:
-        return _lead_on(now, member, SHELVE) if member.id in come else Done()
+    def rule(current: Cluster, member: ClusterMember) -> _Need:
+        return _lead_on(current, member, SHELVE) if member.id in come else Done()
 
     plan = _plan_members(rule, _order_freely, accepted)
     try:
@@ -169,7 +169,7 @@ def turn_members(
         return _set_wish(cloud, cluster, after, pace)
     except ClusterError as error:
         turned = any(isinstance(step, (AskServer, RebuildServer)) for step in accepted)
-        if turned or wish is before or isinstance(error, (LateError, SilentError)):
+        if turned or wish is before or isinstance(error, (PatienceError, SilentError)):
             raise ClusterError(f"{error}\n{format_ways(cluster, verb)}") from error
         if accepted:
             _withdraw_turn(cloud, cluster, before, wish, pace, error)
@@ -219,20 +219,20 @@ def _begin_turn(cluster: Cluster, before: ClusterWish, verb: str, image: str) ->
 def _plan_turn(wish: ClusterWish, accepted: set[Step]) -> Callable[[Cluster], Move]:
     turn = wish.turn
     if wish.turn_verb == REBOOT:
-        rule: _Rule = lambda now, member: _reboot_on(now, member, turn)  # noqa: E731
+        rule: _Rule = lambda current, member: _reboot_on(current, member, turn)  # noqa: E731
         order: _Order = _order_freely
     else:
-        rule = lambda now, member: _rebuild_on(now, member, turn)  # noqa: E731
+        rule = lambda current, member: _rebuild_on(current, member, turn)  # noqa: E731
         order = lambda members, steps: _order_rebuilt(members, steps, turn)  # noqa: E731
     plan_members = _plan_members(rule, order, accepted)
 
-    def plan(now: Cluster) -> Move:
-        if now.wish is not None and now.wish.order > wish.order:
+    def plan(current: Cluster) -> Move:
+        if current.wish is not None and current.wish.order > wish.order:
             return Stuck("another client has changed this cluster meanwhile")
-        move = plan_members(now)
+        move = plan_members(current)
         if isinstance(move, Stuck):
             return move
-        stale = _find_stale(now, wish)
+        stale = _find_stale(current, wish)
         # Before a member has its turn: from the first of them on it is decided.
         return Act(stale) if stale else move
 
@@ -245,21 +245,21 @@ def _plan_members(rule: _Rule, order: _Order, accepted: set[Step]) -> Callable[[
     :param accepted: steps that Nova has accepted; none is asked for twice.
     """
 
-    def plan(now: Cluster) -> Move:
-        numbered = number_members(now)
-        if now.group is None or numbered.surplus or now.wanted - numbered.by_number.keys():
-            return Stuck(f"cluster {now.name} is {now.state.value}: {now.reason}")
+    def plan(current: Cluster) -> Move:
+        numbered = number_members(current)
+        if current.group is None or numbered.surplus or current.wanted - numbered.by_number.keys():
+            return Stuck(f"cluster {current.name} is {current.state.value}: {current.reason}")
         members = tuple(numbered.by_number.values())
         waits: list[Wait] = []
         steps: list[Step] = []
         for member in members:
-            need = rule(now, member)
+            need = rule(current, member)
             if isinstance(need, Stuck):
                 return need
             if isinstance(need, Wait):
                 waits.append(need)
             elif not isinstance(need, Done):
-                server = decide.server_in_command(now, member)
+                server = decide.server_in_command(current, member)
                 if member.locked:
                     unlock = shell_command("openstack", "server", "unlock", server)
                     return Stuck(f"{member.shown} is locked: {unlock}")
@@ -394,8 +394,8 @@ def _run(
 def _set_wish(cloud: ClusterCloud, cluster: Cluster, wish: ClusterWish, pace: Pace) -> Cluster:
     """Write a wish into the metadata of all members."""
 
-    def plan(now: Cluster) -> Move:
-        stale = _find_stale(now, wish)
+    def plan(current: Cluster) -> Move:
+        stale = _find_stale(current, wish)
         return Act(stale) if stale else Done()
 
     return _run(cloud, wish, cluster.id, plan, pace, set())

@@ -249,7 +249,7 @@ class Cluster:
         if changing:
             return ClusterState.CHANGING, f"{changing[0].shown} is {changing[0].state_text}"
         resting = [member for member in present if member.standing is not Standing.RUNS]
-        if self.wish and self.wish.turn and all(each.status == "SHUTOFF" for each in resting):
+        if self.wish and self.wish.turn and all(member.status == "SHUTOFF" for member in resting):
             left = sum(member.turn != self.wish.turn for member in present)
             verb = self.wish.turn_verb
             return ClusterState.CHANGING, f"its {verb} is not finished, {left} members are left"
