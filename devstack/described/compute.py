@@ -38,10 +38,11 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from tests.functional import driver_fixtures  # noqa: E402
 from tests.functional.fixtures import HonestDomains, Shape, Switch  # noqa: E402
 
-#: Two sockets, on each a switch with two GPUs and an adapter of four functions.
+#: Two sockets, on each two switches with two GPUs and an adapter of four functions: a class of
+#: tempest has four GPUs while those of the class before are still being cleaned.
 SHAPE = Shape(
-    (Switch(gpus=2, pfs=1, vfs=4, numa=0), Switch(gpus=2, pfs=1, vfs=4, numa=1)),
-    cores=4,
+    tuple(Switch(gpus=2, pfs=1, vfs=4, numa=numa) for numa in (0, 0, 1, 1)),
+    cores=8,
     pages=((4, 1 << 21), (2048, 4096)),
 )
 

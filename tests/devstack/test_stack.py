@@ -72,7 +72,7 @@ def test_a_plain_server_is_active(cloud: Machine) -> None:
 
 def test_the_described_host_offers_its_devices(cloud: Machine) -> None:
     providers = {each["name"] for each in ask(cloud, "resource provider list")}
-    assert len([name for name in providers if name.startswith("gpu1_")]) == 6
+    assert len([name for name in providers if name.startswith("gpu1_")]) == 12
 
 
 def test_a_server_has_the_devices_that_placement_names(cloud: Machine) -> None:
