@@ -80,6 +80,7 @@ class GpuKillTest(base.GpuClientTest):
                 self.finish(verb, words)
         return died
 
+    @pytest.mark.slow
     def test_some_requests_of_attach(self) -> None:
         self.boot("one")
         self.prepare("attach")

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from benchmarks.group_cloud import report
 from benchmarks.group_cloud.__main__ import WAYS, holds
 
@@ -56,6 +58,7 @@ def test_ratios_are_those_of_one_round() -> None:
     assert ":commit: c0ffee" in table
 
 
+@pytest.mark.slow
 def test_a_small_race(tmp_path: Path) -> None:
     """Two schedulers over RabbitMQ: groups made by single creates stay in a leaf each."""
     rows = tmp_path / "rows.json"

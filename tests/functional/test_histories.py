@@ -36,6 +36,7 @@ class HistoriesTest(HistoryTest):
             f"{found.late} devices offered until the next look, {found.by_name}"
         )
 
+    @pytest.mark.slow
     def test_some_histories(self) -> None:
         self.run_histories(0, 6, 6)
 

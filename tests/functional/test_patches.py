@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 from pathlib import Path
@@ -74,6 +75,8 @@ def test_a_body_that_has_changed_is_told_once(monkeypatch, caplog) -> None:
     target = numa_fit.FIT.target
     changed = {**DIGESTS, target: dict.fromkeys(nova_sources.READ, "another")}
     monkeypatch.setattr(nova_sources, "DIGESTS", changed)
+    fresh = functools.cache(nova_sources.find_changed_functions)
+    monkeypatch.setattr(gate, "_find_changed_functions", fresh)
     with caplog.at_level("WARNING", logger=gate.LOG.logger.name):
         for _ in range(2):
             scheduler.install_scheduler_patches()

@@ -89,6 +89,7 @@ def test_a_day_that_is_cut_off_fails_where_the_whole_one_does() -> None:
         assert each.scheduler_dies == found.scheduler_dies
 
 
+@pytest.mark.slow
 def test_twenty_hosts(tmp_path: Path) -> None:
     """Two schedulers, one of which is killed, a host that fails, and many servers."""
     names = {k: v for k, v in os.environ.items() if k != "OS_NOVA_DISABLE_EVENTLET_PATCHING"}
