@@ -42,6 +42,7 @@ class AlignmentTest(DriverTest):
         with (
             mock.patch.object(gate, "_ONCE", Once()),
             mock.patch.dict(nova_sources.DIGESTS, other),
+            mock.patch.object(gate, "_find_changed_functions", nova_sources.find_changed_functions),
         ):
             self.host("alpha", fixtures.two_switches(gpus=2))
         (line,) = self.log_lines(

@@ -236,17 +236,18 @@ def list_overdue_alarms(
 
     :returns: one sentence for each row.
     """
+    over = f", for over {options.member_timeout:.0f} seconds"
     sentences = []
     for member in desired.members:
         entry = reading.members.get(member.row)
         if entry is None or not _waits_too_long(histories[member.row], options, moment):
             continue
-        about = f"port {member.port_id} of Neutron"
         if member.wanted and entry.state in _UNSEEN_STATES:
-            sentences.append(f"{about}: {entry.reason}")
+            sentences.append(f"port {member.port_id} of Neutron: {entry.reason}{over}")
         elif not member.wanted and entry.state not in _GONE_STATES:
             sentences.append(
-                f"{about} is no member of P_Key {format_pkey(member.pkey)} any more, and its "
-                f"physical port may still have the key: {entry.reason}"
+                f"port {member.port_id} of Neutron is no member of P_Key "
+                f"{format_pkey(member.pkey)} any more, and its physical port may still have the "
+                f"key: {entry.reason}{over}"
             )
-    return tuple(f"{text}, for over {options.member_timeout:.0f} seconds" for text in sentences)
+    return tuple(sentences)

@@ -25,6 +25,11 @@ OF_FABRIC = {"fabric check", "fabric ports", "metrics fabric"}
 OF_GPU = {f"hpc gpu share {verb}" for verb in ("create", "delete", "list", "show")}
 OF_GPU |= {"hpc gpu attach", "hpc gpu detach"}
 
+#: They start each guest anew: against Nova's API, in tests/functional/test_cluster_client_verbs.py.
+OF_CLUSTERS = {
+    f"hpc cluster {verb}" for verb in ("stop", "start", "shelve", "unshelve", "reboot", "rebuild")
+}
+
 
 def test_each_command_has_a_row() -> None:
     found = configparser.ConfigParser()
@@ -37,7 +42,7 @@ def test_each_command_has_a_row() -> None:
     project = tomllib.loads((TOP / "lab/pyproject.toml").read_text(encoding="utf-8"))["project"]
     names |= {name.replace("_", " ") for name in project["entry-points"]["nova_hpc.command"]}
     assert {"explain", "device list", "hpc cluster scale", "lab status"} <= names
-    typed = {row.words for row in ROWS} | ELSEWHERE | OF_FABRIC | OF_GPU
+    typed = {row.words for row in ROWS} | ELSEWHERE | OF_FABRIC | OF_GPU | OF_CLUSTERS
     # A command whose name begins another one's is not found in that one's row.
     longest = {
         max((name for name in names if f"{words} ".startswith(f"{name} ")), key=len)
