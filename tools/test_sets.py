@@ -109,8 +109,6 @@ _OTHERS: Final = f"not (driver or {_SCHEDULER})"
 _HISTORIES: Final = ("tests/functional/test_histories.py", "-k", "two_hundred")
 _KILLS: Final = ("python", "-m", "tests.functional.kills")
 _SUITES: Final = ("python", "-m", "tests.functional.nova_suites")
-#: Without those of SR-IOV, which are most of them; the full set has them.
-_SHORT_SUITES: Final = ("--suites", "test_numa_servers", "test_pci_in_placement", "--no-affinity")
 
 JOBS: Final[tuple[Job, ...]] = (
     _job("lint", "lint", (), 2, QUICK, STANDARD, FULL),
@@ -125,7 +123,6 @@ JOBS: Final[tuple[Job, ...]] = (
     _job("scheduler-34", "functional-34", (*_OURS, *_NOT_SLOW, "-k", _SCHEDULER), 9, STANDARD),
     _job("node-34", "functional-34", (*_OURS, *_NOT_SLOW, "-k", _NODE), 14, STANDARD),
     _job("others-34", "functional-34", (*_OURS, *_NOT_SLOW, "-k", _OTHERS), 10, STANDARD),
-    _job("nova-suites-34", "functional-34", (*_SUITES, *_SHORT_SUITES), 6, STANDARD),
     _job("functional-33", "functional-33", (*_OURS, *_WRAPS_NOVA), 3, STANDARD),
     _job("functional-32", "functional-32", (*_OURS, *_WRAPS_NOVA), 3, STANDARD),
     _job("lab", "lab", ("-m", "not slow", "tests/lab"), 20, STANDARD, leads=True),
@@ -146,7 +143,7 @@ JOBS: Final[tuple[Job, ...]] = (
     # How Nova and this project can be installed; functional-34-all has them.
     _job("layouts-33", "functional-33", (*_OURS, "-k", "driver_layouts"), 6, FULL),
     _job("layouts-32", "functional-32", (*_OURS, "-k", "driver_layouts"), 6, FULL),
-    _job("nova-suites-34-all", "functional-34", (*_SUITES, "--all"), 40, FULL),
+    _job("nova-suites-34", "functional-34", (*_SUITES, "--all"), 40, FULL),
     _job("nova-suites-33", "functional-33", _SUITES, 24, FULL),
     _job("nova-suites-32", "functional-32", _SUITES, 24, FULL),
     _job("kills", "functional-34", (*_KILLS, "--fault", "all"), 20, FULL),

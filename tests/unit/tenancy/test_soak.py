@@ -217,7 +217,7 @@ class World:
             self.step.accept(candidate, "firmware 2.0")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_busy_node_for_days(tmp_path, record_property):
     world = World(tmp_path, seed=11)
     rules = HealthRules()

@@ -154,7 +154,7 @@ def test_more_of_them_fail_the_run_and_so_does_one_twice(command):
 
 
 def test_an_environment_is_prepared_once_for_all_its_jobs(command):
-    command("--only", "scheduler-34", "node-34", "nova-suites-34").communicate(timeout=60)
+    command("--only", "scheduler-34", "node-34", "others-34").communicate(timeout=60)
     calls = command.calls.read_text().splitlines()
     assert [call for call in calls if "--notest" in call] == ["run --notest -e functional-34"]
     assert sum("--skip-pkg-install -e functional-34 -- " in call for call in calls) == 3
