@@ -243,6 +243,7 @@ class SoakTest(DriverTest):
                 wrong.append((number, f"{address}: {one} by Placement, {len(mine)} are well"))
         return wrong
 
+    @pytest.mark.slow
     def test_forty_updates(self) -> None:
         self.soak(SMALL, 40)
 
