@@ -104,6 +104,7 @@ class WholeTest(VerbTest):
         self.cluster("unshelve", "k")
         self.assert_whole("ACTIVE")
 
+    @pytest.mark.slow
     def test_refused_before_the_first_member(self) -> None:
         self.create("k", 2)
         second = next(each["id"] for each in self.servers() if each["name"] == "k-2")
