@@ -116,8 +116,8 @@ def activate_port(context: Any, row: int, port_id: str) -> None:
     before = _read_port(context, port_id)
     if before is None:
         return
-    # OVN has a block for each port on a host, and never learns that a whole or virtual function is
-    # up. The mechanism driver that has bound the port decides.
+    # OVN adds a block when its own switch reports the port as down, as it does of each port that
+    # is a whole or virtual function. The mechanism driver that has bound the port decides.
     provisioning_blocks.remove_provisioning_component(
         context, port_id, resources.PORT, provisioning_blocks.L2_AGENT_ENTITY
     )

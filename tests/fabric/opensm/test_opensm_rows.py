@@ -221,3 +221,17 @@ def test_opensm_gets_another_signal_while_a_member_is_not_right(site, view, monk
         time.sleep(6)
         assert len(signals) == 2
     assert keys(view, port.guid, other.guid) == [{0x8101}, {0x8102}]
+
+
+def test_a_row_that_is_refused_causes_no_sweeps(site):
+    """Else a port on a manager's adapter had the whole fabric swept once a minute."""
+    with running_agent(site, timeout=2.0) as found:
+        manager = site.fabric.net.all_ports()[0].guid
+        wait_until(lambda: found.agent.status.managers == (manager,), "it is known")
+        wait_until(lambda: found.agent.manager.signals, "opensm was told")
+        signals = found.agent.manager.signals
+        found.bind(1, manager)
+        found.wait_for([1], ERROR)
+        time.sleep(7)
+        assert found.agent.manager.signals == signals
+        assert found.server.status(1) == ERROR

@@ -25,7 +25,7 @@ OF_FABRIC = {"fabric check", "fabric ports", "metrics fabric"}
 OF_GPU = {f"hpc gpu share {verb}" for verb in ("create", "delete", "list", "show")}
 OF_GPU |= {"hpc gpu attach", "hpc gpu detach"}
 
-#: They start each guest anew: against Nova's API, in tests/functional/test_cluster_client_verbs.py.
+#: Not in the lab yet: against Nova's API, in tests/functional/test_cluster_client_verbs.py.
 OF_CLUSTERS = {
     f"hpc cluster {verb}" for verb in ("stop", "start", "shelve", "unshelve", "reboot", "rebuild")
 }

@@ -345,8 +345,10 @@ class OpensmSubnetManager:
             for member in desired.members
             if shrunk is None or tables.get(member.guid, _UNREAD).own is not None
         }
+        # No sweep helps a row that the file does not have.
+        written_rows = (entry for row, entry in readings.items() if row not in layout.refused)
         coming_up = any(read.is_coming_up for read in tables.values())
-        self._repeat_signal(coming_up or any(map(_is_unsettled, readings.values())))
+        self._repeat_signal(coming_up or any(map(_is_unsettled, written_rows)))
         told = self._told
         settled = told is None or time.monotonic() - told.at > _SETTLING
         faults = [*complaints, *([] if shrunk is None else [shrunk])]
