@@ -34,8 +34,6 @@ _INIT: Final = 2
 #: CapabilityMask: a subnet manager runs at the port.
 _IS_SM: Final = 0x2
 _MANAGER_STATES: Final = ("not active", "discovering", "standby", "master")
-#: The entry of a full member of the default partition.
-_FULL_DEFAULT: Final = 0xFFFF
 #: Switches on a way, in hops (IB_SUBNET_PATH_HOPS_MAX).
 _MOST_HOPS: Final = 63
 #: Of one question, in ms, and how often it is asked.
@@ -298,19 +296,20 @@ class _Tables:
         guid, _, _, number, _, switch_port, way, is_asked = port
         path = tuple(way)
         data = self._mads.ask(path, _NODE_INFO, 0) if is_asked else None
-        own, facing = None, None
+        own, facing, is_coming_up = None, None, False
         if data is not None:
             # Another port may be at the end of the way by now.
             if int.from_bytes(data[20:28], "big") != guid:
                 return [None, None, False]
             own = _read_table(self._mads, path, number, int.from_bytes(data[28:30], "big"))
+            # A link that went and came back keeps its tables, and carries no data until the
+            # manager has made it active.
+            is_coming_up = self._is_coming_up(path, number)
         if switch_port is not None:
             entries = self._entries_of_switch(path[:-1])
             if entries is not None:
                 facing = _read_table(self._mads, path[:-1], switch_port, entries)
-        # A port that comes up has this entry until the manager has written its table.
-        is_open = _FULL_DEFAULT in (own or ()) or _FULL_DEFAULT in (facing or ())
-        return [own, facing, is_open and self._is_coming_up(path, number)]
+        return [own, facing, is_coming_up]
 
     def _is_coming_up(self, path: Path, number: int) -> bool:
         info = self._mads.ask(path, _PORT_INFO, number)

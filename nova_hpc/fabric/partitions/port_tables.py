@@ -92,7 +92,8 @@ class PortTables:
 
     :ivar own: of the port; None: it could not be read.
     :ivar facing: of the switch port facing it; None: it could not be read, or there is none.
-    :ivar is_coming_up: the link is in INIT: the manager has not written the port's table yet.
+    :ivar is_coming_up: the link is in INIT and carries no data; the manager may not have written
+        the port's table yet.
     """
 
     own: frozenset[int] | None
@@ -304,7 +305,8 @@ def judge_member(
     if tables is None:
         return _judge_absent(name, expectations.fabric.silent)
     if tables.is_coming_up and member.wanted:
-        return MemberReading(MemberState.NOT_ON_FABRIC, f"the link of {name} is coming up")
+        reason = f"the link of {name} is coming up: the subnet manager has not made it active"
+        return MemberReading(MemberState.NOT_ON_FABRIC, reason)
     if tables.own is None:
         return attrs.evolve(_judge_silent(name, member, expectations, tables), kept=kept)
     wrong = expectations.judge_port(member.guid, tables)

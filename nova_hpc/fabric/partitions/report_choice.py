@@ -219,7 +219,7 @@ def _explain_failure(entry: MemberReading | None, options: ReportOptions) -> str
     reason = "its P_Key table could not be read" if entry is None else entry.reason
     if entry is not None and entry.state is MemberState.NOT_ON_FABRIC:
         reason += (
-            "; is its link down? [hpc_partitions]activate_absent_ports lets such ports become "
+            "; [hpc_partitions]activate_absent_ports lets such ports become "
             "ACTIVE before their link is up"
         )
     return f"{reason} (after {options.member_timeout:.0f} seconds)"

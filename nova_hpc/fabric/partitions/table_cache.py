@@ -125,7 +125,7 @@ class TableCache:
         answers, passed = self._read_ports(asked, expectations, moment)
         for guid, tables in answers.items():
             self._right.pop(guid, None)
-            if expectations.judge_port(guid, tables) is None:
+            if expectations.judge_port(guid, tables) is None and not tables.is_coming_up:
                 self._right[guid] = expectations.entries_of(guid), moment
             self._note_silence(guid, tables, moment)
         if scans and passed:

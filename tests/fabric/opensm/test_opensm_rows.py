@@ -179,6 +179,27 @@ def test_a_port_whose_link_is_gone_is_an_alarm_and_no_longer_active(site, view):
         assert found.server.seen[2] == [DOWN, ACTIVE]
 
 
+def test_a_link_that_opensm_does_not_bring_up_is_an_alarm_and_no_longer_active(site, view):
+    """Before: the old tables of a link that came back were right, and the port stayed ACTIVE."""
+    bounced, other = site.fabric.net.ports[22:24]
+    text = guid_text(bounced.guid)
+    with running_agent(site) as found:
+        found.bind(1, bounced.guid)
+        found.bind(2, other.guid, B)
+        found.wait_for([1, 2])
+        with site.fabric.frozen("opensm"):
+            site.fabric.tell_simulator(f'Unlink "{bounced.name}"')
+            time.sleep(0.3)
+            site.fabric.tell_simulator(f'ReLink "{bounced.name}"')
+            assert not view.is_active(text)
+            assert view.tables([text])[text][1] == [0x7FFF, 0x8101]
+            found.wait_for([1], ERROR, 60)
+            name = f"port port1 of Neutron: the link of port {text} is coming up"
+            wait_until(lambda: any(name in text for text in found.alarms), "the alarm", 20)
+        found.wait_for([1], ACTIVE, 60)
+        assert found.server.seen[2] == [DOWN, ACTIVE]
+
+
 def test_a_key_that_opensm_does_not_take_is_named(site, view):
     """Before: a deleted port kept its key while opensm hung, and no alarm named it."""
     port, other = site.fabric.net.ports[30:32]

@@ -157,6 +157,16 @@ def test_a_port_that_comes_up_is_neither_wrong_nor_a_stranger() -> None:
     assert _judge(LEAVING, booting).state is MemberState.DIFFERENT
 
 
+def test_a_port_with_right_tables_and_a_link_in_init_is_not_right() -> None:
+    """The link went and came back: the tables stayed, and no data passes until it is active."""
+    key = frozenset({0x7FFF, 0x8101})
+    reading = _judge(ROW, PortTables(key, key, is_coming_up=True))
+    assert (reading.state, reading.kept) == (MemberState.NOT_ON_FABRIC, None)
+    assert "is coming up" in reading.reason
+    gone = PortTables(LIMITED, LIMITED, is_coming_up=True)
+    assert _judge(LEAVING, gone).state is MemberState.AS_DESIRED
+
+
 @pytest.mark.parametrize("entry", [0xFFFF, 0x8101, 0x8102])
 def test_a_key_that_a_node_writes_into_its_own_table_is_its_own_fault(entry) -> None:
     """Its switch port stops such packets, so no other row is concerned."""

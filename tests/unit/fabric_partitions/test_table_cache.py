@@ -30,6 +30,7 @@ class Fabric:
         }
         self.keys = {guid: {0x7FFF} for guid in self.ports}
         self.hung = set()
+        self.coming_up = set()
         self.walks = 0
         self.reads = []
 
@@ -44,7 +45,7 @@ class Fabric:
             keys = self.keys.get(port.guid)
             side = None if keys is None else frozenset(keys)
             own = None if port.guid in silent | self.hung else side
-            read[port.guid] = PortTables(own, side)
+            read[port.guid] = PortTables(own, side, port.guid in self.coming_up)
         return read
 
 
@@ -110,6 +111,23 @@ def test_what_is_right_is_read_again_after_a_second_and_what_is_wrong_at_once(cl
     looks.look(ONE)
     assert looks.asked() == [1, 2, 3]
     assert fabric.walks == 1
+
+
+def test_a_link_that_is_coming_up_is_read_again_at_once(clock) -> None:
+    """Its tables are right already, and only the state of the link tells that no data passes."""
+    fabric = Fabric()
+    looks = Looks(fabric)
+    _join(fabric)
+    fabric.coming_up = {2}
+    looks.look(ONE)
+    clock(0.1)
+    tables, _ = looks.look(ONE)
+    assert looks.asked() == [2]
+    assert tables[2].is_coming_up
+    fabric.coming_up = set()
+    looks.look(ONE)
+    looks.look(ONE)
+    assert looks.asked() == []
 
 
 def test_after_a_change_all_members_are_read(clock) -> None:
