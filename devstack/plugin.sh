@@ -219,17 +219,15 @@ function nova_hpc_configure_tempest {
     fi
     iniset $TEMPEST_CONFIG nova_hpc flavor $smallest
     iniset $TEMPEST_CONFIG nova_hpc largest_flavor $NOVA_HPC_TEST_FAMILY.gpu$most
-    if [[ ",$DEVSTACK_PLUGINS," == *,whitebox-tempest-plugin,* ]]; then
-        nova_hpc_configure_whitebox
-    fi
 }
 
 function nova_hpc_flavor_id {
     openstack flavor show $1 -f value -c id
 }
 
-# The hardware of this node, as whitebox-tempest-plugin asks for it.
-function nova_hpc_configure_whitebox {
+# The hardware of this node, in the variables that whitebox-tempest-plugin writes for its tests.
+# They are set before the phase in which it does: a job of Zuul enables plug-ins by name.
+function nova_hpc_tell_whitebox {
     local node cpus topology="" sizes=""
     for node in /sys/devices/system/node/node[0-9]*; do
         cpus=$(python3 - $(cat $node/cpulist) <<'END'
@@ -238,7 +236,7 @@ ranges = [part.split("-") for part in sys.argv[1].split(",")]
 print(",".join(str(cpu) for part in ranges for cpu in range(int(part[0]), int(part[-1]) + 1)))
 END
 )
-        topology+="${topology:+, }\"${node##*/node}\": [$cpus]"
+        topology+="${topology:+, }${node##*/node}: [$cpus]"
     done
     for node in /sys/kernel/mm/hugepages/hugepages-*kB; do
         if [[ -e $node && $(cat $node/nr_hugepages) -gt 0 ]]; then
@@ -246,8 +244,8 @@ END
             sizes+="${sizes:+,}${node%kB}"
         fi
     done
-    iniset $TEMPEST_CONFIG whitebox-hardware cpu_topology "{$topology}"
-    iniset $TEMPEST_CONFIG whitebox-hardware configured_hugepage_sizes "$sizes"
+    WHITEBOX_CPU_TOPOLOGY=${WHITEBOX_CPU_TOPOLOGY:-$topology}
+    WHITEBOX_CONFIGURED_HUGEPAGES=$sizes
 }
 
 # Flavors for one, two, four and all GPUs of the nodes, and two of them for tempest.
@@ -304,6 +302,9 @@ elif [[ "$1" == "stack" && "$2" == "post-config" ]]; then
         nova_hpc_configure_partitions
     fi
 elif [[ "$1" == "stack" && "$2" == "extra" ]]; then
+    if [[ ",$DEVSTACK_PLUGINS," == *,whitebox-tempest-plugin,* ]]; then
+        nova_hpc_tell_whitebox
+    fi
     if [[ $NOVA_HPC_PARTITIONS == True ]] && is_service_enabled hpc-fabric-agent; then
         echo_summary "Starting the agent of the fabric"
         if [[ -n "$NOVA_HPC_SIMULATED_FABRIC" ]]; then

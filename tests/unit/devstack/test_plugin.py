@@ -16,8 +16,7 @@ import sys
 
 import attrs
 import pytest
-import yaml
-from oslo_config import cfg
+from oslo_config import cfg, types
 
 TOP = pathlib.Path(__file__).resolve().parents[3]
 
@@ -378,13 +377,38 @@ def test_no_flavors_where_none_are_wanted(tmp_path: pathlib.Path) -> None:
     assert _test_config(tmp_path, 0, more='NOVA_HPC_TEST_FAMILY=""').calls == []
 
 
-@pytest.mark.usefixtures("captures")
-def test_whitebox_is_told_the_hardware(tmp_path: pathlib.Path) -> None:
-    done = _test_config(tmp_path, 0, more="DEVSTACK_PLUGINS=nova-hpc,whitebox-tempest-plugin")
-    topology = json.loads(done.tempest["whitebox-hardware"]["cpu_topology"])
+def test_whitebox_is_told_the_hardware(captures: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Its own plug-in writes the variables as they are, before or after this one."""
+    (tmp_path / "nova.conf").write_text(NOVA_CONF)
+    script = SCRIPT.replace(
+        "source $PLUGIN_TOP/devstack/settings",
+        "DEVSTACK_PLUGINS=nova-hpc,whitebox-tempest-plugin\nsource $PLUGIN_TOP/devstack/settings",
+    ).replace("post-config", "extra")
+    group = "whitebox-hardware"
+    script += f"""
+    iniset $SCRATCH/tempest.conf {group} cpu_topology "$WHITEBOX_CPU_TOPOLOGY"
+    iniset $SCRATCH/tempest.conf {group} configured_hugepage_sizes "$WHITEBOX_CONFIGURED_HUGEPAGES"
+    """
+    _run(script, captures, tmp_path, "")
+    # As the plug-in declares them.
+    conf = cfg.ConfigOpts()
+    conf.register_opts(
+        [
+            cfg.Opt("cpu_topology", type=types.Dict(types.List(types.Integer(), bounds=True))),
+            cfg.Opt("configured_hugepage_sizes", type=types.List(types.Integer()), default=[]),
+        ],
+        group=group,
+    )
+    conf(["--config-file", str(tmp_path / "tempest.conf")])
     nodes = pathlib.Path("/sys/devices/system/node").glob("node[0-9]*")
-    assert {f"node{number}" for number in topology} == {node.name for node in nodes}
-    assert all(isinstance(cpu, int) for cpus in topology.values() for cpu in cpus)
+    assert {f"node{number}" for number in conf[group].cpu_topology} == {each.name for each in nodes}
+    assert all(conf[group].cpu_topology.values())
+    pages = pathlib.Path("/sys/kernel/mm/hugepages").glob("hugepages-*kB/nr_hugepages")
+    assert set(conf[group].configured_hugepage_sizes) == {
+        int(each.parent.name.removeprefix("hugepages-").removesuffix("kB"))
+        for each in pages
+        if int(each.read_text())
+    }
 
 
 # -- beside devstack's own work ----------------------------------------------------------
@@ -533,73 +557,6 @@ def test_servers_get_dedicated_cpus(
         assert sets == {own: ["4-7"]}
     else:
         assert set(sets) == {"cpu_shared_set", "cpu_dedicated_set"}
-
-
-def test_the_jobs_name_what_is_there() -> None:
-    jobs = {
-        each["job"]["name"]: each["job"]
-        for each in yaml.safe_load((TOP / ".zuul.yaml").read_text())
-        if "job" in each
-    }
-    playbook = jobs["nova-hpc-lab"]["run"]
-    (play,) = yaml.safe_load((TOP / playbook).read_text())
-    (task,) = play["tasks"]
-    words = task["ansible.builtin.command"]["cmd"].split()
-    assert words[0] == "bash"
-    assert (TOP / words[1]).is_file()
-    (project,) = (
-        each["project"]
-        for each in yaml.safe_load((TOP / ".zuul.yaml").read_text())
-        if "project" in each
-    )
-    weekly = set(project["periodic-weekly"]["jobs"])
-    assert project["check"]["jobs"] == project["gate"]["jobs"]
-    # Defined by OpenStack for all projects: each runs the environment of tox of its name.
-    shared = {each for each in project["check"]["jobs"] if each not in jobs}
-    abstract = {name for name, job in jobs.items() if job.get("abstract")}
-    assert set(project["check"]["jobs"]) - shared == jobs.keys() - weekly - abstract
-    assert shared == {"openstack-tox-py311", "openstack-tox-py312", "openstack-tox-py313"}
-    tox = (TOP / "tox.ini").read_text()
-    for job in jobs.values():
-        env = job.get("vars", {}).get("tox_envlist", "all")
-        release = env.rpartition("-")[2]
-        assert env == "all" or f"[testenv:{env}]" in tox or f"{release}: nova>={release}" in tox
-
-
-def test_a_change_of_any_project_enables_this_plug_in() -> None:
-    """A change of Nova, by a third-party CI or Depends-On, has another ``zuul.project``."""
-    jobs = [
-        each["job"] for each in yaml.safe_load((TOP / ".zuul.yaml").read_text()) if "job" in each
-    ]
-    (job,) = (each for each in jobs if each["name"] == "nova-hpc-devstack")
-    address = job["vars"]["devstack_plugins"]["nova-hpc"]
-    assert "{{" not in address
-    # Zuul's name of a project is that address without its scheme.
-    assert address.partition("://")[2] in job["required-projects"]
-    # Without hardware every phase is tried, and the job is red if no host has devices.
-    local = job["vars"]["devstack_localrc"]
-    assert local["NOVA_HPC_TEST_FAMILY"]
-    assert local["NOVA_HPC_DESCRIBED_HOST"]
-    (inherited,) = (each for each in jobs if each["name"] == "nova-hpc-devstack-gpu")
-    assert inherited["parent"] == "nova-hpc-devstack"
-    assert inherited["vars"]["devstack_localrc"].keys() >= {"NOVA_HPC_TEST_FAMILY"}
-    assert inherited["vars"]["devstack_localrc"]["NOVA_HPC_DESCRIBED_HOST"] == ""
-
-
-def test_the_weekly_job_runs_the_contract_tests_beside_novas_master() -> None:
-    (job,) = (
-        each["job"]
-        for each in yaml.safe_load((TOP / ".zuul.yaml").read_text())
-        if each.get("job", {}).get("name") == "nova-hpc-nova-master"
-    )
-    assert "openstack/nova" in job["required-projects"]
-    tox = configparser.ConfigParser(interpolation=None)
-    tox.read(TOP / "tox.ini")
-    env = tox[f"testenv:{job['vars']['tox_envlist']}"]
-    assert "NOVA_HPC_NEXT_NOVA" in env["set_env"]
-    tests = env["commands"].partition("posargs:")[2].rstrip("}").split()
-    assert "tests/functional/test_scheduler_contract.py" in tests
-    assert all((TOP / each).exists() for each in tests)
 
 
 SAMPLES = ["local.conf.sample", "local.conf.subnode.sample"]
