@@ -178,8 +178,8 @@ JOBS: Final[tuple[Job, ...]] = (
         *(40, FULL),
         alone=True,
     ),
-    # An unmodified stack.sh in containers of its own: it keeps all CPUs busy.
-    _job("devstack", "py311", ("tests/devstack",), 120, FULL, alone=True, needs="DEVSTACK_TREE"),
+    # An unmodified stack.sh in containers, and a node of the lab: it keeps all CPUs busy.
+    _job("devstack", "lab", ("tests/devstack",), 150, FULL, alone=True, needs="DEVSTACK_TREE"),
     _job("mutations", "functional-34", ("python", "tools/mutate.py"), 60, FULL),
     # With five hundred histories.
     _job("fabric-all", "lab", ("tests/fabric",), 90, FULL),

@@ -7,13 +7,22 @@ The tests are in the order in which a person does these things; each asks the cl
 from __future__ import annotations
 
 import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
+from nova_hpc_lab import evidence, node
+from nova_hpc_lab.state import Paths
+from tests.devstack import lab_node
 from tests.devstack.conftest import TOP, stack
 from tests.devstack.container import Machine
+
+T = TypeVar("T")
 
 pytestmark = pytest.mark.slow
 
@@ -150,6 +159,80 @@ def test_a_second_node_joins(cloud: Machine, second: Machine) -> None:
     server = boot(cloud, "other", "m1.nano", f"--availability-zone nova:{second.name}")
     assert server["status"] == "ACTIVE", server
     cloud.call(f"{ADMIN}openstack server delete --wait other")
+
+
+def test_the_labs_node_joins_and_its_guest_proves_the_devices(cloud: Machine) -> None:
+    """A GPU and a function below one root: Placement, libvirt and the guest name the same ones."""
+    with tempfile.TemporaryDirectory(prefix="nhd") as folder:
+        cache = Paths.from_environment().cache
+        paths = Paths(Path(folder), cache, Path(sys.prefix))
+        paths.make()
+        node.prepare_image(paths, lambda *_: None)
+        lab_node.add_aliases(cloud)
+        lab_node.upload_guest(cloud, ADMIN, paths)
+        sub = lab_node.SubNode(cloud, paths)
+        sub.start()
+        try:
+            prove_devices(cloud, sub)
+        finally:
+            sub.stop()
+
+
+def prove_devices(cloud: Machine, sub: lab_node.SubNode) -> None:
+    """Boot a server on the lab's node, and compare all accounts of its devices."""
+    wait_until(lambda: sub.status().state in (node.State.UP, node.State.FAILED), 1800)
+    assert sub.status().state is node.State.UP, sub.status()
+    cloud.call("cd devstack && tools/discover_hosts.sh")
+    prefix = f"{sub.name}_"
+    providers = "resource provider list"
+    wait_until(lambda: any(each["name"].startswith(prefix) for each in ask(cloud, providers)), 300)
+    gpu, function = (f"{lab_node.PREFIX}{each}" for each in ("gpu", "vf"))
+    specs = {
+        "pci_passthrough:alias": f"{gpu}:1,{function}:1",
+        "hpc:affinity": "root",
+        "hw:cpu_policy": "dedicated",
+        "hw:mem_page_size": "2048",
+        "hw:pci_numa_affinity_policy": "required",
+    }
+    words = " ".join(f"--property {key}={value}" for key, value in specs.items())
+    cloud.call(f"{ADMIN}openstack flavor create lab --vcpus 1 --ram 512 --disk 1 {words}")
+    create = f"server create --image {lab_node.IMAGE} --flavor lab --nic none proof"
+    wait = STATUS.format("server", "proof", "BUILD")
+    cloud.call(f"{ADMIN}openstack --os-compute-api-version 2.37 {create}; {wait}")
+    server = ask(cloud, "server show proof")
+    assert server["status"] == "ACTIVE", server
+    assert server["OS-EXT-SRV-ATTR:host"] == sub.name
+
+    def read_report() -> node.GuestReport | None:
+        _, console = cloud.call(f"{ADMIN}openstack console log show proof", check=False)
+        return node.parse_report(console)
+
+    report = wait_until(read_report, 600)
+    guest = evidence.guest(report)
+    hosts, _ = evidence.host_devices(sub)
+    attached = evidence.domain(sub, server["id"]).hostdevs
+    allocated = {
+        each["name"].removeprefix(prefix)
+        for each in ask(cloud, "resource provider list")
+        if each["name"].startswith(prefix)
+        and ask(cloud, f"resource provider usage show {each['uuid']}")[0]["usage"]
+    }
+    assert {hosts[address].provider for address in attached} == allocated
+    assert sorted(hosts[address].role for address in attached) == ["gpu", "vf"]
+    seen = sorted(device.identity for device in guest.devices)
+    assert seen == sorted(hosts[address].identity for address in attached)
+    assert guest.check_status == 0, guest.check
+    print(f"\nRESULT: the guest has {seen}, as Placement and libvirt say")
+    cloud.call(f"{ADMIN}openstack server delete --wait proof")
+
+
+def wait_until(condition: Callable[[], T | None], seconds: float) -> T:
+    """What *condition* then is."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"not within {seconds:.0f} s"
+        time.sleep(3)
+    return found
 
 
 def test_stack_sh_runs_again(cloud: Machine) -> None:
