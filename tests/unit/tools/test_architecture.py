@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The picture of the architecture, made from the code's imports."""
 
+import functools
 import importlib.util
 import sys
 from pathlib import Path
@@ -18,6 +19,8 @@ def architecture():
     # dataclasses look their module up.
     sys.modules["architecture"] = module
     spec.loader.exec_module(module)
+    # Each reading parses all of the code.
+    module.read_rooms = functools.cache(module.read_rooms)
     yield module
     del sys.modules["architecture"]
 
