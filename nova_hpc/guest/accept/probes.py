@@ -185,7 +185,7 @@ PROBES: Final = (
         *("timer_p99", "how late a timer wakes (99 of 100)", "us", False, 0.33, "cyclictest"),
         words=(
             *("cyclictest", "-q", "--policy=other", "-a", "{cpu}", "-t", "1", "-i", "250"),
-            *("-l", "1200", "-h", "20000", "--json={json}"),
+            *("-l", "1200", "-h", str(readings.HISTOGRAM_US), "--json={json}"),
         ),
         read=readings.read_cyclictest,
         work=1200.0,

@@ -2,7 +2,8 @@
 """What tools print, read: pure functions from text to numbers.
 
 A reader takes the tool's output, the file it wrote, and how much work it was given; it gives
-one value, or raises ValueError where the text is not what the tool prints.
+one value, or raises ValueError where the text is not what the tool prints. It finds the value by
+the name that the tool prints beside or above it, never by its place alone.
 """
 
 from __future__ import annotations
@@ -10,10 +11,16 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 _NUMBER: Final = r"(\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)"
+#: Microseconds to which cyclictest counts single wakes; its option ``-h``.
+HISTOGRAM_US: Final = 20_000
+#: Columns of perftest, by its own names; some contain blanks.
+_PERFTEST_NAME: Final = r"#\w+|BW \w+\[[^]]*\]|[\d.]+% percentile\[\w+\]|\w+\[[^]]*\]"
+#: The line with which NCCL marks its log: host, process, thread, GPU.
+_NCCL_INFO: Final = r"[\w.-]+:\d+:\d+ \[\d+\] NCCL \w+ "
 
 
 def read_sysbench_cpu(text: str, _: str, work: float) -> float:
@@ -27,16 +34,23 @@ def read_sysbench_memory(text: str, _: str, __: float) -> float:
 
 
 def read_cyclictest(_: str, document: str, work: float) -> float:
-    """The 99th percentile of how late the timer woke, in microseconds."""
+    """The 99th percentile of how late the timer woke, in microseconds.
+
+    Wakes that are later than the histogram are missing from it. If they are more than one of
+    a hundred, the value is the histogram's end: it is at least that late.
+    """
     thread = _find_path(_load_json(document), "thread", "0")
     histogram = _find_path(thread, "histogram")
-    if not isinstance(histogram, dict) or not histogram:
+    if not isinstance(histogram, dict):
         raise ValueError("no histogram")
     counts = sorted(((_read_whole(late), _read_whole(count)) for late, count in histogram.items()))
-    total = sum(count for _, count in counts)
-    left = 0.01 * total
-    if total <= 0:
-        raise ValueError("an empty histogram")
+    total = _read_whole(_find_path(thread, "cycles"))
+    later = total - sum(count for _, count in counts)
+    if total <= 0 or later < 0:
+        raise ValueError(f"a histogram of {total - later} wakes of {total}")
+    left = 0.01 * total - later
+    if left <= 0 and later:
+        return float(HISTOGRAM_US)
     for late, count in reversed(counts):
         left -= count
         if left <= 0:
@@ -76,7 +90,7 @@ def _find_iperf3_end(text: str) -> Any:
 
 def read_fio(text: str, _: str, __: float) -> float:
     """The mean time of a read, in microseconds."""
-    jobs = _find_path(_load_json(text[text.find("{") :]), "jobs")
+    jobs = _find_path(_load_json(text), "jobs")
     if not isinstance(jobs, list) or not jobs:
         raise ValueError("no jobs")
     if _find_path(jobs[0], "error"):
@@ -120,12 +134,36 @@ def read_hpcc(name: str, scale: float) -> Callable[[str, str, float], float]:
 
 def read_perftest_rate(text: str, _: str, __: float) -> float:
     """Gbit/s on average, as ``--report_gbits`` prints it."""
-    return _find_column(text, r"BW average\[Gb/sec\]", 3)
+    return _read_perftest(text, "BW average[Gb/sec]")
 
 
 def read_perftest_delay(text: str, _: str, __: float) -> float:
     """The typical latency of a write, in microseconds."""
-    return _find_column(text, r"t_typical\[usec\]", 4)
+    return _read_perftest(text, "t_typical[usec]")
+
+
+def _read_perftest(text: str, name: str) -> float:
+    """The value below a name of perftest's heading, in the last row."""
+    lines = text.splitlines()
+    headings = [number for number, line in enumerate(lines) if name in line]
+    if not headings:
+        raise ValueError(f"no heading with {name}")
+    names = re.findall(_PERFTEST_NAME, lines[headings[-1]])
+    rows = [line for line in lines[headings[-1] + 1 :] if re.match(r"\s*\d", line)]
+    if not rows:
+        raise ValueError("no row below the heading")
+    return _read_cell(names, rows[-1], name)
+
+
+def _read_cell(names: Sequence[str], row: str, name: str) -> float:
+    """The number of a row below a name; of names that are there twice the first.
+
+    :raises ValueError: the row has not as many fields as the heading has names; it is quoted.
+    """
+    fields = row.split()
+    if len(fields) != len(names) or name not in names:
+        raise ValueError(f"{row.strip()[:70]!a} is no row of {len(names)} columns with {name}")
+    return _expect_positive(float(_expect_number(fields[names.index(name)])))
 
 
 def read_nvbandwidth(text: str, _: str, __: float) -> float:
@@ -137,52 +175,78 @@ def read_nvbandwidth(text: str, _: str, __: float) -> float:
 
 
 def read_bandwidth_matrix(text: str) -> list[float]:
-    """The numbers of nvbandwidth's first matrix, without what does not apply."""
+    """The numbers of nvbandwidth's first matrix, without what does not apply; []: it has none.
+
+    :raises ValueError: a row has not as many numbers as there are columns, or the sum that ends the
+        matrix is missing.
+    """
+    lines = iter(text.splitlines())
+    if not any(re.match(r"\s*memcpy .* bandwidth \(GB/s\)", line) for line in lines):
+        return []
+    columns = next(lines, "").split()
     values: list[float] = []
-    within = False
-    for line in text.splitlines():
-        if re.match(r"\s*memcpy .* bandwidth \(GB/s\)", line):
-            within = True
-        elif within and re.match(r"\s*\d+\s+(?:[\d.]+|N/A)", line):
-            cells = line.split()
-            if all(re.fullmatch(r"\d+", cell) for cell in cells):
-                continue  # the heading: numbers of the columns
-            numbers = [cell for cell in cells[1:] if cell != "N/A"]
-            values.extend(_expect_positive(float(_expect_number(cell))) for cell in numbers)
-        elif within and line.startswith("SUM"):
-            break
-    return values
+    for number, line in enumerate(lines):
+        cells = line.split()
+        if line.startswith("SUM"):
+            return values
+        if not cells:
+            continue
+        if len(cells) != 1 + len(columns) or cells[0] != str(number):
+            raise ValueError(f"{line.strip()[:70]!a} is no row of {len(columns)} GPUs")
+        numbers = [cell for cell in cells[1:] if cell != "N/A"]
+        values.extend(_expect_positive(float(_expect_number(cell))) for cell in numbers)
+    raise ValueError("the matrix has no end: no line begins with SUM")
 
 
 def read_collective(text: str, _: str, __: float) -> float:
     """Bus bandwidth of nccl-tests and rccl-tests, out of place, at the largest size, in GB/s."""
-    rows = [
-        fields
-        for fields in (line.split() for line in text.splitlines())
-        if len(fields) >= 8 and fields[0].isdigit() and fields[1].isdigit()
-    ]
-    if not rows:
-        raise ValueError("no row of a size")
+    ranks = re.findall(r"^#\s+Rank\s+(\d+)\s.*?\bPid\s+(\d+) on", text, re.MULTILINE)
+    if len({rank for rank, _ in ranks}) < len(set(ranks)):
+        raise ValueError(
+            "each process is alone: this all_reduce_perf was built without MPI (make MPI=1)"
+        )
+    lines = _remove_nccl_log(text).splitlines()
+    headings = {
+        tuple(line.lstrip("# ").split())
+        for line in lines
+        if re.match(r"#\s+size\s+count\s+type\s", line)
+    }
+    rows = {line.strip() for line in lines if re.match(r"\s*\d+\s+\d+\s", line)}
+    if len(headings) != 1 or not rows:
+        raise ValueError("no heading with size, count and type, or no row of a size below it")
     if re.search(r"^#\s*Out of bounds values\s*:\s*[1-9]", text, re.MULTILINE):
         raise ValueError("values that were reduced are wrong (out of bounds)")
-    largest = max(rows, key=lambda fields: int(fields[0]))
-    # size, count, type, redop, [root,] time, algbw, busbw, ...
-    start = 5 if re.fullmatch(r"-?\d+", largest[4]) and "." not in largest[4] else 4
-    if len(largest) < start + 3:
-        raise ValueError("a row without bandwidths")
-    return _expect_positive(float(_expect_number(largest[start + 2])))
+    (names,) = headings
+    sizes = {row: _read_cell(names, row, "size") for row in rows}
+    largest = [row for row, size in sizes.items() if size == max(sizes.values())]
+    if len(largest) > 1:
+        raise ValueError(f"{largest[0][:70]!a} is one of {len(largest)} rows of one size")
+    return _read_cell(names, largest[0], "busbw")
+
+
+def _remove_nccl_log(text: str) -> str:
+    """The table alone: NCCL writes its log into the same stream, also within a row.
+
+    A mark counts within a line if another line begins with it: "-1node1:..." may be -1 and node1.
+    """
+    for mark in sorted(set(re.findall("^" + _NCCL_INFO, text, re.MULTILINE)), key=len):
+        text = re.sub(re.escape(mark) + r"[^\n]*\n?", "", text)
+    return text
 
 
 def find_collective_words(text: str) -> tuple[str, ...]:
-    """The ways that NCCL or RCCL took, from its log at level INFO."""
+    """The ways that NCCL or RCCL took, from its log at level INFO.
+
+    HPC-X brings a network of its own, which the log calls ``IBext`` or ``IBext_v8``.
+    """
     words = []
-    if re.search(r"via NET/IB/\d+(?:\(\d+\))?/GDRDMA|via NET/\S+/GDRDMA", text):
+    if re.search(r"via NET/\S+/GDRDMA", text):
         words.append("gdrdma")
-    if re.search(r"NET/IB\b", text):
+    if re.search(r"via NET/IB(?:ext\w*)?/|NET/IB(?:ext\w*)? : Using|Using network IB", text):
         words.append("ib")
     if re.search(r"(?:Using network Socket|via NET/Socket)", text):
         words.append("socket")
-    pairs = set(re.findall(r"via NET/IB/(\d+)", text))
+    pairs = set(re.findall(r"via NET/IB(?:ext\w*)?/(\d+)", text))
     if pairs:
         words.append(f"rails={','.join(sorted(pairs))}")
     return tuple(words)
@@ -193,30 +257,40 @@ def read_failed_tests(text: str) -> list[str]:
 
     :raises ValueError: it is no report of a diagnosis.
     """
-    data = _load_json(text[text.find("{") :])
-    report = data.get("DCGM Diagnostic", data.get("DCGM GPU Diagnostic", data))
-    categories = report.get("test_categories") if isinstance(report, dict) else None
-    if not isinstance(categories, list):
+    data = _load_json(text)
+    reports = [each for each in (data, *data.values()) if isinstance(each, dict)]
+    for report in reports:
+        if report.get("runtime_error"):
+            raise ValueError(f"it says {ascii(report['runtime_error'])[:100]}")
+    categories = [each["test_categories"] for each in reports if "test_categories" in each]
+    if len(categories) != 1 or not isinstance(categories[0], list):
         raise ValueError("no test_categories")
     failed = []
-    for category in categories:
+    for category in categories[0]:
         for test in _find_path(category, "tests"):
-            results = _find_path(test, "results")
-            summary = test.get("test_summary") or {}
-            stated = [result.get("status") for result in results] + [summary.get("status")]
-            if any(isinstance(word, str) and word.lower() == "fail" for word in stated):
+            results, summary = test.get("results", []), test.get("test_summary", {})
+            if not isinstance(results, list) or not (results or summary):
+                raise ValueError("a test without results and summary")
+            stated = [
+                _find_path(each, "status") for each in (*results, *([summary] * bool(summary)))
+            ]
+            if any(str(word).lower().startswith("fail") for word in stated):
                 failed.append(str(_find_path(test, "name"))[:60])
     return failed
 
 
 def _load_json(text: str) -> dict[str, Any]:
+    """The one JSON object of a text; there may be lines of warnings before and after it."""
+    begin = re.search(r"^\s*\{", text, re.MULTILINE)
+    if begin is None:
+        raise ValueError("no JSON object")
     try:
-        data = json.loads(text)
+        data, end = json.JSONDecoder().raw_decode(text, begin.end() - 1)
     except (ValueError, RecursionError) as error:
         raise ValueError("not JSON") from error
-    if not isinstance(data, dict):
-        raise ValueError("no JSON object")
-    return data
+    if re.search(r"^\s*\{", text[end:], re.MULTILINE):
+        raise ValueError("more than one JSON object")
+    return dict(data)
 
 
 def _find_path(value: Any, *keys: str) -> Any:
@@ -232,18 +306,6 @@ def _find_number(pattern: str, text: str) -> float:
     if match is None:
         raise ValueError("no such line as it prints")
     return _expect_positive(float(_expect_number(match[1])))
-
-
-def _find_column(text: str, heading: str, column: int) -> float:
-    """The column of the last row below perftest's heading."""
-    match = re.search(heading, text)
-    if match is None:
-        raise ValueError("no heading of results")
-    rows = [line.split() for line in text[match.end() :].splitlines()]
-    rows = [fields for fields in rows if len(fields) > column and fields[0].isdigit()]
-    if not rows:
-        raise ValueError("no row below the heading")
-    return _expect_positive(float(_expect_number(rows[-1][column])))
 
 
 def _expect_number(text: str) -> str:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import attrs
@@ -122,24 +122,27 @@ def read_yaml(
         parsed.switches += _topology_entries(tree.get("switches"), "switch", collector)
     if block is not None:
         parsed.blocks += _topology_entries(block.get("blocks"), "block", collector)
-    if tree is None and block is None and chosen.get("flat") is not None:
-        others = sorted(
-            name
-            for name, entry in entries.items()
-            if name and (entry.get("tree") is not None or entry.get("block") is not None)
-        )
-        raise FabricMapError(
-            f"line {chosen.line}: the topology {text_of(chosen.get('topology'))!r}, the cluster's "
-            "default, is flat and says nothing of switches; "
-            + (
-                f"name another with --topology: {', '.join(others)}"
-                if others
-                else "it is the only one"
-            )
-        )
     if tree is None and block is None:
-        raise FabricMapError(f"line {chosen.line}: the topology is neither a tree nor of blocks")
+        raise FabricMapError(_explain_other_kind(chosen, entries))
     return _build_reading(parsed, collector, name, source, block_level, exclusions)
+
+
+def _explain_other_kind(chosen: LineValue, entries: Mapping[str | None, LineValue]) -> str:
+    """Why a topology without switches cannot be read, and which others can.
+
+    :param entries: all topologies of the file by name.
+    """
+    kinds = [key for key, _ in chosen.items() if key not in ("topology", "cluster_default")]
+    others = sorted(
+        name
+        for name, entry in entries.items()
+        if name and (entry.get("tree") is not None or entry.get("block") is not None)
+    )
+    cure = f"name another with --topology: {', '.join(others)}" if others else "no other has any"
+    return (
+        f"line {chosen.line}: the topology {text_of(chosen.get('topology'))!r} is "
+        f"{kinds[0] if kinds else 'empty'}, and a map is made of a tree or of blocks; {cure}"
+    )
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:

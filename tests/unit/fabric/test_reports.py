@@ -74,20 +74,24 @@ def test_what_scontrol_shows_of_blocks():
     assert (reading.problems, sizes(reading, BLOCK)) == ((), {"b1": 4, "b2": 4})
 
 
-def test_a_default_that_is_flat_is_named():
-    text = """\
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("flat: true", "flat"), ("torus3d: {x: 2}", "torus3d"), ("ring: {nodes: n1}", "ring")],
+)
+def test_a_topology_of_another_kind_is_named(kind, said):
+    text = f"""\
 - topology: all
   cluster_default: true
-  flat: true
+  {kind}
 - topology: t1
   cluster_default: false
-  tree: {switches: [{switch: l1, nodes: "n[1-2]"}]}
+  tree: {{switches: [{{switch: l1, nodes: "n[1-2]"}}]}}
 """
-    with pytest.raises(
-        FabricMapError, match=r"'all', the cluster's default, is flat .* --topology: t1"
-    ):
+    with pytest.raises(FabricMapError, match=rf"'all' is {said}, .* --topology: t1"):
         read(text)
     assert sizes(read(text, topology="t1"), LEAF) == {"l1": 2}
+    with pytest.raises(FabricMapError, match=rf"'all' is {said}, .* no other has any"):
+        read(text[: text.index("- topology: t1")])
 
 
 def test_a_skeleton_without_hosts_is_a_problem():
