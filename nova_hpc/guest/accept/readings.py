@@ -258,11 +258,11 @@ def read_failed_tests(text: str) -> list[str]:
     :raises ValueError: it is no report of a diagnosis.
     """
     data = _load_json(text)
-    reports = [each for each in (data, *data.values()) if isinstance(each, dict)]
+    reports = [report for report in (data, *data.values()) if isinstance(report, dict)]
     for report in reports:
         if report.get("runtime_error"):
             raise ValueError(f"it says {ascii(report['runtime_error'])[:100]}")
-    categories = [each["test_categories"] for each in reports if "test_categories" in each]
+    categories = [report["test_categories"] for report in reports if "test_categories" in report]
     if len(categories) != 1 or not isinstance(categories[0], list):
         raise ValueError("no test_categories")
     failed = []
@@ -272,7 +272,7 @@ def read_failed_tests(text: str) -> list[str]:
             if not isinstance(results, list) or not (results or summary):
                 raise ValueError("a test without results and summary")
             stated = [
-                _find_path(each, "status") for each in (*results, *([summary] * bool(summary)))
+                _find_path(result, "status") for result in (*results, *([summary] * bool(summary)))
             ]
             if any(str(word).lower().startswith("fail") for word in stated):
                 failed.append(str(_find_path(test, "name"))[:60])

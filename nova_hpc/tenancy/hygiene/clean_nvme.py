@@ -10,8 +10,9 @@ if no part of it is in no namespace. The proof has two parts:
 * sampled blocks do not hold what they held before. Some have a marker that is written before the
   erase, at places that do not change, so that an erase that was interrupted is judged as well.
 
-An erase that is under way is waited for, whoever began it. The standard library alone is needed.
-*Not tried on hardware.*
+An erase that is under way is waited for. It counts if this host has noted that it began it;
+otherwise the last server may have begun it, and the disk is erased again. The standard library
+alone is needed. *Not tried on hardware.*
 """
 
 from __future__ import annotations
@@ -65,6 +66,9 @@ _PAUSE: Final = 0.2
 _MARK: Final = b"nova-hpc erase marker "
 _MARKED: Final = re.compile(re.escape(_MARK))
 _CLASS: Final = "0x010802"
+#: Notes of erases that this host began. They last as long as a boot, and a killed service does not
+#: take them along.
+_NOTES: Final = Path("/run/nova-hpc")
 #: A namespace below its controller; with the kernel's multipath it is a path (c), and has no device
 #: of its own.
 _DISK: Final = re.compile(r"(nvme\d{1,5})(?:c\d{1,5})?(n\d{1,5})", re.ASCII)
@@ -130,15 +134,18 @@ class NvmeDisk(abc.ABC):
         """Write a block to the disk itself. :raises OSError: it cannot be written."""
 
 
-def erase_disk(disk: NvmeDisk, sleep: Callable[[float], object] = time.sleep) -> dict[str, Any]:
+def erase_disk(
+    disk: NvmeDisk, note: Path, sleep: Callable[[float], object] = time.sleep
+) -> dict[str, Any]:
     """Erase a disk that nobody has, and prove it.
 
+    :param note: file that says which erase of the disk this host has begun.
     :returns: what was done; ``proof`` is for people.
     :raises UncleanError: it is not erased.
     :raises UnableError: that is unknown; another try may tell.
     """
     try:
-        return _NvmeErase(disk, sleep).run()
+        return _NvmeErase(disk, note, sleep).run()
     except NvmeStatusError as error:
         raise UncleanError(f"it refuses to be erased: {error}") from error
     except OSError as error:
@@ -149,6 +156,7 @@ def erase_disk(disk: NvmeDisk, sleep: Callable[[float], object] = time.sleep) ->
 @dataclass(frozen=True)
 class _NvmeErase:
     disk: NvmeDisk
+    note: Path
     sleep: Callable[[float], object]
 
     def run(self) -> dict[str, Any]:
@@ -159,6 +167,7 @@ class _NvmeErase:
         if controller.sanitizes and (state := self._read_log()).is_running:
             state = self._wait()
             resumed = self._judge_interrupted(state)
+        self.note.unlink(missing_ok=True)
         namespaces = self._namespaces()
         if resumed is None:
             before = self._mark(namespaces)
@@ -177,7 +186,8 @@ class _NvmeErase:
 
     def _judge_interrupted(self, state: SanitizeState) -> SanitizeAction | None:
         """The erase that was under way; None: it does not count."""
-        if not (state.is_done and state.is_erased):
+        noted = self.note.read_text() if self.note.is_file() else ""
+        if not (state.is_done and state.is_erased and noted == str(state.command)):
             return None
         return next(
             (action for action in SanitizeAction if action.value == state.command & 7), None
@@ -222,8 +232,11 @@ class _NvmeErase:
     def _erase(self, controller: NvmeController, namespaces: Sequence[NvmeNamespace]) -> str:
         if controller.sanitizes:
             command = sanitize_command(controller.sanitizes[0])
+            self.note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.note.write_text(str(command.cdw10))
             self.disk.send(command)
             state = self._wait()
+            self.note.unlink()
             if not state.is_done or state.command != command.cdw10:
                 raise UncleanError(f"its sanitize log says status {state.status} at the end")
             return f"sanitize, {controller.sanitizes[0].words}"
@@ -380,7 +393,7 @@ def check(device: Path, pins: Mapping[str, Any]) -> Any:
         time.sleep(_PAUSE)
     disk = open_kernel_disk(device)
     try:
-        return erase_disk(disk)
+        return erase_disk(disk, _NOTES / f"erase-{device.name}")
     finally:
         disk.close()
 

@@ -24,6 +24,7 @@ from nova_hpc.tenancy.hygiene.snapshots import (
 from nova_hpc.tenancy.ledger import LedgerFile
 from nova_hpc.tenancy.owners import DeviceOwners
 from nova_hpc.tenancy.step import DeviceCandidate
+from nova_hpc.topology.device import DEVICES
 from nova_hpc.topology.files import FileTree
 from nova_hpc.wire.ledger import Ledger, LedgerDevice
 
@@ -74,6 +75,17 @@ class HygieneRecords:
         """Now."""
         wall, up = self.clock()
         return Moment(wall, up, baseline.boot_of(FileTree(self.root)))
+
+    def read_stay(self, address: str) -> str:
+        """By which a device in its slot is known again: this boot, and the kernel's entry of it.
+
+        The kernel makes a new entry, with another inode, when a device comes. "": it is away.
+        """
+        try:
+            inode = Path(f"{str(self.root).rstrip('/')}{DEVICES}/{address}").stat().st_ino
+        except OSError:
+            return ""
+        return f"{baseline.boot_of(FileTree(self.root))} {inode}"
 
     def known(self) -> Ledger:
         """The ledger as it is stored.

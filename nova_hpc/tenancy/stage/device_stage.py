@@ -62,6 +62,9 @@ class DeviceStage:
     seconds: float | None = None
     #: Of a storage device that has passed: how its data were erased.
     proof: str = ""
+    #: Of one that tells no serial number: the stay in its slot of which the proof is, see
+    #: :meth:`HygieneRecords.read_stay`. After another boot, or out and in again, it may be another.
+    stay: str = ""
 
     @property
     def pending(self) -> bool:
@@ -87,6 +90,7 @@ def load_stage(body: Mapping[str, Any] | None) -> DeviceStage | None:
             since=require_finite(body.get("since", 0.0)),
             seconds=None if seconds is None else require_finite(seconds),
             proof=require_type(body.get("proof", ""), str),
+            stay=require_type(body.get("stay", ""), str),
         )
     except (KeyError, TypeError, ValueError):
         return DeviceStage(StagePhase.DUE, server=_UNREAD)
@@ -117,24 +121,34 @@ def make_due_again(stage: DeviceStage | None, wall_time: float) -> DeviceStage:
 
 
 def pass_stage(
-    stage: DeviceStage | None, seconds: float, wall_time: float, proof: str = ""
+    stage: DeviceStage | None, seconds: float, wall_time: float, proof: str = "", stay: str = ""
 ) -> DeviceStage:
     """The device is clean."""
-    server = "" if stage is None else stage.server
     return DeviceStage(
-        StagePhase.CLEAN, server=server, since=wall_time, seconds=round(seconds, 1), proof=proof
+        StagePhase.CLEAN,
+        server="" if stage is None else stage.server,
+        since=wall_time,
+        seconds=round(seconds, 1),
+        proof=proof,
+        stay=stay,
     )
 
 
-def lacks_proof(stage: DeviceStage | None) -> bool:
-    """Whether a storage device with this entry is not known to be erased."""
-    return stage is None or stage.pending or not stage.proof
+def lacks_proof(stage: DeviceStage | None, stay: str = "") -> bool:
+    """Whether a storage device with this entry is not known to be erased.
+
+    :param stay: its present stay in its slot, if it tells no serial number.
+    """
+    return stage is None or stage.pending or not stage.proof or stage.stay != stay
 
 
-def refusal_of_stage(stage: DeviceStage | None, server: str, erased: bool = False) -> str | None:
+def refusal_of_stage(
+    stage: DeviceStage | None, server: str, erased: bool = False, stay: str = ""
+) -> str | None:
     """The reason why a server must not start with a device that has a stage; None: it may.
 
     :param erased: it is a storage device, which needs a proof that its data were erased.
+    :param stay: see :func:`lacks_proof`.
 
     A device whose stage this very server made due is one that it got before: its start
     failed, and it is tried again.
@@ -142,7 +156,7 @@ def refusal_of_stage(stage: DeviceStage | None, server: str, erased: bool = Fals
     if stage is None:
         return "the ledger does not say who has had it: it waits to be cleaned from within"
     if not stage.pending:
-        if erased and lacks_proof(stage):
+        if erased and lacks_proof(stage, stay):
             return "the ledger has no proof that its data were erased"
         return None
     if stage.phase is StagePhase.DUE and stage.server == server:

@@ -7,7 +7,7 @@ Pure: the step hands each to the ledger's writer, which has read the ledger belo
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 import attrs
 
@@ -40,12 +40,14 @@ def make_new_devices_due(
     ledger: Ledger,
     addresses: Iterable[str],
     wall_time: float,
-    storage: Collection[str] = frozenset(),
+    storage: Mapping[str, str] | None = None,
 ) -> dict[str, LedgerDevice]:
     """Make due what has no entry: its last owner is unknown.
 
-    :param storage: those that need a proof that their data were erased.
+    :param storage: those that need a proof that their data were erased -> the present stay of one
+        that tells no serial number; "": it tells one.
     """
+    storage = storage or {}
     stage = device_stage.make_stage_due(None, SOMEBODY, wall_time)
     due = {}
     for address in addresses:
@@ -55,7 +57,7 @@ def make_new_devices_due(
             address in storage
             and entry is not None
             and not entry.pending
-            and device_stage.lacks_proof(entry)
+            and device_stage.lacks_proof(entry, storage[address])
         )
         if body is None or unproven:
             due[address] = _put_stage(ledger, address, stage)
@@ -110,6 +112,7 @@ def settle_device_stage(
     moment: Moment,
     rules: HealthRules,
     proof: str = "",
+    stay: str = "",
 ) -> LedgerDevice:
     """The entry of a device after its stage.
 
@@ -117,11 +120,12 @@ def settle_device_stage(
     :param clean: whether it was reset, too, after whatever had it.
     :param seconds: how long the stage took.
     :param proof: how its data were erased.
+    :param stay: see :class:`DeviceStage`.
     """
     entry = device_stage.load_stage(device.stage)
     last = entry.server if entry is not None and entry.server else device.last_server
     if clean and symptom is None:
-        entry_after = device_stage.pass_stage(entry, seconds, moment.wall, proof)
+        entry_after = device_stage.pass_stage(entry, seconds, moment.wall, proof, stay)
         advanced = health_states.advance_device_state(device, (), moment, rules)
         return attrs.evolve(advanced, stage=entry_after.dumps(), last_server=last, unreported=True)
     entry_after = device_stage.make_due_again(entry, moment.wall)

@@ -31,6 +31,7 @@ from nova_hpc.tenancy import health_states
 from nova_hpc.tenancy.hygiene.cleaning import DeviceCleaning
 from nova_hpc.tenancy.hygiene.hardware_moves import HardwareMoves, word_replaced_devices
 from nova_hpc.tenancy.hygiene.records import HygieneRecords
+from nova_hpc.tenancy.identity import is_hardware_known
 from nova_hpc.tenancy.ledger import LedgerError
 from nova_hpc.tenancy.owners import DeviceOwners
 from nova_hpc.tenancy.sign import HealthSign, Symptom
@@ -39,7 +40,7 @@ from nova_hpc.tenancy.stage.device_stage import StageAction, StageFacts, StageMo
 from nova_hpc.tenancy.stage.runner import StageOutcome, StageRunner
 from nova_hpc.tenancy.step import DeviceTenant, NodeView, RefusedError, TenancyStep, WithheldDevices
 from nova_hpc.tenancy.storage import storage_devices_of
-from nova_hpc.topology.model import address_key
+from nova_hpc.topology.model import Node, address_key
 from nova_hpc.wire.ledger import SOMEBODY, DeviceState, Ledger, LedgerDevice
 
 #: Seconds between looks whether Nova has freed the devices of a server that has ended.
@@ -126,8 +127,8 @@ class StageStep(TenancyStep):
         roles = {address: view.roles.get(address) for address in addresses}
         if not self._concerns(roles):
             return refused
-        storage = storage_devices_of(view.node, addresses)
         self.records.compared(tenant.owners)
+        storage = self._read_stays(view.node, addresses)
 
         def edit(devices: Mapping[str, LedgerDevice]) -> dict[str, LedgerDevice]:
             refused.clear()
@@ -135,7 +136,9 @@ class StageStep(TenancyStep):
             for address, role in roles.items():
                 entry = device_stage.load_stage(devices[address].stage)
                 staged = self.mode(role) is not StageMode.NONE
-                refusal = device_stage.refusal_of_stage(entry, tenant.server, address in storage)
+                refusal = device_stage.refusal_of_stage(
+                    entry, tenant.server, address in storage, storage.get(address, "")
+                )
                 if refusal is not None and (staged or (entry and entry.phase is StagePhase.BEGUN)):
                     refused[address] = refusal
                 elif staged:
@@ -267,10 +270,20 @@ class StageStep(TenancyStep):
             and (address not in used or known.device(address).replaced)
             and (address not in view.ill or view.ill[address].sign in health_states.CAPPED)
         ]
-        storage = storage_devices_of(view.node, free)
+        storage = self._read_stays(view.node, free)
         return self.records.change(
             lambda ledger: ledger_edits.make_new_devices_due(ledger, free, wall, storage)
         )
+
+    def _read_stays(self, node: Node, addresses: Collection[str]) -> dict[str, str]:
+        """Storage devices -> the present stay of one that tells no serial number; "": it does."""
+        ledger = self.records.known()
+        return {
+            address: ""
+            if is_hardware_known(ledger.device(address).hardware)
+            else self.records.read_stay(address)
+            for address in storage_devices_of(node, addresses)
+        }
 
     def _off(self, address: str, roles: Mapping[str, str | None]) -> bool:
         """Whether the role of an offered device has no stage (any more)."""
@@ -465,6 +478,7 @@ class StageStep(TenancyStep):
         seconds: float,
     ) -> None:
         moment = self.records.moment()
+        stays = {address: self.records.read_stay(address) for address in outcome.proofs}
         self.records.change(
             lambda ledger: {
                 address: ledger_edits.settle_device_stage(
@@ -475,6 +489,9 @@ class StageStep(TenancyStep):
                     moment,
                     self.records.rules,
                     outcome.proofs.get(address, ""),
+                    ""
+                    if is_hardware_known(ledger.device(address).hardware)
+                    else stays.get(address, ""),
                 )
                 for address in roles
             }

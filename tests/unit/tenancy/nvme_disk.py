@@ -6,7 +6,9 @@ from __future__ import annotations
 import errno
 import os
 import struct
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import attrs
 
@@ -180,6 +182,11 @@ def make_disk(blocks=2048, **values):
     return disk
 
 
-def erase(disk):
-    """Erase it, and do not wait."""
-    return clean_nvme.erase_disk(disk, sleep=lambda seconds: None)
+def erase(disk, note=None):
+    """Erase it, and do not wait.
+
+    :param note: file of what the host has begun; None: nothing.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        note = note or Path(folder, "note")
+        return clean_nvme.erase_disk(disk, note, sleep=lambda seconds: None)

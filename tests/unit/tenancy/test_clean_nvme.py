@@ -143,14 +143,45 @@ def test_data_of_deleted_namespaces_are_erased_as_well():
 
 @pytest.mark.parametrize("looks", [1, 2, 20])
 @pytest.mark.parametrize("action", [2, 3, 4])
-def test_an_erase_that_is_under_way_is_waited_for(action, looks):
-    """The one of a killed service, or of the tenant itself; an overwrite does not count."""
+@pytest.mark.parametrize("noted", ["own", "other", None])
+def test_an_erase_that_is_under_way_is_waited_for(action, looks, noted, tmp_path):
+    """The one of a killed service counts; one of the tenant and an overwrite do not."""
     disk = make_disk(looks=looks + 1)
     disk.begin(action)
-    done = erase(disk)
-    assert ("begun earlier" in done["method"]) is (action != 3)
-    assert disk.sent.count(nvme_commands.SANITIZE) == (action == 3)
+    note = tmp_path / "run" / "note"
+    if noted:
+        note.parent.mkdir()
+        note.write_text(str(action if noted == "own" else action + 8))
+    done = erase(disk, note)
+    counts = noted == "own" and action != 3
+    assert ("begun earlier" in done["method"]) is counts
+    assert disk.sent.count(nvme_commands.SANITIZE) == (not counts)
     assert b"secret" not in disk.media[1]
+    assert not note.exists()
+
+
+def test_an_erase_of_the_tenants_that_erases_nothing_is_no_proof(tmp_path):
+    """Before: the log said that it was done, and the blocks were compared with nothing."""
+    disk = make_disk(does="nothing")
+    disk.begin(4)
+    with pytest.raises(UncleanError, match="holds after the erase what it held before"):
+        erase(disk)
+
+
+def test_a_killed_erase_is_noted_before_it_is_sent(tmp_path):
+    """The next process knows it; after its end nobody does."""
+    note = tmp_path / "note"
+    disk = make_disk(looks=4)
+
+    def die(_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        clean_nvme.erase_disk(disk, note, sleep=die)
+    assert note.read_text() == "4"
+    assert "begun earlier" in erase(disk, note)["method"]
+    assert disk.sent.count(nvme_commands.SANITIZE) == 1
+    assert not note.exists()
 
 
 def test_one_that_was_under_way_and_failed_is_repeated():
@@ -284,9 +315,10 @@ class DiskService(Service):
 
 
 @pytest.fixture
-def disks(monkeypatch):
+def disks(monkeypatch, tmp_path):
     """Address -> disk, as the check opens them."""
     known = {GPU: make_disk(), OTHER: make_disk(sanicap=2)}
+    monkeypatch.setattr(clean_nvme, "_NOTES", tmp_path / "run")
     monkeypatch.setattr(clean_nvme, "_SCAN", 0.0)
     monkeypatch.setattr("nova_hpc.topology.atomic_files.os.fsync", lambda handle: None)
     monkeypatch.setattr("nova_hpc.tenancy.hygiene.reset.reset_device", lambda *_: None)
