@@ -153,6 +153,12 @@ def plan_host_start(
     ]
     vfio = tuple(_bind_functions(node, sorted(given | (beside - used.keys()), key=address_key)))
     pages = tuple(_plan_hugepages(node, wishes))
+    notes += [
+        f"NUMA node {numa.id}: its memory cannot be read, so see that its hugepages leave enough "
+        "for the host."
+        for numa in node.numa_nodes
+        if numa.memory_kib is None and any(pool.numa_node == numa.id for pool in pages)
+    ]
     if (vfio or adapters) and not pages:
         notes.append(
             "Hugepages are not declared (hugepages: {1G: N} of each NUMA node), so nothing is done "

@@ -139,9 +139,7 @@ GPU, PF = "0000:18:00.0", "0000:19:00.0"
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("address", [GPU, PF])
 @pytest.mark.parametrize("key", ["vendor_id", "product_id"])
-def test_other_hardware_at_the_address_keeps_its_driver(
-    both, machine, debian, address, key, whole
-):
+def test_other_hardware_at_the_address_keeps_its_driver(both, machine, debian, address, key, whole):
     """Before: vfio-pci took whatever was at the address at the next start, and the host's disk."""
     both(machine, debian, **({"whole_pf": [PF]} if whole else {"vfs": {PF: 1}}))
     texts = {name: text for name, (text, _) in state(debian).items()}
