@@ -23,8 +23,8 @@ from nova_hpc_tools.adopt.declaration import Declaration
 from nova_hpc_tools.adopt.device_spec import DeviceSpec
 from nova_hpc_tools.adopt.kernel_options import KernelOptions
 
-#: Classes of functions that are no companions: disks and network interfaces.
-OF_THE_HOST: Final = ("01", "02")
+#: Classes of functions that are no companions: disks, network interfaces and memory.
+OF_THE_HOST: Final = ("01", "02", "05")
 
 
 @attrs.frozen
