@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 import attrs
@@ -20,6 +21,8 @@ from lxml import etree
 
 from nova_hpc.tenancy.segments import segment_record
 from nova_hpc.tenancy.segments.segment_record import SegmentUse
+from nova_hpc.topology import block_devices
+from nova_hpc.topology.files import FileTree
 from nova_hpc.topology.model import AddressError, normalise_address
 
 #: ``VIR_CONNECT_LIST_DOMAINS_ACTIVE | VIR_CONNECT_LIST_DOMAINS_INACTIVE``.
@@ -58,6 +61,8 @@ class PassedFunctions:
     problem: str | None = None
     #: Files of the host that it has as memory.
     segments: tuple[SegmentUse, ...] = ()
+    #: Paths of the files and block devices of the host that are its disks.
+    disks: frozenset[str] = frozenset()
 
     @property
     def all(self) -> frozenset[str]:
@@ -76,11 +81,13 @@ class NodeGuestDomain:
     live: PassedFunctions = PassedFunctions()
     #: What it starts with the next time.
     following: PassedFunctions = PassedFunctions()
+    #: The host's PCI functions of the block devices that it has or will have.
+    behind_disks: frozenset[str] = frozenset()
 
     @property
     def addresses(self) -> frozenset[str]:
         """All that it has or will have."""
-        return self.live.all | self.following.all
+        return self.live.all | self.following.all | self.behind_disks
 
     @property
     def problem(self) -> str | None:
@@ -140,19 +147,23 @@ class DomainHandle(Protocol):
 
 
 def read_guest_domains(
-    listing: Callable[[], Iterable[DomainHandle]], gone: Callable[[Exception], bool]
+    listing: Callable[[], Iterable[DomainHandle]],
+    gone: Callable[[Exception], bool],
+    root: Path = Path("/"),
 ) -> NodeGuestDomains:
     """Read all domains. Never raises.
 
     :param listing: lists all domains, as ``listAllDomains(LIST_ALL)`` does.
     :param gone: whether an error says that the domain is no more.
+    :param root: where ``sys`` and ``dev`` are.
     """
+    tree = FileTree(root)
     try:
         handles = list(listing())
     except Exception as error:
         return unknown_guest_domains(f"{type(error).__name__}: {error}")
     return NodeGuestDomains(
-        tuple(domain for handle in handles if (domain := _read_guest_domain(handle, gone)))
+        tuple(domain for handle in handles if (domain := _read_guest_domain(handle, gone, tree)))
     )
 
 
@@ -164,7 +175,7 @@ def unknown_guest_domains(reason: str) -> NodeGuestDomains:
 
 
 def _read_guest_domain(
-    handle: DomainHandle, gone: Callable[[Exception], bool]
+    handle: DomainHandle, gone: Callable[[Exception], bool], tree: FileTree
 ) -> NodeGuestDomain | None:
     """One domain; None: it has ended meanwhile."""
     uuid, name = "", "without a name"
@@ -179,9 +190,11 @@ def _read_guest_domain(
             saved = handle.hasManagedSaveImage(0)
             condition = DomainCondition.SAVED if saved else DomainCondition.SHUT_OFF
             live = PassedFunctions()
-        return NodeGuestDomain(
-            uuid, name, condition, live, parse_passed_functions(handle.XMLDesc(_NEXT))
+        following = parse_passed_functions(handle.XMLDesc(_NEXT))
+        behind_disks = frozenset[str]().union(
+            *(block_devices.functions_of_path(tree, path) for path in live.disks | following.disks)
         )
+        return NodeGuestDomain(uuid, name, condition, live, following, behind_disks)
     except Exception as error:
         if gone(error):
             return None
@@ -212,6 +225,11 @@ def parse_passed_functions(xml: str) -> PassedFunctions:
     return PassedFunctions(
         *(frozenset(addresses["hostdev"]), frozenset(addresses["interface"]), problem),
         segments=segment_record.read_segment_uses(root),
+        disks=frozenset(
+            path
+            for source in root.iterfind("devices/disk//source")
+            if (path := source.get("dev") or source.get("file") or "").startswith("/")
+        ),
     )
 
 

@@ -25,7 +25,8 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.topology import vfio
+from nova_hpc.tenancy import open_files
+from nova_hpc.topology import block_devices, vfio
 from nova_hpc.topology.device import DEVICES
 from nova_hpc.topology.files import FileError, FileTree
 from nova_hpc.topology.model import AddressError, normalise_address
@@ -40,8 +41,6 @@ _FLAGS: Final = os.O_RDWR | os.O_CLOEXEC
 _LOOK: Final = os.O_RDONLY | os.O_EXCL | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
 _UP: Final = 1  # IFF_UP
 _INFINIBAND: Final = "32"  # ARPHRD_INFINIBAND
-#: NVMe disks of several controllers are below none of them.
-_SUBSYSTEMS: Final = "/sys/class/nvme-subsystem"
 #: How links of an interface to what it is part of begin: a bond, a bridge, a VLAN on it.
 _ABOVE: Final = ("upper_", "master")
 _ROUTES: Final = "/proc/net/route"
@@ -52,6 +51,8 @@ _MOUNTS: Final = "/proc/1/mountinfo"
 _SWAPS: Final = "/proc/swaps"
 #: Drivers that hand a device to whoever opens a file, and let anybody open it.
 _UIO: Final = ("uio_pci_generic", "igb_uio")
+#: The driver of CXL memory, which the kernel may have added to that of the host.
+_CXL: Final = "cxl_pci"
 #: Others of this project look at the same group for an instant.
 _PATIENCE: Final = 0.3
 _PAUSE: Final = 0.01
@@ -173,7 +174,7 @@ class _HolderFinder:
         self._deadline = time.monotonic() + _PATIENCE
         #: By group: its functions share one answer.
         self._known: dict[str, KernelHolder | None] = {}
-        self._disks: dict[str, str] | None = None
+        self._disks: dict[str, frozenset[str]] | None = None
 
     def holder(self, address: str) -> KernelHolder | None:
         """The holder of a device; None: nobody has it.
@@ -227,23 +228,29 @@ class _HolderFinder:
                     f"down (ip link set {name} down), or offer it with managed=no",
                     certain,
                 )
-        for name in self._disks_of(address):
+        if driver == _CXL:
+            return KernelHolder(f"it is bound to {driver}, so it may be memory of the host")
+        names = [name for name, places in self._blocks().items() if address in places]
+        for name in names:
             holder = self._disk(name)
             if holder is not None:
                 return holder
-        return None
+        return self._opener({*block_devices.disk_files_of(self._tree, address, names)})
 
-    def _disks_of(self, address: str) -> list[str]:
-        """The block devices that a function makes."""
-        function_part = f"/{address}/"
-        disks = [name for name, place in self._blocks().items() if function_part in place]
-        for subsystem in self._tree.names(_SUBSYSTEMS):
-            folder = f"{_SUBSYSTEMS}/{subsystem}"
-            names = self._tree.names(folder)
-            places = (self._tree.resolve(f"{folder}/{name}") or "" for name in names)
-            if any(function_part in f"{place}/" for place in places):
-                disks += [name for name in names if name in self._blocks()]
-        return list(dict.fromkeys(disks))
+    def _blocks(self) -> dict[str, frozenset[str]]:
+        if self._disks is None:
+            self._disks = block_devices.read_block_devices(self._tree)
+        return self._disks
+
+    def _opener(self, paths: set[str]) -> KernelHolder | None:
+        """A process that has a disk open without excluding others, as QEMU does.
+
+        udev looks at a new disk for an instant.
+        """
+        while paths and (opened := open_files.find_open_files(self._root, paths)[0]):
+            if not self._wait():
+                return KernelHolder(min(opened.items())[1][0])
+        return None
 
     def _network(self, path: str, name: str) -> tuple[str, bool] | None:
         """The host's use of an interface, and whether it is certain; None: there is none.
@@ -302,12 +309,6 @@ class _HolderFinder:
                 return True
         swaps = (self._text(_SWAPS) or "").splitlines()
         return any(line.split()[:1] == [f"/dev/{name}"] for line in swaps)
-
-    def _blocks(self) -> dict[str, str]:
-        if self._disks is None:
-            names = self._tree.names(_BLOCK)
-            self._disks = {name: self._tree.resolve(f"{_BLOCK}/{name}") or "" for name in names}
-        return self._disks
 
     def _text(self, path: str) -> str | None:
         with contextlib.suppress(FileError):

@@ -15,7 +15,8 @@ from typing import Final
 _GPUS: Final = ("03", "12")
 _DISPLAY: Final = "03"
 _ADAPTERS: Final = ("02",)
-_STORAGE: Final = ("01",)
+#: Mass storage; memory, which may be persistent (CXL).
+_STORAGE: Final = ("01", "05")
 
 
 def is_gpu(class_code: str | None) -> bool:
@@ -34,5 +35,5 @@ def is_adapter(class_code: str | None) -> bool:
 
 
 def is_storage(class_code: str | None) -> bool:
-    """Whether a function of this class is a mass storage controller, such as an NVMe disk."""
+    """Whether a function of this class keeps data: an NVMe disk, or CXL memory."""
     return (class_code or "").startswith(_STORAGE)

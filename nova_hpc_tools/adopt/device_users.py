@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes of the host that have a GPU open: a driver gives up no device before they end."""
+"""Processes of the host that have a GPU or disk open: its driver has to keep it until they end."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Final
 
 import attrs
 
+from nova_hpc.tenancy.open_files import find_open_files
+from nova_hpc.topology import block_devices
 from nova_hpc.topology.files import FileError, FileTree
 from nova_hpc.topology.model import PciFunction
 
@@ -42,20 +43,24 @@ class DeviceUsers:
 def find_device_users(
     root: Path | None, functions: Iterable[PciFunction]
 ) -> Mapping[str, DeviceUsers]:
-    """Address -> users, of functions that NVIDIA's driver or a DRM driver has.
+    """Address -> users, of functions that NVIDIA's driver, a DRM driver or one of disks has.
 
     :param root: where ``proc`` and ``sys`` are; None: unknown, and nothing is said.
     """
     if root is None:
         return {}
     tree = FileTree(root)
+    try:
+        blocks = block_devices.read_block_devices(tree)
+    except FileError:
+        blocks = {}
     nodes = {
-        function.address: _device_nodes(tree, function)
+        function.address: _device_nodes(tree, function, blocks)
         for function in functions
         if function.driver is not None and not function.on_vfio
     }
     wanted = {path for paths in nodes.values() for path in paths or ()}
-    opened, closed = _open_files(root, wanted) if wanted else ({}, 0)
+    opened, closed = find_open_files(root, wanted) if wanted else ({}, 0)
     users = {}
     for address, paths in nodes.items():
         if paths is None:
@@ -69,7 +74,9 @@ def find_device_users(
     return users
 
 
-def _device_nodes(tree: FileTree, function: PciFunction) -> list[str] | None:
+def _device_nodes(
+    tree: FileTree, function: PciFunction, blocks: Mapping[str, frozenset[str]]
+) -> list[str] | None:
     """The files in /dev of a function; None: they cannot be read."""
     try:
         paths = [
@@ -77,34 +84,10 @@ def _device_nodes(tree: FileTree, function: PciFunction) -> list[str] | None:
             for name in tree.names(f"/sys/bus/pci/devices/{function.address}/drm")
             if _DRM.fullmatch(name)
         ]
+        names = [name for name, places in blocks.items() if function.address in places]
+        paths += block_devices.disk_files_of(tree, function.address, names)
         text = tree.text(f"/proc/driver/nvidia/gpus/{function.address}/information")
     except FileError:
         return None
     minor = _MINOR.search(text or "")
     return [f"/dev/nvidia{minor[1]}", *paths] if minor else paths
-
-
-def _open_files(root: Path, wanted: set[str]) -> tuple[dict[str, list[str]], int]:
-    """File -> the processes that have it open, and how many could not be looked at."""
-    opened: dict[str, list[str]] = {}
-    closed = 0
-    for folder in sorted(root.glob("proc/[0-9]*"), key=lambda path: (len(path.name), path.name)):
-        try:
-            targets = {os.readlink(link) for link in (folder / "fd").iterdir()}  # noqa: PTH115
-        except FileNotFoundError:
-            continue  # it has ended
-        except OSError:
-            closed += 1
-            continue
-        for path in sorted(targets & wanted):
-            opened.setdefault(path, []).append(
-                f"process {folder.name} ({_name_of(folder)}) has {path} open"
-            )
-    return opened, closed
-
-
-def _name_of(folder: Path) -> str:
-    try:
-        return (folder / "comm").read_text("utf-8", "replace").strip() or "?"
-    except OSError:
-        return "?"

@@ -23,8 +23,8 @@ from nova_hpc_tools.adopt.declaration import Declaration
 from nova_hpc_tools.adopt.device_spec import DeviceSpec
 from nova_hpc_tools.adopt.kernel_options import KernelOptions
 
-#: Classes of functions that are no companions: disks and network interfaces.
-OF_THE_HOST: Final = ("01", "02")
+#: Classes of functions that are no companions: disks, network interfaces and memory.
+OF_THE_HOST: Final = ("01", "02", "05")
 
 
 @attrs.frozen
@@ -32,6 +32,8 @@ class BoundFunction:
     """A function, and the driver that it has from the start."""
 
     address: str
+    #: Vendor and product: other hardware at the address keeps the driver of the host.
+    ids: tuple[str, str]
     driver: str = GENERIC
 
 
@@ -40,6 +42,8 @@ class SplitAdapter:
     """A physical function that stays with the host, and has virtual functions."""
 
     address: str
+    #: Vendor and product: other hardware at the address gets no virtual functions.
+    ids: tuple[str, str]
     vfs: int
     #: The driver of all of them, which are for guests alone; None: they have the host's.
     #: A macvtap port of a physical network needs their interface, and libvirt rebinds the
@@ -149,6 +153,12 @@ def plan_host_start(
     ]
     vfio = tuple(_bind_functions(node, sorted(given | (beside - used.keys()), key=address_key)))
     pages = tuple(_plan_hugepages(node, wishes))
+    notes += [
+        f"NUMA node {numa.id}: its memory cannot be read, so see that its hugepages leave enough "
+        "for the host."
+        for numa in node.numa_nodes
+        if numa.memory_kib is None and any(pool.numa_node == numa.id for pool in pages)
+    ]
     if (vfio or adapters) and not pages:
         notes.append(
             "Hugepages are not declared (hugepages: {1G: N} of each NUMA node), so nothing is done "
@@ -232,9 +242,12 @@ def _plan_adapters(
         function = boot.node.function(address)
         if function is None:
             continue
+        if (ids := _ids_of(function)) is None:
+            notes.append(f"{address}: its vendor and product cannot be read: it is left alone.")
+            continue
         offered_vfs = tuple(vf for vf in function.virtual_functions if vf in given)
         if any(offer.provider == address and offer.network for offer in spec.offers):
-            yield SplitAdapter(address, switched.count)
+            yield SplitAdapter(address, ids, switched.count)
             continue
         family = map(boot.node.function, function.virtual_functions)
         if any(vf.vfio is Vfio.VENDOR for vf in family if vf):
@@ -245,12 +258,12 @@ def _plan_adapters(
             continue
         if switched.unplaced:
             yield from _plan_unplaced_adapter(
-                boot, function, offered_vfs, roles, declaration, never, notes
+                boot, function, ids, offered_vfs, roles, declaration, never, notes
             )
             continue
         if not offered_vfs:
             if switched.declared and address not in never:
-                yield SplitAdapter(address, switched.count)
+                yield SplitAdapter(address, ids, switched.count)
             continue
         if not switched.declared:
             notes.append(
@@ -260,21 +273,29 @@ def _plan_adapters(
         bound = tuple(_bind_functions(boot.node, offered_vfs))
         drivers = {vf.driver for vf in bound}
         if len(offered_vfs) == switched.count and len(drivers) == 1:
-            yield SplitAdapter(address, switched.count, driver=drivers.pop())
+            yield SplitAdapter(address, ids, switched.count, driver=drivers.pop())
         else:
-            yield SplitAdapter(address, switched.count, bound=bound)
+            yield SplitAdapter(address, ids, switched.count, bound=bound)
 
 
 def _bind_functions(node: Node, addresses: Iterable[str]) -> Iterator[BoundFunction]:
     """Each with the driver that it has for guests; a VFIO driver that it has is kept."""
     for address in addresses:
         function = node.function(address)
-        yield BoundFunction(address, GENERIC if function is None else function.guest_driver)
+        if function is not None and (ids := _ids_of(function)) is not None:
+            yield BoundFunction(address, ids, function.guest_driver)
+
+
+def _ids_of(function: PciFunction) -> tuple[str, str] | None:
+    if function.vendor_id is None or function.product_id is None:
+        return None
+    return function.vendor_id, function.product_id
 
 
 def _plan_unplaced_adapter(
     boot: Boot,
     adapter: PciFunction,
+    ids: tuple[str, str],
     offered_vfs: tuple[str, ...],
     roles: Roles,
     declaration: Declaration,
@@ -291,7 +312,7 @@ def _plan_unplaced_adapter(
         )
         return
     if role is None or declaration.network_of(role, address) is not None:
-        yield SplitAdapter(address, count)
+        yield SplitAdapter(address, ids, count)
         return
     held_back = {*declaration.left_out, *declaration.withheld}
     sure = {*adapter.virtual_functions} <= {*offered_vfs} and all(
@@ -303,16 +324,16 @@ def _plan_unplaced_adapter(
     )
     if sure and alone:
         drivers = {vf.driver for vf in _bind_functions(boot.node, offered_vfs)}
-        yield SplitAdapter(address, count, driver=drivers.pop() if len(drivers) == 1 else GENERIC)
+        driver = drivers.pop() if len(drivers) == 1 else GENERIC
+        yield SplitAdapter(address, ids, count, driver=driver)
         return
     notes.append(
         f"{address}: the kernel does not say where all of its {count} virtual functions will be, "
         "and one of them may be the host's: they keep its driver. Run the command again when they "
         "are switched on."
     )
-    yield SplitAdapter(
-        address, count, bound=tuple(_bind_functions(boot.node, offered_vfs if alone else ()))
-    )
+    bound = tuple(_bind_functions(boot.node, offered_vfs if alone else ()))
+    yield SplitAdapter(address, ids, count, bound=bound)
 
 
 def _plan_hugepages(node: Node, wishes: NodeWishes) -> Iterator[Pages]:

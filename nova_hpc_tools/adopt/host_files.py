@@ -9,6 +9,7 @@ What is written where, and why there:
     bound then (on ``add`` of the PCI function it is not), and no program has brought the
     interface up yet (an igb that is up pings virtual functions whose table is not there:
     igb_ping_all_vfs, a NULL pointer up to Linux 6.12 at least).
+    Each rule names vendor and product: an address is a place, where other hardware may be.
 ``initramfs``
     The same for devices whose driver is loaded before the root file system is there.
 ``/etc/modules-load.d``
@@ -121,12 +122,20 @@ def _udev_rules(host: HostStart) -> Iterator[str]:
     if host.vfio:
         yield "# Devices for servers: no driver of the host takes them."
     for bound in host.vfio:
-        yield from _binding_rules(bound, f'SUBSYSTEM=="pci", KERNEL=="{bound.address}"')
+        yield from _binding_rules(bound)
     for adapter in host.adapters:
         yield from _adapter_rules(adapter)
 
 
-def _binding_rules(bound: BoundFunction, match: str) -> Iterator[str]:
+def _match_ids(ids: tuple[str, str], key: str = "ATTR", folder: str = "") -> str:
+    vendor, product = ids
+    return f'{key}{{{folder}vendor}}=="0x{vendor}", {key}{{{folder}device}}=="0x{product}"'
+
+
+def _binding_rules(bound: BoundFunction, *parent: str) -> Iterator[str]:
+    match = ", ".join(
+        ('SUBSYSTEM=="pci"', f'KERNEL=="{bound.address}"', *parent, _match_ids(bound.ids))
+    )
     # vfio-pci may be loaded already: then nothing else would bind the device to it.
     yield f'ACTION=="add", {match}, ATTR{{driver_override}}="{bound.driver}", {_PROBE}'
     # A driver that was loaded for another device may have been faster.
@@ -140,18 +149,30 @@ def _adapter_rules(adapter: SplitAdapter) -> Iterator[str]:
     yield (
         f"# {adapter.address}: {adapter.vfs} virtual functions, before its interface is brought up."
     )
-    for match, where in (
-        (f'ACTION=="add", SUBSYSTEM=="net|infiniband", KERNELS=="{adapter.address}"', "device/"),
+    for match, ids, where in (
+        # udev matches KERNELS and ATTRS at one and the same parent.
+        (
+            f'ACTION=="add", SUBSYSTEM=="net|infiniband", KERNELS=="{adapter.address}"',
+            _match_ids(adapter.ids, "ATTRS"),
+            "device/",
+        ),
         # An adapter of which no interface is made, or that was here before udev.
-        (f'ACTION=="add|bind", SUBSYSTEM=="pci", KERNEL=="{adapter.address}", DRIVER=="?*"', ""),
+        (
+            f'ACTION=="add|bind", SUBSYSTEM=="pci", KERNEL=="{adapter.address}", DRIVER=="?*"',
+            _match_ids(adapter.ids),
+            "",
+        ),
     ):
-        sets = [match]
+        sets = [match, ids]
         if adapter.driver is not None:
             # For all of them or for none: a virtual function of the host needs its driver.
             sets.append(f'ATTR{{{where}sriov_drivers_autoprobe}}="0"')
         sets.append(f'ATTR{{{where}sriov_numvfs}}="{adapter.vfs}"')
         yield ", ".join(sets)
-    parent_match = f'ATTR{{physfn/uevent}}=="*PCI_SLOT_NAME={adapter.address}*"'
+    parent_match = (
+        f'ATTR{{physfn/uevent}}=="*PCI_SLOT_NAME={adapter.address}*", '
+        f"{_match_ids(adapter.ids, folder='physfn/')}"
+    )
     if adapter.driver is not None:
         yield (
             f'ACTION=="add", SUBSYSTEM=="pci", {parent_match}, '
@@ -160,10 +181,7 @@ def _adapter_rules(adapter: SplitAdapter) -> Iterator[str]:
     if adapter.bound:
         yield f"# {len(adapter.bound)} of them are for servers; the others keep the host's driver."
     for bound in adapter.bound:
-        # Whatever else comes to be at the address is not meant.
-        yield from _binding_rules(
-            bound, f'SUBSYSTEM=="pci", KERNEL=="{bound.address}", {parent_match}'
-        )
+        yield from _binding_rules(bound, parent_match)
 
 
 #: udev finds the bus as [subsystem/pci] and the event's device as $kernel.
@@ -205,8 +223,14 @@ def _dracut_lines(host: HostStart) -> Iterator[str]:
 def _initramfs_script(host: HostStart) -> Iterator[str]:
     yield "# Before udev of the initramfs loads any driver."
     yield 'case "$1" in prereqs) exit 0 ;; esac'
+    yield "override() {"
+    yield "    cd /sys/bus/pci/devices/$1 2>/dev/null || return"
+    yield "    read -r vendor <vendor && read -r device <device || return"
+    yield '    [ "$vendor $device" = "$2 $3" ] && echo "$4" >driver_override'
+    yield "}"
     for bound in host.vfio:
-        yield f"echo {bound.driver} >/sys/bus/pci/devices/{bound.address}/driver_override"
+        vendor, product = bound.ids
+        yield f"override {bound.address} 0x{vendor} 0x{product} {bound.driver}"
     for driver in host.drivers:
         yield f"modprobe -q -b {driver}"
     yield "exit 0"

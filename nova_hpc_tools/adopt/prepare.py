@@ -21,6 +21,7 @@ from nova_hpc_tools.adopt import (
     host_files,
     include_files,
     kernel_options,
+    page_memory,
     readable_node,
     settings,
     source_options,
@@ -102,6 +103,7 @@ class Prepare(ListCommand):
         if not args.remove:
             work = NodeSetup.read(configure_options.parse_as_configure(args, _PARTS))
             readable_node.check_cpus_read(work.node)
+            _check_pages(work)
             wanted = _plan_prepared_host(work, args.root)
             wanted_files = host_files.build_host_files(wanted, boot_loader, initramfs)
             self._tell(wanted, boot_loader)
@@ -232,6 +234,16 @@ def _plan_prepared_host(work: NodeSetup, root: Path) -> HostStart:
         iommu=_find_iommu_kind(FileTree(root)),
         kernel=kernel_options.read_kernel_options(root, host_files.ALL),
     )
+
+
+def _check_pages(work: NodeSetup) -> None:
+    for numa in work.node.numa_nodes if work.wishes.hugepages else ():
+        excess = page_memory.explain_excess(numa, work.wishes.hugepages or {})
+        if numa.cpus and excess is not None:
+            raise CommandError(
+                f"{excess}; lower hugepages in the declaration, or declare 0 pages of a size that "
+                "is needed no more"
+            )
 
 
 #: Table of the firmware -> kind of IOMMU; by the processor where there is none to be seen.

@@ -15,7 +15,7 @@ from nova_hpc.outside.name_lists import join_first
 from nova_hpc.topology.model import HugePages, Node, NumaNode, PciFunction, address_key
 from nova_hpc.topology.roles import Roles
 from nova_hpc.wire.node_declaration import NodeWishes, page_kib
-from nova_hpc_tools.adopt import kernel_words
+from nova_hpc_tools.adopt import kernel_words, page_memory
 from nova_hpc_tools.adopt.cures import DECLARATION, WRITE, DoctorCure
 from nova_hpc_tools.adopt.declared_vfs import count_declared_vfs
 from nova_hpc_tools.adopt.device_spec import DeviceSpec
@@ -215,13 +215,7 @@ def _check_hugepage_pools(
                         "hugepages-declared",
                         f"NUMA node {numa.id}: {current_count} pages of {size}, and "
                         f"{count} are declared.",
-                        DoctorCure.of(
-                            f"echo {count} > /sys/devices/system/node/node{numa.id}/hugepages/"
-                            f"hugepages-{page_kib(size)}kB/nr_hugepages, at boot; or change "
-                            "hugepages in ",
-                            DECLARATION,
-                            ".",
-                        ),
+                        _cure_declared_pages(numa, wishes.hugepages, size),
                     )
         return
     pools = [*node.hugepages, *(pool for numa in node.numa_nodes for pool in numa.hugepages)]
@@ -231,6 +225,20 @@ def _check_hugepage_pools(
             "No hugepages are reserved: flavors with hw:mem_page_size find no memory here.",
             _reserve_pages(kernel),
         )
+
+
+def _cure_declared_pages(numa: NumaNode, declared: Mapping[str, int], size: str) -> DoctorCure:
+    excess = page_memory.explain_excess(numa, declared)
+    if excess is not None:
+        return DoctorCure.of("Lower hugepages in ", DECLARATION, f": {excess}.")
+    unknown = "See that the NUMA node has the memory, which cannot be read; then "
+    return DoctorCure.of(
+        unknown if numa.memory_kib is None else "",
+        f"echo {declared[size]} > /sys/devices/system/node/node{numa.id}/hugepages/"
+        f"hugepages-{page_kib(size)}kB/nr_hugepages, at boot; or change hugepages in ",
+        DECLARATION,
+        ".",
+    )
 
 
 def _reserve_pages(kernel: KernelOptions) -> str:

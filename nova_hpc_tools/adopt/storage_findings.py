@@ -97,8 +97,7 @@ def _findings_of_kept(alike: dict[str, list[PciFunction]]) -> Iterator[DoctorFin
             "storage-kept",
             f"{_word_functions(functions)} stays with the host: {reason}.",
             DoctorCure.of(
-                f"Leave it to the host{_word_host_driver(functions)}; or have it erased between "
-                "servers: ",
+                f"Leave it to the host{_word_host_driver(functions)}; or ",
                 *_ways_to_erase(functions[0]),
                 ".",
             ),
@@ -106,9 +105,14 @@ def _findings_of_kept(alike: dict[str, list[PciFunction]]) -> Iterator[DoctorFin
 
 
 def _ways_to_erase(function: PciFunction) -> tuple[str | OptionPlace, ...]:
+    parent = function.physical_function
+    if parent or function.virtual_functions:
+        switch = f"/sys/bus/pci/devices/{parent or function.address}/sriov_numvfs"
+        return (f"switch its virtual functions off (echo 0 > {switch}) and run the command again",)
+    erased = "have it erased between servers: "
     if (function.class_code or "").startswith(_NVME):
-        return ("with the check nvme in a stage of its role, by ", _STAGE)
-    return ("with a cleaner of yours that proves it, by ", _CLEANERS)
+        return (f"{erased}with the check nvme in a stage of its role, by ", _STAGE)
+    return (f"{erased}with a cleaner of yours that proves it, by ", _CLEANERS)
 
 
 def _word_host_driver(functions: Iterable[PciFunction]) -> str:

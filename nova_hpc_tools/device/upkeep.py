@@ -156,7 +156,8 @@ class DeviceUpkeep(HygieneStep):
         if not self.records.known().device(address).replaced:
             return None
         domain = owners.domains().having(address)
-        return None if domain is None or address in domain.live.all else domain.uuid
+        held = domain is None or address in domain.live.all | domain.behind_disks
+        return None if domain is None or held else domain.uuid
 
 
 def is_change(device: LedgerDevice) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from nova_hpc.outside.host_names import is_uuid
@@ -34,13 +35,16 @@ def guest_domain_reader(options: Any) -> Callable[[], NodeGuestDomains]:
     :param options: with group ``[libvirt]``, as node_config reads it.
     """
     uri = options.libvirt.connection_uri or DEFAULT_URI
-    return lambda: ask_guest_domains(uri)
+    return lambda: ask_guest_domains(uri, root=Path(options.hpc.sysfs_root))
 
 
-def ask_guest_domains(uri: str, patience: float = PATIENCE) -> NodeGuestDomains:
+def ask_guest_domains(
+    uri: str, patience: float = PATIENCE, root: Path = Path("/")
+) -> NodeGuestDomains:
     """All guest domains of the libvirt at *uri*. Never raises.
 
     :param patience: seconds.
+    :param root: where ``sys`` and ``dev`` are.
     """
 
     def ask(libvirt: Any) -> NodeGuestDomains:
@@ -53,7 +57,7 @@ def ask_guest_domains(uri: str, patience: float = PATIENCE) -> NodeGuestDomains:
                 and error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN
             )
 
-        return guest_domains.read_guest_domains(listing, gone)
+        return guest_domains.read_guest_domains(listing, gone, root)
 
     try:
         answer = _ask_libvirt(ask, patience)

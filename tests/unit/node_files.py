@@ -61,7 +61,7 @@ def machine(tmp_path):
     put(root, "/sys/devices/system/cpu/online", "0-1")
     put(root, "/sys/devices/system/node/online", "0")
     put(root, "/sys/devices/system/node/node0/cpulist", "0-1")
-    put(root, "/sys/devices/system/node/node0/meminfo", "Node 0 MemTotal: 1048576 kB")
+    put(root, "/sys/devices/system/node/node0/meminfo", "Node 0 MemTotal: 16777216 kB")
     (root / "sys/bus/pci/devices").mkdir(parents=True)
     parts = {
         GPU: ("0x10de", "0x2330", "0x030200", {}),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 from nova.virt.libvirt import host as libvirt_host
@@ -30,10 +31,14 @@ class LibvirtDomains:
     :param host: finds Nova's connection to libvirt (``nova.virt.libvirt.host.Host``);
         called when it is needed, since Nova makes it late.
     :param patience: seconds.
+    :param root: where ``sys`` and ``dev`` are.
     """
 
-    def __init__(self, host: Callable[[], Any], patience: float = PATIENCE) -> None:
+    def __init__(
+        self, host: Callable[[], Any], patience: float = PATIENCE, root: Path = Path("/")
+    ) -> None:
         self._host = host
+        self._root = root
         self._patience = patience
         #: Held as long as a question has no answer; who asked it last releases it.
         self._asking = threading.Lock()
@@ -66,7 +71,7 @@ class LibvirtDomains:
             # (list_instance_domains of nova/virt/libvirt/host.py, 32 to 34); with
             # only_running=False it filters nothing, foreign domains included.
             return guest_domains.read_guest_domains(
-                lambda: self._host().list_instance_domains(only_running=False), _is_gone
+                lambda: self._host().list_instance_domains(only_running=False), _is_gone, self._root
             )
         except Exception as error:
             LOG.exception("The guest domains cannot be read")

@@ -84,7 +84,7 @@ class HpcLibvirtDriver(LibvirtDriver):
     def __init__(self, virtapi: Any, read_only: bool = False) -> None:
         super().__init__(virtapi, read_only)
         # Nova makes its connection to libvirt later.
-        self.hpc_domains = LibvirtDomains(lambda: self._host)
+        self.hpc_domains = LibvirtDomains(lambda: self._host, root=Path(CONF.hpc.sysfs_root))
         self.hpc_node = HpcNode(self.hpc_domains.read)
         self.hpc_admission = Admission(
             self.hpc_node, lambda version: bool(self._host.has_min_version(version))

@@ -17,7 +17,7 @@ from nova_hpc.topology.model import Node, PciFunction, address_key
 from nova_hpc_tools.adopt import host_files
 
 _TERM = re.compile(r'([A-Z]+)(?:\{([^}]*)\})?(==|!=|=)"([^"]*)"')
-_OVERRIDE = re.compile(r"echo (\S+) >/sys/bus/pci/devices/(\S+)/driver_override")
+_OVERRIDE = re.compile(r"^override (\S+) 0x(\S+) 0x(\S+) (\S+)$", re.MULTILINE)
 
 
 @attrs.define
@@ -78,11 +78,13 @@ class Booting:
 
     def _initramfs(self) -> None:
         script = self.files.get(host_files.SCRIPT, "")
-        for driver, address in _OVERRIDE.findall(script):
-            assert address in self.devices, f"{address} is not there in the initramfs"
-            self.devices[address].override = driver
-            self.touched.add(address)
+        for address, vendor, product, driver in _OVERRIDE.findall(script):
             assert f"modprobe -q -b {driver}" in script
+            assert address in self.devices, f"{address} is not there in the initramfs"
+            function = self.devices[address].function
+            if (function.vendor_id, function.product_id) == (vendor, product):
+                self.devices[address].override = driver
+                self.touched.add(address)
 
     def _appear(self, device: Device) -> None:
         if self.early or device.function.physical_function is not None:
@@ -127,12 +129,19 @@ class Booting:
 
     def _matches(self, term: Sequence[str], action: str, device: Device, child: str | None) -> bool:
         name, key, mark, pattern = term
-        if name == "ATTR":
-            assert key == "physfn/uevent"
-            parent = device.function.physical_function
-            if child is not None or parent is None:
-                return False
-            value = f"DRIVER=native\nPCI_CLASS=20000\nPCI_SLOT_NAME={parent}\nMODALIAS=pci:v"
+        if name.startswith("ATTR"):
+            assert (name == "ATTRS") == (child is not None)
+            function = device.function
+            if key.startswith("physfn/"):
+                parent = self.devices.get(function.physical_function or "")
+                if parent is None:
+                    return False
+                function = parent.function
+            value = {
+                "uevent": f"DRIVER=native\nPCI_CLASS=20000\nPCI_SLOT_NAME={function.address}\n",
+                "vendor": f"0x{function.vendor_id}",
+                "device": f"0x{function.product_id}",
+            }[key.removeprefix("physfn/")]
         else:
             value = {
                 "ACTION": action,

@@ -200,7 +200,7 @@ def compare(booting, plan, table, declaration, used):
         if (each.address.partition(".")[0], each.iommu_group) in slots
         and not each.is_bridge
         and each.dev_type == "type-PCI"
-        and each.class_code[:2] not in ("01", "02")
+        and each.class_code[:2] not in ("01", "02", "05")
         and table.role_of(each, now) is None
         and each.address not in declaration.left_out
         and each.address not in used

@@ -44,10 +44,15 @@ def test_what_a_host_gets(prepare, debian):
     ]
     override = 'ATTR{driver_override}="vfio-pci"'
     probe = 'ATTR{[subsystem/pci]drivers_probe}="$kernel"'
+    gpu, pf = (
+        {f'ATTR{{vendor}}=="{vendor}"', f'ATTR{{device}}=="{product}"'}
+        for vendor, product in (("0x10de", "0x2330"), ("0x15b3", "0x1021"))
+    )
     # The GPU and the virtual functions are overridden, the adapter itself never.
     assert rules(files[UDEV]) == [
-        {'ACTION=="add"', 'SUBSYSTEM=="pci"', f'KERNEL=="{GPU}"', override, probe},
+        {'ACTION=="add"', 'SUBSYSTEM=="pci"', f'KERNEL=="{GPU}"', *gpu, override, probe},
         {
+            *gpu,
             'ACTION=="bind"',
             'SUBSYSTEM=="pci"',
             f'KERNEL=="{GPU}"',
@@ -57,6 +62,7 @@ def test_what_a_host_gets(prepare, debian):
             probe,
         },
         {
+            *(each.replace("ATTR", "ATTRS") for each in pf),
             'ACTION=="add"',
             'SUBSYSTEM=="net|infiniband"',
             f'KERNELS=="{PF}"',
@@ -64,6 +70,7 @@ def test_what_a_host_gets(prepare, debian):
             'ATTR{device/sriov_numvfs}="4"',
         },
         {
+            *pf,
             'ACTION=="add|bind"',
             'SUBSYSTEM=="pci"',
             f'KERNEL=="{PF}"',
@@ -72,6 +79,7 @@ def test_what_a_host_gets(prepare, debian):
             'ATTR{sriov_numvfs}="4"',
         },
         {
+            *(each.replace("{", "{physfn/") for each in pf),
             'ACTION=="add"',
             'SUBSYSTEM=="pci"',
             f'ATTR{{physfn/uevent}}=="*PCI_SLOT_NAME={PF}*"',
@@ -83,7 +91,7 @@ def test_what_a_host_gets(prepare, debian):
         assert (debian / name).stat().st_mode & 0o111 == 0o111
         subprocess.run(["sh", "-n", debian / name], check=True)
         assert subprocess.run([debian / name, "prereqs"], capture_output=True).stdout == b""
-    assert f"/sys/bus/pci/devices/{GPU}/driver_override" in files[host_files.SCRIPT]
+    assert f"\noverride {GPU} 0x10de 0x2330 vfio-pci\n" in files[host_files.SCRIPT]
     assert PF not in files[host_files.SCRIPT]
 
 
@@ -295,7 +303,7 @@ def test_no_adapter_of_the_host_loses_its_driver(prepare, synthetic, debian, nam
         return
     assert status == 0, err
     text = (debian / UDEV).read_text() if (debian / UDEV).exists() else ""
-    bound = set(re.findall(r'KERNEL=="([^"]+)", ATTR\{driver_override', text))
+    bound = set(re.findall(r'KERNEL=="([^"]+)", .*ATTR\{driver_override', text))
     for each in node.functions:
         if each.virtual_functions or each.is_bridge or each.physical_function:
             assert each.address not in bound

@@ -2,9 +2,12 @@
 """What a prepared host's start does to its functions, one by one, and by which drivers."""
 
 import dataclasses
+import os
 import re
 import shutil
+import subprocess
 
+import attrs
 import pytest
 
 from nova_hpc.topology import sysfs
@@ -128,6 +131,98 @@ def test_the_start_follows_what_configure_writes(both, prepare, debian, tmp_path
     assert host.touched == host.on(DRIVERS) == offered - bare - vgpus
 
 
+# --- other hardware -----------------------------------------------------------------------
+
+GPU, PF = "0000:18:00.0", "0000:19:00.0"
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("address", [GPU, PF])
+@pytest.mark.parametrize("key", ["vendor_id", "product_id"])
+def test_other_hardware_at_the_address_keeps_its_driver(both, machine, debian, address, key, whole):
+    """Before: vfio-pci took whatever was at the address at the next start, and the host's disk."""
+    both(machine, debian, **({"whole_pf": [PF]} if whole else {"vfs": {PF: 1}}))
+    texts = {name: text for name, (text, _) in state(debian).items()}
+    before = sysfs.read_sysfs_node(machine)
+    exchanged = tuple(
+        attrs.evolve(each, **{key: "a808"}) if each.address == address else each
+        for each in before.functions
+    )
+    for early in (True, False):
+        same = Booting(before, kernel_places(before), texts, early).run()
+        other = attrs.evolve(before, functions=exchanged)
+        host = Booting(other, kernel_places(other), texts, early).run()
+        touched = same.touched | same.switched
+        assert len(touched) == (1 if whole else 2) + 1
+        assert not {each for each in (address,) if each not in touched}
+        family = {each.address for each in before.functions if each.physical_function == address}
+        assert host.touched | host.switched == touched - {address} - family
+        assert host.devices[address].driver == "native"
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_virtual_functions_of_another_adapter_keep_their_driver(both, machine, debian, early):
+    """Somebody switches them on, of an adapter that is no longer the one that was meant."""
+    both(machine, debian, vfs={PF: 1})
+    texts = {name: text for name, (text, _) in state(debian).items()}
+    before = sysfs.read_sysfs_node(machine)
+    other = attrs.evolve(
+        before,
+        functions=tuple(
+            attrs.evolve(each, product_id="101b") if each.address == PF else each
+            for each in before.functions
+        ),
+    )
+    host = Booting(other, kernel_places(other), texts, early, others={PF: 1}).run()
+    assert host.touched == {GPU}
+    assert host.devices["0000:19:00.1"].driver == "native"
+
+
+@pytest.mark.parametrize(
+    ("vendor", "product", "driver"),
+    [
+        ("0x10de", "0x2330", "vfio-pci\n"),
+        ("0x144d", "0x2330", ""),
+        ("0x10de", "0x2331", ""),
+        (None, None, None),
+    ],
+)
+def test_the_script_of_the_initramfs_looks_at_both_ids(
+    both, machine, debian, tmp_path, vendor, product, driver
+):
+    both(machine, debian)
+    sys = tmp_path / "sys"
+    folder = sys / "bus/pci/devices" / GPU
+    if vendor is not None:
+        for name, text in (("vendor", vendor), ("device", product), ("driver_override", "")):
+            put(folder, name, text)
+        (folder / "driver_override").write_text("")
+    tools = tmp_path / "tools"
+    put(tools, "modprobe", '#!/bin/sh\necho "$@"')
+    (tools / "modprobe").chmod(0o755)
+    script = (debian / host_files.SCRIPT).read_text().replace("/sys/", f"{sys}/")
+    done = subprocess.run(
+        ["/bin/sh", "-c", script],
+        env={"PATH": f"{tools}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (done.stdout, done.stderr) == ("-q -b vfio-pci\n", "")
+    if driver is None:
+        assert not folder.exists()
+    else:
+        assert (folder / "driver_override").read_text() == driver
+
+
+def test_an_adapter_whose_ids_cannot_be_read_is_left_alone(prepare, machine, debian):
+    (machine / f"sys/devices/pci0000:17/{PF}/device").unlink()
+    prepare.configure.declare(vfs={PF: 1})
+    _, out, _ = prepare("--write", debian)
+    assert f"# {PF}: its vendor and product cannot be read: it is left alone." in out
+    assert PF not in (debian / UDEV).read_text()
+
+
 # --- drivers ------------------------------------------------------------------------------
 
 VARIANT = "nvgrace_gpu_vfio_pci"
@@ -141,11 +236,12 @@ def test_a_variant_that_the_kernel_has_is_written(both, debian, tmp_path):
     gpus = ["0009:01:00.0", "0019:01:00.0"]
     assert [host.devices[each].driver for each in gpus] == [VARIANT, VARIANT]
     files = {name: text for name, (text, _) in state(debian).items()}
-    assert f'KERNEL=="{gpus[0]}", DRIVER!="{VARIANT}"' in files[UDEV]
+    assert f'KERNEL=="{gpus[0]}", ATTR{{vendor}}=="0x10de"' in files[UDEV]
+    assert f'DRIVER!="{VARIANT}"' in files[UDEV]
     modules = ["vfio-pci", "mlx5_vfio_pci", VARIANT, "vfio_iommu_type1"]
     assert files[host_files.MODULES].splitlines()[1:] == modules
     assert f"manual_add_modules {' '.join(modules)}\n" in files[host_files.HOOK]
-    assert f"echo {VARIANT} >/sys/bus/pci/devices/{gpus[0]}/" in files[host_files.SCRIPT]
+    assert re.search(rf"^override {gpus[0]} .* {VARIANT}$", files[host_files.SCRIPT], re.MULTILINE)
     assert f"modprobe -q -b {VARIANT}" in files[host_files.SCRIPT]
     # What configure advises until then is the same driver.
     assert f"withheld until bound to {VARIANT}. driverctl set-override {gpus[0]} {VARIANT}" in said

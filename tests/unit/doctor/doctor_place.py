@@ -91,7 +91,7 @@ class Place:
         self.put(f"{cpu}/online", "0-5")
         self.put(f"{NODES}/online", "0-1")
         self.put(f"{NODES}/node1/cpulist", "2-5")
-        self.put(f"{NODES}/node1/meminfo", "Node 1 MemTotal: 1048576 kB")
+        self.put(f"{NODES}/node1/meminfo", "Node 1 MemTotal: 16777216 kB")
         for number in range(2):
             self.pages(number, 4)
         for number, address in enumerate((GPU, PF, VF)):

@@ -207,6 +207,17 @@ def test_a_disk_whose_cleaner_erases_it_is_offered(erasers, machines):
     assert "with virtual functions" in erasers.explain_refusal(node, part, "disk")
 
 
+def test_memory_is_storage(machines):
+    """CXL memory may be persistent, and a reset erases none of it."""
+    node = next(node for node in machines if storage_of(node))
+    disk = node.function(min(storage_of(node)))
+    memory = attrs.evolve(disk, class_code="050210")
+    erasers = Erasers({"disk": ("0108",), "memory": ("0502",)})
+    for role in (None, "disk"):
+        assert "(class 0502)" in erasers.explain_refusal(node, memory, role)
+    assert erasers.explain_refusal(node, memory, "memory") is None
+
+
 @pytest.mark.parametrize("tags", [{}, {"hpc_role": "disk"}])
 def test_an_entry_that_offers_a_disk_is_named(machines, tags):
     """Also one of others, without tags."""
