@@ -2,7 +2,8 @@
 """Storage devices: offered only if a cleaner of their role proves that it erases them. Pure.
 
 A reset of a PCI function erases no data of a disk. So no role and no declaration offers a function
-of class 01 or 05 without a cleaner that erases it and proves that (``Cleaner.erases``).
+of class 01, or one with memory (0500 to 0502), without a cleaner that erases it and proves that
+(``Cleaner.erases``).
 ``configure`` and ``doctor`` use the same functions as nova-compute.
 """
 

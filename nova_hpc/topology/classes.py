@@ -15,8 +15,8 @@ from typing import Final
 _GPUS: Final = ("03", "12")
 _DISPLAY: Final = "03"
 _ADAPTERS: Final = ("02",)
-#: Mass storage; memory, which may be persistent (CXL).
-_STORAGE: Final = ("01", "05")
+#: Mass storage; RAM, flash and CXL memory. Others of class 05 are memory controllers, as many FPGAs.
+_STORAGE: Final = ("01", "0500", "0501", "0502")
 
 
 def is_gpu(class_code: str | None) -> bool:
