@@ -26,6 +26,10 @@ STANDARD: Final = 256
 #: Head and first registers of an extended capability: all that is read of one.
 EXTENDED_PART: Final = 8
 
+#: The command register, two bytes, and its bit that lets a function write to memory.
+COMMAND: Final = 4
+BUS_MASTER: Final = 0x04
+
 CAP_EXPRESS: Final = 0x10
 _EXTENDED_CAP_ACS: Final = 0x000D
 _EXTENDED_CAP_ATS: Final = 0x000F

@@ -17,6 +17,8 @@ from nova_hpc.wire.ledger import SOMEBODY, LedgerDevice
 from nova_hpc_tools.device.upkeep import DeviceUpkeep
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
+from tests.functional.driver_fixtures import FakeSysfs
+from tests.unit.tenancy.hygiene_node import config
 
 GPU = {"pci_passthrough:alias": "gpu:1"}
 #: Of servers without hpc: keys Nova's own words replace the node's.
@@ -100,6 +102,37 @@ class HygieneTest(_Base):
         self._delete_server(server)
         self.assertEqual([0], seen)
         self.assertEqual(1, self.resets("alpha", FIRST))
+
+    def test_bus_mastering_that_firmware_left_on(self) -> None:
+        """At each boot of the host, before nova-compute starts; a server's device keeps it."""
+
+        def firmware(tree: FakeSysfs) -> None:
+            for address in (FIRST, SECOND):
+                path = tree.devices / address / "config"
+                path.write_bytes(config(master=True))
+
+        def masters(address: str) -> bool:
+            return bool(self.path("alpha", address, "config").read_bytes()[4] & 4)
+
+        self.host("alpha", TWO, before=firmware)
+        self.assert_all_free("alpha")
+        self.assertEqual((False, False), (masters(FIRST), masters(SECOND)))
+        server = self.boot(self.make_flavor(GPU))
+        (mine,) = (device.address for device in self.devices_of(server))
+        (other,) = {FIRST, SECOND} - {mine}
+        firmware(self.sysfs["alpha"])
+        self.computes["alpha"] = self.restart_compute_service("alpha", keep_hypervisor_state=True)
+        self.update("alpha")
+        self.assertEqual({}, self.stats_of("alpha").withheld)
+        self.assertEqual((True, False), (masters(mine), masters(other)))
+        self.assertEqual((0, 1), (self.resets("alpha", mine), self.resets("alpha", other)))
+        self.assertTrue(self.log_lines(rf"{other} had bus mastering on although no server"))
+        one = self.boot(self.make_flavor(GPU))
+        self.assertEqual([other], [device.address for device in self.devices_of(one)])
+        self._delete_server(server)
+        self.assertFalse(masters(mine))
+        self.update("alpha")
+        self.assertEqual({}, self.held("alpha"))
 
     def test_shelving(self) -> None:
         self.host("alpha", ONE)

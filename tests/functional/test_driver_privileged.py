@@ -66,6 +66,7 @@ def node(tmp_path: Path) -> FakeNode:
 @only_root
 def test_reset_and_reading(node: FakeNode) -> None:
     node.hang(OTHER)
+    node.config(GPU, master=True)
     found = run(
         f"""
 tell(privileged.reset_by_helper, "{GPU}")

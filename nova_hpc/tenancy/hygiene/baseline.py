@@ -26,7 +26,6 @@ from nova_hpc.topology.model import PciFunction
 from nova_hpc.topology.vpd import VpdError, walk_vpd_fields
 from nova_hpc.wire import announcements, capture
 
-_BUS_MASTER: Final = 0x04
 _MOST_CAPABILITIES: Final = 512
 _TOTAL: Final = re.compile(r"TOTAL_ERR_(?:FATAL|NONFATAL)[ \t]+(\d{1,18})", re.ASCII)
 _BOOT: Final = "/proc/sys/kernel/random/boot_id"
@@ -166,7 +165,7 @@ def take_snapshot(
         fatal=_read_error_count(tree, function, "aer_dev_fatal"),
         nonfatal=_read_error_count(tree, function, "aer_dev_nonfatal"),
         boot=boot,
-        master=bool(config[4] & _BUS_MASTER) if read else None,
+        master=bool(config[confspace.COMMAND] & confspace.BUS_MASTER) if read else None,
         serial=None if counted else serial,
         stands_in=counted,
         silent=space.silent,
@@ -292,7 +291,7 @@ def find_inherent_faults(current: DeviceSnapshot, idle: bool = True) -> list[Sym
         for index in current.unset
     ]
     if current.master and idle:
-        symptoms.append(Symptom(HealthSign.MASTER, "bus mastering is on although nobody has it"))
+        symptoms.append(Symptom(HealthSign.MASTER, "bus mastering is on although no server has it"))
     return symptoms
 
 

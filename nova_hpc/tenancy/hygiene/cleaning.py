@@ -15,7 +15,7 @@ from nova_hpc.tenancy.hygiene import symptoms
 from nova_hpc.tenancy.hygiene.baseline import DeviceSnapshot
 from nova_hpc.tenancy.hygiene.cleaner import CleanError, RoleCleaners
 from nova_hpc.tenancy.hygiene.records import HygieneRecords
-from nova_hpc.tenancy.hygiene.reset import HeldError, ResetError
+from nova_hpc.tenancy.hygiene.reset import CURE_OF_MASTERING, HeldError, ResetError
 from nova_hpc.tenancy.hygiene.snapshots import (
     add_first_baseline,
     baseline_differences_of,
@@ -134,9 +134,11 @@ class DeviceCleaning:
             # A cleaner may be anybody's: whatever it did, the device is not known clean.
             text = f"its cleaner failed: {type(error).__name__}: {error}"
             return (Symptom(HealthSign.FAILED, text),)
-        # With its last server gone nothing excuses bus mastering; firmware leaves it on.
-        if look.master and is_unused_by_host(after.function) and device.baseline is not None:
-            return (Symptom(HealthSign.FAILED, "bus mastering is still on after its reset"),)
+        # Bus mastering must be off once the last server is gone; firmware leaves it on.
+        if look.master and is_unused_by_host(after.function):
+            sign = HealthSign.MASTER if device.server is None else HealthSign.FAILED
+            cure = CURE_OF_MASTERING.format(address)
+            return (Symptom(sign, f"bus mastering is still on after its reset: {cure}"),)
         if (
             symptoms.explain_expected_change(
                 ledger, address, tuple(differences), self.records.moment()

@@ -9,6 +9,10 @@ knows the devices whose configuration space must not be read now, because the
 kernel would make the reader wait for the end of the reset. For the same time it
 holds the device's VFIO group: a device that somebody has is not reset, and
 nobody gets it before the reset has ended.
+
+The kernel saves the command register before a reset and before a device sleeps, and
+restores it afterwards. So bus mastering that firmware left on outlives both. The process
+wakes a device that no driver of the host has, switches the bit off, and then resets it.
 """
 
 from __future__ import annotations
@@ -25,11 +29,16 @@ from typing import Final
 
 from nova_hpc.tenancy import holders
 from nova_hpc.tenancy.programs import ends_in_time
-from nova_hpc.topology import handles
+from nova_hpc.topology import confspace, handles
 from nova_hpc.topology.device import DEVICES
 from nova_hpc.topology.files import FileError, FileTree
 from nova_hpc.topology.model import normalise_address
+from nova_hpc.topology.vfio import Vfio, vfio_of_driver
 
+#: It also works on a kernel that is locked down, which refuses writes to ``config``.
+CURE_OF_MASTERING: Final = (
+    "unbind it, write 1 and then 0 to its file enable, bind it, and run nova-hpc device release {}"
+)
 _NO_ANSWER: Final = "it did not answer within {:g} seconds"
 #: Seconds for which the writer waits for the group: others of this project look at it.
 _GROUP: Final = 2.0
@@ -37,7 +46,7 @@ _GROUP: Final = 2.0
 #: What it opens for its caller it gets as handles: no path is looked up again.
 _WRITER: Final = f"""\
 import errno, fcntl, os, struct, sys, time
-path, folder, lock, group, iommu = sys.argv[1:]
+path, folder, lock, group, iommu, config, power = sys.argv[1:]
 flags = os.O_RDWR | os.O_CLOEXEC
 kept = []
 def enter():
@@ -48,6 +57,13 @@ def enter():
         size = struct.calcsize("{holders.BIND_ARGUMENT}")
         argument = struct.pack("{holders.BIND_ARGUMENT}", size, 0, kept[0], 0)
         fcntl.ioctl(kept[1], {holders.BIND}, argument)
+def write(path, data, offset=None):
+    handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    os.write(handle, data) if offset is None else os.pwrite(handle, data, offset)
+    os.close(handle)
+def read(path, size, offset=0):
+    with open(path, "rb", 0) as file:
+        return os.pread(file.fileno(), size, offset)
 try:
     what = "lock"
     made = flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -67,7 +83,20 @@ try:
                 raise
             time.sleep(0.02)
     what = "reset"
-    os.write(os.open(path, os.O_WRONLY | os.O_CLOEXEC), b"1\\n")
+    sleeps = read(power, 16) == b"auto\\n"
+    if sleeps:
+        write(power, b"on\\n")
+    try:
+        command = read(config, 2, {confspace.COMMAND})
+        if command[:1] != b"\\xff" and len(command) == 2 and command[0] & {confspace.BUS_MASTER}:
+            what = "master"
+            command = bytes((command[0] & ~{confspace.BUS_MASTER}, command[1]))
+            write(config, command, {confspace.COMMAND})
+            what = "reset"
+        write(path, b"1\\n")
+    finally:
+        if sleeps:
+            write(power, b"auto\\n")
 except OSError as error:
     os.write(1, f"{{what}} {{error.errno or 0}}".encode())
     os._exit(1)
@@ -146,7 +175,7 @@ def _is_locked(path: Path) -> bool:
 
 
 def reset_device(root: Path, address: str, timeout: float, folder: Path) -> None:
-    """Let the kernel reset the device at *address*.
+    """Let the kernel reset the device at *address*, without bus mastering if it is unused.
 
     :param root: where ``sys`` is.
     :param timeout: seconds.
@@ -164,6 +193,12 @@ def reset_device(root: Path, address: str, timeout: float, folder: Path) -> None
         if file is None:
             raise ResetError("the kernel knows no way to reset it")
         try:
+            mended = [
+                stack.enter_context(handles.kernel_file(root, f"{DEVICES}/{address}/{name}"))
+                for name in ("config", "power/control")
+                # A driver of the host masters the bus by right.
+                if _is_unused_by_host(tree, address)
+            ] or [None, None]
             there = holders.find_vfio_door(tree, root, address)
         except FileError as error:
             raise HeldError(str(error)) from error
@@ -178,8 +213,10 @@ def reset_device(root: Path, address: str, timeout: float, folder: Path) -> None
             raise ResetError(f"cannot make the directory of locks {folder}: {error}") from error
         nodes = ["", ""] if there is None else [there.path, there.iommu or ""]
         argv = [handles.path_of_handle(file), str(locks), f"{address}{_SUFFIX}", *nodes]
+        argv += [os.devnull if each is None else handles.path_of_handle(each) for each in mended]
+        passed = [file, locks, *(handle for handle in mended if handle is not None)]
         status, output = run_with_deadline(
-            [sys.executable, "-I", "-S", "-c", _WRITER, *argv], timeout, (file, locks)
+            [sys.executable, "-I", "-S", "-c", _WRITER, *argv], timeout, passed
         )
     if status == 0:
         return
@@ -190,4 +227,16 @@ def reset_device(root: Path, address: str, timeout: float, folder: Path) -> None
     if what == "lock" and number == errno.EAGAIN:
         raise ResetError("its last reset has not ended")
     reason = os.strerror(number).lower() if number else f"status {status}"
+    if what == "master":
+        cure = CURE_OF_MASTERING.format(address)
+        raise ResetError(f"bus mastering is on and cannot be switched off ({reason}): {cure}")
     raise ResetError(f"its reset failed: {reason}")
+
+
+def _is_unused_by_host(tree: FileTree, address: str) -> bool:
+    """As the function of this name in ``snapshots``, without reading the configuration space."""
+    base = f"{DEVICES}/{address}"
+    targets = [tree.target(f"{base}/{link}") for link in ("driver", "physfn/driver")]
+    driver, parent = (target and target.rpartition("/")[2] for target in targets)
+    names = tree.names(f"{base}/vfio-dev")
+    return driver is None or vfio_of_driver(tree, driver, names, parent) is Vfio.GUEST

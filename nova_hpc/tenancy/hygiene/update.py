@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Mapping
+from typing import Final
 
 import attrs
 
@@ -27,6 +28,10 @@ from nova_hpc.tenancy.sign import Symptom
 from nova_hpc.tenancy.step import DeviceCandidate
 from nova_hpc.topology.files import FileTree
 from nova_hpc.wire.ledger import SOMEBODY, DeviceState, Ledger, LedgerDevice
+
+_MENDED: Final = (
+    "PCI device {} had bus mastering on although no server has it: switched off, and reset"
+)
 
 
 @attrs.frozen
@@ -90,10 +95,21 @@ class HygieneUpdate:
             for address in offered
             if address in well or ill[address].sign in health_states.CAPPED
         }
-        owing = {
-            address for address in fit if _needs_first_cleaning(ledger, offered[address], busy)
+        capped = [offered[address] for address in fit - well.keys() - busy]
+        # Firmware leaves it on; what is known to be clean is cleaned again for it.
+        mastering = {
+            address
+            for address, look in (looks | self.records.looker.look(capped)).items()
+            if look.master and is_unused_by_host(offered[address].function)
         }
-        reasons |= self._clean_owing({*ledger.marked} - busy | owing, offered, taken)
+        owing = {
+            address
+            for address in fit
+            if _needs_cleaning(ledger, offered[address], busy, address in mastering)
+        }
+        mastering &= owing
+        left = {*ledger.marked} - busy | owing
+        reasons |= self._clean_owing(left, mastering, offered, taken)
         clean = self.records.known()
         staged = clean.staged
         free = {
@@ -104,7 +120,11 @@ class HygieneUpdate:
             and (entry := clean.device(address)).state is not DeviceState.QUARANTINED
             and (entry.server is None or address in ill)
         }
-        cleaned = [address for address in free & looks.keys() if before.device(address).owes]
+        cleaned = [
+            address
+            for address in free & looks.keys()
+            if address in mastering or before.device(address).owes
+        ]
         looks = {address: looks[address] for address in free & looks.keys()}
         looks |= self.records.looker.look(well[address] for address in cleaned)
         ledger = self._remember(looks, used, offered)
@@ -125,8 +145,9 @@ class HygieneUpdate:
         for address in ill:
             reasons.pop(address, None)  # why it is ill stands elsewhere
         self._prove(offered.keys() - used, rows)
+        mended = [_MENDED.format(address) for address in cleaned if address in mastering]
         return HygieneSweep(
-            reasons, (*compared, *notes, *judged.notes), (*compared, *judged.alarms)
+            reasons, (*compared, *notes, *mended, *judged.notes), (*compared, *judged.alarms)
         )
 
     def _mark_places(
@@ -186,10 +207,11 @@ class HygieneUpdate:
     def _clean_owing(
         self,
         left: Collection[str],
+        mastering: Collection[str],
         offered: Mapping[str, DeviceCandidate],
         taken: Callable[[], frozenset[str]],
     ) -> dict[str, str]:
-        """Clean what servers have left, and what is not known to be clean."""
+        """Clean what servers have left, what is not known to be clean, and *mastering*."""
         reasons: dict[str, str] = {}
         with contextlib.ExitStack() as stack:
             locked = []
@@ -203,7 +225,9 @@ class HygieneUpdate:
                 return reasons
             ledger, gone = self.records.known(), taken()
             locked = [
-                address for address in locked if ledger.device(address).owes and address not in gone
+                address
+                for address in locked
+                if (ledger.device(address).owes or address in mastering) and address not in gone
             ]
             moment = self.records.moment()
             for address in [*locked]:
@@ -271,13 +295,14 @@ class HygieneUpdate:
         return self.records.change(edit)
 
 
-def _needs_first_cleaning(
-    ledger: Ledger, candidate: DeviceCandidate, busy: Collection[str]
+def _needs_cleaning(
+    ledger: Ledger, candidate: DeviceCandidate, busy: Collection[str], masters: bool
 ) -> bool:
-    """Whether a device that nobody has is to be cleaned because its last owner is unknown."""
+    """Whether to clean a device that no server left: its last owner is unknown, or it *masters*."""
     function = candidate.function
     device = ledger.device(function.address)
-    if device.server is not None or device.proof is not None or function.address in busy:
+    clean = device.proof is not None and not masters
+    if device.server is not None or clean or function.address in busy:
         return False
     if device.state is DeviceState.QUARANTINED or function.address in ledger.staged:
         return False  # an operator, or its stage, has the next word

@@ -197,6 +197,10 @@ class FakeNode:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{identity}\n")
 
+    def masters(self, address):
+        """Whether the device's bus mastering is on."""
+        return bool((self.devices / address / "config").read_bytes()[4] & 4)
+
     def hang(self, address):
         """Whoever resets the device now never comes back: a pipe that nobody reads."""
         path = self.devices / address / "reset"

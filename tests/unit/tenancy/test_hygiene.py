@@ -4,10 +4,12 @@
 import threading
 import time
 
+import attrs
 import pytest
 
 from nova_hpc.tenancy.health_states import HealthRules
 from nova_hpc.tenancy.ledger import LedgerError, copy_of
+from nova_hpc.tenancy.sign import HealthSign, Symptom
 from nova_hpc.wire.ledger import SOMEBODY, DeviceState
 from tests.unit.tenancy.hygiene_node import GPU, OTHER, PF, VF, make, record, sweep, why
 
@@ -60,16 +62,12 @@ def test_what_nobody_knows_is_cleaned_first(new):
 
 
 def test_a_reset_that_fails_at_first(new):
-    """Nobody gets it; what firmware has left on is no failure of the reset."""
+    """No server gets it; bus mastering that firmware left on is no failure of the reset."""
     new.config(GPU, master=True)
     (new.devices / OTHER / "reset").unlink()
-    found = sweep(new)
-    assert "bus mastering" in found[GPU]
-    assert record(new).state is DeviceState.SUSPECT
+    assert list(sweep(new)) == [OTHER]
     assert record(new, OTHER).state is DeviceState.QUARANTINED
-    assert record(new).proof is record(new, OTHER).proof is None
-    new.config(GPU)
-    assert GPU not in sweep(new)
+    assert record(new, OTHER).proof is None
     assert record(new).proof == ""
 
 
@@ -205,15 +203,100 @@ def test_a_narrow_link_withholds_as_long_as_it_lasts(node):
     assert why(node) is None
 
 
-def test_bus_mastering_of_a_free_device(new):
+def test_bus_mastering_that_firmware_left_on(new):
+    """At each boot; a device that is known to be clean keeps its proof and its stage."""
     new.config(GPU, master=True)
-    assert "bus mastering" in sweep(new)[GPU]
-    assert record(new).baseline is None
-    new.config(GPU)
     assert sweep(new) == {}
-    new.step().give(ONE, new.candidates(GPU))
+    assert not new.masters(GPU)
+    assert record(new).baseline is not None
+    passed = {"phase": "clean", "since": 1.0}
+    new.file.change(lambda all_: all_.put({GPU: attrs.evolve(all_.device(GPU), stage=passed)}))
+    new.boot("second")
+    for each in (GPU, OTHER):
+        new.config(each, master=True)
+        new.forget(each)
+    found = new.step()._update.look(new.candidates(GPU, OTHER), new.owners(OTHER), {})
+    assert (found.reasons, new.masters(GPU), new.resets(GPU)) == ({}, False, True)
+    (note,) = found.notes
+    assert note.startswith(f"PCI device {GPU} had bus mastering on although no server has it")
+    assert (record(new).proof, record(new).stage) == ("", passed)
+    # A server has the other.
+    assert (new.masters(OTHER), new.resets(OTHER)) == (True, False)
+    assert new.step().give(ONE, new.candidates(GPU)) == {}
+
+
+def test_bus_mastering_of_a_device_with_a_narrow_link(node):
+    """It may stay offered, so the check before a start must not find the bit on."""
+    node.config(GPU, master=True)
+    narrow = {GPU: Symptom(HealthSign.LINK, "its link is x8 of x16")}
+    owners = node.owners()
+    assert node.step()._update.look(node.candidates(GPU, OTHER), owners, narrow).alarms == ()
+    assert (node.masters(GPU), node.resets(GPU)) == (False, True)
+
+
+@pytest.mark.parametrize("driver", ["nvme", "mlx5_core"])
+def test_bus_mastering_for_a_driver_of_the_host_stays_on(new, driver):
+    new.bind(GPU, driver)
     new.config(GPU, master=True)
-    assert "bus mastering is still on" in new.step().take_back(ONE, {})[GPU]
+    assert sweep(new) == sweep(new) == {}
+    assert (new.masters(GPU), new.resets(GPU), record(new).cleaned) == (True, False, 1)
+
+
+def test_bus_mastering_of_a_device_that_a_process_has_stays_on(node):
+    node.config(GPU, master=True)
+    with node.held(GPU):
+        assert "/dev/vfio/1 " in sweep(node)[GPU]
+    assert (node.masters(GPU), node.resets(GPU)) == (True, False)
+    assert sweep(node) == {}
+    assert not node.masters(GPU)
+
+
+def test_bus_mastering_of_a_physical_function_waits_for_its_functions(tmp_path):
+    node = make(tmp_path, PF)
+    node.add(VF, physfn=PF)
+    assert node.step().sweep(node.candidates(PF, VF), nobody) == {}
+    node.forget(PF)
+    node.config(PF, master=True)
+    assert PF in node.step().sweep(node.candidates(PF, VF), lambda: frozenset({VF}))
+    assert (node.masters(PF), node.resets(PF)) == (True, False)
+    node.later(60)
+    assert node.step().sweep(node.candidates(PF, VF)) == {}
+    assert not node.masters(PF)
+
+
+def test_bus_mastering_that_stays_on(new):
+    """Its look is no baseline. A try is a reset, and the first ones come after waits."""
+    new.config(GPU, master=True)
+    resets = []
+    step = new.step(reset=resets.append)
+    text = "bus mastering is still on after its reset: unbind it, write 1 and then 0 to its file "
+    found = sweep(new, step=step)[GPU]
+    assert found == f"{text}enable, bind it, and run nova-hpc device release {GPU}"
+    assert (record(new).state, record(new).baseline) == (DeviceState.SUSPECT, None)
+    while record(new).state is DeviceState.SUSPECT:
+        new.later(300)
+        sweep(new, step=step)
+        assert text in record(new).reason
+    assert resets.count(GPU) == HealthRules().suspect_tries
+    (candidate,) = new.candidates(GPU).values()
+    assert text in step.release(candidate)
+    assert new.step().release(candidate) is None
+    assert not new.masters(GPU)
+    assert sweep(new) == {}
+
+
+def test_bus_mastering_of_a_device_that_a_server_had(node):
+    step = node.step()
+    step.give(ONE, node.candidates(GPU))
+    node.config(GPU, master=True)
+    assert step.take_back(ONE, {}) == {}
+    assert not node.masters(GPU)
+    step.give(TWO, node.candidates(GPU))
+    node.config(GPU, master=True)
+    dead = node.step(reset=lambda address: None)
+    assert "bus mastering is still on" in dead.take_back(TWO, {})[GPU]
+    assert record(node).state is DeviceState.QUARANTINED
+    assert "master" not in record(node).baseline
 
 
 def test_the_number_of_virtual_functions(tmp_path):

@@ -3,6 +3,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 import threading
 import time
 
@@ -94,3 +96,99 @@ def test_what_a_reset_can_leave_behind(node, damage, text):
     else:
         # It was not clean, so it is cleaned again before anybody gets it.
         assert (record(node).state, record(node).server) == (DeviceState.SUSPECT, ONE)
+
+
+#: Tells which files a program opens for writing, in their order.
+TRACE = """\
+import os, sys
+def trace(event, arguments):
+    if event == "open" and arguments[2] & os.O_WRONLY:
+        os.write(2, f"{os.path.basename(arguments[0])} ".encode())
+sys.addaudithook(trace)
+"""
+
+
+@pytest.mark.parametrize(
+    ("master", "control", "written"),
+    [
+        (True, "auto", ["control", "config", "reset", "control"]),
+        (True, "on", ["config", "reset"]),
+        (False, "auto", ["control", "reset", "control"]),
+    ],
+)
+def test_bus_mastering_ends_before_the_reset_of_a_device_that_is_awake(
+    node, master, control, written
+):
+    """The kernel restores the bit after a reset, and when the device wakes up."""
+    power = node.devices / GPU / "power/control"
+    power.parent.mkdir()
+    node.write(GPU, "power/control", control)
+    node.config(GPU, master=master)
+    folder = os.open(node.root, os.O_RDONLY)
+    reset, config = (str(node.devices / GPU / name) for name in ("reset", "config"))
+    argv = [reset, str(folder), "lock", "", "", config, str(power)]
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", TRACE + hygiene_reset._WRITER, *argv],
+        capture_output=True,
+        text=True,
+        check=False,
+        pass_fds=[folder],
+        timeout=120,
+    )
+    os.close(folder)
+    assert (done.returncode, done.stdout, done.stderr.split()) == (0, "", written)
+    assert power.read_text() == f"{control}\n"
+    assert not node.masters(GPU)
+    assert node.resets(GPU)
+
+
+def test_a_reset_finds_the_files_by_which_bus_mastering_ends(node):
+    (node.devices / GPU / "power").mkdir()
+    node.write(GPU, "power/control", "auto")
+    node.config(GPU, master=True)
+    hygiene_reset.reset_device(node.root, GPU, 20, node.root / "locks")
+    assert not node.masters(GPU)
+    assert (node.devices / GPU / "power/control").read_text() == "auto\n"
+    assert node.resets(GPU)
+
+
+@pytest.mark.parametrize("driver", ["nvme", "mlx5_core", "uio_pci_generic"])
+def test_a_reset_leaves_bus_mastering_to_a_driver_of_the_host(node, driver):
+    node.bind(GPU, driver)
+    node.config(GPU, master=True)
+    try:
+        hygiene_reset.reset_device(node.root, GPU, 20, node.root / "locks")
+    except hygiene_reset.HeldError:
+        assert driver == "uio_pci_generic"
+    assert node.masters(GPU)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 4096, b"\xff" * 5])
+def test_a_command_register_that_is_unknown_is_not_written(node, content):
+    (node.devices / GPU / "config").write_bytes(content)
+    hygiene_reset.reset_device(node.root, GPU, 20, node.root / "locks")
+    assert (node.devices / GPU / "config").read_bytes() == content
+
+
+REFUSED = """\
+import pathlib, sys
+from nova_hpc.tenancy.hygiene import reset
+root = pathlib.Path(sys.argv[1])
+try:
+    reset.reset_device(root, sys.argv[2], 20.0, root / "locks")
+except reset.ResetError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give up a capability for a child")
+def test_bus_mastering_that_the_kernel_does_not_let_go(node):
+    """As a kernel that is locked down; here the file may not be written."""
+    node.config(GPU, master=True)
+    (node.devices / GPU / "config").chmod(0o444)
+    argv = ["setpriv", "--bounding-set=-dac_override", sys.executable, "-c", REFUSED]
+    argv += [str(node.root), GPU]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
+    text = "bus mastering is on and cannot be switched off (permission denied): unbind it, "
+    assert done.stdout.startswith(text), done.stderr
+    assert not node.resets(GPU)

@@ -274,7 +274,7 @@ def test_a_replaced_card_that_cannot_be_cleaned(node):
 
 def test_a_replaced_card_that_is_not_well_yet_is_tried_again_by_a_start(node):
     replace_card(node)
-    node.config(GPU, serial=0xC, master=True)
+    node.config(GPU, serial=0xC, bar=0)
     sweep(node, GPU)
     step = node.step(rules=HealthRules(suspect_retry=60.0))
     for _ in range(2):  # the second try may come at once
