@@ -173,7 +173,8 @@ class Cloud:
             Step("glance", "Glance", start("glance"), ("schema-glance",)),
             Step("neutron", "Neutron", start("neutron"), ("schema-neutron", *bus)),
             *(
-                Step(name, services[name].title, start(name), ("schema-nova", *bus))
+                # Their service user is asked for at their start, and without it they end.
+                Step(name, services[name].title, start(name), ("schema-nova", "catalog", *bus))
                 for name in ("nova-conductor", "nova-scheduler", "nova-api")
             ),
             Step(

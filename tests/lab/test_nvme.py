@@ -26,11 +26,11 @@ _WRITTEN = re.compile(r"^disk (\S+) written (\d+)$", re.MULTILINE)
 
 @pytest.fixture
 def disk(lab):
-    """The address of the disk, and a flavor for it and the GPU beside it."""
+    """The address of the disk, and a flavor for it, the GPU and a function beside it."""
     lab.openstack(
         *("flavor", "create", FLAVOR_NAME, *FLAVOR),
-        *("--property", "pci_passthrough:alias=gpu:1,nvme:1"),
-        *("--property", "hpc:group=gpu:1,nvme:1", "--property", "hpc:affinity=switch"),
+        *("--property", "pci_passthrough:alias=gpu:1,vf:1,nvme:1"),
+        *("--property", "hpc:group=gpu:1,vf:1,nvme:1", "--property", "hpc:affinity=root"),
         *("--property", "hw:mem_page_size=2048"),
         *("--property", "hw:pci_numa_affinity_policy=preferred"),
     )
@@ -74,6 +74,7 @@ def _found(lab, name):
         f"RESULT: server {name}: {used} bytes used, {marked} marked, {written} written; {checked}"
     )
     assert int(sectors) == int(written) == BLOCKS
+    assert len(report.macs) == 1, report.macs
     return int(used), int(marked), checked
 
 

@@ -8,13 +8,17 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from nova_hpc_lab import progress
+from nova_hpc_lab.cloud import Cloud
 from nova_hpc_lab.errors import LabError
+from nova_hpc_lab.process import Tools
 from nova_hpc_lab.progress import PlainDisplay, RichDisplay, Step, display, run_steps
+from nova_hpc_lab.state import Paths, Settings
 
 
 def test_each_step_waits_for_what_it_needs():
@@ -181,3 +185,12 @@ def test_a_stuck_up_ends_by_itself_and_names_the_step(stuck_up):
     assert process.returncode == 1
     assert "nova-hpc: A read is not done after 1 s (last it said: reading)" in said
     assert "Traceback" not in said
+
+
+def test_nova_starts_when_its_service_user_is_there(tmp_path):
+    """On a slow machine Nova's conductor was started before, and ended: Keystone said 401."""
+    paths = Paths(tmp_path / "state", tmp_path / "cache", Path(sys.prefix))
+    lab = Cloud(paths, Settings.fresh(28000, 0, "two-socket"))
+    steps = {step.name: step for step in lab._steps(lab.services(), Tools(paths))}
+    for name in ("nova-conductor", "nova-scheduler", "nova-api"):
+        assert "catalog" in steps[name].needs

@@ -182,9 +182,6 @@ def to_vfio(address: str) -> None:
         if name != "vfio-pci":
             raise NodeError(f"{address} is on {name} after the start of a prepared host")
         return
-    if (device / "class").read_text().startswith("0x0108"):
-        # The firmware looked for a boot loader there, and left bus mastering on.
-        run("setpci", "-s", address, "COMMAND=0:4")
     (device / "driver_override").write_text("vfio-pci")
     if (device / "driver").exists():
         (device / "driver" / "unbind").write_text(address)
