@@ -129,6 +129,28 @@ def _symptom_of_unsure(reason: str) -> Symptom:
     )
 
 
+#: Of an adapter of which nova-compute has kept no answer.
+UNREAD: Final = _symptom_of_unsure("nova-compute has not read its VPD since the boot")
+
+
+def answers_beside(ledger: Path) -> Path:
+    """The file of what VPD says, beside the node's ledger."""
+    return ledger.with_name(f".{ledger.name}.vpd")
+
+
+def load_answers(root: Path, cache: Path) -> dict[str, Symptom | None]:
+    """Address -> what its VPD says, as nova-compute has read it since the boot."""
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, KeyError):
+        body = json.loads(cache.read_text())
+        boot = baseline.boot_of(FileTree(root))
+        if boot is not None and body["boot"] == boot:
+            return {
+                str(address): _MANAGER if is_manager else None
+                for address, is_manager in body["known"].items()
+            }
+    return {}
+
+
 @attrs.frozen
 class ForbiddenDevices(TenancyStep):
     """Withholds them."""
@@ -149,7 +171,7 @@ class ForbiddenDevices(TenancyStep):
 
     def begin(self, view: NodeView) -> tuple[str, ...]:
         """Read VPD where it was not read since the boot."""
-        self._load()
+        self._known.update(load_answers(self.root, self.cache))
         return tuple(
             f"PCI device {address} is never offered: {symptom.reason}"
             for address, symptom in self.reasons(view, view.roles).items()
@@ -190,21 +212,6 @@ class ForbiddenDevices(TenancyStep):
         return self._known[address]
 
     # -- once a boot ----------------------------------------------------------------
-
-    def _load(self) -> None:
-        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, KeyError):
-            body = json.loads(self.cache.read_text())
-            boot = baseline.boot_of(FileTree(self.root))
-            if boot is not None and body["boot"] == boot:
-                managers = {
-                    str(address): bool(is_manager) for address, is_manager in body["known"].items()
-                }
-                self._known.update(
-                    {
-                        address: _MANAGER if is_manager else None
-                        for address, is_manager in managers.items()
-                    }
-                )
 
     def _save(self) -> None:
         """Keep the answers that could be read: for the others the next start tries again.

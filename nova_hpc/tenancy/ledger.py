@@ -251,6 +251,15 @@ class LedgerFile:
             yield
 
 
+def expect_whole(ledger: Ledger) -> None:
+    """Before a command says that there is nothing of a kind.
+
+    :raises LedgerError: a part of the file cannot be read, so there may be something.
+    """
+    if ledger.damaged:
+        raise LedgerError(f"{'; '.join(ledger.problems)}; repair or remove the {_WHAT} first")
+
+
 def put_into_quarantine(ledger: Ledger, reasons: Mapping[str, str], anew: bool = False) -> Ledger:
     """The ledger with more devices in quarantine; see :meth:`LedgerFile.quarantine`."""
     quarantined_before = ledger.quarantined

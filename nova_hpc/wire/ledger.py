@@ -264,6 +264,8 @@ class Ledger:
     more: Mapping[str, Any] = attrs.field(factory=dict, eq=False, repr=False)
     #: What is wrong with the file, for the log and the statistics.
     problems: tuple[str, ...] = attrs.field(default=(), eq=False)
+    #: A part of the file cannot be read: what is empty here need not be empty there.
+    damaged: bool = attrs.field(default=False, eq=False)
     #: The file is there and cannot be used: nothing is known of any device.
     lost: bool = False
 
@@ -415,12 +417,16 @@ def read_ledger(text: str) -> Ledger:
         unread=unread,
         more={key: body[key] for key in body.keys() - _TOP},
         problems=tuple(problems),
+        damaged=bool(problems),
     )
 
 
 def _read_absent(body: Any, problems: list[str]) -> dict[str, LedgerDevice]:
-    absent = {}
-    for number, (key, value) in enumerate(body.items() if isinstance(body, dict) else ()):
+    absent: dict[str, LedgerDevice] = {}
+    if not isinstance(body, dict):
+        problems.append("the absent hardware cannot be read")
+        return absent
+    for number, (key, value) in enumerate(body.items()):
         try:
             absent[require_type(key, str)] = _read_device_entry(value)
         except (AttributeError, KeyError, TypeError, ValueError):

@@ -13,7 +13,7 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.tenancy.ledger import LedgerError
+from nova_hpc.tenancy.ledger import LedgerError, expect_whole
 from nova_hpc.topology.model import address_key, normalise_address
 from nova_hpc.wire.announcements import Maintenance
 from nova_hpc.wire.ledger import DeviceState, Ledger
@@ -176,16 +176,25 @@ class AcceptDevices(_BulkDeviceCommand):
         devices = [
             place.candidate(address) for address in place.addresses() if place.is_there(address)
         ]
-        differences = step.changes(devices)
+        differences, self._uncompared = step.changes(devices)
         rows = self.selected(parsed_args, place, differences)
         columns = ("Address", "Differences", "Result")
+        uncompared = {} if parsed_args.addresses else self._uncompared
+        others = self.selected(parsed_args, place, uncompared) if uncompared else []
+        free = [row for row in others if place.ledger.device(row.address).server is None]
+        for row in free:
+            print(f"{row.address}: {row.reason}", file=sys.stderr)
+        if held := len(others) - len(free):
+            self.say(f"not compared before they are cleaned: {held} devices of servers")
+        status = _FAILED if free else 0
         if not rows:
-            self.say("no device differs from its baseline")
-            return CommandAnswer(columns, [])
+            which = "such " * (not parsed_args.all) + "other " * bool(others)
+            self.say(f"no {which}device differs from its baseline")
+            return CommandAnswer(columns, [], status)
         if not self.confirm(parsed_args, rows, place):
             return CommandAnswer(columns, [], _FAILED)
         owners = place.owners()
-        done, status = [], 0
+        done = []
         for row in rows:
             try:
                 result = step.accept(place.candidate(row.address), owners, reason)
@@ -200,6 +209,8 @@ class AcceptDevices(_BulkDeviceCommand):
         server = place.ledger.device(address).server
         if server is not None:
             return f"{address} is with server {server}: its changes are judged when it is cleaned"
+        if address in self._uncompared:
+            return f"{address}: {self._uncompared[address]}"
         return f"{address} does not differ from its baseline"
 
 
@@ -219,7 +230,9 @@ class ReleaseDevices(_BulkDeviceCommand):
         rows = self.selected(parsed_args, place, withheld)
         columns = ("Address", "State", "Reason")
         if not rows:
-            self.say("no device is suspect or in quarantine")
+            expect_whole(place.ledger)
+            which = "" if parsed_args.all else "such "
+            self.say(f"no {which}device is suspect or in quarantine")
             return CommandAnswer(columns, [])
         alone = len(rows) == 1 and bool(parsed_args.addresses)
         if not alone and not self.confirm(parsed_args, rows, place):
@@ -319,6 +332,8 @@ class MaintenanceWindow(base.RecordCommand):
         elif args.end or args.lasts or args.reason or args.model:
             self._parser.error("--end, --for, --model and --reason need --start")
         if announced is None:
+            if not args.stop:
+                expect_whole(place.ledger)
             self.say("no maintenance is announced")
             return CommandAnswer(_COLUMNS, ("", "", "", ""))
         values = (

@@ -22,7 +22,7 @@ from nova_hpc.tenancy.health_states import HealthRules
 from nova_hpc.tenancy.hygiene import clean_nvme, cleaner
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
 from nova_hpc.tenancy.hygiene.records import HygieneRecords
-from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
+from nova_hpc.tenancy.ledger import LedgerError, LedgerFile, expect_whole
 from nova_hpc.tenancy.owners import DeviceOwners
 from nova_hpc.tenancy.sign import HealthSign
 from nova_hpc.tenancy.stage import device_stage, erasers
@@ -72,15 +72,18 @@ class ManagedNode:
     ledger: Ledger
 
     @classmethod
-    def read_existing(cls, config: Sequence[str]) -> ManagedNode:
-        """The same, and say which ledger it is.
+    def read_existing(cls, config: Sequence[str], lost: bool = False) -> ManagedNode:
+        """The same, and say which ledger it is, and what is wrong with it.
 
-        :raises LedgerError: there is none.
+        :param lost: the ledger may be lost.
+        :raises LedgerError: there is none, or it is lost.
         """
         place = cls.read(config)
-        if not place.ledger.lost:
+        if not (lost and place.ledger.lost):
             place.file.existing()
         print(f"Ledger: {place.file.path}", file=sys.stderr)
+        for problem in place.ledger.problems:
+            print(f"Problem: {problem}", file=sys.stderr)
         return place
 
     @classmethod
@@ -200,9 +203,13 @@ class ManagedNode:
         offers = [OfferedFunction(address) for address in addresses]
         anyway = {word.strip().lower() for word in self.options.hpc.offer_anyway}
         of_role = {address: self.role(address) for address in addresses}
+        # The VPD of adapters is nova-compute's to read, once a boot.
+        cache = forbidden.answers_beside(self.file.path)
+        answers = forbidden.load_answers(Path(self.options.hpc.sysfs_root), cache)
         symptoms = {
-            # The VPD of adapters is nova-compute's to read, once a boot.
-            **forbidden.find_forbidden_devices(self.node, addresses, lambda _: None, anyway),
+            **forbidden.find_forbidden_devices(
+                self.node, addresses, lambda key: answers.get(key, forbidden.UNREAD), anyway
+            ),
             **health.judge_offered_functions(self.node, offers, signs=_SIGNS),
             **storage.find_unerased_storage(self.node, addresses, of_role, self.erasers()),
         }
@@ -309,9 +316,7 @@ class ListDevices(base.ListCommand):
         """Columns and rows."""
         if parsed_args.all_nodes:
             return _list_withheld_of_cloud(parsed_args.config)
-        place = ManagedNode.read_existing(parsed_args.config)
-        for problem in place.ledger.problems:
-            print(f"Problem: {problem}", file=sys.stderr)
+        place = ManagedNode.read_existing(parsed_args.config, lost=not parsed_args.absent)
         if parsed_args.absent:
             return _list_absent_hardware(place.ledger)
         ill = place.ill()
@@ -327,7 +332,7 @@ class ListDevices(base.ListCommand):
             for address in place.addresses()
         )
         columns = ("Address", "Role", "State", "Reason", "Server", "Since", "Cleaned in s")
-        nothing = "This node offers no device."
+        nothing = "; ".join(place.node.problems) or "This node offers no device."
         if not place.options.pci.device_spec:
             nothing = (
                 "This machine is not set up: [pci]device_spec of its nova-compute names no device. "
@@ -347,6 +352,8 @@ def _list_absent_hardware(ledger: Ledger) -> CommandAnswer:
         )
         for hardware, device in sorted(ledger.absent.items())
     ]
+    if not rows:
+        expect_whole(ledger)
     columns = ("Hardware", "State", "Reason", "Server", "Cleaned")
     return CommandAnswer(columns, rows, nothing="No hardware of this node is missing.")
 
@@ -366,7 +373,7 @@ def _list_withheld_of_cloud(config: Sequence[str]) -> CommandAnswer:
                         format_ledger_time(since) if since else "",
                     )
                 )
-        rows += [(node.host, "", "note", note, "") for note in node.notes]
+        rows += [(node.host, "", "note", note, "") for note in node.remarks]
     columns = ("Host", "Address", "State", "Reason", "Since")
     return CommandAnswer(columns, rows, nothing="No node withholds a device.")
 
@@ -380,11 +387,12 @@ class ShowDevice(_DeviceCommand):
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
         """Names and values."""
         address = normalise_address(parsed_args.address)
-        place = ManagedNode.read_existing(parsed_args.config)
+        place = ManagedNode.read_existing(parsed_args.config, lost=True)
         candidate = place.candidate(address)
         function, step = candidate.function, place.step()
         state, reason = place.condition(address, place.ill())
         description = step.describe(address)
+        differences, unknown = step.check(candidate)
         values = {
             "Address": address,
             "Role": place.role(address) or "",
@@ -393,7 +401,7 @@ class ShowDevice(_DeviceCommand):
             "Server": description["Server"],
             "Driver": function.driver or "",
             "Reset methods": " ".join(function.reset_methods or ()),
-            "Differences": "; ".join(step.check(candidate)),
+            "Differences": "; ".join([*differences, *unknown]),
             "Baseline": _Baseline(json.loads(description["Baseline"] or "{}")),
             "Since": place.since(address),
             "Last server": description["Last server"],
@@ -425,8 +433,8 @@ class _Baseline(FormattableColumn):
 class CheckDevice(_DeviceCommand):
     """Compare one device with its baseline; nothing is reset or changed.
 
-    Exit status 1 when it differs. With --accept the device is recorded as it
-    is now, e.g. after a card was replaced; a server must not have it.
+    Exit status 1 when it differs, 2 when it is not compared. With --accept the device
+    is recorded as it is now, e.g. after a card was replaced; a server must not have it.
     """
 
     acts_with = ()
@@ -448,12 +456,13 @@ class CheckDevice(_DeviceCommand):
             return self._answer(address, place.step().accept(candidate, place.owners()))
         ill = place.ill()
         differences = [ill[address]] if address in ill else []
-        differences += place.step().check(candidate)
+        differing, unknown = place.step().check(candidate)
+        differences += differing
         if differences:
-            return self._answer(address, "differs", differences, _FAILED)
-        has_baseline = place.ledger.device(address).baseline is not None
-        verdict = "as its baseline says" if has_baseline else "well; it has no baseline yet"
-        return self._answer(address, verdict)
+            return self._answer(address, "differs", [*differences, *unknown], _FAILED)
+        if unknown:
+            raise CommandError(f"{address}: {unknown[0]}")
+        return self._answer(address, "as its baseline says")
 
     def _answer(
         self, address: str, result: str, differences: Sequence[str] = (), status: int = 0

@@ -12,7 +12,7 @@ import argparse
 import sys
 from typing import Final
 
-from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
+from nova_hpc.tenancy.ledger import LedgerError, LedgerFile, expect_whole
 from nova_hpc.topology.model import address_key
 from nova_hpc.wire.reservation import ReservedProvider
 from nova_hpc_tools import base
@@ -47,6 +47,10 @@ class ListReserved(base.ListCommand):
         providers = sorted(ledger.providers.items(), key=lambda item: address_key(item[0]))
         rows = [_format_reservation_row(address, provider) for address, provider in providers]
         print(f"Ledger: {file.path}", file=sys.stderr)
+        for problem in ledger.problems:
+            print(f"Problem: {problem}", file=sys.stderr)
+        if not rows:
+            expect_whole(ledger)
         return CommandAnswer(_COLUMNS, rows, show=lambda: self._show(rows))
 
     def _show(self, rows: list[tuple[object, ...]]) -> None:

@@ -13,6 +13,7 @@ from nova_hpc.tenancy.hygiene import baseline, symptoms
 from nova_hpc.tenancy.hygiene.baseline import DeviceSnapshot
 from nova_hpc.tenancy.hygiene.snapshots import (
     baseline_differences_of,
+    baseline_of,
     distrust_damaged_baselines,
     excess_errors_of,
     is_unused_by_host,
@@ -36,26 +37,28 @@ class DeviceUpkeep(HygieneStep):
         """The same step, with what an operator asks of it."""
         return cls(**attrs.asdict(step, recurse=False))
 
-    def check(self, device: DeviceCandidate) -> list[str]:
-        """The differences of a device from its baseline; none of one that a server has."""
+    def check(self, device: DeviceCandidate) -> tuple[list[str], list[str]]:
+        """The differences of a device from its baseline, and why (a part of) it is not compared."""
         ledger = distrust_damaged_baselines(self.records.ledger.read())
         if ledger.lost:
-            return [ledger.problems[0]]
+            return [], [ledger.problems[0]]
         address = device.function.address
-        if ledger.device(address).server is not None:
-            return []  # a server may do with it what it likes
-        look = self.records.looker.look([device])[address]
         entry = ledger.device(address)
+        if entry.server is not None:
+            return [], [explain_uncompared(entry, None)]  # a server may do with it what it likes
+        look = self.records.looker.look([device])[address]
         faults = baseline_differences_of(entry, look, device.function)
         faults += excess_errors_of(entry, look, self.records.moment(), self.records.rules)
-        return [symptom.reason for symptom in faults]
+        unknown = [*filter(None, [explain_uncompared(entry, look)])]
+        return [symptom.reason for symptom in faults], unknown
 
-    def changes(self, devices: Iterable[DeviceCandidate]) -> dict[str, str]:
+    def changes(self, devices: Iterable[DeviceCandidate]) -> tuple[dict[str, str], dict[str, str]]:
         """The differences of devices from their baselines that an operator can accept.
 
         :returns: address -> the differences; of a device that a server may have only
-            where it was found changed when it was cleaned.
+            where it was found changed when it was cleaned. And address -> why it is not compared.
         """
+        devices = list(devices)
         ledger = distrust_damaged_baselines(self.records.ledger.read())
         wanted = {
             candidate.function.address: candidate
@@ -64,6 +67,10 @@ class DeviceUpkeep(HygieneStep):
             or device.state is not DeviceState.OFFERED
         }
         looks = self.records.looker.look(wanted.values())
+        reasons = {
+            address: explain_uncompared(ledger.device(address), looks.get(address))
+            for address in (candidate.function.address for candidate in devices)
+        }
         differences = {
             address: baseline_differences_of(ledger.device(address), look, wanted[address].function)
             for address, look in looks.items()
@@ -74,7 +81,7 @@ class DeviceUpkeep(HygieneStep):
             )
             for address, device_symptoms in differences.items()
             if any(symptom.sign in symptoms.EXPECTED for symptom in device_symptoms)
-        }
+        }, {address: reason for address, reason in reasons.items() if reason}
 
     def accept(self, device: DeviceCandidate, owners: DeviceOwners, reason: str = "") -> str:
         """Record a device as it is now; the same change at others of its model is right, too."""
@@ -84,6 +91,8 @@ class DeviceUpkeep(HygieneStep):
             found_changed = is_change(entry)
             self._expect_nobodys(address, owners, found_changed)
             look = self.records.looker.look([device])[address]
+            if entry.baseline is not None and (unread := explain_uncompared(entry, look)):
+                raise LedgerError(f"{address}: {unread}")
             change = symptoms.lasting_change_of(
                 tuple(baseline_differences_of(entry, look, device.function))
             )
@@ -158,6 +167,25 @@ class DeviceUpkeep(HygieneStep):
         domain = owners.domains().having(address)
         held = domain is None or address in domain.live.all | domain.behind_disks
         return None if domain is None or held else domain.uuid
+
+
+def explain_uncompared(device: LedgerDevice, look: DeviceSnapshot | None) -> str:
+    """The reason why a device, or a part of it, is not compared; "": all of it is.
+
+    :param look: None: it was not looked at, since a server may have it.
+    """
+    if look is None:
+        server = "an unknown server" if device.server == SOMEBODY else f"server {device.server}"
+        return f"not compared: {server} has it, or it has not been cleaned since"
+    recorded = baseline_of(device)
+    if recorded is None:
+        return "not compared: it has no baseline yet"
+    if look.silent or look.capabilities is not None or recorded.capabilities is None:
+        return ""
+    return (
+        "not compared: its configuration space cannot be read; run the command as root, and put "
+        "the device in quarantine if that does not help"
+    )
 
 
 def is_change(device: LedgerDevice) -> bool:

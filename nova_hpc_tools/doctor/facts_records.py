@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from rich.progress import track
 
@@ -13,6 +13,8 @@ from nova_hpc_tools.adopt.findings import DoctorFinding
 from nova_hpc_tools.doctor import checks_records
 from nova_hpc_tools.printing import InertConsole
 from nova_hpc_tools.snapshot import SnapshotError, cloud_readers
+
+_UNREAD: Final = "not-looked"
 
 
 def examine_records_twice(config: Sequence[str], alone: bool = True) -> list[DoctorFinding]:
@@ -34,14 +36,17 @@ def examine_records_twice(config: Sequence[str], alone: bool = True) -> list[Doc
         text = str(error).rstrip(".")
         return [
             DoctorFinding(
-                "not-looked",
+                _UNREAD,
                 f"Nobody has looked at the cloud: {text}.",
                 DoctorCure.of(
                     "Run ", CommandRun(CuredCommand.DOCTOR_OF_CLOUD), " where nova-manage runs."
                 ),
             )
         ]
-    return [finding for finding in again if finding in first_findings]
+    sure = [*first_findings, *(finding for finding in again if finding.check == _UNREAD)]
+    # A look that was not whole does not show that a fault has gone.
+    unsure = any(finding.check == _UNREAD for finding in first_findings)
+    return [finding for finding in again if unsure or finding in sure]
 
 
 def _show_placement_progress(devices: Sequence[Any]) -> Iterable[Any]:

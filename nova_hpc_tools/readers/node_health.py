@@ -29,14 +29,20 @@ def collect_node_health() -> tuple[NodeHealth, ...]:
     """The same, with the configuration that is in force."""
     context = nova_context.get_admin_context()
     nova_context.load_cells()
-    health_reports = []
+    health_reports: list[NodeHealth | None] = []
     for cell in nova_context.CELLS:
-        if cell.disabled:
+        try:
+            with nova_context.target_cell(context, cell) as in_cell:
+                nodes = objects.ComputeNodeList.get_all(in_cell)
+        except Exception as error:
+            if not cell.disabled:
+                raise
+            # Its database may be away. Its nodes are unknown.
+            problem = f"the cell is disabled and cannot be read: {type(error).__name__}"
+            name = make_printable_text(cell.name or cell.uuid)
+            health_reports.append(NodeHealth(f"cell {name}", notes=(problem,)))
             continue
-        with nova_context.target_cell(context, cell) as in_cell:
-            health_reports += [
-                _read_health_of_node(node) for node in objects.ComputeNodeList.get_all(in_cell)
-            ]
+        health_reports += [_read_health_of_node(node) for node in nodes]
     return tuple(
         sorted((report for report in health_reports if report is not None), key=_host_key_of)
     )

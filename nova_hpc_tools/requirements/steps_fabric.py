@@ -398,7 +398,7 @@ def describe_health(
 def _list_alerts(report: NodeHealth) -> list[Output]:
     found = [("withheld", *item) for item in report.withheld.items()]
     found += [("in_use", *item) for item in report.in_use.items()]
-    found += [("note", "", note) for note in report.notes]
+    found += [("note", "", note) for note in report.remarks]
     return [
         {"id": kind, "target": address, "message": text, "classifications": [kind]}
         for kind, address, text in found

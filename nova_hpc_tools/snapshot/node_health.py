@@ -23,3 +23,9 @@ class NodeHealth:
     notes: tuple[str, ...] = ()
     #: Devices that did not fit into its document.
     left_out: int = 0
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """The notes, and how many devices this does not name."""
+        text = f"{self.left_out} more devices did not fit into the report of the node; nova-hpc "
+        return self.notes + (f"{text}device list on the node lists them",) * bool(self.left_out)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 from nova import context as nova_context
 from nova import objects
 from nova.tests import fixtures as nova_fixtures
@@ -179,6 +181,23 @@ class NodeHealthTest(DriverTest):
         node.save()
         (found,) = node_health.collect_node_health()
         self.assertIn("statistics document", found.notes[0])
+
+    def test_a_disabled_cell_is_read_or_named(self) -> None:
+        self.host("alpha", TWO)
+        cells = objects.CellMappingList.get_all(nova_context.get_admin_context())
+        for cell in cells:
+            cell.disabled = True
+            cell.save()
+        patch = mock.patch.object(nova_context, "CELLS", [])
+        patch.start()
+        self.addCleanup(patch.stop)
+        (found,) = node_health.collect_node_health()
+        self.assertEqual("alpha", found.host)
+        # Their databases are away.
+        with mock.patch.object(objects.ComputeNodeList, "get_all", side_effect=OSError("away")):
+            found = node_health.collect_node_health()
+        self.assertEqual({f"cell {cell.name}" for cell in cells}, {each.host for each in found})
+        self.assertIn("is disabled and cannot be read", found[0].notes[0])
 
     def test_a_node_without_tags_is_left_out(self) -> None:
         self.host("alpha", TWO, device_spec=TWO.device_spec(tags=False))

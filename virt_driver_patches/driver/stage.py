@@ -15,7 +15,7 @@ from oslo_log import log as logging
 
 from nova_hpc.from_nova.claim import Specs
 from nova_hpc.tenancy import forbidden_vpd
-from nova_hpc.tenancy.forbidden import ForbiddenDevices
+from nova_hpc.tenancy.forbidden import ForbiddenDevices, answers_beside
 from nova_hpc.tenancy.hygiene.step import HygieneStep
 from nova_hpc.tenancy.ledger import LedgerFile
 from nova_hpc.tenancy.stage import binding, erasers
@@ -142,7 +142,7 @@ def forbidden_step_of(conf: Any, ledger: LedgerFile) -> ForbiddenDevices:
     return ForbiddenDevices(
         root=root,
         read=read if os.geteuid() == 0 else privileged.read_vpd_by_helper,
-        cache=ledger.path.with_name(f".{ledger.path.name}.vpd"),
+        cache=answers_beside(ledger.path),
         anyway=frozenset(text.strip().lower() for text in conf.hpc.offer_anyway),
         erasers=erasers.find_erasers(conf.hpc),
     )

@@ -48,11 +48,18 @@ class SlotPlan(NamedTuple):
     unknown: frozenset[str] = frozenset()
 
 
-def plan_slots(share: GpuShare, items: Mapping[str, str], memory: int = 0) -> SlotPlan:
+def plan_slots(
+    share: GpuShare,
+    items: Mapping[str, str],
+    memory: int = 0,
+    held: Mapping[str, int] | None = None,
+) -> SlotPlan:
     """Which slots are served.
 
     :param items: the GPU server's metadata.
     :param memory: MiB of the GPU; 0: not known.
+    :param held: client -> MiB of each unit that is there. It counts if the client's record cannot
+        be read, or if the slot was taken away and could not be ended.
     """
     found: list[tuple[int, str, GpuSlot]] = []
     refused: list[str] = []
@@ -71,7 +78,9 @@ def plan_slots(share: GpuShare, items: Mapping[str, str], memory: int = 0) -> Sl
     served: list[ServedSlot] = []
     ports: dict[int, str] = {}
     keys: dict[str, str] = {}
-    given = 0
+    readable = {client for _, client, _ in found}
+    kept = [limit for client, limit in (held or {}).items() if client not in readable]
+    given = sum(kept)
     for _, client, slot in sorted(found):
         limit = slot.memory or share.memory
         if slot.port != port_rule.port_of_address(slot.address):
@@ -82,7 +91,7 @@ def plan_slots(share: GpuShare, items: Mapping[str, str], memory: int = 0) -> Sl
             why = "the share is encrypted, and the slot has no key"
         elif slot.key and slot.key in keys:
             why = f"its key is already that of server {keys[slot.key]}"
-        elif len(served) >= share.slots:
+        elif len(served) + len(kept) >= share.slots:
             why = f"the share has {share.slots} slots, and all are taken"
         elif memory and limit and given + limit > memory:
             why = f"{limit} MiB are more than what is left of the GPU's {memory}"
@@ -97,10 +106,13 @@ def plan_slots(share: GpuShare, items: Mapping[str, str], memory: int = 0) -> Sl
     return SlotPlan(tuple(served), tuple(refused), frozenset(unknown))
 
 
-def read_slices(root: Root) -> list[str]:
-    """The MIG slices of this GPU server, as its operator listed them."""
+def read_slices(root: Root) -> tuple[list[str], list[str]]:
+    """The MIG slices of this GPU server, as its operator listed them, and what is wrong there."""
     lines = (root.read_own(SLICES) or b"").decode("ascii", "replace").splitlines()
-    return [line.strip() for line in lines if _SLICE.fullmatch(line.strip())]
+    listed = [line.strip() for line in lines if _SLICE.fullmatch(line.strip())]
+    twice = ", ".join(sorted({mig for mig in listed if listed.count(mig) > 1}))
+    problems = [f"{SLICES} lists {twice} more than once: remove the other lines"] if twice else []
+    return list(dict.fromkeys(listed)), problems
 
 
 def choose_slices(
@@ -108,16 +120,20 @@ def choose_slices(
 ) -> dict[str, str]:
     """A slice for each client, the one that it has before all others.
 
-    :param held: client -> the slice in its unit.
+    :param held: client -> the slice in its unit. The slice of a client that is not in *clients*
+        is not free.
     """
-    kept = {client: held[client] for client in clients if held.get(client) in slices}
-    free = iter([one for one in slices if one not in kept.values()])
-    chosen = dict(kept)
+    used = {mig for client, mig in held.items() if client not in clients}
+    chosen: dict[str, str] = {}
     for client in clients:
-        if client not in chosen:
-            one = next(free, None)
-            if one is not None:
-                chosen[client] = one
+        mig = held.get(client, "")
+        if mig in slices and mig not in used:
+            chosen[client] = mig
+            used.add(mig)
+    free = [mig for mig in slices if mig not in used]
+    for client in clients:
+        if client not in chosen and free:
+            chosen[client] = free.pop(0)
     return chosen
 
 
@@ -175,23 +191,25 @@ def serve_once(
     :param private_key: path of the tunnel's key; empty: it can have none.
     :param closed: says whether units have a filter; without one no slot is served.
     """
-    names = root.names(units.FOLDER)
-    there = {client for client in map(units.client_of_unit, names) if client is not None}
+    there = set(_read_units(root))
     slots = {client for client in map(records.client_of_key, items) if client is not None}
     if records.SHARE_KEY not in items:
         _end_slots(root, programs, there)
         if records.CLIENT_KEY not in items:
             tunnel.take_down(programs)
         return []
+    _end_slots(root, programs, there - slots)
     try:
         share = records.read_share(items[records.SHARE_KEY])
         engine = load_engine(root, share.engine)
         release = find_release(root, engine)
     except ValueError as error:
-        # What the share is to be is unknown: nothing new begins, and what was taken away ends.
-        _end_slots(root, programs, there - slots)
+        # What the share is to be is unknown: nothing new begins.
         return [str(error)]
-    plan = plan_slots(share, items, memory)
+    texts = _read_units(root)
+    held = {client: units.memory_in_unit(text, engine) for client, text in texts.items()}
+    there = set(held)
+    plan = plan_slots(share, items, memory, held)
     problems = list(plan.refused)
     open_ports = closed.explain_open_ports(root, programs) if plan.served or there else None
     if open_ports is not None:
@@ -222,15 +240,22 @@ def serve_once(
     return problems
 
 
+def _read_units(root: Root) -> dict[str, str]:
+    """Client -> text of each slot's unit that is there."""
+    clients = filter(None, map(units.client_of_unit, root.names(units.FOLDER)))
+    return {
+        client: root.text(f"{units.FOLDER}/{units.unit_name_of(client)}") or ""
+        for client in clients
+    }
+
+
 def _build_wanted(
     root: Root, plan: SlotPlan, engine: Engine, release: str, program: Sequence[str]
 ) -> tuple[dict[str, str], set[str], list[str]]:
     """Texts of units by their clients, clients to whom there is no way now, and problems."""
     clients = [served.client for served in plan.served]
-    slices, held, problems = read_slices(root), {}, []
-    for client in clients:
-        text = root.text(f"{units.FOLDER}/{units.unit_name_of(client)}") or ""
-        held[client] = units.slice_in_unit(text)
+    slices, problems = read_slices(root)
+    held = {client: units.slice_in_unit(text) for client, text in _read_units(root).items()}
     chosen = choose_slices(slices, clients, held)
     wanted, cut_off = {}, set()
     for served in plan.served:

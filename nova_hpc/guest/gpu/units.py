@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
+from .engines import Engine
 from .records import UUID
 
 FOLDER: Final = "/run/systemd/system"
@@ -49,6 +50,17 @@ def slice_in_unit(text: str) -> str:
     """The MIG slice that a unit has; empty: none."""
     match = _SLICE.search(text)
     return match[1] if match else ""
+
+
+def memory_in_unit(text: str, engine: Engine) -> int:
+    """MiB to which a unit limits its slot; 0: it does not."""
+    for key, value in engine.memory_environment.items():
+        before, field, after = _quote_word(f"{key}={value}").partition("{mib}")
+        line = rf"^Environment={re.escape(before)}([0-9]{{1,9}}){re.escape(after)}$"
+        match = re.search(line, text, re.MULTILINE) if field else None
+        if match is not None:
+            return int(match[1])
+    return 0
 
 
 def format_unit(unit: SlotUnit) -> str:

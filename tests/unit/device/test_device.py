@@ -7,13 +7,18 @@ import sys
 import attrs
 import pytest
 
+from nova_hpc.tenancy import forbidden
+from nova_hpc.tenancy.forbidden import ForbiddenDevices
 from nova_hpc.tenancy.ledger import LedgerFile, copy_of
 from nova_hpc.tenancy.stage import device_stage
+from nova_hpc.tenancy.step import NodeView
+from nova_hpc.topology import sysfs
 from nova_hpc.wire.reservation import ReservedProvider
 from nova_hpc_tools.device import bulk_commands
 from nova_hpc_tools.device import command as device
 from nova_hpc_tools.main import NovaHpc
-from tests.unit.tenancy.hygiene_node import GPU, OTHER, make, settled
+from tests.unit.tenancy.hygiene_node import GPU, OTHER, PF, make, settled
+from tests.unit.tenancy.test_forbidden import MANAGER
 
 SERVER = "11111111-1111-1111-1111-111111111111"
 COMMANDS = {
@@ -240,6 +245,152 @@ def test_a_broken_file(node, ask):
     assert "configuration cannot be read" in err
 
 
+LATER = json.dumps({"schema": "nova-hpc/ledger", "version": 99})
+ALL = ["--all", "--yes"]
+
+
+@pytest.mark.parametrize("text", ["{broken", LATER])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["list", "--absent"],
+        ["check", GPU],
+        ["accept", *ALL, "--reason", "x"],
+        ["release", *ALL],
+        ["maintenance"],
+    ],
+)
+def test_a_lost_ledger_is_no_all_clear(node, ask, words, text):
+    node.state.write_text(text)
+    copy_of(node.state).unlink()
+    status, out, err = ask(*words)
+    assert (status, out) == (2, "")
+    assert f"the ledger {node.state} cannot be used" in err
+    assert "repair or remove it first" in err
+
+
+def test_what_can_be_seen_is_shown_without_the_ledger(node, ask):
+    node.state.write_text("{broken")
+    copy_of(node.state).unlink()
+    status, out, err = ask("show", GPU, "-f", "json")
+    problem = f"the ledger {node.state} cannot be used"
+    assert (status, json.loads(out)["State"]) == (0, "quarantined")
+    assert json.loads(out)["Differences"].startswith(problem)
+    assert err.startswith(f"Problem: {problem}")
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ({"absent": {"serial:1": 7}}, ["list", "--absent"]),
+        ({"absent": [7]}, ["list", "--absent"]),
+        ({"maintenance": "soon"}, ["maintenance"]),
+        ({"devices": {"gpu3": {"state": "quarantined"}}}, ["release", *ALL]),
+    ],
+)
+def test_a_damaged_part_of_the_ledger_is_no_all_clear(node, ask, part, words):
+    body = json.loads(node.state.read_text())
+    part = {**part, "devices": body["devices"] | part.get("devices", {})}
+    node.state.write_text(json.dumps(body | part))
+    status, out, err = ask(*words)
+    assert (status, out) == (2, "")
+    assert err.count("Problem: ") == 1
+    assert "repair or remove the ledger first" in err
+    assert ask("list")[0] == 0
+
+
+def hide_config(node):
+    (node.devices / GPU / "config").unlink()
+
+
+def hide_all_but_the_header(node):
+    """As the kernel does from users other than root."""
+    path = node.devices / GPU / "config"
+    path.write_bytes(path.read_bytes()[:64])
+
+
+def forget_baseline(node):
+    new = {GPU: attrs.evolve(node.ledger.device(GPU), baseline=None)}
+    node.file.change(lambda ledger: ledger.put(new))
+
+
+@pytest.mark.parametrize("hide", [hide_config, hide_all_but_the_header, forget_baseline])
+def test_a_device_that_cannot_be_compared(node, ask, hide):
+    hide(node)
+    forgotten = hide is forget_baseline
+    text = "it has no baseline yet" if forgotten else "its configuration space cannot be read"
+    status, out, err = ask("check", GPU)
+    assert (status, out) == (2, "")
+    assert f"{GPU}: not compared: {text}" in err
+    shown = json.loads(ask("show", GPU, "-f", "json")[1])
+    assert shown["Differences"].startswith(f"not compared: {text}")
+    status, out, err = ask("accept", *ALL, "--reason", "x")
+    assert (status, out) == (1, "no other device differs from its baseline\n")
+    assert err.startswith(f"{GPU}: not compared: {text}")
+    status, _, err = ask("accept", GPU, "--reason", "x")
+    assert status == 2
+    assert f"not compared: {text}" in err
+    if not forgotten:
+        assert ask("check", GPU, "--accept")[0] == 2
+        assert node.ledger.device(GPU).baseline["capabilities"]
+
+
+def test_a_device_of_a_server_is_not_compared(node, ask):
+    node.step().give(SERVER, node.candidates(GPU))
+    node.config(GPU, device=0x2331)
+    status, out, err = ask("check", GPU)
+    assert (status, out) == (2, "")
+    assert f"{GPU}: not compared: server {SERVER} has it" in err
+    assert SERVER in json.loads(ask("show", GPU, "-f", "json")[1])["Differences"]
+    status, out, _ = ask("accept", *ALL, "--reason", "x")
+    assert status == 0
+    assert out.splitlines() == [
+        "not compared before they are cleaned: 1 devices of servers",
+        "no other device differs from its baseline",
+    ]
+    # A damaged baseline is none.
+    damaged = {OTHER: attrs.evolve(node.ledger.device(OTHER), baseline={"": ""})}
+    node.file.change(lambda ledger: ledger.put(damaged))
+    status, out, err = ask("check", OTHER)
+    assert (status, out) == (2, "")
+    assert f"{OTHER}: not compared: an unknown server has it" in err
+
+
+def test_others_of_the_node_may_differ(node, ask):
+    node.file.quarantine({GPU: "x"})
+    node.config(OTHER, device=0x2331)
+    for words in (["release"], ["accept", "--reason", "x"]):
+        status, out, _ = ask(*words, "--model", "10de:1234", "--yes")
+        assert status == 0
+        assert out.startswith("no such device ")
+
+
+def test_an_adapter_that_manages_switches(node, ask):
+    node.add(PF)
+    for name, text in {"vendor": "0x15b3", "device": "0x1021", "class": "0x020700"}.items():
+        node.write(PF, name, text)
+    node.config(PF, vendor=0x15B3, device=0x1021)
+    node.step().sweep(node.candidates(GPU, OTHER, PF))
+    step = ForbiddenDevices(
+        root=node.root,
+        read=lambda address: MANAGER,
+        cache=forbidden.answers_beside(node.state),
+    )
+    view = NodeView(sysfs.read_sysfs_node(node.root), {PF: "pf"})
+    # nova-compute has not run since the boot.
+    row = listed(ask)[PF]
+    assert row["State"] == "withheld"
+    assert row["Reason"].endswith("nova-compute has not read its VPD since the boot")
+    step.begin(view)
+    row = listed(ask)[PF]
+    assert row["State"] == "withheld"
+    assert row["Reason"].startswith("NVSwitches are managed by it")
+    assert ask("check", PF)[0] == 1
+    attrs.evolve(step, read=lambda address: None, cache=node.root / "other").begin(view)
+    (node.root / "other").rename(step.cache)
+    assert listed(ask)[PF]["State"] == "free"
+
+
 def quarantined(node, ask):
     assert ask("quarantine", GPU, "--reason", "burnt")[0] == 0
 
@@ -332,3 +483,15 @@ def test_a_machine_that_is_not_set_up_is_said_if_nothing_is_listed(node, ask):
     # It can be announced, and a device withheld, before nova-compute has run.
     assert ask("quarantine", GPU, "--reason", "x")[0] == 0
     assert ask("list")[0] == 0
+
+
+def test_a_device_that_cannot_be_read_is_not_none(node, ask):
+    node.file.change(lambda ledger: attrs.evolve(ledger, devices={}))
+    with (node.root / "nova.conf").open("a") as file:
+        file.write('[pci]\ndevice_spec = {"vendor_id": "10de"}\n')
+    for address in (GPU, OTHER):
+        (node.devices / address).rename(node.root / address)
+    assert ask("list")[1] == "This node offers no device.\n"
+    (node.devices / "gpu3").mkdir()
+    out = ask("list")[1]
+    assert out.endswith("/gpu3: not a PCI address, left out\n")

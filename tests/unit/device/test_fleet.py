@@ -266,6 +266,13 @@ def test_all_nodes(ask, monkeypatch):
     ]
 
 
+def test_a_report_that_was_too_long_is_no_all_clear(ask, monkeypatch):
+    monkeypatch.setattr(device, "read_health", lambda config: [NodeHealth("n1", left_out=3)])
+    (row,) = rows(ask, "list", "--all-nodes")[1]
+    assert (row["Host"], row["State"]) == ("n1", "note")
+    assert row["Reason"].startswith("3 more devices did not fit into the report of the node")
+
+
 def test_all_nodes_without_nova(ask, monkeypatch):
     def none(name):
         raise SnapshotError("Nova cannot be loaded here")

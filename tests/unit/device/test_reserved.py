@@ -90,6 +90,19 @@ def test_no_ledger_is_no_all_clear(ask, tmp_path):
     assert f"no ledger at {tmp_path}/ledger" in err
 
 
+@pytest.mark.parametrize("damaged", [[], {GPU: {"uuid": 7}}])
+def test_a_damaged_part_is_no_all_clear(ask, damaged):
+    body = json.loads(Ledger().dumps()) | {"providers": damaged}
+    status, out, error = ask(json.dumps(body))
+    assert (status, out) == (2, "")
+    assert "repair or remove the ledger first" in error
+    # What could be read is listed, beside the problem.
+    body["providers"] = {GPU: {"uuid": 7}} | {PF: LEDGER.providers[PF].dumps()}
+    status, out, error = ask(json.dumps(body))
+    assert (status, out.splitlines()[0]) == (0, f"{PF}: of 4, 1 withheld, 2 by an operator")
+    assert f"Problem: {GPU}: what is reserved of its provider cannot be read" in error
+
+
 def test_a_ledger_that_cannot_be_read(ask):
     status, out, error = ask("{")
     assert (status, out) == (2, "")

@@ -178,6 +178,18 @@ def test_two_looks(cloud):
     assert cloud == []
 
 
+def test_a_look_that_was_not_whole_clears_nothing(cloud):
+    part = evolve(SOUND, problems=("Cell c2 cannot be read.",))
+    faulty = evolve(SOUND, roles=frozenset())
+    for looks, found in (
+        ([part, faulty], ["service-role"]),
+        ([faulty, part], ["not-looked"]),
+        ([part, SOUND], []),
+    ):
+        cloud[:] = looks
+        assert [each.check for each in command.examine_records_twice(())] == found
+
+
 def test_a_cloud_that_cannot_be_read(cloud):
     cloud[:] = [SnapshotError("Nova cannot be loaded here.")]
     (found,) = command.examine_records_twice((), alone=False)

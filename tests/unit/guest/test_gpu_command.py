@@ -185,6 +185,83 @@ def test_slices_are_given_once(root, programs, tmp_path, loopback):
     assert units.slice_in_unit(text) == "MIG-aa"
 
 
+def slots_of(*clients):
+    """Slots that began one after the other, at addresses from 10.0.0.9 on."""
+    slots = {}
+    for number, client in enumerate(clients):
+        address = f"10.0.0.{9 + number}"
+        slot = records.GpuSlot(address, port_of_address(address), 5 + number)
+        slots[records.slot_key_of(client)] = records.write_slot(slot)
+    return slots
+
+
+def share_of(slots, memory=0):
+    return {records.SHARE_KEY: records.write_share(records.GpuShare("sim", "mine", slots, memory))}
+
+
+def slices_of(root):
+    units_of_slots = root.names(units.FOLDER)
+    return [units.slice_in_unit(root.text(f"{units.FOLDER}/{name}")) for name in units_of_slots]
+
+
+def of_a_later_release(text):
+    return json.dumps(json.loads(text) | {"v": 2})
+
+
+def test_a_slot_whose_record_cannot_be_read_keeps_its_slice(root, programs, loopback):
+    root.write(serving.SLICES, b"MIG-aa\n")
+    items = share_of(8) | slots_of(CLIENT, SHARE)
+    assert "has no slice left" in serve(root, programs, items)[0]
+    key = records.slot_key_of(CLIENT)
+    items[key] = of_a_later_release(items[key])
+    problems = serve(root, programs, items)
+    assert [f"{SHARE}: {serving.SLICES} has no slice left" in text for text in problems] == [0, 1]
+    assert slices_of(root) == ["MIG-aa"]
+    # Two have it since an earlier release gave it twice: the one that is known takes another.
+    unit = root.text(f"{units.FOLDER}/{units.unit_name_of(CLIENT)}").replace(CLIENT, SHARE)
+    root.write(f"{units.FOLDER}/{units.unit_name_of(SHARE)}", unit.encode())
+    root.write(serving.SLICES, b"MIG-aa\nMIG-bb\n")
+    assert len(serve(root, programs, items)) == 1
+    assert sorted(slices_of(root)) == ["MIG-aa", "MIG-bb"]
+
+
+@pytest.mark.parametrize(
+    ("share", "words"),
+    [
+        (share_of(1), "the share has 1 slots, and all are taken"),
+        (share_of(8, 6000), "6000 MiB are more than what is left of the GPU's 10000"),
+    ],
+)
+@pytest.mark.parametrize("change", ["unreadable", "cannot be ended"])
+def test_a_slot_that_stays_is_counted(root, programs, loopback, share, words, change):
+    def serve_with(found, items):
+        return serving.serve_once(root, found, items, 10000, "", Closed())
+
+    items = share | slots_of(CLIENT)
+    assert serve_with(programs, items) == []
+    failing = programs
+    if change == "unreadable":
+        items = {key: of_a_later_release(text) for key, text in items.items()} | share
+    else:
+        items = dict(share)
+        failing = Programs(programs.own, {"systemctl": "/bin/false"})
+    items |= {records.slot_key_of(SHARE): slots_of(CLIENT, SHARE)[records.slot_key_of(SHARE)]}
+    assert words in serve_with(failing, items)[-1]
+    assert root.names(units.FOLDER) == [units.unit_name_of(CLIENT)]
+    # A slot that is gone leaves its part to the next one at once.
+    items = share | {records.slot_key_of(SHARE): items[records.slot_key_of(SHARE)]}
+    assert serve_with(programs, items) == []
+    assert root.names(units.FOLDER) == [units.unit_name_of(SHARE)]
+
+
+def test_a_slice_that_is_listed_twice_is_given_once(root, programs, loopback):
+    root.write(serving.SLICES, b"MIG-aa\nMIG-aa\nMIG-aa\n")
+    problems = serve(root, programs, share_of(2) | slots_of(CLIENT, SHARE))
+    assert problems[0].startswith(f"{serving.SLICES} lists MIG-aa more than once")
+    assert "has no slice left" in problems[1]
+    assert slices_of(root) == ["MIG-aa"]
+
+
 def test_encrypted_slots_need_a_key(root, programs, tmp_path, loopback):
     assert "no key of WireGuard's" in " ".join(
         serve(root, programs, items_of(CLIENT, encrypted=True, address="10.0.0.9"))

@@ -112,9 +112,36 @@ def test_a_slot_that_cannot_be_read_stays_as_it_is(text):
     assert len(plan.refused) == 1
 
 
+@pytest.mark.parametrize("unread", [{records.slot_key_of(CLIENTS[9]): "{"}, {}])
+def test_a_unit_that_stays_is_counted(unread):
+    """The record of its slot cannot be read, or is gone and the unit could not be ended."""
+    items = {**items_of(slot_of(0), slot_of(1)), **unread}
+    held = {CLIENTS[0]: 4000, CLIENTS[9]: 5000}
+    for share, memory, words in (
+        (GpuShare("s", "pocl", 2), 0, "the share has 2 slots, and all are taken"),
+        (GpuShare("s", "pocl", 4, 4000), 10000, "4000 MiB are more than what is left"),
+    ):
+        plan = serving.plan_slots(share, items, memory, held)
+        assert [served.client for served in plan.served] == CLIENTS[:1]
+        assert words in plan.refused[-1]
+        # Without a unit it has nothing.
+        plan = serving.plan_slots(share, items, memory, {CLIENTS[0]: 4000})
+        assert [served.client for served in plan.served] == CLIENTS[:2]
+
+
 @given(st.dictionaries(st.text(max_size=60), st.text(max_size=300)))
 def test_any_metadata_is_borne(items):
     assert serving.plan_slots(GpuShare("s", "pocl", 4), items).served == ()
+
+
+def test_a_slice_that_is_listed_twice_is_one(tmp_path):
+    root = Root(str(tmp_path))
+    root.write(serving.SLICES, b"MIG-a\nMIG-b\nMIG-a\n")
+    slices, problems = serving.read_slices(root)
+    assert slices == ["MIG-a", "MIG-b"]
+    assert [text.split(":")[0] for text in problems] == [
+        f"{serving.SLICES} lists MIG-a more than once"
+    ]
 
 
 def test_a_slice_stays_with_its_client():
@@ -123,7 +150,9 @@ def test_a_slice_stays_with_its_client():
     assert first == {CLIENTS[0]: "MIG-a"}
     both = serving.choose_slices(slices, [CLIENTS[5], CLIENTS[0]], first)
     assert both == {CLIENTS[0]: "MIG-a", CLIENTS[5]: "MIG-b"}
-    assert serving.choose_slices(slices, CLIENTS[:3], both).keys() == {CLIENTS[0], CLIENTS[1]}
+    assert serving.choose_slices(slices, CLIENTS[:3], first).keys() == {CLIENTS[0], CLIENTS[1]}
+    # A unit that is there has its slice, whoever is served.
+    assert serving.choose_slices(slices, CLIENTS[:3], both) == {CLIENTS[0]: "MIG-a"}
 
 
 def test_the_longest_records_fit():

@@ -450,11 +450,11 @@ def test_release_is_a_clean_device_or_none(node):
     step = node.step()
     (candidate,) = node.candidates(GPU).values()
     node.file.quarantine({GPU: "ticket 4711"})
-    assert step.check(candidate) == []
+    assert step.check(candidate) == ([], [])
     node.config(GPU, device=0x2331)
     assert "product_id" in step.release(candidate)
     assert why(node) == "ticket 4711"
-    assert "product_id" in step.check(candidate)[0]
+    assert "product_id" in step.check(candidate)[0][0]
     # The card was replaced.
     step.accept(candidate)
     assert step.release(candidate) is None

@@ -211,7 +211,7 @@ class World:
 
     def accept(self) -> None:
         """The operator says that it is right."""
-        changed = self.step.changes(self.node.candidates(*self.present()).values())
+        changed, _ = self.step.changes(self.node.candidates(*self.present()).values())
         for each in changed:
             (candidate,) = self.node.candidates(each).values()
             self.step.accept(candidate, "firmware 2.0")
