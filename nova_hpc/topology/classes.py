@@ -15,7 +15,7 @@ from typing import Final
 _GPUS: Final = ("03", "12")
 _DISPLAY: Final = "03"
 _ADAPTERS: Final = ("02",)
-#: Mass storage; RAM, flash and CXL memory. Others of class 05 are memory controllers, such as FPGAs.
+#: Mass storage; RAM, flash and CXL memory. Other memory controllers may be FPGAs.
 _STORAGE: Final = ("01", "0500", "0501", "0502")
 
 
