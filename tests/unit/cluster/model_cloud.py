@@ -11,6 +11,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nova_hpc.guest import host_list
 from nova_hpc.wire import cluster_wish
 from nova_hpc.wire.cluster_wish import ClusterWish
 from nova_hpc_tools.cluster import wish as wishes
@@ -183,8 +184,9 @@ class ModelCloud:
         several: Sequence[int],
         ports: Sequence[tuple[int, str]],
         secrets: Secrets,
+        hosts: str = "",
     ) -> None:
-        body = wishes.server_body(wish, group, several, secrets, dict(ports))
+        body = wishes.server_body(wish, group, several, secrets, dict(ports), hosts)
         server = body["server"]
         count = server.pop("min_count", 1)
         named = [each["port"] for each in server["networks"] if "port" in each]
@@ -226,6 +228,13 @@ class ModelCloud:
                 self.servers[server]["metadata"].update(items)
 
         self._change("wish", effect)
+
+    def set_hosts(self, hosts: str, server: str) -> None:
+        def effect() -> None:
+            if server in self.servers:
+                self.servers[server]["metadata"].update(host_list.to_items(hosts))
+
+        self._change("hosts", effect)
 
     def ask_server(self, server: str, action: str) -> None:
         tasks = {

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host list that each member of a cluster is to have, from what Nova and Neutron say."""
+
+from __future__ import annotations
+
+from nova_hpc.guest.host_list import HostList, ListedHost, PublicKeys
+from nova_hpc.wire.cluster_wish import ClusterWish
+from nova_hpc_tools.cluster import wish as wishes
+from nova_hpc_tools.cluster.hostfiles import choose_address, prefer_ipv4
+from nova_hpc_tools.cluster.members.model import Cluster
+from nova_hpc_tools.cluster.members.neighbours import order_seats_by_nearness
+
+
+def list_members(
+    wish: ClusterWish, cluster: Cluster, new_keys: PublicKeys | None = None
+) -> HostList:
+    """All members whose address and keys are known, those near each other one after the other.
+
+    :param new_keys: of members that are to be made for ports that are there; None: none is.
+    """
+    seats = [seat for seat in order_seats_by_nearness(cluster) if seat.number in wish.members]
+    hosts = [
+        ListedHost(seat.number, address, seat.member.keys)
+        for seat in seats
+        if seat.member.keys and (address := choose_address(seat.member, ""))
+    ]
+    if new_keys:
+        there = {seat.number for seat in seats}
+        addresses: dict[int, list[str]] = {}
+        for port in cluster.ports:
+            place = wishes.port_place_of(wish.name, port.name)
+            if place and place[0] in wish.members - there:
+                addresses.setdefault(place[0], []).extend(port.addresses)
+        hosts += [
+            ListedHost(number, prefer_ipv4(addresses[number]), new_keys)
+            for number in sorted(addresses)
+            if addresses[number]
+        ]
+    slots = min((seat.member.vcpus for seat in seats), default=0)
+    return HostList(wish.name, tuple(hosts), slots)
