@@ -188,6 +188,13 @@ def _address(value: object) -> str:
     except ValueError:
         raise HostListError("the host list has what is no IP address") from None
     # What stands behind a percent sign may be anything (RFC 4007, 11).
-    if "%" in str(value) or address.is_loopback or address.is_multicast or address.is_unspecified:
+    mapped = getattr(address, "ipv4_mapped", None)
+    if (
+        mapped
+        or "%" in str(value)
+        or address.is_loopback
+        or address.is_multicast
+        or address.is_unspecified
+    ):
         raise HostListError("the host list has the address of no other machine")
     return str(address)

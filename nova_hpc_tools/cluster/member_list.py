@@ -18,23 +18,19 @@ def list_members(
 
     :param new_keys: of members that are to be made for ports that are there; None: none is.
     """
-    seats = [seat for seat in order_seats_by_nearness(cluster) if seat.number in wish.members]
-    hosts = [
-        ListedHost(seat.number, address, seat.member.keys)
-        for seat in seats
-        if seat.member.keys and (address := choose_address(seat.member, ""))
-    ]
-    if new_keys:
-        there = {seat.number for seat in seats}
-        addresses: dict[int, list[str]] = {}
-        for port in cluster.ports:
-            place = wishes.port_place_of(wish.name, port.name)
-            if place and place[0] in wish.members - there:
-                addresses.setdefault(place[0], []).extend(port.addresses)
-        hosts += [
-            ListedHost(number, prefer_ipv4(addresses[number]), new_keys)
-            for number in sorted(addresses)
-            if addresses[number]
-        ]
-    slots = min((seat.member.vcpus for seat in seats), default=0)
-    return HostList(wish.name, tuple(hosts), slots)
+    addresses: dict[int, list[str]] = {number: [] for number in sorted(wish.members)}
+    for port in cluster.ports:
+        place = wishes.port_place_of(wish.name, port.name)
+        if place and place[0] in addresses:
+            addresses[place[0]].extend(port.addresses)
+    seats = [seat for seat in order_seats_by_nearness(cluster) if seat.number in addresses]
+    keys = dict.fromkeys(addresses, new_keys) | {seat.number: seat.member.keys for seat in seats}
+    # Nova tells the address of a member only once its host has begun with it.
+    own = {seat.number: choose_address(seat.member, "") for seat in seats}
+    order = dict.fromkeys((*own, *addresses))
+    hosts = tuple(
+        ListedHost(number, address, pair)
+        for number in order
+        if (pair := keys[number]) and (address := own.get(number) or prefer_ipv4(addresses[number]))
+    )
+    return HostList(wish.name, hosts, min((seat.member.vcpus for seat in seats), default=0))

@@ -50,6 +50,7 @@ class ModelCloud:
         self.no_host: str | None = ""
         self._dead = False
         self._ids = 0
+        self._addresses = 0
         self._lock = threading.Lock()
 
     def revive(self) -> None:
@@ -59,6 +60,10 @@ class ModelCloud:
     def _id(self) -> str:
         self._ids += 1
         return f"{self._ids:08x}-0000-4000-8000-000000000000"
+
+    def _address(self) -> str:
+        self._addresses += 1
+        return f"192.0.2.{self._addresses}"
 
     def _change(self, what: str, effect: Any) -> Any:
         with self._lock:
@@ -104,6 +109,8 @@ class ModelCloud:
                     self.ports[each]["device_id"] = id
                 if fate == "ACTIVE":
                     server |= {"status": "ACTIVE", "OS-SRV-USG:launched_at": "now"}
+                    server["addresses"] = {"net": [{"addr": self._address()}]}
+                    server["flavor"] = {"vcpus": 4}
                 else:
                     server |= {"status": "ERROR", "fault": {"message": fate}}
                 server["OS-EXT-STS:task_state"] = None
@@ -173,7 +180,8 @@ class ModelCloud:
 
         def effect() -> None:
             id = self._id()
-            self.ports[id] = {**body, "id": id, "device_id": ""}
+            fixed = [{"ip_address": self._address()}]
+            self.ports[id] = {**body, "id": id, "device_id": "", "fixed_ips": fixed}
 
         self._change("port", effect)
 
