@@ -253,7 +253,7 @@ def test_without_keys_of_the_user_data(member: Member, capsys: pytest.CaptureFix
     member.tell(TWO)
     assert member.refresh() == 0
     assert "has cloud-init run the server's user data?" in capsys.readouterr().out
-    assert "train-1" in member.read("etc/hosts")
+    assert b"train-1" in (member.root / "etc/hosts").read_bytes()
     assert not (member.root / "etc/nova-hpc/ssh").exists()
 
 
