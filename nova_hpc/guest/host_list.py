@@ -152,8 +152,8 @@ def _load_list(text: object) -> dict[str, Any]:
     # True is 1 in Python, and no version.
     if type(version) is not int or version not in READS:
         raise HostListError(
-            "the host list has a version that this release of nova-hpc does not read "
-            f"({', '.join(map(str, READS))}): update nova-hpc"
+            f"the host list has version {json.dumps(version)[:20]}, and this release of nova-hpc "
+            f"reads {', '.join(map(str, READS))}: update nova-hpc"
         )
     return data
 
