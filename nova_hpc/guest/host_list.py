@@ -100,10 +100,7 @@ def read_host_list(text: object) -> HostList:
         raise HostListError("the host list has a wrong name")
     pairs = [read_public_keys(pair) for pair in _list_in(data, "k")]
     hosts = tuple(_read_host(entry, pairs) for entry in _list_in(data, "m"))
-    if not hosts or any(
-        len({host[at] for host in hosts}) < len(hosts)
-        for at in (0, 1)  # numbers, addresses
-    ):
+    if not hosts or len({host.number for host in hosts}) < len(hosts):
         raise HostListError("the host list has no host, or one of them twice")
     return HostList(name, hosts, _number(slots, 0, _MOST_SLOTS, "slots"))
 

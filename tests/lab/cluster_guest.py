@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A guest that takes its user data and its host list, with Debian's sshd and Open MPI.
 
-It is :mod:`tests.lab.nested_guest` with the disk of :mod:`tests.lab.mpi_guest`. A program stands for
-cloud-init, which runs a boothook before sshd starts, and a loop for ``nova-hpc-cluster.timer``.
+It is :mod:`tests.lab.nested_guest` with the disk of :mod:`tests.lab.mpi_guest`. A program stands
+for cloud-init, which runs a boothook before sshd starts, and a loop for
+``nova-hpc-cluster.timer``.
 """
 
 from nova_hpc.guest.build import single_file

@@ -168,7 +168,7 @@ def damages() -> Iterator[tuple[str, Any]]:
         "k": (None, ["x y"], [f"{OLD.login}"], [f"{OLD.login} {OLD.host} command"], [[]]),
         "k/0": (f"{OLD.login}\nssh-rsa x {OLD.host}", f'from="*" {OLD.login} {OLD.host}'),
         "m": (None, [], [[1]], {"1": 2}, "x", [[1, "192.0.2.5", 0], [1, "192.0.2.6", 0]]),
-        "m/0": ([1, "192.0.2.5", 0, 0], [2, "192.0.2.5", 0]),
+        "m/0": ([1, "192.0.2.5", 0, 0], [1, "192.0.2.9", 0]),
         "m/0/0": (0, "2", 1, -5, True, 10**9),
         "m/0/1": (
             "127.0.0.1",
