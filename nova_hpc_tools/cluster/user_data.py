@@ -44,7 +44,7 @@ put /etc/nova-hpc/host_key 600 <<'END'
 {host}END
 [ ! -d /etc/ssh/sshd_config.d ] || put /etc/ssh/sshd_config.d/10-nova-hpc.conf 600 <<'END'
 HostKey /etc/nova-hpc/host_key
-AuthorizedKeysFile .ssh/authorized_keys /etc/nova-hpc/ssh/%u/authorized_keys
+AuthorizedKeysFile .ssh/authorized_keys .ssh/authorized_keys2 /etc/nova-hpc/ssh/%u/authorized_keys
 END
 [ ! -d /etc/ssh/ssh_config.d ] || put /etc/ssh/ssh_config.d/10-nova-hpc.conf 644 <<'END'
 Host {cluster}-*

@@ -8,6 +8,8 @@ import copy
 import http.server
 import json
 import os
+import shutil
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.guest import cluster_files, command, host_list
+from nova_hpc.guest import build, cluster_files, command, host_list
 from nova_hpc.guest.host_list import HostList, HostListError, ListedHost, PublicKeys
 
 OWN = "7a1d9e00-1111-4222-8333-444455556666"
@@ -337,3 +339,16 @@ def test_a_list_comes_back_as_it_was_written(size: int, commands: int) -> None:
     assert len(items) <= host_list.MOST_ITEMS
     text = host_list.from_items({**items, "other": "x"})
     assert host_list.read_host_list(text) == hosts_list
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze")
+def test_the_units_are_systemds(tmp_path: Path) -> None:
+    units = [tmp_path / name for name in build.CLUSTER_UNITS]
+    for unit in units:
+        assert build.main(["--cluster-unit", unit.name, str(unit)]) == 0
+    service, _ = units
+    service.write_text(service.read_text().replace(f"{build.COMMAND} ", "/bin/true "))
+    seen = subprocess.run(
+        ["systemd-analyze", "verify", *units], capture_output=True, text=True, check=False
+    )
+    assert (seen.returncode, seen.stderr) == (0, "")
