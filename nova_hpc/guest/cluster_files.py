@@ -160,7 +160,7 @@ def _read_key_lines(root: Root, home: str) -> list[str]:
 def read_listed_hosts(own: OwnMetadata) -> HostList | None:
     """The host list of this server's cluster; None: the metadata have none.
 
-    :raises host_list.HostListError: it must not be acted on.
+    :raises host_list.WrongHostListError: it must not be acted on.
     """
     text = host_list.from_items(own.items)
     return None if text is None else host_list.read_host_list(text)

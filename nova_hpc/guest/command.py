@@ -28,7 +28,7 @@ from . import (
 from .compare import KINDS, GuestFinding, GuestWishes, Result, compare_with_machine, locate_devices
 from .document import DocumentError, GuestDocument, NoDocumentError
 from .files import GuestFileError, Root
-from .host_list import HostListError
+from .host_list import WrongHostListError
 from .own_metadata import ServiceError
 
 GOOD: Final = 0
@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
         options = _parse_arguments(sys.argv[1:] if arguments is None else arguments)
         status, lines = _run_subcommand(options)
         text = "".join(f"{line}\n" for line in lines)
-    except (DocumentError, GuestFileError, HostListError, ServiceError) as error:
+    except (DocumentError, GuestFileError, WrongHostListError, ServiceError) as error:
         return _print_failure(str(error))
     except KeyboardInterrupt as error:
         return _print_failure(str(error) or "interrupted")

@@ -33,7 +33,7 @@ _MOST_NUMBER: Final = 100_000
 _MOST_SLOTS: Final = 1 << 16
 
 
-class HostListError(ValueError):
+class WrongHostListError(ValueError):
     """A host list that must not be acted on; the text says why."""
 
 
@@ -70,7 +70,7 @@ class HostList(NamedTuple):
 def write_host_list(hosts: HostList) -> str:
     """The list as one line of ASCII.
 
-    :raises HostListError: it is too long for a server's metadata.
+    :raises WrongHostListError: it is too long for a server's metadata.
     """
     pairs = list(dict.fromkeys(host.keys for host in hosts.hosts))
     data = {
@@ -82,7 +82,7 @@ def write_host_list(hosts: HostList) -> str:
     }
     text = json.dumps(data, separators=(",", ":"))
     if len(text) > MOST_ITEMS * _ROOM:
-        raise HostListError(
+        raise WrongHostListError(
             f"the host list of the cluster has {len(text)} characters, and {MOST_ITEMS * _ROOM} "
             "are possible: the cluster has too many members, or keys of too many commands"
         )
@@ -92,27 +92,27 @@ def write_host_list(hosts: HostList) -> str:
 def read_host_list(text: object) -> HostList:
     """Read a list.
 
-    :raises HostListError: it must not be acted on.
+    :raises WrongHostListError: it must not be acted on.
     """
     data = _load_list(text)
     name, slots = data.get("n"), data.get("s")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise HostListError("the host list has a wrong name")
+        raise WrongHostListError("the host list has a wrong name")
     pairs = [read_public_keys(pair) for pair in _list_in(data, "k")]
     hosts = tuple(_read_host(entry, pairs) for entry in _list_in(data, "m"))
     if not hosts or len({host.number for host in hosts}) < len(hosts):
-        raise HostListError("the host list has no host, or one of them twice")
+        raise WrongHostListError("the host list has no host, or one of them twice")
     return HostList(name, hosts, _number(slots, 0, _MOST_SLOTS, "slots"))
 
 
 def read_public_keys(text: object) -> PublicKeys:
     """Read the item of a member's own keys.
 
-    :raises HostListError: it is no two keys.
+    :raises WrongHostListError: it is no two keys.
     """
     match = _PAIR.fullmatch(text) if isinstance(text, str) else None
     if match is None:
-        raise HostListError("the public keys of a host are not two of ed25519")
+        raise WrongHostListError("the public keys of a host are not two of ed25519")
     return PublicKeys(match[1], match[2])
 
 
@@ -126,7 +126,7 @@ def to_items(text: str) -> dict[str, str]:
 def from_items(items: Mapping[str, Any]) -> str | None:
     """The text of the list in a server's metadata; None: there is none.
 
-    :raises HostListError: a part of it is missing.
+    :raises WrongHostListError: a part of it is missing.
     """
     first = items.get(KEY)
     if first is None:
@@ -134,7 +134,7 @@ def from_items(items: Mapping[str, Any]) -> str | None:
     match = re.match(r"([1-9][0-9]?):", first, re.ASCII) if isinstance(first, str) else None
     parts = [items.get(f"{KEY}_{at}") for at in range(2, int(match[1]) + 1)] if match else [None]
     if match is None or not all(isinstance(part, str) for part in parts):
-        raise HostListError("the host list is cut")
+        raise WrongHostListError("the host list is cut")
     return str(first)[match.end() :] + "".join(map(str, parts))
 
 
@@ -144,11 +144,11 @@ def _load_list(text: object) -> dict[str, Any]:
     except (ValueError, RecursionError):
         data = None
     if not isinstance(data, dict):
-        raise HostListError("the host list is no JSON object")
+        raise WrongHostListError("the host list is no JSON object")
     version = data.get("v")
     # True is 1 in Python, and no version.
     if type(version) is not int or version not in READS:
-        raise HostListError(
+        raise WrongHostListError(
             f"the host list has version {json.dumps(version)[:20]}, and this release of nova-hpc "
             f"reads {', '.join(map(str, READS))}: update nova-hpc"
         )
@@ -158,13 +158,13 @@ def _load_list(text: object) -> dict[str, Any]:
 def _list_in(data: Mapping[str, Any], key: str) -> list[Any]:
     value = data.get(key)
     if not isinstance(value, list):
-        raise HostListError(f"the host list has a wrong {key}")
+        raise WrongHostListError(f"the host list has a wrong {key}")
     return value
 
 
 def _read_host(entry: object, pairs: list[PublicKeys]) -> ListedHost:
     if not isinstance(entry, list) or len(entry) != 3:
-        raise HostListError("the host list has a wrong host")
+        raise WrongHostListError("the host list has a wrong host")
     number, address, pair = entry
     return ListedHost(
         _number(number, 1, _MOST_NUMBER, "number"),
@@ -175,7 +175,7 @@ def _read_host(entry: object, pairs: list[PublicKeys]) -> ListedHost:
 
 def _number(value: object, least: int, most: int, what: str) -> int:
     if type(value) is not int or not least <= value <= most:
-        raise HostListError(f"the host list has a wrong {what}")
+        raise WrongHostListError(f"the host list has a wrong {what}")
     return value
 
 
@@ -183,15 +183,10 @@ def _address(value: object) -> str:
     try:
         address = ipaddress.ip_address(value if isinstance(value, str) else "")
     except ValueError:
-        raise HostListError("the host list has what is no IP address") from None
+        raise WrongHostListError("the host list has what is no IP address") from None
     # What stands behind a percent sign may be anything (RFC 4007, 11).
     mapped = getattr(address, "ipv4_mapped", None)
-    if (
-        mapped
-        or "%" in str(value)
-        or address.is_loopback
-        or address.is_multicast
-        or address.is_unspecified
-    ):
-        raise HostListError("the host list has the address of no other machine")
+    own = address.is_loopback or address.is_unspecified
+    if mapped or own or address.is_multicast or "%" in str(value):
+        raise WrongHostListError("the host list has the address of no other machine")
     return str(address)

@@ -11,7 +11,7 @@ from typing import Any, Final
 import attrs
 
 from nova_hpc.guest import host_list
-from nova_hpc.guest.host_list import HostList, HostListError, ListedHost
+from nova_hpc.guest.host_list import HostList, WrongHostListError, ListedHost
 from nova_hpc.wire import cluster_wish, numbers
 from nova_hpc.wire.cluster_wish import NAME, ClusterWish, Nic
 from nova_hpc.wire.version import WireError
@@ -113,7 +113,7 @@ def check_cluster_wish(wish: ClusterWish, secrets: Secrets) -> None:
             host_list.write_host_list(HostList(wish.name, tuple(hosts)))
     except (WireError, UserDataError) as error:
         raise WishError(str(error)) from error
-    except HostListError as error:
+    except WrongHostListError as error:
         raise WishError(f"{error}; --no-hosts leaves it out") from error
 
 

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 import attrs
 
-from nova_hpc.guest.host_list import HostListError
+from nova_hpc.guest.host_list import WrongHostListError
 from nova_hpc.wire.cluster_wish import ClusterWish
 from nova_hpc_tools.cluster.life_cycle import checks as life_cycle_checks
 from nova_hpc_tools.cluster.life_cycle import decide
@@ -152,7 +152,7 @@ def fulfil_wish(
     def plan(cluster: Cluster) -> Move:
         try:
             move = decide.plan_fulfilment(wish, cluster, terms)
-        except HostListError as error:
+        except WrongHostListError as error:
             return decide.Stuck(str(error))
         if isinstance(move, Wait) and not until_active and _has_all_members(wish, cluster):
             return Done()

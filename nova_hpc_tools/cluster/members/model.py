@@ -11,7 +11,7 @@ from typing import Any, Final
 import attrs
 
 from nova_hpc.guest import host_list
-from nova_hpc.guest.host_list import HostListError, PublicKeys
+from nova_hpc.guest.host_list import WrongHostListError, PublicKeys
 from nova_hpc.outside.host_names import is_uuid
 from nova_hpc.outside.text import printable_text
 from nova_hpc.placement.flavor import FlavorError, read_shared_memory
@@ -147,7 +147,7 @@ class ClusterMember:
         """Number of a member -> its keys, as this member's host list says."""
         try:
             listed = host_list.read_host_list(self.hosts).hosts
-        except HostListError:
+        except WrongHostListError:
             return {}
         return {host.number: host.keys for host in listed}
 
@@ -272,8 +272,11 @@ class Cluster:
             verb = self.wish.turn_verb
             return ClusterState.CHANGING, f"its {verb} is not finished, {left} members are left"
         if not resting and self.wish and self.wish.hosts:
-            known = {at: each.keys for at, each in numbered.by_number.items() if each.addresses}
-            known = {at: keys for at, keys in known.items() if keys}
+            known = {
+                at: member.keys
+                for at, member in numbered.by_number.items()
+                if member.keys and member.addresses
+            }
             left = sum(member.knows != known for member in present)
             if left:
                 return ClusterState.CHANGING, f"{left} members do not have the newest host list"
@@ -457,13 +460,13 @@ def read_member(server: Mapping[str, Any]) -> ClusterMember:
 
 
 def _read_keys(metadata: Mapping[str, Any]) -> PublicKeys | None:
-    with contextlib.suppress(HostListError):
+    with contextlib.suppress(WrongHostListError):
         return host_list.read_public_keys(metadata.get(host_list.KEYS_KEY))
     return None
 
 
 def _read_hosts(metadata: Mapping[str, Any]) -> str:
-    with contextlib.suppress(HostListError):
+    with contextlib.suppress(WrongHostListError):
         return host_list.from_items(metadata) or ""
     return ""
 
@@ -489,5 +492,5 @@ def read_port(port: Mapping[str, Any]) -> MemberPort:
         str(port["id"]),
         str(port.get("name") or ""),
         str(port.get("device_id") or ""),
-        tuple(str(each["ip_address"]) for each in port.get("fixed_ips") or ()),
+        tuple(str(fixed["ip_address"]) for fixed in port.get("fixed_ips") or ()),
     )

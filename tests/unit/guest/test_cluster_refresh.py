@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nova_hpc.guest import build, cluster_files, command, host_list
-from nova_hpc.guest.host_list import HostList, HostListError, ListedHost, PublicKeys
+from nova_hpc.guest.host_list import HostList, WrongHostListError, ListedHost, PublicKeys
 
 OWN = "7a1d9e00-1111-4222-8333-444455556666"
 NOVA_KEY = "ssh-rsa AAAAB3Nza alice@home"
@@ -317,7 +317,7 @@ def test_lines_of_others_stay_in_the_resolvers_file(
 @given(st.text(), st.dictionaries(st.text(), st.text()))
 def test_any_text_is_a_list_or_refused(text: str, items: dict[str, str]) -> None:
     for read, value in ((host_list.read_host_list, text), (host_list.from_items, items)):
-        with contextlib.suppress(HostListError):
+        with contextlib.suppress(WrongHostListError):
             read(value)  # type: ignore[operator]
 
 

@@ -86,7 +86,7 @@ UNKNOWN = (
     roles.RoleError,
     sample.AcceptanceError,
     gpu_records.RecordError,
-    host_list.HostListError,
+    host_list.WrongHostListError,
 )
 READERS: dict[str, Callable[[str], object]] = {
     "device-tags": read_tags,
