@@ -11,7 +11,7 @@ from typing import Any, Final
 import attrs
 
 from nova_hpc.guest import host_list
-from nova_hpc.guest.host_list import HostList, WrongHostListError, ListedHost
+from nova_hpc.guest.host_list import HostList, ListedHost, WrongHostListError
 from nova_hpc.wire import cluster_wish, numbers
 from nova_hpc.wire.cluster_wish import NAME, ClusterWish, Nic
 from nova_hpc.wire.version import WireError

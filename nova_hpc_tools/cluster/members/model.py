@@ -11,7 +11,7 @@ from typing import Any, Final
 import attrs
 
 from nova_hpc.guest import host_list
-from nova_hpc.guest.host_list import WrongHostListError, PublicKeys
+from nova_hpc.guest.host_list import PublicKeys, WrongHostListError
 from nova_hpc.outside.host_names import is_uuid
 from nova_hpc.outside.text import printable_text
 from nova_hpc.placement.flavor import FlavorError, read_shared_memory
