@@ -39,8 +39,8 @@ VNICS: Final = (
     *("virtio-forwarder", "vdpa", "remote-managed", "smart-nic", "accelerator-direct"),
     "accelerator-direct-physical",
 )
-#: As long as an address can be.
-_LONGEST: Final = ":".join(["ffff"] * 8)
+#: As long as an address of IPv4 can be.
+_LONG_ADDRESS: Final = "255.255.255.255"
 
 
 class WishError(ValueError):
@@ -109,7 +109,7 @@ def check_cluster_wish(wish: ClusterWish, secrets: Secrets) -> None:
         build_user_data(wish, secrets)
         cluster_wish.to_metadata(wish, "")
         if wish.hosts:
-            hosts = (ListedHost(at, _LONGEST, secrets.keys.public) for at in wish.members)
+            hosts = (ListedHost(at, _LONG_ADDRESS, secrets.keys.public) for at in wish.members)
             host_list.write_host_list(HostList(wish.name, tuple(hosts)))
     except (WireError, UserDataError) as error:
         raise WishError(str(error)) from error
