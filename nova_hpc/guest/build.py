@@ -23,6 +23,8 @@ COMMAND: Final = "/usr/local/bin/nova-hpc-guest"
 UNITS: Final = "/etc/systemd/system"
 UNIT: Final = f"{UNITS}/nova-hpc-guest.service"
 SHARED_UNIT: Final = f"{UNITS}/nova-hpc-shared-memory.service"
+#: Of a cluster: what refreshes the host list, and how often.
+CLUSTER_UNITS: Final = ("nova-hpc-cluster.service", "nova-hpc-cluster.timer")
 
 _HERE: Final = Path(__file__).parent
 _UNIT_FILE: Final = _HERE / "data/nova-hpc-guest.service"
@@ -31,13 +33,16 @@ _SHARED_UNIT_FILE: Final = _HERE / "data/nova-hpc-shared-memory.service"
 _GPU_ENDS: Final = ("client", "serve")
 _MODULES: Final = (
     "__init__",
+    "cluster_files",
     "command",
     "compare",
     "disks",
     "document",
     "files",
+    "host_list",
     "install",
     "machine",
+    "own_metadata",
     "peers",
     "pkeys",
     "rdma_devices",
@@ -99,7 +104,6 @@ _GPU: Final = tuple(
         "packet_filter.py",
         "port_rule.py",
         "records.py",
-        "service.py",
         "serving.py",
         "system.py",
         "tunnel.py",
@@ -168,11 +172,19 @@ def cloud_config() -> str:
             *_format_cloud_file(COMMAND, single_file(accept=False), "0755"),
             *_format_cloud_file(UNIT, _UNIT_FILE.read_bytes(), "0644"),
             *_format_cloud_file(SHARED_UNIT, _SHARED_UNIT_FILE.read_bytes(), "0644"),
+            *(
+                line
+                for unit in CLUSTER_UNITS
+                for line in _format_cloud_file(
+                    f"{UNITS}/{unit}", (_HERE / "data" / unit).read_bytes(), "0644"
+                )
+            ),
             "groups: [hpc]",
             "runcmd:",
             "  - [systemctl, daemon-reload]",
             "  - [systemctl, enable, --now, nova-hpc-guest.service]",
             "  - [systemctl, enable, --now, nova-hpc-shared-memory.service]",
+            "  - [systemctl, enable, --now, nova-hpc-cluster.timer]",
             "",
         ]
     )
@@ -206,6 +218,11 @@ def main(arguments: list[str] | None = None) -> int:
         "--gpu-unit", choices=_GPU_ENDS, help="write the unit of one end of a shared GPU"
     )
     what.add_argument(
+        "--cluster-unit",
+        choices=CLUSTER_UNITS,
+        help="write a unit that follows the host list of a cluster",
+    )
+    what.add_argument(
         "--elements",
         action="store_true",
         help="print the directory with the element nova-hpc-guest for diskimage-builder",
@@ -225,6 +242,8 @@ def main(arguments: list[str] | None = None) -> int:
             target.write_bytes(_UNIT_FILE.read_bytes())
         elif options.shared_memory_unit:
             target.write_bytes(_SHARED_UNIT_FILE.read_bytes())
+        elif options.cluster_unit:
+            target.write_bytes((_HERE / "data" / options.cluster_unit).read_bytes())
         elif options.gpu_unit:
             unit = _HERE / f"data/nova-hpc-gpu-{options.gpu_unit}.service"
             target.write_bytes(unit.read_bytes())

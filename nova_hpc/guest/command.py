@@ -12,10 +12,24 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
-from . import disks, document, install, machine, peers, pkeys, shared_memory, show, topology
+from . import (
+    cluster_files,
+    disks,
+    document,
+    install,
+    machine,
+    own_metadata,
+    peers,
+    pkeys,
+    shared_memory,
+    show,
+    topology,
+)
 from .compare import KINDS, GuestFinding, GuestWishes, Result, compare_with_machine, locate_devices
 from .document import DocumentError, GuestDocument, NoDocumentError
 from .files import GuestFileError, Root
+from .host_list import WrongHostListError
+from .own_metadata import ServiceError
 
 GOOD: Final = 0
 #: Something is not as promised.
@@ -42,6 +56,8 @@ class _GuestOptions(NamedTuple):
     accept: Any = None
     #: Of ``gpu``, the same.
     gpu: Any = None
+    #: Of ``cluster``: where the metadata service is.
+    url: str = own_metadata.URL
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -53,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
         options = _parse_arguments(sys.argv[1:] if arguments is None else arguments)
         status, lines = _run_subcommand(options)
         text = "".join(f"{line}\n" for line in lines)
-    except (DocumentError, GuestFileError) as error:
+    except (DocumentError, GuestFileError, WrongHostListError, ServiceError) as error:
         return _print_failure(str(error))
     except KeyboardInterrupt as error:
         return _print_failure(str(error) or "interrupted")
@@ -101,6 +117,8 @@ def _run_subcommand(options: _GuestOptions) -> tuple[int, Iterable[str]]:
         return run_accept(options.root, options.accept)
     if options.command == "pkey":
         return _report_pkeys(options)
+    if options.command == "cluster":
+        return _refresh_cluster(options)
     try:
         data, promise = document.read_guest_document(options.root)
     except NoDocumentError:
@@ -151,19 +169,27 @@ def _check_disks(
     ]
 
 
+def _refresh_cluster(options: _GuestOptions) -> tuple[int, Iterable[str]]:
+    """Write the files by which members know each other, from the metadata."""
+    own, current = cluster_files.read_member_metadata(options.root, options.url)
+    hosts = cluster_files.read_listed_hosts(own)
+    if hosts is None:
+        problem = "this machine's metadata have no host list of a cluster"
+    elif not current and options.root.exists(cluster_files.HOSTS):
+        problem = "the metadata service does not answer, and a list is there already"
+    else:
+        variables: dict[str, str] = {}
+        with contextlib.suppress(DocumentError, GuestFileError):
+            variables = pkeys.build_environment(_find_port_keys(options.root)).variables
+        report = cluster_files.write_cluster_files(options.root, hosts, own.public_keys, variables)
+        return GOOD, () if options.quiet else report
+    if not options.if_present:
+        raise DocumentError(problem)
+    return GOOD, ()
+
+
 def _report_pkeys(options: _GuestOptions) -> tuple[int, Iterable[str]]:
-    """The keys of the ports; without a document as far as their tables tell them."""
-    functions = machine.read_machine(options.root).functions
-    ports = pkeys.read_ib_ports(options.root, functions)
-    if not ports:
-        raise DocumentError("this machine has no InfiniBand port: is its driver loaded?")
-    devices: tuple[document.GuestDevice, ...] = ()
-    places: dict[int, machine.GuestFunction] = {}
-    with contextlib.suppress(NoDocumentError):
-        _, promise = document.read_guest_document(options.root)
-        devices = promise.devices
-        places, _ = locate_devices(promise, machine.GuestMachine(functions, (), {}))
-    keys = pkeys.find_port_keys(ports, devices, places)
+    keys = _find_port_keys(options.root)
     status = WRONG if any(key.missing for key in keys) else GOOD
     if status == GOOD and any(key.problem for key in keys):
         status = UNKNOWN
@@ -172,6 +198,24 @@ def _report_pkeys(options: _GuestOptions) -> tuple[int, Iterable[str]]:
     if options.as_environment:
         return status, pkeys.format_environment(keys)
     return status, pkeys.format_port_keys(keys)
+
+
+def _find_port_keys(root: Root) -> tuple[pkeys.PortKey, ...]:
+    """The keys of the ports; without a document as far as their tables tell them.
+
+    :raises DocumentError: there is no port.
+    """
+    functions = machine.read_machine(root).functions
+    ports = pkeys.read_ib_ports(root, functions)
+    if not ports:
+        raise DocumentError("this machine has no InfiniBand port: is its driver loaded?")
+    devices: tuple[document.GuestDevice, ...] = ()
+    places: dict[int, machine.GuestFunction] = {}
+    with contextlib.suppress(NoDocumentError):
+        _, promise = document.read_guest_document(root)
+        devices = promise.devices
+        places, _ = locate_devices(promise, machine.GuestMachine(functions, (), {}))
+    return pkeys.find_port_keys(ports, devices, places)
 
 
 def _report_topology(
@@ -241,6 +285,13 @@ def _parse_arguments(arguments: list[str]) -> _GuestOptions:
         default="text",
         help="env: lines that a shell evaluates",
     )
+    refresher = commands.add_parser(
+        "cluster", parents=[common], help="make the members of this machine's cluster known to it"
+    )
+    refresher.add_argument("verb", choices=("refresh",), help="refresh: from the metadata")
+    refresher.add_argument(
+        "--metadata-url", default=own_metadata.URL, metavar="URL", help=argparse.SUPPRESS
+    )
     accepter = _add_accept(commands, common)
     sharer = _add_gpu(commands, common)
     checker.add_argument(
@@ -272,11 +323,14 @@ def _parse_arguments(arguments: list[str]) -> _GuestOptions:
         action="store_true",
         help="no disk was used yet, so data on one are wrong",
     )
-    for subparser in (checker, installer):
+    for subparser in (checker, installer, refresher):
         subparser.add_argument("--quiet", action="store_true", help="print only what is wrong")
-    installer.add_argument(
-        "--if-present", action="store_true", help="a machine that was promised nothing is no error"
-    )
+    for subparser in (installer, refresher):
+        subparser.add_argument(
+            "--if-present",
+            action="store_true",
+            help="a machine that was promised nothing is no error",
+        )
     installer.add_argument(
         "--profile", action="store_true", help=f"also write {install.PROFILE} for login shells"
     )
@@ -308,6 +362,7 @@ def _parse_arguments(arguments: list[str]) -> _GuestOptions:
         as_environment=form == "env",
         accept=_build_accept(accepter, parsed),
         gpu=_build_gpu(sharer, parsed),
+        url=getattr(parsed, "metadata_url", own_metadata.URL),
     )
 
 

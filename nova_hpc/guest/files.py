@@ -85,15 +85,16 @@ class Root:
         except (OSError, ValueError) as error:
             raise GuestFileError(f"{path}: {describe_error(error)}") from error
 
-    def write(self, path: str, data: bytes) -> bool:
+    def write(self, path: str, data: bytes, owner: tuple[int, int] | None = None) -> bool:
         """Write a file whole, beside and renamed, readable by all.
 
+        :param owner: user and group that alone have it, in place of root.
         :returns: whether anything changed.
         :raises GuestFileError: it cannot be written, is a link, or lies where others may write.
         """
         try:
             with self._folder(path, True) as (folder, name):
-                if _is_same(folder, name, path, data):
+                if _is_same(folder, name, path, data, owner):
                     return False
                 beside = f".nova-hpc-{os.urandom(8).hex()}"
                 handle = os.open(beside, _NEW, 0o600, dir_fd=folder)
@@ -101,7 +102,10 @@ class Root:
                     with os.fdopen(handle, "wb") as stream:
                         stream.write(data)
                         stream.flush()
-                        os.fchmod(handle, 0o644)
+                        if owner is None:
+                            os.fchmod(handle, 0o644)
+                        else:
+                            os.fchown(handle, *owner)
                         os.fsync(handle)
                     os.replace(beside, name, src_dir_fd=folder, dst_dir_fd=folder)
                 except BaseException:
@@ -220,16 +224,16 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def _read_own_file(folder: int, name: str, path: str) -> bytes:
-    return _read_and_close(os.open(name, _FILE, dir_fd=folder), path, own=True)
+def _read_own_file(folder: int, name: str, path: str, owner: int = 0) -> bytes:
+    return _read_and_close(os.open(name, _FILE, dir_fd=folder), path, own=True, owner=owner)
 
 
-def _read_and_close(handle: int, path: str, own: bool = False) -> bytes:
+def _read_and_close(handle: int, path: str, own: bool = False, owner: int = 0) -> bytes:
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise GuestFileError(f"{path}: not a file")
         if own:
-            _expect_own(handle, path)
+            _expect_own(handle, path, owner)
         data = b""
         while len(data) < LONGEST:
             piece = os.read(handle, LONGEST - len(data))
@@ -241,25 +245,27 @@ def _read_and_close(handle: int, path: str, own: bool = False) -> bytes:
         os.close(handle)
 
 
-def _is_same(folder: int, name: str, path: str, data: bytes) -> bool:
+def _is_same(
+    folder: int, name: str, path: str, data: bytes, owner: tuple[int, int] | None = None
+) -> bool:
     try:
         if stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
             raise GuestFileError(f"{path}: a symbolic link; it is not overwritten")
     except FileNotFoundError:
         return False
     try:
-        return _read_own_file(folder, name, path) == data
+        return _read_own_file(folder, name, path, owner[0] if owner else 0) == data
     except GuestFileError:
         return False  # what others may write is replaced, whatever it says
 
 
-def _expect_own(handle: int, path: str) -> None:
-    """Nobody but root and this user may write what is held.
+def _expect_own(handle: int, path: str, owner: int = 0) -> None:
+    """Nobody but root, this user and *owner* may write what is held.
 
     :raises GuestFileError: somebody may.
     """
     status = os.fstat(handle)
-    if status.st_uid not in (0, os.geteuid()):
+    if status.st_uid not in (0, os.geteuid(), owner):
         raise GuestFileError(
             f"{path}: of user {status.st_uid}, and neither of root nor of this one"
         )

@@ -76,6 +76,7 @@ class ClusterWish:
     :ivar check: a member counts once its guest has checked itself.
     :ivar single: members are created one by one also where Nova could make all at once.
     :ivar gpu_share: id of the GPU server of which each member has a slot; empty: none.
+    :ivar hosts: members know each other: they have keys and the cluster's host list.
     :ivar turn: what each member does once, and is not known to be done by all:
         ``reboot-GENERATION`` or ``rebuild-GENERATION-IMAGE``; empty: nothing.
     """
@@ -96,6 +97,7 @@ class ClusterWish:
     check: bool = False
     single: bool = False
     gpu_share: str = ""
+    hosts: bool = False
     turn: str = ""
     generation: int = 1
 
@@ -240,7 +242,7 @@ def _build_wish_body(wish: ClusterWish) -> dict[str, Any]:
         body["b"] = wish.boot_gib
     if wish.gpu_share:
         body["x"] = _pack_id(wish.gpu_share)
-    flags = {"d": wish.config_drive, "t": wish.check, "l": wish.single}
+    flags = {"d": wish.config_drive, "t": wish.check, "l": wish.single, "y": wish.hosts}
     return body | {key: True for key, value in flags.items() if value}
 
 
@@ -269,6 +271,7 @@ def _parse_wish_body(name: str, data: Mapping[str, Any]) -> ClusterWish:
         check=data.get("t") is True,
         single=data.get("l") is True,
         gpu_share=_unpack_id(_wish_text(data, "x", "")),
+        hosts=data.get("y") is True,
         turn=_parse_turn(_wish_text(data, "r", "")),
         generation=_wish_number(data, "g", 1),
     )

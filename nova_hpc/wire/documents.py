@@ -162,6 +162,15 @@ GPU_CLIENT: Final = WireDocument(
     key="v",
     limit=LONGEST_METADATA,
 )
+HOST_LIST: Final = WireDocument(
+    name="host list",
+    lives="metadata['hpc_hosts'] of each member, and hpc_hosts_2 to _99",
+    # Standard library alone: members read it.
+    writer="nova_hpc.guest.host_list:write_host_list",
+    readers=("nova_hpc.guest.host_list:read_host_list",),
+    key="v",
+    limit=99 * (LONGEST_METADATA - 3),
+)
 
 
 ALL: Final = (
@@ -194,5 +203,6 @@ ALL: Final = (
     GPU_SHARE,
     GPU_SLOT,
     GPU_CLIENT,
+    HOST_LIST,
     MEMBER_VERDICT,
 )

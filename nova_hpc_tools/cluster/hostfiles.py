@@ -60,7 +60,7 @@ def list_cluster_hosts(
     :raises HostError: a member has no address in that network.
     """
     return [
-        _host_of_seat(seat, "" if names else _choose_address(seat.member, network))
+        _host_of_seat(seat, "" if names else choose_address(seat.member, network))
         for seat in order_seats_by_nearness(cluster)
     ]
 
@@ -76,13 +76,22 @@ def _host_of_seat(seat: MemberSeat, address: str) -> MemberHost:
     )
 
 
-def _choose_address(member: ClusterMember, network: str) -> str:
+def choose_address(member: ClusterMember, network: str) -> str:
+    """The address by which a member is called; empty: it has none.
+
+    :param network: name of the network whose address is meant; empty: the first.
+    :raises HostError: the member is not in that network.
+    """
     if network and network not in member.addresses:
         networks = ", ".join(map(printable_text, sorted(member.addresses))) or "none"
         raise HostError(f"{member.shown} is not in network {network!r}; it is in: {networks}")
     names = [network] if network else sorted(member.addresses)
     addresses = [address for name in names for address in member.addresses[name]]
-    # IPv4 first: host files of old MPIs know nothing else.
+    return prefer_ipv4(addresses)
+
+
+def prefer_ipv4(addresses: Sequence[str]) -> str:
+    """The first of IPv4 if there is one: host files of old MPIs know nothing else."""
     return min(addresses, key=lambda address: ":" in address, default="")
 
 

@@ -10,9 +10,19 @@ from typing import Any, Final
 
 import attrs
 
+from nova_hpc.guest import host_list
+from nova_hpc.guest.host_list import HostList, ListedHost, WrongHostListError
 from nova_hpc.wire import cluster_wish, numbers
 from nova_hpc.wire.cluster_wish import NAME, ClusterWish, Nic
 from nova_hpc.wire.version import WireError
+from nova_hpc_tools.cluster.user_data import (
+    MOST,
+    MemberKeys,
+    UserDataError,
+    encoded_size_of,
+    make_member_keys,
+    merge_user_data,
+)
 
 #: Of Nova's API, for every request. 2.52: tags when a server is created; 2.64: rules of
 #: server groups; 2.71: a server says its groups. Nova 32, 33 and 34 have it.
@@ -29,8 +39,8 @@ VNICS: Final = (
     *("virtio-forwarder", "vdpa", "remote-managed", "smart-nic", "accelerator-direct"),
     "accelerator-direct-physical",
 )
-#: Longest user data that Nova takes, in base64 (Nova's schema of servers).
-_USER_DATA: Final = 65535
+#: As long as an address of IPv4 can be.
+_LONG_ADDRESS: Final = "255.255.255.255"
 
 
 class WishError(ValueError):
@@ -43,10 +53,13 @@ class Secrets:
 
     :ivar user_data: as it is given to each member.
     :ivar volumes: ids of volumes that exist, in the order of the members' numbers.
+    :ivar keys: of the members that are made with them. They are new for each command, and no
+        record needs to give them back: the other members learn the public ones.
     """
 
     user_data: bytes = b""
     volumes: tuple[str, ...] = ()
+    keys: MemberKeys = attrs.field(factory=make_member_keys, eq=False)
 
     @property
     def digests(self) -> Mapping[str, str]:
@@ -92,12 +105,31 @@ def check_cluster_wish(wish: ClusterWish, secrets: Secrets) -> None:
     for nic in wish.nics:
         if nic.vnic and nic.vnic not in VNICS:
             raise WishError(f"vnic-type={nic.vnic} is unknown; one of {', '.join(VNICS)}")
-    if len(base64.b64encode(secrets.user_data)) > _USER_DATA:
-        raise WishError("the user data is longer than Nova takes: 65535 bytes in base64")
     try:
+        build_user_data(wish, secrets)
         cluster_wish.to_metadata(wish, "")
-    except WireError as error:
+        if wish.hosts:
+            hosts = (ListedHost(at, _LONG_ADDRESS, secrets.keys.public) for at in wish.members)
+            host_list.write_host_list(HostList(wish.name, tuple(hosts)))
+    except (WireError, UserDataError) as error:
         raise WishError(str(error)) from error
+    except WrongHostListError as error:
+        raise WishError(f"{error}; --no-hosts leaves it out") from error
+
+
+def build_user_data(wish: ClusterWish, secrets: Secrets) -> bytes:
+    """The user data of each member.
+
+    :raises UserDataError: they cannot be given to members.
+    """
+    if wish.hosts:
+        return merge_user_data(secrets.user_data, secrets.keys, wish.name)
+    size = encoded_size_of(secrets.user_data)
+    if size > MOST:
+        raise UserDataError(
+            f"the user data has {size} bytes in base64, longer than Nova takes: {MOST}"
+        )
+    return secrets.user_data
 
 
 def check_wish_secrets(wish: ClusterWish, secrets: Secrets) -> None:
@@ -185,12 +217,14 @@ def server_body(
     several: Sequence[int],
     secrets: Secrets,
     ports: Mapping[int, str],
+    hosts: str = "",
 ) -> dict[str, Any]:
     """For ``POST /servers``.
 
     :param several: numbers of the members; more than one is a request for several
         servers, which Nova names by itself, from 1 on.
     :param ports: id of the port that was made, by the place of its network.
+    :param hosts: the host list as far as it is known; empty: it is not.
     """
     server: dict[str, Any] = {
         "name": wish.name if len(several) > 1 else member_name(wish, several[0]),
@@ -205,8 +239,12 @@ def server_body(
     server |= {key: value for key, value in texts.items() if value}
     if wish.security_groups:
         server["security_groups"] = [{"name": name} for name in wish.security_groups]
-    if secrets.user_data:
-        server["user_data"] = base64.b64encode(secrets.user_data).decode("ascii")
+    user_data = build_user_data(wish, secrets)
+    if user_data:
+        server["user_data"] = base64.b64encode(user_data).decode("ascii")
+    if wish.hosts:
+        server["metadata"][host_list.KEYS_KEY] = " ".join(secrets.keys.public)
+        server["metadata"] |= host_list.to_items(hosts) if hosts else {}
     if wish.config_drive:
         server["config_drive"] = True
     server |= _boots_from(wish, several[0], secrets)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from nova_hpc.guest import host_list
 from nova_hpc.outside.host_names import is_uuid
 from nova_hpc.wire import cluster_wish, member_verdict
 from nova_hpc.wire.cluster_wish import ClusterWish
@@ -30,7 +31,7 @@ _WITH_IMAGES: Final = "2.35"
 #: The first one in which an event of an action has the reason, for those who may read it.
 _WITH_DETAILS: Final = "2.84"
 _CONSOLE_LINES: Final = 400
-_FIELDS: Final = ("id", "name", "description", "device_id")
+_FIELDS: Final = ("id", "name", "description", "device_id", "fixed_ips")
 
 
 class SdkCloud:
@@ -162,14 +163,20 @@ class SdkCloud:
         several: Sequence[int],
         ports: Sequence[tuple[int, str]],
         secrets: Secrets,
+        hosts: str = "",
     ) -> None:
         """Ask for servers."""
-        body = wishes.server_body(wish, group, several, secrets, dict(ports))
+        body = wishes.server_body(wish, group, several, secrets, dict(ports), hosts)
         self.rest.nova("POST", "/servers", body)
 
     def set_wish(self, wish: ClusterWish, group: str, server: str) -> None:
         """Write a member's metadata."""
         body = {"metadata": cluster_wish.to_metadata(wish, group)}
+        _ask_unless_gone(self.rest.nova, "POST", f"/servers/{server}/metadata", body)
+
+    def set_hosts(self, hosts: str, server: str) -> None:
+        """Write a host list into a member's metadata."""
+        body = {"metadata": host_list.to_items(hosts)}
         _ask_unless_gone(self.rest.nova, "POST", f"/servers/{server}/metadata", body)
 
     def set_verdict(self, server: str, verdict: MemberVerdict) -> None:

@@ -169,6 +169,13 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
         help="share of a GPU (name or ID) of which each member gets a slot once it is active",
     )
     parser.add_argument(
+        "--hosts",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="let members know each other, so that jobs start over ssh: they get keys with their "
+        "user data, and a host list",
+    )
+    parser.add_argument(
         "--guest-check",
         action="store_true",
         help="a member counts once nova-hpc-guest check has said on its console that all is as "
@@ -230,6 +237,7 @@ def wish_of_options(
         boot_gib=args.boot_from_volume or 0,
         config_drive=_choose_config_drive(cloud, args, nics),
         check=args.guest_check,
+        hosts=args.hosts,
         single=args.one_by_one,
         # Of a cluster that is resumed some members may have their slots already.
         gpu_share=gpu_members.find_share_for(

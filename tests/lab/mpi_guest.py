@@ -74,11 +74,15 @@ def build_programs():
         return [(f"/{path.relative_to(folder)}", path.read_bytes()) for path in files]
 
 
+def prepare_disk():
+    """The disk of its packages, as :func:`nested_guest.prepare_debian_disk` makes it."""
+    return nested_guest.prepare_debian_disk("mpi", _PACKAGES, _UNUSED)
+
+
 def upload_guest(lab):
     """Put the guest into the lab's Glance."""
-    disk = nested_guest.prepare_debian_disk("mpi", _PACKAGES, _UNUSED)
     modules = (*nested_guest.MODULES, *shared_guest.MODULES)
     ramdisk = nested_guest.pack_ramdisk(
         nested_guest.paths_of(lab), _SERVICES, build_programs(), modules
     )
-    nested_guest.upload_guest(lab, IMAGE, disk, ramdisk)
+    nested_guest.upload_guest(lab, IMAGE, prepare_disk(), ramdisk)

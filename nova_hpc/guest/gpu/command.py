@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from .. import own_metadata
 from ..files import Root
 from . import (
     announcements,
@@ -23,7 +24,6 @@ from . import (
     packet_filter,
     port_rule,
     records,
-    service,
     serving,
     tunnel,
     units,
@@ -40,6 +40,8 @@ UNKNOWN: Final = 2
 _ANNOUNCES: Final = 90
 _FIRST: Final = 3
 _CONSOLE: Final = "/dev/console"
+#: Seconds between two looks. With Nova's 15, what changes is known within 30.
+_INTERVAL: Final = 10.0
 
 
 class GpuOptions(NamedTuple):
@@ -48,7 +50,7 @@ class GpuOptions(NamedTuple):
     verb: str
     root: Root
     once: bool = False
-    url: str = service.URL
+    url: str = own_metadata.URL
     console: str = _CONSOLE
     job: tuple[str, ...] = ()
     slot: Any = None
@@ -71,7 +73,7 @@ def add_gpu_options(parser: argparse.ArgumentParser, common: argparse.ArgumentPa
     ):
         follower = verbs.add_parser(verb, parents=[common], help=text)
         follower.add_argument("--once", action="store_true", help="look once and end")
-        follower.add_argument("--metadata-url", default=service.URL, help=argparse.SUPPRESS)
+        follower.add_argument("--metadata-url", default=own_metadata.URL, help=argparse.SUPPRESS)
         follower.add_argument("--console", default=_CONSOLE, help=argparse.SUPPRESS)
     slot = verbs.add_parser("slot", help="run the engine of one slot; serve writes units for it")
     for word in ("client", "peer", "bind", "engine", "release"):
@@ -94,7 +96,7 @@ def build_gpu_options(parser: argparse.ArgumentParser, parsed: Any) -> GpuOption
         parsed.verb,
         Root(getattr(parsed, "root", "/")),
         getattr(parsed, "once", False),
-        getattr(parsed, "metadata_url", service.URL),
+        getattr(parsed, "metadata_url", own_metadata.URL),
         getattr(parsed, "console", _CONSOLE),
         job,
         parsed if parsed.verb == "slot" else None,
@@ -206,8 +208,8 @@ class _Follower:
         """One round; whether it went well."""
         options = self.options
         try:
-            own = service.read_own_metadata(options.url)
-        except service.ServiceError as error:
+            own = own_metadata.read_own_metadata(options.url)
+        except own_metadata.ServiceError as error:
             return self._say([str(error)])
         if self.rounds < _FIRST or self.rounds % _ANNOUNCES == 0:
             self._announce(own.items)
@@ -255,7 +257,7 @@ def _follow(options: GpuOptions, programs: Programs) -> int:
         signal.signal(number, lambda _, __: told.set())
     while not told.is_set():
         follower.look()
-        told.wait(service.INTERVAL)
+        told.wait(_INTERVAL)
     return GOOD
 
 

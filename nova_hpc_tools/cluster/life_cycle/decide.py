@@ -16,9 +16,11 @@ from collections.abc import Collection
 
 import attrs
 
+from nova_hpc.guest.host_list import PublicKeys, write_host_list
 from nova_hpc.outside.text import printable_text, shell_command
 from nova_hpc.wire.cluster_wish import ClusterWish
 from nova_hpc_tools.cluster import wish as wishes
+from nova_hpc_tools.cluster.member_list import list_members
 from nova_hpc_tools.cluster.members.model import (
     Cluster,
     ClusterMember,
@@ -43,10 +45,12 @@ class MakeServers:
     """Ask Nova for members: for the next one, or for all of them at once.
 
     :ivar ports: place of the network and id of the port that was made for it.
+    :ivar hosts: the host list as far as it is known; empty: it is not.
     """
 
     numbers: tuple[int, ...]
     ports: tuple[tuple[int, str], ...] = ()
+    hosts: str = ""
 
 
 @attrs.frozen
@@ -55,6 +59,15 @@ class SetWish:
 
     server: str
     name: str
+
+
+@attrs.frozen
+class SetHosts:
+    """Write the host list into a member's metadata."""
+
+    server: str
+    name: str
+    hosts: str
 
 
 @attrs.frozen
@@ -109,6 +122,7 @@ Step = (
     MakePort
     | MakeServers
     | SetWish
+    | SetHosts
     | DeleteServer
     | DeletePort
     | DeleteGroup
@@ -154,11 +168,13 @@ class Terms:
     :ivar remake: ids of servers that failed before they ever ran, and are made anew.
     :ivar bear: ids of servers in error that do not stop the others.
     :ivar rest: no member needs to run in the end.
+    :ivar new_keys: public keys of the members that are made.
     """
 
     remake: frozenset[str] = frozenset()
     bear: frozenset[str] = frozenset()
     rest: bool = False
+    new_keys: PublicKeys | None = None
 
 
 def plan_fulfilment(wish: ClusterWish, cluster: Cluster, terms: Terms | None = None) -> Move:
@@ -218,11 +234,26 @@ def plan_fulfilment(wish: ClusterWish, cluster: Cluster, terms: Terms | None = N
             # Nova's policy of a server group knows of no member that has no host yet: two that
             # are asked for at the same moment would share a host, or be torn apart.
             return Wait(f"{', '.join(sorted(homeless))} on the way to a host")
-        return Act(_plan_servers(wish, cluster, numbered, missing))
+        return Act(_plan_servers(wish, cluster, numbered, missing, terms))
     building = [member for member in numbered.by_number.values() if member.building]
     if building:
         return Wait(f"{len(building)} of {len(wish.members)} members are building")
-    return Done() if terms.rest else plan_running(cluster, numbered.by_number.values())
+    running = Done() if terms.rest else plan_running(cluster, numbered.by_number.values())
+    if not wish.hosts or not isinstance(running, Done):
+        return running
+    return _plan_hosts(wish, cluster, numbered.by_number.values())
+
+
+def _plan_hosts(wish: ClusterWish, cluster: Cluster, members: Collection[ClusterMember]) -> Move:
+    """Steps for the members whose host list is not the newest; Done: there is none."""
+    hosts = list_members(wish, cluster)
+    text = write_host_list(hosts)
+    steps = tuple(
+        SetHosts(member.id, member.name, text)
+        for member in members
+        if hosts.hosts and member.hosts != text and member.status in CHANGEABLE
+    )
+    return Act(steps) if steps else Done()
 
 
 def plan_running(cluster: Cluster, members: Collection[ClusterMember]) -> Move:
@@ -402,7 +433,7 @@ def _find_free_ports(
 
 
 def _plan_servers(
-    wish: ClusterWish, cluster: Cluster, numbered: Numbered, missing: list[int]
+    wish: ClusterWish, cluster: Cluster, numbered: Numbered, missing: list[int], terms: Terms
 ) -> tuple[Step, ...]:
     whole = not cluster.members and missing == list(range(1, len(wish.members) + 1))
     if whole and len(missing) > 1 and not wishes.is_single(wish):
@@ -411,4 +442,7 @@ def _plan_servers(
     wanted = {(member_number, place) for member_number in missing for place in places}
     free, _ = _find_free_ports(wish, cluster, numbered, wanted)
     first = missing[0]
-    return (MakeServers((first,), tuple((place, free[first, place].id) for place in places)),)
+    hosts = list_members(wish, cluster, terms.new_keys) if wish.hosts else None
+    text = write_host_list(hosts) if hosts and hosts.hosts else ""
+    ports = tuple((place, free[first, place].id) for place in places)
+    return (MakeServers((first,), ports, text),)

@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 import attrs
 
+from nova_hpc.guest.host_list import WrongHostListError
 from nova_hpc.wire.cluster_wish import ClusterWish
 from nova_hpc_tools.cluster.life_cycle import checks as life_cycle_checks
 from nova_hpc_tools.cluster.life_cycle import decide
@@ -76,11 +77,15 @@ class ClusterCloud(Protocol):
         several: Sequence[int],
         ports: Sequence[tuple[int, str]],
         secrets: Secrets,
+        hosts: str = "",
     ) -> None:
         """Ask for servers; they need not be active yet."""
 
     def set_wish(self, wish: ClusterWish, group: str, server: str) -> None:
         """Write a member's metadata; a server that is gone is no error."""
+
+    def set_hosts(self, hosts: str, server: str) -> None:
+        """Write a host list into a member's metadata; a server that is gone is no error."""
 
     def delete_server(self, server: str) -> None:
         """Ask for the end of a server; one that is gone is no error."""
@@ -142,9 +147,13 @@ def fulfil_wish(
     :raises ClusterError: with the reason; what there is then stays as it is.
     """
     checks = life_cycle_checks.ConsoleChecks()
+    terms = attrs.evolve(terms or Terms(), new_keys=secrets.keys.public)
 
     def plan(cluster: Cluster) -> Move:
-        move = decide.plan_fulfilment(wish, cluster, terms)
+        try:
+            move = decide.plan_fulfilment(wish, cluster, terms)
+        except WrongHostListError as error:
+            return decide.Stuck(str(error))
         if isinstance(move, Wait) and not until_active and _has_all_members(wish, cluster):
             return Done()
         if isinstance(move, Done) and wish.check and until_active:
@@ -250,6 +259,7 @@ def _describe_steps(steps: Sequence[Step]) -> str:
         decide.MakePort: "making ports",
         decide.MakeServers: "creating members",
         decide.SetWish: "writing down what the cluster is to be",
+        decide.SetHosts: "telling members of each other",
         decide.DeleteServer: "deleting members",
         decide.DeletePort: "deleting ports",
         decide.DeleteGroup: "deleting the server group",
@@ -306,9 +316,11 @@ def _send_step(
     if isinstance(step, decide.MakePort):
         cloud.make_port(wish, group, step.number, step.place)
     elif isinstance(step, decide.MakeServers):
-        cloud.make_servers(wish, group, step.numbers, step.ports, secrets)
+        cloud.make_servers(wish, group, step.numbers, step.ports, secrets, step.hosts)
     elif isinstance(step, decide.SetWish):
         cloud.set_wish(wish, group, step.server)
+    elif isinstance(step, decide.SetHosts):
+        cloud.set_hosts(step.hosts, step.server)
     elif isinstance(step, decide.DeleteServer):
         cloud.delete_server(step.server)
     elif isinstance(step, decide.DeletePort):

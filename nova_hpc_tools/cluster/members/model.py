@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
 
+from nova_hpc.guest import host_list
+from nova_hpc.guest.host_list import PublicKeys, WrongHostListError
 from nova_hpc.outside.host_names import is_uuid
 from nova_hpc.outside.text import printable_text
 from nova_hpc.placement.flavor import FlavorError, read_shared_memory
@@ -68,6 +71,8 @@ class ClusterMember:
         wishes it; 0: it wishes none, or Nova does not show what its flavor says.
     :ivar fabric: the level of the fabric to which its flavor binds its cluster; empty: none.
     :ivar turn: the last turn that it has done; empty: none.
+    :ivar keys: public keys that it was given; None: none, or they cannot be read.
+    :ivar hosts: text of its host list; empty: none, or a part of it is missing.
     :ivar problem: why its wish must not be acted on: a later release wrote it.
     :ivar verdict: how fast it was found; None: nobody says so in a way that can be read.
     """
@@ -91,6 +96,8 @@ class ClusterMember:
     fabric: str = ""
     wish: ClusterWish | None = None
     turn: str = ""
+    keys: PublicKeys | None = None
+    hosts: str = ""
     problem: str = ""
     verdict: MemberVerdict | None = None
 
@@ -135,17 +142,28 @@ class ClusterMember:
         """Whether it is on its way to be active for the first time."""
         return self.standing is Standing.ARRIVES
 
+    @property
+    def knows(self) -> Mapping[int, PublicKeys]:
+        """Number of a member -> its keys, as this member's host list says."""
+        try:
+            listed = host_list.read_host_list(self.hosts).hosts
+        except WrongHostListError:
+            return {}
+        return {host.number: host.keys for host in listed}
+
 
 @attrs.frozen
 class MemberPort:
     """A port that was made for a member.
 
     :ivar server: id of the server that has it; empty: none has.
+    :ivar addresses: its fixed IP addresses.
     """
 
     id: str
     name: str
     server: str = ""
+    addresses: tuple[str, ...] = ()
 
 
 @attrs.frozen
@@ -253,6 +271,15 @@ class Cluster:
             left = sum(member.turn != self.wish.turn for member in present)
             verb = self.wish.turn_verb
             return ClusterState.CHANGING, f"its {verb} is not finished, {left} members are left"
+        if not resting and self.wish and self.wish.hosts:
+            known = {
+                at: member.keys
+                for at, member in numbered.by_number.items()
+                if member.keys and member.addresses
+            }
+            left = sum(member.knows != known for member in present)
+            if left:
+                return ClusterState.CHANGING, f"{left} members do not have the newest host list"
         if not resting:
             return ClusterState.ACTIVE, ""
         together = _RESTING.get(frozenset(member.status for member in present))
@@ -425,9 +452,23 @@ def read_member(server: Mapping[str, Any]) -> ClusterMember:
         fabric=_bound_level_of(flavor),
         wish=wish,
         turn=str(metadata.get(cluster_wish.TURN_KEY) or ""),
+        keys=_read_keys(metadata),
+        hosts=_read_hosts(metadata),
         problem=problem,
         verdict=member_verdict.verdict_of_metadata(metadata),
     )
+
+
+def _read_keys(metadata: Mapping[str, Any]) -> PublicKeys | None:
+    with contextlib.suppress(WrongHostListError):
+        return host_list.read_public_keys(metadata.get(host_list.KEYS_KEY))
+    return None
+
+
+def _read_hosts(metadata: Mapping[str, Any]) -> str:
+    with contextlib.suppress(WrongHostListError):
+        return host_list.from_items(metadata) or ""
+    return ""
 
 
 def _shared_mib_of(flavor: Mapping[str, Any]) -> int:
@@ -448,5 +489,8 @@ def _bound_level_of(flavor: Mapping[str, Any]) -> str:
 def read_port(port: Mapping[str, Any]) -> MemberPort:
     """A port of Neutron's API."""
     return MemberPort(
-        str(port["id"]), str(port.get("name") or ""), str(port.get("device_id") or "")
+        str(port["id"]),
+        str(port.get("name") or ""),
+        str(port.get("device_id") or ""),
+        tuple(str(fixed["ip_address"]) for fixed in port.get("fixed_ips") or ()),
     )

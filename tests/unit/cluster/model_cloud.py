@@ -11,6 +11,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nova_hpc.guest import host_list
 from nova_hpc.wire import cluster_wish
 from nova_hpc.wire.cluster_wish import ClusterWish
 from nova_hpc_tools.cluster import wish as wishes
@@ -49,6 +50,7 @@ class ModelCloud:
         self.no_host: str | None = ""
         self._dead = False
         self._ids = 0
+        self._addresses = 0
         self._lock = threading.Lock()
 
     def revive(self) -> None:
@@ -58,6 +60,10 @@ class ModelCloud:
     def _id(self) -> str:
         self._ids += 1
         return f"{self._ids:08x}-0000-4000-8000-000000000000"
+
+    def _address(self) -> str:
+        self._addresses += 1
+        return f"192.0.2.{self._addresses}"
 
     def _change(self, what: str, effect: Any) -> Any:
         with self._lock:
@@ -103,6 +109,8 @@ class ModelCloud:
                     self.ports[each]["device_id"] = id
                 if fate == "ACTIVE":
                     server |= {"status": "ACTIVE", "OS-SRV-USG:launched_at": "now"}
+                    server["addresses"] = {"net": [{"addr": self._address()}]}
+                    server["flavor"] = {"vcpus": 4}
                 else:
                     server |= {"status": "ERROR", "fault": {"message": fate}}
                 server["OS-EXT-STS:task_state"] = None
@@ -172,7 +180,8 @@ class ModelCloud:
 
         def effect() -> None:
             id = self._id()
-            self.ports[id] = {**body, "id": id, "device_id": ""}
+            fixed = [{"ip_address": self._address()}]
+            self.ports[id] = {**body, "id": id, "device_id": "", "fixed_ips": fixed}
 
         self._change("port", effect)
 
@@ -183,8 +192,9 @@ class ModelCloud:
         several: Sequence[int],
         ports: Sequence[tuple[int, str]],
         secrets: Secrets,
+        hosts: str = "",
     ) -> None:
-        body = wishes.server_body(wish, group, several, secrets, dict(ports))
+        body = wishes.server_body(wish, group, several, secrets, dict(ports), hosts)
         server = body["server"]
         count = server.pop("min_count", 1)
         named = [each["port"] for each in server["networks"] if "port" in each]
@@ -226,6 +236,13 @@ class ModelCloud:
                 self.servers[server]["metadata"].update(items)
 
         self._change("wish", effect)
+
+    def set_hosts(self, hosts: str, server: str) -> None:
+        def effect() -> None:
+            if server in self.servers:
+                self.servers[server]["metadata"].update(host_list.to_items(hosts))
+
+        self._change("hosts", effect)
 
     def ask_server(self, server: str, action: str) -> None:
         tasks = {

@@ -7,6 +7,8 @@ What is left is compared with plain sets of names, not with what the code calls 
 from __future__ import annotations
 
 import contextlib
+import json
+from typing import Any
 
 import attrs
 import pytest
@@ -25,6 +27,8 @@ from tests.unit.cluster.model_cloud import Killed, ModelCloud
 NET = "11111111-2222-4333-8444-555555555555"
 PLAIN = ClusterWish("train", frozenset({1, 2, 3}), "42", image="img", nics=(Nic(NET),))
 PORTS = attrs.evolve(PLAIN, nics=(Nic(NET), Nic(NET, "direct")))
+WISHES = [PLAIN, attrs.evolve(PLAIN, single=True), PORTS]
+WISHES += [attrs.evolve(wish, hosts=True) for wish in WISHES]
 PACE = Pace(sleep=lambda seconds: None, clock=lambda: 0.0)
 
 KINDS = ("kill", "kill-after", "lose", "lose-after", "Forbidden: quota")
@@ -76,6 +80,24 @@ def complete(cloud: ModelCloud, wish: ClusterWish, numbers: set[int]) -> None:
     for port in made:
         assert cloud.servers[port["device_id"]]["name"] == port["name"].split(".")[0]
     assert len(cloud.groups) == 2
+    for server in ours.values() if wish.hosts else ():
+        known = told(server)
+        assert known.keys() == {f"train-{number}" for number in numbers}
+        for each in ours.values():
+            address, keys = known[each["name"]]
+            assert address == each["addresses"]["net"][0]["addr"]
+            assert keys == each["metadata"]["hpc_host_keys"]
+
+
+def told(server: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    """Name of a member -> its address and keys, as a server's metadata say."""
+    items = server["metadata"]
+    count, _, text = items["hpc_hosts"].partition(":")
+    rest = (items[f"hpc_hosts_{at}"] for at in range(2, int(count) + 1))
+    data = json.loads(text + "".join(rest))
+    return {
+        f"{data['n']}-{number}": (address, data["k"][keys]) for number, address, keys in data["m"]
+    }
 
 
 def all_is_listed(cloud: ModelCloud) -> None:
@@ -98,13 +120,13 @@ def start(fates: list[str], faults: dict[int, str]) -> ModelCloud:
     return cloud
 
 
-@pytest.mark.parametrize("wish", [PLAIN, attrs.evolve(PLAIN, single=True), PORTS])
+@pytest.mark.parametrize("wish", WISHES)
 def test_create_and_delete(wish: ClusterWish) -> None:
     cloud = start([], {})
     cluster = create(cloud, wish)
     assert cluster.state is ClusterState.ACTIVE
     complete(cloud, wish, {1, 2, 3})
-    assert cloud.log.count("servers") == (1 if wish == PLAIN else 3)
+    assert cloud.log.count("servers") == (3 if wish.single or wish.nics[-1].vnic else 1)
     # Nova's policies know of no member that has no host yet.
     assert cloud.blind == []
     commands.delete_cluster(cloud, cluster, PACE)
@@ -112,8 +134,8 @@ def test_create_and_delete(wish: ClusterWish) -> None:
 
 
 @given(
-    wish=st.sampled_from([PLAIN, attrs.evolve(PLAIN, single=True), PORTS]),
-    faults=st.dictionaries(st.integers(1, 16), st.sampled_from(KINDS), max_size=3),
+    wish=st.sampled_from(WISHES),
+    faults=st.dictionaries(st.integers(1, 20), st.sampled_from(KINDS), max_size=3),
     fates=st.lists(st.sampled_from(["ACTIVE", "ACTIVE", "No valid host"]), max_size=4),
     resumes=st.booleans(),
 )
@@ -157,12 +179,12 @@ def test_whatever_happens_somebody_finishes_or_ends_it(
 
 
 @given(
-    wish=st.sampled_from([PLAIN, PORTS]),
+    wish=st.sampled_from([PLAIN, PORTS, *WISHES[-1:]]),
     steps=st.lists(
         st.tuples(
             st.sampled_from(["scale", "replace"]),
             st.sets(st.integers(1, 5), min_size=1, max_size=4),
-            st.dictionaries(st.integers(1, 9), st.sampled_from(KINDS), max_size=2),
+            st.dictionaries(st.integers(1, 14), st.sampled_from(KINDS), max_size=2),
             st.lists(st.sampled_from(["ACTIVE", "ACTIVE", "No valid host"]), max_size=3),
         ),
         max_size=4,
@@ -337,3 +359,66 @@ def test_patience_ends() -> None:
     group = cloud.make_group(PLAIN, "a77e", "affinity", None)
     with pytest.raises(ClusterError, match="after 200 seconds still 3 of 3 members are building"):
         life_cycle_run.fulfil_wish(cloud, group, PLAIN, Secrets(), pace)
+
+
+def test_a_member_of_ports_knows_all_others_from_its_first_moment() -> None:
+    """A configuration drive never changes: what is not there at the start never comes."""
+    cloud = start([], {})
+    first: dict[str, dict[str, Any]] = {}
+    make = cloud.make_servers
+
+    def make_servers(*words: Any) -> None:
+        make(*words)
+        for id, server in cloud.servers.items():
+            first.setdefault(id, {"metadata": dict(server["metadata"])})
+
+    cloud.make_servers = make_servers  # type: ignore[method-assign]
+    wish = attrs.evolve(PORTS, hosts=True, nics=(Nic(NET, "direct"),))
+    create(cloud, wish)
+    del first["s"]
+    assert [told(server).keys() for server in first.values()] == [
+        {"train-1", "train-2", "train-3"}
+    ] * 3
+    assert len({keys for server in first.values() for _, keys in told(server).values()}) == 1
+
+
+def test_members_are_told_of_a_new_one_and_of_its_new_keys() -> None:
+    cloud = start([], {})
+    wish = attrs.evolve(PLAIN, hosts=True)
+    cluster = create(cloud, wish)
+    cluster = commands.scale_cluster(cloud, cluster, {1, 2, 3, 7}, Secrets(), PACE)
+    complete(cloud, wish, {1, 2, 3, 7})
+    commands.replace_members(cloud, cluster, [2], Secrets(), PACE)
+    complete(cloud, wish, {1, 2, 3, 7})
+    del cloud.servers["s"]
+    server, *_ = cloud.servers.values()
+    assert len({keys for _, keys in told(server).values()}) == 3
+    # None is told again of what it knows.
+    calls = cloud.calls
+    commands.resume_cluster(cloud, cloud.clusters()[0], None, Secrets(), PACE)
+    assert cloud.calls == calls
+
+
+def test_a_member_that_is_not_told_is_listed() -> None:
+    cloud = start([], {5: "kill"})
+    with contextlib.suppress(Killed):
+        create(cloud, attrs.evolve(PLAIN, hosts=True))
+    cloud.revive()
+    (left,) = cloud.clusters()
+    assert (left.state, left.reason) == (
+        ClusterState.CHANGING,
+        "1 members do not have the newest host list",
+    )
+    assert decide.format_finish_commands(left) == "openstack hpc cluster create --resume train"
+    made = commands.resume_cluster(cloud, left, None, Secrets(), PACE)
+    assert made.state is ClusterState.ACTIVE
+
+
+def test_a_host_list_that_is_too_long_leaves_what_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    cloud = start([], {})
+    wish = attrs.evolve(PLAIN, hosts=True)
+    cluster = create(cloud, wish)
+    monkeypatch.setattr("nova_hpc.guest.host_list.MOST_ITEMS", 1)
+    with pytest.raises(ClusterError, match=r"are possible.*\n.* 3 members as before"):
+        commands.scale_cluster(cloud, cluster, {1, 2, 3, 4}, Secrets(), PACE)
+    complete(cloud, wish, {1, 2, 3})

@@ -126,7 +126,12 @@ def test_a_broken_name_is_a_cluster_that_cannot_be_read(name: str) -> None:
         (attrs.evolve(PLAIN, boot_gib=4), Secrets(volumes=("a", "b")), "exclude each other"),
         (PLAIN, Secrets(volumes=("a",)), "1 volumes for 2 members"),
         (PLAIN, Secrets(volumes=("a", "a")), "named twice"),
-        (PLAIN, Secrets(b"x" * 50000), "longer than Nova takes"),
+        (PLAIN, Secrets(b"x" * 50000), "has 66668 bytes in base64, longer than Nova takes"),
+        (
+            attrs.evolve(PLAIN, hosts=True, members=frozenset(range(1, 2000))),
+            Secrets(),
+            "has too many members.*; --no-hosts leaves it out",
+        ),
         (attrs.evolve(PLAIN, nics=(Nic("n", "quick"),)), Secrets(), "vnic-type=quick is unknown"),
         (attrs.evolve(PLAIN, security_groups=("s" * 60,) * 90), Secrets(), "name fewer things"),
     ],
@@ -229,3 +234,8 @@ def test_limits_of_nova() -> None:
 )
 def test_what_a_guest_says(console: str, found: object) -> None:
     assert life_cycle_checks.read_console_verdict(console) == found
+
+
+def test_a_host_list_has_room_for_512_members() -> None:
+    wish = attrs.evolve(PLAIN, hosts=True, members=frozenset(range(1, 513)))
+    wishes.check_cluster_wish(wish, Secrets())

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from nova_hpc.guest import command
+from nova_hpc.guest import command, own_metadata
 from nova_hpc.guest.files import Root
 from nova_hpc.guest.gpu import (
     attached,
@@ -25,7 +25,6 @@ from nova_hpc.guest.gpu import (
     mps,
     packet_filter,
     records,
-    service,
     serving,
     tunnel,
     units,
@@ -331,8 +330,8 @@ def test_a_share_that_cannot_be_used_is_named(root, programs, pointer, words):
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"\xff", b'{"uuid": 7}', b'{"uuid": "x", "meta": 1}'])
 def test_a_broken_service_is_unknown(data):
-    with pytest.raises(service.ServiceError):
-        service.parse_own_metadata(data)
+    with pytest.raises(own_metadata.ServiceError):
+        own_metadata.parse_own_metadata(data)
 
 
 @contextlib.contextmanager

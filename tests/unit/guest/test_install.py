@@ -190,6 +190,7 @@ def test_the_element_takes_the_command_its_unit_and_a_script_for_drivers(tmp_pat
     assert f"ExecStart={build.COMMAND} install" in (found / "nova-hpc-guest.service").read_text()
     shared = (found / "nova-hpc-shared-memory.service").read_text()
     assert f"ExecStart={build.COMMAND} install --shared-memory" in shared
+    assert all((found / unit).read_text() for unit in build.CLUSTER_UNITS)
     assert (found / "shm-package").read_bytes() == drivers.read_bytes()
     assert os.access(found / "drivers", os.X_OK)
 

@@ -57,6 +57,7 @@ FOREIGN = {
 #: What only looks like a text for people: (file, source of the expression) -> what it is.
 OTHERWISE = {
     ("nova_hpc/guest/disks.py", "_MARK in piece"): "bytes of a disk",
+    ("nova_hpc/guest/cluster_files.py", "line.rstrip().endswith(_MARK)"): "our lines in a file",
     (
         "nova_hpc_tools/fabric/nova_aggregates.py",
         "step.kind == sync.ADD",

@@ -28,6 +28,7 @@ from nova_hpc.guest import terms
 from nova_hpc.guest.accept import baseline, result
 from nova_hpc.guest.accept import sample as acceptance_sample
 from nova_hpc.guest.gpu import records as gpu_records
+from nova_hpc.guest.host_list import HostList, ListedHost, PublicKeys, write_host_list
 from nova_hpc.guest_tree.guest_document import DocumentCell as GuestCell
 from nova_hpc.guest_tree.guest_document import (
     DocumentDevice,
@@ -316,6 +317,7 @@ WISH: Final = ClusterWish(
     check=True,
     single=True,
     gpu_share="0f4b3c2a-1111-4222-8333-444455556666",
+    hosts=True,
     generation=3,
 )
 LABEL_OF: Final = ClusterWish("train", WISH.members, WISH.flavor, image=WISH.image, nics=WISH.nics)
@@ -404,6 +406,13 @@ GPU_CLIENT: Final = gpu_records.GpuClient(
     *("0f4b3c2a-1111-4222-8333-444455556666", "10.0.0.5", "10.0.0.7", 16412, "pocl"),
     _KEY_OF_WIREGUARD,
 )
+_PUBLIC: Final = "AAAAC3NzaC1lZDI1NTE5AAAAI"
+_PAIRS: Final = [PublicKeys(_PUBLIC + one * 43, _PUBLIC + two * 43) for one, two in ("ab", "cd")]
+HOST_LIST: Final = HostList(
+    "train",
+    (ListedHost(2, "192.0.2.7", _PAIRS[0]), ListedHost(1, "2001:db8::5", _PAIRS[1])),
+    slots=32,
+)
 
 #: File of the golden text -> what writes it today.
 WRITERS: Final[dict[str, Callable[[], str]]] = {
@@ -453,6 +462,7 @@ WRITERS: Final[dict[str, Callable[[], str]]] = {
     "gpu-share/v1.json": lambda: gpu_records.write_share(GPU_SHARE),
     "gpu-slot/v1.json": lambda: gpu_records.write_slot(GPU_SLOT),
     "gpu-client/v1.json": lambda: gpu_records.write_client(GPU_CLIENT),
+    "host-list/v1.json": lambda: write_host_list(HOST_LIST),
     "member-verdict/v1.txt": VERDICT.dumps,
     "declaration/v1.txt": lambda: "".join(f"{entry}\n" for entry in DEFAULT_ROLES),
 }

@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nova_hpc.guest import document as guest
-from nova_hpc.guest import install
+from nova_hpc.guest import host_list, install
 from nova_hpc.guest.accept import baseline, result, sample
 from nova_hpc.guest.gpu import records as gpu_records
 from nova_hpc.guest.machine import GuestFunction
@@ -86,6 +86,7 @@ UNKNOWN = (
     roles.RoleError,
     sample.AcceptanceError,
     gpu_records.RecordError,
+    host_list.WrongHostListError,
 )
 READERS: dict[str, Callable[[str], object]] = {
     "device-tags": read_tags,
@@ -115,6 +116,7 @@ READERS: dict[str, Callable[[str], object]] = {
     "gpu-share": gpu_records.read_share,
     "gpu-slot": gpu_records.read_slot,
     "gpu-client": gpu_records.read_client,
+    "host-list": host_list.read_host_list,
 }
 #: What the golden text means.
 MEANING: dict[str, object] = {
@@ -150,6 +152,7 @@ MEANING: dict[str, object] = {
     "gpu-share": examples.GPU_SHARE,
     "gpu-slot": examples.GPU_SLOT,
     "gpu-client": examples.GPU_CLIENT,
+    "host-list": examples.HOST_LIST,
 }
 
 
@@ -279,7 +282,7 @@ def test_texts_of_the_first_code_are_read() -> None:
         examples.POSITION, rails=()
     )
     assert READERS["cluster-wish"](golden("cluster-wish/v1-first.json")) == attrs.evolve(
-        examples.WISH, gpu_share=""
+        examples.WISH, gpu_share="", hosts=False
     )
     pairs = READERS["decision"](golden("decision/v1-pairs.json"))
     assert pairs == examples.DECISION_OF_PAIRS

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import urllib.error
 import urllib.request
 from typing import Final, NamedTuple
 
-from .records import UUID
-
 URL: Final = "http://169.254.169.254/openstack/latest/meta_data.json"
-#: Seconds between two looks. With Nova's 15, what changes is known within 30.
-INTERVAL: Final = 10.0
 _TIMEOUT: Final = 5.0
 _LONGEST: Final = 1 << 20
+_UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 
 
 class ServiceError(Exception):
@@ -30,6 +28,8 @@ class OwnMetadata(NamedTuple):
 
     id: str
     items: dict[str, str]
+    #: Of the key pair that Nova gave the server, as OpenSSH writes them.
+    public_keys: tuple[str, ...] = ()
 
 
 def read_own_metadata(url: str = URL) -> OwnMetadata:
@@ -60,6 +60,13 @@ def parse_own_metadata(data: bytes) -> OwnMetadata:
         raise ServiceError("the metadata service answers what is not JSON") from error
     own = document.get("uuid") if isinstance(document, dict) else None
     items = document.get("meta", {}) if isinstance(document, dict) else None
-    if not isinstance(own, str) or not UUID.fullmatch(own) or not isinstance(items, dict):
+    if not isinstance(own, str) or not _UUID.fullmatch(own) or not isinstance(items, dict):
         raise ServiceError("the metadata service answers what is no server's metadata")
-    return OwnMetadata(own, {key: text for key, text in items.items() if isinstance(text, str)})
+    keys = document.get("public_keys")
+    return OwnMetadata(
+        own,
+        {key: text for key, text in items.items() if isinstance(text, str)},
+        tuple(key for key in keys.values() if isinstance(key, str))
+        if isinstance(keys, dict)
+        else (),
+    )

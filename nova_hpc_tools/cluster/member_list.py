@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host list that each member of a cluster is to have, from what Nova and Neutron say."""
+
+from __future__ import annotations
+
+from nova_hpc.guest.host_list import HostList, ListedHost, PublicKeys
+from nova_hpc.wire.cluster_wish import ClusterWish
+from nova_hpc_tools.cluster import wish as wishes
+from nova_hpc_tools.cluster.hostfiles import choose_address, prefer_ipv4
+from nova_hpc_tools.cluster.members.model import Cluster
+from nova_hpc_tools.cluster.members.neighbours import order_seats_by_nearness
+
+
+def list_members(
+    wish: ClusterWish, cluster: Cluster, new_keys: PublicKeys | None = None
+) -> HostList:
+    """All members whose address and keys are known, those near each other one after the other.
+
+    :param new_keys: of members that are to be made for ports that are there; None: none is.
+    """
+    addresses: dict[int, list[str]] = {number: [] for number in sorted(wish.members)}
+    for port in cluster.ports:
+        place = wishes.port_place_of(wish.name, port.name)
+        if place and place[0] in addresses:
+            addresses[place[0]].extend(port.addresses)
+    seats = [seat for seat in order_seats_by_nearness(cluster) if seat.number in addresses]
+    keys = dict.fromkeys(addresses, new_keys) | {seat.number: seat.member.keys for seat in seats}
+    # Nova tells the address of a member only once its host has begun with it.
+    own = {seat.number: choose_address(seat.member, "") for seat in seats}
+    order = dict.fromkeys((*own, *addresses))
+    hosts = tuple(
+        ListedHost(number, address, pair)
+        for number in order
+        if (pair := keys[number]) and (address := own.get(number) or prefer_ipv4(addresses[number]))
+    )
+    return HostList(wish.name, hosts, min((seat.member.vcpus for seat in seats), default=0))

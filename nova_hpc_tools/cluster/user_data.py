@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""User data of members: the user's own, and beside it the keys by which members know each other.
+
+Our part is a boothook, which each cloud-init runs before sshd starts, without any module of the
+image's configuration and without being merged with the user's cloud-config.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import zlib
+from typing import Final
+
+import attrs
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
+
+from nova_hpc.guest.host_list import PublicKeys
+
+#: Longest user data that Nova takes, in base64 (Nova's schema of servers).
+MOST: Final = 65535
+_GZIP: Final = b"\x1f\x8b"
+#: By which cloud-init knows what it reads (cloudinit/handlers/__init__.py, 22.4 to 26.1).
+_STARTS: Final = (b"#!", b"#cloud-", b"#include", b"#part-handler", b"## template: jinja")
+#: Where it looks for the header of MIME (cloudinit/user_data.py, convert_string).
+_HEAD: Final = 4096
+
+_HOOK: Final = """\
+#!/bin/sh
+# Written by openstack hpc cluster: the keys of a member of {cluster}. nova-hpc-guest reads them.
+umask 077
+mkdir -p /etc/nova-hpc && chmod 755 /etc/nova-hpc
+put() {{ cat >"$1.new" && chmod "$2" "$1.new" && mv -f "$1.new" "$1"; }}
+put /etc/nova-hpc/login_key 600 <<'END'
+{login}END
+put /etc/nova-hpc/host_key 600 <<'END'
+{host}END
+[ ! -d /etc/ssh/sshd_config.d ] || put /etc/ssh/sshd_config.d/10-nova-hpc.conf 600 <<'END'
+HostKey /etc/nova-hpc/host_key
+AuthorizedKeysFile .ssh/authorized_keys .ssh/authorized_keys2 /etc/nova-hpc/ssh/%u/authorized_keys
+END
+[ ! -d /etc/ssh/ssh_config.d ] || put /etc/ssh/ssh_config.d/10-nova-hpc.conf 644 <<'END'
+Host {cluster}-*
+    IdentityFile /etc/nova-hpc/ssh/%u/id_ed25519
+    GlobalKnownHostsFile /etc/nova-hpc/known_hosts
+    StrictHostKeyChecking yes
+END
+"""
+
+
+class UserDataError(ValueError):
+    """User data that cannot be given to members; the text says why and what helps."""
+
+
+@attrs.frozen
+class MemberKeys:
+    """The keys of all members that one command makes.
+
+    :ivar login: opens other members.
+    :ivar host: of the members as hosts.
+    :ivar public: of both.
+    """
+
+    login: str = attrs.field(repr=False)
+    host: str = attrs.field(repr=False)
+    public: PublicKeys
+
+
+def make_member_keys() -> MemberKeys:
+    """New keys."""
+    (login, login_public), (host, host_public) = _make_key(), _make_key()
+    return MemberKeys(login, host, PublicKeys(login_public, host_public))
+
+
+def _make_key() -> tuple[str, str]:
+    key = Ed25519PrivateKey.generate()
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    return private.decode(), public.decode().split()[1]
+
+
+def merge_user_data(own: bytes, keys: MemberKeys, cluster: str) -> bytes:
+    """MIME with the user's own data, whole and unchanged, and our part.
+
+    It is in gzip if the user's was, or if it is too long otherwise.
+
+    :raises UserDataError: cloud-init would not read the user's own data, or all is too long.
+    """
+    packed = own.startswith(_GZIP)
+    try:
+        plain = gzip.decompress(own) if packed else own
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserDataError(f"the user data is broken gzip: {error}") from error
+    mime = b"mime-version:" in plain[:_HEAD].lower()
+    if plain and not mime and not plain.startswith(_STARTS):
+        raise UserDataError(
+            "the user data is for no cloud-init (#!, #cloud-config, MIME), so the members' keys "
+            "cannot be beside it: --no-hosts leaves them out"
+        )
+    hook = _HOOK.format(cluster=cluster, login=keys.login, host=keys.host).encode()
+    parts = [b"Content-Type: text/cloud-boothook\n\n" + hook]
+    if mime:
+        parts.append(plain)
+    elif plain:
+        parts.append(_format_part(plain))
+    # No part has its digest in it.
+    boundary = hashlib.sha256(b"".join(parts)).hexdigest().encode()
+    lines = [b'MIME-Version: 1.0\nContent-Type: multipart/mixed; boundary="%s"\n' % boundary]
+    lines += [b"\n--%s\n%s" % (boundary, part) for part in parts]
+    data = b"".join((*lines, b"\n--%s--\n" % boundary))
+    if packed or encoded_size_of(data) > MOST:
+        data = gzip.compress(data, mtime=0)
+    if encoded_size_of(data) > MOST:
+        raise UserDataError(
+            f"the user data has {encoded_size_of(data)} bytes in base64 with the members' keys "
+            f"({encoded_size_of(own)} without), longer than Nova takes: {MOST}"
+        )
+    return data
+
+
+def encoded_size_of(data: bytes) -> int:
+    """The size in base64, which is what Nova counts."""
+    return (len(data) + 2) // 3 * 4
+
+
+def _format_part(data: bytes) -> bytes:
+    """A part whose type cloud-init finds by itself, as it does for user data without MIME."""
+    head, body = b"Content-Type: text/plain\n\n", data
+    # Readers change line ends of others, and what is not ASCII.
+    if not data.isascii() or b"\r" in data or b"\0" in data:
+        head = b"Content-Type: text/plain\nContent-Transfer-Encoding: base64\n\n"
+        body = base64.encodebytes(data)
+    return head + body
