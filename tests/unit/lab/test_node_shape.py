@@ -96,11 +96,10 @@ def test_a_switch_may_isolate_what_is_below(word, acs):
     assert found.acs is acs
 
 
-def test_a_disk_below_the_switch_of_a_gpu():
+def test_a_disk_beside_a_gpu_and_an_adapter():
     shape = Shape.load(str(Path(__file__).parents[2] / "lab/disk.yaml"))
-    (port,) = shape.numa_nodes[0].roots[0].ports
-    assert isinstance(port, Switch)
-    assert [type(each) for each in port.ports] == [Gpu, Disk]
+    ports = shape.numa_nodes[0].roots[0].ports
+    assert [type(each) for each in ports] == [Gpu, Adapter, Disk]
     assert shape.disks == (Disk("disk0", 8),)
     assert "disk0: NVMe disk of 8 MiB, NUMA 0" in shape.describe(1)
     assert Shape.load("two-socket").disks == ()
