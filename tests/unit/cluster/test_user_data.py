@@ -146,6 +146,8 @@ def test_the_hook_writes_keys_for_root_alone_and_both_ends_of_ssh(tmp_path: Path
     assert "new" not in str([*etc.rglob("*")])
 
 
+# The standard set skips nothing, and no package index has cloud-init.
+@pytest.mark.slow
 def test_the_type_that_cloud_init_finds_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
     """With cloud-init itself, where this machine has it."""
     processor = pytest.importorskip("cloudinit.user_data")
