@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files by which the members of a cluster know each other.
+"""Host list, keys and environment of a cluster's members, as files.
 
 They are made from the host list in the server's metadata, each written whole and only if it
 changes. The private keys come with the user data, before sshd starts; this only hands them on.

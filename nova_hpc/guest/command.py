@@ -170,7 +170,7 @@ def _check_disks(
 
 
 def _refresh_cluster(options: _GuestOptions) -> tuple[int, Iterable[str]]:
-    """Write the files by which members know each other, from the metadata."""
+    """Write the files of the cluster's members from the metadata."""
     own, current = cluster_files.read_member_metadata(options.root, options.url)
     hosts = cluster_files.read_listed_hosts(own)
     if hosts is None:

@@ -260,7 +260,7 @@ def _is_same(
 
 
 def _expect_own(handle: int, path: str, owner: int = 0) -> None:
-    """Nobody but root, this user and *owner* may write what is held.
+    """Check that only root, this user and *owner* may write the open file.
 
     :raises GuestFileError: somebody may.
     """

@@ -129,7 +129,7 @@ def _symptom_of_unsure(reason: str) -> Symptom:
     )
 
 
-#: Of an adapter of which nova-compute has kept no answer.
+#: For an adapter without a kept answer of nova-compute.
 UNREAD: Final = _symptom_of_unsure("nova-compute has not read its VPD since the boot")
 
 

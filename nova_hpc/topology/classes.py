@@ -34,6 +34,11 @@ def is_adapter(class_code: str | None) -> bool:
     return (class_code or "").startswith(_ADAPTERS)
 
 
+def stays_with_host(class_code: str | None) -> bool:
+    """Whether a function of this class is no companion of a card: the host may use it by itself."""
+    return is_adapter(class_code) or is_storage(class_code)
+
+
 def is_storage(class_code: str | None) -> bool:
     """Whether a function of this class keeps data: an NVMe disk, or CXL memory."""
     return (class_code or "").startswith(_STORAGE)

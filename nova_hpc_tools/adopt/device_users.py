@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Final
 import attrs
 
 from nova_hpc.tenancy.open_files import find_open_files
-from nova_hpc.topology import block_devices
+from nova_hpc.topology import block_devices, classes
 from nova_hpc.topology.files import FileError, FileTree
 from nova_hpc.topology.model import PciFunction
 
@@ -50,10 +51,9 @@ def find_device_users(
     if root is None:
         return {}
     tree = FileTree(root)
-    try:
+    blocks = None
+    with contextlib.suppress(FileError):
         blocks = block_devices.read_block_devices(tree)
-    except FileError:
-        blocks = {}
     nodes = {
         function.address: _device_nodes(tree, function, blocks)
         for function in functions
@@ -75,16 +75,21 @@ def find_device_users(
 
 
 def _device_nodes(
-    tree: FileTree, function: PciFunction, blocks: Mapping[str, frozenset[str]]
+    tree: FileTree, function: PciFunction, blocks: Mapping[str, frozenset[str]] | None
 ) -> list[str] | None:
-    """The files in /dev of a function; None: they cannot be read."""
+    """The files in /dev of a function; None: they cannot be read.
+
+    :param blocks: block device -> its functions; None: unknown.
+    """
+    if blocks is None and classes.is_storage(function.class_code):
+        return None
     try:
         paths = [
             f"/dev/dri/{name}"
             for name in tree.names(f"/sys/bus/pci/devices/{function.address}/drm")
             if _DRM.fullmatch(name)
         ]
-        names = [name for name, places in blocks.items() if function.address in places]
+        names = [name for name, places in (blocks or {}).items() if function.address in places]
         paths += block_devices.disk_files_of(tree, function.address, names)
         text = tree.text(f"/proc/driver/nvidia/gpus/{function.address}/information")
     except FileError:

@@ -9,10 +9,10 @@ how many hugepages each NUMA node has, and what the kernel's command line says.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Final
 
 import attrs
 
+from nova_hpc.topology import classes
 from nova_hpc.topology.model import Node, PciFunction, address_key
 from nova_hpc.topology.roles import Roles
 from nova_hpc.topology.vfio import GENERIC, Vfio
@@ -22,9 +22,6 @@ from nova_hpc_tools.adopt.at_boot import Boot
 from nova_hpc_tools.adopt.declaration import Declaration
 from nova_hpc_tools.adopt.device_spec import DeviceSpec
 from nova_hpc_tools.adopt.kernel_options import KernelOptions
-
-#: Classes of functions that are no companions: disks, network interfaces and memory.
-OF_THE_HOST: Final = ("01", "02", "05")
 
 
 @attrs.frozen
@@ -208,7 +205,7 @@ def companions_of_devices(
         and function.physical_function is None
         and not function.virtual_functions
         and not function.is_bridge
-        and (function.class_code or "")[:2] not in OF_THE_HOST
+        and not classes.stays_with_host(function.class_code)
         and roles.role_of(function, node) is None
         and function.address not in declaration.left_out
     )

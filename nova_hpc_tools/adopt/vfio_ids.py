@@ -12,10 +12,10 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
+from nova_hpc.topology import classes
 from nova_hpc.topology.model import Node, PciFunction
 from nova_hpc.topology.roles import Roles
 from nova_hpc.wire.node_declaration import NodeWishes
-from nova_hpc_tools.adopt import host
 from nova_hpc_tools.adopt.cures import PREPARE, DoctorCure
 from nova_hpc_tools.adopt.findings import DoctorFinding, join_first_few
 from nova_hpc_tools.adopt.kernel_options import KernelOption, KernelOptions
@@ -78,7 +78,7 @@ def _reason_to_keep(
         return "it has virtual functions"
     if vfs.get(function.address, vfs.get(roles.role_of(function, node) or "")):
         return "the declaration gives it virtual functions"
-    if (function.class_code or "")[:2] in host.OF_THE_HOST:
+    if classes.stays_with_host(function.class_code):
         return "it is not offered, so it is the host's"
     return None
 

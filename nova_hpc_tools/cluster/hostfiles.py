@@ -77,7 +77,7 @@ def _host_of_seat(seat: MemberSeat, address: str) -> MemberHost:
 
 
 def choose_address(member: ClusterMember, network: str) -> str:
-    """The address by which a member is called; empty: it has none.
+    """The address of a member for host files; empty: it has none.
 
     :param network: name of the network whose address is meant; empty: the first.
     :raises HostError: the member is not in that network.

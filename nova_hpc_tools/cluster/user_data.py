@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""User data of members: the user's own, and beside it the keys by which members know each other.
+"""User data of members: the user's own, and the keys of the cluster.
 
 Our part is a boothook, which each cloud-init runs before sshd starts, without any module of the
 image's configuration and without being merged with the user's cloud-config.
@@ -27,7 +27,7 @@ from nova_hpc.guest.host_list import PublicKeys
 #: Longest user data that Nova takes, in base64 (Nova's schema of servers).
 MOST: Final = 65535
 _GZIP: Final = b"\x1f\x8b"
-#: By which cloud-init knows what it reads (cloudinit/handlers/__init__.py, 22.4 to 26.1).
+#: The first signs of what cloud-init reads (cloudinit/handlers/__init__.py, 22.4 to 26.1).
 _STARTS: Final = (b"#!", b"#cloud-", b"#include", b"#part-handler", b"## template: jinja")
 #: Where it looks for the header of MIME (cloudinit/user_data.py, convert_string).
 _HEAD: Final = 4096

@@ -8,14 +8,13 @@ from typing import Any, Final
 
 import attrs
 
-from nova_hpc.topology import peer_wish
+from nova_hpc.topology import classes, peer_wish
 from nova_hpc.topology.model import Node, PciFunction, address_key
 from nova_hpc.topology.peer_wish import PeerWish
 from nova_hpc.topology.roles import Roles
 from nova_hpc.wire import tags
 from nova_hpc.wire.node_declaration import NodeWishes
 from nova_hpc_tools.adopt import (
-    host,
     nova_rules,
     overlooked,
     readiness,
@@ -232,7 +231,7 @@ def _free_group(others: Iterable[PciFunction], offered: Iterable[PciFunction]) -
         function
         for function in others
         if function.address.partition(".")[0] in slots
-        and (function.class_code or "")[:2] not in host.OF_THE_HOST
+        and not classes.stays_with_host(function.class_code)
     ]
     if movable != list(others):
         return "Plug the device, or what the host uses, into a slot of its own."

@@ -25,7 +25,7 @@ SHAPE = "mirror"
 #: What flavors of the devstack call the node's devices: its own host has another kind of GPU.
 PREFIX = "lab-"
 IMAGE = "lab-guest"
-#: Sections of nova.conf with the users by which nova-compute asks other services.
+#: Sections of nova.conf with the users of nova-compute at other services.
 _USERS = ("placement", "glance", "neutron", "service_user")
 
 

@@ -301,19 +301,17 @@ class _Tables:
             # Another port may be at the end of the way by now.
             if int.from_bytes(data[20:28], "big") != guid:
                 return [None, None, False]
-            own = _read_table(self._mads, path, number, int.from_bytes(data[28:30], "big"))
             # A link that went and came back keeps its tables, and carries no data until the
-            # manager has made it active.
-            is_coming_up = self._is_coming_up(path, number)
+            # manager has made it active. Where that cannot be read, the port is unread.
+            info = self._mads.ask(path, _PORT_INFO, number)
+            if info is not None:
+                is_coming_up = info[32] & 0xF == _INIT
+                own = _read_table(self._mads, path, number, int.from_bytes(data[28:30], "big"))
         if switch_port is not None:
             entries = self._entries_of_switch(path[:-1])
             if entries is not None:
                 facing = _read_table(self._mads, path[:-1], switch_port, entries)
         return [own, facing, is_coming_up]
-
-    def _is_coming_up(self, path: Path, number: int) -> bool:
-        info = self._mads.ask(path, _PORT_INFO, number)
-        return info is not None and info[32] & 0xF == _INIT
 
     def _entries_of_switch(self, path: Path) -> int | None:
         if path not in self._enforced:

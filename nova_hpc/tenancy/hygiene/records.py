@@ -77,9 +77,9 @@ class HygieneRecords:
         return Moment(wall, up, baseline.boot_of(FileTree(self.root)))
 
     def read_stay(self, address: str) -> str:
-        """By which a device in its slot is known again: this boot, and the kernel's entry of it.
+        """Name the stay of a device in its slot: this boot, and the inode of the kernel's entry.
 
-        The kernel makes a new entry, with another inode, when a device comes. "": it is away.
+        When a device comes, the kernel makes a new entry, which has another inode. "": it is away.
         """
         try:
             inode = Path(f"{str(self.root).rstrip('/')}{DEVICES}/{address}").stat().st_ino

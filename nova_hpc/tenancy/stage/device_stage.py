@@ -62,8 +62,8 @@ class DeviceStage:
     seconds: float | None = None
     #: Of a storage device that has passed: how its data were erased.
     proof: str = ""
-    #: Of one that tells no serial number: the stay in its slot of which the proof is, see
-    #: :meth:`HygieneRecords.read_stay`. After another boot, or out and in again, it may be another.
+    #: Of a storage device without a serial number: its stay in the slot when it passed, see
+    #: :meth:`HygieneRecords.read_stay`. In another stay another device may be there.
     stay: str = ""
 
     @property

@@ -200,7 +200,7 @@ def compare(booting, plan, table, declaration, used):
         if (each.address.partition(".")[0], each.iommu_group) in slots
         and not each.is_bridge
         and each.dev_type == "type-PCI"
-        and each.class_code[:2] not in ("01", "02", "05")
+        and not each.class_code.startswith(("01", "02", "0500", "0501", "0502"))
         and table.role_of(each, now) is None
         and each.address not in declaration.left_out
         and each.address not in used
@@ -381,6 +381,9 @@ def companion(code, **values):
         # The other port of a card may be the host's way into its network.
         ("020000", Declaration(), (), False),
         ("010802", Declaration(), (), False),
+        ("050210", Declaration(), (), False),
+        # A memory controller, as of an FPGA, keeps no data.
+        ("058000", Declaration(), (), True),
     ],
 )
 def test_what_goes_with_a_card(code, declared, used, goes):

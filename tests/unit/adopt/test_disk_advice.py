@@ -8,6 +8,8 @@ from dataclasses import replace
 import pytest
 
 from nova_hpc.conf.roles import DEFAULT_ROLES
+from nova_hpc.topology import sysfs
+from nova_hpc_tools.adopt.device_users import find_device_users
 from nova_hpc_tools.main import main
 from tests.nodes.describe import Endpoint, Machine, Processor, Root, Vfs
 from tests.nodes.parts import DISK, XEON, numa_nodes, nvme, port
@@ -93,6 +95,17 @@ def test_a_disk_that_is_opened_once_it_is_offered(node, root):
     assert cure.startswith(
         f"End what has it open first ({USED}: process 4242 (qemu-system-x86) has /dev/nvme4n1 open"
     )
+
+
+def test_block_devices_that_cannot_be_read_leave_the_users_of_a_disk_unknown(root):
+    """Before: no block device, so nobody had the disk."""
+    loop = root / "sys/class/block/loop"
+    loop.symlink_to("loop")
+    functions = sysfs.read_sysfs_node(root).functions
+    users = find_device_users(root, functions)
+    assert users[USED].unknown == "its device files cannot be read"
+    loop.unlink()
+    assert find_device_users(root, functions)[USED].unknown is None
 
 
 def test_a_disk_with_virtual_functions_gets_no_advice_that_cannot_help(node):

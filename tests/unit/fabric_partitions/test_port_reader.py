@@ -3,7 +3,7 @@
 
 import pytest
 
-from nova_hpc.fabric.partitions import port_reader
+from nova_hpc.fabric.partitions import port_reader, port_reader_call
 from nova_hpc.fabric.partitions.port_reader import (
     PortReader,
     PortReaderError,
@@ -66,3 +66,38 @@ def test_a_process_that_hangs_or_dies_is_noticed(
 
 def test_a_secret_is_not_shown() -> None:
     assert "123456" not in repr(ReaderSettings(m_key=123456))
+
+
+class _OneWay:
+    """A port and its switch; the port tells the state of its link, or not."""
+
+    def __init__(self, state):
+        self.state = state
+
+    def ask(self, path, attribute, modifier):
+        data = bytearray(64)
+        if attribute == port_reader_call._PORT_INFO and self.state is None:
+            return None
+        if attribute == port_reader_call._NODE_INFO:
+            data[20:30] = (0xA).to_bytes(8, "big") + (32).to_bytes(2, "big")
+        elif attribute == port_reader_call._SWITCH_INFO:
+            data[14:16] = (32).to_bytes(2, "big")
+        elif attribute == port_reader_call._PORT_INFO:
+            data[32] = self.state
+        else:
+            data[:4] = b"\x7f\xff\x81\x01"
+        return bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("state", "read"),
+    [
+        (4, [[0x7FFF, 0x8101], [0x7FFF, 0x8101], False]),
+        (2, [[0x7FFF, 0x8101], [0x7FFF, 0x8101], True]),
+        (None, [None, [0x7FFF, 0x8101], False]),
+    ],
+)
+def test_a_port_that_does_not_tell_its_link_is_unread(state, read):
+    """Its tables may be right while no data passes."""
+    tables = port_reader_call._Tables(_OneWay(state))
+    assert tables.read([0xA, "ca", 5, 1, 99, 3, [1, 3], True]) == read

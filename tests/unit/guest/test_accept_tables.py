@@ -31,13 +31,13 @@ OLD = """\
 """  # noqa: E501
 
 
-def read(probe: str, text: str) -> float:
+def read_value(probe: str, text: str) -> float:
     return PROBE_OF[probe].read(text, "", 600.0)
 
 
 def test_a_time_without_a_point_is_no_root() -> None:
     """Before: 4e-07 GB/s, from a column counted from the left."""
-    assert read("nccl_node", OLD) == 11.71
+    assert read_value("nccl_node", OLD) == 11.71
 
 
 def test_a_log_within_a_row_is_taken_out() -> None:
@@ -45,17 +45,17 @@ def test_a_log_within_a_row_is_taken_out() -> None:
     cut = row.index("-1") + 2
     broken = f"{row[:cut]}{MARK}AllReduce: time 2512.0\n{MARK}AllReduce: again\n{row[cut:]}"
     text = output("all_reduce_perf-gdr.txt").replace(row, broken)
-    assert read("nccl_pair", text) == 48.37
+    assert read_value("nccl_pair", text) == 48.37
     # No line begins with this mark, so -1other may be the host.
     unknown = text.replace(f"-1{MARK}", "-1other:9:9 [0] NCCL INFO ")
     with pytest.raises(ValueError, match="is no row of 13 columns"):
-        read("nccl_pair", unknown)
+        read_value("nccl_pair", unknown)
 
 
 def test_processes_that_do_not_know_each_other_are_named() -> None:
     text = output("all_reduce_perf-gdr.txt").replace("Rank  1", "Rank  0")
     with pytest.raises(ValueError, match="built without MPI"):
-        read("nccl_pair", text)
+        read_value("nccl_pair", text)
 
 
 @pytest.mark.parametrize(
@@ -88,9 +88,9 @@ def test_a_histogram_of_more_wakes_than_there_were() -> None:
 def test_a_warning_before_or_after_a_document_is_passed_over() -> None:
     text = output("iperf3.json")
     warned = f"warning: this system does not seem to support IPv6 - trying IPv4\n{text}\nbye\n"
-    assert read("net_bw", warned) == read("net_bw", text)
+    assert read_value("net_bw", warned) == read_value("net_bw", text)
     with pytest.raises(ValueError, match="more than one"):
-        read("net_bw", text + text)
+        read_value("net_bw", text + text)
 
 
 def _diagnosis(*tests: dict[str, object]) -> str:
@@ -166,7 +166,7 @@ def _drop_column(lines: list[str], number: int) -> str:
 def test_a_damaged_table_gives_its_number_or_a_refusal(case: tuple[str, float, str]) -> None:
     probe, value, text = case
     try:
-        found = read(probe, text)
+        found = read_value(probe, text)
     except ValueError:
         return
     # In place it is nearly the same: a release without the column of the other has this one.
