@@ -30,9 +30,13 @@ mount -t devpts devpts /dev/pts
 mount -t tmpfs -o mode=1777 tmpfs /dev/shm
 set -- $(ip -o -4 address show dev eth0 | sed 's/.* inet \\([^ ]*\\).*/\\1/' | sort)
 ip address delete "$1" dev eth0
+# The first address was the way to the metadata service.
+ip route add 169.254.169.254 dev eth0
 hostname "$(python3 /usr/local/sbin/lab-name)"
 printf '127.0.0.1 localhost\\n127.0.1.1 %s\\n' "$(hostname)" >/etc/hosts
 useradd --create-home --shell /bin/bash debian
+# Without PAM sshd lets nobody into a locked account.
+usermod --password '*' debian
 mkdir -p /home/debian/.ssh
 mv /root/.ssh/authorized_keys /home/debian/.ssh/
 chown -R debian:debian /home/debian
