@@ -2,14 +2,10 @@
 """All members of a cluster stop, start, shelve, unshelve, reboot and are rebuilt, or none.
 
 ``slow``: each command dies at each of its requests, before and after it takes effect, and is given
-again; and histories of many commands, of which some die.
+again.
 """
 
 from __future__ import annotations
-
-import os
-import random
-import re
 
 import pytest
 
@@ -221,36 +217,3 @@ class EveryRequestTest(VerbTest):
     @pytest.mark.slow
     def test_every_request_of_rebuild(self) -> None:
         self._every_request("rebuild")
-
-    @pytest.mark.slow
-    def test_histories(self) -> None:
-        """Random commands die at random requests or lose answers; the list's command ends it.
-
-        ``CLUSTER_HISTORIES`` says how many.
-        """
-        histories = int(os.environ.get("CLUSTER_HISTORIES", "20"))
-        chance = random.Random(int(os.environ.get("CLUSTER_SEED", "1")))
-        self.create("k", 2)
-        died = 0
-        for _ in range(histories):
-            verb = chance.choice(list(ENDS))
-            if verb not in ("shelve", "unshelve") and self.status_of() == {"SHELVED_OFFLOADED"}:
-                self.cluster("unshelve", "k")
-            if chance.random() < 0.3:
-                self.front.arm()
-                self.front.lose = {chance.randint(1, 16)}
-                self.openstack("hpc", "cluster", verb, "k")
-                self.front.arm()
-            else:
-                died += self.killed(chance.randint(3, 24), chance.random() < 0.5, (verb, "k"))
-            self.wait_until_calm()
-            for _ in range(4):
-                (row,) = self.cluster("list", "--long", "-f", "json").json
-                if row["State"] in STATES.values():
-                    break
-                commands = re.findall(r"openstack hpc cluster (\w+) k", row["Next"])
-                self.cluster(chance.choice(commands), "k")
-            self.assertEqual(1, len(self.status_of()))
-            (row,) = self.cluster("list", "-f", "json").json
-            self.assertIn(row["State"], STATES.values())
-        print(f"RESULT: {histories} histories, {died} killed, 0 half clusters")

@@ -7,7 +7,6 @@ import base64
 import email
 import http.server
 import io
-import itertools
 import json
 import os
 import tempfile
@@ -15,17 +14,14 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import fixtures
 import pytest
 from nova import context
 from nova.api.metadata import base as metadata
-from nova.tests import fixtures as nova_fixtures
 
 from nova_hpc.guest import command, host_list
 from tests.functional.cluster_client import base
 
 OWN = b"#!/bin/sh\necho of the user \xc3\xa9\n"
-_create_port = nova_fixtures.NeutronFixture.create_port
 _NIC = ("--nic", f"net-id={base.NETWORK}")
 
 
@@ -34,25 +30,10 @@ class ClusterHostsTest(base.ClusterClientTest):
 
     def setUp(self) -> None:
         super().setUp()
-        test = self
-        self.useFixture(
-            fixtures.MonkeyPatch(
-                "nova.tests.fixtures.NeutronFixture.create_port",
-                lambda self, body=None: test._make_port(self, body),
-            )
-        )
-        self.addresses = itertools.count(50)
+        self.give_each_port_an_address()
         self.own = Path(tempfile.mkdtemp(dir=self._folder)) / "user-data"
         self.own.write_bytes(OWN)
         self.words = ("--user-data", str(self.own))
-
-    def _make_port(self, neutron: Any, body: Any = None) -> Any:
-        """Each port has an address of its own, which it has not in Nova's fixture."""
-        made = _create_port(neutron, body)
-        (fixed,) = made["port"]["fixed_ips"]
-        fixed["ip_address"] = f"192.168.1.{next(self.addresses)}"
-        neutron._ports[made["port"]["id"]]["fixed_ips"] = [dict(fixed)]
-        return made
 
     def parts_of(self, server: dict[str, Any]) -> list[tuple[str, bytes]]:
         data = base64.b64decode(server["OS-EXT-SRV-ATTR:user_data"])

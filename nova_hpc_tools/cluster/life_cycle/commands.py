@@ -26,7 +26,12 @@ from nova_hpc_tools.cluster.life_cycle.run import (
     LostError,
     Pace,
 )
-from nova_hpc_tools.cluster.members.model import Cluster, ClusterState, number_members
+from nova_hpc_tools.cluster.members.model import (
+    Cluster,
+    ClusterMember,
+    ClusterState,
+    number_members,
+)
 from nova_hpc_tools.cluster.wish import Secrets, WishError
 
 #: Times that a server group is asked for when answers are lost.
@@ -187,7 +192,7 @@ def scale_cluster(
         )
     if more:
         _check_same_secrets(before, secrets)
-        _refuse_resting(cluster)
+        _refuse_resting(cluster, number_members(cluster).by_number.values())
     terms = Terms(rest=not more)
     try:
         return life_cycle_run.fulfil_wish(cloud, cluster.id, wish, secrets, pace, terms)
@@ -215,7 +220,8 @@ def replace_members(
 
     :param which: their numbers.
     :raises ClusterError: with the reason; a member that is missing then can be made
-        later (``create --resume``).
+        later (``create --resume``). Nothing has changed if a member that stays does not run,
+        unless all those to replace have failed: no other command helps them.
     """
     wish = _known_wish(cluster, None)
     _check_same_secrets(wish, secrets)
@@ -227,6 +233,12 @@ def replace_members(
         )
         raise ClusterError(f"cluster {cluster.name} has no member {names}")
     old = [numbered.by_number[member_number] for member_number in which]
+    if not all(member.failed for member in old):
+        stay = numbered.by_number.keys() - set(which)
+        _refuse_resting(
+            cluster,
+            [numbered.by_number[at] for at in sorted(stay) if not numbered.by_number[at].failed],
+        )
     label = cluster.group.label if cluster.group else None
     if len(old) == len(cluster.members) and (label is None or label.wish != wish):
         raise ClusterError(
@@ -280,12 +292,13 @@ def refuse_half(cluster: Cluster) -> ClusterWish:
     return cluster.wish
 
 
-def _refuse_resting(cluster: Cluster) -> None:
+def _refuse_resting(cluster: Cluster, members: Collection[ClusterMember]) -> None:
     """See that no member is in the way of a cluster that is to run as a whole.
 
+    :param members: those that stay.
     :raises ClusterError: one does not run; the text names the command that helps.
     """
-    move = decide.plan_running(cluster, number_members(cluster).by_number.values())
+    move = decide.plan_running(cluster, members)
     if isinstance(move, decide.Stuck):
         raise ClusterError(f"{move.reason}; nothing has changed")
 

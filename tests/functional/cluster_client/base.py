@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -88,6 +89,22 @@ class ClusterClientTest(integrated_helpers.ProviderUsageBaseTestCase):
         )
         self.addCleanup(self._end_forks)
         self.front.kill = self._kill
+
+    def give_each_port_an_address(self) -> None:
+        """Each port that is made has an address of its own, which it has not in Nova's fixture."""
+        create_port = nova_fixtures.NeutronFixture.create_port
+        addresses = itertools.count(50)
+
+        def make_port(neutron: Any, body: Any = None) -> Any:
+            made = create_port(neutron, body)
+            (fixed,) = made["port"]["fixed_ips"]
+            high, low = divmod(next(addresses), 200)
+            fixed["ip_address"] = f"192.168.{1 + high}.{2 + low}"
+            neutron._ports[made["port"]["id"]]["fixed_ips"] = [dict(fixed)]
+            return made
+
+        place = "nova.tests.fixtures.NeutronFixture.create_port"
+        self.useFixture(fixtures.MonkeyPatch(place, make_port))
 
     def start_compute_on(self, at: int) -> None:
         self._start_compute(f"host{at}")
