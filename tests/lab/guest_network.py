@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """What agents of Neutron do for guests' ports, in a lab whose Neutron has none.
 
-A program in the node joins the taps that Nova made in a bridge, lets in what security groups let
+A program in each node joins the taps that Nova made in a bridge, lets in what security groups let
 in (as Neutron's own iptables driver, after each :meth:`GuestNetwork.sync`; all groups here let
 everything out), and signs guests' questions to Nova's real metadata service. The lab's commands to
-guests go through it, too.
+guests go through it, too. Several nodes are joined by wires: frames go from node to node through
+the lab's ssh.
 """
 
 import contextlib
 import json
 import secrets
 import socket
+import struct
 import subprocess
 import sys
+import threading
 import time
 
 import attrs
@@ -120,6 +123,32 @@ for line in sys.stdin:
     print(json.dumps(told), flush=True)
 """
 
+#: The name of a wire's end in a node.
+WIRE = "labwire"
+#: Frames of a tap of the bridge, each behind its length: to standard output, from standard input.
+_WIRE_SIDE = f"""\
+import fcntl, os, struct, subprocess, sys, threading
+
+tap = os.open("/dev/net/tun", os.O_RDWR)
+# IFF_TAP | IFF_NO_PI
+fcntl.ioctl(tap, 0x400454CA, struct.pack("16sH", b"{WIRE}", 0x1002))
+subprocess.run(["/usr/sbin/ip", "link", "set", "{WIRE}", "master", "lab", "up"], check=True)
+
+
+def receive():
+    source = sys.stdin.buffer
+    while head := source.read(2):
+        os.write(tap, source.read(struct.unpack("!H", head)[0]))
+    os._exit(0)
+
+
+threading.Thread(target=receive, daemon=True).start()
+while frame := os.read(tap, 65535):
+    sys.stdout.buffer.write(struct.pack("!H", len(frame)) + frame)
+    sys.stdout.buffer.flush()
+"""
+_ARP = b"\x08\x06"
+
 
 class GuestAwayError(Exception):
     """The guest does not answer (yet)."""
@@ -127,27 +156,38 @@ class GuestAwayError(Exception):
 
 @attrs.define
 class GuestNetwork:
-    """The node's end of it, as the lab sees it."""
+    """The nodes' ends of it, as the lab sees them.
+
+    :ivar processes: name of a node -> the program in it.
+    :ivar places: address of a guest -> its node.
+    """
 
     lab: object
-    process: subprocess.Popen
+    processes: dict[str, subprocess.Popen]
+    places: dict[str, str] = attrs.field(factory=dict)
 
     def sync(self):
-        """Bring the node to what Neutron has; the taps that it does not have (yet)."""
+        """Bring the nodes to what Neutron has; the taps that none of them has (yet)."""
         neutron = self.lab.connection.network
         ports = [one for one in neutron.ports() if one.device_owner.startswith("compute:")]
+        self.places = {address_of(port): port.binding_host_id for port in ports}
         guests = {}
         for port in ports:
             own = (port.device_id, port.project_id)
             fifth, last = (int(part, 16) for part in port.mac_address.split(":")[4:])
             guests |= dict.fromkeys((address_of(port), f"169.254.{fifth}.{last}"), own)
         rules = [one.to_dict() for one in neutron.security_group_rules()]
-        return self._tell(
-            verb="join",
-            taps=list(map(tap_of, ports)),
-            filter=filter_of(ports, rules),
-            guests=guests,
-        )
+        missing = [
+            self._tell(
+                node,
+                verb="join",
+                taps=list(map(tap_of, ports)),
+                filter=filter_of(ports, rules),
+                guests=guests,
+            )
+            for node in self.processes
+        ]
+        return [tap for tap in missing[0] if all(tap in taps for taps in missing)]
 
     def run(self, address, *words, seconds=300):
         """A command in a guest: its status, and what it said on either output.
@@ -163,17 +203,22 @@ class GuestNetwork:
         return [answer for _, answer in self._ask(address, wish, _LIMIT)]
 
     def _ask(self, address, wish, limit):
-        return self._tell(verb="ask", address=address, wish=wish, limit=limit)
+        node = self.places.get(address)
+        if node not in self.processes:
+            node = next(iter(self.processes))
+        return self._tell(node, verb="ask", address=address, wish=wish, limit=limit)
 
-    def _tell(self, **wish):
-        self.process.stdin.write(json.dumps(wish) + "\n")
-        self.process.stdin.flush()
-        return self.hear()
+    def _tell(self, node, **wish):
+        stdin = self.processes[node].stdin
+        stdin.write(json.dumps(wish) + "\n")
+        stdin.flush()
+        return self.hear(node)
 
-    def hear(self):
-        """The answer of the program in the node."""
-        line = self.process.stdout.readline()
-        assert line, f"the program in the node ended: {self.process.stderr.read()}"
+    def hear(self, node):
+        """The answer of the program in a node."""
+        process = self.processes[node]
+        line = process.stdout.readline()
+        assert line, f"the program in {node} ended: {process.stderr.read()}"
         answer, wrong = json.loads(line)
         if wrong:
             raise GuestAwayError(wrong)
@@ -198,6 +243,8 @@ def filter_of(ports, rules):
     """
     lines = ["*filter", ":INPUT ACCEPT", ":FORWARD DROP", ":OUTPUT ACCEPT"]
     lines.append("-A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT")
+    # The guest's own node lets it in, or not.
+    lines.append(f"-A FORWARD -m physdev --physdev-is-bridged --physdev-out {WIRE} -j ACCEPT")
     for port in ports:
         to_port = f"-A FORWARD -m physdev --physdev-is-bridged --physdev-out {tap_of(port)}"
         for rule in rules:
@@ -220,26 +267,62 @@ def filter_of(ports, rules):
 
 @contextlib.contextmanager
 def open_network(lab):
-    """A network for guests; at the end, its metadata service and its program are gone."""
+    """A network for guests; at the end, its metadata service and its programs are gone."""
     paths, secret = Paths.from_environment(lab.environ), secrets.token_hex(20)
-    with _start_metadata(paths, secret) as port:
-        (node,) = cloud.existing(paths).nodes()
-        process = subprocess.Popen(
-            node.ssh_argv(["python3", "-c", _NODE_SIDE]),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            network = GuestNetwork(lab, process)
+    with _start_metadata(paths, secret) as port, contextlib.ExitStack() as stack:
+        nodes = cloud.existing(paths).nodes()
+        processes = {node.name: _start_program(stack, node, _NODE_SIDE, True) for node in nodes}
+        network = GuestNetwork(lab, processes)
+        for node, process in processes.items():
             process.stdin.write(json.dumps([HOST_ADDRESS, port, secret]) + "\n")
             process.stdin.flush()
-            network.hear()
-            yield network
-        finally:
-            process.kill()
-            process.wait()
+            network.hear(node)
+        if len(nodes) > 1:
+            wires = [_start_program(stack, node, _WIRE_SIDE, False) for node in nodes]
+            locks = {id(wire): threading.Lock() for wire in wires}
+            for wire in wires:
+                others = [(other, locks[id(other)]) for other in wires if other is not wire]
+                threading.Thread(target=_relay, args=(wire, others), daemon=True).start()
+        yield network
+
+
+def _start_program(stack, node, program, text):
+    process = subprocess.Popen(
+        node.ssh_argv(["python3", "-c", program]),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE if text else None,
+        text=text,
+    )
+    stack.callback(process.wait)
+    stack.callback(process.kill)
+    return process
+
+
+def _relay(wire, others):
+    """Frames of a node to the others, as long as it runs."""
+    while head := wire.stdout.read(2):
+        frame = wire.stdout.read(struct.unpack("!H", head)[0])
+        if _is_of_node(frame):
+            continue
+        for other, lock in others:
+            with lock, contextlib.suppress(OSError):
+                other.stdin.write(head + frame)
+                other.stdin.flush()
+
+
+def _is_of_node(frame):
+    """Whether a frame asks for an address, or from one, that each node's bridge has.
+
+    >>> arp = b"\\xff" * 12 + _ARP + bytes(14) + bytes([192, 0, 2, 9]) + bytes(6)
+    >>> _is_of_node(arp + bytes([169, 254, 169, 254])), _is_of_node(arp + bytes([192, 0, 2, 10]))
+    (True, False)
+    """
+    if frame[12:14] != _ARP:
+        return False
+    own = tuple(map(int, NODE_ADDRESS.split(".")))
+    pair = (tuple(frame[28:32]), tuple(frame[38:42]))
+    return any(address == own or address[:2] == (169, 254) for address in pair)
 
 
 @contextlib.contextmanager

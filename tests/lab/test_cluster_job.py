@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From ``create`` to ``mpirun``: members of a real cluster know each other, also later ones.
+"""A cluster's life as its user has it: from ``create`` to ``mpirun``, off for the night, shelved.
 
-Nova, its metadata service, libvirt, QEMU, sshd and Open MPI are real. The tests are in an order.
+Two nodes below one leaf, members with a GPU each, and a head. Nova, its metadata service, libvirt,
+QEMU, sshd and Open MPI are real. The tests are in an order.
 """
 
 import json
@@ -13,19 +14,26 @@ import pytest
 from tests.lab import cluster_guest, guest_network, nested_guest
 from tests.lab.guest_network import GuestAwayError
 
-SHAPE = Path(__file__).with_name("three-members.yaml")
+SHAPE = Path(__file__).with_name("two-nodes-of-members.yaml")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.parametrize("lab", [pytest.param(SHAPE, id="three-members")], indirect=True),
+    pytest.mark.parametrize("lab", [pytest.param((SHAPE, 2), id="two-nodes")], indirect=True),
 ]
 
-FLAVOR = "lab.job"
+NODES = ("hpc1", "hpc2")
+FLAVOR, HEAD = "lab.job", "lab.head"
 KEY = "lab-job"
-PROPERTIES = (
-    *("--property", "hw:cpu_policy=dedicated"),
-    *("--property", "hw:mem_page_size=2048"),
-)
+OTHER = "lab-other"
+SIZE = ("--vcpus", "1", "--ram", "512", "--disk", "1")
+PROPERTIES = {"hw:cpu_policy": "dedicated", "hw:mem_page_size": "2048"}
+MEMBER = {
+    "hw:pci_numa_affinity_policy": "required",
+    "pci_passthrough:alias": "gpu:1",
+    "hpc:affinity": "root",
+    "hpc:fabric": "leaf",
+}
 WANTED = ("--flavor", FLAVOR, "--image", cluster_guest.IMAGE, "--network", "lab", "--key-name", KEY)
+LEAF = "nova_hpc_fabric: 1\nname: lab\ndomains:\n- {spine: s1, leaf: l1, hosts: 'hpc[1-2]'}\n"
 PATIENCE = 900
 MINUTE = 60
 
@@ -56,65 +64,114 @@ class Cluster:
         except GuestAwayError:
             return False
 
+    def change(self, *words, status=0):
+        """A command of the user's; meanwhile ports come up."""
+        end = threading.Event()
+
+        def serve():
+            while not end.wait(5):
+                self.network.sync()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            done = self.lab.client("hpc", "cluster", *words, "--timeout", str(PATIENCE))
+        finally:
+            end.set()
+            thread.join()
+        print(f"$ openstack hpc cluster {' '.join(words)}\n{done.stdout}{done.stderr}", flush=True)
+        assert done.returncode == status
+        return done
+
+    def assert_job_runs(self, members):
+        """One ssh to the head, and Open MPI runs on all members."""
+        self.lab.until(lambda: self.knows("train-head", members), "the head knows all", PATIENCE)
+        status, said = self.run("train-head", "mpirun -hostfile /etc/nova-hpc/hosts hostname")
+        assert (status, sorted(said.split())) == (0, sorted(members))
+
 
 @pytest.fixture(scope="module")
-def cluster(lab):
+def cluster(lab, tmp_path_factory):
+    path = tmp_path_factory.mktemp("map") / "map.yaml"
+    path.write_text(LEAF)
+    assert lab.run("fabric", "sync", str(path), "--yes").returncode == 0
     lab.openstack("keypair", "create", KEY)
+    lab.openstack("project", "create", OTHER)
+    lab.openstack("role", "add", "--project", OTHER, "--user", "admin", "member")
     cluster_guest.upload_guest(lab)
-    lab.openstack(
-        *("flavor", "create", FLAVOR, "--vcpus", "2", "--ram", "512", "--disk", "1", *PROPERTIES)
-    )
+    for name, properties in ((FLAVOR, PROPERTIES | MEMBER), (HEAD, PROPERTIES)):
+        words = (f"--property={key}={value}" for key, value in properties.items())
+        lab.openstack("flavor", "create", name, *SIZE, *words)
     try:
         with guest_network.open_network(lab) as network:
             yield Cluster(lab, network)
     finally:
         for each in json.loads(lab.openstack("hpc", "cluster", "list", "-f", "json")):
             lab.openstack("hpc", "cluster", "delete", each["ID"], check=False)
-        lab.openstack("flavor", "delete", FLAVOR, check=False)
+        for server in lab.connection.compute.servers(all_projects=True):
+            lab.openstack("server", "delete", "--wait", server.id, check=False)
+        for name in (FLAVOR, HEAD):
+            lab.openstack("flavor", "delete", name, check=False)
         lab.openstack("keypair", "delete", KEY, check=False)
+        lab.openstack("project", "delete", OTHER, check=False)
         nested_guest.delete_guest(lab, cluster_guest.IMAGE)
+        for each in json.loads(lab.openstack("aggregate", "list", "-f", "json")):
+            for node in NODES:
+                lab.openstack("aggregate", "remove", "host", each["Name"], node, check=False)
+            lab.openstack("aggregate", "delete", each["Name"])
 
 
-def _change(cluster, *words):
-    """A command of the user's; meanwhile ports come up."""
-    end = threading.Event()
-
-    def serve():
-        while not end.wait(5):
-            cluster.network.sync()
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
-        print(cluster.lab.openstack("hpc", "cluster", *words, "--timeout", "900"), flush=True)
-    finally:
-        end.set()
-        thread.join()
+def test_a_job_runs_after_create(cluster):
+    cluster.change("create", "train", "--members", "3", "--head", HEAD, *WANTED)
+    hosts = {each.name: each.compute_host for each in cluster.lab.connection.compute.servers()}
+    print(f"RESULT: {hosts}")
+    assert set(hosts.values()) == set(NODES)
+    cluster.assert_job_runs(["train-1", "train-2", "train-3"])
+    ranks = "mpirun -rankfile /etc/nova-hpc/rankfile hostname"
+    status, said = cluster.run("train-2", ranks)
+    assert (status, len(said.split())) == (0, 3)
 
 
-def test_a_job_runs_after_create(lab, cluster):
-    _change(cluster, "create", "train", "--members", "2", *WANTED)
-    for name, other in (("train-1", "train-2"), ("train-2", "train-1")):
-        lab.until(
-            lambda name=name, other=other: cluster.knows(name, [other]), f"{name} knows", PATIENCE
-        )
-    status, said = cluster.run("train-1", "mpirun -hostfile /etc/nova-hpc/hosts hostname")
-    assert (status, sorted(said.split())) == (0, ["train-1"] * 2 + ["train-2"] * 2)
-    status, said = cluster.run("train-2", "mpirun -rankfile /etc/nova-hpc/rankfile hostname")
-    assert (status, len(said.split())) == (0, 4)
-
-
-def test_a_later_member_answers_all_others_within_a_minute(lab, cluster):
-    _change(cluster, "scale", "train", "--members", "3")
-    others = ["train-1", "train-2"]
-    lab.until(lambda: cluster.knows("train-3", others), "train-3 is up", PATIENCE)
-    for name in others:
-        lab.until(lambda name=name: cluster.knows(name, ["train-3"]), f"{name} knows", MINUTE)
-    status, said = cluster.run("train-1", "mpirun -hostfile /etc/nova-hpc/hosts hostname")
-    assert (status, len(set(said.split()))) == (0, 3)
+def test_a_later_member_answers_all_others_within_a_minute(cluster):
+    cluster.change("scale", "train", "--members", "4")
+    old = ["train-head", "train-1", "train-2", "train-3"]
+    cluster.lab.until(lambda: cluster.knows("train-4", old), "train-4 is up", PATIENCE)
+    for name in old:
+        cluster.lab.until(lambda name=name: cluster.knows(name, ["train-4"]), f"{name}", MINUTE)
+    cluster.assert_job_runs(["train-1", "train-2", "train-3", "train-4"])
+    cluster.change("scale", "train", "--remove", "4")
 
 
 def test_no_other_host_key_is_taken(cluster):
     wrong = "sed s/AAAAI...../AAAAIAAAAA/ /etc/nova-hpc/known_hosts >wrong"
     assert cluster.run("train-1", wrong)[0] == 0
     assert cluster.run("train-1", "ssh -o GlobalKnownHostsFile=wrong train-2 true")[0] == 255
+
+
+def test_the_job_runs_again_after_a_night(cluster):
+    cluster.change("stop", "train")
+    states = {each.name: each.status for each in cluster.lab.connection.compute.servers()}
+    assert set(states.values()) == {"SHUTOFF"}
+    cluster.change("start", "train")
+    cluster.assert_job_runs(["train-1", "train-2", "train-3"])
+
+
+def test_a_shelved_cluster_comes_back_whole_or_not_at_all(cluster):
+    lab = cluster.lab
+    cluster.change("shelve", "train")
+    # Another project takes two of the four GPUs.
+    stranger = ("--flavor", FLAVOR, "--image", cluster_guest.IMAGE, "--network", "none")
+    for name in ("other-1", "other-2"):
+        done = lab.client(
+            *("--os-project-name", OTHER, "server", "create", name, "--wait", *stranger)
+        )
+        assert done.returncode == 0, done.stderr
+    refused = cluster.change("unshelve", "train", status=1)
+    assert "cluster train does not fit any more: 2 of 3 members fit" in refused.stderr
+    assert "leaf" in refused.stderr
+    states = {each.name: each.status for each in lab.connection.compute.servers()}
+    assert set(states.values()) == {"SHELVED_OFFLOADED"}
+    for server in lab.connection.compute.servers(all_projects=True, name="^other-"):
+        lab.openstack("server", "delete", "--wait", server.id)
+    cluster.change("unshelve", "train")
+    cluster.assert_job_runs(["train-1", "train-2", "train-3"])
