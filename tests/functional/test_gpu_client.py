@@ -193,6 +193,7 @@ class GpuTest(base.GpuClientTest):
         self.assertNotIn(records.slot_key_of(ids[0]), self.metadata(share))
         self.assertEqual({"default"}, self.groups_of_server(ids[0]))
 
+    @pytest.mark.slow
     def test_keys_come_from_consoles(self) -> None:
         (one,) = self.boot("one")
         share = self.gpu(*self.share_words("sim", "--encrypt"), "-f", "json").json["id"]
@@ -234,6 +235,7 @@ class GpuTest(base.GpuClientTest):
         said = self.gpu("attach", "sim", "one", "--memory", "4G", status=1)
         self.assertIn("cannot limit the memory of a slot: it has no NVIDIA MPS", said.err)
 
+    @pytest.mark.slow
     def test_a_token_that_expires_in_the_middle(self) -> None:
         (one,) = self.boot("one")
         self.gpu(*self.share_words())
@@ -255,6 +257,7 @@ class GpuTest(base.GpuClientTest):
         (port,) = [p["id"] for p in self.neutron._ports.values() if p["device_id"] == server]
         return port
 
+    @pytest.mark.slow
     def test_records_that_others_wrote(self) -> None:
         _, two = self.boot("one", "two")
         share = self.gpu(*self.share_words("sim", "--slots", "3"), "-f", "json").json["id"]

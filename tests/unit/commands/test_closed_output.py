@@ -309,7 +309,14 @@ READS = {
 }
 
 
-@pytest.mark.parametrize("name", READS)
+#: All go through one base (see below): a few of each kind of output are in the standard set.
+QUICK = ("inventory in JSON", "capacity", "doctor", "device list", "fabric export", "help")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in READS],
+)
 def test_what_is_not_read_is_no_success(files, name):
     words = READS[name].format(*[files] * 2).split()
     with (files / "out").open("w") as file:
