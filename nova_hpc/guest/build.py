@@ -76,6 +76,7 @@ _ACCEPT: Final = tuple(
         "published.json",
         "published.py",
         "ratio.py",
+        "rdma_ports.py",
         "readings.py",
         "refusal.py",
         "result.py",

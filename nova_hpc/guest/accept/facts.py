@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from ..files import Root
 from ..machine import DEVICES
-from ..rdma_devices import list_rdma_devices
+from .rdma_ports import read_rdma_ports, read_rdma_rates
 
 _SIMD: Final = frozenset(("avx", "avx2", "avx512f", "fma", "amx_tile", "asimd", "sve"))
 #: Settings of libraries that change which way they take; their values as far as they are words.
@@ -64,7 +64,7 @@ class GuestFacts(NamedTuple):
     shapers: tuple[str, ...] = ()
     #: PCI ids of devices with a driver's name that matter, and how many: ``10de:2330``.
     devices: Mapping[str, int] = {}
-    #: RDMA devices -> Gbit/s of their first port.
+    #: RDMA devices -> Gbit/s of their first port that may work.
     rdma: Mapping[str, float] = {}
     kernel: str | None = None
     python: str | None = None
@@ -121,7 +121,7 @@ def read_facts(root: Root, environment: Mapping[str, str], shapers: tuple[str, .
         },
         shapers=shapers,
         devices=_count_devices(root),
-        rdma=_read_rdma_rates(root),
+        rdma=read_rdma_rates(read_rdma_ports(root)),
         kernel=_find_text(r"^(\d+\.\d+)", root.text("/proc/sys/kernel/osrelease") or "", "")
         or None,
         python=f"{sys.version_info[0]}.{sys.version_info[1]}",
@@ -233,15 +233,6 @@ def _count_devices(root: Root) -> dict[str, int]:
             if re.fullmatch(r"[0-9a-f]{4}:[0-9a-f]{4}", key, re.ASCII):
                 counts[key] = counts.get(key, 0) + 1
     return counts
-
-
-def _read_rdma_rates(root: Root) -> dict[str, float]:
-    rates: dict[str, float] = {}
-    for name in list_rdma_devices(root):
-        if _WORD.fullmatch(name):
-            text = root.text(f"/sys/class/infiniband/{name}/ports/1/rate") or ""
-            rates[name] = float(_find_text(r"^(\d{1,5}(?:\.\d)?) Gb/sec", text, "0"))
-    return rates
 
 
 def _take_word(text: str | None) -> str | None:

@@ -24,6 +24,7 @@ from .counters import Counters, read_counters, share_counters
 from .facts import GuestFacts
 from .gpus import GPU_USERS, count_gpus, find_gpu_cell, list_gpu_users
 from .probes import DIAGNOSIS, DIAGNOSIS_LIMIT, PROBE_OF, PROBES, TOOL_OF, Probe
+from .rdma_ports import expand_rdma_words, read_rdma_path, read_rdma_variables
 from .sample import AcceptanceError, Reading, Sample
 from .scratch import find_file_system, make_scratch_folder
 from .toolbox import Toolbox, find_tools
@@ -164,8 +165,8 @@ class LocalMachine:
         if obstacle is not None:
             raise AcceptanceError(f"{probe.name} cannot be answered: {obstacle}")
         port = _default_port(probe)
-        fillings = {"rdma": next(iter(self.facts.rdma), ""), "port": str(port)}
-        words = [_fill_word(word, fillings) for word in probe.server]
+        fillings = {"port": str(port)}
+        words = self._fill_words(probe.server, fillings)
         if "-B" in words:
             # Of the loopback.
             at = words.index("-B")
@@ -191,8 +192,10 @@ class LocalMachine:
         gpus = count_gpus(self.facts)
         if gpus < probe.needs.count("gpu") + probe.needs.count("gpus"):
             return "one GPU" if gpus else "no GPU"
-        if "rdma" in probe.needs and not self.facts.rdma:
-            return "no RDMA device"
+        if "rdma" in probe.needs and isinstance(
+            path := read_rdma_path(self._root, self._promise), str
+        ):
+            return path
         if "peer" in probe.needs and self._options.peer is None:
             return "no --peer"
         if "cells" in probe.needs and self.facts.nodes < 2:
@@ -239,12 +242,12 @@ class LocalMachine:
         cpus = self._choose_cpus(probe, settings)
         environment = self._choose_environment(settings)
         fillings = self._fill_in(probe, settings, cpus, stack)
-        command = [_fill_word(word, fillings) for word in probe.words]
+        command = self._fill_words(probe.words, fillings)
         if settings.get("idle") == "busy":
             # Whatever else wants the CPU comes before it.
             stack.enter_context(start_helper([self.toolbox.python, "-c", _SPIN], environment, cpus))
         if probe.server and self._options.peer is None:
-            server = [_fill_word(word, fillings) for word in probe.server]
+            server = self._fill_words(probe.server, fillings)
             helper = stack.enter_context(start_helper(server, environment))
             wait_for_port(int(fillings["port"]), helper)
         users = (list_gpu_users(environment) or []) if "gpu" in probe.needs else []
@@ -336,7 +339,11 @@ class LocalMachine:
         if settings.get("rails") == "own":
             environment["NCCL_CROSS_NIC"] = "0"
         environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-        return environment
+        return {**read_rdma_variables(self._root, self._promise), **environment}
+
+    def _fill_words(self, words: Sequence[str], fillings: Mapping[str, str]) -> list[str]:
+        expanded = expand_rdma_words(words, self._root, self._promise)
+        return [_fill_word(word, fillings) for word in expanded]
 
     def _fill_in(
         self,
@@ -377,7 +384,6 @@ class LocalMachine:
             "peer": self._options.peer or "127.0.0.1",
             "port": str(find_port() if self._options.peer is None else _default_port(probe)),
             "streams": settings.get("streams", "1"),
-            "rdma": next(iter(self.facts.rdma), ""),
             "ranks": str(len(cpus)),
             "hpl": str(_HPL_SIZE),
         }

@@ -287,23 +287,23 @@ PROBES: Final = (
     Probe(
         *("ib_bw", "RDMA writes, host memory", "Gbit/s", True, 0.90, "ib_write_bw"),
         words=(
-            *("ib_write_bw", "-d", "{rdma}", "-F", "-s", "1048576", "-n", "2000"),
+            *("ib_write_bw", "{rdma}", "-F", "-s", "1048576", "-n", "2000"),
             *("--report_gbits", "-p", "{port}", "{peer}"),
         ),
         read=readings.read_perftest_rate,
         work=16.8,
         cpus="all",
-        server=("ib_write_bw", "-d", "{rdma}", "-F", "-s", "1048576", "-n", "2000", "-p", "{port}"),
+        server=("ib_write_bw", "{rdma}", "-F", "-s", "1048576", "-n", "2000", "-p", "{port}"),
         needs=("rdma",),
         alone="ceiling=rdma",
         ids=("VMAAS14-01",),
     ),
     Probe(
         *("ib_lat", "RDMA write of 2 bytes", "us", False, 0.67, "ib_write_lat"),
-        words=("ib_write_lat", "-d", "{rdma}", "-F", "-n", "10000", "-p", "{port}", "{peer}"),
+        words=("ib_write_lat", "{rdma}", "-F", "-n", "10000", "-p", "{port}", "{peer}"),
         read=readings.read_perftest_delay,
         work=10_000.0,
-        server=("ib_write_lat", "-d", "{rdma}", "-F", "-n", "10000", "-p", "{port}"),
+        server=("ib_write_lat", "{rdma}", "-F", "-n", "10000", "-p", "{port}"),
         needs=("rdma",),
     ),
     Probe(
@@ -362,6 +362,7 @@ PROBES: Final = (
         tool="all_reduce_perf",
         words=(
             *("mpirun", "--quiet", "-np", "2", "-H", "localhost,{peer}", "-x", "NCCL_DEBUG=INFO"),
+            "{partition}",
             *("all_reduce_perf", "-b", "256M", "-e", "256M", "-n", "20", "-g", "1"),
         ),
         read=readings.read_collective,

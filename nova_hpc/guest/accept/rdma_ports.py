@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The RDMA port over which a machine is measured, and what perftest needs to reach others by it.
+
+The first entry of the P_Key table, which perftest takes by itself, reaches nothing on an isolated
+InfiniBand network. On Ethernet it takes the first GID, which is RoCE v1's.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from ..compare import locate_devices
+from ..document import GuestDocument
+from ..files import Root
+from ..machine import GuestFunction, GuestMachine, read_machine
+from ..pkeys import PortKey, build_environment, describe_key, find_port_keys, read_ib_ports
+from ..rdma_devices import FOLDER, list_rdma_devices
+
+_RATE: Final = re.compile(r"(\d{1,5}(?:\.\d)?) Gb/sec", re.ASCII)
+_NAME: Final = re.compile(r"[\w.-]{1,64}", re.ASCII)
+
+
+class RdmaPort(NamedTuple):
+    """A port of an RDMA device."""
+
+    device: str
+    number: int
+    #: As the kernel says it, ``DOWN``; empty: unknown.
+    state: str = ""
+    #: Gbit/s; 0: unknown.
+    rate: float = 0.0
+    #: On Ethernet: index of the best GID of RoCE v2; None: there is none, or it is InfiniBand.
+    gid_index: int | None = None
+
+    @property
+    def name(self) -> str:
+        """As NCCL and UCX call it, ``mlx5_0:1``."""
+        return f"{self.device}:{self.number}"
+
+    @property
+    def may_work(self) -> bool:
+        """Whether it is ACTIVE, or its state is unknown."""
+        return self.state in ("", "ACTIVE")
+
+
+class RdmaPath(NamedTuple):
+    """The words of perftest for the port that is measured."""
+
+    words: tuple[str, ...]
+
+
+def read_rdma_ports(root: Root) -> tuple[RdmaPort, ...]:
+    """All ports of this machine's RDMA devices."""
+    return tuple(_read_ports(root))
+
+
+def _read_ports(root: Root) -> Iterator[RdmaPort]:
+    for device in filter(_NAME.fullmatch, list_rdma_devices(root)):
+        folder = f"{FOLDER}/{device}/ports"
+        for number in sorted(int(name) for name in root.names(folder) if name.isdigit()):
+            place = f"{folder}/{number}"
+            state = (root.text(f"{place}/state") or "").rpartition(": ")[2]
+            rate = _RATE.match(root.text(f"{place}/rate") or "")
+            ethernet = root.text(f"{place}/link_layer") == "Ethernet"
+            gid = _find_roce_gid(root, place) if ethernet else None
+            yield RdmaPort(device, number, state, float(rate[1]) if rate else 0.0, gid)
+
+
+def _find_roce_gid(root: Root, place: str) -> int | None:
+    """The index that leads to most others: of IPv4, of any network, of this link."""
+    ranks = []
+    for name in root.names(f"{place}/gids"):
+        if name.isdigit() and root.text(f"{place}/gid_attrs/types/{name}") == "RoCE v2":
+            try:
+                gid = ipaddress.IPv6Address(root.text(f"{place}/gids/{name}") or "")
+            except ValueError:
+                continue
+            if int(gid):
+                ranks.append((gid.ipv4_mapped is None, gid.is_link_local, int(name)))
+    return min(ranks)[2] if ranks else None
+
+
+def choose_rdma_path(ports: Iterable[RdmaPort], keys: Iterable[PortKey]) -> RdmaPath | str:
+    """The first port that can reach others; a text: why there is none.
+
+    :param keys: the networks' P_Keys. A port of which the key is not known, one of several, is
+        not used: its index is never guessed.
+    """
+    key_of = {key.port.name: key for key in keys}
+    reasons = []
+    for port in ports:
+        if not port.may_work:
+            reasons.append(f"{port.name} is {port.state}")
+            continue
+        words: tuple[str, ...] = ("-d", port.device, "-i", str(port.number))
+        key = key_of.get(port.name)
+        if key is not None and key.entry_index is not None:
+            return RdmaPath((*words, f"--pkey_index={key.entry_index}"))
+        if key is not None and (key.missing or key.port.others):
+            reasons.append(f"{port.name}: {describe_key(key)}")
+            continue
+        if port.gid_index is not None:
+            words += ("-x", str(port.gid_index))
+        return RdmaPath(words)
+    return "; ".join(reasons) or "no RDMA device"
+
+
+def read_rdma_rates(ports: Iterable[RdmaPort]) -> dict[str, float]:
+    """Devices with a port that may work -> Gbit/s of the first one."""
+    rates: dict[str, float] = {}
+    for port in ports:
+        if port.may_work:
+            rates.setdefault(port.device, port.rate)
+    return rates
+
+
+def read_rdma_path(root: Root, promise: GuestDocument | None) -> RdmaPath | str:
+    """The port over which this machine is measured; a text: why there is none."""
+    return choose_rdma_path(read_rdma_ports(root), _read_port_keys(root, promise))
+
+
+def read_rdma_variables(root: Root, promise: GuestDocument | None) -> dict[str, str]:
+    """Variables that NCCL, UCX and Open MPI need on the networks' partitions."""
+    return build_environment(_read_port_keys(root, promise)).variables
+
+
+def expand_rdma_words(words: Iterable[str], root: Root, promise: GuestDocument | None) -> list[str]:
+    """Words of a command with what ``{rdma}`` and ``{partition}`` stand for.
+
+    ``{rdma}`` is the port of perftest, and ``{partition}`` the variables that mpirun passes on.
+    """
+    expanded: list[str] = []
+    for word in words:
+        if word == "{rdma}":
+            path = read_rdma_path(root, promise)
+            expanded += path.words if isinstance(path, RdmaPath) else ()
+        elif word == "{partition}":
+            for name in read_rdma_variables(root, promise):
+                expanded += ("-x", name)
+        else:
+            expanded.append(word)
+    return expanded
+
+
+def _read_port_keys(root: Root, promise: GuestDocument | None) -> tuple[PortKey, ...]:
+    functions = read_machine(root).functions
+    ports = read_ib_ports(root, functions)
+    places: Mapping[int, GuestFunction] = {}
+    if ports and promise is not None:
+        places, _ = locate_devices(promise, GuestMachine(functions, (), {}))
+    return find_port_keys(ports, promise.devices if promise else (), places)
