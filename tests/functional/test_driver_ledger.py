@@ -266,6 +266,7 @@ class LedgerTest(Moments):
     def test_older(self) -> None:
         self.run_kind("older")
 
+    @pytest.mark.slow
     def test_disk_full(self) -> None:
         self.run_kind("disk full")
 
