@@ -73,7 +73,7 @@ def write_cluster_files(
         ENVIRONMENT: "".join(f"{name}={value}\n" for name, value in variables.items()),
         PROFILE: _PROFILE,
     }
-    logins = dict.fromkeys(host.keys.login for host in hosts.hosts)
+    logins = dict.fromkeys(host.keys.login for host in hosts.everyone)
     opens = "".join(f"ssh-ed25519 {key} {hosts.cluster}\n" for key in logins)
     report = []
     login_key = root.read_own(LOGIN_KEY)
@@ -98,19 +98,19 @@ def write_cluster_files(
 
 
 def merge_hosts(present: bytes, hosts: HostList) -> bytes:
-    """``/etc/hosts`` with the members first: Debian's own line says 127.0.1.1.
+    """``/etc/hosts`` with head and members first: Debian's own line says 127.0.1.1.
 
     Lines of others stay. Ours have a mark each, so none outlives a file that others cut.
     """
     ours = [
-        f"{host.address} {hosts.name_of(host)}".encode() + _MARK + b"\n" for host in hosts.hosts
+        f"{host.address} {hosts.name_of(host)}".encode() + _MARK + b"\n" for host in hosts.everyone
     ]
     lines = present.splitlines(keepends=True)
     return b"".join((*ours, *(line for line in lines if not line.rstrip().endswith(_MARK))))
 
 
 def format_host_file(hosts: HostList) -> str:
-    """Open MPI's host file."""
+    """Open MPI's host file: the head computes nothing."""
     slots = f" slots={hosts.slots}" if hosts.slots else ""
     return "".join(f"{hosts.name_of(host)}{slots}\n" for host in hosts.hosts)
 
@@ -122,10 +122,10 @@ def format_rank_file(hosts: HostList) -> str:
 
 
 def format_known_hosts(hosts: HostList) -> str:
-    """The members' host keys, by name and address (sshd(8))."""
+    """The host keys of all, by name and address (sshd(8))."""
     return "".join(
         f"{hosts.name_of(host)},{host.address} ssh-ed25519 {host.keys.host}\n"
-        for host in hosts.hosts
+        for host in hosts.everyone
     )
 
 

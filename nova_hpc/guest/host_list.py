@@ -30,6 +30,8 @@ _NAME: Final = re.compile(r"[a-zA-Z](?:[a-zA-Z0-9-]{0,38}[a-zA-Z0-9])?", re.ASCI
 _PUBLIC: Final = r"AAAAC3NzaC1lZDI1NTE5AAAAI[A-Za-z0-9+/]{43}"
 _PAIR: Final = re.compile(f"({_PUBLIC}) ({_PUBLIC})", re.ASCII)
 _MOST_NUMBER: Final = 100_000
+#: In place of a member's number: the head has none.
+HEAD: Final = -1
 _MOST_SLOTS: Final = 1 << 16
 
 
@@ -47,7 +49,7 @@ class PublicKeys(NamedTuple):
 
 
 class ListedHost(NamedTuple):
-    """A member."""
+    """A member, or the head of the cluster."""
 
     number: int
     address: str
@@ -61,10 +63,17 @@ class HostList(NamedTuple):
     hosts: tuple[ListedHost, ...]
     #: Processes that each host has room for; 0: not known.
     slots: int = 0
+    #: The server for login and the scheduler of jobs, which runs none; None: there is none.
+    head: ListedHost | None = None
+
+    @property
+    def everyone(self) -> tuple[ListedHost, ...]:
+        """The head, if there is one, and the members."""
+        return self.hosts if self.head is None else (self.head, *self.hosts)
 
     def name_of(self, host: ListedHost) -> str:
-        """The name of a member."""
-        return f"{self.cluster}-{host.number}"
+        """The name of a member or the head."""
+        return f"{self.cluster}-{'head' if host.number == HEAD else host.number}"
 
 
 def write_host_list(hosts: HostList) -> str:
@@ -72,14 +81,16 @@ def write_host_list(hosts: HostList) -> str:
 
     :raises WrongHostListError: it is too long for a server's metadata.
     """
-    pairs = list(dict.fromkeys(host.keys for host in hosts.hosts))
-    data = {
+    pairs = list(dict.fromkeys(host.keys for host in hosts.everyone))
+    data: dict[str, Any] = {
         "v": VERSION,
         "n": hosts.cluster,
         "s": hosts.slots,
         "k": [" ".join(pair) for pair in pairs],
         "m": [[host.number, host.address, pairs.index(host.keys)] for host in hosts.hosts],
     }
+    if hosts.head is not None:
+        data["h"] = [hosts.head.address, pairs.index(hosts.head.keys)]
     text = json.dumps(data, separators=(",", ":"))
     if len(text) > MOST_ITEMS * _ROOM:
         raise WrongHostListError(
@@ -102,7 +113,8 @@ def read_host_list(text: object) -> HostList:
     hosts = tuple(_read_host(entry, pairs) for entry in _list_in(data, "m"))
     if not hosts or len({host.number for host in hosts}) < len(hosts):
         raise WrongHostListError("the host list has no host, or one of them twice")
-    return HostList(name, hosts, _number(slots, 0, _MOST_SLOTS, "slots"))
+    head = None if data.get("h") is None else _read_head(_list_in(data, "h"), pairs)
+    return HostList(name, hosts, _number(slots, 0, _MOST_SLOTS, "slots"), head)
 
 
 def read_public_keys(text: object) -> PublicKeys:
@@ -171,6 +183,13 @@ def _read_host(entry: object, pairs: list[PublicKeys]) -> ListedHost:
         _address(address),
         pairs[_number(pair, 0, len(pairs) - 1, "key")],
     )
+
+
+def _read_head(entry: list[Any], pairs: list[PublicKeys]) -> ListedHost:
+    if len(entry) != 2:
+        raise WrongHostListError("the host list has a wrong head")
+    address, pair = entry
+    return ListedHost(HEAD, _address(address), pairs[_number(pair, 0, len(pairs) - 1, "key")])
 
 
 def _number(value: object, least: int, most: int, what: str) -> int:

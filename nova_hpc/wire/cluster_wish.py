@@ -7,6 +7,9 @@ what another one began. A name has 255 characters and never changes; where the w
 too long for it, the name has its digest, and who finishes has to say the options again.
 
 The user data and the volumes are never stored, only their digests.
+
+A wish with a head has version 2, and every other one has version 1. A release that knows of no
+head would take it for a member too many, and delete it: so it must not read such a wish.
 """
 
 from __future__ import annotations
@@ -35,6 +38,11 @@ KEY: Final = "hpc_cluster"
 GROUP_KEY: Final = "hpc_cluster_group"
 #: The item with the last turn that a member has done (:attr:`ClusterWish.turn`).
 TURN_KEY: Final = "hpc_cluster_turn"
+#: The item that says which server is the head, and what it says.
+ROLE_KEY: Final = "hpc_cluster_role"
+HEAD_ROLE: Final = "head"
+#: Version of the wish and of the label of a cluster that has a head.
+_WITH_HEAD: Final = 2
 #: Longest value of an item, and longest name of a server group, in characters.
 _LONGEST: Final = 255
 _MOST_ITEMS: Final = 9
@@ -79,6 +87,9 @@ class ClusterWish:
     :ivar hosts: members know each other: they have keys and the cluster's host list.
     :ivar turn: what each member does once, and is not known to be done by all:
         ``reboot-GENERATION`` or ``rebuild-GENERATION-IMAGE``; empty: nothing.
+    :ivar head: id of the head's flavor; empty: the cluster has no head.
+    :ivar head_image: id of the image that the head boots from, also if it is the members'; empty:
+        there is no head.
     """
 
     name: str
@@ -99,6 +110,8 @@ class ClusterWish:
     gpu_share: str = ""
     hosts: bool = False
     turn: str = ""
+    head: str = ""
+    head_image: str = ""
     generation: int = 1
 
     @property
@@ -130,6 +143,7 @@ class Label:
 
     :ivar attempt: tells this creation from any other of the same cluster.
     :ivar wish: None where it did not fit; *digest* tells whether options said again are the same.
+    :ivar head: whether the cluster is to have a head.
     """
 
     name: str
@@ -137,6 +151,7 @@ class Label:
     attempt: str
     digest: str
     wish: ClusterWish | None = None
+    head: bool = False
 
 
 def short_digest_of(data: bytes) -> str:
@@ -146,7 +161,12 @@ def short_digest_of(data: bytes) -> str:
 
 def write_cluster_wish(wish: ClusterWish) -> str:
     """The wish as one line of ASCII."""
-    return write_compact_json({**CLUSTER_WISH.head(), "name": wish.name, **_build_wish_body(wish)})
+    head = {**CLUSTER_WISH.head(), **_version_of(wish)}
+    return write_compact_json({**head, "name": wish.name, **_build_wish_body(wish)})
+
+
+def _version_of(wish: ClusterWish) -> dict[str, int]:
+    return {CLUSTER_WISH.key: _WITH_HEAD} if wish.head else {}
 
 
 def read_cluster_wish(text: object) -> ClusterWish:
@@ -187,12 +207,13 @@ def from_metadata(metadata: Mapping[str, str]) -> ClusterWish:
 
 def to_group_name(wish: ClusterWish, attempt: str) -> str:
     """The name of the server group: with the whole wish, or with its digest."""
-    head = {**CLUSTER_LABEL.head(), "a": attempt}
+    head = {**CLUSTER_LABEL.head(), **_version_of(wish), "a": attempt}
     full = f"{PREFIX}{wish.name} {write_compact_json({**head, **_build_wish_body(wish)})}"
     if len(full) <= _LONGEST:
         return full
     members = numbers.format_number_ranges(wish.members)
-    return f"{PREFIX}{wish.name} {write_compact_json({**head, 'm': members, 'h': wish.digest})}"
+    short = {**head, "m": members, "h": wish.digest} | ({"e": True} if wish.head else {})
+    return f"{PREFIX}{wish.name} {write_compact_json(short)}"
 
 
 def from_group_name(text: str) -> Label | None:
@@ -208,9 +229,9 @@ def from_group_name(text: str) -> Label | None:
     members = numbers.parse_number_ranges(data.get("m"))
     attempt = _wish_text(data, "a")
     if "h" in data:
-        return Label(name, members, attempt, _wish_text(data, "h"))
+        return Label(name, members, attempt, _wish_text(data, "h"), head="e" in data)
     wish = _parse_wish_body(name, data)
-    return Label(name, members, attempt, wish.digest, wish)
+    return Label(name, members, attempt, wish.digest, wish, bool(wish.head))
 
 
 def _metadata_key_of(at: int) -> str:
@@ -242,6 +263,10 @@ def _build_wish_body(wish: ClusterWish) -> dict[str, Any]:
         body["b"] = wish.boot_gib
     if wish.gpu_share:
         body["x"] = _pack_id(wish.gpu_share)
+    if wish.head:
+        body["e"] = _pack_id(wish.head)
+        if wish.head_image != wish.image:
+            body["ei"] = _pack_id(wish.head_image)
     flags = {"d": wish.config_drive, "t": wish.check, "l": wish.single, "y": wish.hosts}
     return body | {key: True for key, value in flags.items() if value}
 
@@ -254,11 +279,13 @@ def _parse_wish_body(name: str, data: Mapping[str, Any]) -> ClusterWish:
         named: tuple[Nic, ...] = ()
     else:
         named = tuple(_parse_nic(text) for text in _wish_texts(data, "n"))
+    image = _unpack_id(_wish_text(data, "i", ""))
+    head = _unpack_id(_wish_text(data, "e", ""))
     return ClusterWish(
         name=name,
         members=numbers.parse_number_ranges(data.get("m")),
         flavor=_unpack_id(_wish_text(data, "f")),
-        image=_unpack_id(_wish_text(data, "i", "")),
+        image=image,
         nics=named,
         networks=AUTO if named else nics,
         key=_wish_text(data, "k", ""),
@@ -273,6 +300,8 @@ def _parse_wish_body(name: str, data: Mapping[str, Any]) -> ClusterWish:
         gpu_share=_unpack_id(_wish_text(data, "x", "")),
         hosts=data.get("y") is True,
         turn=_parse_turn(_wish_text(data, "r", "")),
+        head=head,
+        head_image=(_unpack_id(_wish_text(data, "ei", "")) or image) if head else "",
         generation=_wish_number(data, "g", 1),
     )
 

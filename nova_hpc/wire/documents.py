@@ -95,6 +95,8 @@ CLUSTER_LABEL: Final = WireDocument(
     lives="name of the cluster's server group",
     writer="nova_hpc.wire.cluster_wish:to_group_name",
     readers=("nova_hpc.wire.cluster_wish:from_group_name",),
+    # 2 is written of clusters that have a head, and of no other.
+    reads=(1, 2),
     key="v",
     limit=LONGEST_METADATA,
 )
@@ -103,6 +105,8 @@ CLUSTER_WISH: Final = WireDocument(
     lives="metadata['hpc_cluster'] of each member, and hpc_cluster_2 to _9",
     writer="nova_hpc.wire.cluster_wish:write_cluster_wish",
     readers=("nova_hpc.wire.cluster_wish:read_cluster_wish",),
+    # As of the label.
+    reads=(1, 2),
     key="v",
     limit=9 * (LONGEST_METADATA - 2),
 )

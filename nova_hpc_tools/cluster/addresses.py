@@ -13,7 +13,7 @@ from typing import Any, Final
 from nova_hpc.wire.cluster_wish import Nic
 
 #: Types of ports that Neutron's DHCP and metadata reach on every network that has them.
-_ORDINARY: Final = ("", "normal")
+ORDINARY: Final = ("", "normal")
 
 #: What the client prints.
 DRIVE_ADDED: Final = (
@@ -26,11 +26,14 @@ class MemberAddressError(ValueError):
     """A member would have no address; the text names the networks and the cure."""
 
 
-def needs_config_drive(nics: Sequence[Nic], subnets: Mapping[str, Sequence[Any]]) -> bool:
+def needs_config_drive(
+    nics: Sequence[Nic], subnets: Mapping[str, Sequence[Any]], server: str = "a member"
+) -> bool:
     """Whether only a configuration drive is sure to tell members their addresses.
 
     :param nics: the networks of a member; none: the cloud chooses.
     :param subnets: id of a network -> Neutron's records of its subnets.
+    :param server: the server in the error.
     :raises MemberAddressError: none of the networks has a subnet.
     """
     if not nics:
@@ -38,11 +41,11 @@ def needs_config_drive(nics: Sequence[Nic], subnets: Mapping[str, Sequence[Any]]
     if not any(subnets.get(nic.network) for nic in nics):
         names = ", ".join(dict.fromkeys(nic.network for nic in nics))
         raise MemberAddressError(
-            f"a member would have no address, because none of its networks has a subnet: {names}; "
+            f"{server} would have no address, because none of its networks has a subnet: {names}; "
             "make one with openstack subnet create --network NETWORK --subnet-range CIDR NAME"
         )
     return not any(
-        nic.vnic in _ORDINARY and subnet.get("enable_dhcp") is True
+        nic.vnic in ORDINARY and subnet.get("enable_dhcp") is True
         for nic in nics
         for subnet in subnets.get(nic.network, ())
     )

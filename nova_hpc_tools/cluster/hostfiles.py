@@ -19,8 +19,8 @@ from nova_hpc.outside.host_names import OutsideError, require_ip_address
 from nova_hpc.outside.text import printable_text
 from nova_hpc.wire.cluster_wish import NAME
 from nova_hpc_tools.cluster.members import member_names
-from nova_hpc_tools.cluster.members.model import Cluster, ClusterMember
-from nova_hpc_tools.cluster.members.neighbours import SHORT, MemberSeat, order_seats_by_nearness
+from nova_hpc_tools.cluster.members.model import Cluster, ClusterMember, number_members
+from nova_hpc_tools.cluster.members.neighbours import SHORT, order_seats_by_nearness
 
 
 class HostError(ValueError):
@@ -29,7 +29,7 @@ class HostError(ValueError):
 
 @attrs.frozen
 class MemberHost:
-    """One member.
+    """One member, or the head.
 
     :ivar server: its id in Nova.
     :ivar name: as Nova has it: any text.
@@ -60,19 +60,32 @@ def list_cluster_hosts(
     :raises HostError: a member has no address in that network.
     """
     return [
-        _host_of_seat(seat, "" if names else choose_address(seat.member, network))
+        _host_of_member(seat.member, "" if names else choose_address(seat.member, network))
         for seat in order_seats_by_nearness(cluster)
     ]
 
 
-def _host_of_seat(seat: MemberSeat, address: str) -> MemberHost:
+def find_head_host(cluster: Cluster, network: str = "", names: bool = False) -> MemberHost | None:
+    """The head; None: there is none.
+
+    :param network: as of :func:`list_cluster_hosts`. The head is in no network of devices; then it
+        has its first address, which is in a network that members are in, too.
+    """
+    head = number_members(cluster).head
+    if head is None:
+        return None
+    network = network if network in head.addresses else ""
+    return _host_of_member(head, "" if names else choose_address(head, network))
+
+
+def _host_of_member(member: ClusterMember, address: str) -> MemberHost:
     return MemberHost(
-        server=seat.member.id,
-        name=seat.member.name,
+        server=member.id,
+        name=member.name,
         address=address,
-        vcpus=seat.member.vcpus,
-        ram_mb=seat.member.ram_mb,
-        domains={level: name for level, name in seat.member.position.domains.items() if name},
+        vcpus=member.vcpus,
+        ram_mb=member.ram_mb,
+        domains={level: name for level, name in member.position.domains.items() if name},
     )
 
 
@@ -121,17 +134,28 @@ _SLURM: Final = frozenset({"all", "default"})
 _ANSIBLE: Final = frozenset({"all", "ungrouped"})
 
 
-def format_openmpi_hosts(hosts: Sequence[MemberHost], cluster: str) -> str:
+def format_openmpi_hosts(
+    hosts: Sequence[MemberHost], cluster: str, head: MemberHost | None = None
+) -> str:
     """A host file: one slot a vCPU."""
     return "".join(
         f"{host.reached} slots={max(1, host.vcpus)}\n" for host in check_member_hosts(hosts)
     )
 
 
-def format_slurm_nodes(hosts: Sequence[MemberHost], cluster: str) -> str:
-    """Lines of slurm.conf; of the memory 5 % stay with the guest's kernel."""
+def format_slurm_nodes(
+    hosts: Sequence[MemberHost], cluster: str, head: MemberHost | None = None
+) -> str:
+    """Lines of slurm.conf; of the memory 5 % stay with the guest's kernel.
+
+    The head is the host of the controller, and no node.
+    """
     lines = []
-    hosts = check_member_hosts(hosts, _SLURM)
+    checked = check_member_hosts([*hosts, *([head] if head else [])], _SLURM)
+    hosts = checked[: len(hosts)]
+    for controller in checked[len(hosts) :]:
+        address = f"({controller.address})" if controller.address else ""
+        lines.append(f"SlurmctldHost={controller.name}{address}")
     for host in hosts:
         words = [f"NodeName={host.name}"]
         if host.address:
@@ -143,23 +167,35 @@ def format_slurm_nodes(hosts: Sequence[MemberHost], cluster: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def format_pdsh_hosts(hosts: Sequence[MemberHost], cluster: str) -> str:
+def format_pdsh_hosts(
+    hosts: Sequence[MemberHost], cluster: str, head: MemberHost | None = None
+) -> str:
     """One host a line, as ``pdsh -w ^FILE`` and ``WCOLL`` read it."""
     return "".join(f"{host.reached}\n" for host in check_member_hosts(hosts))
 
 
-def format_ansible_inventory(hosts: Sequence[MemberHost], cluster: str) -> str:
-    """An inventory in YAML: all hosts in a group of the cluster's name."""
-    members = {}
-    for rank, host in enumerate(check_member_hosts(hosts, _ANSIBLE)):
-        values: dict[str, object] = {"hpc_rank": rank, "hpc_vcpus": host.vcpus}
-        if host.address:
-            values["ansible_host"] = host.address
-        members[host.name] = values | {f"hpc_{key}": name for key, name in host.domains.items()}
-    group = {"hosts": members}
+def format_ansible_inventory(
+    hosts: Sequence[MemberHost], cluster: str, head: MemberHost | None = None
+) -> str:
+    """An inventory in YAML: all members in a group of the cluster's name, the head in its own."""
+    checked = check_member_hosts([*hosts, *([head] if head else [])], _ANSIBLE)
+    values = {host.name: _ansible_values_of(host) for host in checked}
+    members = {
+        host.name: {"hpc_rank": rank} | values[host.name]
+        for rank, host in enumerate(checked[: len(hosts)])
+    }
     name = _host_group_name(cluster, _ANSIBLE).replace("-", "_")
-    data = {"all": {"children": {name: group}}}
-    return yaml.safe_dump(data, sort_keys=False)
+    groups = {name: {"hosts": members}}
+    if head is not None:
+        groups[f"{name}_head"] = {"hosts": {head.name: values[head.name]}}
+    return yaml.safe_dump({"all": {"children": groups}}, sort_keys=False)
+
+
+def _ansible_values_of(host: MemberHost) -> dict[str, object]:
+    values: dict[str, object] = {"hpc_vcpus": host.vcpus}
+    if host.address:
+        values["ansible_host"] = host.address
+    return values | {f"hpc_{key}": name for key, name in host.domains.items()}
 
 
 def _host_group_name(cluster: str, words: Collection[str]) -> str:
@@ -170,7 +206,7 @@ def _host_group_name(cluster: str, words: Collection[str]) -> str:
     return f"hpc-{cluster}" if cluster.lower() in words else cluster
 
 
-FORMATS: Final[Mapping[str, Callable[[Sequence[MemberHost], str], str]]] = {
+FORMATS: Final[Mapping[str, Callable[[Sequence[MemberHost], str, MemberHost | None], str]]] = {
     "openmpi": format_openmpi_hosts,
     "slurm": format_slurm_nodes,
     "pdsh": format_pdsh_hosts,

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from nova_hpc.guest.host_list import HostList, ListedHost, PublicKeys
+from nova_hpc.guest.host_list import HEAD, HostList, ListedHost, PublicKeys
 from nova_hpc.wire.cluster_wish import ClusterWish
 from nova_hpc_tools.cluster import wish as wishes
 from nova_hpc_tools.cluster.hostfiles import choose_address, prefer_ipv4
-from nova_hpc_tools.cluster.members.model import Cluster
+from nova_hpc_tools.cluster.members.model import Cluster, ClusterMember, number_members
 from nova_hpc_tools.cluster.members.neighbours import order_seats_by_nearness
 
 
@@ -15,6 +15,8 @@ def list_members(
     wish: ClusterWish, cluster: Cluster, new_keys: PublicKeys | None = None
 ) -> HostList:
     """All members whose address and keys are known, those near each other one after the other.
+
+    The head is beside them, if its address and keys are known.
 
     :param new_keys: of members that are to be made for ports that are there; None: none is.
     """
@@ -33,4 +35,10 @@ def list_members(
         for number in order
         if (pair := keys[number]) and (address := own.get(number) or prefer_ipv4(addresses[number]))
     )
-    return HostList(wish.name, hosts, min((seat.member.vcpus for seat in seats), default=0))
+    slots = min((seat.member.vcpus for seat in seats), default=0)
+    return HostList(wish.name, hosts, slots, _list_head(number_members(cluster).head))
+
+
+def _list_head(head: ClusterMember | None) -> ListedHost | None:
+    address = choose_address(head, "") if head else ""
+    return ListedHost(HEAD, address, head.keys) if head and head.keys and address else None

@@ -109,7 +109,8 @@ def check_cluster_wish(wish: ClusterWish, secrets: Secrets) -> None:
         build_user_data(wish, secrets)
         cluster_wish.to_metadata(wish, "")
         if wish.hosts:
-            hosts = (ListedHost(at, _LONG_ADDRESS, secrets.keys.public) for at in wish.members)
+            numbered = [*wish.members, *([host_list.HEAD] if wish.head else [])]
+            hosts = (ListedHost(at, _LONG_ADDRESS, secrets.keys.public) for at in numbered)
             host_list.write_host_list(HostList(wish.name, tuple(hosts)))
     except (WireError, UserDataError) as error:
         raise WishError(str(error)) from error
@@ -163,6 +164,11 @@ def member_tag_of(group: str) -> str:
 def member_name(wish: ClusterWish, number: int) -> str:
     """The name of a member, as Nova makes it in a request for several servers."""
     return f"{wish.name}-{number}"
+
+
+def head_name(cluster: str) -> str:
+    """The name of a cluster's head."""
+    return f"{cluster}-head"
 
 
 def port_name(wish: ClusterWish, number: int, nic: int) -> str:

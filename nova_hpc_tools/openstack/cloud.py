@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from nova_hpc.guest import host_list
@@ -13,6 +13,7 @@ from nova_hpc.wire import cluster_wish, member_verdict
 from nova_hpc.wire.cluster_wish import ClusterWish
 from nova_hpc.wire.member_verdict import MemberVerdict
 from nova_hpc.wire.version import WireError
+from nova_hpc_tools.cluster import head as heads
 from nova_hpc_tools.cluster import wish as wishes
 from nova_hpc_tools.cluster.life_cycle import quota as quotas
 from nova_hpc_tools.cluster.life_cycle.run import BusyError, ClusterCloudError, ClusterError
@@ -81,8 +82,17 @@ class SdkCloud:
                 except GoneError:
                     continue
         ports = self.rest.ports(description=wishes.member_tag_of(group), fields=_FIELDS)
-        clusters = members.gather_clusters(groups, servers.values(), ports)
-        return next((cluster for cluster in clusters if cluster.id == group), Cluster(group))
+        cluster = _gather_cluster(group, groups, servers.values(), ports)
+        if not cluster.wants_head or cluster.heads:
+            return cluster
+        # The head is not in the group: if it has no tag, its metadata say whose it is.
+        for server in self._servers_called(wishes.head_name(cluster.name)):
+            servers[server["id"]] = server
+        return _gather_cluster(group, groups, servers.values(), ports)
+
+    def _servers_called(self, name: str) -> list[dict[str, Any]]:
+        pattern = f"^{re.escape(name)}$"
+        return [server for server in self.rest.servers(name=pattern) if server["name"] == name]
 
     def server(self, name: str) -> OneServer:
         """The server with this name or id, and who of its server groups is beside it.
@@ -117,8 +127,7 @@ class SdkCloud:
                 return dict(self.rest.nova("GET", f"/servers/{name}")["server"])
             except GoneError:
                 raise ClusterError(f"no server has the ID {name}") from None
-        pattern = f"^{re.escape(name)}$"
-        ids = [server["id"] for server in self.rest.servers(name=pattern) if server["name"] == name]
+        ids = [server["id"] for server in self._servers_called(name)]
         # Only the answer for one server has its server groups.
         return dict(self.rest.nova("GET", f"/servers/{_only_id_of('server', name, ids)}")["server"])
 
@@ -168,6 +177,10 @@ class SdkCloud:
         """Ask for servers."""
         body = wishes.server_body(wish, group, several, secrets, dict(ports), hosts)
         self.rest.nova("POST", "/servers", body)
+
+    def make_head(self, wish: ClusterWish, group: str, secrets: Secrets, hosts: str = "") -> None:
+        """Ask for the head."""
+        self.rest.nova("POST", "/servers", heads.head_body(wish, group, secrets, hosts))
 
     def set_wish(self, wish: ClusterWish, group: str, server: str) -> None:
         """Write a member's metadata."""
@@ -316,6 +329,16 @@ class SdkCloud:
         short = quotas.find_short_quotas(need, quota_by_name)
         if short:
             raise ClusterError(quotas.format_short_quotas(short, self.rest.project))
+
+
+def _gather_cluster(
+    group: str,
+    groups: Sequence[Mapping[str, Any]],
+    servers: Iterable[Mapping[str, Any]],
+    ports: Iterable[Mapping[str, Any]],
+) -> Cluster:
+    clusters = members.gather_clusters(groups, servers, ports)
+    return next((cluster for cluster in clusters if cluster.id == group), Cluster(group))
 
 
 def _only_id_of(kind: str, name: str, ids: Sequence[str]) -> str:

@@ -9,13 +9,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import attrs
+
 from nova_hpc.wire import cluster_wish, numbers
 from nova_hpc.wire.cluster_wish import ClusterWish, Nic
 from nova_hpc.wire.version import WireError
 from nova_hpc_tools.cluster import addresses
+from nova_hpc_tools.cluster import head as heads
 from nova_hpc_tools.cluster import wish as wishes
 from nova_hpc_tools.cluster.addresses import MemberAddressError
-from nova_hpc_tools.cluster.life_cycle.quota import QuotaNeed
+from nova_hpc_tools.cluster.life_cycle.quota import HeadNeed, QuotaNeed
 from nova_hpc_tools.cluster.life_cycle.run import ClusterError
 from nova_hpc_tools.cluster.wish import Secrets, WishError
 from nova_hpc_tools.openstack import gpu_members
@@ -107,6 +110,17 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
         type=parse_size,
         metavar="<GiB>",
         help="boot from new volumes of this size, made from the image and deleted with the members",
+    )
+    parser.add_argument(
+        "--head",
+        metavar="<flavor>",
+        help="also create NAME-head, a server without devices for login and the scheduler of "
+        "jobs, with this flavor (name or ID)",
+    )
+    parser.add_argument(
+        "--head-image",
+        metavar="<image>",
+        help="image of the head (name or ID), default: the members'",
     )
     add_secret_options(parser)
     parser.add_argument(
@@ -222,13 +236,19 @@ def wish_of_options(
     if args.max_per_host and args.policy != "anti-affinity":
         raise ClusterError(f"--max-per-host goes with --policy anti-affinity, not {args.policy}")
     numbered = args.numbers or frozenset(range(1, args.members + 1))
+    if args.head_image and not args.head:
+        raise ClusterError("--head-image goes with --head")
     flavor = cloud.flavor(args.flavor)
+    head = cloud.flavor(args.head) if args.head else None
     word, nics = _look_up_networks(cloud, args.nics or ())
+    image = cloud.image(args.image) if args.image else ""
     new_wish = ClusterWish(
         name=args.name,
         members=numbered,
         flavor=str(flavor["id"]),
-        image=cloud.image(args.image) if args.image else "",
+        image=image,
+        head=str(head["id"]) if head else "",
+        head_image=(cloud.image(args.head_image) if args.head_image else image) if head else "",
         nics=nics,
         networks=word,
         key=args.key_name,
@@ -248,9 +268,15 @@ def wish_of_options(
     )
     try:
         wishes.check_cluster_wish(new_wish, given)
+        if head is not None:
+            heads.check_head(new_wish, head)
     except WishError as error:
         raise ClusterError(str(error)) from error
-    return new_wish, quota_need_of(new_wish, flavor, len(numbered), len(numbered), group=True)
+    need = quota_need_of(new_wish, flavor, len(numbered), len(numbered), group=True)
+    if head is not None:
+        ports = len(heads.head_nics(new_wish))
+        need = attrs.evolve(need, head=HeadNeed(int(head["vcpus"]), int(head["ram"]), ports))
+    return new_wish, need
 
 
 def _choose_config_drive(cloud: SdkCloud, args: argparse.Namespace, nics: Sequence[Nic]) -> bool:
@@ -261,6 +287,9 @@ def _choose_config_drive(cloud: SdkCloud, args: argparse.Namespace, nics: Sequen
     subnets = {nic.network: cloud.subnets(nic.network) for nic in nics}
     try:
         needed = addresses.needs_config_drive(nics, subnets)
+        if args.head:
+            ordinary = [nic for nic in nics if nic.vnic in addresses.ORDINARY]
+            addresses.needs_config_drive(ordinary, subnets, "the head")
     except MemberAddressError as error:
         raise ClusterError(str(error)) from error
     if args.config_drive is None and needed:

@@ -23,7 +23,7 @@ _RATE: Final = re.compile(r"(\d{1,5}(?:\.\d)?) Gb/sec", re.ASCII)
 _NAME: Final = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 
-class RdmaPort(NamedTuple):
+class VerbsPort(NamedTuple):
     """A port of an RDMA device."""
 
     device: str
@@ -52,12 +52,12 @@ class RdmaPath(NamedTuple):
     words: tuple[str, ...]
 
 
-def read_rdma_ports(root: Root) -> tuple[RdmaPort, ...]:
+def read_rdma_ports(root: Root) -> tuple[VerbsPort, ...]:
     """All ports of this machine's RDMA devices."""
     return tuple(_read_ports(root))
 
 
-def _read_ports(root: Root) -> Iterator[RdmaPort]:
+def _read_ports(root: Root) -> Iterator[VerbsPort]:
     for device in filter(_NAME.fullmatch, list_rdma_devices(root)):
         folder = f"{FOLDER}/{device}/ports"
         for number in sorted(int(name) for name in root.names(folder) if name.isdigit()):
@@ -66,7 +66,7 @@ def _read_ports(root: Root) -> Iterator[RdmaPort]:
             rate = _RATE.match(root.text(f"{place}/rate") or "")
             ethernet = root.text(f"{place}/link_layer") == "Ethernet"
             gid = _find_roce_gid(root, place) if ethernet else None
-            yield RdmaPort(device, number, state, float(rate[1]) if rate else 0.0, gid)
+            yield VerbsPort(device, number, state, float(rate[1]) if rate else 0.0, gid)
 
 
 def _find_roce_gid(root: Root, place: str) -> int | None:
@@ -83,7 +83,7 @@ def _find_roce_gid(root: Root, place: str) -> int | None:
     return min(ranks)[2] if ranks else None
 
 
-def choose_rdma_path(ports: Iterable[RdmaPort], keys: Iterable[PortKey]) -> RdmaPath | str:
+def choose_rdma_path(ports: Iterable[VerbsPort], keys: Iterable[PortKey]) -> RdmaPath | str:
     """The first port that can reach others; a text: why there is none.
 
     :param keys: the networks' P_Keys. A port of which the key is not known, one of several, is
@@ -108,7 +108,7 @@ def choose_rdma_path(ports: Iterable[RdmaPort], keys: Iterable[PortKey]) -> Rdma
     return "; ".join(reasons) or "no RDMA device"
 
 
-def read_rdma_rates(ports: Iterable[RdmaPort]) -> dict[str, float]:
+def read_rdma_rates(ports: Iterable[VerbsPort]) -> dict[str, float]:
     """Devices with a port that may work -> Gbit/s of the first one."""
     rates: dict[str, float] = {}
     for port in ports:

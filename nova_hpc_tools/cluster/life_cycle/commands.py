@@ -136,10 +136,10 @@ def resume_cluster(
     try:
         wishes.check_wish_secrets(wish, secrets)
     except WishError as error:
-        # Nothing but a member that is missing needs them.
-        if wish.members - number_members(cluster).by_number.keys() or decide.remakable_members_of(
-            cluster
-        ):
+        # Nothing but a server that is missing needs them.
+        numbered = number_members(cluster)
+        missing = wish.members - numbered.by_number.keys() or (wish.head and not numbered.head)
+        if missing or decide.remakable_members_of(cluster):
             raise ClusterError(str(error)) from error
     terms = Terms(remake=decide.remakable_members_of(cluster))
     return life_cycle_run.fulfil_wish(cloud, cluster.id, wish, secrets, pace, terms)
@@ -192,7 +192,7 @@ def scale_cluster(
         )
     if more:
         _check_same_secrets(before, secrets)
-        _refuse_resting(cluster, number_members(cluster).by_number.values())
+        _refuse_resting(cluster, number_members(cluster).present)
     terms = Terms(rest=not more)
     try:
         return life_cycle_run.fulfil_wish(cloud, cluster.id, wish, secrets, pace, terms)
@@ -212,13 +212,19 @@ def scale_cluster(
 
 
 def replace_members(
-    cloud: ClusterCloud, cluster: Cluster, which: Sequence[int], secrets: Secrets, pace: Pace
+    cloud: ClusterCloud,
+    cluster: Cluster,
+    which: Sequence[int],
+    secrets: Secrets,
+    pace: Pace,
+    head: bool = False,
 ) -> Cluster:
     """Delete members and create them again, with their names and ports.
 
     The others stay, and with them the place of the cluster on the fabric.
 
     :param which: their numbers.
+    :param head: replace the head, too.
     :raises ClusterError: with the reason; a member that is missing then can be made
         later (``create --resume``). Nothing has changed if a member that stays does not run,
         unless all those to replace have failed: no other command helps them.
@@ -233,20 +239,21 @@ def replace_members(
         )
         raise ClusterError(f"cluster {cluster.name} has no member {names}")
     old = [numbered.by_number[member_number] for member_number in which]
+    if head:
+        if numbered.head is None:
+            raise ClusterError(f"cluster {cluster.name} has no {wishes.head_name(cluster.name)}")
+        old.append(numbered.head)
     if not all(member.failed for member in old):
-        stay = numbered.by_number.keys() - set(which)
-        _refuse_resting(
-            cluster,
-            [numbered.by_number[at] for at in sorted(stay) if not numbered.by_number[at].failed],
-        )
+        stay = [member for member in numbered.present if member not in old and not member.failed]
+        _refuse_resting(cluster, stay)
     label = cluster.group.label if cluster.group else None
-    if len(old) == len(cluster.members) and (label is None or label.wish != wish):
+    if len(old) == len(cluster.servers) and (label is None or label.wish != wish):
         raise ClusterError(
             "these are all members, and only they know what the cluster is to be: "
             "replace some of them first"
         )
     life_cycle_run.remove_members(cloud, cluster.id, old, pace)
-    bear = frozenset(member.id for member in cluster.members if member.failed)
+    bear = frozenset(server.id for server in cluster.servers if server.failed)
     try:
         return life_cycle_run.fulfil_wish(cloud, cluster.id, wish, secrets, pace, Terms(bear=bear))
     except ClusterError as error:

@@ -54,6 +54,16 @@ class MakeServers:
 
 
 @attrs.frozen
+class MakeHead:
+    """Ask Nova for the head.
+
+    :ivar hosts: the host list as far as it is known; empty: it is not.
+    """
+
+    hosts: str = ""
+
+
+@attrs.frozen
 class SetWish:
     """Write the wish into a member's metadata."""
 
@@ -121,6 +131,7 @@ class MarkTurn:
 Step = (
     MakePort
     | MakeServers
+    | MakeHead
     | SetWish
     | SetHosts
     | DeleteServer
@@ -178,7 +189,7 @@ class Terms:
 
 
 def plan_fulfilment(wish: ClusterWish, cluster: Cluster, terms: Terms | None = None) -> Move:
-    """The next steps on the way to exactly the members of *wish*, all of which run.
+    """The next steps on the way to exactly the members of *wish* and its head, all of which run.
 
     :param cluster: what there is now; its server group exists.
     """
@@ -191,25 +202,25 @@ def plan_fulfilment(wish: ClusterWish, cluster: Cluster, terms: Terms | None = N
     numbered = number_members(cluster, wish.members)
     stale = tuple(
         SetWish(member.id, member.name)
-        for member in numbered.by_number.values()
+        for member in numbered.present
         if member.wish != wish and member.status in CHANGEABLE
     )
     if stale:
         # Before anything is deleted or made: from the first of them on it is decided.
         return Act(stale)
-    if numbered.by_number and current_wish != wish:
-        member = next(iter(numbered.by_number.values()))
+    if numbered.present and current_wish != wish:
+        member = numbered.present[0]
         return Stuck(
             f"{member.shown} is {member.state_text}, and Nova changes no metadata then: "
             f"{format_finish_commands(cluster)}"
         )
     gone = [*numbered.surplus]
-    gone += [member for member in numbered.by_number.values() if member.id in terms.remake]
+    gone += [member for member in numbered.present if member.id in terms.remake]
     if gone:
         return Act(tuple(DeleteServer(member.id, member.name) for member in gone))
     failed = [
         member
-        for member in numbered.by_number.values()
+        for member in numbered.present
         if member.failed and member.id not in terms.bear and not terms.rest
     ]
     if failed:
@@ -224,24 +235,17 @@ def plan_fulfilment(wish: ClusterWish, cluster: Cluster, terms: Terms | None = N
     move = _plan_ports(wish, cluster, numbered, missing)
     if move is not None:
         return move
-    if missing:
-        homeless = [
-            member.shown
-            for member in numbered.by_number.values()
-            if member.building and not member.host
-        ]
-        if homeless:
-            # Nova's policy of a server group knows of no member that has no host yet: two that
-            # are asked for at the same moment would share a host, or be torn apart.
-            return Wait(f"{', '.join(sorted(homeless))} on the way to a host")
-        return Act(_plan_servers(wish, cluster, numbered, missing, terms))
+    if missing or (wish.head and numbered.head is None):
+        return _plan_missing(wish, cluster, numbered, missing, terms)
     building = [member for member in numbered.by_number.values() if member.building]
     if building:
         return Wait(f"{len(building)} of {len(wish.members)} members are building")
-    running = Done() if terms.rest else plan_running(cluster, numbered.by_number.values())
+    if numbered.head and numbered.head.building:
+        return Wait(f"{numbered.head.shown} is building")
+    running = Done() if terms.rest else plan_running(cluster, numbered.present)
     if not wish.hosts or not isinstance(running, Done):
         return running
-    return _plan_hosts(wish, cluster, numbered.by_number.values())
+    return _plan_hosts(wish, cluster, numbered.present)
 
 
 def _plan_hosts(wish: ClusterWish, cluster: Cluster, members: Collection[ClusterMember]) -> Move:
@@ -282,11 +286,11 @@ def plan_deletion(cluster: Cluster, keep_group: bool = False) -> Move:
 
     :param keep_group: the server group belongs to somebody else.
     """
-    living = [member for member in cluster.members if not member.going]
+    living = [server for server in cluster.servers if not server.going]
     if living:
-        return Act(tuple(DeleteServer(member.id, member.name) for member in living))
-    if cluster.members:
-        return Wait(f"{len(cluster.members)} servers are being deleted")
+        return Act(tuple(DeleteServer(server.id, server.name) for server in living))
+    if cluster.servers:
+        return Wait(f"{len(cluster.servers)} servers are being deleted")
     if cluster.ports:
         return Act(tuple(DeletePort(port.id) for port in cluster.ports))
     if cluster.group is not None and not keep_group:
@@ -297,7 +301,7 @@ def plan_deletion(cluster: Cluster, keep_group: bool = False) -> Move:
 def remakable_members_of(cluster: Cluster) -> frozenset[str]:
     """Servers that failed before they ever ran: nobody has anything on them."""
     return frozenset(
-        member.id for member in cluster.members if member.failed and not member.launched
+        server.id for server in cluster.servers if server.failed and not server.launched
     )
 
 
@@ -328,7 +332,7 @@ def format_finish_commands(cluster: Cluster) -> str:
         return shell_command("openstack", "hpc", "cluster", turn, named) if turn else resume
     if cluster.state in (ClusterState.NO_GROUP, ClusterState.UNKNOWN):
         return undo
-    ran = [member for member in cluster.members if member.failed and member.launched]
+    ran = [server for server in cluster.servers if server.failed and server.launched]
     if ran:
         return format_replace_command(cluster, ran[0])
     if cluster.state in (ClusterState.DEGRADED, ClusterState.STOPPED, ClusterState.SHELVED):
@@ -338,7 +342,7 @@ def format_finish_commands(cluster: Cluster) -> str:
 
 def _format_run_commands(cluster: Cluster, named: str) -> str:
     """The command that makes resting members run, their own verbs first; and one that undoes."""
-    present = number_members(cluster).by_number.values()
+    present = number_members(cluster).present
     resting = [member for member in present if member.standing is not Standing.RUNS]
     member = min(resting, key=lambda member: (bool(member.meaning.whole), member.status))
     command = format_run_command(cluster, member)
@@ -366,13 +370,16 @@ def format_run_command(cluster: Cluster, member: ClusterMember) -> str:
 
 def server_in_command(cluster: Cluster, member: ClusterMember) -> str:
     """A server's name in a command: its id where its name is not the one it was made with."""
-    return member.id if wishes.member_number_of(cluster.name, member.name) is None else member.name
+    kept = wishes.member_number_of(cluster.name, member.name) is not None
+    return member.name if kept or member.name == wishes.head_name(cluster.name) else member.id
 
 
 def _member_in_command(cluster: Cluster, member: ClusterMember) -> str:
     """A member's name in a command of the cluster: its number where its name says none."""
     if wishes.member_number_of(cluster.name, member.name) is not None:
         return member.name
+    if member in cluster.heads:
+        return wishes.head_name(cluster.name)
     numbers = (
         member_number
         for member_number, candidate in number_members(cluster).by_number.items()
@@ -432,17 +439,38 @@ def _find_free_ports(
     return free, surplus
 
 
-def _plan_servers(
+def _plan_missing(
     wish: ClusterWish, cluster: Cluster, numbered: Numbered, missing: list[int], terms: Terms
-) -> tuple[Step, ...]:
+) -> Move:
+    """Requests for the next members and for the head, which need not wait for each other."""
+    hosts = list_members(wish, cluster, terms.new_keys) if wish.hosts else None
+    text = write_host_list(hosts) if hosts and hosts.hosts else ""
+    steps: list[Step] = []
+    homeless = [
+        member.shown
+        for member in numbered.by_number.values()
+        if member.building and not member.host
+    ]
+    # Nova's policy of a server group knows of no member that has no host yet: two that are asked
+    # for at the same moment would share a host, or be torn apart.
+    if missing and not homeless:
+        steps.append(_plan_servers(wish, cluster, numbered, missing, text))
+    if wish.head and numbered.head is None:
+        steps.append(MakeHead(text))
+    return (
+        Act(tuple(steps)) if steps else Wait(f"{', '.join(sorted(homeless))} on the way to a host")
+    )
+
+
+def _plan_servers(
+    wish: ClusterWish, cluster: Cluster, numbered: Numbered, missing: list[int], text: str
+) -> MakeServers:
     whole = not cluster.members and missing == list(range(1, len(wish.members) + 1))
     if whole and len(missing) > 1 and not wishes.is_single(wish):
-        return (MakeServers(tuple(missing)),)
+        return MakeServers(tuple(missing))
     places = [place for place, _ in wishes.nics_with_ports(wish)]
     wanted = {(member_number, place) for member_number in missing for place in places}
     free, _ = _find_free_ports(wish, cluster, numbered, wanted)
     first = missing[0]
-    hosts = list_members(wish, cluster, terms.new_keys) if wish.hosts else None
-    text = write_host_list(hosts) if hosts and hosts.hosts else ""
     ports = tuple((place, free[first, place].id) for place in places)
-    return (MakeServers((first,), ports, text),)
+    return MakeServers((first,), ports, text)

@@ -35,6 +35,15 @@ class Quota:
 
 
 @attrs.frozen
+class HeadNeed:
+    """The amounts that a head adds; it is in no server group."""
+
+    vcpus: int
+    ram_mb: int
+    ports: int
+
+
+@attrs.frozen
 class QuotaNeed:
     """The amounts that a command will add.
 
@@ -42,6 +51,7 @@ class QuotaNeed:
     :ivar in_group: members that the server group will then have.
     :ivar group: whether a server group is to be created.
     :ivar ports: ports of each member; 0 where that is not known.
+    :ivar head: None: none is to be created.
     """
 
     members: int
@@ -50,16 +60,18 @@ class QuotaNeed:
     vcpus: int
     ram_mb: int
     ports: int
+    head: HeadNeed | None = None
 
     def by_name(self) -> dict[str, int]:
         """The amount that is added to each quota."""
+        head = self.head or HeadNeed(0, 0, 0)
         return {
-            "instances": self.members,
-            "cores": self.members * self.vcpus,
-            "ram": self.members * self.ram_mb,
+            "instances": self.members + (self.head is not None),
+            "cores": self.members * self.vcpus + head.vcpus,
+            "ram": self.members * self.ram_mb + head.ram_mb,
             "server_groups": int(self.group),
             "server_group_members": self.in_group,
-            "ports": self.members * self.ports,
+            "ports": self.members * self.ports + head.ports,
         }
 
 

@@ -81,6 +81,9 @@ class ClusterCloud(Protocol):
     ) -> None:
         """Ask for servers; they need not be active yet."""
 
+    def make_head(self, wish: ClusterWish, group: str, secrets: Secrets, hosts: str = "") -> None:
+        """Ask for the head; it need not be active yet."""
+
     def set_wish(self, wish: ClusterWish, group: str, server: str) -> None:
         """Write a member's metadata; a server that is gone is no error."""
 
@@ -186,7 +189,7 @@ def remove_members(
     ids = {member.id for member in members}
 
     def plan(cluster: Cluster) -> Move:
-        left = [member for member in cluster.members if member.id in ids]
+        left = [server for server in cluster.servers if server.id in ids]
         living = [member for member in left if not member.going]
         if living:
             return Act(tuple(decide.DeleteServer(member.id, member.name) for member in living))
@@ -196,8 +199,8 @@ def remove_members(
 
 
 def _has_all_members(wish: ClusterWish, cluster: Cluster) -> bool:
-    members = [member for member in cluster.members if not member.going]
-    return len(members) == len(cluster.members) == len(wish.members)
+    servers = [server for server in cluster.servers if not server.going]
+    return len(servers) == len(cluster.servers) == len(wish.members) + bool(wish.head)
 
 
 def run_until_done(
@@ -258,6 +261,7 @@ def _describe_steps(steps: Sequence[Step]) -> str:
     words = {
         decide.MakePort: "making ports",
         decide.MakeServers: "creating members",
+        decide.MakeHead: "creating the head",
         decide.SetWish: "writing down what the cluster is to be",
         decide.SetHosts: "telling members of each other",
         decide.DeleteServer: "deleting members",
@@ -317,6 +321,8 @@ def _send_step(
         cloud.make_port(wish, group, step.number, step.place)
     elif isinstance(step, decide.MakeServers):
         cloud.make_servers(wish, group, step.numbers, step.ports, secrets, step.hosts)
+    elif isinstance(step, decide.MakeHead):
+        cloud.make_head(wish, group, secrets, step.hosts)
     elif isinstance(step, decide.SetWish):
         cloud.set_wish(wish, group, step.server)
     elif isinstance(step, decide.SetHosts):

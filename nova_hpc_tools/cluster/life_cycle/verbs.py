@@ -52,22 +52,25 @@ class Verb:
     :ivar goal: the statuses; ACTIVE means that the guest runs.
     :ivar actions: status -> the action of Nova's API that leads on from it.
     :ivar undo: the command for the way back.
+    :ivar head_last: the head follows when all members are there, and not before them.
     """
 
     name: str
     goal: frozenset[str]
     actions: Mapping[str, str]
     undo: str
+    head_last: bool = False
 
 
 _SHELVED: Final = frozenset({"SHELVED", "SHELVED_OFFLOADED"})
-STOP: Final = Verb("stop", frozenset({"SHUTOFF"}), {"ACTIVE": "os-stop"}, "start")
+STOP: Final = Verb("stop", frozenset({"SHUTOFF"}), {"ACTIVE": "os-stop"}, "start", True)
 START: Final = Verb("start", frozenset({"ACTIVE"}), {"SHUTOFF": "os-start"}, "stop")
 SHELVE: Final = Verb(
     "shelve",
     _SHELVED,
     dict.fromkeys(("ACTIVE", "SHUTOFF", "PAUSED", "SUSPENDED"), "shelve"),
     "unshelve",
+    True,
 )
 UNSHELVE: Final = Verb(
     "unshelve",
@@ -85,7 +88,7 @@ _Order = Callable[[Sequence[ClusterMember], list[Step]], list[Step]]
 
 
 def change_members(cloud: ClusterCloud, cluster: Cluster, verb: Verb, pace: Pace) -> Cluster:
-    """Bring all members to the verb's goal.
+    """Bring all members to the verb's goal, and the head.
 
     If one member finds no place when it is unshelved, those that came back are shelved again.
 
@@ -94,7 +97,8 @@ def change_members(cloud: ClusterCloud, cluster: Cluster, verb: Verb, pace: Pace
     wish = commands.refuse_half(cluster)
     accepted: set[Step] = set()
     order = _order_unshelved if verb is UNSHELVE else _order_freely
-    plan = _plan_members(lambda current, member: _lead_on(current, member, verb), order, accepted)
+    rule: _Rule = lambda current, member: _lead_on(current, member, verb)  # noqa: E731
+    plan = _plan_members(rule, order, accepted, verb.head_last)
     try:
         return _run(cloud, wish, cluster.id, plan, pace, accepted)
     except ClusterError as error:
@@ -120,7 +124,7 @@ def _shelve_again(
     def rule(current: Cluster, member: ClusterMember) -> _Need:
         return _lead_on(current, member, SHELVE) if member.id in come else Done()
 
-    plan = _plan_members(rule, _order_freely, accepted)
+    plan = _plan_members(rule, _order_freely, accepted, SHELVE.head_last)
     try:
         left = _run(cloud, wish, cluster.id, plan, pace, accepted)
     except ClusterError as error:
@@ -132,9 +136,14 @@ def _shelve_again(
     reason = next((reason for reason in reasons if reason is not None), None)
     if reason is None:
         return again
-    fit = len(come - refused) + sum(is_at_goal(member, UNSHELVE) for member in left.members)
+    why = f" ({printable_text(reason)})" if reason else ""
+    head = next((head for head in cluster.heads if head.id in refused), None)
+    if head is not None:
+        return f"{head.shown} found no host{why}; {again}"
+    back = come - refused - {head.id for head in cluster.heads}
+    fit = len(back) + sum(is_at_goal(member, UNSHELVE) for member in left.members)
     fits = f"{_describe_place(cluster)}: {fit} of {len(cluster.wanted)} members fit"
-    return f"{fits}{f' ({printable_text(reason)})' if reason else ''}; {again}"
+    return f"{fits}{why}; {again}"
 
 
 def _describe_place(cluster: Cluster) -> str:
@@ -151,8 +160,9 @@ def turn_members(
 ) -> Cluster:
     """Reboot or rebuild each member once, also those that a killed command had left.
 
-    A reboot stops a member and starts it again. A rebuild gives the first member its new disk
-    before the others, so that an image that does not start harms only that one.
+    A reboot stops a member and starts it again; the head comes first. A rebuild leaves the head as
+    it is. It gives the first member its new disk before the others, so that an image that does not
+    start harms only that one.
 
     :param verb: REBOOT or REBUILD.
     :param image: id of the image for new disks; empty: the cluster's.
@@ -239,43 +249,66 @@ def _plan_turn(wish: ClusterWish, accepted: set[Step]) -> Callable[[Cluster], Mo
     return plan
 
 
-def _plan_members(rule: _Rule, order: _Order, accepted: set[Step]) -> Callable[[Cluster], Move]:
-    """A plan for all members, in which none has a step while another one cannot follow.
+def _plan_members(
+    rule: _Rule, order: _Order, accepted: set[Step], head_last: bool = False
+) -> Callable[[Cluster], Move]:
+    """A plan for members and head, in which none has a step while another one cannot follow.
 
     :param accepted: steps that Nova has accepted; none is asked for twice.
+    :param head_last: the head has its steps after the members, and not before them.
     """
 
     def plan(current: Cluster) -> Move:
         numbered = number_members(current)
-        if current.group is None or numbered.surplus or current.wanted - numbered.by_number.keys():
+        absent = current.wanted - numbered.by_number.keys() or (
+            current.wants_head and numbered.head is None
+        )
+        if current.group is None or numbered.surplus or absent:
             return Stuck(f"cluster {current.name} is {current.state.value}: {current.reason}")
         members = tuple(numbered.by_number.values())
-        waits: list[Wait] = []
-        steps: list[Step] = []
-        for member in members:
-            need = rule(current, member)
-            if isinstance(need, Stuck):
-                return need
-            if isinstance(need, Wait):
-                waits.append(need)
-            elif not isinstance(need, Done):
-                server = decide.server_in_command(current, member)
-                if member.locked:
-                    unlock = shell_command("openstack", "server", "unlock", server)
-                    return Stuck(f"{member.shown} is locked: {unlock}")
-                if need in accepted:
-                    events = shell_command("openstack", "server", "event", "list", server)
-                    return Stuck(
-                        f"{member.shown} is still {member.state_text}, although Nova has accepted "
-                        f"the request: {events}"
-                    )
-                steps.append(need)
-        chosen = order(members, steps)
-        if chosen:
-            return Act(tuple(chosen))
-        return waits[0] if waits else Done()
+        head = (numbered.head,) if numbered.head else ()
+        moves = [
+            _plan_some(current, servers, rule, order, accepted)
+            for servers in ((members, head) if head_last else (head, members))
+        ]
+        stuck = next((move for move in moves if isinstance(move, Stuck)), None)
+        return stuck or next((move for move in moves if not isinstance(move, Done)), Done())
 
     return plan
+
+
+def _plan_some(
+    current: Cluster,
+    servers: Sequence[ClusterMember],
+    rule: _Rule,
+    order: _Order,
+    accepted: set[Step],
+) -> Move:
+    """The plan for some servers of a cluster."""
+    waits: list[Wait] = []
+    steps: list[Step] = []
+    for member in servers:
+        need = rule(current, member)
+        if isinstance(need, Stuck):
+            return need
+        if isinstance(need, Wait):
+            waits.append(need)
+        elif not isinstance(need, Done):
+            server = decide.server_in_command(current, member)
+            if member.locked:
+                unlock = shell_command("openstack", "server", "unlock", server)
+                return Stuck(f"{member.shown} is locked: {unlock}")
+            if need in accepted:
+                events = shell_command("openstack", "server", "event", "list", server)
+                return Stuck(
+                    f"{member.shown} is still {member.state_text}, although Nova has accepted "
+                    f"the request: {events}"
+                )
+            steps.append(need)
+    chosen = order(servers, steps)
+    if chosen:
+        return Act(tuple(chosen))
+    return waits[0] if waits else Done()
 
 
 def _order_freely(members: Sequence[ClusterMember], steps: list[Step]) -> list[Step]:
@@ -352,6 +385,9 @@ def _reboot_on(cluster: Cluster, member: ClusterMember, turn: str) -> _Need:
 
 
 def _rebuild_on(cluster: Cluster, member: ClusterMember, turn: str) -> _Need:
+    if member in cluster.heads:
+        # What its users have there is on its disk, and it has an image of its own.
+        return Done()
     turned = member.turn == turn
     if member.failed and (turned or not member.launched):
         return _explain_failure(cluster, member)
@@ -405,7 +441,7 @@ def _find_stale(cluster: Cluster, wish: ClusterWish) -> tuple[SetWish, ...]:
     """The steps that write a wish into the metadata of members that can have it."""
     return tuple(
         SetWish(member.id, member.name)
-        for member in number_members(cluster).by_number.values()
+        for member in number_members(cluster).present
         if member.wish != wish and member.status in CHANGEABLE
     )
 

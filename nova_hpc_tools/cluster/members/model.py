@@ -3,34 +3,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import enum
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import attrs
 
 from nova_hpc.guest import host_list
-from nova_hpc.guest.host_list import PublicKeys, WrongHostListError
+from nova_hpc.guest.host_list import HEAD, PublicKeys, WrongHostListError
 from nova_hpc.outside.host_names import is_uuid
 from nova_hpc.outside.text import printable_text
-from nova_hpc.placement.flavor import FlavorError, read_shared_memory
 from nova_hpc.wire import cluster_wish, member_verdict, position
 from nova_hpc.wire.cluster_wish import ClusterWish, Label
 from nova_hpc.wire.member_verdict import MemberVerdict
 from nova_hpc.wire.position import Position
 from nova_hpc.wire.version import LaterError, WireError
 from nova_hpc_tools.cluster import wish as wishes
-from nova_hpc_tools.cluster.members import server_state
+from nova_hpc_tools.cluster.members import member_items, server_state
 from nova_hpc_tools.cluster.members.server_state import Standing, StatusMeaning
-
-#: States of a cluster whose members all rest in one way.
-_RESTING: Final = {
-    frozenset({"SHUTOFF"}): "STOPPED",
-    frozenset({"SHELVED"}): "SHELVED",
-    frozenset({"SHELVED_OFFLOADED"}): "SHELVED",
-    frozenset({"SHELVED", "SHELVED_OFFLOADED"}): "SHELVED",
-}
 
 
 class ClusterState(enum.Enum):
@@ -144,12 +134,12 @@ class ClusterMember:
 
     @property
     def knows(self) -> Mapping[int, PublicKeys]:
-        """Number of a member -> its keys, as this member's host list says."""
+        """Number of a member, or HEAD -> its keys, as this server's host list says."""
         try:
-            listed = host_list.read_host_list(self.hosts).hosts
+            listed = host_list.read_host_list(self.hosts)
         except WrongHostListError:
             return {}
-        return {host.number: host.keys for host in listed}
+        return {host.number: host.keys for host in listed.everyone}
 
 
 @attrs.frozen
@@ -188,18 +178,20 @@ class Cluster:
     """Everything that is known of one cluster.
 
     :ivar strangers: names of servers in the group that are not the cluster's.
+    :ivar heads: servers that were made as its head: one, but for what a lost answer left.
     """
 
     id: str
     group: ClusterGroup | None = None
     members: tuple[ClusterMember, ...] = ()
+    heads: tuple[ClusterMember, ...] = ()
     ports: tuple[MemberPort, ...] = ()
     strangers: tuple[str, ...] = ()
 
     @property
     def wish(self) -> ClusterWish | None:
-        """The newest wish of a member, or else the server group's."""
-        member_wishes = [member.wish for member in self.members if member.wish is not None]
+        """The newest wish of a server, or else the server group's."""
+        member_wishes = [server.wish for server in self.servers if server.wish is not None]
         if member_wishes:
             return max(member_wishes, key=lambda wish: wish.order)
         return self.group.label.wish if self.group and self.group.label else None
@@ -215,6 +207,17 @@ class Cluster:
             group_word = self.group.name.removeprefix(cluster_wish.PREFIX).partition(" ")[0]
             return group_word if cluster_wish.NAME.fullmatch(group_word) else "?"
         return "?"
+
+    @property
+    def servers(self) -> tuple[ClusterMember, ...]:
+        """All servers of the cluster: its members, and its head."""
+        return (*self.members, *self.heads)
+
+    @property
+    def wants_head(self) -> bool:
+        """Whether there is to be a head."""
+        label = self.group.label if self.group else None
+        return bool(self.wish.head) if self.wish else bool(label and label.head)
 
     @property
     def wanted(self) -> frozenset[int]:
@@ -239,12 +242,12 @@ class Cluster:
             return ClusterState.NO_GROUP, "its server group was deleted"
         if self.group.problem:
             return ClusterState.UNKNOWN, self.group.problem
-        later = next((member.problem for member in self.members if member.problem), "")
+        later = next((server.problem for server in self.servers if server.problem), "")
         if later:
             return ClusterState.UNKNOWN, later
         if not self.wanted:
             return ClusterState.UNKNOWN, "no record says how many members there are to be"
-        failed = [member for member in self.members if member.failed]
+        failed = [server for server in self.servers if server.failed]
         if failed:
             return (
                 ClusterState.ERROR,
@@ -257,32 +260,36 @@ class Cluster:
                 ClusterState.INCOMPLETE,
                 f"{len(missing)} of {len(self.wanted)} members are missing",
             )
+        if self.wants_head and numbered.head is None:
+            return ClusterState.INCOMPLETE, f"{wishes.head_name(self.name)} is missing"
         if numbered.surplus:
             return ClusterState.INCOMPLETE, f"{len(numbered.surplus)} servers too many"
         building = sum(member.building for member in self.members)
         if building:
             return ClusterState.BUILDING, f"{building} of {len(self.wanted)} members are building"
-        present = numbered.by_number.values()
+        if numbered.head and numbered.head.building:
+            return ClusterState.BUILDING, f"{numbered.head.shown} is building"
+        present = numbered.present
         changing = [member for member in present if member.standing is Standing.CHANGES]
         if changing:
             return ClusterState.CHANGING, f"{changing[0].shown} is {changing[0].state_text}"
         resting = [member for member in present if member.standing is not Standing.RUNS]
         if self.wish and self.wish.turn and all(member.status == "SHUTOFF" for member in resting):
-            left = sum(member.turn != self.wish.turn for member in present)
+            left = sum(member.turn != self.wish.turn for member in numbered.by_number.values())
             verb = self.wish.turn_verb
             return ClusterState.CHANGING, f"its {verb} is not finished, {left} members are left"
         if not resting and self.wish and self.wish.hosts:
             known = {
                 at: member.keys
-                for at, member in numbered.by_number.items()
-                if member.keys and member.addresses
+                for at, member in (*numbered.by_number.items(), (HEAD, numbered.head))
+                if member and member.keys and member.addresses
             }
             left = sum(member.knows != known for member in present)
             if left:
                 return ClusterState.CHANGING, f"{left} members do not have the newest host list"
         if not resting:
             return ClusterState.ACTIVE, ""
-        together = _RESTING.get(frozenset(member.status for member in present))
+        together = server_state.RESTING_TOGETHER.get(frozenset(member.status for member in present))
         state = ClusterState(together) if together else ClusterState.DEGRADED
         return state, f"{resting[0].shown} is {resting[0].state_text}"
 
@@ -293,11 +300,18 @@ class Numbered:
 
     :ivar surplus: servers that are no member: too many, or not wanted any more.
     :ivar going: servers that are being deleted; the number of each where its name says it.
+    :ivar head: None: there is none, or there is to be none.
     """
 
     by_number: Mapping[int, ClusterMember]
     surplus: tuple[ClusterMember, ...]
     going: tuple[ClusterMember, ...]
+    head: ClusterMember | None = None
+
+    @property
+    def present(self) -> tuple[ClusterMember, ...]:
+        """The members, and the head."""
+        return (*self.by_number.values(), *([self.head] if self.head else []))
 
 
 def number_members(cluster: Cluster, wanted: Collection[int] | None = None) -> Numbered:
@@ -307,11 +321,17 @@ def number_members(cluster: Cluster, wanted: Collection[int] | None = None) -> N
 
     The name says it. A user may have renamed one: it takes a number that is free, for
     nobody deletes a server over its name. Of two with one number the one counts that is
-    not in error, then the older one.
+    not in error, then the older one; so it is with two heads.
     """
     wanted = cluster.wanted if wanted is None else wanted
-    left = [member for member in cluster.members if not member.going]
-    left.sort(key=lambda member: (member.failed, member.created, member.id))
+    left, heads = (
+        sorted(
+            (server for server in servers if not server.going),
+            key=lambda server: (server.failed, server.created, server.id),
+        )
+        for servers in (cluster.members, cluster.heads)
+    )
+    head = heads.pop(0) if heads and cluster.wants_head else None
     by_number: dict[int, ClusterMember] = {}
     surplus: list[ClusterMember] = []
     renamed: list[ClusterMember] = []
@@ -330,8 +350,8 @@ def number_members(cluster: Cluster, wanted: Collection[int] | None = None) -> N
             surplus.append(member)
         else:
             by_number[place] = member
-    going = tuple(member for member in cluster.members if member.going)
-    return Numbered(dict(sorted(by_number.items())), tuple(surplus), going)
+    going = tuple(server for server in cluster.servers if server.going)
+    return Numbered(dict(sorted(by_number.items())), (*surplus, *heads), going, head)
 
 
 def gather_clusters(
@@ -351,11 +371,14 @@ def gather_clusters(
     }
     group_of = {server: group.id for group in cluster_groups.values() for server in group.members}
     members: dict[str, list[ClusterMember]] = {}
+    heads: dict[str, list[ClusterMember]] = {}
     strangers: dict[str, list[str]] = {}
     for server in servers:
         group_id = cluster_group_of(server)
         if group_id is not None:
-            members.setdefault(group_id, []).append(read_member(server))
+            member = read_member(server)
+            head = member_items.is_head(server.get("metadata") or {}, member.name, member.wish)
+            (heads if head else members).setdefault(group_id, []).append(member)
         elif server["id"] in group_of:
             strangers.setdefault(group_of[server["id"]], []).append(str(server["name"]))
     made: dict[str, list[MemberPort]] = {}
@@ -364,12 +387,13 @@ def gather_clusters(
         group_id = _group_id(description.removeprefix(wishes.MARK))
         if description.startswith(wishes.MARK) and group_id is not None:
             made.setdefault(group_id, []).append(read_port(port))
-    ids = {*cluster_groups, *members, *made}
+    ids = {*cluster_groups, *members, *heads, *made}
     gathered = [
         Cluster(
             id=id,
             group=cluster_groups.get(id),
             members=tuple(members.get(id, ())),
+            heads=tuple(heads.get(id, ())),
             ports=tuple(made.get(id, ())),
             strangers=tuple(strangers.get(id, ())),
         )
@@ -443,47 +467,20 @@ def read_member(server: Mapping[str, Any]) -> ClusterMember:
         fault=str(fault or ""),
         vcpus=int(flavor.get("vcpus") or 0),
         ram_mb=int(flavor.get("ram") or 0),
-        shared_mib=_shared_mib_of(flavor),
+        shared_mib=member_items.shared_mib_of(flavor),
         addresses={
             network: tuple(str(address["addr"]) for address in addresses)
             for network, addresses in (server.get("addresses") or {}).items()
         },
         position=position.position_of_metadata(metadata),
-        fabric=_bound_level_of(flavor),
+        fabric=member_items.bound_level_of(flavor),
         wish=wish,
         turn=str(metadata.get(cluster_wish.TURN_KEY) or ""),
-        keys=_read_keys(metadata),
-        hosts=_read_hosts(metadata),
+        keys=member_items.read_member_keys(metadata),
+        hosts=member_items.read_member_hosts(metadata),
         problem=problem,
         verdict=member_verdict.verdict_of_metadata(metadata),
     )
-
-
-def _read_keys(metadata: Mapping[str, Any]) -> PublicKeys | None:
-    with contextlib.suppress(WrongHostListError):
-        return host_list.read_public_keys(metadata.get(host_list.KEYS_KEY))
-    return None
-
-
-def _read_hosts(metadata: Mapping[str, Any]) -> str:
-    with contextlib.suppress(WrongHostListError):
-        return host_list.from_items(metadata) or ""
-    return ""
-
-
-def _shared_mib_of(flavor: Mapping[str, Any]) -> int:
-    try:
-        wish = read_shared_memory(flavor.get("extra_specs") or {})
-    except FlavorError:
-        return 0  # The node refuses such a flavor.
-    return 0 if wish is None else wish.mib
-
-
-def _bound_level_of(flavor: Mapping[str, Any]) -> str:
-    specs = flavor.get("extra_specs") or {}
-    level = str(specs.get("hpc:fabric") or "")
-    bound = specs.get("hpc:fabric_policy", "required") == "required"
-    return level if bound and level in position.LEVELS else ""
 
 
 def read_port(port: Mapping[str, Any]) -> MemberPort:

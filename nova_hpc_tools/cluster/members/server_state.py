@@ -88,6 +88,13 @@ CHANGEABLE: Final = (
     *("ACTIVE", "PAUSED", "SUSPENDED", "SHUTOFF", "REBOOT", "HARD_REBOOT", "PASSWORD", "MIGRATING"),
     *("REBUILD", "RESIZE"),
 )
+#: States of a cluster whose members all rest in one way, by their statuses.
+RESTING_TOGETHER: Final = {
+    frozenset({"SHUTOFF"}): "STOPPED",
+    frozenset({"SHELVED"}): "SHELVED",
+    frozenset({"SHELVED_OFFLOADED"}): "SHELVED",
+    frozenset({"SHELVED", "SHELVED_OFFLOADED"}): "SHELVED",
+}
 #: Of ``OS-EXT-STS:power_state`` (nova/compute/power_state.py).
 RUNNING, PAUSED = 1, 3
 

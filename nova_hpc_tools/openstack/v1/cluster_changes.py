@@ -21,6 +21,7 @@ from nova_hpc.wire.cluster_wish import NAME
 from nova_hpc.wire.version import WireError
 from nova_hpc_tools.accept.cluster_result import ClusterAcceptance
 from nova_hpc_tools.accept.new_cluster import settle_cluster
+from nova_hpc_tools.cluster import wish as wishes
 from nova_hpc_tools.cluster.hostfiles import HostError
 from nova_hpc_tools.cluster.life_cycle import commands, decide
 from nova_hpc_tools.cluster.life_cycle.commands import Nearness
@@ -310,7 +311,7 @@ class ReplaceMember(HeardOutput, ClusterChange, InertOutput, command.ShowOne):
     """Replace members of a virtual cluster, which keep their names and ports
 
     The new server comes where the cluster is. Without members, those that failed or that
-    accept has rejected.
+    accept has rejected. The head is called NAME-head; it gets a new disk, and new ports.
     """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -327,26 +328,30 @@ class ReplaceMember(HeardOutput, ClusterChange, InertOutput, command.ShowOne):
         with cluster_views.translate_errors():
             cloud = self.cloud
             cluster = cloud.find(parsed_args.cluster)
+            head_name = wishes.head_name(cluster.name)
+            head = head_name in parsed_args.members
             which = [
                 member_number
                 for text in parsed_args.members
+                if text != head_name
                 for member_number in _parse_member_numbers(cluster, text)
             ]
             if not parsed_args.members:
-                by_number = number_members(cluster).by_number
+                numbered = number_members(cluster)
                 which = [
                     member_number
-                    for member_number, member in by_number.items()
+                    for member_number, member in numbered.by_number.items()
                     if member.failed or member.rejected
                 ]
-                if not which:
+                head = numbered.head is not None and numbered.head.failed
+                if not which and not head:
                     raise ClusterError(
                         f"no member of cluster {cluster.name} has failed or was rejected: name one"
                     )
             with self.at_work(parsed_args, cluster.id, len(cluster.wanted)) as pace:
-                made = commands.replace_members(
-                    cloud, cluster, sorted(set(which)), options.read_secrets(parsed_args), pace
-                )
+                given = options.read_secrets(parsed_args)
+                which = sorted(set(which))
+                made = commands.replace_members(cloud, cluster, which, given, pace, head)
             gpu_members.attach_members(cloud, made, parsed_args.timeout)
         return cluster_views.cluster_record_of(made)
 

@@ -79,6 +79,12 @@ def cluster_record_of(cluster: Cluster) -> tuple[Sequence[str], Sequence[Any]]:
         ),
         "spans": format_columns.DictColumn(neighbours.count_spanned_domains(cluster)),
     }
+    if cluster.wants_head:
+        head = hostfiles.find_head_host(cluster)
+        values["head"] = head.name if head else ""
+        values["head_address"] = head.address if head else ""
+        values["head_flavor"] = wish.head if wish else ""
+        values["head_image"] = wish.head_image if wish else ""
     return tuple(values), tuple(values.values())
 
 
@@ -109,7 +115,7 @@ def _format_cluster_row(cluster: Cluster, long: bool) -> Sequence[Any]:
         cluster.name,
         cluster.id,
         cluster.state.value,
-        f"{living}/{len(cluster.wanted)}",
+        f"{living}/{len(cluster.wanted)}{' + head' if number_members(cluster).head else ''}",
         len(cluster.ports),
     ]
     if long:
@@ -179,14 +185,15 @@ class ListHosts(ListWithTexts):
     """List the members of a virtual cluster, those that are near each other together
 
     Further formats: openmpi (a host file), slurm (lines of slurm.conf), pdsh (one host a
-    line), ansible (an inventory).
+    line), ansible (an inventory). The head computes nothing: in slurm it is SlurmctldHost, in
+    ansible a group of its own, and no other format has it.
     """
 
     def texts(self) -> Mapping[str, Callable[[], str]]:
         """Host files."""
 
         def writer(write: Callable[..., str]) -> Callable[[], str]:
-            return lambda: write(self._hosts, self._name)
+            return lambda: write(self._hosts, self._name, self._head)
 
         return {name: writer(write) for name, write in hostfiles.FORMATS.items()}
 
@@ -214,6 +221,7 @@ class ListHosts(ListWithTexts):
             self._hosts = hostfiles.list_cluster_hosts(
                 cluster, parsed_args.network, parsed_args.names
             )
+            self._head = hostfiles.find_head_host(cluster, parsed_args.network, parsed_args.names)
             if parsed_args.formatter in _FOR_SCRIPTS:
                 hostfiles.check_member_hosts(self._hosts)
         return hostfiles.COLUMNS, [hostfiles.host_columns_of(host) for host in self._hosts]

@@ -14,6 +14,7 @@ from typing import Any
 from nova_hpc.guest import host_list
 from nova_hpc.wire import cluster_wish
 from nova_hpc.wire.cluster_wish import ClusterWish
+from nova_hpc_tools.cluster import head as heads
 from nova_hpc_tools.cluster import wish as wishes
 from nova_hpc_tools.cluster.life_cycle.run import BusyError, ClusterCloudError, LostError
 from nova_hpc_tools.cluster.members import model as members
@@ -211,22 +212,32 @@ class ModelCloud:
             if any(each["status"] == "BUILD" and not each["hostId"] for each in mine):
                 self.blind.append(server["name"])
             for at in range(1, count + 1):
-                id = self._id()
-                self.servers[id] = {
-                    "id": id,
-                    "name": f"{server['name']}-{at}" if count > 1 else server["name"],
-                    "metadata": dict(server["metadata"]),
-                    "tags": list(server["tags"]),
-                    "status": "BUILD",
-                    "hostId": "",
-                    "_scheduled": False,
-                    "created": f"{self._ids:08d}",
-                    "OS-EXT-STS:task_state": "scheduling",
-                    "_ports": named,
-                }
-                self.groups[group]["members"].append(id)
+                name = f"{server['name']}-{at}" if count > 1 else server["name"]
+                self.groups[group]["members"].append(self._make_server(server, name, named))
 
         self._change("servers", effect)
+
+    def _make_server(self, server: Mapping[str, Any], name: str, ports: Sequence[str]) -> str:
+        id = self._id()
+        self.servers[id] = {
+            "id": id,
+            "name": name,
+            "metadata": dict(server["metadata"]),
+            "tags": list(server["tags"]),
+            "status": "BUILD",
+            "hostId": "",
+            "_scheduled": False,
+            "created": f"{self._ids:08d}",
+            "OS-EXT-STS:task_state": "scheduling",
+            "_ports": ports,
+        }
+        return id
+
+    def make_head(self, wish: ClusterWish, group: str, secrets: Secrets, hosts: str = "") -> None:
+        body = heads.head_body(wish, group, secrets, hosts)
+        assert body.keys() == {"server"}  # and no hint for the scheduler
+        server = body["server"]
+        self._change("head", lambda: self._make_server(server, server["name"], ()))
 
     def set_wish(self, wish: ClusterWish, group: str, server: str) -> None:
         items = cluster_wish.to_metadata(wish, group)

@@ -29,6 +29,9 @@ PLAIN = ClusterWish("train", frozenset({1, 2, 3}), "42", image="img", nics=(Nic(
 PORTS = attrs.evolve(PLAIN, nics=(Nic(NET), Nic(NET, "direct")))
 WISHES = [PLAIN, attrs.evolve(PLAIN, single=True), PORTS]
 WISHES += [attrs.evolve(wish, hosts=True) for wish in WISHES]
+HEADED = attrs.evolve(PLAIN, head="7", head_image="himg", hosts=True)
+HEADED_PORTS = attrs.evolve(PORTS, head="7", head_image="himg", hosts=True)
+WISHES += [HEADED, HEADED_PORTS]
 PACE = Pace(sleep=lambda seconds: None, clock=lambda: 0.0)
 
 KINDS = ("kill", "kill-after", "lose", "lose-after", "Forbidden: quota")
@@ -67,9 +70,8 @@ def nothing_left(cloud: ModelCloud) -> None:
 
 def complete(cloud: ModelCloud, wish: ClusterWish, numbers: set[int]) -> None:
     ours = {id: each for id, each in cloud.servers.items() if id != "s"}
-    assert sorted(each["name"] for each in ours.values()) == sorted(
-        f"train-{number}" for number in numbers
-    )
+    names = {f"train-{number}" for number in numbers} | ({"train-head"} if wish.head else set())
+    assert sorted(each["name"] for each in ours.values()) == sorted(names)
     assert {each["status"] for each in ours.values()} == {"ACTIVE"}
     assert {each["OS-EXT-STS:task_state"] for each in ours.values()} == {None}
     made = [each for id, each in cloud.ports.items() if id != "p"]
@@ -82,7 +84,7 @@ def complete(cloud: ModelCloud, wish: ClusterWish, numbers: set[int]) -> None:
     assert len(cloud.groups) == 2
     for server in ours.values() if wish.hosts else ():
         known = told(server)
-        assert known.keys() == {f"train-{number}" for number in numbers}
+        assert known.keys() == names
         for each in ours.values():
             address, keys = known[each["name"]]
             assert address == each["addresses"]["net"][0]["addr"]
@@ -95,7 +97,8 @@ def told(server: dict[str, Any]) -> dict[str, tuple[str, str]]:
     count, _, text = items["hpc_hosts"].partition(":")
     rest = (items[f"hpc_hosts_{at}"] for at in range(2, int(count) + 1))
     data = json.loads(text + "".join(rest))
-    return {
+    head = {"train-head": (data["h"][0], data["k"][data["h"][1]])} if "h" in data else {}
+    return head | {
         f"{data['n']}-{number}": (address, data["k"][keys]) for number, address, keys in data["m"]
     }
 
@@ -103,7 +106,7 @@ def told(server: dict[str, Any]) -> dict[str, tuple[str, str]]:
 def all_is_listed(cloud: ModelCloud) -> None:
     """Every thing that a client made is a part of some cluster in the list."""
     listed = cloud.clusters()
-    assert {each.id for cluster in listed for each in cluster.members} == cloud.servers.keys() - {
+    assert {each.id for cluster in listed for each in cluster.servers} == cloud.servers.keys() - {
         "s"
     }
     assert {each.id for cluster in listed for each in cluster.ports} == cloud.ports.keys() - {"p"}
@@ -127,6 +130,7 @@ def test_create_and_delete(wish: ClusterWish) -> None:
     assert cluster.state is ClusterState.ACTIVE
     complete(cloud, wish, {1, 2, 3})
     assert cloud.log.count("servers") == (3 if wish.single or wish.nics[-1].vnic else 1)
+    assert cloud.log.count("head") == bool(wish.head)
     # Nova's policies know of no member that has no host yet.
     assert cloud.blind == []
     commands.delete_cluster(cloud, cluster, PACE)
@@ -179,10 +183,10 @@ def test_whatever_happens_somebody_finishes_or_ends_it(
 
 
 @given(
-    wish=st.sampled_from([PLAIN, PORTS, *WISHES[-1:]]),
+    wish=st.sampled_from([PLAIN, PORTS, attrs.evolve(PORTS, hosts=True), HEADED, HEADED_PORTS]),
     steps=st.lists(
         st.tuples(
-            st.sampled_from(["scale", "replace"]),
+            st.sampled_from(["scale", "replace", "replace head"]),
             st.sets(st.integers(1, 5), min_size=1, max_size=4),
             st.dictionaries(st.integers(1, 14), st.sampled_from(KINDS), max_size=2),
             st.lists(st.sampled_from(["ACTIVE", "ACTIVE", "No valid host"]), max_size=3),
@@ -206,7 +210,8 @@ def test_a_cluster_that_changes(
                 commands.scale_cluster(cloud, cluster, numbers, Secrets(), PACE)
             else:
                 some = sorted(numbers & wanted)
-                commands.replace_members(cloud, cluster, some, Secrets(), PACE)
+                head = bool(wish.head) and command == "replace head"
+                commands.replace_members(cloud, cluster, some, Secrets(), PACE, head)
         cloud.revive()
         cloud.fates = []
         all_is_listed(cloud)
@@ -225,10 +230,14 @@ def test_a_cluster_that_changes(
     nothing_left(cloud)
 
 
-@given(st.permutations(range(4)), st.integers(0, 30), st.sampled_from(("kill", "kill-after")))
-def test_delete_that_is_killed_is_deleted_again(order: list[int], at: int, kind: str) -> None:
+@given(
+    st.sampled_from([PORTS, HEADED_PORTS]),
+    st.integers(0, 30),
+    st.sampled_from(("kill", "kill-after")),
+)
+def test_delete_that_is_killed_is_deleted_again(wish: ClusterWish, at: int, kind: str) -> None:
     cloud = start([], {})
-    cluster = create(cloud, PORTS)
+    cluster = create(cloud, wish)
     cloud.calls, cloud.faults = 0, {at: kind}
     with contextlib.suppress(Killed):
         commands.delete_cluster(cloud, cluster, PACE)

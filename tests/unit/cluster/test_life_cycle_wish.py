@@ -16,7 +16,7 @@ from nova_hpc.wire.version import WireError
 from nova_hpc_tools.cluster import wish as wishes
 from nova_hpc_tools.cluster.life_cycle import checks as life_cycle_checks
 from nova_hpc_tools.cluster.life_cycle import quota as quotas
-from nova_hpc_tools.cluster.life_cycle.quota import Quota, QuotaNeed
+from nova_hpc_tools.cluster.life_cycle.quota import HeadNeed, Quota, QuotaNeed
 from nova_hpc_tools.cluster.wish import Secrets, WishError
 
 PLAIN = ClusterWish("train", frozenset({1, 2}), "42", image="img")
@@ -43,6 +43,9 @@ WISHES = st.builds(
     single=st.booleans(),
     turn=st.sampled_from(["", "", "reboot-3", f"rebuild-12-{uuid.UUID(int=7)}"]),
     generation=st.integers(1, 99),
+)
+WISHES |= st.builds(
+    lambda wish, head, image: attrs.evolve(wish, head=head, head_image=image), WISHES, ids, ids
 )
 
 
@@ -83,6 +86,7 @@ def test_the_name_of_the_group_gives_it_back_or_knows_it(wish: ClusterWish, atte
     assert (label.name, label.members, label.attempt) == (wish.name, wish.members, attempt)
     assert label.digest == wish.digest
     assert label.wish in (wish, None)
+    assert label.head == bool(wish.head)
     if label.wish is None:
         assert len(name) < 255
 
@@ -192,6 +196,7 @@ def test_secrets_are_asked_for_again() -> None:
 # -- quotas ------------------------------------------------------------------------------
 
 NEED = QuotaNeed(members=4, in_group=6, group=True, vcpus=8, ram_mb=100, ports=2)
+WITH_HEAD = attrs.evolve(NEED, head=HeadNeed(2, 50, 1))
 
 
 def test_enough_room() -> None:
@@ -199,6 +204,13 @@ def test_enough_room() -> None:
     assert quotas.find_short_quotas(NEED, enough) == []
     assert quotas.find_short_quotas(NEED, dict.fromkeys(enough, Quota(-1, 10**6))) == []
     assert quotas.find_short_quotas(NEED, {}) == []
+
+
+def test_the_head_counts_but_in_the_server_group() -> None:
+    more = {name: WITH_HEAD.by_name()[name] - needed for name, needed in NEED.by_name().items()}
+    assert {name: count for name, count in more.items() if count} == {
+        **{"instances": 1, "cores": 2, "ram": 50, "ports": 1}
+    }
 
 
 @pytest.mark.parametrize("name", list(NEED.by_name()))

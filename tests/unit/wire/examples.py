@@ -28,7 +28,7 @@ from nova_hpc.guest import terms
 from nova_hpc.guest.accept import baseline, result
 from nova_hpc.guest.accept import sample as acceptance_sample
 from nova_hpc.guest.gpu import records as gpu_records
-from nova_hpc.guest.host_list import HostList, ListedHost, PublicKeys, write_host_list
+from nova_hpc.guest.host_list import HEAD, HostList, ListedHost, PublicKeys, write_host_list
 from nova_hpc.guest_tree.guest_document import DocumentCell as GuestCell
 from nova_hpc.guest_tree.guest_document import (
     DocumentDevice,
@@ -321,6 +321,12 @@ WISH: Final = ClusterWish(
     generation=3,
 )
 LABEL_OF: Final = ClusterWish("train", WISH.members, WISH.flavor, image=WISH.image, nics=WISH.nics)
+HEADED: Final = {
+    "head": "99999999-8888-4777-8666-555555555555",
+    "head_image": "1a1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d",
+}
+WISH_WITH_HEAD: Final = attrs.evolve(WISH, **HEADED)
+LABEL_WITH_HEAD: Final = attrs.evolve(LABEL_OF, **HEADED, nics=())
 VERDICT: Final = MemberVerdict("slow", "quick", 1764180000, ("vcpus-share-core", "pages-small"))
 POSITION: Final = Position(
     {"spine": "s-1f", "block": "b-5a07", "leaf": "l-93c2", "nvlink_domain": "n-77e1"},
@@ -414,6 +420,8 @@ HOST_LIST: Final = HostList(
     slots=32,
 )
 
+HOST_LIST_WITH_HEAD: Final = HOST_LIST._replace(head=ListedHost(HEAD, "192.0.2.9", _PAIRS[0]))
+
 #: File of the golden text -> what writes it today.
 WRITERS: Final[dict[str, Callable[[], str]]] = {
     "device-tags/v1.json": lambda: json.dumps(TAGS.to_spec(), indent=1) + "\n",
@@ -440,7 +448,11 @@ WRITERS: Final[dict[str, Callable[[], str]]] = {
     "cluster-label/v1.json": lambda: cluster_wish.to_group_name(LABEL_OF, "a77e01fc").partition(
         " "
     )[2],
+    "cluster-label/v2.json": lambda: cluster_wish.to_group_name(
+        LABEL_WITH_HEAD, "a77e01fc"
+    ).partition(" ")[2],
     "cluster-wish/v1.json": lambda: cluster_wish.write_cluster_wish(WISH),
+    "cluster-wish/v2.json": lambda: cluster_wish.write_cluster_wish(WISH_WITH_HEAD),
     "position/v1.json": POSITION.dumps,
     "server-devices/v1.json": DEVICES.dumps,
     # As it is written, and the same as JSON, which is YAML, too.
@@ -463,6 +475,7 @@ WRITERS: Final[dict[str, Callable[[], str]]] = {
     "gpu-slot/v1.json": lambda: gpu_records.write_slot(GPU_SLOT),
     "gpu-client/v1.json": lambda: gpu_records.write_client(GPU_CLIENT),
     "host-list/v1.json": lambda: write_host_list(HOST_LIST),
+    "host-list/v1-head.json": lambda: write_host_list(HOST_LIST_WITH_HEAD),
     "member-verdict/v1.txt": VERDICT.dumps,
     "declaration/v1.txt": lambda: "".join(f"{entry}\n" for entry in DEFAULT_ROLES),
 }

@@ -159,7 +159,7 @@ MEANING: dict[str, object] = {
 #: Documents of which this release does not write version 1.
 WRITTEN = {"guest-abi": 2, "snapshot": 3}
 #: The versions after today's that are not the next one.
-LATER = {"guest-abi": 4}
+LATER = {"guest-abi": 4, "cluster-label": 3, "cluster-wish": 3}
 
 
 def today(name: str) -> str:
@@ -284,6 +284,12 @@ def test_texts_of_the_first_code_are_read() -> None:
     assert READERS["cluster-wish"](golden("cluster-wish/v1-first.json")) == attrs.evolve(
         examples.WISH, gpu_share="", hosts=False
     )
+    # Nor these: of clusters that have a head.
+    headed = READERS["cluster-label"](golden("cluster-label/v2.json"))
+    assert isinstance(headed, cluster_wish.Label)
+    assert (headed.head, headed.wish) == (True, examples.LABEL_WITH_HEAD)
+    assert READERS["cluster-wish"](golden("cluster-wish/v2.json")) == examples.WISH_WITH_HEAD
+    assert READERS["host-list"](golden("host-list/v1-head.json")) == examples.HOST_LIST_WITH_HEAD
     pairs = READERS["decision"](golden("decision/v1-pairs.json"))
     assert pairs == examples.DECISION_OF_PAIRS
 

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The head of a cluster: one more server without devices, for login and the scheduler of jobs.
+
+It is not in Nova's server group: nobody asks for nearness of it, and places of a domain are kept
+for members alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+
+from nova_hpc.wire import cluster_wish
+from nova_hpc.wire.cluster_wish import NONE, ClusterWish, Nic
+from nova_hpc_tools.cluster import wish as wishes
+from nova_hpc_tools.cluster.addresses import ORDINARY
+from nova_hpc_tools.cluster.wish import Secrets, WishError
+
+#: Extra specs with which a flavor asks for devices; one that ends with a colon begins many.
+_DEVICES: Final = ("pci_passthrough:alias", "hpc:", "accel:device_profile", "resources:VGPU")
+
+
+def head_nics(wish: ClusterWish) -> tuple[Nic, ...]:
+    """The networks of the head: those of the members in which a port needs no device.
+
+    Nova makes the ports.
+    """
+    return tuple(Nic(nic.network) for nic in wish.nics if nic.vnic in ORDINARY)
+
+
+def check_head(wish: ClusterWish, flavor: Mapping[str, Any]) -> None:
+    """Refuse a head that would have a device, no network or no disk.
+
+    :param flavor: of the head, of Nova's API.
+    :raises WishError: with the cure.
+    """
+    specs = flavor.get("extra_specs") or {}
+    wrong = next((spec for spec in specs if _asks_for_device(spec)), None)
+    if wrong is not None:
+        raise WishError(
+            f"--head {flavor['name']}: the flavor has {wrong}, and a head has no devices; take a "
+            "flavor without pci_passthrough:alias and hpc: keys"
+        )
+    if not wish.head_image:
+        raise WishError("say what the head boots from: --head-image")
+    if wish.networks == NONE or (wish.nics and not head_nics(wish)):
+        raise WishError(
+            "the head would have no network: ports of the members' networks need a device; add "
+            "--network NETWORK with an ordinary one"
+        )
+
+
+def _asks_for_device(spec: str) -> bool:
+    return any(spec.startswith(word) if word.endswith(":") else spec == word for word in _DEVICES)
+
+
+def head_body(wish: ClusterWish, group: str, secrets: Secrets, hosts: str = "") -> dict[str, Any]:
+    """For ``POST /servers``.
+
+    :param hosts: the host list as far as it is known; empty: it is not.
+    """
+    own = attrs.evolve(
+        wish, flavor=wish.head, image=wish.head_image, nics=head_nics(wish), volumes=""
+    )
+    without_volumes = attrs.evolve(secrets, volumes=())
+    server = wishes.server_body(own, group, (1,), without_volumes, {}, hosts)["server"]
+    kept = {
+        key: value
+        for key, value in server["metadata"].items()
+        if not key.startswith(cluster_wish.KEY)
+    }
+    server["metadata"] = {
+        **kept,
+        **cluster_wish.to_metadata(wish, group),
+        cluster_wish.ROLE_KEY: cluster_wish.HEAD_ROLE,
+    }
+    return {"server": {**server, "name": wishes.head_name(wish.name)}}

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Facts about a member in its server's metadata and flavor, as far as they can be read."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+from nova_hpc.guest import host_list
+from nova_hpc.guest.host_list import PublicKeys, WrongHostListError
+from nova_hpc.placement.flavor import FlavorError, read_shared_memory
+from nova_hpc.wire import cluster_wish, position
+from nova_hpc.wire.cluster_wish import ClusterWish
+from nova_hpc_tools.cluster import wish as wishes
+
+
+def read_member_keys(metadata: Mapping[str, Any]) -> PublicKeys | None:
+    """The public keys that a member was given; None: none, or they cannot be read."""
+    with contextlib.suppress(WrongHostListError):
+        return host_list.read_public_keys(metadata.get(host_list.KEYS_KEY))
+    return None
+
+
+def read_member_hosts(metadata: Mapping[str, Any]) -> str:
+    """The text of a member's host list; empty: none, or a part of it is missing."""
+    with contextlib.suppress(WrongHostListError):
+        return host_list.from_items(metadata) or ""
+    return ""
+
+
+def shared_mib_of(flavor: Mapping[str, Any]) -> int:
+    """MiB of shared memory that a flavor wishes; 0: none."""
+    try:
+        wish = read_shared_memory(flavor.get("extra_specs") or {})
+    except FlavorError:
+        return 0  # The node refuses such a flavor.
+    return 0 if wish is None else wish.mib
+
+
+def bound_level_of(flavor: Mapping[str, Any]) -> str:
+    """The level of the fabric to which a flavor binds a cluster; empty: none."""
+    specs = flavor.get("extra_specs") or {}
+    level = str(specs.get("hpc:fabric") or "")
+    bound = specs.get("hpc:fabric_policy", "required") == "required"
+    return level if bound and level in position.LEVELS else ""
+
+
+def is_head(metadata: Mapping[str, Any], name: str, wish: ClusterWish | None) -> bool:
+    """Whether a server of a cluster is its head.
+
+    Its metadata says so, or its name: users change both, and a head that counts as a member is
+    one too many.
+    """
+    named = wish is not None and bool(wish.head) and name == wishes.head_name(wish.name)
+    return named or metadata.get(cluster_wish.ROLE_KEY) == cluster_wish.HEAD_ROLE
