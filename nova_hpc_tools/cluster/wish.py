@@ -15,6 +15,7 @@ from nova_hpc.guest.host_list import HostList, ListedHost, WrongHostListError
 from nova_hpc.wire import cluster_wish, numbers
 from nova_hpc.wire.cluster_wish import NAME, ClusterWish, Nic
 from nova_hpc.wire.version import WireError
+from nova_hpc_tools.cluster import snapshots
 from nova_hpc_tools.cluster.user_data import (
     MOST,
     MemberKeys,
@@ -151,9 +152,11 @@ def check_wish_secrets(wish: ClusterWish, secrets: Secrets) -> None:
 def is_single(wish: ClusterWish) -> bool:
     """Whether members have to be created one by one.
 
-    Nova refuses ports and volumes that exist in a request for several servers.
+    Nova refuses ports and volumes that exist in a request for several servers, and takes one image
+    for all of them.
     """
-    return wish.single or bool(wish.volumes) or any(nic.vnic for nic in wish.nics)
+    own = bool(wish.volumes or snapshots.snapshot_of_image(wish.image))
+    return wish.single or own or any(nic.vnic for nic in wish.nics)
 
 
 def member_tag_of(group: str) -> str:
@@ -224,6 +227,7 @@ def server_body(
     secrets: Secrets,
     ports: Mapping[int, str],
     hosts: str = "",
+    image: str = "",
 ) -> dict[str, Any]:
     """For ``POST /servers``.
 
@@ -231,6 +235,7 @@ def server_body(
         servers, which Nova names by itself, from 1 on.
     :param ports: id of the port that was made, by the place of its network.
     :param hosts: the host list as far as it is known; empty: it is not.
+    :param image: id of the image of these members; empty: the wish's.
     """
     server: dict[str, Any] = {
         "name": wish.name if len(several) > 1 else member_name(wish, several[0]),
@@ -253,7 +258,7 @@ def server_body(
         server["metadata"] |= host_list.to_items(hosts) if hosts else {}
     if wish.config_drive:
         server["config_drive"] = True
-    server |= _boots_from(wish, several[0], secrets)
+    server |= _boots_from(wish, several[0], secrets, image or wish.image)
     return {"server": server, "os:scheduler_hints": {"group": group, HINT: str(len(wish.members))}}
 
 
@@ -266,14 +271,14 @@ def _server_networks_of(wish: ClusterWish, ports: Mapping[int, str]) -> Any:
     ]
 
 
-def _boots_from(wish: ClusterWish, number: int, secrets: Secrets) -> dict[str, Any]:
+def _boots_from(wish: ClusterWish, number: int, secrets: Secrets, image: str) -> dict[str, Any]:
     disk: dict[str, Any] = {"boot_index": 0, "destination_type": "volume"}
     if secrets.volumes:
         volume = secrets.volumes[sorted(wish.members).index(number)]
         disk |= {"source_type": "volume", "uuid": volume, "delete_on_termination": False}
     elif wish.boot_gib:
-        disk |= {"source_type": "image", "uuid": wish.image, "volume_size": wish.boot_gib}
+        disk |= {"source_type": "image", "uuid": image, "volume_size": wish.boot_gib}
         disk["delete_on_termination"] = True
     else:
-        return {"imageRef": wish.image}
+        return {"imageRef": image}
     return {"block_device_mapping_v2": [disk]}

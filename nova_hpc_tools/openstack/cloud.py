@@ -21,8 +21,10 @@ from nova_hpc_tools.cluster.members import model as members
 from nova_hpc_tools.cluster.members import server as servers
 from nova_hpc_tools.cluster.members.model import Cluster
 from nova_hpc_tools.cluster.members.server import OneServer
+from nova_hpc_tools.cluster.snapshots import MemberImage
 from nova_hpc_tools.cluster.wish import Secrets
 from nova_hpc_tools.openstack.rest import ConflictError, GoneError, RestClient
+from nova_hpc_tools.openstack.snapshot_images import SnapshotImages
 
 #: Ids of flavors as Nova takes them (nova/api/openstack/compute/schemas/flavor_manage.py), but
 #: for those that a path cannot have.
@@ -36,13 +38,14 @@ _FIELDS: Final = ("id", "name", "description", "device_id", "fixed_ips")
 
 
 class SdkCloud:
-    """Nova and Neutron with the rights of one user.
+    """Nova, Neutron and Glance with the rights of one user.
 
     :param rest: its requests.
     """
 
     def __init__(self, rest: RestClient) -> None:
         self.rest = rest
+        self.images = SnapshotImages(rest)
         self._security_groups: dict[str, str] = {}
 
     # -- looking -----------------------------------------------------------
@@ -175,7 +178,8 @@ class SdkCloud:
         hosts: str = "",
     ) -> None:
         """Ask for servers."""
-        body = wishes.server_body(wish, group, several, secrets, dict(ports), hosts)
+        image = self.images.find_boot_image(wish.image, several[0])
+        body = wishes.server_body(wish, group, several, secrets, dict(ports), hosts, image)
         self.rest.nova("POST", "/servers", body)
 
     def make_head(self, wish: ClusterWish, group: str, secrets: Secrets, hosts: str = "") -> None:
@@ -204,6 +208,30 @@ class SdkCloud:
     def ask_server(self, server: str, action: str) -> None:
         """Ask Nova for an action on a server that has no parameters."""
         self._act(server, {action: None})
+
+    def make_image(self, server: str, name: str, properties: Mapping[str, str]) -> None:
+        """Ask for an image of a server's disk; Nova creates it in Glance before it answers."""
+        self._act(server, {"createImage": {"name": name, "metadata": dict(properties)}})
+
+    def snapshot_images(self, snapshot: str) -> list[MemberImage]:
+        """The images of a snapshot, whatever their status."""
+        return self.images.read_images(snapshot)
+
+    def delete_image(self, image: str) -> None:
+        """Delete an image; one that is gone is no error."""
+        _ask_unless_gone(self.rest.glance, "DELETE", f"/images/{image}")
+
+    def tag_image(self, image: str, tag: str) -> None:
+        """Give an image a tag."""
+        self.rest.glance("PUT", f"/images/{image}/tags/{tag}")
+
+    def actions_of(self, server: str) -> list[tuple[str, str]]:
+        """Names and times of the actions that Nova has recorded for a server."""
+        answer = self.rest.nova("GET", f"/servers/{server}/os-instance-actions")
+        return [
+            (str(action["action"]), str(action["start_time"]))
+            for action in answer["instanceActions"]
+        ]
 
     def rebuild_server(self, wish: ClusterWish, group: str, server: str) -> None:
         """Ask for a new disk; Nova replaces the whole metadata with that of the request."""

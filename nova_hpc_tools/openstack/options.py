@@ -11,21 +11,27 @@ from typing import Any, Final
 
 import attrs
 
+from nova_hpc.outside.text import shell_command
 from nova_hpc.wire import cluster_wish, numbers
 from nova_hpc.wire.cluster_wish import ClusterWish, Nic
 from nova_hpc.wire.version import WireError
-from nova_hpc_tools.cluster import addresses
+from nova_hpc_tools.cluster import addresses, snapshots
 from nova_hpc_tools.cluster import head as heads
 from nova_hpc_tools.cluster import wish as wishes
 from nova_hpc_tools.cluster.addresses import MemberAddressError
 from nova_hpc_tools.cluster.life_cycle.quota import HeadNeed, QuotaNeed
 from nova_hpc_tools.cluster.life_cycle.run import ClusterError
+from nova_hpc_tools.cluster.snapshots import ClusterSnapshot
 from nova_hpc_tools.cluster.wish import Secrets, WishError
 from nova_hpc_tools.openstack import gpu_members
 from nova_hpc_tools.openstack.cloud import SdkCloud
 
 #: What ``--network`` takes instead of a network.
 _WORDS: Final = (cluster_wish.AUTO, cluster_wish.NONE)
+_NO_USER_DATA: Final = (
+    "the members of the snapshot had user data, which no record gives back: --user-data gives them "
+    "again"
+)
 
 
 class _Nics(argparse.Action):
@@ -106,6 +112,12 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--flavor", metavar="<flavor>", help="flavor of the members (name or ID)")
     parser.add_argument("--image", metavar="<image>", help="image of the members (name or ID)")
     parser.add_argument(
+        "--from-snapshot",
+        metavar="<snapshot>",
+        help="snapshot of a cluster (ID): each member boots from its own image, and all else is as "
+        "in that cluster unless an option says otherwise",
+    )
+    parser.add_argument(
         "--boot-from-volume",
         type=parse_size,
         metavar="<GiB>",
@@ -185,7 +197,6 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--hosts",
         action=argparse.BooleanOptionalAction,
-        default=True,
         help="let members know each other, so that jobs start over ssh: they get keys with their "
         "user data, and a host list",
     )
@@ -229,6 +240,8 @@ def wish_of_options(
 
     :raises ClusterError: it cannot be a cluster.
     """
+    if args.from_snapshot:
+        take_from_snapshot(args, cloud.images.find_snapshot(args.from_snapshot))
     if not args.members and not args.numbers:
         raise ClusterError("say how many members: --members N")
     if not args.flavor:
@@ -236,12 +249,11 @@ def wish_of_options(
     if args.max_per_host and args.policy != "anti-affinity":
         raise ClusterError(f"--max-per-host goes with --policy anti-affinity, not {args.policy}")
     numbered = args.numbers or frozenset(range(1, args.members + 1))
-    if args.head_image and not args.head:
-        raise ClusterError("--head-image goes with --head")
+    _refuse_wrong_head(args)
     flavor = cloud.flavor(args.flavor)
     head = cloud.flavor(args.head) if args.head else None
     word, nics = _look_up_networks(cloud, args.nics or ())
-    image = cloud.image(args.image) if args.image else ""
+    image = _choose_image(cloud, args)
     new_wish = ClusterWish(
         name=args.name,
         members=numbered,
@@ -257,7 +269,7 @@ def wish_of_options(
         boot_gib=args.boot_from_volume or 0,
         config_drive=_choose_config_drive(cloud, args, nics),
         check=args.guest_check,
-        hosts=args.hosts,
+        hosts=args.hosts is not False,
         single=args.one_by_one,
         # Of a cluster that is resumed some members may have their slots already.
         gpu_share=gpu_members.find_share_for(
@@ -277,6 +289,57 @@ def wish_of_options(
         ports = len(heads.head_nics(new_wish))
         need = attrs.evolve(need, head=HeadNeed(int(head["vcpus"]), int(head["ram"]), ports))
     return new_wish, need
+
+
+def _refuse_wrong_head(args: argparse.Namespace) -> None:
+    if args.head_image and not args.head:
+        raise ClusterError("--head-image goes with --head")
+    if args.head and args.from_snapshot and not args.head_image:
+        raise ClusterError("a snapshot has no disk of a head: name its image with --head-image")
+
+
+def take_from_snapshot(args: argparse.Namespace, snapshot: ClusterSnapshot) -> None:
+    """Give the options that were not given the values of the cluster of which the snapshot is.
+
+    A share of a GPU is not among them: its slots may all be taken. User data cannot be.
+
+    :raises ClusterError: no cluster can be made from the snapshot, or not with these options.
+    """
+    if args.image or args.volume:
+        raise ClusterError(
+            "--from-snapshot gives each member its own image: leave --image and --volume out"
+        )
+    wish = snapshot.wish
+    if wish is None or snapshot.problem:
+        delete = shell_command("openstack", "hpc", "snapshot", "delete", snapshot.id)
+        raise ClusterError(f"snapshot {snapshot.id} is not whole: {snapshot.problem}; {delete}")
+    numbered = args.numbers or (range(1, args.members + 1) if args.members else wish.members)
+    if frozenset(numbered) != wish.members:
+        raise ClusterError(
+            f"snapshot {snapshot.id} has the members {numbers.format_number_ranges(wish.members)}: "
+            "leave --members and --numbers out, and scale the cluster afterwards"
+        )
+    args.numbers, args.members = wish.members, None
+    args.flavor = args.flavor or wish.flavor
+    args.nics = args.nics or wish.nics or (Nic(wish.networks),)
+    args.security_group = args.security_group or list(wish.security_groups)
+    args.key_name = args.key_name or wish.key
+    args.availability_zone = args.availability_zone or wish.zone
+    args.boot_from_volume = args.boot_from_volume or wish.boot_gib
+    args.hosts = wish.hosts if args.hosts is None else args.hosts
+    args.config_drive = (
+        (wish.config_drive or None) if args.config_drive is None else args.config_drive
+    )
+    args.guest_check = args.guest_check or wish.check
+    args.one_by_one = args.one_by_one or wish.single
+    if wish.user_data and not args.user_data:
+        print(_NO_USER_DATA, file=sys.stderr)
+
+
+def _choose_image(cloud: SdkCloud, args: argparse.Namespace) -> str:
+    if args.from_snapshot:
+        return snapshots.write_snapshot_image(args.from_snapshot)
+    return cloud.image(args.image) if args.image else ""
 
 
 def _choose_config_drive(cloud: SdkCloud, args: argparse.Namespace, nics: Sequence[Nic]) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests to Nova and Neutron over the connection of the OpenStack client.
+"""Requests to Nova, Neutron and Glance over the connection of the OpenStack client.
 
 The SDK's own classes negotiate a microversion for each call and drop what they do not
 model, so these are plain requests with one microversion. None is repeated by itself: a
@@ -9,6 +9,7 @@ model, so these are plain requests with one microversion. None is repeated by it
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
@@ -87,6 +88,13 @@ class RestClient:
         )
         return _send_request(send, body)
 
+    def glance(self, method: str, path: str, **query: Any) -> Any:
+        """Ask Glance; as :meth:`nova`."""
+        send = lambda **keywords: self._connection.image.request(  # noqa: E731
+            path, method, params=query, **keywords
+        )
+        return _send_request(send, None)
+
     @property
     def has_neutron(self) -> bool:
         """Whether the catalogue of services has networks."""
@@ -129,6 +137,16 @@ class RestClient:
                 return ports
             marker = {"marker": page["ports"][-1]["id"]}
 
+    def images(self, **query: Any) -> Iterator[dict[str, Any]]:
+        """Images that the project owns, page by page."""
+        marker: dict[str, str] = {}
+        while True:
+            page = self.glance("GET", "/images", owner=self.project, **query, **marker)
+            yield from page["images"]
+            if not page["images"] or not page.get("next"):
+                return
+            marker = {"marker": page["images"][-1]["id"]}
+
 
 def _send_request(send: Callable[..., Any], body: Any) -> Any:
     sent: Mapping[str, Any] = {} if body is None else {"json": body}
@@ -164,5 +182,6 @@ def _reason_of_answer(answer: Any) -> str:
         inner = next(iter(data.values()))
         text = inner["message"] if isinstance(inner, dict) else inner
     except (ValueError, AttributeError, StopIteration, KeyError, TypeError):
-        text = answer.text or answer.reason
+        # Glance answers with a page of HTML.
+        text = re.sub("<[^<>]*>", " ", answer.text) or answer.reason
     return printable_text(" ".join(str(text).split()))[:500]

@@ -12,7 +12,7 @@ it is, a port by its description. So nothing exists that ``list`` does not show.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import attrs
 
@@ -128,6 +128,21 @@ class MarkTurn:
     name: str
 
 
+@attrs.frozen
+class OwnStep:
+    """A step that brings its own request.
+
+    :ivar words: what it does, for the progress.
+    :ivar what: tells it apart from other steps.
+    :ivar server: id of the member that it changes; empty: it changes none.
+    """
+
+    words: str
+    what: str
+    server: str = ""
+    send: Callable[[], None] = attrs.field(kw_only=True, eq=False, repr=False)
+
+
 Step = (
     MakePort
     | MakeServers
@@ -140,6 +155,7 @@ Step = (
     | AskServer
     | RebuildServer
     | MarkTurn
+    | OwnStep
 )
 
 

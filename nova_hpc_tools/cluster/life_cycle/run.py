@@ -273,6 +273,8 @@ def _describe_steps(steps: Sequence[Step]) -> str:
     first = steps[0]
     if isinstance(first, decide.AskServer):
         return _ACTIONS[first.action]
+    if isinstance(first, decide.OwnStep):
+        return first.words
     return words[type(first)]
 
 
@@ -337,5 +339,7 @@ def _send_step(
         cloud.rebuild_server(wish, group, step.server)
     elif isinstance(step, decide.MarkTurn):
         cloud.mark_turn(wish, step.server)
+    elif isinstance(step, decide.OwnStep):
+        step.send()
     else:
         cloud.delete_group(group)

@@ -19,6 +19,7 @@ from nova_hpc.outside.text import printable_text, shell_command
 from nova_hpc.wire import cluster_wish
 from nova_hpc.wire.cluster_wish import ClusterWish
 from nova_hpc.wire.version import WireError
+from nova_hpc_tools.cluster import snapshots
 from nova_hpc_tools.cluster.life_cycle import commands, decide
 from nova_hpc_tools.cluster.life_cycle import run as life_cycle_run
 from nova_hpc_tools.cluster.life_cycle.decide import (
@@ -81,8 +82,8 @@ UNSHELVE: Final = Verb(
 REBOOT, REBUILD = "reboot", "rebuild"
 
 #: Says what a member needs: a step, a wait, a reason against the command; Done: nothing.
-_Need = Step | Wait | Stuck | Done
-_Rule = Callable[[Cluster, ClusterMember], _Need]
+Need = Step | Wait | Stuck | Done
+_Rule = Callable[[Cluster, ClusterMember], Need]
 #: Chooses those of the steps that are sent now.
 _Order = Callable[[Sequence[ClusterMember], list[Step]], list[Step]]
 
@@ -97,8 +98,8 @@ def change_members(cloud: ClusterCloud, cluster: Cluster, verb: Verb, pace: Pace
     wish = commands.refuse_half(cluster)
     accepted: set[Step] = set()
     order = _order_unshelved if verb is UNSHELVE else _order_freely
-    rule: _Rule = lambda current, member: _lead_on(current, member, verb)  # noqa: E731
-    plan = _plan_members(rule, order, accepted, verb.head_last)
+    rule: _Rule = lambda current, member: lead_on(current, member, verb)  # noqa: E731
+    plan = plan_members(rule, order, accepted, verb.head_last)
     try:
         return _run(cloud, wish, cluster.id, plan, pace, accepted)
     except ClusterError as error:
@@ -121,10 +122,10 @@ def _shelve_again(
     """Shelve members that had come back; what became of it, in a sentence."""
     accepted: set[Step] = set()
 
-    def rule(current: Cluster, member: ClusterMember) -> _Need:
-        return _lead_on(current, member, SHELVE) if member.id in come else Done()
+    def rule(current: Cluster, member: ClusterMember) -> Need:
+        return lead_on(current, member, SHELVE) if member.id in come else Done()
 
-    plan = _plan_members(rule, _order_freely, accepted, SHELVE.head_last)
+    plan = plan_members(rule, _order_freely, accepted, SHELVE.head_last)
     try:
         left = _run(cloud, wish, cluster.id, plan, pace, accepted)
     except ClusterError as error:
@@ -176,7 +177,7 @@ def turn_members(
         _run(cloud, wish, cluster.id, plan, pace, accepted)
         image = wish.turn_image or wish.image
         after = attrs.evolve(wish, turn="", image=image, generation=wish.generation + 1)
-        return _set_wish(cloud, cluster, after, pace)
+        return set_wish(cloud, cluster, after, pace)
     except ClusterError as error:
         turned = any(isinstance(step, (AskServer, RebuildServer)) for step in accepted)
         if turned or wish is before or isinstance(error, (PatienceError, SilentError)):
@@ -196,7 +197,7 @@ def _withdraw_turn(
 ) -> None:
     withdrawn = attrs.evolve(before, generation=wish.generation + 1)
     try:
-        _set_wish(cloud, cluster, withdrawn, pace)
+        set_wish(cloud, cluster, withdrawn, pace)
     except ClusterError as second:
         ways = format_ways(cluster, wish.turn_verb)
         raise ClusterError(f"{error}\nundoing it failed as well: {second}\n{ways}") from error
@@ -211,6 +212,12 @@ def _begin_turn(cluster: Cluster, before: ClusterWish, verb: str, image: str) ->
         return before
     if before.turn and verb == REBOOT:
         raise ClusterError(f"{cluster.reason}; first {decide.format_finish_commands(cluster)}")
+    snapshot = snapshots.snapshot_of_image(before.image)
+    if verb == REBUILD and snapshot and not image:
+        raise ClusterError(
+            f"each member of cluster {cluster.name} has its own image of snapshot {snapshot}: say "
+            "--image for one image of all members; replace gives a member its own image again"
+        )
     if verb == REBUILD and (before.boot_gib or not before.image):
         raise ClusterError(
             f"members of cluster {cluster.name} boot from volumes, which a rebuild leaves as they "
@@ -234,22 +241,22 @@ def _plan_turn(wish: ClusterWish, accepted: set[Step]) -> Callable[[Cluster], Mo
     else:
         rule = lambda current, member: _rebuild_on(current, member, turn)  # noqa: E731
         order = lambda members, steps: _order_rebuilt(members, steps, turn)  # noqa: E731
-    plan_members = _plan_members(rule, order, accepted)
+    follow = plan_members(rule, order, accepted)
 
     def plan(current: Cluster) -> Move:
         if current.wish is not None and current.wish.order > wish.order:
             return Stuck("another client has changed this cluster meanwhile")
-        move = plan_members(current)
+        move = follow(current)
         if isinstance(move, Stuck):
             return move
-        stale = _find_stale(current, wish)
+        stale = find_stale(current, wish)
         # Before a member has its turn: from the first of them on it is decided.
         return Act(stale) if stale else move
 
     return plan
 
 
-def _plan_members(
+def plan_members(
     rule: _Rule, order: _Order, accepted: set[Step], head_last: bool = False
 ) -> Callable[[Cluster], Move]:
     """A plan for members and head, in which none has a step while another one cannot follow.
@@ -341,16 +348,17 @@ def _order_rebuilt(members: Sequence[ClusterMember], steps: list[Step], turn: st
     return steps if any(not member.task and not member.failed for member in begun) else []
 
 
-def _lead_on(cluster: Cluster, member: ClusterMember, verb: Verb) -> _Need:
+def lead_on(cluster: Cluster, member: ClusterMember, verb: Verb) -> Need:
+    """What a member needs on the way to the verb's goal."""
     if member.failed:
-        return _explain_failure(cluster, member)
+        return explain_failure(cluster, member)
     if is_at_goal(member, verb):
         return Done()
     if member.task:
-        return _wait_for(member)
+        return wait_for(member)
     if member.status in verb.actions:
         return AskServer(member.id, member.name, verb.actions[member.status])
-    return _wait_or_refuse(cluster, member)
+    return wait_or_refuse(cluster, member)
 
 
 def is_at_goal(member: ClusterMember, verb: Verb) -> bool:
@@ -367,51 +375,54 @@ def has_had_turn(cluster: Cluster, member: ClusterMember) -> bool:
     return stands and turn in ("", member.turn)
 
 
-def _reboot_on(cluster: Cluster, member: ClusterMember, turn: str) -> _Need:
+def _reboot_on(cluster: Cluster, member: ClusterMember, turn: str) -> Need:
     turned = member.turn == turn
     if member.failed:
-        return _explain_failure(cluster, member)
+        return explain_failure(cluster, member)
     if turned and member.standing is Standing.RUNS:
         return Done()
     if member.task:
-        return _wait_for(member)
+        return wait_for(member)
     if member.status == "SHUTOFF":
         if turned:
             return AskServer(member.id, member.name, "os-start")
         return MarkTurn(member.id, member.name)
     if member.status == "ACTIVE" and not turned:
         return AskServer(member.id, member.name, "os-stop")
-    return _wait_or_refuse(cluster, member)
+    return wait_or_refuse(cluster, member)
 
 
-def _rebuild_on(cluster: Cluster, member: ClusterMember, turn: str) -> _Need:
+def _rebuild_on(cluster: Cluster, member: ClusterMember, turn: str) -> Need:
     if member in cluster.heads:
         # What its users have there is on its disk, and it has an image of its own.
         return Done()
     turned = member.turn == turn
     if member.failed and (turned or not member.launched):
-        return _explain_failure(cluster, member)
+        return explain_failure(cluster, member)
     if member.task:
-        return _wait_for(member)
+        return wait_for(member)
     if turned and (member.standing is Standing.RUNS or member.status == "SHUTOFF"):
         return Done()
     if not turned and (member.failed or member.status in ("ACTIVE", "SHUTOFF")):
         return RebuildServer(member.id, member.name)
-    return _wait_or_refuse(cluster, member)
+    return wait_or_refuse(cluster, member)
 
 
-def _wait_for(member: ClusterMember) -> Wait:
+def wait_for(member: ClusterMember) -> Wait:
+    """Nova is at work on a member."""
     return Wait(f"{member.shown} is {member.state_text}")
 
 
-def _wait_or_refuse(cluster: Cluster, member: ClusterMember) -> _Need:
+def wait_or_refuse(cluster: Cluster, member: ClusterMember) -> Need:
+    """A wait if a member changes; otherwise it rests, and a command helps."""
     if member.standing is Standing.CHANGES:
-        return _wait_for(member)
+        return wait_for(member)
     command = decide.format_run_command(cluster, member)
     return Stuck(f"{member.shown} is {member.state_text}: {command}")
 
 
-def _explain_failure(cluster: Cluster, member: ClusterMember) -> Stuck:
+def explain_failure(cluster: Cluster, member: ClusterMember) -> Stuck:
+    """The fault of a member, and the command that helps."""
     command = decide.format_replace_command(cluster, member)
     return Stuck(f"{decide.explain_failure([member])}: {command}")
 
@@ -427,17 +438,17 @@ def _run(
     return life_cycle_run.run_until_done(cloud, group, wish, Secrets(), pace, plan, accepted)
 
 
-def _set_wish(cloud: ClusterCloud, cluster: Cluster, wish: ClusterWish, pace: Pace) -> Cluster:
+def set_wish(cloud: ClusterCloud, cluster: Cluster, wish: ClusterWish, pace: Pace) -> Cluster:
     """Write a wish into the metadata of all members."""
 
     def plan(current: Cluster) -> Move:
-        stale = _find_stale(current, wish)
+        stale = find_stale(current, wish)
         return Act(stale) if stale else Done()
 
     return _run(cloud, wish, cluster.id, plan, pace, set())
 
 
-def _find_stale(cluster: Cluster, wish: ClusterWish) -> tuple[SetWish, ...]:
+def find_stale(cluster: Cluster, wish: ClusterWish) -> tuple[SetWish, ...]:
     """The steps that write a wish into the metadata of members that can have it."""
     return tuple(
         SetWish(member.id, member.name)

@@ -18,6 +18,7 @@ from nova_hpc.wire.cluster_wish import ClusterWish, Label
 from nova_hpc.wire.member_verdict import MemberVerdict
 from nova_hpc.wire.position import Position
 from nova_hpc.wire.version import LaterError, WireError
+from nova_hpc_tools.cluster import snapshots
 from nova_hpc_tools.cluster import wish as wishes
 from nova_hpc_tools.cluster.members import member_items, server_state
 from nova_hpc_tools.cluster.members.server_state import Standing, StatusMeaning
@@ -277,7 +278,9 @@ class Cluster:
         if self.wish and self.wish.turn and all(member.status == "SHUTOFF" for member in resting):
             left = sum(member.turn != self.wish.turn for member in numbered.by_number.values())
             verb = self.wish.turn_verb
-            return ClusterState.CHANGING, f"its {verb} is not finished, {left} members are left"
+            # What members have done for a snapshot is in Glance alone.
+            more = f", {left} members are left" if verb != snapshots.SNAPSHOT else ""
+            return ClusterState.CHANGING, f"its {verb} is not finished{more}"
         if not resting and self.wish and self.wish.hosts:
             known = {
                 at: member.keys

@@ -183,7 +183,7 @@ class CreateCluster(HeardOutput, ClusterChange, InertOutput, command.ShowOne):
         cluster = cloud.find(args.name)
         given = options.read_secrets(args)
         stated_wish = None
-        if args.flavor:
+        if args.flavor or args.from_snapshot:
             args.name, args.members = cluster.name, None
             args.numbers = cluster.wanted
             stated_wish, _ = options.wish_of_options(cloud, args, given)
@@ -293,6 +293,8 @@ class ScaleCluster(HeardOutput, ClusterChange, InertOutput, command.ShowOne):
                 return cluster_views.cluster_record_of(cluster)
             given = options.read_secrets(parsed_args)
             if comes and cluster.wish is not None:
+                for member_number in comes:
+                    cloud.images.find_boot_image(cluster.wish.image, member_number)
                 flavor = cloud.flavor(cluster.wish.flavor)
                 cloud.check_quotas(
                     options.quota_need_of(
@@ -348,6 +350,10 @@ class ReplaceMember(HeardOutput, ClusterChange, InertOutput, command.ShowOne):
                     raise ClusterError(
                         f"no member of cluster {cluster.name} has failed or was rejected: name one"
                     )
+            for member_number in which:
+                # Before a member is deleted that could not come back.
+                image = cluster.wish.image if cluster.wish is not None else ""
+                cloud.images.find_boot_image(image, member_number)
             with self.at_work(parsed_args, cluster.id, len(cluster.wanted)) as pace:
                 given = options.read_secrets(parsed_args)
                 which = sorted(set(which))

@@ -100,6 +100,7 @@ class ClusterClientTest(integrated_helpers.ProviderUsageBaseTestCase):
             self.start_compute_on(at)
         self.flavor = self._create_flavor(vcpu=1, memory_mb=256, disk=1, ephemeral=0, name="one")
         self.front = self.FRONT(self.api_fixture.app(), self.neutron)
+        self.front.glance = self.glance
         self.addCleanup(self.front.stop)
         self.ports_before = set(self.neutron._ports)
         self._folder = Path(tempfile.mkdtemp(prefix="openstack-"))

@@ -2,8 +2,8 @@
 """A cloud's public endpoints on a loopback port: Nova's real API, and what stands beside it.
 
 Requests below ``/v2.1`` go to Nova's own application. Neutron is Nova's fixture for its
-tests, so that Nova sees the ports that a client makes; Keystone is a token and a
-catalogue. Each request of a client counts, and the process that sends one can be killed
+tests, so that Nova sees the ports that a client makes, and Glance is, too; Keystone is a token and
+a catalogue. Each request of a client counts, and the process that sends one can be killed
 just before or just after it takes effect.
 """
 
@@ -19,6 +19,8 @@ from typing import Any
 from urllib.parse import parse_qs
 from wsgiref import simple_server
 
+#: Images in an answer.
+_PAGE = 2
 _Start = Callable[..., Any]
 _Answer = tuple[int, dict[str, Any] | None, dict[str, str]]
 
@@ -38,6 +40,8 @@ class CloudFront:
 
     :param nova: Nova's WSGI application.
     :param neutron: Nova's ``NeutronFixture``.
+    :ivar glance: Nova's ``GlanceFixture``; None: the catalogue has images, and they do not answer.
+    :ivar expire: numbers of requests to which the service answers that the token has expired.
     :ivar kill_at: number of the request at which the client dies; 0: none.
     :ivar kill_before: whether it dies before the request takes effect.
     :ivar kill: ends the client's process.
@@ -51,6 +55,8 @@ class CloudFront:
         self.kill_at, self.kill_before = 0, False
         self.kill: Callable[[], None] = lambda: None
         self.lose: set[int] = set()
+        self.expire: set[int] = set()
+        self.glance: Any = None
         self.requests: list[str] = []
         self._lock = threading.Lock()
         self._server = simple_server.make_server(
@@ -69,7 +75,7 @@ class CloudFront:
     def arm(self, at: int = 0, before: bool = False) -> None:
         """Count from the beginning, and kill the client at a request."""
         self.requests.clear()
-        self.kill_at, self.kill_before, self.lose = at, before, set()
+        self.kill_at, self.kill_before, self.lose, self.expire = at, before, set(), set()
 
     # -- all requests ----------------------------------------------------------
 
@@ -77,7 +83,7 @@ class CloudFront:
         path, method = environ["PATH_INFO"], environ["REQUEST_METHOD"]
         if path.startswith("/identity"):
             return self._json(start, self._keystone(environ))
-        counts = bool(re.match(r"/v2\.1/.|/network/v2\.0/.", path))
+        counts = bool(re.match(r"/v2\.1/.|/network/v2\.0/.|/image/v2/.", path))
         number = 0
         if counts:
             with self._lock:
@@ -86,11 +92,11 @@ class CloudFront:
         if number and number == self.kill_at and self.kill_before:
             self.kill()
             raise ConnectionAbortedError("the client is gone")
-        found = (
-            self._json(start, self._network(environ))
-            if path.startswith("/network")
-            else self._compute(environ, start)
-        )
+        if number in self.expire:
+            return self._json(start, (401, {"error": {"message": "token"}}, {}))
+        services = {"/network": self._network, "/image": self._image}
+        service = next((serve for at, serve in services.items() if path.startswith(at)), None)
+        found = self._json(start, service(environ)) if service else self._compute(environ, start)
         if number and number == self.kill_at:
             self.kill()
         if number in self.lose:
@@ -132,6 +138,7 @@ class CloudFront:
         catalogue = [
             self._service("compute", f"{self.url}/v2.1"),
             self._service("network", f"{self.url}/network"),
+            self._service("image", f"{self.url}/image"),
             self._service("identity", f"{self.url}/identity"),
         ]
         token = {
@@ -201,6 +208,50 @@ class CloudFront:
             return 404, {"NeutronError": {"message": f"Port {id} could not be found."}}, {}
         self._neutron.delete_port(id)
         return 204, None, {}
+
+    # -- Glance ------------------------------------------------------------------
+
+    def _image(self, environ: dict[str, Any]) -> _Answer:
+        path, method = environ["PATH_INFO"].removeprefix("/image"), environ["REQUEST_METHOD"]
+        if not path.strip("/"):
+            link = {"rel": "self", "href": f"{self.url}/image/v2/"}
+            return 300, {"versions": [{"id": "v2.16", "status": "CURRENT", "links": [link]}]}, {}
+        query = parse_qs(environ["QUERY_STRING"])
+        project = _who(environ)[1]
+        words = path.removeprefix("/v2/images").strip("/").split("/")
+        owned = [_glance_record(image) for image in list(self.glance.images.values())]
+        owned = [image for image in owned if image["owner"] == project]
+        if method == "GET" and words == [""]:
+            marker = query.pop("marker", [""])[0]
+            found = [image for image in owned if _matches(image, query)]
+            at = [image["id"] for image in found].index(marker) + 1 if marker else 0
+            page = found[at : at + _PAGE]
+            more = {"next": f"/v2/images?marker={page[-1]['id']}"} if found[at + _PAGE :] else {}
+            return 200, {"images": page, **more}, {}
+        if words[0] not in [image["id"] for image in owned]:
+            return 404, {"message": f"Failed to find image {words[0]}"}, {}
+        if method == "DELETE" and len(words) == 1:
+            self.glance.delete(None, words[0])
+            return 204, None, {}
+        if method == "PUT" and words[1] == "tags":
+            self.glance.images[words[0]].setdefault("tags", []).append(words[2])
+            return 204, None, {}
+        return 405, {"message": f"{method} {path} is unknown"}, {}
+
+
+def _glance_record(image: dict[str, Any]) -> dict[str, Any]:
+    """An image of the fixture as Glance shows it: properties beside the other fields."""
+    properties = dict(image.get("properties") or {})
+    return {
+        **properties,
+        "id": image["id"],
+        "name": image.get("name"),
+        "status": image["status"],
+        "size": image.get("size"),
+        "created_at": f"{image['created_at']:%Y-%m-%dT%H:%M:%SZ}",
+        "tags": list(image.get("tags") or ()),
+        "owner": properties.get("owner"),
+    }
 
 
 def _who(environ: dict[str, Any]) -> list[str]:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from openstackclient import shell
 from openstackclient.compute import client as _compute  # noqa: F401  imported once for all
+from openstackclient.image import client as _image  # noqa: F401
 from openstackclient.network import client as _network  # noqa: F401
 
 from nova_hpc_tools.openstack.v1 import cluster_changes as _life  # noqa: F401

@@ -29,6 +29,8 @@ OF_GPU |= {"hpc gpu attach", "hpc gpu detach"}
 OF_CLUSTERS = {
     f"hpc cluster {verb}" for verb in ("stop", "start", "shelve", "unshelve", "reboot", "rebuild")
 }
+#: Against Nova's API, in tests/functional/test_cluster_snapshots.py.
+OF_CLUSTERS |= {"hpc cluster snapshot", "hpc snapshot list", "hpc snapshot delete"}
 
 
 def test_each_command_has_a_row() -> None:

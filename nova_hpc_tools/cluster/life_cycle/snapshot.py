@@ -1,0 +1,350 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A snapshot of a cluster: images of all members' disks, of one moment in which all of them rest.
+
+As with the other commands, nothing is remembered between two steps. The wish says, as its turn,
+that a snapshot is to be made and whether members run again afterwards; the images themselves say
+which members are done (:mod:`nova_hpc_tools.cluster.snapshots`). So the same command goes on where
+a killed one stopped, and no member has two images in the end.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Protocol
+
+import attrs
+
+from nova_hpc.outside.text import printable_text, shell_command
+from nova_hpc.wire import cluster_wish
+from nova_hpc.wire.cluster_wish import ClusterWish
+from nova_hpc.wire.version import WireError
+from nova_hpc_tools.cluster import snapshots
+from nova_hpc_tools.cluster import wish as wishes
+from nova_hpc_tools.cluster.life_cycle import commands, decide, verbs
+from nova_hpc_tools.cluster.life_cycle import run as life_cycle_run
+from nova_hpc_tools.cluster.life_cycle.decide import (
+    Act,
+    AskServer,
+    Done,
+    Move,
+    OwnStep,
+    Step,
+    Stuck,
+    Wait,
+)
+from nova_hpc_tools.cluster.life_cycle.run import (
+    ClusterCloud,
+    ClusterError,
+    Pace,
+    PatienceError,
+    SilentError,
+)
+from nova_hpc_tools.cluster.members.model import Cluster, ClusterMember, number_members
+from nova_hpc_tools.cluster.members.server_state import RUNNING_TASKS, Standing
+from nova_hpc_tools.cluster.snapshots import ClusterSnapshot, MemberImage, SnapshotTurn
+from nova_hpc_tools.cluster.wish import Secrets
+
+#: Looks at an image that is not active, with no task of its server, until it is given up.
+_IDLE_LOOKS: Final = 4
+
+
+class SnapshotCloud(ClusterCloud, Protocol):
+    """A cloud that makes images of members."""
+
+    def snapshot_images(self, snapshot: str) -> Sequence[MemberImage]:
+        """The images of a snapshot, whatever their status."""
+
+    def make_image(self, server: str, name: str, properties: Mapping[str, str]) -> None:
+        """Ask for an image of a server's disk, which has the properties from its first moment."""
+
+    def delete_image(self, image: str) -> None:
+        """Delete an image; one that is gone is no error."""
+
+    def tag_image(self, image: str, tag: str) -> None:
+        """Give an image a tag."""
+
+    def actions_of(self, server: str) -> Sequence[tuple[str, str]]:
+        """Names and times of the actions that Nova has recorded for a server."""
+
+
+@attrs.frozen
+class _Work:
+    """A snapshot that is being made.
+
+    :ivar accepted: steps that the cloud has accepted.
+    :ivar idle: id of an image -> looks at which nothing was at work on it.
+    :ivar imaged: ids of servers whose image is active.
+    """
+
+    cloud: SnapshotCloud
+    wish: ClusterWish
+    turn: SnapshotTurn
+    accepted: set[Step] = attrs.Factory(set)
+    idle: collections.Counter[str] = attrs.Factory(collections.Counter)
+    imaged: set[str] = attrs.Factory(set)
+
+    def plan(self, current: Cluster) -> Move:
+        """The next steps on the way to a whole snapshot, and to members that run as before."""
+        if current.wish is not None and current.wish.order > self.wish.order:
+            return Stuck("another client has changed this cluster meanwhile")
+        images = self.cloud.snapshot_images(self.turn.id)
+        servers = {at: member.id for at, member in number_members(current).by_number.items()}
+        chosen = snapshots.choose_images(images, servers)
+        self.imaged.clear()
+        self.imaged.update(
+            servers[at] for at, own in chosen.items() if own and own[0].status == "active"
+        )
+        if not ClusterSnapshot(self.turn.id, tuple(images)).problem:
+            goal = verbs.START if self.turn.runs else None
+            rule = lambda cluster, member: (  # noqa: E731
+                verbs.lead_on(cluster, member, goal) if goal else Done()
+            )
+            return verbs.plan_members(rule, lambda members, steps: steps, self.accepted)(current)
+        numbers = {server: at for at, server in servers.items()}
+        move = verbs.plan_members(
+            # The head computes nothing. It goes on, and has no image.
+            lambda cluster, member: (
+                Done()
+                if member in cluster.heads
+                else self._judge_member(
+                    cluster, member, numbers[member.id], chosen[numbers[member.id]], bool(images)
+                )
+            ),
+            _order_rested,
+            self.accepted,
+        )(current)
+        if isinstance(move, Stuck):
+            return move
+        stale = verbs.find_stale(current, self.wish)
+        if stale:
+            # Before the first member stops: from the first of them on it is decided.
+            return Act(stale)
+        return move if not isinstance(move, Done) else self._plan_end(current, images, chosen)
+
+    def _judge_member(
+        self,
+        cluster: Cluster,
+        member: ClusterMember,
+        number: int,
+        images: Sequence[MemberImage],
+        begun: bool,
+    ) -> verbs.Need:
+        """What a member needs until its image is active.
+
+        :param images: its own ones, the one that counts first.
+        :param begun: there is an image of some member.
+        """
+        if member.failed:
+            return verbs.explain_failure(cluster, member)
+        if member.task:
+            return verbs.wait_for(member)
+        if member.standing is Standing.RUNS:
+            if begun:
+                return Stuck(f"{member.shown} runs, although images are made of members at rest")
+            return AskServer(member.id, member.name, "os-stop")
+        if member.status != "SHUTOFF":
+            return verbs.wait_or_refuse(cluster, member)
+        if not images:
+            return self._plan_image(cluster, member, number)
+        first = images[0]
+        if first.wish != self.wish:
+            return Stuck(f"cluster {cluster.name} has changed since the first image was made")
+        if first.status == "active":
+            return Done()
+        self.idle[first.id] += 1
+        status = printable_text(first.status)
+        if first.status not in snapshots.COMING or self.idle[first.id] > _IDLE_LOOKS:
+            show = shell_command("openstack", "image", "show", first.id)
+            return Stuck(f"the image of {member.shown} is {status}, not active: {show}")
+        return Wait(f"the image of {member.shown} is {status}")
+
+    def _plan_image(self, cluster: Cluster, member: ClusterMember, number: int) -> verbs.Need:
+        name = f"{wishes.member_name(self.wish, number)}-snapshot-{self.turn.id}"
+        properties = snapshots.build_properties(self.wish, cluster.id, self.turn, number, member.id)
+        step = OwnStep(
+            "making images",
+            "image",
+            member.id,
+            send=lambda: self.cloud.make_image(member.id, name, properties),
+        )
+        if step in self.accepted:
+            server = decide.server_in_command(cluster, member)
+            events = shell_command("openstack", "server", "event", "list", server)
+            return Stuck(f"the image of {member.shown} failed, or was deleted: {events}")
+        return step
+
+    def _plan_end(
+        self,
+        cluster: Cluster,
+        images: Sequence[MemberImage],
+        chosen: Mapping[int, Sequence[MemberImage]],
+    ) -> Move:
+        """The steps when the images of all members are active: they are of one moment, or not."""
+        kept = {own[0].id for own in chosen.values()}
+        surplus = [image for image in images if image.id not in kept]
+        if surplus:
+            # Two clients have asked for the same one.
+            return _plan_deletes(self.cloud, surplus, self.accepted)
+        since = min(image.created for image in images)
+        for member in number_members(cluster).by_number.values():
+            action = snapshots.find_disturbance(self.cloud.actions_of(member.id), since)
+            if action:
+                return Stuck(
+                    f"{member.shown} did not rest while images were made: Nova has recorded "
+                    f"{printable_text(action)}"
+                )
+        first = chosen[min(chosen)][0]
+        tag = lambda: self.cloud.tag_image(first.id, snapshots.TAG)  # noqa: E731
+        step = OwnStep("writing down that the snapshot is whole", f"tag {first.id}", send=tag)
+        return (
+            Stuck(f"Glance keeps no tag of image {first.id}")
+            if step in self.accepted
+            else Act((step,))
+        )
+
+
+def snapshot_cluster(
+    cloud: SnapshotCloud,
+    cluster: Cluster,
+    pace: Pace,
+    imaged: set[str] | None = None,
+) -> ClusterSnapshot:
+    """Make images of all members while all of them rest, or finish what was begun.
+
+    Members that ran before run again in the end.
+
+    :param imaged: gets the ids of the servers whose image is active, for the progress.
+    :raises ClusterError: there is no snapshot, and the text says what is left; or it is whole, and
+        members do not run again.
+    """
+    before = commands.refuse_half(cluster)
+    wish, turn = _begin_snapshot(cluster, before)
+    work = _Work(cloud, wish, turn, imaged=set() if imaged is None else imaged)
+    try:
+        _run(work, cluster.id, pace, work.plan)
+        after = attrs.evolve(wish, turn="", generation=wish.generation + 1)
+        verbs.set_wish(cloud, cluster, after, pace)
+        return ClusterSnapshot(turn.id, tuple(cloud.snapshot_images(turn.id)))
+    except life_cycle_run.ClusterCloudError as error:
+        raise ClusterError(f"{error}\n{format_ways(cluster, turn.id)}") from error
+    except ClusterError as error:
+        if wish is not before and not work.accepted:
+            raise ClusterError(f"{error}\nnothing has changed") from error
+        if isinstance(error, (PatienceError, SilentError)) or _is_whole(cloud, turn):
+            raise ClusterError(f"{error}\n{format_ways(cluster, turn.id)}") from error
+        try:
+            withdraw_snapshot(cloud, cluster, turn, pace)
+        except ClusterError as second:
+            ways = format_ways(cluster, turn.id)
+            raise ClusterError(f"{error}\nundoing it failed as well: {second}\n{ways}") from error
+        raise ClusterError(f"{error}\nnothing is left of the snapshot") from error
+
+
+def _is_whole(cloud: SnapshotCloud, turn: SnapshotTurn) -> bool:
+    """Whether a snapshot is whole; also if the cloud does not say."""
+    try:
+        return not ClusterSnapshot(turn.id, tuple(cloud.snapshot_images(turn.id))).problem
+    except life_cycle_run.ClusterCloudError:
+        return True
+
+
+def _begin_snapshot(cluster: Cluster, before: ClusterWish) -> tuple[ClusterWish, SnapshotTurn]:
+    """The wish with a snapshot as its turn: a new one, or the one that was not finished.
+
+    :raises ClusterError: members cannot have it.
+    """
+    turn = snapshots.read_turn(before)
+    if turn is not None:
+        return before, turn
+    finish = decide.format_finish_commands(cluster)
+    if before.turn:
+        raise ClusterError(f"{cluster.reason}; first {finish}")
+    if before.boot_gib or not before.image:
+        raise ClusterError(
+            f"members of cluster {cluster.name} boot from volumes, of which Nova makes no images: "
+            "openstack volume snapshot create makes a snapshot of a volume"
+        )
+    members = number_members(cluster).by_number.values()
+    runs = all(member.standing is Standing.RUNS for member in members)
+    rests = all(member.status == "SHUTOFF" and not member.task for member in members)
+    if not runs and not rests:
+        raise ClusterError(
+            f"cluster {cluster.name} is {cluster.state.value}: {cluster.reason}; before a snapshot "
+            f"all members run, or all are stopped: {finish}\nnothing has changed"
+        )
+    generation = before.generation + 1
+    turn = snapshots.new_turn(cluster.id, generation, runs)
+    wish = attrs.evolve(before, turn=turn.write(generation), generation=generation)
+    try:
+        cluster_wish.from_metadata(cluster_wish.to_metadata(wish, cluster.id))
+    except WireError as error:
+        raise ClusterError(str(error)) from error
+    return wish, turn
+
+
+def _order_rested(members: Sequence[ClusterMember], steps: list[Step]) -> list[Step]:
+    """Stops first; images once all members rest."""
+    stops: list[Step] = [step for step in steps if isinstance(step, AskServer)]
+    resting = all(
+        member.status == "SHUTOFF" and member.task in ("", *RUNNING_TASKS) for member in members
+    )
+    return stops or (steps if resting else [])
+
+
+def withdraw_snapshot(
+    cloud: SnapshotCloud, cluster: Cluster, turn: SnapshotTurn, pace: Pace
+) -> None:
+    """Delete the images of a snapshot; members that ran before it run again.
+
+    :param turn: of the cluster; if it has another one by now, only images are deleted.
+    :raises ClusterError: an image cannot be deleted.
+    """
+    accepted: set[Step] = set()
+
+    def plan(current: Cluster) -> Move:
+        images = cloud.snapshot_images(turn.id)
+        if images:
+            return _plan_deletes(cloud, images, accepted)
+        if not turn.runs or snapshots.read_turn(current.wish) != turn:
+            return Done()
+        members = number_members(current).by_number.values()
+        starts = [
+            AskServer(member.id, member.name, "os-start")
+            for member in members
+            if member.status == "SHUTOFF" and not member.task and not member.locked
+        ]
+        steps = tuple(step for step in starts if step not in accepted)
+        if steps:
+            return Act(steps)
+        busy = [member for member in members if member.standing is Standing.CHANGES]
+        return verbs.wait_for(busy[0]) if busy else Done()
+
+    work = _Work(cloud, ClusterWish("unused", frozenset({1}), ""), turn, accepted)
+    left = _run(work, cluster.id, pace, plan)
+    if left.wish is not None and snapshots.read_turn(left.wish) == turn:
+        withdrawn = attrs.evolve(left.wish, turn="", generation=left.wish.generation + 1)
+        verbs.set_wish(cloud, left, withdrawn, pace)
+
+
+def _plan_deletes(cloud: SnapshotCloud, images: Sequence[MemberImage], accepted: set[Step]) -> Move:
+    def delete(image: MemberImage) -> Callable[[], None]:
+        return lambda: cloud.delete_image(image.id)
+
+    steps = [
+        OwnStep("deleting images", f"delete {image.id}", send=delete(image)) for image in images
+    ]
+    left = tuple(step for step in steps if step not in accepted)
+    return Act(left) if left else Wait(f"{len(images)} images are being deleted")
+
+
+def _run(work: _Work, group: str, pace: Pace, plan: Callable[[Cluster], Move]) -> Cluster:
+    return life_cycle_run.run_until_done(
+        work.cloud, group, work.wish, Secrets(), pace, plan, work.accepted
+    )
+
+
+def format_ways(cluster: Cluster, snapshot: str) -> str:
+    """The command that goes on with a snapshot, and the one that undoes it."""
+    undo = shell_command("openstack", "hpc", "snapshot", "delete", snapshot)
+    return f"{verbs.format_ways(cluster, snapshots.SNAPSHOT)}, {undo} undoes it"

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Snapshots of clusters, as their images in Glance show them. Pure.
+
+Glance alone keeps a snapshot: one image for each member, whose properties say of which snapshot and
+member it is, and what the cluster was. A tag on one of them says that all members were at rest
+while the images were made.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+
+from nova_hpc.wire import cluster_wish, numbers
+from nova_hpc.wire.cluster_wish import ClusterWish
+from nova_hpc.wire.version import WireError
+
+#: The verb of the turn (:attr:`ClusterWish.turn`) of a cluster whose snapshot is not finished.
+SNAPSHOT: Final = "snapshot"
+#: Properties of a member's image: id of the snapshot, number of the member, id of its server.
+KEY: Final = "hpc_cluster_snapshot"
+MEMBER_KEY: Final = "hpc_cluster_snapshot_member"
+SERVER_KEY: Final = "hpc_cluster_snapshot_server"
+#: Nova's own property with the server of an image.
+_NOVA_SERVER: Final = "instance_uuid"
+#: Tag of one image, once all of them are known to be of one moment.
+TAG: Final = "hpc-cluster-snapshot-whole"
+#: Statuses of Glance in which an image may still become active.
+COMING: Final = ("queued", "saving", "uploading", "importing")
+#: How the image of a wish begins if each member boots from its own image of a snapshot. Nova takes
+#: no such image, so a client that does not know snapshots makes no member.
+_WORD: Final = "snapshot:"
+_ID: Final = re.compile(r"[0-9a-f]{12}", re.ASCII)
+_TURN: Final = re.compile(rf"{SNAPSHOT}-[0-9]+-([0-9a-f]{{12}})(-run)?", re.ASCII)
+#: Actions of Nova's API that neither let a guest run nor change its disk.
+_HARMLESS: Final = (
+    *("stop", "createImage", "createBackup", "lock", "unlock", "changePassword"),
+    *("attach_interface", "detach_interface", "attach_volume", "detach_volume"),
+)
+
+
+@attrs.frozen
+class SnapshotTurn:
+    """What the wish of a cluster says while its snapshot is not finished.
+
+    :ivar id: of the snapshot.
+    :ivar runs: members ran before, and run again in the end.
+    """
+
+    id: str
+    runs: bool
+
+    def write(self, generation: int) -> str:
+        """The text for the wish."""
+        return f"{SNAPSHOT}-{generation}-{self.id}{'-run' if self.runs else ''}"
+
+
+@attrs.frozen
+class MemberImage:
+    """The image of a member's disk.
+
+    :ivar server: id of the member's server.
+    :ivar created: time in UTC, of whole seconds.
+    :ivar size: in bytes; 0 while Glance does not know it.
+    :ivar tagged: it has the tag that its snapshot is whole.
+    :ivar wish: of the cluster at that time; None: nobody can read it.
+    """
+
+    id: str
+    name: str
+    status: str
+    snapshot: str
+    number: int
+    server: str
+    created: datetime.datetime
+    size: int = 0
+    tagged: bool = False
+    wish: ClusterWish | None = None
+
+
+@attrs.frozen
+class ClusterSnapshot:
+    """All images of one snapshot."""
+
+    id: str
+    images: tuple[MemberImage, ...]
+
+    @property
+    def wish(self) -> ClusterWish | None:
+        """What the cluster was; None: no image says so."""
+        return next((image.wish for image in self.images if image.wish is not None), None)
+
+    @property
+    def active(self) -> Mapping[int, MemberImage]:
+        """Number of a member -> its image, if that is active; the oldest of several."""
+        active: dict[int, MemberImage] = {}
+        for image in order_images(self.images):
+            if image.status == "active":
+                active.setdefault(image.number, image)
+        return active
+
+    @property
+    def problem(self) -> str:
+        """What it lacks; empty: a cluster can be made from it."""
+        if self.wish is None:
+            return "no image says what the cluster was"
+        missing = self.wish.members - self.active.keys()
+        if missing:
+            listed = numbers.format_number_ranges(missing)
+            return f"the images of members {listed} are missing or not active"
+        if not any(image.tagged for image in self.images):
+            return "it is not finished"
+        return ""
+
+
+def new_turn(group: str, generation: int, runs: bool) -> SnapshotTurn:
+    """The turn of a new snapshot: two clients that begin it at once make the same one.
+
+    :param group: id of the cluster's server group.
+    :param generation: of the wish with the turn.
+    """
+    return SnapshotTurn(cluster_wish.short_digest_of(f"{group} {generation}".encode()), runs)
+
+
+def read_turn(wish: ClusterWish | None) -> SnapshotTurn | None:
+    """The turn of a snapshot that is not finished; None: there is none."""
+    match = _TURN.fullmatch(wish.turn) if wish is not None else None
+    return SnapshotTurn(match[1], bool(match[2])) if match else None
+
+
+def is_snapshot_id(text: str) -> bool:
+    """Whether a snapshot can have this id."""
+    return bool(_ID.fullmatch(text))
+
+
+def write_snapshot_image(snapshot: str) -> str:
+    """The image of a wish whose members boot from their images of a snapshot."""
+    return f"{_WORD}{snapshot}"
+
+
+def snapshot_of_image(image: str) -> str:
+    """The snapshot that the image of a wish names; empty: it is an image."""
+    snapshot = image.removeprefix(_WORD)
+    return snapshot if snapshot != image and is_snapshot_id(snapshot) else ""
+
+
+def build_properties(
+    wish: ClusterWish, group: str, turn: SnapshotTurn, number: int, server: str
+) -> dict[str, str]:
+    """Properties of a member's image.
+
+    :param group: id of the cluster's server group.
+    :param server: id of the member's server.
+    """
+    own = {KEY: turn.id, MEMBER_KEY: str(number), SERVER_KEY: server}
+    return {**cluster_wish.to_metadata(wish, group), **own}
+
+
+def read_image(record: Mapping[str, Any]) -> MemberImage | None:
+    """An image of Glance's API; None: it is none of a snapshot.
+
+    Nova gives the properties of the image from which a server was made to each image that is made
+    of the server. So an image counts only if Nova made it of the server that they name.
+    """
+    snapshot, number = record.get(KEY), record.get(MEMBER_KEY)
+    server = record.get(SERVER_KEY)
+    if not isinstance(snapshot, str) or not is_snapshot_id(snapshot):
+        return None
+    if not isinstance(number, str) or not re.fullmatch("[1-9][0-9]{0,5}", number, re.ASCII):
+        return None
+    if not isinstance(server, str) or server != record.get(_NOVA_SERVER):
+        return None
+    try:
+        created = _parse_time(record.get("created_at"))
+        wish: ClusterWish | None = cluster_wish.from_metadata(record)
+    except WireError:
+        wish = None
+    except ValueError:
+        return None
+    return MemberImage(
+        id=str(record["id"]),
+        name=str(record.get("name") or ""),
+        status=str(record.get("status") or ""),
+        snapshot=snapshot,
+        number=int(number),
+        server=server,
+        created=created,
+        size=int(record.get("size") or 0),
+        tagged=TAG in (record.get("tags") or ()),
+        wish=wish,
+    )
+
+
+def order_images(images: Iterable[MemberImage]) -> list[MemberImage]:
+    """Images as they count, the same for every client: active ones first, then older ones."""
+    return sorted(images, key=lambda image: (image.status != "active", image.created, image.id))
+
+
+def gather_snapshots(images: Iterable[MemberImage]) -> list[ClusterSnapshot]:
+    """The snapshots that these images are of, the oldest first."""
+    by_id: dict[str, list[MemberImage]] = {}
+    for image in sorted(images, key=lambda image: (image.created, image.number, image.id)):
+        by_id.setdefault(image.snapshot, []).append(image)
+    return [ClusterSnapshot(id, tuple(images)) for id, images in by_id.items()]
+
+
+def find_disturbance(actions: Iterable[tuple[str, str]], since: datetime.datetime) -> str:
+    """The action that may have let a server run or changed its disk; empty: there is none.
+
+    :param actions: names and times of Nova's instance actions.
+    :param since: time of the first image. Glance tells whole seconds, so an action within that
+        second counts as earlier.
+    """
+    for action, begun in actions:
+        if action in _HARMLESS:
+            continue
+        try:
+            later = _parse_time(begun).replace(microsecond=0) > since
+        except ValueError:
+            later = True
+        if later:
+            return action
+    return ""
+
+
+def choose_images(
+    images: Sequence[MemberImage], servers: Mapping[int, str]
+) -> dict[int, list[MemberImage]]:
+    """Number of a member -> the images of its present server, the one that counts first.
+
+    :param servers: number of a member -> id of its server.
+    """
+    ordered = order_images(images)
+    return {
+        number: [image for image in ordered if (image.number, image.server) == (number, server)]
+        for number, server in servers.items()
+    }
+
+
+def _parse_time(text: object) -> datetime.datetime:
+    time = datetime.datetime.fromisoformat(str(text).replace("Z", "+00:00"))
+    return time if time.tzinfo else time.replace(tzinfo=datetime.UTC)

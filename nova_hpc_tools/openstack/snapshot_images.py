@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Snapshots of clusters in Glance, and the images that members boot from."""
+
+from __future__ import annotations
+
+from nova_hpc_tools.cluster import snapshots
+from nova_hpc_tools.cluster.life_cycle.run import ClusterCloudError, ClusterError
+from nova_hpc_tools.cluster.snapshots import ClusterSnapshot, MemberImage
+from nova_hpc_tools.openstack.rest import RestClient
+
+
+class SnapshotImages:
+    """Reads them with the rights of one user.
+
+    :param rest: its requests.
+    """
+
+    def __init__(self, rest: RestClient) -> None:
+        self._rest = rest
+
+    def read_images(self, snapshot: str) -> list[MemberImage]:
+        """The images of a snapshot, whatever their status."""
+        records = self._rest.images(**{snapshots.KEY: snapshot})
+        images = (snapshots.read_image(record) for record in records)
+        return [image for image in images if image is not None and image.snapshot == snapshot]
+
+    def read_snapshots(self) -> list[ClusterSnapshot]:
+        """All snapshots of the project, also those that are not whole."""
+        # Nova says so of every image that it makes of a server; Glance finds values alone.
+        images = (
+            snapshots.read_image(record) for record in self._rest.images(image_type="snapshot")
+        )
+        return snapshots.gather_snapshots(image for image in images if image is not None)
+
+    def find_snapshot(self, snapshot: str) -> ClusterSnapshot:
+        """The snapshot with this id, whole or not.
+
+        :raises ClusterError: there is none.
+        """
+        images = self.read_images(snapshot) if snapshots.is_snapshot_id(snapshot) else []
+        if not images:
+            raise ClusterError(
+                f"no snapshot has the ID {snapshot}; see openstack hpc snapshot list"
+            )
+        return snapshots.gather_snapshots(images)[0]
+
+    def find_boot_image(self, image: str, number: int) -> str:
+        """Id of the image of a member.
+
+        A member that the snapshot did not have boots from the image from which that cluster would
+        have made it.
+
+        :param image: of the wish.
+        :raises ClusterCloudError: the snapshot has no such image any more.
+        """
+        passed: set[str] = set()
+        while snapshot := snapshots.snapshot_of_image(image):
+            images = self.read_images(snapshot)
+            (whole,) = snapshots.gather_snapshots(images) or (ClusterSnapshot(snapshot, ()),)
+            if number in whole.active:
+                return whole.active[number].id
+            wish = whole.wish
+            if wish is None or number in wish.members or snapshot in passed:
+                raise ClusterCloudError(
+                    f"snapshot {snapshot} has no image of member {number} any more: "
+                    "openstack hpc cluster rebuild --image gives all members another one"
+                )
+            passed.add(snapshot)
+            image = wish.image
+        return image

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``openstack hpc cluster snapshot``, ``openstack hpc snapshot list`` and ``delete``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from osc_lib import exceptions
+from osc_lib.cli import format_columns
+from osc_lib.command import command
+
+from nova_hpc.outside.text import printable_lines, shell_command
+from nova_hpc.wire import numbers
+from nova_hpc_tools.cluster import snapshots
+from nova_hpc_tools.cluster.life_cycle import snapshot as life_cycle_snapshot
+from nova_hpc_tools.cluster.life_cycle import verbs
+from nova_hpc_tools.cluster.life_cycle.run import ClusterCloudError, ClusterError
+from nova_hpc_tools.cluster.members.model import Cluster
+from nova_hpc_tools.cluster.snapshots import ClusterSnapshot
+from nova_hpc_tools.openstack.cloud import SdkCloud
+from nova_hpc_tools.openstack.v1 import cluster_views
+from nova_hpc_tools.openstack.v1.cluster_changes import ClusterChange, add_patience
+from nova_hpc_tools.outlet import HeardOutput
+from nova_hpc_tools.printing import InertOutput
+
+_COLUMNS = ("ID", "Cluster", "State", "Members", "Size", "Created")
+
+
+class SnapshotCluster(HeardOutput, ClusterChange, InertOutput, command.ShowOne):
+    """Make images of the disks of all members while all of them rest
+
+    A cluster that runs is stopped for that time and started again. If the command is interrupted,
+    the same command goes on. create --from-snapshot makes a cluster from the images.
+    """
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Declare the options."""
+        parser: argparse.ArgumentParser = super().get_parser(prog_name)
+        parser.add_argument("cluster", metavar="<cluster>", help="name or ID")
+        add_patience(parser)
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Stop, make images, start."""
+        with cluster_views.translate_errors():
+            cloud = self.cloud
+            cluster = cloud.find(parsed_args.cluster)
+            imaged: set[str] = set()
+            ways = f"{verbs.format_ways(cluster, snapshots.SNAPSHOT)}"
+            words = {"word": "in images", "counts": lambda cluster, member: member.id in imaged}
+            with self.at_work(parsed_args, cluster.id, len(cluster.wanted), ways, **words) as pace:
+                made = life_cycle_snapshot.snapshot_cluster(cloud, cluster, pace, imaged)
+        row = _format_snapshot_row(made)
+        images = {str(at): image.id for at, image in sorted(made.active.items())}
+        columns = [name.lower() for name in _COLUMNS]
+        return [*columns, "images"], [*row, format_columns.DictColumn(images)]
+
+
+class ListClusterSnapshot(HeardOutput, InertOutput, command.Lister):
+    """List the snapshots of clusters in the project, also those that are not whole"""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Declare the options."""
+        parser: argparse.ArgumentParser = super().get_parser(prog_name)
+        parser.add_argument(
+            "--long", action="store_true", help="also why, and the command that helps"
+        )
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """One row a snapshot."""
+        with cluster_views.translate_errors():
+            cloud = cluster_views.sdk_cloud_of(self.app)
+            stored = cloud.images.read_snapshots()
+            if not parsed_args.long:
+                return _COLUMNS, [_format_snapshot_row(snapshot) for snapshot in stored]
+            unfinished = _unfinished_clusters_of(cloud)
+        rows = [
+            (*_format_snapshot_row(snapshot), snapshot.problem, _format_next(snapshot, unfinished))
+            for snapshot in stored
+        ]
+        return (*_COLUMNS, "Reason", "Next"), rows
+
+
+class DeleteClusterSnapshot(HeardOutput, ClusterChange, command.Command):
+    """Delete snapshots of clusters, with all their images
+
+    If one is not finished, the members of its cluster start again if they ran before.
+    """
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Declare the options."""
+        parser: argparse.ArgumentParser = super().get_parser(prog_name)
+        parser.add_argument("snapshots", nargs="+", metavar="<snapshot>", help="ID")
+        add_patience(parser)
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> None:
+        """Delete one after the other; go on where one cannot be deleted."""
+        wrong = []
+        for snapshot in parsed_args.snapshots:
+            try:
+                self._delete(parsed_args, snapshot)
+            except (ClusterError, ClusterCloudError) as error:
+                wrong.append(printable_lines(str(error)))
+        if wrong:
+            raise exceptions.CommandError("\n".join(wrong))
+
+    def _delete(self, args: argparse.Namespace, snapshot: str) -> None:
+        cloud = self.cloud
+        cluster = _unfinished_clusters_of(cloud).get(snapshot)
+        turn = snapshots.read_turn(cluster.wish) if cluster is not None else None
+        if cluster is not None and turn is not None:
+            ways = f"{shell_command('openstack', 'hpc', 'snapshot', 'delete', snapshot)} goes on"
+            with self.at_work(args, cluster.id, len(cluster.wanted), ways) as pace:
+                life_cycle_snapshot.withdraw_snapshot(cloud, cluster, turn, pace)
+            return
+        for image in cloud.images.find_snapshot(snapshot).images:
+            cloud.delete_image(image.id)
+
+
+def _unfinished_clusters_of(cloud: SdkCloud) -> Mapping[str, Cluster]:
+    """Id of a snapshot that is not finished -> its cluster."""
+    turns = ((snapshots.read_turn(cluster.wish), cluster) for cluster in cloud.clusters())
+    return {turn.id: cluster for turn, cluster in turns if turn is not None}
+
+
+def _format_snapshot_row(snapshot: ClusterSnapshot) -> Sequence[Any]:
+    wish = snapshot.wish
+    return (
+        snapshot.id,
+        wish.name if wish is not None else "?",
+        "INCOMPLETE" if snapshot.problem else "COMPLETE",
+        numbers.format_number_ranges(snapshot.active) if snapshot.active else "",
+        sum(image.size for image in snapshot.images),
+        min(image.created for image in snapshot.images).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    )
+
+
+def _format_next(snapshot: ClusterSnapshot, unfinished: Mapping[str, Cluster]) -> str:
+    delete = shell_command("openstack", "hpc", "snapshot", "delete", snapshot.id)
+    if snapshot.id in unfinished:
+        cluster = unfinished[snapshot.id]
+        named = cluster.name if cluster.name != "?" else cluster.id
+        finish = shell_command("openstack", "hpc", "cluster", snapshots.SNAPSHOT, named)
+        return f"{finish}, or {delete}"
+    return delete if snapshot.problem else ""
