@@ -33,6 +33,9 @@ PREFIX: Final = "hpc:"
 KEY: Final = "hpc_cluster"
 #: The item with the id of the server group, which is also in the member's tag.
 GROUP_KEY: Final = "hpc_cluster_group"
+#: The same for a cluster that was adopted. It has a name of its own, because clients that know
+#: nothing of adopted clusters would take the server group for deleted.
+ADOPTED_GROUP_KEY: Final = "hpc_adopted_group"
 #: The item with the last turn that a member has done (:attr:`ClusterWish.turn`).
 TURN_KEY: Final = "hpc_cluster_turn"
 #: Longest value of an item, and longest name of a server group, in characters.
@@ -43,6 +46,8 @@ _DIGEST: Final = 12
 
 #: The networks of a member where none is named.
 AUTO, NONE = "auto", "none"
+#: Instead of a digest: members have something, or nothing, and no API says which.
+UNKNOWN: Final = "?"
 
 #: Names of members are names of hosts: NAME-1.
 NAME: Final = re.compile(r"[a-zA-Z](?:[a-zA-Z0-9-]{0,38}[a-zA-Z0-9])?", re.ASCII)
@@ -70,8 +75,8 @@ class ClusterWish:
     :ivar generation: grows with each change; the highest one counts.
     :ivar nics: networks of each member; none: *networks* says which.
     :ivar networks: ``auto`` or ``none``, where *nics* is empty.
-    :ivar user_data: digest of the user data; empty: there is none.
-    :ivar volumes: digest of the list of volumes that exist, one a member.
+    :ivar user_data: digest of the user data, or :data:`UNKNOWN`; empty: there is none.
+    :ivar volumes: digest of the list of volumes that exist, one a member; or :data:`UNKNOWN`.
     :ivar boot_gib: size of the boot volume that Nova makes, in GiB; 0: none.
     :ivar check: a member counts once its guest has checked itself.
     :ivar single: members are created one by one also where Nova could make all at once.
@@ -79,6 +84,8 @@ class ClusterWish:
     :ivar hosts: members know each other: they have keys and the cluster's host list.
     :ivar turn: what each member does once, and is not known to be done by all:
         ``reboot-GENERATION`` or ``rebuild-GENERATION-IMAGE``; empty: nothing.
+    :ivar adopted: something else made the server group, which stays when the cluster goes.
+        Members may have the number 0.
     """
 
     name: str
@@ -99,6 +106,7 @@ class ClusterWish:
     gpu_share: str = ""
     hosts: bool = False
     turn: str = ""
+    adopted: bool = False
     generation: int = 1
 
     @property
@@ -169,7 +177,13 @@ def to_metadata(wish: ClusterWish, group: str) -> dict[str, str]:
     if len(parts) > _MOST_ITEMS:
         raise WireError(f"the cluster's description has {len(text)} characters: name fewer things")
     parts[0] = f"{len(parts)}:{parts[0]}"
-    return {GROUP_KEY: group} | {_metadata_key_of(at): part for at, part in enumerate(parts, 1)}
+    key = group_key_of(wish.adopted)
+    return {key: group} | {_metadata_key_of(at): part for at, part in enumerate(parts, 1)}
+
+
+def group_key_of(adopted: bool) -> str:
+    """The item with the id of the server group."""
+    return ADOPTED_GROUP_KEY if adopted else GROUP_KEY
 
 
 def from_metadata(metadata: Mapping[str, str]) -> ClusterWish:
@@ -243,10 +257,12 @@ def _build_wish_body(wish: ClusterWish) -> dict[str, Any]:
     if wish.gpu_share:
         body["x"] = _pack_id(wish.gpu_share)
     flags = {"d": wish.config_drive, "t": wish.check, "l": wish.single, "y": wish.hosts}
+    flags["adopted"] = wish.adopted
     return body | {key: True for key, value in flags.items() if value}
 
 
 def _parse_wish_body(name: str, data: Mapping[str, Any]) -> ClusterWish:
+    adopted = data.get("adopted") is True
     nics = data.get("n", AUTO)
     if isinstance(nics, str):
         if nics not in (AUTO, NONE):
@@ -256,7 +272,7 @@ def _parse_wish_body(name: str, data: Mapping[str, Any]) -> ClusterWish:
         named = tuple(_parse_nic(text) for text in _wish_texts(data, "n"))
     return ClusterWish(
         name=name,
-        members=numbers.parse_number_ranges(data.get("m")),
+        members=numbers.parse_number_ranges(data.get("m"), lowest=int(not adopted)),
         flavor=_unpack_id(_wish_text(data, "f")),
         image=_unpack_id(_wish_text(data, "i", "")),
         nics=named,
@@ -273,6 +289,7 @@ def _parse_wish_body(name: str, data: Mapping[str, Any]) -> ClusterWish:
         gpu_share=_unpack_id(_wish_text(data, "x", "")),
         hosts=data.get("y") is True,
         turn=_parse_turn(_wish_text(data, "r", "")),
+        adopted=adopted,
         generation=_wish_number(data, "g", 1),
     )
 

@@ -20,6 +20,7 @@ from nova_hpc.guest.host_list import PublicKeys, write_host_list
 from nova_hpc.outside.text import printable_text, shell_command
 from nova_hpc.wire.cluster_wish import ClusterWish
 from nova_hpc_tools.cluster import wish as wishes
+from nova_hpc_tools.cluster.life_cycle.mark_steps import MarkStep, ReleasePort
 from nova_hpc_tools.cluster.member_list import list_members
 from nova_hpc_tools.cluster.members.model import (
     Cluster,
@@ -129,6 +130,7 @@ Step = (
     | AskServer
     | RebuildServer
     | MarkTurn
+    | MarkStep
 )
 
 
@@ -185,6 +187,9 @@ def plan_fulfilment(wish: ClusterWish, cluster: Cluster, terms: Terms | None = N
     terms = terms or Terms()
     if cluster.group is None:
         return Stuck("its server group was deleted; what is left can only be deleted")
+    if cluster.unadopted:
+        names = ", ".join(map(printable_text, cluster.unadopted))
+        return Stuck(f"{names} would be made twice: {format_finish_commands(cluster)}")
     current_wish = cluster.wish
     if current_wish is not None and current_wish.order > wish.order:
         return Stuck("another client has changed this cluster meanwhile")
@@ -277,10 +282,10 @@ def plan_running(cluster: Cluster, members: Collection[ClusterMember]) -> Move:
     return Done()
 
 
-def plan_deletion(cluster: Cluster, keep_group: bool = False) -> Move:
+def plan_deletion(cluster: Cluster) -> Move:
     """The next steps on the way to nothing that is left of the cluster.
 
-    :param keep_group: the server group belongs to somebody else.
+    The server group of an adopted one stays, and so do ports that the client did not make.
     """
     living = [member for member in cluster.members if not member.going]
     if living:
@@ -289,7 +294,9 @@ def plan_deletion(cluster: Cluster, keep_group: bool = False) -> Move:
         return Wait(f"{len(cluster.members)} servers are being deleted")
     if cluster.ports:
         return Act(tuple(DeletePort(port.id) for port in cluster.ports))
-    if cluster.group is not None and not keep_group:
+    if cluster.kept:
+        return Act(tuple(ReleasePort(port.id) for port in cluster.kept))
+    if cluster.group is not None and not cluster.adopted:
         return Act((DeleteGroup(),))
     return Done()
 
@@ -326,7 +333,10 @@ def format_finish_commands(cluster: Cluster) -> str:
     if cluster.state is ClusterState.CHANGING:
         turn = cluster.wish.turn_verb if cluster.wish else ""
         return shell_command("openstack", "hpc", "cluster", turn, named) if turn else resume
-    if cluster.state in (ClusterState.NO_GROUP, ClusterState.UNKNOWN):
+    unclear = cluster.state in (ClusterState.NO_GROUP, ClusterState.UNKNOWN)
+    if cluster.adopted and (unclear or cluster.state is ClusterState.INCOMPLETE):
+        return _format_adopt_commands(cluster, named)
+    if unclear:
         return undo
     ran = [member for member in cluster.members if member.failed and member.launched]
     if ran:
@@ -334,6 +344,21 @@ def format_finish_commands(cluster: Cluster) -> str:
     if cluster.state in (ClusterState.DEGRADED, ClusterState.STOPPED, ClusterState.SHELVED):
         return _format_run_commands(cluster, named)
     return f"{resume}, or {undo}"
+
+
+def _format_adopt_commands(cluster: Cluster, named: str) -> str:
+    """The commands for a cluster whose group was adopted and does not match its wish."""
+    if cluster.group is not None and not cluster.members:
+        return shell_command("openstack", "hpc", "cluster", "delete", named)
+    undo = shell_command("openstack", "hpc", "cluster", "adopt", "--undo", named)
+    if cluster.group is None:
+        return undo
+    adopt = shell_command("openstack", "hpc", "cluster", "adopt", cluster.id)
+    if cluster.unadopted or cluster.state is ClusterState.UNKNOWN:
+        return f"{adopt}, or {undo}"
+    return (
+        f"{shell_command('openstack', 'hpc', 'cluster', 'create', '--resume', named)}, or {adopt}"
+    )
 
 
 def _format_run_commands(cluster: Cluster, named: str) -> str:
@@ -366,12 +391,13 @@ def format_run_command(cluster: Cluster, member: ClusterMember) -> str:
 
 def server_in_command(cluster: Cluster, member: ClusterMember) -> str:
     """A server's name in a command: its id where its name is not the one it was made with."""
-    return member.id if wishes.member_number_of(cluster.name, member.name) is None else member.name
+    number = wishes.member_number_of(cluster.name, member.name, cluster.adopted)
+    return member.id if number is None else member.name
 
 
 def _member_in_command(cluster: Cluster, member: ClusterMember) -> str:
     """A member's name in a command of the cluster: its number where its name says none."""
-    if wishes.member_number_of(cluster.name, member.name) is not None:
+    if wishes.member_number_of(cluster.name, member.name, cluster.adopted) is not None:
         return member.name
     numbers = (
         member_number
@@ -401,6 +427,11 @@ def _plan_ports(
     free, surplus = _find_free_ports(wish, cluster, numbered, wanted)
     steps: list[Step] = [DeletePort(port.id) for port in surplus]
     steps += [MakePort(*at) for at in sorted(wanted - free.keys())]
+    steps += [
+        ReleasePort(port.id)
+        for port in cluster.kept
+        if port.place and port.place[0] not in wish.members and not port.server
+    ]
     return Act(tuple(steps)) if steps else None
 
 
@@ -417,7 +448,14 @@ def _find_free_ports(
         member_number for member_number, member in numbered.by_number.items() if member.building
     }
     taken = {wishes.port_place_of(wish.name, port.name) for port in cluster.ports if port.server}
-    free: dict[tuple[int, int], MemberPort] = {}
+    free = {
+        port.place: port
+        for port in sorted(cluster.kept, key=lambda port: port.id)
+        if port.place
+        and not port.server
+        and port.place[0] not in numbered.by_number
+        and port.place[1] < len(wish.nics)
+    }
     surplus = []
     for port in sorted(cluster.ports, key=lambda port: port.id):
         at = wishes.port_place_of(wish.name, port.name)
@@ -444,5 +482,5 @@ def _plan_servers(
     first = missing[0]
     hosts = list_members(wish, cluster, terms.new_keys) if wish.hosts else None
     text = write_host_list(hosts) if hosts and hosts.hosts else ""
-    ports = tuple((place, free[first, place].id) for place in places)
+    ports = tuple((at[1], free[at].id) for at in sorted(free) if at[0] == first)
     return (MakeServers((first,), ports, text),)

@@ -17,8 +17,9 @@ import attrs
 from nova_hpc.guest.host_list import WrongHostListError
 from nova_hpc.wire.cluster_wish import ClusterWish
 from nova_hpc_tools.cluster.life_cycle import checks as life_cycle_checks
-from nova_hpc_tools.cluster.life_cycle import decide
+from nova_hpc_tools.cluster.life_cycle import decide, mark_steps
 from nova_hpc_tools.cluster.life_cycle.decide import Act, Done, Move, Step, Stuck, Terms, Wait
+from nova_hpc_tools.cluster.members.foreign_group import GroupRecords
 from nova_hpc_tools.cluster.members.model import Cluster, ClusterMember
 from nova_hpc_tools.cluster.wish import Secrets
 
@@ -114,6 +115,24 @@ class ClusterCloud(Protocol):
         :returns: None: that is not why it failed, or nothing says so.
         """
 
+    def read_group(self, group: str) -> GroupRecords:
+        """A server group and its servers, whoever made them.
+
+        :raises ClusterError: there is no such group.
+        """
+
+    def mark_server(self, wish: ClusterWish, group: str, server: str) -> None:
+        """Make a server a member."""
+
+    def drop_marks(self, server: str) -> None:
+        """Remove wish and mark of a member; a server that is gone is no error."""
+
+    def keep_port(self, group: str, port: str, number: int, place: int) -> None:
+        """Mark a port that another tool made."""
+
+    def release_port(self, port: str) -> None:
+        """Remove the mark of a port; one that is gone is no error."""
+
     def console(self, server: str) -> str:
         """The last lines of a server's console."""
 
@@ -163,7 +182,7 @@ def fulfil_wish(
     return run_until_done(cloud, group, wish, secrets, pace, plan)
 
 
-def end_cluster(cloud: ClusterCloud, group: str, pace: Pace, keep_group: bool = False) -> None:
+def end_cluster(cloud: ClusterCloud, group: str, pace: Pace) -> None:
     """Delete everything of a cluster.
 
     It looks once more when nothing is left: an answer that was lost may take effect late.
@@ -171,9 +190,8 @@ def end_cluster(cloud: ClusterCloud, group: str, pace: Pace, keep_group: bool = 
     :raises ClusterError: something cannot be deleted; the text says what and why.
     """
     wish = ClusterWish("unused", frozenset({1}), "")
-    plan = lambda cluster: decide.plan_deletion(cluster, keep_group)  # noqa: E731
     for _ in range(2):
-        run_until_done(cloud, group, wish, Secrets(), pace, plan)
+        run_until_done(cloud, group, wish, Secrets(), pace, decide.plan_deletion)
 
 
 def remove_members(
@@ -265,6 +283,10 @@ def _describe_steps(steps: Sequence[Step]) -> str:
         decide.DeleteGroup: "deleting the server group",
         decide.RebuildServer: "rebuilding members",
         decide.MarkTurn: "writing down which members are done",
+        mark_steps.MarkServer: "marking members",
+        mark_steps.DropMarks: "removing marks of members",
+        mark_steps.KeepPort: "marking ports",
+        mark_steps.ReleasePort: "removing marks of ports",
     }
     first = steps[0]
     if isinstance(first, decide.AskServer):
@@ -331,5 +353,13 @@ def _send_step(
         cloud.rebuild_server(wish, group, step.server)
     elif isinstance(step, decide.MarkTurn):
         cloud.mark_turn(wish, step.server)
+    elif isinstance(step, mark_steps.MarkServer):
+        cloud.mark_server(wish, group, step.server)
+    elif isinstance(step, mark_steps.DropMarks):
+        cloud.drop_marks(step.server)
+    elif isinstance(step, mark_steps.KeepPort):
+        cloud.keep_port(group, step.port, step.number, step.place)
+    elif isinstance(step, mark_steps.ReleasePort):
+        cloud.release_port(step.port)
     else:
         cloud.delete_group(group)
