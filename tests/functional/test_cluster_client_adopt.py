@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.functional.cluster_client import base
 
 OTHER_IMAGE = "a2459075-d96c-40d5-893e-577ff92e721c"
@@ -263,3 +265,93 @@ class WholeTest(AdoptTest):
     def assert_cluster_is_whole(self, id: str) -> None:
         (row,) = self.cluster("list", "-f", "json").json
         self.assertEqual((id, "ACTIVE", "2/2"), (row["ID"], row["State"], row["Members"]))
+
+
+class KillTest(AdoptTest):
+    """The client dies; another one goes on, or undoes it."""
+
+    HOSTS = 2
+
+    def assert_listed(self) -> None:
+        """A server with any mark is in the list, with a command that helps."""
+        marked = sum(bool(tags or items) for tags, items in self.marks())
+        rows = self.cluster("list", "--long", "-f", "json").json
+        self.assertEqual(bool(marked), bool(rows))
+        for row in rows:
+            self.assertEqual(self.group["id"], row["ID"])
+            if row["State"] != "ACTIVE":
+                self.assertIn("openstack hpc cluster adopt", row["Next"])
+
+    def assert_adopted(self) -> None:
+        self.cluster("adopt", "stack-7")
+        self.assertEqual(("ACTIVE", "2/2"), self.state())
+
+    def assert_released(self) -> None:
+        if self.cluster("list", "-f", "json").json:
+            self.cluster("adopt", "--undo", self.group["id"])
+        self.assertEqual([([], []), ([], [])], self.marks())
+        self.assertEqual(2, len(self.servers()))
+        self.assertEqual([], self.cluster("list", "-f", "json").json)
+
+    def test_adopt_is_killed_at_some_requests(self) -> None:
+        self.boot_all(1, 2)
+        for at, before, resumes in ((17, False, True), (18, True, False)):
+            self.assertTrue(self.killed(at, before, ("adopt", "stack-7")))
+            self.assert_listed()
+            self.assertTrue(any(items for _, items in self.marks()))
+            if resumes:
+                self.assert_adopted()
+            self.assert_released()
+
+    def _every_request(self, *words: str) -> None:
+        self.boot_all(1, 2)
+        at = tried = 0
+        died = True
+        while died:
+            at += 1
+            died = False
+            for before in (True, False):
+                if "--undo" in words:
+                    self.assert_adopted()
+                if self.killed(at, before, ("adopt", *words)):
+                    died = True
+                    tried += 1
+                self.assert_listed()
+                if before == bool(at % 2):
+                    self.assert_adopted()
+                self.assert_released()
+        self.assertGreater(at, 8)
+        print(f"RESULT: adopt {words}: {at - 1} requests, killed {tried} times, 0 half clusters")
+
+    @pytest.mark.slow
+    def test_every_request_of_adopt(self) -> None:
+        self._every_request("stack-7")
+
+    @pytest.mark.slow
+    def test_every_request_of_undo(self) -> None:
+        self._every_request("--undo", "web")
+
+    @pytest.mark.slow
+    def test_every_request_of_replace(self) -> None:
+        """Ports that another tool made are there in the end, each with its member."""
+        ports = [self.make_port(f"mine-{at}") for at in (1, 2)]
+        for at, port in enumerate(ports, 1):
+            self.boot(f"web-{at}", port=port)
+        self.cluster("adopt", "stack-7", "--no-user-data")
+        at = tried = 0
+        died = True
+        while died:
+            at += 1
+            died = False
+            for before in (True, False):
+                if self.killed(at, before, ("replace", "web", "2")):
+                    died = True
+                    tried += 1
+                self.assert_listed()
+                self.cluster("create", "--resume", "web")
+                self.assertEqual(("ACTIVE", "2/2"), self.state())
+                holders = [self.neutron._ports[port]["device_id"] for port in ports]
+                ids = [self.record(f"web-{number}")["id"] for number in (1, 2)]
+                self.assertEqual(ids, holders)
+                self.assertEqual(2, len(self.made_ports()))
+        print(f"RESULT: replace adopted: {at - 1} requests, killed {tried} times, no port lost")

@@ -301,6 +301,7 @@ def ports_of_server(server: _Record, ports: Sequence[_Record]) -> list[_Record]:
     places = {
         str(address["OS-EXT-IPS-MAC:mac_addr"]): at
         for at, address in enumerate(reversed(addresses))
+        if "OS-EXT-IPS-MAC:mac_addr" in address
     }
     own = [port for port in ports if port.get("device_id") == server["id"]]
     if places.keys() - {str(port.get("mac_address")) for port in own}:
