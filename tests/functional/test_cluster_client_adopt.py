@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from nova import context, objects
 
 from tests.functional.cluster_client import base
 
@@ -32,7 +33,8 @@ class AdoptTest(base.ClusterClientTest):
             "metadata": {"role": "worker"},
             **more,
         }
-        hints = {"group": self.group["id"]}
+        # A number, as Heat sends it.
+        hints = {"group": self.group["id"], "hpc_members": 3}
         made = self.api.post_server({"server": body, "os:scheduler_hints": hints})
         return self._wait_for_state_change(made, "ACTIVE")
 
@@ -73,6 +75,9 @@ class WholeTest(AdoptTest):
         """A group as Heat makes it: numbers from 0 on."""
         self.boot_all(0, 1, 2)
         before = {each["id"]: each for each in self.servers()}
+        for id in before:
+            spec = objects.RequestSpec.get_by_instance_uuid(context.get_admin_context(), id)
+            self.assertEqual(["3"], spec.scheduler_hints["hpc_members"])
         self.front.requests.clear()
         shown = self.cluster("adopt", "stack-7", "--no-user-data", "-f", "json").json
         self.assertEqual(("web", "ACTIVE", "0-2"), (shown["name"], shown["state"], shown["wanted"]))
@@ -125,6 +130,7 @@ class WholeTest(AdoptTest):
         self.assertEqual([self.group["id"]], [each["id"] for each in self.groups()])
         self.assertEqual([], self.cluster("list", "-f", "json").json)
 
+    @pytest.mark.slow
     def test_ports_of_another_tool_outlive_a_replaced_member(self) -> None:
         ports = {}
         for at in (1, 2):
@@ -161,6 +167,7 @@ class WholeTest(AdoptTest):
         self.assertEqual([], self.cluster("list", "-f", "json").json)
         self.assertIn("no cluster is called", self.cluster("adopt", "--undo", "web", status=1).err)
 
+    @pytest.mark.slow
     def test_the_other_tool_goes_on(self) -> None:
         self.boot_all(1, 2)
         self.cluster("adopt", "stack-7")
@@ -189,6 +196,7 @@ class WholeTest(AdoptTest):
         self.cluster("adopt", "stack-7")
         self.assertEqual(("ACTIVE", "2/2"), self.state())
 
+    @pytest.mark.slow
     def test_user_data_that_no_api_tells(self) -> None:
         self.boot_all(1, 2)
         self.cluster("adopt", "stack-7")
@@ -206,6 +214,7 @@ class WholeTest(AdoptTest):
         server = self.admin_api.get_server(self.record("web-1")["id"])
         self.assertEqual("IyEvYmluL3NoCg==", server["OS-EXT-SRV-ATTR:user_data"])
 
+    @pytest.mark.slow
     def test_what_is_refused(self) -> None:
         self.assertIn("has no servers", self.cluster("adopt", "stack-7", status=1).err)
         self.boot_all(1, 2)
@@ -295,7 +304,13 @@ class KillTest(AdoptTest):
 
     def test_adopt_is_killed_at_some_requests(self) -> None:
         self.boot_all(1, 2)
-        for at, before, resumes in ((17, False, True), (18, True, False)):
+        self.front.arm()
+        self.cluster("adopt", "stack-7")
+        first = next(
+            at for at, text in enumerate(self.front.requests, 1) if text.startswith("POST")
+        )
+        self.assert_released()
+        for at, before, resumes in ((first, False, True), (first + 1, True, False)):
             self.assertTrue(self.killed(at, before, ("adopt", "stack-7")))
             self.assert_listed()
             self.assertTrue(any(items for _, items in self.marks()))

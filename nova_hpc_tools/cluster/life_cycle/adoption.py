@@ -76,10 +76,11 @@ def format_adoption_ways(group: str) -> str:
 
 def format_what_stays(cluster: Cluster) -> str:
     """The parts of an adopted cluster that are there after its end, in a sentence."""
-    group = printable_text(cluster.group.name) if cluster.group else cluster.id
+    if cluster.group is None:
+        return "ports that another tool made are left: this tool deletes them"
     return (
-        f"server group {group} is left, and so are ports that another tool made: this tool deletes "
-        "them"
+        f"server group {printable_text(cluster.group.name)} is left, and so are ports that another "
+        "tool made: this tool deletes them"
     )
 
 
