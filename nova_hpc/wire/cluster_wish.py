@@ -36,6 +36,9 @@ PREFIX: Final = "hpc:"
 KEY: Final = "hpc_cluster"
 #: The item with the id of the server group, which is also in the member's tag.
 GROUP_KEY: Final = "hpc_cluster_group"
+#: The same for a cluster that was adopted. It has a name of its own, because clients that know
+#: nothing of adopted clusters would take the server group for deleted.
+ADOPTED_GROUP_KEY: Final = "hpc_adopted_group"
 #: The item with the last turn that a member has done (:attr:`ClusterWish.turn`).
 TURN_KEY: Final = "hpc_cluster_turn"
 #: The item that says which server is the head, and what it says.
@@ -51,6 +54,8 @@ _DIGEST: Final = 12
 
 #: The networks of a member where none is named.
 AUTO, NONE = "auto", "none"
+#: Instead of a digest: members have something, or nothing, and no API says which.
+UNKNOWN: Final = "?"
 
 #: Names of members are names of hosts: NAME-1.
 NAME: Final = re.compile(r"[a-zA-Z](?:[a-zA-Z0-9-]{0,38}[a-zA-Z0-9])?", re.ASCII)
@@ -78,8 +83,8 @@ class ClusterWish:
     :ivar generation: grows with each change; the highest one counts.
     :ivar nics: networks of each member; none: *networks* says which.
     :ivar networks: ``auto`` or ``none``, where *nics* is empty.
-    :ivar user_data: digest of the user data; empty: there is none.
-    :ivar volumes: digest of the list of volumes that exist, one a member.
+    :ivar user_data: digest of the user data, or :data:`UNKNOWN`; empty: there is none.
+    :ivar volumes: digest of the list of volumes that exist, one a member; or :data:`UNKNOWN`.
     :ivar boot_gib: size of the boot volume that Nova makes, in GiB; 0: none.
     :ivar check: a member counts once its guest has checked itself.
     :ivar single: members are created one by one also where Nova could make all at once.
@@ -90,6 +95,8 @@ class ClusterWish:
     :ivar head: id of the head's flavor; empty: the cluster has no head.
     :ivar head_image: id of the image that the head boots from, also if it is the members'; empty:
         there is no head.
+    :ivar adopted: something else made the server group, which stays when the cluster goes.
+        Members may have the number 0.
     """
 
     name: str
@@ -112,6 +119,7 @@ class ClusterWish:
     turn: str = ""
     head: str = ""
     head_image: str = ""
+    adopted: bool = False
     generation: int = 1
 
     @property
@@ -189,7 +197,13 @@ def to_metadata(wish: ClusterWish, group: str) -> dict[str, str]:
     if len(parts) > _MOST_ITEMS:
         raise WireError(f"the cluster's description has {len(text)} characters: name fewer things")
     parts[0] = f"{len(parts)}:{parts[0]}"
-    return {GROUP_KEY: group} | {_metadata_key_of(at): part for at, part in enumerate(parts, 1)}
+    key = group_key_of(wish.adopted)
+    return {key: group} | {_metadata_key_of(at): part for at, part in enumerate(parts, 1)}
+
+
+def group_key_of(adopted: bool) -> str:
+    """The item with the id of the server group."""
+    return ADOPTED_GROUP_KEY if adopted else GROUP_KEY
 
 
 def from_metadata(metadata: Mapping[str, str]) -> ClusterWish:
@@ -268,10 +282,12 @@ def _build_wish_body(wish: ClusterWish) -> dict[str, Any]:
         if wish.head_image != wish.image:
             body["ei"] = _pack_id(wish.head_image)
     flags = {"d": wish.config_drive, "t": wish.check, "l": wish.single, "y": wish.hosts}
+    flags["adopted"] = wish.adopted
     return body | {key: True for key, value in flags.items() if value}
 
 
 def _parse_wish_body(name: str, data: Mapping[str, Any]) -> ClusterWish:
+    adopted = data.get("adopted") is True
     nics = data.get("n", AUTO)
     if isinstance(nics, str):
         if nics not in (AUTO, NONE):
@@ -283,7 +299,7 @@ def _parse_wish_body(name: str, data: Mapping[str, Any]) -> ClusterWish:
     head = _unpack_id(_wish_text(data, "e", ""))
     return ClusterWish(
         name=name,
-        members=numbers.parse_number_ranges(data.get("m")),
+        members=numbers.parse_number_ranges(data.get("m"), lowest=int(not adopted)),
         flavor=_unpack_id(_wish_text(data, "f")),
         image=image,
         nics=named,
@@ -302,6 +318,7 @@ def _parse_wish_body(name: str, data: Mapping[str, Any]) -> ClusterWish:
         turn=_parse_turn(_wish_text(data, "r", "")),
         head=head,
         head_image=(_unpack_id(_wish_text(data, "ei", "")) or image) if head else "",
+        adopted=adopted,
         generation=_wish_number(data, "g", 1),
     )
 

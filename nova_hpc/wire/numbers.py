@@ -26,8 +26,8 @@ def format_number_ranges(numbers: Collection[int]) -> str:
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in parts)
 
 
-def parse_number_ranges(text: object) -> frozenset[int]:
-    """The numbers, each from 1 to :data:`MOST`.
+def parse_number_ranges(text: object, lowest: int = 1) -> frozenset[int]:
+    """The numbers, each from *lowest* to :data:`MOST`.
 
     :raises WireError: *text* is no such list.
     """
@@ -40,7 +40,8 @@ def parse_number_ranges(text: object) -> frozenset[int]:
             raise WireError(f"{show_json_value(text)} is no list of numbers such as 1-3,7")
         low = int(match[1])
         high = int(match[2] or low)
-        if not 1 <= low <= high <= MOST:
-            raise WireError(f"{show_json_value(part)} is no range within 1 to {MOST}, low to high")
+        if not lowest <= low <= high <= MOST:
+            within = f"within {lowest} to {MOST}, low to high"
+            raise WireError(f"{show_json_value(part)} is no range {within}")
         numbers.update(range(low, high + 1))
     return frozenset(numbers)

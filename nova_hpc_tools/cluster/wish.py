@@ -30,6 +30,8 @@ from nova_hpc_tools.cluster.user_data import (
 MICROVERSION: Final = "2.71"
 #: A member's tag and a port's description begin with it; the id of the server group follows.
 MARK: Final = "hpc-cluster="
+#: The same for members of adopted clusters, and for ports that the client makes for them.
+ADOPTED_MARK: Final = "hpc-adopted="
 #: The scheduler hint that says how many members there will be.
 HINT: Final = "hpc_members"
 #: Policies of Nova's server groups; one is required.
@@ -54,12 +56,14 @@ class Secrets:
 
     :ivar user_data: as it is given to each member.
     :ivar volumes: ids of volumes that exist, in the order of the members' numbers.
+    :ivar no_user_data: members have none, where no record says so.
     :ivar keys: of the members that are made with them. They are new for each command, and no
         record needs to give them back: the other members learn the public ones.
     """
 
     user_data: bytes = b""
     volumes: tuple[str, ...] = ()
+    no_user_data: bool = False
     keys: MemberKeys = attrs.field(factory=make_member_keys, eq=False)
 
     @property
@@ -140,6 +144,18 @@ def check_wish_secrets(wish: ClusterWish, secrets: Secrets) -> None:
     :raises WishError: naming the option to give again.
     """
     options = {"user_data": "--user-data", "volumes": "--volume"}
+    if wish.volumes == cluster_wish.UNKNOWN:
+        raise WishError(
+            "the members boot from volumes, and no record says how those were made: let the tool "
+            "that made the members make new ones"
+        )
+    if wish.user_data == cluster_wish.UNKNOWN:
+        if secrets.user_data or secrets.no_user_data:
+            return
+        raise WishError(
+            "Nova does not tell the user data of members that were adopted: give --user-data FILE, "
+            "or --no-user-data if they have none"
+        )
     for field, digest in secrets.digests.items():
         if getattr(wish, field) and not digest:
             raise WishError(
@@ -159,9 +175,9 @@ def is_single(wish: ClusterWish) -> bool:
     return wish.single or own or any(nic.vnic for nic in wish.nics)
 
 
-def member_tag_of(group: str) -> str:
+def member_tag_of(group: str, adopted: bool = False) -> str:
     """The tag of each member: 48 characters of the 60 that Nova allows."""
-    return f"{MARK}{group}"
+    return f"{ADOPTED_MARK if adopted else MARK}{group}"
 
 
 def member_name(wish: ClusterWish, number: int) -> str:
@@ -179,15 +195,18 @@ def port_name(wish: ClusterWish, number: int, nic: int) -> str:
     return f"{wish.name}-{number}.{nic}"
 
 
-def member_number_of(wish_name: str, name: str) -> int | None:
-    """The number in a member's name; None: the name says none."""
-    match = re.fullmatch(rf"{re.escape(wish_name)}-([1-9][0-9]{{0,5}})", name)
-    return int(match[1]) if match and int(match[1]) <= numbers.MOST else None
+def member_number_of(wish_name: str, name: str, adopted: bool = False) -> int | None:
+    """The number in a member's name; None: the name says none.
+
+    :param adopted: it may be 0: Heat counts from there.
+    """
+    match = re.fullmatch(rf"{re.escape(wish_name)}-(0|[1-9][0-9]{{0,5}})", name)
+    return int(match[1]) if match and int(not adopted) <= int(match[1]) <= numbers.MOST else None
 
 
 def port_place_of(wish_name: str, name: str) -> tuple[int, int] | None:
     """Member's number and place of the network in the name of a port."""
-    match = re.fullmatch(rf"{re.escape(wish_name)}-([1-9][0-9]{{0,5}})\.([0-9]{{1,2}})", name)
+    match = re.fullmatch(rf"{re.escape(wish_name)}-(0|[1-9][0-9]{{0,5}})\.([0-9]{{1,2}})", name)
     return (int(match[1]), int(match[2])) if match else None
 
 
@@ -211,7 +230,7 @@ def port_body(wish: ClusterWish, group: str, number: int, place: int, groups: Se
     nic = wish.nics[place]
     port: dict[str, Any] = {
         "name": port_name(wish, number, place),
-        "description": member_tag_of(group),
+        "description": member_tag_of(group, wish.adopted),
         "network_id": nic.network,
         "binding:vnic_type": nic.vnic,
     }
@@ -241,7 +260,7 @@ def server_body(
         "name": wish.name if len(several) > 1 else member_name(wish, several[0]),
         "flavorRef": wish.flavor,
         "metadata": cluster_wish.to_metadata(wish, group),
-        "tags": [member_tag_of(group)],
+        "tags": [member_tag_of(group, wish.adopted)],
         "networks": _server_networks_of(wish, ports),
     }
     if len(several) > 1:
@@ -266,7 +285,7 @@ def _server_networks_of(wish: ClusterWish, ports: Mapping[int, str]) -> Any:
     if not wish.nics:
         return wish.networks
     return [
-        {"port": ports[place]} if nic.vnic else {"uuid": nic.network}
+        {"port": ports[place]} if place in ports else {"uuid": nic.network}
         for place, nic in enumerate(wish.nics)
     ]
 

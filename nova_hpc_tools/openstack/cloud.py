@@ -23,6 +23,7 @@ from nova_hpc_tools.cluster.members.model import Cluster
 from nova_hpc_tools.cluster.members.server import OneServer
 from nova_hpc_tools.cluster.snapshots import MemberImage
 from nova_hpc_tools.cluster.wish import Secrets
+from nova_hpc_tools.openstack.marking import PORT_FIELDS, MarkingCloud
 from nova_hpc_tools.openstack.rest import ConflictError, GoneError, RestClient
 from nova_hpc_tools.openstack.snapshot_images import SnapshotImages
 
@@ -34,17 +35,18 @@ _WITH_IMAGES: Final = "2.35"
 #: The first one in which an event of an action has the reason, for those who may read it.
 _WITH_DETAILS: Final = "2.84"
 _CONSOLE_LINES: Final = 400
-_FIELDS: Final = ("id", "name", "description", "device_id", "fixed_ips")
+#: Servers of a group that are asked for one by one; of more, all of the project are listed.
+_FEW: Final = 8
 
 
-class SdkCloud:
+class SdkCloud(MarkingCloud):
     """Nova, Neutron and Glance with the rights of one user.
 
     :param rest: its requests.
     """
 
     def __init__(self, rest: RestClient) -> None:
-        self.rest = rest
+        super().__init__(rest)
         self.images = SnapshotImages(rest)
         self._security_groups: dict[str, str] = {}
 
@@ -53,7 +55,9 @@ class SdkCloud:
     def clusters(self) -> list[Cluster]:
         """All clusters of the project."""
         groups = self.rest.groups()
-        return members.gather_clusters(groups, self.rest.servers(), self.rest.ports(fields=_FIELDS))
+        return members.gather_clusters(
+            groups, self.rest.servers(), self.rest.ports(fields=PORT_FIELDS)
+        )
 
     def find(self, name: str) -> Cluster:
         """The cluster with this name or id.
@@ -74,17 +78,28 @@ class SdkCloud:
             groups = [self.rest.nova("GET", f"/os-server-groups/{group}")["server_group"]]
         except GoneError:
             groups = []
-        servers = {
-            server["id"]: server for server in self.rest.servers(tags=wishes.member_tag_of(group))
-        }
+        adopted_tag = wishes.member_tag_of(group, adopted=True)
+        tags = {"tags-any": f"{wishes.member_tag_of(group)},{adopted_tag}"}
+        servers = {server["id"]: server for server in self.rest.servers(**tags)}
+        in_group = list(groups[0]["members"]) if groups else []
+        if len(set(in_group) - servers.keys()) > _FEW:
+            servers |= {
+                server["id"]: server for server in self.rest.servers() if server["id"] in in_group
+            }
         # Nova stores a server before its tags, and users take tags away.
-        for server in groups[0]["members"] if groups else ():
+        for server in in_group:
             if server not in servers:
                 try:
                     servers[server] = self.rest.nova("GET", f"/servers/{server}")["server"]
                 except GoneError:
                     continue
-        ports = self.rest.ports(description=wishes.member_tag_of(group), fields=_FIELDS)
+        named = groups and str(groups[0]["name"]).startswith(cluster_wish.PREFIX)
+        descriptions = [wishes.member_tag_of(group, adopted) for adopted in (False, True)]
+        ports = self.rest.ports(
+            description=descriptions[0] if named else descriptions, fields=PORT_FIELDS
+        )
+        if not named:
+            ports += self.rest.ports(tags=adopted_tag, fields=PORT_FIELDS)
         cluster = _gather_cluster(group, groups, servers.values(), ports)
         if not cluster.wants_head or cluster.heads:
             return cluster

@@ -210,7 +210,7 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
 
 def add_secret_options(parser: argparse.ArgumentParser) -> None:
     """Declare what no record gives back."""
-    parser.add_argument("--user-data", type=Path, metavar="<file>", help="user data of the members")
+    add_user_data_options(parser)
     parser.add_argument(
         "--volume",
         action="append",
@@ -221,16 +221,34 @@ def add_secret_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_user_data_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the user data of members."""
+    data = parser.add_mutually_exclusive_group()
+    data.add_argument("--user-data", type=Path, metavar="<file>", help="user data of the members")
+    data.add_argument(
+        "--no-user-data",
+        action="store_true",
+        help="members of an adopted cluster have no user data: Nova does not tell it",
+    )
+
+
 def read_secrets(args: argparse.Namespace) -> Secrets:
     """Read what no record gives back.
 
     :raises ClusterError: the file cannot be read.
     """
+    return Secrets(read_user_data(args), tuple(args.volume), args.no_user_data)
+
+
+def read_user_data(args: argparse.Namespace) -> bytes:
+    """Read the user data; empty: none was given.
+
+    :raises ClusterError: the file cannot be read.
+    """
     try:
-        data = args.user_data.read_bytes() if args.user_data else b""
+        return bytes(args.user_data.read_bytes()) if args.user_data else b""
     except OSError as error:
         raise ClusterError(f"--user-data {args.user_data}: {error.strerror}") from error
-    return Secrets(data, tuple(args.volume))
 
 
 def wish_of_options(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from nova_hpc.outside.text import printable_text
-from nova_hpc_tools.cluster.life_cycle.decide import Done, Move, Stuck, Wait
+from nova_hpc_tools.cluster.life_cycle.steps import Done, Move, Stuck, Wait
 from nova_hpc_tools.cluster.members.model import ClusterMember
 
 #: Lines of ``nova-hpc-guest check``; a console may put a time or a name before them.

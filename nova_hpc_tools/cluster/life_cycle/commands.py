@@ -14,9 +14,10 @@ from typing import Final, Protocol
 import attrs
 
 from nova_hpc.outside.text import printable_text, shell_command
+from nova_hpc.wire import cluster_wish
 from nova_hpc.wire.cluster_wish import ClusterWish
 from nova_hpc_tools.cluster import wish as wishes
-from nova_hpc_tools.cluster.life_cycle import decide
+from nova_hpc_tools.cluster.life_cycle import adoption, decide
 from nova_hpc_tools.cluster.life_cycle import run as life_cycle_run
 from nova_hpc_tools.cluster.life_cycle.decide import Terms
 from nova_hpc_tools.cluster.life_cycle.run import (
@@ -26,6 +27,7 @@ from nova_hpc_tools.cluster.life_cycle.run import (
     LostError,
     Pace,
 )
+from nova_hpc_tools.cluster.life_cycle.steps import Stuck
 from nova_hpc_tools.cluster.members.model import (
     Cluster,
     ClusterMember,
@@ -185,6 +187,8 @@ def scale_cluster(
         raise ClusterError("a cluster grows or shrinks, not both at once")
     if not wish.members:
         raise ClusterError(f"a cluster has at least one member: delete {cluster.name} instead")
+    if before.volumes == cluster_wish.UNKNOWN:
+        _check_same_secrets(before, secrets)
     if before.volumes:
         raise ClusterError(
             "members of this cluster boot from volumes that were there before, one each: "
@@ -252,6 +256,10 @@ def replace_members(
             "these are all members, and only they know what the cluster is to be: "
             "replace some of them first"
         )
+    if wish.adopted:
+        adoption.keep_ports(
+            cloud, cluster, wish, {at: numbered.by_number[at].id for at in which}, pace
+        )
     life_cycle_run.remove_members(cloud, cluster.id, old, pace)
     bear = frozenset(server.id for server in cluster.servers if server.failed)
     try:
@@ -265,10 +273,18 @@ def replace_members(
 def delete_cluster(cloud: ClusterCloud, cluster: Cluster, pace: Pace) -> None:
     """Delete a cluster: servers, ports, server group.
 
+    Of an adopted one, the server group and the ports stay that the client did not make.
+
     :raises ClusterError: something is not ours to delete, or cannot be deleted.
     """
     if cluster.strangers:
         names = ", ".join(map(printable_text, cluster.strangers))
+        if cluster.adopted:
+            raise ClusterError(
+                f"servers in the group of cluster {cluster.name} were not adopted: {names}; "
+                f"{_format_cluster_command('adopt', cluster.id)} takes them in, "
+                f"{_format_cluster_command('adopt', '--undo', cluster.id)} lets all go"
+            )
         raise ClusterError(
             f"servers are in the group of cluster {cluster.name} that are not the cluster's: "
             f"{names}; delete them first"
@@ -282,6 +298,9 @@ def _format_cluster_command(*words: str) -> str:
 
 def _refuse_unreadable(cluster: Cluster) -> None:
     if cluster.state in (ClusterState.UNKNOWN, ClusterState.NO_GROUP):
+        if cluster.adopted:
+            command = decide.format_finish_commands(cluster)
+            raise ClusterError(f"cluster {cluster.name}: {cluster.reason}; first {command}")
         raise ClusterError(f"cluster {cluster.name}: {cluster.reason}; it can only be deleted")
 
 
@@ -306,7 +325,7 @@ def _refuse_resting(cluster: Cluster, members: Collection[ClusterMember]) -> Non
     :raises ClusterError: one does not run; the text names the command that helps.
     """
     move = decide.plan_running(cluster, members)
-    if isinstance(move, decide.Stuck):
+    if isinstance(move, Stuck):
         raise ClusterError(f"{move.reason}; nothing has changed")
 
 

@@ -12,7 +12,7 @@ it is, a port by its description. So nothing exists that ``list`` does not show.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 import attrs
 
@@ -20,6 +20,23 @@ from nova_hpc.guest.host_list import PublicKeys, write_host_list
 from nova_hpc.outside.text import printable_text, shell_command
 from nova_hpc.wire.cluster_wish import ClusterWish
 from nova_hpc_tools.cluster import wish as wishes
+from nova_hpc_tools.cluster.life_cycle.steps import (
+    Act,
+    DeleteGroup,
+    DeletePort,
+    DeleteServer,
+    Done,
+    MakeHead,
+    MakePort,
+    MakeServers,
+    Move,
+    ReleasePort,
+    SetHosts,
+    SetWish,
+    Step,
+    Stuck,
+    Wait,
+)
 from nova_hpc_tools.cluster.member_list import list_members
 from nova_hpc_tools.cluster.members.model import (
     Cluster,
@@ -30,162 +47,6 @@ from nova_hpc_tools.cluster.members.model import (
     number_members,
 )
 from nova_hpc_tools.cluster.members.server_state import CHANGEABLE, Standing
-
-
-@attrs.frozen
-class MakePort:
-    """Make the port of a member at a place of its networks."""
-
-    number: int
-    place: int
-
-
-@attrs.frozen
-class MakeServers:
-    """Ask Nova for members: for the next one, or for all of them at once.
-
-    :ivar ports: place of the network and id of the port that was made for it.
-    :ivar hosts: the host list as far as it is known; empty: it is not.
-    """
-
-    numbers: tuple[int, ...]
-    ports: tuple[tuple[int, str], ...] = ()
-    hosts: str = ""
-
-
-@attrs.frozen
-class MakeHead:
-    """Ask Nova for the head.
-
-    :ivar hosts: the host list as far as it is known; empty: it is not.
-    """
-
-    hosts: str = ""
-
-
-@attrs.frozen
-class SetWish:
-    """Write the wish into a member's metadata."""
-
-    server: str
-    name: str
-
-
-@attrs.frozen
-class SetHosts:
-    """Write the host list into a member's metadata."""
-
-    server: str
-    name: str
-    hosts: str
-
-
-@attrs.frozen
-class DeleteServer:
-    """Delete a member."""
-
-    server: str
-    name: str
-
-
-@attrs.frozen
-class DeletePort:
-    """Delete a port."""
-
-    port: str
-
-
-@attrs.frozen
-class DeleteGroup:
-    """Delete the server group."""
-
-
-@attrs.frozen
-class AskServer:
-    """Ask Nova for an action on a member that has no parameters.
-
-    :ivar action: its name in Nova's API.
-    """
-
-    server: str
-    name: str
-    action: str
-
-
-@attrs.frozen
-class RebuildServer:
-    """Give a member a new disk, and with the same request the mark of its turn."""
-
-    server: str
-    name: str
-
-
-@attrs.frozen
-class MarkTurn:
-    """Write into a member's metadata that it has done its turn."""
-
-    server: str
-    name: str
-
-
-@attrs.frozen
-class OwnStep:
-    """A step that brings its own request.
-
-    :ivar words: what it does, for the progress.
-    :ivar what: tells it apart from other steps.
-    :ivar server: id of the member that it changes; empty: it changes none.
-    """
-
-    words: str
-    what: str
-    server: str = ""
-    send: Callable[[], None] = attrs.field(kw_only=True, eq=False, repr=False)
-
-
-Step = (
-    MakePort
-    | MakeServers
-    | MakeHead
-    | SetWish
-    | SetHosts
-    | DeleteServer
-    | DeletePort
-    | DeleteGroup
-    | AskServer
-    | RebuildServer
-    | MarkTurn
-    | OwnStep
-)
-
-
-@attrs.frozen
-class Act:
-    """Do these steps, in any order or at the same time; then look again."""
-
-    steps: tuple[Step, ...]
-
-
-@attrs.frozen
-class Wait:
-    """Nova is at work; look again later."""
-
-    what: str
-
-
-@attrs.frozen
-class Stuck:
-    """No step helps; the reason is for the user."""
-
-    reason: str
-
-
-@attrs.frozen
-class Done:
-    """The cluster is what it is to be."""
-
-
-Move = Act | Wait | Stuck | Done
 
 
 @attrs.frozen
@@ -212,6 +73,9 @@ def plan_fulfilment(wish: ClusterWish, cluster: Cluster, terms: Terms | None = N
     terms = terms or Terms()
     if cluster.group is None:
         return Stuck("its server group was deleted; what is left can only be deleted")
+    if cluster.unadopted:
+        names = ", ".join(map(printable_text, cluster.unadopted))
+        return Stuck(f"{names} would be made twice: {format_finish_commands(cluster)}")
     current_wish = cluster.wish
     if current_wish is not None and current_wish.order > wish.order:
         return Stuck("another client has changed this cluster meanwhile")
@@ -297,10 +161,10 @@ def plan_running(cluster: Cluster, members: Collection[ClusterMember]) -> Move:
     return Done()
 
 
-def plan_deletion(cluster: Cluster, keep_group: bool = False) -> Move:
+def plan_deletion(cluster: Cluster) -> Move:
     """The next steps on the way to nothing that is left of the cluster.
 
-    :param keep_group: the server group belongs to somebody else.
+    The server group of an adopted one stays, and so do ports that the client did not make.
     """
     living = [server for server in cluster.servers if not server.going]
     if living:
@@ -309,7 +173,9 @@ def plan_deletion(cluster: Cluster, keep_group: bool = False) -> Move:
         return Wait(f"{len(cluster.servers)} servers are being deleted")
     if cluster.ports:
         return Act(tuple(DeletePort(port.id) for port in cluster.ports))
-    if cluster.group is not None and not keep_group:
+    if cluster.kept:
+        return Act(tuple(ReleasePort(port.id) for port in cluster.kept))
+    if cluster.group is not None and not cluster.adopted:
         return Act((DeleteGroup(),))
     return Done()
 
@@ -346,7 +212,10 @@ def format_finish_commands(cluster: Cluster) -> str:
     if cluster.state is ClusterState.CHANGING:
         turn = cluster.wish.turn_verb if cluster.wish else ""
         return shell_command("openstack", "hpc", "cluster", turn, named) if turn else resume
-    if cluster.state in (ClusterState.NO_GROUP, ClusterState.UNKNOWN):
+    unclear = cluster.state in (ClusterState.NO_GROUP, ClusterState.UNKNOWN)
+    if cluster.adopted and (unclear or cluster.state is ClusterState.INCOMPLETE):
+        return _format_adopt_commands(cluster, named)
+    if unclear:
         return undo
     ran = [server for server in cluster.servers if server.failed and server.launched]
     if ran:
@@ -354,6 +223,21 @@ def format_finish_commands(cluster: Cluster) -> str:
     if cluster.state in (ClusterState.DEGRADED, ClusterState.STOPPED, ClusterState.SHELVED):
         return _format_run_commands(cluster, named)
     return f"{resume}, or {undo}"
+
+
+def _format_adopt_commands(cluster: Cluster, named: str) -> str:
+    """The commands for a cluster whose group was adopted and does not match its wish."""
+    if cluster.group is not None and not cluster.members:
+        return shell_command("openstack", "hpc", "cluster", "delete", named)
+    undo = shell_command("openstack", "hpc", "cluster", "adopt", "--undo", named)
+    if cluster.group is None:
+        return undo
+    adopt = shell_command("openstack", "hpc", "cluster", "adopt", cluster.id)
+    if cluster.unadopted or cluster.state is ClusterState.UNKNOWN:
+        return f"{adopt}, or {undo}"
+    return (
+        f"{shell_command('openstack', 'hpc', 'cluster', 'create', '--resume', named)}, or {adopt}"
+    )
 
 
 def _format_run_commands(cluster: Cluster, named: str) -> str:
@@ -386,13 +270,14 @@ def format_run_command(cluster: Cluster, member: ClusterMember) -> str:
 
 def server_in_command(cluster: Cluster, member: ClusterMember) -> str:
     """A server's name in a command: its id where its name is not the one it was made with."""
-    kept = wishes.member_number_of(cluster.name, member.name) is not None
-    return member.name if kept or member.name == wishes.head_name(cluster.name) else member.id
+    number = wishes.member_number_of(cluster.name, member.name, cluster.adopted)
+    kept = number is not None or member.name == wishes.head_name(cluster.name)
+    return member.name if kept else member.id
 
 
 def _member_in_command(cluster: Cluster, member: ClusterMember) -> str:
     """A member's name in a command of the cluster: its number where its name says none."""
-    if wishes.member_number_of(cluster.name, member.name) is not None:
+    if wishes.member_number_of(cluster.name, member.name, cluster.adopted) is not None:
         return member.name
     if member in cluster.heads:
         return wishes.head_name(cluster.name)
@@ -424,6 +309,11 @@ def _plan_ports(
     free, surplus = _find_free_ports(wish, cluster, numbered, wanted)
     steps: list[Step] = [DeletePort(port.id) for port in surplus]
     steps += [MakePort(*at) for at in sorted(wanted - free.keys())]
+    steps += [
+        ReleasePort(port.id)
+        for port in cluster.kept
+        if port.place and port.place[0] not in wish.members and not port.server
+    ]
     return Act(tuple(steps)) if steps else None
 
 
@@ -440,7 +330,14 @@ def _find_free_ports(
         member_number for member_number, member in numbered.by_number.items() if member.building
     }
     taken = {wishes.port_place_of(wish.name, port.name) for port in cluster.ports if port.server}
-    free: dict[tuple[int, int], MemberPort] = {}
+    free = {
+        port.place: port
+        for port in sorted(cluster.kept, key=lambda port: port.id)
+        if port.place
+        and not port.server
+        and port.place[0] not in numbered.by_number
+        and port.place[1] < len(wish.nics)
+    }
     surplus = []
     for port in sorted(cluster.ports, key=lambda port: port.id):
         at = wishes.port_place_of(wish.name, port.name)
@@ -488,5 +385,5 @@ def _plan_servers(
     wanted = {(member_number, place) for member_number in missing for place in places}
     free, _ = _find_free_ports(wish, cluster, numbered, wanted)
     first = missing[0]
-    ports = tuple((place, free[first, place].id) for place in places)
+    ports = tuple((at[1], free[at].id) for at in sorted(free) if at[0] == first)
     return MakeServers((first,), ports, text)

@@ -18,7 +18,32 @@ from nova_hpc.guest.host_list import WrongHostListError
 from nova_hpc.wire.cluster_wish import ClusterWish
 from nova_hpc_tools.cluster.life_cycle import checks as life_cycle_checks
 from nova_hpc_tools.cluster.life_cycle import decide
-from nova_hpc_tools.cluster.life_cycle.decide import Act, Done, Move, Step, Stuck, Terms, Wait
+from nova_hpc_tools.cluster.life_cycle.decide import Terms
+from nova_hpc_tools.cluster.life_cycle.steps import (
+    Act,
+    AskServer,
+    DeleteGroup,
+    DeletePort,
+    DeleteServer,
+    Done,
+    DropMarks,
+    KeepPort,
+    MakeHead,
+    MakePort,
+    MakeServers,
+    MarkServer,
+    MarkTurn,
+    Move,
+    OwnStep,
+    RebuildServer,
+    ReleasePort,
+    SetHosts,
+    SetWish,
+    Step,
+    Stuck,
+    Wait,
+)
+from nova_hpc_tools.cluster.members.foreign_group import GroupRecords
 from nova_hpc_tools.cluster.members.model import Cluster, ClusterMember
 from nova_hpc_tools.cluster.wish import Secrets
 
@@ -117,6 +142,24 @@ class ClusterCloud(Protocol):
         :returns: None: that is not why it failed, or nothing says so.
         """
 
+    def read_group(self, group: str) -> GroupRecords:
+        """A server group and its servers, whoever made them.
+
+        :raises ClusterError: there is no such group.
+        """
+
+    def mark_server(self, wish: ClusterWish, group: str, server: str) -> None:
+        """Make a server a member."""
+
+    def drop_marks(self, server: str) -> None:
+        """Remove wish and mark of a member; a server that is gone is no error."""
+
+    def keep_port(self, group: str, port: str, number: int, place: int) -> None:
+        """Mark a port that another tool made."""
+
+    def release_port(self, port: str) -> None:
+        """Remove the mark of a port; one that is gone is no error."""
+
     def console(self, server: str) -> str:
         """The last lines of a server's console."""
 
@@ -156,7 +199,7 @@ def fulfil_wish(
         try:
             move = decide.plan_fulfilment(wish, cluster, terms)
         except WrongHostListError as error:
-            return decide.Stuck(str(error))
+            return Stuck(str(error))
         if isinstance(move, Wait) and not until_active and _has_all_members(wish, cluster):
             return Done()
         if isinstance(move, Done) and wish.check and until_active:
@@ -166,7 +209,7 @@ def fulfil_wish(
     return run_until_done(cloud, group, wish, secrets, pace, plan)
 
 
-def end_cluster(cloud: ClusterCloud, group: str, pace: Pace, keep_group: bool = False) -> None:
+def end_cluster(cloud: ClusterCloud, group: str, pace: Pace) -> None:
     """Delete everything of a cluster.
 
     It looks once more when nothing is left: an answer that was lost may take effect late.
@@ -174,9 +217,8 @@ def end_cluster(cloud: ClusterCloud, group: str, pace: Pace, keep_group: bool = 
     :raises ClusterError: something cannot be deleted; the text says what and why.
     """
     wish = ClusterWish("unused", frozenset({1}), "")
-    plan = lambda cluster: decide.plan_deletion(cluster, keep_group)  # noqa: E731
     for _ in range(2):
-        run_until_done(cloud, group, wish, Secrets(), pace, plan)
+        run_until_done(cloud, group, wish, Secrets(), pace, decide.plan_deletion)
 
 
 def remove_members(
@@ -192,7 +234,7 @@ def remove_members(
         left = [server for server in cluster.servers if server.id in ids]
         living = [member for member in left if not member.going]
         if living:
-            return Act(tuple(decide.DeleteServer(member.id, member.name) for member in living))
+            return Act(tuple(DeleteServer(member.id, member.name) for member in living))
         return Wait(f"{len(left)} servers are being deleted") if left else Done()
 
     run_until_done(cloud, group, ClusterWish("unused", frozenset({1}), ""), Secrets(), pace, plan)
@@ -247,7 +289,7 @@ def run_until_done(
                 busy = isinstance(missed, BusyError)
                 raise SilentError(str(missed) if busy else f"the cloud does not answer: {missed}")
             interval = _SOON
-            if missed or any(isinstance(step, decide.DeleteServer) for step in move.steps):
+            if missed or any(isinstance(step, DeleteServer) for step in move.steps):
                 pace.sleep(interval)
             continue
         pace.said(cluster, move.what)
@@ -259,21 +301,25 @@ def run_until_done(
 
 def _describe_steps(steps: Sequence[Step]) -> str:
     words = {
-        decide.MakePort: "making ports",
-        decide.MakeServers: "creating members",
-        decide.MakeHead: "creating the head",
-        decide.SetWish: "writing down what the cluster is to be",
-        decide.SetHosts: "telling members of each other",
-        decide.DeleteServer: "deleting members",
-        decide.DeletePort: "deleting ports",
-        decide.DeleteGroup: "deleting the server group",
-        decide.RebuildServer: "rebuilding members",
-        decide.MarkTurn: "writing down which members are done",
+        MakePort: "making ports",
+        MakeServers: "creating members",
+        MakeHead: "creating the head",
+        SetWish: "writing down what the cluster is to be",
+        SetHosts: "telling members of each other",
+        DeleteServer: "deleting members",
+        DeletePort: "deleting ports",
+        DeleteGroup: "deleting the server group",
+        RebuildServer: "rebuilding members",
+        MarkTurn: "writing down which members are done",
+        MarkServer: "marking members",
+        DropMarks: "removing marks of members",
+        KeepPort: "marking ports",
+        ReleasePort: "removing marks of ports",
     }
     first = steps[0]
-    if isinstance(first, decide.AskServer):
+    if isinstance(first, AskServer):
         return _ACTIONS[first.action]
-    if isinstance(first, decide.OwnStep):
+    if isinstance(first, OwnStep):
         return first.words
     return words[type(first)]
 
@@ -319,27 +365,35 @@ def _was_accepted(future: futures.Future[None]) -> bool:
 def _send_step(
     cloud: ClusterCloud, group: str, wish: ClusterWish, secrets: Secrets, step: Step
 ) -> None:
-    if isinstance(step, decide.MakePort):
+    if isinstance(step, MakePort):
         cloud.make_port(wish, group, step.number, step.place)
-    elif isinstance(step, decide.MakeServers):
+    elif isinstance(step, MakeServers):
         cloud.make_servers(wish, group, step.numbers, step.ports, secrets, step.hosts)
-    elif isinstance(step, decide.MakeHead):
+    elif isinstance(step, MakeHead):
         cloud.make_head(wish, group, secrets, step.hosts)
-    elif isinstance(step, decide.SetWish):
+    elif isinstance(step, SetWish):
         cloud.set_wish(wish, group, step.server)
-    elif isinstance(step, decide.SetHosts):
+    elif isinstance(step, SetHosts):
         cloud.set_hosts(step.hosts, step.server)
-    elif isinstance(step, decide.DeleteServer):
+    elif isinstance(step, DeleteServer):
         cloud.delete_server(step.server)
-    elif isinstance(step, decide.DeletePort):
+    elif isinstance(step, DeletePort):
         cloud.delete_port(step.port)
-    elif isinstance(step, decide.AskServer):
+    elif isinstance(step, AskServer):
         cloud.ask_server(step.server, step.action)
-    elif isinstance(step, decide.RebuildServer):
+    elif isinstance(step, RebuildServer):
         cloud.rebuild_server(wish, group, step.server)
-    elif isinstance(step, decide.MarkTurn):
+    elif isinstance(step, MarkTurn):
         cloud.mark_turn(wish, step.server)
-    elif isinstance(step, decide.OwnStep):
+    elif isinstance(step, OwnStep):
         step.send()
+    elif isinstance(step, MarkServer):
+        cloud.mark_server(wish, group, step.server)
+    elif isinstance(step, DropMarks):
+        cloud.drop_marks(step.server)
+    elif isinstance(step, KeepPort):
+        cloud.keep_port(group, step.port, step.number, step.place)
+    elif isinstance(step, ReleasePort):
+        cloud.release_port(step.port)
     else:
         cloud.delete_group(group)

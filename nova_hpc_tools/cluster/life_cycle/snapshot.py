@@ -23,7 +23,14 @@ from nova_hpc_tools.cluster import snapshots
 from nova_hpc_tools.cluster import wish as wishes
 from nova_hpc_tools.cluster.life_cycle import commands, decide, verbs
 from nova_hpc_tools.cluster.life_cycle import run as life_cycle_run
-from nova_hpc_tools.cluster.life_cycle.decide import (
+from nova_hpc_tools.cluster.life_cycle.run import (
+    ClusterCloud,
+    ClusterError,
+    Pace,
+    PatienceError,
+    SilentError,
+)
+from nova_hpc_tools.cluster.life_cycle.steps import (
     Act,
     AskServer,
     Done,
@@ -32,13 +39,6 @@ from nova_hpc_tools.cluster.life_cycle.decide import (
     Step,
     Stuck,
     Wait,
-)
-from nova_hpc_tools.cluster.life_cycle.run import (
-    ClusterCloud,
-    ClusterError,
-    Pace,
-    PatienceError,
-    SilentError,
 )
 from nova_hpc_tools.cluster.members.model import Cluster, ClusterMember, number_members
 from nova_hpc_tools.cluster.members.server_state import RUNNING_TASKS, Standing

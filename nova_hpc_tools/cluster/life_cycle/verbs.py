@@ -22,7 +22,14 @@ from nova_hpc.wire.version import WireError
 from nova_hpc_tools.cluster import snapshots
 from nova_hpc_tools.cluster.life_cycle import commands, decide
 from nova_hpc_tools.cluster.life_cycle import run as life_cycle_run
-from nova_hpc_tools.cluster.life_cycle.decide import (
+from nova_hpc_tools.cluster.life_cycle.run import (
+    ClusterCloud,
+    ClusterError,
+    Pace,
+    PatienceError,
+    SilentError,
+)
+from nova_hpc_tools.cluster.life_cycle.steps import (
     Act,
     AskServer,
     Done,
@@ -33,13 +40,6 @@ from nova_hpc_tools.cluster.life_cycle.decide import (
     Step,
     Stuck,
     Wait,
-)
-from nova_hpc_tools.cluster.life_cycle.run import (
-    ClusterCloud,
-    ClusterError,
-    Pace,
-    PatienceError,
-    SilentError,
 )
 from nova_hpc_tools.cluster.members.model import Cluster, ClusterMember, number_members
 from nova_hpc_tools.cluster.members.server_state import CHANGEABLE, Standing

@@ -11,16 +11,17 @@ import attrs
 
 from nova_hpc.guest import host_list
 from nova_hpc.guest.host_list import HEAD, PublicKeys, WrongHostListError
-from nova_hpc.outside.host_names import is_uuid
 from nova_hpc.outside.text import printable_text
 from nova_hpc.wire import cluster_wish, member_verdict, position
-from nova_hpc.wire.cluster_wish import ClusterWish, Label
+from nova_hpc.wire.cluster_wish import ClusterWish
 from nova_hpc.wire.member_verdict import MemberVerdict
 from nova_hpc.wire.position import Position
 from nova_hpc.wire.version import LaterError, WireError
 from nova_hpc_tools.cluster import snapshots
 from nova_hpc_tools.cluster import wish as wishes
 from nova_hpc_tools.cluster.members import member_items, server_state
+from nova_hpc_tools.cluster.members.group import ClusterGroup, read_group
+from nova_hpc_tools.cluster.members.marks import place_of_kept_port, sort_by_cluster
 from nova_hpc_tools.cluster.members.server_state import Standing, StatusMeaning
 
 
@@ -145,9 +146,10 @@ class ClusterMember:
 
 @attrs.frozen
 class MemberPort:
-    """A port that was made for a member.
+    """A port of a member.
 
     :ivar server: id of the server that has it; empty: none has.
+    :ivar place: of a kept port: its member's number, and the place of its network.
     :ivar addresses: its fixed IP addresses.
     """
 
@@ -155,31 +157,18 @@ class MemberPort:
     name: str
     server: str = ""
     addresses: tuple[str, ...] = ()
-
-
-@attrs.frozen
-class ClusterGroup:
-    """A server group.
-
-    :ivar label: None: it is no cluster's, or its name cannot be read.
-    :ivar problem: why its name cannot be read.
-    """
-
-    id: str
-    name: str
-    policy: str = ""
-    rules: Mapping[str, Any] = attrs.Factory(dict)
-    members: tuple[str, ...] = ()
-    label: Label | None = None
-    problem: str = ""
+    place: tuple[int, int] | None = None
 
 
 @attrs.frozen
 class Cluster:
     """Everything that is known of one cluster.
 
+    :ivar ports: those that the client made.
     :ivar strangers: names of servers in the group that are not the cluster's.
     :ivar heads: servers that were made as its head: one, but for what a lost answer left.
+    :ivar adopted: something else made the server group and the first members.
+    :ivar kept: ports that something else made, and that a replaced member has again.
     """
 
     id: str
@@ -188,11 +177,17 @@ class Cluster:
     heads: tuple[ClusterMember, ...] = ()
     ports: tuple[MemberPort, ...] = ()
     strangers: tuple[str, ...] = ()
+    adopted: bool = False
+    kept: tuple[MemberPort, ...] = ()
 
     @property
     def wish(self) -> ClusterWish | None:
         """The newest wish of a server, or else the server group's."""
-        member_wishes = [server.wish for server in self.servers if server.wish is not None]
+        member_wishes = [
+            server.wish
+            for server in self.servers
+            if server.wish is not None and server.wish.adopted == self.adopted
+        ]
         if member_wishes:
             return max(member_wishes, key=lambda wish: wish.order)
         return self.group.label.wish if self.group and self.group.label else None
@@ -228,6 +223,17 @@ class Cluster:
         return self.group.label.members if self.group and self.group.label else frozenset()
 
     @property
+    def unadopted(self) -> Sequence[str]:
+        """Names of strangers that are called like members that are missing."""
+        if not self.adopted or not self.strangers:
+            return ()
+        missing = self.wanted - number_members(self).by_number.keys()
+        number_of = {
+            name: wishes.member_number_of(self.name, name, True) for name in self.strangers
+        }
+        return [name for name, number in number_of.items() if number in missing]
+
+    @property
     def state(self) -> ClusterState:
         """The state of the cluster, in one word."""
         return self._judged[0]
@@ -256,6 +262,9 @@ class Cluster:
             )
         numbered = number_members(self)
         missing = self.wanted - numbered.by_number.keys()
+        if self.unadopted:
+            left = len(self.unadopted)
+            return ClusterState.INCOMPLETE, f"{left} servers of its group are not adopted"
         if missing:
             return (
                 ClusterState.INCOMPLETE,
@@ -327,6 +336,7 @@ def number_members(cluster: Cluster, wanted: Collection[int] | None = None) -> N
     not in error, then the older one; so it is with two heads.
     """
     wanted = cluster.wanted if wanted is None else wanted
+    cluster_name = cluster.name
     left, heads = (
         sorted(
             (server for server in servers if not server.going),
@@ -339,7 +349,7 @@ def number_members(cluster: Cluster, wanted: Collection[int] | None = None) -> N
     surplus: list[ClusterMember] = []
     renamed: list[ClusterMember] = []
     for member in left:
-        own_number = wishes.member_number_of(cluster.name, member.name)
+        own_number = wishes.member_number_of(cluster_name, member.name, cluster.adopted)
         if own_number is None:
             renamed.append(member)
         elif own_number in by_number or own_number not in wanted:
@@ -368,77 +378,40 @@ def gather_clusters(
     :param servers: of ``GET /servers/detail``.
     :param ports: of Neutron's ``GET /ports``.
     """
-    cluster_groups = {group.id: group for group in map(read_group, groups)}
+    servers = list(servers)
+    all_groups = {group.id: group for group in map(read_group, groups)}
+    named = {id for id, group in all_groups.items() if group.label or group.problem}
+    marked = sort_by_cluster(servers, ports, named)
     cluster_groups = {
-        id: group for id, group in cluster_groups.items() if group.label or group.problem
+        id: group for id, group in all_groups.items() if id in named or id in marked.adopted
     }
     group_of = {server: group.id for group in cluster_groups.values() for server in group.members}
-    members: dict[str, list[ClusterMember]] = {}
-    heads: dict[str, list[ClusterMember]] = {}
     strangers: dict[str, list[str]] = {}
     for server in servers:
-        group_id = cluster_group_of(server)
-        if group_id is not None:
+        if server["id"] in group_of and server["id"] not in marked.members:
+            strangers.setdefault(group_of[server["id"]], []).append(str(server["name"]))
+    members: dict[str, list[ClusterMember]] = {}
+    heads: dict[str, list[ClusterMember]] = {}
+    for group_id, records in marked.servers.items():
+        for server in records:
             member = read_member(server)
             head = member_items.is_head(server.get("metadata") or {}, member.name, member.wish)
             (heads if head else members).setdefault(group_id, []).append(member)
-        elif server["id"] in group_of:
-            strangers.setdefault(group_of[server["id"]], []).append(str(server["name"]))
-    made: dict[str, list[MemberPort]] = {}
-    for port in ports:
-        description = str(port.get("description") or "")
-        group_id = _group_id(description.removeprefix(wishes.MARK))
-        if description.startswith(wishes.MARK) and group_id is not None:
-            made.setdefault(group_id, []).append(read_port(port))
-    ids = {*cluster_groups, *members, *heads, *made}
+    ids = {*cluster_groups, *marked.servers, *marked.made, *marked.kept}
     gathered = [
         Cluster(
             id=id,
             group=cluster_groups.get(id),
             members=tuple(members.get(id, ())),
             heads=tuple(heads.get(id, ())),
-            ports=tuple(made.get(id, ())),
+            ports=tuple(map(read_port, marked.made.get(id, ()))),
             strangers=tuple(strangers.get(id, ())),
+            adopted=id in marked.adopted,
+            kept=tuple(map(read_port, marked.kept.get(id, ()))),
         )
         for id in ids
     ]
     return sorted(gathered, key=lambda cluster: (cluster.name, cluster.id))
-
-
-def cluster_group_of(server: Mapping[str, Any]) -> str | None:
-    """The server group of whose cluster this server is a member.
-
-    Its tag says so, or its metadata: users take tags away, and Nova stores a server
-    before its tags. Users write both: what is no id of a server group says nothing, since
-    requests are made and commands are shown with it.
-    """
-    for tag in server.get("tags") or ():
-        group_id = _group_id(tag.removeprefix(wishes.MARK))
-        if tag.startswith(wishes.MARK) and group_id is not None:
-            return group_id
-    return _group_id((server.get("metadata") or {}).get(cluster_wish.GROUP_KEY))
-
-
-def _group_id(value: object) -> str | None:
-    return str(value) if is_uuid(value) else None
-
-
-def read_group(group: Mapping[str, Any]) -> ClusterGroup:
-    """A server group of Nova's API."""
-    label, problem = None, ""
-    try:
-        label = cluster_wish.from_group_name(str(group["name"]))
-    except WireError as error:
-        problem = str(error)
-    return ClusterGroup(
-        id=str(group["id"]),
-        name=str(group["name"]),
-        policy=str(group.get("policy") or ""),
-        rules=dict(group.get("rules") or {}),
-        members=tuple(group.get("members") or ()),
-        label=label,
-        problem=problem,
-    )
 
 
 def read_member(server: Mapping[str, Any]) -> ClusterMember:
@@ -493,4 +466,5 @@ def read_port(port: Mapping[str, Any]) -> MemberPort:
         str(port.get("name") or ""),
         str(port.get("device_id") or ""),
         tuple(str(fixed["ip_address"]) for fixed in port.get("fixed_ips") or ()),
+        place_of_kept_port(port),
     )

@@ -23,7 +23,7 @@ from nova_hpc_tools.accept.cluster_result import ClusterAcceptance
 from nova_hpc_tools.accept.new_cluster import settle_cluster
 from nova_hpc_tools.cluster import wish as wishes
 from nova_hpc_tools.cluster.hostfiles import HostError
-from nova_hpc_tools.cluster.life_cycle import commands, decide
+from nova_hpc_tools.cluster.life_cycle import adoption, commands, decide
 from nova_hpc_tools.cluster.life_cycle.commands import Nearness
 from nova_hpc_tools.cluster.life_cycle.run import ClusterCloudError, ClusterError, Pace
 from nova_hpc_tools.cluster.members import leave, member_names, neighbours
@@ -222,7 +222,10 @@ def _settle_with(
 
 
 class DeleteCluster(HeardOutput, ClusterChange, command.Command):
-    """Delete virtual clusters: their servers, ports and server groups"""
+    """Delete virtual clusters: their servers, ports and server groups
+
+    Of adopted clusters, the server group stays, and so do ports that another tool made.
+    """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
@@ -241,6 +244,8 @@ class DeleteCluster(HeardOutput, ClusterChange, command.Command):
                 with self.at_work(parsed_args, cluster.id, len(cluster.members)) as pace:
                     gpu_members.give_back_slots(cloud, cluster)
                     commands.delete_cluster(cloud, cluster, pace)
+                if cluster.adopted:
+                    print(adoption.format_what_stays(cluster), file=sys.stderr)
             except (ClusterError, ClusterCloudError) as error:
                 wrong.append(printable_lines(str(error)))
         if wrong:
@@ -394,7 +399,7 @@ def _parse_member_numbers(cluster: Cluster, text: str) -> frozenset[int]:
     elif text.startswith(prefix):
         inner = ",".join(name.removeprefix(prefix) for name in text.split(","))
     try:
-        return numbers.parse_number_ranges(inner)
+        return numbers.parse_number_ranges(inner, lowest=int(not cluster.adopted))
     except WireError as error:
         raise ClusterError(
             f"{text!r} does not say members of {cluster.name}: {error}; or {prefix}[1-3,7]"

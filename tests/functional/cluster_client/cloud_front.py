@@ -173,8 +173,11 @@ class CloudFront:
         project = _who(environ)[1]
         if method == "POST" and path == "/ports":
             return 201, {"port": self._make_port(_body(environ)["port"], project)}, {}
-        if method == "DELETE" and path.startswith("/ports/"):
-            return self._delete_port(path.removeprefix("/ports/"))
+        match = re.fullmatch(r"/ports/([0-9a-f-]{36})(?:/tags/([^/]+))?", path)
+        if match:
+            if method == "DELETE" and not match[2]:
+                return self._delete_port(match[1])
+            return self._change_port(method, match[1], match[2], environ)
         if path == f"/quotas/{project}/details":
             ours = [port for port in self._ports() if port["project_id"] == project]
             port = {"limit": self.quota_ports, "used": len(ours), "reserved": 0}
@@ -202,6 +205,24 @@ class CloudFront:
         kept = self._neutron._ports[port["id"]]
         kept |= {**body, "project_id": project, "tenant_id": project}
         return dict(kept)
+
+    def _change_port(self, method: str, id: str, tag: str | None, environ: Any) -> _Answer:
+        """Show a port or give it a description; and what ``standard-attr-tag`` does with tags."""
+        port = self._neutron._ports.get(id)
+        if port is None:
+            return 404, {"NeutronError": {"message": f"Port {id} could not be found."}}, {}
+        tags = port.setdefault("tags", [])
+        if tag is None:
+            if method == "PUT":
+                port |= _body(environ)["port"]
+            return 200, {"port": copy.deepcopy(port)}, {}
+        if method == "PUT":
+            port["tags"] = sorted({*tags, tag})
+            return 201, None, {}
+        if tag not in tags:
+            return 404, {"NeutronError": {"message": f"Tag {tag} could not be found."}}, {}
+        tags.remove(tag)
+        return 204, None, {}
 
     def _delete_port(self, id: str) -> _Answer:
         if id not in self._neutron._ports:
@@ -265,4 +286,6 @@ def _body(environ: dict[str, Any]) -> dict[str, Any]:
 
 
 def _matches(each: dict[str, Any], query: dict[str, list[str]]) -> bool:
-    return all(str(each.get(key, "")) in values for key, values in query.items() if key != "fields")
+    asked = {key: values for key, values in query.items() if key not in ("fields", "tags")}
+    alike = all(str(each.get(key, "")) in values for key, values in asked.items())
+    return alike and set(query.get("tags", ())) <= set(each.get("tags", ()))

@@ -17,7 +17,9 @@ from nova_hpc.wire.cluster_wish import ClusterWish
 from nova_hpc_tools.cluster import head as heads
 from nova_hpc_tools.cluster import wish as wishes
 from nova_hpc_tools.cluster.life_cycle.run import BusyError, ClusterCloudError, LostError
+from nova_hpc_tools.cluster.members import marks
 from nova_hpc_tools.cluster.members import model as members
+from nova_hpc_tools.cluster.members.foreign_group import GroupRecords
 from nova_hpc_tools.cluster.members.model import Cluster
 from nova_hpc_tools.cluster.wish import Secrets
 
@@ -229,6 +231,7 @@ class ModelCloud:
             "_scheduled": False,
             "created": f"{self._ids:08d}",
             "OS-EXT-STS:task_state": "scheduling",
+            "flavor": {"original_name": server["flavorRef"].removeprefix("id of ")},
             "_ports": ports,
         }
         return id
@@ -292,6 +295,39 @@ class ModelCloud:
     def mark_turn(self, wish: ClusterWish, server: str) -> None:
         marks = {cluster_wish.TURN_KEY: wish.turn}
         self._change("mark", lambda: self.servers[server]["metadata"].update(marks))
+
+    def read_group(self, group: str) -> GroupRecords:
+        if self._dead:
+            raise Killed
+        record = self.groups[group]
+        there = [self.servers[id] for id in record["members"] if id in self.servers]
+        hidden = tuple(id for id in record["members"] if id not in self.servers)
+        flavors = {str((each.get("flavor") or {}).get("original_name")) for each in there}
+        ids = {name: f"id of {name}" for name in flavors}
+        return GroupRecords(record, tuple(there), tuple(self.ports.values()), hidden, ids)
+
+    def mark_server(self, wish: ClusterWish, group: str, server: str) -> None:
+        def effect() -> None:
+            self.servers[server]["metadata"].update(cluster_wish.to_metadata(wish, group))
+            self.servers[server]["tags"] = [wishes.member_tag_of(group, wish.adopted)]
+
+        self._change("mark", effect)
+
+    def drop_marks(self, server: str) -> None:
+        def effect() -> None:
+            items = self.servers[server]["metadata"]
+            for key in [key for key in items if key.startswith("hpc_")]:
+                del items[key]
+            self.servers[server]["tags"] = []
+
+        self._change("drop marks", effect)
+
+    def keep_port(self, group: str, port: str, number: int, place: int) -> None:
+        tags = [wishes.member_tag_of(group, True), marks.format_place_tag(number, place)]
+        self._change("keep port", lambda: self.ports[port].update(tags=tags))
+
+    def release_port(self, port: str) -> None:
+        self._change("release port", lambda: self.ports[port].pop("tags", None))
 
     def delete_server(self, server: str) -> None:
         def effect() -> None:

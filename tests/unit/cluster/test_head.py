@@ -22,6 +22,7 @@ from nova_hpc_tools.cluster.life_cycle import commands, decide, verbs
 from nova_hpc_tools.cluster.life_cycle import run as life_cycle_run
 from nova_hpc_tools.cluster.life_cycle.commands import Nearness
 from nova_hpc_tools.cluster.life_cycle.run import ClusterError, Pace
+from nova_hpc_tools.cluster.life_cycle.steps import Act, MakeHead, MakeServers
 from nova_hpc_tools.cluster.life_cycle.verbs import REBOOT, REBUILD, SHELVE, START, STOP, UNSHELVE
 from nova_hpc_tools.cluster.members.model import Cluster, ClusterState, number_members
 from nova_hpc_tools.cluster.wish import Secrets, WishError
@@ -263,7 +264,7 @@ def test_head_and_members_are_asked_for_at_once() -> None:
     group = cloud.make_group(PLAIN, "a77e", "affinity", None)
     for wish, count in ((PLAIN, (1, 2)), (attrs.evolve(PLAIN, single=True), (1,))):
         move = decide.plan_fulfilment(wish, cloud.look(group))
-        assert move == decide.Act((decide.MakeServers(count), decide.MakeHead()))
+        assert move == Act((MakeServers(count), MakeHead()))
 
 
 def test_all_members_can_be_replaced_while_the_head_knows_the_wish() -> None:

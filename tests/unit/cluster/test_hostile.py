@@ -27,8 +27,8 @@ from nova_hpc.wire.position import Position
 from nova_hpc_tools.cluster import hostfiles
 from nova_hpc_tools.cluster.hostfiles import HostError
 from nova_hpc_tools.cluster.life_cycle import checks, commands, decide
-from nova_hpc_tools.cluster.life_cycle.decide import Stuck
 from nova_hpc_tools.cluster.life_cycle.run import ClusterError, Pace
+from nova_hpc_tools.cluster.life_cycle.steps import Stuck
 from nova_hpc_tools.cluster.members import neighbours, picture
 from nova_hpc_tools.openstack import progress
 from nova_hpc_tools.openstack.cloud import SdkCloud

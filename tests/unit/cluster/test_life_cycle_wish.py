@@ -42,6 +42,7 @@ WISHES = st.builds(
     check=st.booleans(),
     single=st.booleans(),
     turn=st.sampled_from(["", "", "reboot-3", f"rebuild-12-{uuid.UUID(int=7)}"]),
+    adopted=st.booleans(),
     generation=st.integers(1, 99),
 )
 WISHES |= st.builds(

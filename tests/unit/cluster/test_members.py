@@ -17,10 +17,10 @@ from nova_hpc.wire.position import Position
 from nova_hpc_tools.cluster import hostfiles
 from nova_hpc_tools.cluster.hostfiles import HostError
 from nova_hpc_tools.cluster.members import leave, model, neighbours, picture
+from nova_hpc_tools.cluster.members.group import ClusterGroup
 from nova_hpc_tools.cluster.members.leave import MemberPlace
 from nova_hpc_tools.cluster.members.model import (
     Cluster,
-    ClusterGroup,
     ClusterMember,
     read_member,
 )

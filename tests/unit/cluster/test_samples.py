@@ -176,6 +176,24 @@ def test_cluster_api_says_group_and_members() -> None:
     assert infrastructure["name"] == template["metadata"]["name"]
 
 
+def test_heat_says_group_and_members_and_names_that_adopt_takes() -> None:
+    """Heat 27.0.1 has read it, and made of it what its API would send."""
+    template = yaml.safe_load((SAMPLES / "cluster-heat.yaml").read_text())
+    resources = template["resources"]
+    assert set(resources["group"]["properties"]["policies"]) <= set(wishes.POLICIES)
+    workers = resources["workers"]["properties"]
+    server = workers["resource_def"]["properties"]
+    assert server["scheduler_hints"] == {
+        "group": {"get_resource": "group"},
+        wishes.HINT: workers["count"],
+    }
+    assert server["config_drive"] is True
+    ports = [network.get("port_extra_properties") for network in server["networks"]]
+    assert ports == [None, {"binding:vnic_type": "direct"}]
+    names = [server["name"].replace("%index%", str(index)) for index in range(4)]
+    assert [wishes.member_number_of("train", name, True) for name in names] == [0, 1, 2, 3]
+
+
 def tree_of(text: str) -> dict[str, dict[str, list[str]]]:
     """Switches of a topology.conf by their name."""
     found = {}

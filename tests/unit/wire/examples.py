@@ -318,10 +318,12 @@ WISH: Final = ClusterWish(
     single=True,
     gpu_share="0f4b3c2a-1111-4222-8333-444455556666",
     hosts=True,
+    adopted=True,
     generation=3,
 )
 LABEL_OF: Final = ClusterWish("train", WISH.members, WISH.flavor, image=WISH.image, nics=WISH.nics)
 HEADED: Final = {
+    "adopted": False,
     "head": "99999999-8888-4777-8666-555555555555",
     "head_image": "1a1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d",
 }
