@@ -253,6 +253,9 @@ def test_a_missing_head_needs_the_user_data() -> None:
     commands.create_cluster(cloud, wish, secrets, Nearness(), "a77e", PACE)
     commands.resume_cluster(cloud, found(cloud), None, Secrets(), PACE)
     del cloud.servers[server_of(cloud, "train-head")["id"]]
+    cluster = found(cloud)
+    assert (cluster.state.value, cluster.reason) == ("INCOMPLETE", "train-head is missing")
+    assert decide.format_finish_commands(cluster) == RESUME
     with pytest.raises(ClusterError, match="give --user-data again"):
         commands.resume_cluster(cloud, found(cloud), None, Secrets(), PACE)
     commands.resume_cluster(cloud, found(cloud), None, secrets, PACE)

@@ -52,6 +52,10 @@ FOREIGN = {
     ("nova_hpc_tools/simulate/results.py", "key.strip() == 'model name'"): "/proc/cpuinfo",
     ("nova_hpc_tools/inventory/nccl_node.py", "'CPU implementer' in first"): "/proc/cpuinfo",
     ("nova_hpc/guest/accept/facts.py", "'QEMU TCG' in self.model"): "/proc/cpuinfo",
+    (
+        "nova_hpc/guest/accept/rdma_ports.py",
+        "root.text(f'{place}/gid_attrs/types/{name}') == 'RoCE v2'",
+    ): "the kernel's (gid_attrs)",
     ("nova_hpc/fabric/partitions/other_managers.py", "text.rpartition(_START)"): "opensm's log",
 }
 #: What only looks like a text for people: (file, source of the expression) -> what it is.
