@@ -19,20 +19,27 @@ from typing import Any
 import pytest
 
 from nova_hpc.guest import host_list
+from tests.functional import test_cluster_snapshots
 from tests.functional.cluster_client import base
 
 #: State of a cluster at rest -> the status of all its members.
 RESTS = {"ACTIVE": "ACTIVE", "STOPPED": "SHUTOFF", "SHELVED": "SHELVED_OFFLOADED"}
+HEAD = ("--head", "one")
 KINDS = (
     ("--network", base.NETWORK),
+    ("--network", base.NETWORK, *HEAD),
     ("--nic", f"net-id={base.NETWORK}"),
+    ("--nic", f"net-id={base.NETWORK}", *HEAD),
     ("--nic", f"net-id={base.NETWORK}", "--no-hosts"),
     ("--network", base.NETWORK, "--no-hosts"),
 )
 #: State -> the commands that have something to do; each command is tried in each state, too.
 VERBS = {
-    "ACTIVE": (*("stop", "shelve", "reboot", "rebuild", "delete"), *("scale", "replace") * 2),
-    "STOPPED": ("start", "start", "shelve", "rebuild", "scale", "delete"),
+    "ACTIVE": (
+        *("stop", "shelve", "reboot", "rebuild", "snapshot", "delete"),
+        *("scale", "replace") * 2,
+    ),
+    "STOPPED": ("start", "start", "shelve", "rebuild", "snapshot", "scale", "delete"),
     "SHELVED": ("unshelve", "unshelve", "unshelve", "delete"),
 }
 ALL = tuple(sorted({verb for verbs in VERBS.values() for verb in verbs}))
@@ -40,8 +47,8 @@ ALL = tuple(sorted({verb for verbs in VERBS.values() for verb in verbs}))
 _MOST = 5
 
 
-class ClusterHistoryTest(base.ClusterClientTest):
-    HOSTS = 2
+class ClusterHistoryTest(test_cluster_snapshots.SnapshotTest):
+    HOSTS = 3
 
     def setUp(self) -> None:
         super().setUp()
@@ -59,7 +66,7 @@ class ClusterHistoryTest(base.ClusterClientTest):
         (row,) = rows
         self.assertEqual("k", row["Name"])
         if row["State"] not in RESTS:
-            self.assertIn("openstack hpc cluster", row["Next"])
+            self.assertIn("openstack hpc", row["Next"])
         return dict(row)
 
     def objects(self) -> list[Any]:
@@ -73,16 +80,18 @@ class ClusterHistoryTest(base.ClusterClientTest):
         return [sorted(every, key=str) for every in (servers, ports, groups)]
 
     def assert_at_rest(self, row: dict[str, Any]) -> None:
-        """Exactly its members, in one status, with their ports; running ones know each other."""
+        """Exactly its servers, in one status, with their ports; running ones know each other."""
         servers = {each["name"]: each for each in self.servers()}
-        have, wanted = row["Members"].split("/")
-        self.assertEqual((have, int(have)), (wanted, len(servers)))
+        members = {name: each for name, each in servers.items() if name != "k-head"}
+        self.assertEqual("--head" in self.kind, len(members) < len(servers))
+        have, wanted = row["Members"].removesuffix(" + head").split("/")
+        self.assertEqual((have, int(have)), (wanted, len(members)))
         self.assertEqual({RESTS[row["State"]]}, {each["status"] for each in servers.values()})
         (group,) = self.groups()
-        self.assertEqual({each["id"] for each in servers.values()}, set(group["members"]))
+        self.assertEqual({each["id"] for each in members.values()}, set(group["members"]))
         described = [port for port in self.made_ports() if port.get("description")]
         self.assertEqual(
-            len(servers) if "--nic" in self.kind else 0,
+            len(members) if "--nic" in self.kind else 0,
             len({port["device_id"] for port in described}),
         )
         self.assertEqual(
@@ -98,8 +107,21 @@ class ClusterHistoryTest(base.ClusterClientTest):
             truth[name] = (addresses[0]["addr"], keys)
         for server in servers.values():
             told = host_list.read_host_list(host_list.from_items(server["metadata"]))
-            told_of = {f"k-{host.number}": (host.address, tuple(host.keys)) for host in told.hosts}
+            told_of = {
+                told.name_of(host): (host.address, tuple(host.keys)) for host in told.everyone
+            }
             self.assertEqual(truth, told_of)
+
+    def delete_snapshots(self) -> None:
+        """Every image of a member is one of a snapshot in the list, whose end leaves none."""
+        snapshots = self.openstack("hpc", "snapshot", "list", "-f", "json").json
+        listed = {snapshot["ID"] for snapshot in snapshots}
+        of_images = {each["properties"]["hpc_cluster_snapshot"] for each in self.images()}
+        self.assertEqual(listed, of_images)
+        for snapshot in sorted(listed):
+            said = self.openstack("hpc", "snapshot", "delete", snapshot)
+            self.assertEqual(0, said.status, said.err)
+        self.assertEqual([], self.images())
 
     # -- histories ------------------------------------------------------------------
 
@@ -115,8 +137,7 @@ class ClusterHistoryTest(base.ClusterClientTest):
         if verb == "scale":
             return (verb, "k", "--members", str(chance.randint(1, 4)))
         if verb == "replace":
-            numbers = sorted(each["name"].partition("-")[2] for each in self.servers())
-            return (verb, "k", chance.choice(numbers))
+            return (verb, "k", chance.choice(sorted(each["name"] for each in self.servers())))
         return (verb, "k")
 
     def spoil(self, words: tuple[str, ...]) -> str:
@@ -148,9 +169,9 @@ class ClusterHistoryTest(base.ClusterClientTest):
             row = self.row()
             if row is None or row["State"] in RESTS:
                 return row
-            commands = re.findall(r"openstack hpc cluster [^,]+", row["Next"])
-            words = shlex.split(self.chance.choice(commands))[3:]
-            said = self.openstack("hpc", "cluster", *words)
+            commands = re.findall(r"openstack hpc [^,]+", row["Next"])
+            words = shlex.split(self.chance.choice(commands))[1:]
+            said = self.openstack(*words)
             log.append(f"{row['State']} ({row['Reason']}): {' '.join(words)} -> {said.status}")
             if said.status:
                 log.append(said.err)
@@ -173,6 +194,8 @@ class ClusterHistoryTest(base.ClusterClientTest):
                 row = self.settle(log)
                 if row is not None:
                     self.assert_at_rest(row)
+                if words[0] == "snapshot":
+                    self.delete_snapshots()
             except Exception:
                 print("\n".join(log))
                 raise
