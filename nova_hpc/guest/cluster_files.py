@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
 from . import host_list, own_metadata
@@ -28,11 +28,16 @@ LOGIN_KEY: Final = f"{FOLDER}/login_key"
 ACCOUNTS: Final = f"{FOLDER}/ssh"
 IDENTITY, AUTHORIZED = "id_ed25519", "authorized_keys"
 RESOLVER: Final = "/etc/hosts"
+#: PAM reads it for each session, also for a command of ssh, which has no login shell (pam_env(8)).
+SESSIONS: Final = "/etc/environment"
 PROFILE: Final = "/etc/profile.d/nova-hpc-cluster.sh"
 #: Where cloud-init leaves the metadata of a configuration drive.
 DRIVE: Final = "/run/cloud-init/instance-data.json"
 
 _MARK: Final = b" # nova-hpc cluster"
+_BEGIN: Final = b"# Of nova-hpc cluster:\n"
+_END: Final = b"# End of nova-hpc cluster.\n"
+_BLOCK: Final = re.compile(b"^%s(?:[A-Za-z_].*\n)*%s" % (_BEGIN, _END), re.MULTILINE)
 _ACCOUNT: Final = re.compile(r"[a-z_][a-z0-9_-]{0,31}", re.ASCII)
 _PROFILE: Final = f"# Written by nova-hpc-guest cluster.\nset -a; . {ENVIRONMENT}; set +a\n"
 
@@ -94,6 +99,10 @@ def write_cluster_files(
             root.remove(f"{ACCOUNTS}/{name}/{file}")
     if root.write(RESOLVER, merge_hosts(root.read(RESOLVER) or b"", hosts)):
         report.append(f"wrote {RESOLVER}")
+    present = root.read(SESSIONS) or b""
+    sessions = merge_variables(present, variables)
+    if sessions != present and root.write(SESSIONS, sessions):
+        report.append(f"wrote {SESSIONS}")
     return report
 
 
@@ -107,6 +116,16 @@ def merge_hosts(present: bytes, hosts: HostList) -> bytes:
     ]
     lines = present.splitlines(keepends=True)
     return b"".join((*ours, *(line for line in lines if not line.rstrip().endswith(_MARK))))
+
+
+def merge_variables(present: bytes, variables: Mapping[str, str]) -> bytes:
+    """``/etc/environment`` with the variables first: a later line of others counts.
+
+    A mark in their lines would leave its space in the values: pam_env(8) takes all before a #.
+    """
+    block = "".join(f"{name}={value}\n" for name, value in variables.items())
+    ours = _BEGIN + block.encode() + _END if block else b""
+    return ours + _BLOCK.sub(b"", present)
 
 
 def format_host_file(hosts: HostList) -> str:
