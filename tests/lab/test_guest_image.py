@@ -86,31 +86,62 @@ def mirror(suite):
     return next(url for url, release, kind in words if (release, kind) == (suite, "Packages"))
 
 
-def test_an_image_of_the_element_reads_its_promise_at_boot(builder):
-    drivers = builder / "drivers"
-    drivers.write_text(DRIVERS)
+def build_image(builder, name, kind, *elements, **environment):
+    """Build an image of Debian 12."""
     done = subprocess.run(
         [
-            *(builder / "venv/bin/disk-image-create", "-t", "raw", "-o", builder / "hpc"),
-            *("--no-tmpfs", "debian-minimal", "baremetal", "nova-hpc-guest"),
+            *(builder / "venv/bin/disk-image-create", "-t", kind, "-o", builder / name),
+            *("--no-tmpfs", "debian-minimal", *elements),
         ],
         env={
             **os.environ,
             "PATH": f"{builder / 'venv/bin'}:{os.environ['PATH']}",
             "ELEMENTS_PATH": str(Path(build.__file__).parent / "elements"),
             "NOVA_HPC_PYTHON": sys.executable,
-            "NOVA_HPC_DRIVERS": str(drivers),
             "DIB_RELEASE": "bookworm",
             "DIB_DISTRIBUTION_MIRROR": mirror("bookworm"),
             "DIB_DEBIAN_SECURITY_MIRROR": mirror("bookworm-security"),
             "DIB_BLOCK_DEVICE_CONFIG": json.dumps(DISK),
             "HOME": str(builder),
+            **environment,
         },
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+def test_an_image_for_members_of_a_cluster_has_what_jobs_need(builder):
+    build_image(builder, "members", "tar", "nova-hpc-cluster")
+    root = builder / "members"
+    root.mkdir()
+    subprocess.run(["tar", "-C", root, "-xf", f"{root}.tar"], check=True)
+    Path(f"{root}.tar").unlink()
+    for program in (
+        *("mpirun --version", "ucx_info -v", "slurmd -V", "cloud-init --version"),
+        *("nova-hpc-guest --help", "sshd -V", "mount.nfs -V", "chronyd --version"),
+        "sh -c 'command -v ibv_devinfo ib_write_bw ibstat numactl lstopo netplan'",
+    ):
+        words = ["chroot", root, "sh", "-c", f"PATH=/usr/sbin:$PATH; {program} 2>&1"]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        print("RESULT:", program, done.stdout.partition("\n")[0])
+        assert done.returncode == 0 or "OpenSSH" in done.stdout, done.stdout
+    units = root / "etc/systemd/system"
+    assert (units / "timers.target.wants/nova-hpc-cluster.timer").is_symlink()
+    # No image is a secret: neither of Slurm's, nor of a host.
+    assert not [*(root / "etc/munge").iterdir()]
+    assert not [*(root / "etc/ssh").glob("*key*")]
+    analyze = ["systemd-analyze", "verify", "--man=no", "--root", root, "munge.service"]
+    seen = subprocess.run(analyze, capture_output=True, text=True, check=False)
+    assert "munge" not in seen.stderr
+
+
+def test_an_image_of_the_element_reads_its_promise_at_boot(builder):
+    drivers = builder / "drivers"
+    drivers.write_text(DRIVERS)
+    elements = ("baremetal", "nova-hpc-guest")
+    build_image(builder, "hpc", "raw", *elements, NOVA_HPC_DRIVERS=str(drivers))
     console = boot(builder / "hpc", builder)
     print("RESULT:", *[line for line in console.splitlines() if "device" in line][-4:], sep="\n")
     assert "topology mirror, 2 devices" in console
