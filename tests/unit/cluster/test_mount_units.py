@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import email
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -35,6 +36,7 @@ def targets() -> st.SearchStrategy[str]:
     return st.lists(part, min_size=1, max_size=3).map(lambda parts: "/" + "/".join(parts))
 
 
+@pytest.mark.skipif(shutil.which("systemd-escape") is None, reason="there is no systemd-escape")
 @given(st.lists(targets(), min_size=1, max_size=20))
 def test_names_are_those_of_systemd(paths: list[str]) -> None:
     paths = [path for path in paths if not {".", ".."} & set(path.split("/"))]
@@ -81,6 +83,7 @@ def test_a_member_writes_and_starts_the_units_at_each_boot(tmp_path: Path, hosts
     assert (tmp_path / "etc/nova-hpc/login_key").exists() == hosts
 
 
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze")
 def test_systemd_takes_the_units(tmp_path: Path) -> None:
     run_hook(WISH, tmp_path)
     units = sorted((tmp_path / "units").iterdir())
