@@ -18,6 +18,7 @@ from nova_hpc.wire import cluster_wish
 from nova_hpc.wire.cluster_wish import ClusterWish
 from nova_hpc.wire.mounts import Mount, MountError, parse_mount
 from nova_hpc.wire.version import WireError
+from nova_hpc_tools.cluster import head as heads
 from nova_hpc_tools.cluster import mount_units
 from nova_hpc_tools.cluster import wish as wishes
 from nova_hpc_tools.cluster.wish import Secrets, WishError
@@ -81,6 +82,12 @@ def test_a_member_writes_and_starts_the_units_at_each_boot(tmp_path: Path, hosts
     assert written == mount_units.build_mount_units(MOUNTS)
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "units").iterdir()} == {0o644}
     assert (tmp_path / "etc/nova-hpc/login_key").exists() == hosts
+
+
+def test_the_head_mounts_as_members_do() -> None:
+    made = heads.head_body(attrs.evolve(WISH, head="9", head_image="8"), "group", Secrets())
+    hook = base64.b64decode(made["server"]["user_data"]).decode()
+    assert all(text in hook for text in mount_units.build_mount_units(MOUNTS).values())
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze")
