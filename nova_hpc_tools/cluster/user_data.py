@@ -42,7 +42,7 @@ umask 077
 put() {{ cat >"$1.new" && chmod "$2" "$1.new" && mv -f "$1.new" "$1"; }}
 """
 #: nova-hpc-guest reads the keys.
-_KEYS: Final = """\
+_KEY_FILES: Final = """\
 mkdir -p /etc/nova-hpc && chmod 755 /etc/nova-hpc
 put /etc/nova-hpc/login_key 600 <<'END'
 {login}END
@@ -119,7 +119,7 @@ def merge_user_data(
         )
     hook = _HOOK.format(cluster=cluster)
     if keys is not None:
-        hook += _KEYS.format(cluster=cluster, login=keys.login, host=keys.host)
+        hook += _KEY_FILES.format(cluster=cluster, login=keys.login, host=keys.host)
     hook += format_mount_hook(mounts)
     parts = [b"Content-Type: text/cloud-boothook\n\n" + hook.encode()]
     if mime:
