@@ -171,14 +171,12 @@ def cloud_config() -> str:
             "#cloud-config",
             "write_files:",
             *_format_cloud_file(COMMAND, single_file(accept=False), "0755"),
-            *_format_cloud_file(UNIT, _UNIT_FILE.read_bytes(), "0644"),
-            *_format_cloud_file(SHARED_UNIT, _SHARED_UNIT_FILE.read_bytes(), "0644"),
+            *_format_cloud_unit(UNIT, _UNIT_FILE),
+            *_format_cloud_unit(SHARED_UNIT, _SHARED_UNIT_FILE),
             *(
                 line
                 for unit in CLUSTER_UNITS
-                for line in _format_cloud_file(
-                    f"{UNITS}/{unit}", (_HERE / "data" / unit).read_bytes(), "0644"
-                )
+                for line in _format_cloud_unit(f"{UNITS}/{unit}", _HERE / "data" / unit)
             ),
             "groups: [hpc]",
             "runcmd:",
@@ -189,6 +187,13 @@ def cloud_config() -> str:
             "",
         ]
     )
+
+
+def _format_cloud_unit(path: str, unit: Path) -> list[str]:
+    """A unit without its comments, as the command is without its own."""
+    lines = unit.read_bytes().splitlines(keepends=True)
+    data = b"".join(line for line in lines if not line.startswith(b"#"))
+    return _format_cloud_file(path, data, "0644")
 
 
 def _format_cloud_file(path: str, data: bytes, mode: str) -> list[str]:

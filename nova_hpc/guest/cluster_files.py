@@ -28,13 +28,16 @@ LOGIN_KEY: Final = f"{FOLDER}/login_key"
 ACCOUNTS: Final = f"{FOLDER}/ssh"
 IDENTITY, AUTHORIZED = "id_ed25519", "authorized_keys"
 RESOLVER: Final = "/etc/hosts"
-PROFILE: Final = "/etc/profile.d/nova-hpc-cluster.sh"
+#: PAM reads it for each session, also for a command of ssh, which has no login shell (pam_env(8)).
+SESSIONS: Final = "/etc/environment"
 #: Where cloud-init leaves the metadata of a configuration drive.
 DRIVE: Final = "/run/cloud-init/instance-data.json"
 
 _MARK: Final = b" # nova-hpc cluster"
+_BEGIN: Final = b"# Of nova-hpc cluster:\n"
+_END: Final = b"# End of nova-hpc cluster.\n"
+_BLOCK: Final = re.compile(b"^%s(?:[A-Z].*\n)*%s" % (_BEGIN, _END), re.MULTILINE)
 _ACCOUNT: Final = re.compile(r"[a-z_][a-z0-9_-]{0,31}", re.ASCII)
-_PROFILE: Final = f"# Written by nova-hpc-guest cluster.\nset -a; . {ENVIRONMENT}; set +a\n"
 
 
 class _Account(NamedTuple):
@@ -66,12 +69,12 @@ def write_cluster_files(
     :param variables: of the environment of jobs.
     :raises GuestFileError: something cannot be written.
     """
+    lines = "".join(f"{name}={value}\n" for name, value in variables.items())
     files = {
         HOSTS: format_host_file(hosts),
         RANKS: format_rank_file(hosts),
         KNOWN: format_known_hosts(hosts),
-        ENVIRONMENT: "".join(f"{name}={value}\n" for name, value in variables.items()),
-        PROFILE: _PROFILE,
+        ENVIRONMENT: lines,
     }
     logins = dict.fromkeys(host.keys.login for host in hosts.everyone)
     opens = "".join(f"ssh-ed25519 {key} {hosts.cluster}\n" for key in logins)
@@ -94,6 +97,10 @@ def write_cluster_files(
             root.remove(f"{ACCOUNTS}/{name}/{file}")
     if root.write(RESOLVER, merge_hosts(root.read(RESOLVER) or b"", hosts)):
         report.append(f"wrote {RESOLVER}")
+    present = root.read(SESSIONS) or b""
+    sessions = merge_variables(present, lines.encode())
+    if sessions != present and root.write(SESSIONS, sessions):
+        report.append(f"wrote {SESSIONS}")
     return report
 
 
@@ -107,6 +114,14 @@ def merge_hosts(present: bytes, hosts: HostList) -> bytes:
     ]
     lines = present.splitlines(keepends=True)
     return b"".join((*ours, *(line for line in lines if not line.rstrip().endswith(_MARK))))
+
+
+def merge_variables(present: bytes, ours: bytes) -> bytes:
+    """``/etc/environment`` with our lines first: a later line of others counts.
+
+    A mark in their lines would leave its space in the values: pam_env(8) takes all before a #.
+    """
+    return (_BEGIN + ours + _END if ours else ours) + _BLOCK.sub(b"", present)
 
 
 def format_host_file(hosts: HostList) -> str:

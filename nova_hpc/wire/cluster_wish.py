@@ -6,7 +6,9 @@ exists, then the metadata of each member. Any client that reads it can finish or
 what another one began. A name has 255 characters and never changes; where the wish is
 too long for it, the name has its digest, and who finishes has to say the options again.
 
-The user data and the volumes are never stored, only their digests.
+The user data and the volumes are never stored, only their digests. Mounts stand behind the digest
+of the user data. A client of an earlier release takes both for one digest, keeps it, and refuses to
+create members, which would lack the mounts.
 
 A wish with a head has version 2, and every other one has version 1. A release that knows of no
 head would take it for a member too many, and delete it: so it must not read such a wish.
@@ -27,6 +29,7 @@ import attrs
 from nova_hpc.outside.host_names import is_uuid
 from nova_hpc.wire import numbers
 from nova_hpc.wire.documents import CLUSTER_LABEL, CLUSTER_WISH
+from nova_hpc.wire.mounts import Mount, MountError, check_mounts, parse_mount
 from nova_hpc.wire.version import WireError, show_json_value, write_compact_json
 
 #: How the name of a cluster's server group begins.
@@ -84,6 +87,7 @@ class ClusterWish:
     :ivar nics: networks of each member; none: *networks* says which.
     :ivar networks: ``auto`` or ``none``, where *nics* is empty.
     :ivar user_data: digest of the user data, or :data:`UNKNOWN`; empty: there is none.
+    :ivar mounts: file systems that each member mounts.
     :ivar volumes: digest of the list of volumes that exist, one a member; or :data:`UNKNOWN`.
     :ivar boot_gib: size of the boot volume that Nova makes, in GiB; 0: none.
     :ivar check: a member counts once its guest has checked itself.
@@ -109,6 +113,7 @@ class ClusterWish:
     zone: str = ""
     security_groups: tuple[str, ...] = ()
     user_data: str = ""
+    mounts: tuple[Mount, ...] = ()
     volumes: str = ""
     boot_gib: int = 0
     config_drive: bool = False
@@ -270,7 +275,7 @@ def _build_wish_body(wish: ClusterWish) -> dict[str, Any]:
         body["n"] = wish.networks
     if wish.security_groups:
         body["s"] = list(wish.security_groups)
-    texts = {"k": wish.key, "z": wish.zone, "u": wish.user_data, "o": wish.volumes}
+    texts = {"k": wish.key, "z": wish.zone, "u": _join_user_data(wish), "o": wish.volumes}
     texts["r"] = wish.turn
     body |= {key: value for key, value in texts.items() if value}
     if wish.boot_gib:
@@ -297,6 +302,7 @@ def _parse_wish_body(name: str, data: Mapping[str, Any]) -> ClusterWish:
         named = tuple(_parse_nic(text) for text in _wish_texts(data, "n"))
     image = _unpack_id(_wish_text(data, "i", ""))
     head = _unpack_id(_wish_text(data, "e", ""))
+    user_data, *mounts = _wish_text(data, "u", "").split(" ")
     return ClusterWish(
         name=name,
         members=numbers.parse_number_ranges(data.get("m"), lowest=int(not adopted)),
@@ -307,7 +313,8 @@ def _parse_wish_body(name: str, data: Mapping[str, Any]) -> ClusterWish:
         key=_wish_text(data, "k", ""),
         zone=_wish_text(data, "z", ""),
         security_groups=tuple(_wish_texts(data, "s")),
-        user_data=_wish_text(data, "u", ""),
+        user_data=user_data,
+        mounts=_parse_mounts(mounts),
         volumes=_wish_text(data, "o", ""),
         boot_gib=_wish_number(data, "b", 0),
         config_drive=data.get("d") is True,
@@ -326,6 +333,19 @@ def _parse_wish_body(name: str, data: Mapping[str, Any]) -> ClusterWish:
 def _parse_nic(text: str) -> Nic:
     network, _, vnic = text.partition("/")
     return Nic(_unpack_id(network), vnic)
+
+
+def _join_user_data(wish: ClusterWish) -> str:
+    return " ".join((wish.user_data, *map(str, wish.mounts)))
+
+
+def _parse_mounts(texts: list[str]) -> tuple[Mount, ...]:
+    try:
+        mounts = tuple(map(parse_mount, texts))
+        check_mounts(mounts)
+    except MountError as error:
+        raise CLUSTER_WISH.broken(f"has a wrong mount: {error}") from error
+    return mounts
 
 
 def _parse_turn(text: str) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""User data of members: the user's own, and the keys of the cluster.
+"""User data of members: the user's own, and the keys and mounts of the cluster.
 
 Our part is a boothook, which each cloud-init runs before sshd starts, without any module of the
 image's configuration and without being merged with the user's cloud-config.
@@ -11,6 +11,7 @@ import base64
 import gzip
 import hashlib
 import zlib
+from collections.abc import Sequence
 from typing import Final
 
 import attrs
@@ -23,6 +24,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from nova_hpc.guest.host_list import PublicKeys
+from nova_hpc.wire.mounts import Mount
+from nova_hpc_tools.cluster.mount_units import format_mount_hook
 
 #: Longest user data that Nova takes, in base64 (Nova's schema of servers).
 MOST: Final = 65535
@@ -34,10 +37,13 @@ _HEAD: Final = 4096
 
 _HOOK: Final = """\
 #!/bin/sh
-# Written by openstack hpc cluster: the keys of a member of {cluster}. nova-hpc-guest reads them.
+# Written by openstack hpc cluster, for a member of {cluster}.
 umask 077
-mkdir -p /etc/nova-hpc && chmod 755 /etc/nova-hpc
 put() {{ cat >"$1.new" && chmod "$2" "$1.new" && mv -f "$1.new" "$1"; }}
+"""
+#: nova-hpc-guest reads the keys.
+_KEY_FILES: Final = """\
+mkdir -p /etc/nova-hpc && chmod 755 /etc/nova-hpc
 put /etc/nova-hpc/login_key 600 <<'END'
 {login}END
 put /etc/nova-hpc/host_key 600 <<'END'
@@ -86,11 +92,14 @@ def _make_key() -> tuple[str, str]:
     return private.decode(), public.decode().split()[1]
 
 
-def merge_user_data(own: bytes, keys: MemberKeys, cluster: str) -> bytes:
+def merge_user_data(
+    own: bytes, keys: MemberKeys | None, cluster: str, mounts: Sequence[Mount] = ()
+) -> bytes:
     """MIME with the user's own data, whole and unchanged, and our part.
 
     It is in gzip if the user's was, or if it is too long otherwise.
 
+    :param keys: None: members do not know each other.
     :raises UserDataError: cloud-init would not read the user's own data, or all is too long.
     """
     packed = own.startswith(_GZIP)
@@ -101,11 +110,18 @@ def merge_user_data(own: bytes, keys: MemberKeys, cluster: str) -> bytes:
     mime = b"mime-version:" in plain[:_HEAD].lower()
     if plain and not mime and not plain.startswith(_STARTS):
         raise UserDataError(
-            "the user data is for no cloud-init (#!, #cloud-config, MIME), so the members' keys "
-            "cannot be beside it: --no-hosts leaves them out"
+            "the user data is for no cloud-init (#!, #cloud-config, MIME), so the members' "
+            + (
+                "mounts cannot be beside it: leave --mount out"
+                if mounts
+                else "keys cannot be beside it: --no-hosts leaves them out"
+            )
         )
-    hook = _HOOK.format(cluster=cluster, login=keys.login, host=keys.host).encode()
-    parts = [b"Content-Type: text/cloud-boothook\n\n" + hook]
+    hook = _HOOK.format(cluster=cluster)
+    if keys is not None:
+        hook += _KEY_FILES.format(cluster=cluster, login=keys.login, host=keys.host)
+    hook += format_mount_hook(mounts)
+    parts = [b"Content-Type: text/cloud-boothook\n\n" + hook.encode()]
     if mime:
         parts.append(plain)
     elif plain:
@@ -119,8 +135,9 @@ def merge_user_data(own: bytes, keys: MemberKeys, cluster: str) -> bytes:
         data = gzip.compress(data, mtime=0)
     if encoded_size_of(data) > MOST:
         raise UserDataError(
-            f"the user data has {encoded_size_of(data)} bytes in base64 with the members' keys "
-            f"({encoded_size_of(own)} without), longer than Nova takes: {MOST}"
+            f"the user data has {encoded_size_of(data)} bytes in base64 with the members' "
+            f"{'keys and mounts' if mounts else 'keys'} ({encoded_size_of(own)} without), "
+            f"longer than Nova takes: {MOST}"
         )
     return data
 

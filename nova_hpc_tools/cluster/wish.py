@@ -14,6 +14,7 @@ from nova_hpc.guest import host_list
 from nova_hpc.guest.host_list import HostList, ListedHost, WrongHostListError
 from nova_hpc.wire import cluster_wish, numbers
 from nova_hpc.wire.cluster_wish import NAME, ClusterWish, Nic
+from nova_hpc.wire.mounts import MountError, check_mounts
 from nova_hpc.wire.version import WireError
 from nova_hpc_tools.cluster import snapshots
 from nova_hpc_tools.cluster.user_data import (
@@ -111,13 +112,14 @@ def check_cluster_wish(wish: ClusterWish, secrets: Secrets) -> None:
         if nic.vnic and nic.vnic not in VNICS:
             raise WishError(f"vnic-type={nic.vnic} is unknown; one of {', '.join(VNICS)}")
     try:
+        check_mounts(wish.mounts)
         build_user_data(wish, secrets)
         cluster_wish.to_metadata(wish, "")
         if wish.hosts:
             numbered = [*wish.members, *([host_list.HEAD] if wish.head else [])]
             hosts = (ListedHost(at, _LONG_ADDRESS, secrets.keys.public) for at in numbered)
             host_list.write_host_list(HostList(wish.name, tuple(hosts)))
-    except (WireError, UserDataError) as error:
+    except (WireError, UserDataError, MountError) as error:
         raise WishError(str(error)) from error
     except WrongHostListError as error:
         raise WishError(f"{error}; --no-hosts leaves it out") from error
@@ -128,8 +130,9 @@ def build_user_data(wish: ClusterWish, secrets: Secrets) -> bytes:
 
     :raises UserDataError: they cannot be given to members.
     """
-    if wish.hosts:
-        return merge_user_data(secrets.user_data, secrets.keys, wish.name)
+    if wish.hosts or wish.mounts:
+        keys = secrets.keys if wish.hosts else None
+        return merge_user_data(secrets.user_data, keys, wish.name, wish.mounts)
     size = encoded_size_of(secrets.user_data)
     if size > MOST:
         raise UserDataError(

@@ -14,6 +14,7 @@ import attrs
 from nova_hpc.outside.text import shell_command
 from nova_hpc.wire import cluster_wish, numbers
 from nova_hpc.wire.cluster_wish import ClusterWish, Nic
+from nova_hpc.wire.mounts import Mount, MountError, parse_mount
 from nova_hpc.wire.version import WireError
 from nova_hpc_tools.cluster import addresses, snapshots
 from nova_hpc_tools.cluster import head as heads
@@ -66,6 +67,13 @@ def _parse_nic_option(text: str) -> Nic:
     if "net-id" not in values:
         raise argparse.ArgumentTypeError(f"{text!r} names no network: net-id=NETWORK")
     return Nic(values["net-id"], values["vnic-type"])
+
+
+def _parse_mount_option(text: str) -> Mount:
+    try:
+        return parse_mount(text)
+    except MountError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def parse_member_list(text: str) -> frozenset[int]:
@@ -201,6 +209,15 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
         "user data, and a host list",
     )
     parser.add_argument(
+        "--mount",
+        dest="mounts",
+        action="append",
+        type=_parse_mount_option,
+        default=[],
+        metavar="<server>:<export>:<directory>",
+        help="file system of an NFS server that each member mounts in a directory; may be repeated",
+    )
+    parser.add_argument(
         "--guest-check",
         action="store_true",
         help="a member counts once nova-hpc-guest check has said on its console that all is as "
@@ -294,6 +311,7 @@ def wish_of_options(
             cloud, args.gpu_share, 0 if args.resume else len(numbered)
         ),
         user_data=given.digests["user_data"],
+        mounts=tuple(args.mounts),
         volumes=given.digests["volumes"],
     )
     try:
@@ -344,6 +362,7 @@ def take_from_snapshot(args: argparse.Namespace, snapshot: ClusterSnapshot) -> N
     args.key_name = args.key_name or wish.key
     args.availability_zone = args.availability_zone or wish.zone
     args.boot_from_volume = args.boot_from_volume or wish.boot_gib
+    args.mounts = args.mounts or wish.mounts
     args.hosts = wish.hosts if args.hosts is None else args.hosts
     args.config_drive = (
         (wish.config_drive or None) if args.config_drive is None else args.config_drive

@@ -139,6 +139,35 @@ class ClusterHostsTest(base.ClusterClientTest):
         self.assertNotIn("hpc_hosts", server["metadata"])
         self.assertNotIn("hpc_host_keys", server["metadata"])
 
+    def test_members_mount_also_those_that_come_later(self) -> None:
+        words = ("--mount", "nfs:/export:/data", "--mount", "[2001:db8::9]:/:/opt/apps")
+        self.create("train", 1, "--network", base.NETWORK, "--no-hosts", *words)
+        self.cluster("scale", "train", "--members", "2")
+        self.cluster("replace", "train", "train-1")
+        servers = self.servers()
+        self.assertEqual(["train-1", "train-2"], sorted(server["name"] for server in servers))
+        for server in servers:
+            ((kind, hook),) = self.parts_of(server)
+            self.assertEqual("text/cloud-boothook", kind)
+            for line in (
+                "What=nfs:/export\nWhere=/data\n",
+                "What=[2001:db8::9]:/\nWhere=/opt/apps",
+            ):
+                self.assertIn(line, hook.decode())
+            self.assertNotIn("ssh", hook.decode())
+
+    def test_a_mount_that_harms_is_refused_before_anything_is_made(self) -> None:
+        self.front.requests.clear()
+        for texts, status, why in (
+            (("nfs:/x:/etc",), 2, "would hide what members need"),
+            (("6f0c:/data",), 2, "a share of Manila is attached by hand"),
+            (("nfs:/x:/d", "nfs:/y:/d"), 1, "/d is mounted twice"),
+        ):
+            mounts = [word for text in texts for word in ("--mount", text)]
+            said = self.create("bad", 1, "--network", base.NETWORK, *mounts, status=status)
+            self.assertIn(why, " ".join(said.err.split()))
+        self.assertNotIn("POST", " ".join(self.front.requests))
+
     def test_user_data_without_room_are_refused_before_anything_is_made(self) -> None:
         self.own.write_bytes(b"#!" + bytes(range(256)) * 190)
         said = self.create("big", 2, *self.words, "--no-hosts", status=0)

@@ -44,7 +44,7 @@ PAIR = {
 }
 
 
-class MirrorTest(DriverTest):
+class MirrorBase(DriverTest):
     """Servers whose flavors have ``hpc:guest_topology``."""
 
     def setUp(self) -> None:
@@ -94,6 +94,15 @@ class MirrorTest(DriverTest):
         schema = etree.RelaxNG(etree.parse(SCHEMA))
         self.assertTrue(schema.validate(etree.fromstring(self.xml(server))), schema.error_log)
 
+    def told(self, server) -> dict:
+        """The document that the guest reads."""
+        root = etree.fromstring(self.xml(server))
+        entries = root.findall("sysinfo[@type='fwcfg']/entry")
+        (text,) = (e.text for e in entries if e.get("name") == "opt/org.nova-hpc/guest.json")
+        return json.loads(base64.b64decode(text))
+
+
+class MirrorTest(MirrorBase):
     def assert_flat(self, server) -> None:
         self.assertNotIn("pcie-expander-bus", self.xml(server))
 
@@ -141,13 +150,6 @@ class MirrorTest(DriverTest):
         self.set_abi(server, None)
         self._reboot_server(server, hard=True)
         self.assertNotIn("fwcfg", self.xml(server))
-
-    def told(self, server) -> dict:
-        """The document that the guest reads."""
-        root = etree.fromstring(self.xml(server))
-        entries = root.findall("sysinfo[@type='fwcfg']/entry")
-        (text,) = (e.text for e in entries if e.get("name") == "opt/org.nova-hpc/guest.json")
-        return json.loads(base64.b64decode(text))
 
     def test_flat_is_the_default(self) -> None:
         self.start()

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An image with the element of diskimage-builder, built and booted in plain emulation.
+"""Images with the elements of diskimage-builder, built and booted in plain emulation.
 
-It has no partitions, for which diskimage-builder needs the kernel's device mapper, and a container
-has none of that: element ``baremetal`` takes out the kernel that QEMU starts.
+They have no partitions, for which diskimage-builder needs the kernel's device mapper, and a
+container has none of that: element ``baremetal`` takes out the kernel that QEMU starts.
 
-The machine has one device of the two that it is told it was promised: what it says on its console
-shows that the image reads the promise at its first boot, and tells NCCL.
+The first machine has one device of the two that it is told it was promised: what it says on its
+console shows that the image reads the promise at its first boot, and tells NCCL.
 """
 
 import base64
@@ -16,11 +16,17 @@ import shutil
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
 import pytest
 
-from nova_hpc.guest import build, terms
+from nova_hpc.guest import build, host_list, terms
+from nova_hpc.guest.host_list import HostList, ListedHost
+from nova_hpc.wire.cluster_wish import ClusterWish
+from nova_hpc.wire.mounts import parse_mount
+from nova_hpc_tools.cluster import wish as wishes
+from nova_hpc_tools.cluster.wish import Secrets
 
 pytestmark = pytest.mark.slow
 
@@ -61,6 +67,24 @@ ln -sf ../tell.service /etc/systemd/system/multi-user.target.wants/tell.service
 """
 
 
+#: Told before the end of cloud-init's last stage, which runs the user's commands.
+TELL = b"""\
+#cloud-config
+runcmd:
+  - |
+    exec >/dev/ttyS0 2>&1
+    nova-hpc-guest cluster refresh --if-present
+    echo BEGIN
+    systemctl is-active data.automount nova-hpc-cluster.timer ssh
+    timeout 5 ls /data
+    echo ls $?
+    sshd -T | grep ^hostkey
+    cat /etc/hosts
+    systemctl --failed --no-legend
+    echo TOLD
+"""
+
+
 @pytest.fixture(scope="module")
 def builder(tmp_path_factory):
     """diskimage-builder in an environment of its own."""
@@ -86,31 +110,111 @@ def mirror(suite):
     return next(url for url, release, kind in words if (release, kind) == (suite, "Packages"))
 
 
-def test_an_image_of_the_element_reads_its_promise_at_boot(builder):
-    drivers = builder / "drivers"
-    drivers.write_text(DRIVERS)
+def build_image(builder, name, kind, *elements, **environment):
+    """Build an image of Debian 12."""
     done = subprocess.run(
         [
-            *(builder / "venv/bin/disk-image-create", "-t", "raw", "-o", builder / "hpc"),
-            *("--no-tmpfs", "debian-minimal", "baremetal", "nova-hpc-guest"),
+            *(builder / "venv/bin/disk-image-create", "-t", kind, "-o", builder / name),
+            *("--no-tmpfs", "debian-minimal", *elements),
         ],
         env={
             **os.environ,
             "PATH": f"{builder / 'venv/bin'}:{os.environ['PATH']}",
             "ELEMENTS_PATH": str(Path(build.__file__).parent / "elements"),
             "NOVA_HPC_PYTHON": sys.executable,
-            "NOVA_HPC_DRIVERS": str(drivers),
             "DIB_RELEASE": "bookworm",
             "DIB_DISTRIBUTION_MIRROR": mirror("bookworm"),
             "DIB_DEBIAN_SECURITY_MIRROR": mirror("bookworm-security"),
             "DIB_BLOCK_DEVICE_CONFIG": json.dumps(DISK),
             "HOME": str(builder),
+            **environment,
         },
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+@pytest.fixture(scope="module")
+def members(builder):
+    """The root of an image for members of a cluster."""
+    build_image(builder, "members", "tar", "nova-hpc-cluster")
+    root = builder / "members"
+    root.mkdir()
+    subprocess.run(["tar", "-C", root, "-xf", f"{root}.tar"], check=True)
+    Path(f"{root}.tar").unlink()
+    return root
+
+
+def test_an_image_for_members_of_a_cluster_has_what_jobs_need(members):
+    root = members
+    for program in (
+        *("mpirun --version", "ucx_info -v", "slurmd -V", "cloud-init --version"),
+        *("nova-hpc-guest --help", "sshd -V", "mount.nfs -V", "chronyd --version"),
+        "sh -c 'command -v ibv_devinfo ib_write_bw ibstat numactl lstopo netplan'",
+    ):
+        words = ["chroot", root, "sh", "-c", f"PATH=/usr/sbin:$PATH; {program} 2>&1"]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        print("RESULT:", program, done.stdout.partition("\n")[0])
+        assert done.returncode == 0 or "OpenSSH" in done.stdout, done.stdout
+    units = root / "etc/systemd/system"
+    assert (units / "timers.target.wants/nova-hpc-cluster.timer").is_symlink()
+    assert not (units / "multi-user.target.wants/slurmd.service").is_symlink()
+    # No image is a secret: neither of Slurm's, nor of a host.
+    assert not [*(root / "etc/munge").iterdir()]
+    assert not [*(root / "etc/ssh").glob("*key*")]
+    waits = (units / "munge.service.d/nova-hpc-cluster.conf").read_text()
+    assert "ConditionPathExists=/etc/munge/munge.key" in waits
+
+
+def test_a_member_boots_while_the_server_of_its_mount_is_away(members, builder):
+    """As ``openstack hpc cluster create --mount`` makes it, with a configuration drive."""
+    secrets = Secrets(TELL)
+    mounts = (parse_mount("10.0.2.99:/export:/data"),)
+    wish = ClusterWish("train", frozenset({1, 2}), "1", image="1", hosts=True, mounts=mounts)
+    hosts = tuple(ListedHost(at, f"10.0.2.{14 + at}", secrets.keys.public) for at in (1, 2))
+    known = host_list.write_host_list(HostList("train", hosts, 2))
+    server = wishes.server_body(wish, "group", (1,), secrets, {}, known)["server"]
+    own_id = str(uuid.uuid4())
+    metadata = {
+        "uuid": own_id,
+        "name": "train-1",
+        "hostname": "train-1",
+        "meta": server["metadata"],
+    }
+    latest = builder / "drive/openstack/latest"
+    latest.mkdir(parents=True)
+    (latest / "user_data").write_bytes(base64.b64decode(server["user_data"]))
+    (latest / "meta_data.json").write_text(json.dumps(metadata))
+    # By their labels: cloud-init, and the image's fstab.
+    labels = {"config-2": (builder / "drive", "8M"), "cloudimg-rootfs": (members, "4G")}
+    for label, (folder, size) in labels.items():
+        made = f"{builder}/{label}.raw"
+        subprocess.run(["mkfs.ext4", "-qFL", label, "-d", folder, made, size], check=True)
+    (kernel,) = members.glob("boot/vmlinuz-*")
+    (initial,) = members.glob("boot/initrd.img-*")
+    console = watch(
+        builder / "member.log",
+        *("-m", "2048", "-nic", "user,model=virtio-net-pci", "-kernel", kernel, "-initrd", initial),
+        *("-drive", f"file={builder}/cloudimg-rootfs.raw,format=raw,if=virtio"),
+        *("-drive", f"file={builder}/config-2.raw,format=raw,if=virtio,readonly=on"),
+        *("-uuid", own_id, "-smbios", f"type=1,product=OpenStack Compute,uuid={own_id}"),
+    )
+    told = console.partition("BEGIN\n")[2].replace("\r", "")
+    print("RESULT:", told)
+    assert told.startswith("active\nactive\nactive\n")
+    assert "\nls 124\n" in told
+    assert "hostkey /etc/nova-hpc/host_key" in told
+    assert "10.0.2.16 train-2 # nova-hpc cluster" in told
+    assert "failed" not in told
+
+
+def test_an_image_of_the_element_reads_its_promise_at_boot(builder):
+    drivers = builder / "drivers"
+    drivers.write_text(DRIVERS)
+    elements = ("baremetal", "nova-hpc-guest")
+    build_image(builder, "hpc", "raw", *elements, NOVA_HPC_DRIVERS=str(drivers))
     console = boot(builder / "hpc", builder)
     print("RESULT:", *[line for line in console.splitlines() if "device" in line][-4:], sep="\n")
     assert "topology mirror, 2 devices" in console
@@ -130,16 +234,23 @@ def boot(image, folder):
     nccl = folder / "nccl"
     golden = PROMISE.parents[1] / "nccl-topology/v1.xml"
     nccl.write_bytes(base64.b64encode(golden.read_bytes()))
-    log = folder / "console.log"
+    return watch(
+        folder / "console.log",
+        *("-m", "1024", "-nic", "none", "-device", "edu"),
+        *("-drive", f"file={image}.raw,format=raw,if=virtio"),
+        *("-kernel", f"{image}.vmlinuz", "-initrd", f"{image}.initrd"),
+        *("-fw_cfg", f"name={terms.DOCUMENT},file={promise}"),
+        *("-fw_cfg", f"name={terms.NCCL},file={nccl}"),
+    )
+
+
+def watch(log, *words):
+    """What a machine says on its console until it has told what it should."""
     process = subprocess.Popen(
         [
-            *("qemu-system-x86_64", "-machine", "q35", "-accel", "tcg", "-m", "1024", "-smp", "2"),
-            *("-display", "none", "-nic", "none", "-serial", f"file:{log}", "-no-reboot"),
-            *("-device", "edu", "-drive", f"file={image}.raw,format=raw,if=virtio"),
-            *("-kernel", f"{image}.vmlinuz", "-initrd", f"{image}.initrd"),
-            *("-append", "root=/dev/vda rw console=ttyS0"),
-            *("-fw_cfg", f"name={terms.DOCUMENT},file={promise}"),
-            *("-fw_cfg", f"name={terms.NCCL},file={nccl}"),
+            *("qemu-system-x86_64", "-machine", "q35", "-accel", "tcg", "-smp", "2"),
+            *("-display", "none", "-serial", f"file:{log}", "-no-reboot"),
+            *("-append", "root=/dev/vda rw console=ttyS0", *words),
         ]
     )
     try:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from nova_hpc.wire import cluster_wish, numbers
 from nova_hpc.wire.cluster_wish import ClusterWish, Nic
+from nova_hpc.wire.mounts import Mount
 from nova_hpc.wire.version import WireError
 from nova_hpc_tools.cluster import wish as wishes
 from nova_hpc_tools.cluster.life_cycle import checks as life_cycle_checks
@@ -37,6 +38,9 @@ WISHES = st.builds(
     zone=words,
     security_groups=st.lists(words.filter(bool), max_size=2).map(tuple),
     user_data=st.sampled_from(["", "0123456789ab"]),
+    mounts=st.sampled_from(
+        [(), (Mount("nfs:/x", "/data"),), (Mount("[::2]:/", "/d"), Mount("n:/", "/e"))]
+    ),
     boot_gib=st.integers(0, 4000),
     config_drive=st.booleans(),
     check=st.booleans(),

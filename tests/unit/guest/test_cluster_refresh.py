@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nova_hpc.guest import build, cluster_files, command, host_list
+from nova_hpc.guest.files import Root
 from nova_hpc.guest.host_list import HostList, ListedHost, PublicKeys, WrongHostListError
 
 OWN = "7a1d9e00-1111-4222-8333-444455556666"
@@ -312,6 +313,39 @@ def test_lines_of_others_stay_in_the_resolvers_file(
     assert cluster_files.merge_hosts(merged, first) == merged
     again = cluster_files.merge_hosts(merged, second)
     assert again == cluster_files.merge_hosts(present, second)
+
+
+OURS = st.sampled_from([b"", b"UCX_IB_PKEY=0x8001\n", b"A_B==x:1\nUCX_IB_SL=3\n"])
+PRESENT = st.lists(
+    st.sampled_from([b"MINE=1", b"# End of nova-hpc cluster.", b"UCX_IB_SL=7", b"", b"\xff#"])
+).map(lambda lines: b"".join(line + b"\n" for line in lines))
+
+
+@given(PRESENT, OURS, OURS)
+def test_variables_of_others_stay_in_the_file_of_sessions(
+    present: bytes, first: bytes, second: bytes
+) -> None:
+    merged = cluster_files.merge_variables(present, first)
+    assert merged.endswith(present)
+    ours = merged[: len(merged) - len(present)].splitlines(keepends=True)
+    # No mark and no space beside a value: pam_env(8) would make it the value's.
+    assert b"".join(ours[1:-1]) == first
+    assert cluster_files.merge_variables(merged, first) == merged
+    assert cluster_files.merge_variables(merged, second) == cluster_files.merge_variables(
+        present, second
+    )
+    assert cluster_files.merge_variables(merged, b"") == present
+
+
+def test_sessions_have_the_variables_and_no_file_without_any(tmp_path: Path) -> None:
+    root = Root(str(tmp_path))
+    (tmp_path / "etc").mkdir()
+    cluster_files.write_cluster_files(root, TWO, (), {})
+    assert not (tmp_path / "etc/environment").exists()
+    report = cluster_files.write_cluster_files(root, TWO, (), {"UCX_IB_PKEY": "0x8001"})
+    assert "wrote /etc/environment" in report
+    assert "\nUCX_IB_PKEY=0x8001\n" in (tmp_path / "etc/environment").read_text()
+    assert (tmp_path / "etc/nova-hpc/environment").read_text() == "UCX_IB_PKEY=0x8001\n"
 
 
 @given(st.text(), st.dictionaries(st.text(), st.text()))

@@ -195,12 +195,26 @@ def test_the_element_takes_the_command_its_unit_and_a_script_for_drivers(tmp_pat
     assert os.access(found / "drivers", os.X_OK)
 
 
-def test_the_hooks_of_the_element_are_programs(capsys):
-    hooks = [path for path in element(capsys).rglob("*") if path.parent.name.endswith(".d")]
-    assert len(hooks) == 2
-    for hook in hooks:
+@pytest.mark.parametrize(("name", "count"), [("nova-hpc-guest", 2), ("nova-hpc-cluster", 2)])
+def test_the_hooks_of_an_element_are_programs(name, count, capsys):
+    folder = element(capsys).parent / name
+    hooks = [path for path in folder.rglob("*") if path.parent.name.endswith(".d")]
+    assert len(hooks) == count
+    for hook in (*hooks, *folder.glob("drivers/*")):
         assert os.access(hook, os.X_OK), hook
         assert subprocess.run(["bash", "-n", hook], check=False).returncode == 0
+
+
+def test_other_names_of_packages_are_of_packages_that_the_element_installs(capsys):
+    """A name that is in no list would leave the package of the other distributions out."""
+    folder = element(capsys).parent / "nova-hpc-cluster"
+    packages = {line.rstrip(":") for line in (folder / "package-installs.yaml").read_text().split()}
+    families = json.loads((folder / "pkg-map").read_text())["family"]
+    assert set(families) == {"debian", "redhat"}
+    for names in families.values():
+        assert set(names) < packages
+    # It stands for packages whose names differ everywhere.
+    assert all("network-setup" in names for names in families.values())
 
 
 def test_a_file_has_to_be_named(capsys):

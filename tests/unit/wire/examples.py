@@ -59,6 +59,7 @@ from nova_hpc.wire.decision import Decision
 from nova_hpc.wire.guest_abi import Abi, TopologyMode
 from nova_hpc.wire.ledger import DeviceState, Ledger, LedgerDevice, PartitionTenancy, Trial
 from nova_hpc.wire.member_verdict import MemberVerdict
+from nova_hpc.wire.mounts import Mount
 from nova_hpc.wire.node_declaration import (
     Cpus,
     DeclaredLimits,
@@ -311,6 +312,7 @@ WISH: Final = ClusterWish(
     zone="hpc",
     security_groups=("default",),
     user_data="0123456789ab",
+    mounts=(Mount("[2001:db8::9]:/vol/a", "/data"), Mount("nfs:/", "/opt/apps")),
     volumes="ba9876543210",
     boot_gib=40,
     config_drive=True,
