@@ -53,7 +53,7 @@ HostKey /etc/nova-hpc/host_key
 AuthorizedKeysFile .ssh/authorized_keys .ssh/authorized_keys2 /etc/nova-hpc/ssh/%u/authorized_keys
 END
 [ ! -d /etc/ssh/ssh_config.d ] || put /etc/ssh/ssh_config.d/10-nova-hpc.conf 644 <<'END'
-Host {cluster}-*
+Host {cluster}-* !*.*
     IdentityFile /etc/nova-hpc/ssh/%u/id_ed25519
     GlobalKnownHostsFile /etc/nova-hpc/known_hosts
     StrictHostKeyChecking yes
@@ -108,7 +108,7 @@ def merge_user_data(
     except (OSError, EOFError, zlib.error) as error:
         raise UserDataError(f"the user data is broken gzip: {error}") from error
     mime = b"mime-version:" in plain[:_HEAD].lower()
-    if plain and not mime and not plain.startswith(_STARTS):
+    if plain and not mime and not plain.lstrip().lower().startswith(_STARTS):
         raise UserDataError(
             "the user data is for no cloud-init (#!, #cloud-config, MIME), so the members' "
             + (

@@ -108,6 +108,15 @@ def test_what_cloud_init_would_not_read_is_refused(own: bytes, words: str) -> No
         merge_user_data(own, KEYS, "train")
 
 
+@pytest.mark.parametrize(
+    "own", [b"\n#cloud-config\n{}\n", b"  #!/bin/sh\n", b"#Cloud-Config\n{}\n"]
+)
+def test_starts_are_read_as_cloud_init_reads_them(own: bytes) -> None:
+    """It looks at the text without white space before it, in lower case (handlers/__init__.py)."""
+    _, theirs = read_parts(merge_user_data(own, KEYS, "train"))
+    assert theirs == ("text/plain", own)
+
+
 def test_keys_are_what_openssh_takes(tmp_path: Path) -> None:
     for private, public in ((KEYS.login, KEYS.public.login), (KEYS.host, KEYS.public.host)):
         path = tmp_path / "key"
@@ -137,7 +146,8 @@ def test_the_hook_writes_keys_for_root_alone_and_both_ends_of_ssh(tmp_path: Path
     assert "stricthostkeychecking true" in seen
     assert f"identityfile {etc}/nova-hpc/ssh/%u/id_ed25519" in seen
     assert f"globalknownhostsfile {etc}/nova-hpc/known_hosts" in seen
-    assert "nova-hpc" not in subprocess.check_output([*words, "other-2"], text=True)
+    for other in ("other-2", "train-mine.example.org"):
+        assert "nova-hpc" not in subprocess.check_output([*words, other], text=True)
     assert sorted(path.name for path in (etc / "nova-hpc").iterdir()) == [
         "host_key",
         "known_hosts",
