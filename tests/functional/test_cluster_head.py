@@ -153,6 +153,7 @@ class HeadLifeTest(HeadTest):
         self.assertEqual(set(MEMBERS), rebuilt)
         self.assert_whole(ALL)
 
+    @pytest.mark.slow
     def test_no_place_for_the_head_or_a_member_leaves_nothing(self) -> None:
         big = self._create_flavor(vcpu=9, memory_mb=256, disk=1, ephemeral=0, name="big")
         said = self.create("k", 2, "--head", big, status=1)
@@ -164,6 +165,7 @@ class HeadLifeTest(HeadTest):
         self.assertIn("nothing is left of the cluster", said.err)
         self.assert_nothing_left()
 
+    @pytest.mark.slow
     def test_what_is_no_head_is_refused_before_anything_is_made(self) -> None:
         self._create_flavor(
             vcpu=1,
