@@ -176,9 +176,12 @@ def test_the_job_runs_again_after_a_night(cluster):
 
 def test_a_shelved_cluster_comes_back_whole_or_not_at_all(cluster):
     lab = cluster.lab
+    if not list(lab.connection.compute.servers()):
+        # This test alone.
+        cluster.change("create", "train", "--members", "3", "--head", HEAD, *WANTED)
     cluster.change("shelve", "train")
     # Another project takes two of the four GPUs.
-    stranger = ("--flavor", FLAVOR, "--image", cluster_guest.IMAGE, "--network", "none")
+    stranger = ("--flavor", FLAVOR, "--image", cluster_guest.IMAGE, "--nic", "none")
     for name in ("other-1", "other-2"):
         done = lab.client(
             *("--os-project-name", OTHER, "server", "create", name, "--wait", *stranger)
