@@ -117,13 +117,21 @@ class ClusterSnapshot:
         return ""
 
 
-def new_turn(group: str, generation: int, runs: bool) -> SnapshotTurn:
+def new_turn(
+    group: str, generation: int, servers: Iterable[str], runs: bool, taken: int = 0
+) -> SnapshotTurn:
     """The turn of a new snapshot: two clients that begin it at once make the same one.
+
+    The generation alone does not tell snapshots apart: it begins again where all members were lost
+    or released.
 
     :param group: id of the cluster's server group.
     :param generation: of the wish with the turn.
+    :param servers: ids of the members' servers.
+    :param taken: how many ids of this generation have images already.
     """
-    return SnapshotTurn(cluster_wish.short_digest_of(f"{group} {generation}".encode()), runs)
+    text = " ".join((group, str(generation), str(taken), *sorted(servers)))
+    return SnapshotTurn(cluster_wish.short_digest_of(text.encode()), runs)
 
 
 def read_turn(wish: ClusterWish | None) -> SnapshotTurn | None:

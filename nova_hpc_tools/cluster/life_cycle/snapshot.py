@@ -10,6 +10,7 @@ a killed one stopped, and no member has two images in the end.
 from __future__ import annotations
 
 import collections
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
@@ -75,6 +76,7 @@ class _Work:
     :ivar accepted: steps that the cloud has accepted.
     :ivar idle: id of an image -> looks at which nothing was at work on it.
     :ivar imaged: ids of servers whose image is active.
+    :ivar replaced: ids of members' servers of which a whole snapshot has no image.
     """
 
     cloud: SnapshotCloud
@@ -83,6 +85,7 @@ class _Work:
     accepted: set[Step] = attrs.Factory(set)
     idle: collections.Counter[str] = attrs.Factory(collections.Counter)
     imaged: set[str] = attrs.Factory(set)
+    replaced: set[str] = attrs.Factory(set)
 
     def plan(self, current: Cluster) -> Move:
         """The next steps on the way to a whole snapshot, and to members that run as before."""
@@ -96,6 +99,8 @@ class _Work:
             servers[at] for at, own in chosen.items() if own and own[0].status == "active"
         )
         if not ClusterSnapshot(self.turn.id, tuple(images)).problem:
+            self.replaced.clear()
+            self.replaced.update(server for server in servers.values() if server not in self.imaged)
             goal = verbs.START if self.turn.runs else None
             rule = lambda cluster, member: (  # noqa: E731
                 verbs.lead_on(cluster, member, goal) if goal else Done()
@@ -219,13 +224,16 @@ def snapshot_cluster(
         members do not run again.
     """
     before = commands.refuse_half(cluster)
-    wish, turn = _begin_snapshot(cluster, before)
+    try:
+        wish, turn = _begin_snapshot(cloud, cluster, before)
+    except life_cycle_run.ClusterCloudError as error:
+        raise ClusterError(f"{error}\nnothing has changed") from error
     work = _Work(cloud, wish, turn, imaged=set() if imaged is None else imaged)
     try:
         _run(work, cluster.id, pace, work.plan)
         after = attrs.evolve(wish, turn="", generation=wish.generation + 1)
         verbs.set_wish(cloud, cluster, after, pace)
-        return ClusterSnapshot(turn.id, tuple(cloud.snapshot_images(turn.id)))
+        whole = ClusterSnapshot(turn.id, tuple(cloud.snapshot_images(turn.id)))
     except life_cycle_run.ClusterCloudError as error:
         raise ClusterError(f"{error}\n{format_ways(cluster, turn.id)}") from error
     except ClusterError as error:
@@ -239,6 +247,13 @@ def snapshot_cluster(
             ways = format_ways(cluster, turn.id)
             raise ClusterError(f"{error}\nundoing it failed as well: {second}\n{ways}") from error
         raise ClusterError(f"{error}\nnothing is left of the snapshot") from error
+    if work.replaced:
+        again = shell_command("openstack", "hpc", "cluster", snapshots.SNAPSHOT, cluster.name)
+        raise ClusterError(
+            f"snapshot {turn.id} is whole, but members were replaced after it: {again} makes one "
+            "of the present members"
+        )
+    return whole
 
 
 def _is_whole(cloud: SnapshotCloud, turn: SnapshotTurn) -> bool:
@@ -249,10 +264,13 @@ def _is_whole(cloud: SnapshotCloud, turn: SnapshotTurn) -> bool:
         return True
 
 
-def _begin_snapshot(cluster: Cluster, before: ClusterWish) -> tuple[ClusterWish, SnapshotTurn]:
+def _begin_snapshot(
+    cloud: SnapshotCloud, cluster: Cluster, before: ClusterWish
+) -> tuple[ClusterWish, SnapshotTurn]:
     """The wish with a snapshot as its turn: a new one, or the one that was not finished.
 
     :raises ClusterError: members cannot have it.
+    :raises ClusterCloudError: the cloud does not say which snapshots there are.
     """
     turn = snapshots.read_turn(before)
     if turn is not None:
@@ -274,7 +292,13 @@ def _begin_snapshot(cluster: Cluster, before: ClusterWish) -> tuple[ClusterWish,
             f"all members run, or all are stopped: {finish}\nnothing has changed"
         )
     generation = before.generation + 1
-    turn = snapshots.new_turn(cluster.id, generation, runs)
+    servers = [member.id for member in members]
+    turns = (
+        snapshots.new_turn(cluster.id, generation, servers, runs, taken)
+        for taken in itertools.count()
+    )
+    # Images that exist are of another moment.
+    turn = next(turn for turn in turns if not cloud.snapshot_images(turn.id))
     wish = attrs.evolve(before, turn=turn.write(generation), generation=generation)
     try:
         cluster_wish.from_metadata(cluster_wish.to_metadata(wish, cluster.id))

@@ -122,6 +122,58 @@ def test_images_of_all_members_at_rest() -> None:
     assert len(cloud.snapshots()) == 2
 
 
+def lose_all(cloud: ImagingCloud) -> None:
+    """All members are deleted, and the cluster is finished again: its generation begins again."""
+    for server in list(cloud.servers):
+        cloud.delete_server(server)
+    let_nova_end(cloud)
+    commands.resume_cluster(cloud, found(cloud), None, Secrets(), PACE)
+    cloud.log.clear()
+
+
+def test_new_members_have_a_new_snapshot() -> None:
+    cloud = made()
+    first = snap(cloud)
+    lose_all(cloud)
+    second = snap(cloud)
+    assert second.id != first.id
+    assert (cloud.log.count("os-stop"), cloud.log.count("image")) == (3, 3)
+    assert {image.server for image in second.images} == set(cloud.servers)
+    assert [each.problem for each in cloud.snapshots()] == ["", ""]
+
+
+def test_an_id_that_has_images_is_not_taken_again() -> None:
+    cloud = made()
+    old = {id: dict(server["metadata"]) for id, server in cloud.servers.items()}
+    first = snap(cloud)
+    # A user writes the old metadata again, or releases an adopted cluster and adopts it again.
+    for id, items in old.items():
+        cloud.servers[id]["metadata"] = items
+    second = snap(cloud)
+    assert second.id != first.id
+    assert [each.problem for each in cloud.snapshots()] == ["", ""]
+    assert cloud.is_of_one_moment(second)
+
+
+def test_a_whole_one_of_members_that_were_replaced() -> None:
+    cloud = made()
+    killed(cloud, 11)
+    (whole,) = cloud.snapshots()
+    assert not whole.problem
+    lost = found(cloud).members[1]
+    life_cycle_run.remove_members(cloud, found(cloud).id, [lost], PACE)
+    wish = found(cloud).wish
+    assert wish is not None
+    cloud.make_servers(wish, found(cloud).id, [2], (), Secrets())
+    let_nova_end(cloud)
+    with pytest.raises(ClusterError, match=f"{whole.id} is whole, but members were replaced"):
+        snap(cloud)
+    assert found(cloud).state is ClusterState.ACTIVE
+    again = snap(cloud)
+    assert again.id != whole.id
+    assert {image.server for image in again.images} == set(cloud.servers)
+
+
 def test_no_image_before_the_last_member_rests() -> None:
     cloud = made()
     go_on, looks = cloud._go_on, [0]
@@ -443,7 +495,7 @@ def test_two_clients_at_once_end(other: str, runs: bool, at: int) -> None:
 
 def record(number: int, **more: Any) -> dict[str, Any]:
     """An image as Glance shows it."""
-    turn = snapshots.new_turn(GROUP, 2, runs=True)
+    turn = snapshots.new_turn(GROUP, 2, ("server1", "server2", "server3"), runs=True)
     wish = attrs.evolve(WISH, turn=turn.write(2), generation=2)
     return {
         **snapshots.build_properties(wish, GROUP, turn, number, f"server{number}"),
@@ -524,7 +576,7 @@ def test_what_disturbs(action: str, begun: str, found: str) -> None:
 
 def test_the_turn_comes_back() -> None:
     for runs in (True, False):
-        turn = snapshots.new_turn(GROUP, 7, runs)
+        turn = snapshots.new_turn(GROUP, 7, ("a",), runs)
         wish = attrs.evolve(WISH, turn=turn.write(7))
         again = cluster_wish.from_metadata(cluster_wish.to_metadata(wish, GROUP))
         assert snapshots.read_turn(again) == turn
