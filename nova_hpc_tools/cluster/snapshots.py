@@ -25,8 +25,10 @@ SNAPSHOT: Final = "snapshot"
 KEY: Final = "hpc_cluster_snapshot"
 MEMBER_KEY: Final = "hpc_cluster_snapshot_member"
 SERVER_KEY: Final = "hpc_cluster_snapshot_server"
-#: Nova's own property with the server of an image.
+#: Nova's own properties of an image of a server: the server, and the image that this has its disk
+#: from.
 _NOVA_SERVER: Final = "instance_uuid"
+_NOVA_BASE: Final = "base_image_ref"
 #: Tag of one image, once all of them are known to be of one moment.
 TAG: Final = "hpc-cluster-snapshot-whole"
 #: Statuses of Glance in which an image may still become active.
@@ -168,11 +170,37 @@ def build_properties(
     return {**cluster_wish.to_metadata(wish, group), **own}
 
 
+def image_name(member: str, snapshot: str) -> str:
+    """The name of a member's image.
+
+    :param member: name of the member.
+    """
+    return f"{member}-snapshot-{snapshot}"
+
+
+def read_images(records: Iterable[Mapping[str, Any]]) -> list[MemberImage]:
+    """Those of Glance's images that are of a snapshot.
+
+    A member that was rebuilt from its image has that image's properties, and Nova gives them to
+    every image that it makes of the member: to the disk of a shelved one, and to images of its
+    owner. Those have another name, and their base is an image with the same properties.
+    """
+    records = list(records)
+    snapshot_of = {record.get("id"): record.get(KEY) for record in records}
+    return [
+        image
+        for record in records
+        if (image := read_image(record)) is not None
+        and snapshot_of.get(record.get(_NOVA_BASE)) != image.snapshot
+    ]
+
+
 def read_image(record: Mapping[str, Any]) -> MemberImage | None:
-    """An image of Glance's API; None: it is none of a snapshot.
+    """An image of Glance's API, as far as it tells alone; None: it is none of a snapshot.
 
     Nova gives the properties of the image from which a server was made to each image that is made
-    of the server. So an image counts only if Nova made it of the server that they name.
+    of the server. So an image counts only if Nova made it of the server that they name, and if it
+    has the name of a member's image.
     """
     snapshot, number = record.get(KEY), record.get(MEMBER_KEY)
     server = record.get(SERVER_KEY)
@@ -181,6 +209,9 @@ def read_image(record: Mapping[str, Any]) -> MemberImage | None:
     if not isinstance(number, str) or not re.fullmatch("[1-9][0-9]{0,5}", number, re.ASCII):
         return None
     if not isinstance(server, str) or server != record.get(_NOVA_SERVER):
+        return None
+    name = record.get("name")
+    if not isinstance(name, str) or not name.endswith(image_name(f"-{number}", snapshot)):
         return None
     try:
         created = _parse_time(record.get("created_at"))
@@ -191,7 +222,7 @@ def read_image(record: Mapping[str, Any]) -> MemberImage | None:
         return None
     return MemberImage(
         id=str(record["id"]),
-        name=str(record.get("name") or ""),
+        name=name,
         status=str(record.get("status") or ""),
         snapshot=snapshot,
         number=int(number),

@@ -165,7 +165,7 @@ class _Work:
         return Wait(f"the image of {member.shown} is {status}")
 
     def _plan_image(self, cluster: Cluster, member: ClusterMember, number: int) -> verbs.Need:
-        name = f"{wishes.member_name(self.wish, number)}-snapshot-{self.turn.id}"
+        name = snapshots.image_name(wishes.member_name(self.wish, number), self.turn.id)
         properties = snapshots.build_properties(self.wish, cluster.id, self.turn, number, member.id)
         step = OwnStep(
             "making images",

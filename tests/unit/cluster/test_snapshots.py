@@ -174,6 +174,27 @@ def test_a_whole_one_of_members_that_were_replaced() -> None:
     assert {image.server for image in again.images} == set(cloud.servers)
 
 
+def test_images_that_a_rebuilt_member_inherits_are_not_ours() -> None:
+    cloud = made()
+    whole = snap(cloud)
+    ours = set(cloud.images)
+    for at, image in whole.active.items():
+        server = member(cloud, at)["id"]
+        cloud.rebuild_from(server, image.id)
+        # The same name is the user's own doing.
+        for name in (f"train-{at}-shelved", "mine", image.name):
+            cloud.make_image(server, name, {})
+            let_nova_end(cloud)
+    (again,) = cloud.snapshots()
+    assert {image.id for image in again.images} == ours
+    assert {image.id for image in cloud.snapshot_images(whole.id)} == ours
+    assert not again.problem
+    # The next snapshot is one of its own, although each member has its disk from the first.
+    second = snap(cloud)
+    assert (second.problem, len(second.images)) == ("", 3)
+    assert {image.id for image in cloud.snapshot_images(whole.id)} == ours
+
+
 def test_no_image_before_the_last_member_rests() -> None:
     cloud = made()
     go_on, looks = cloud._go_on, [0]
@@ -500,7 +521,7 @@ def record(number: int, **more: Any) -> dict[str, Any]:
     return {
         **snapshots.build_properties(wish, GROUP, turn, number, f"server{number}"),
         "id": f"image{number}",
-        "name": "n",
+        "name": f"train-{number}-snapshot-{turn.id}",
         "status": "active",
         "size": 5,
         "created_at": "2026-01-01T10:00:00Z",
@@ -511,8 +532,7 @@ def record(number: int, **more: Any) -> dict[str, Any]:
 
 
 def read(*records: dict[str, Any]) -> list[ClusterSnapshot]:
-    images = [snapshots.read_image(each) for each in records]
-    return snapshots.gather_snapshots(image for image in images if image is not None)
+    return snapshots.gather_snapshots(snapshots.read_images(records))
 
 
 def test_a_whole_one() -> None:
@@ -549,6 +569,11 @@ def test_what_is_not_whole(records: list[dict[str, Any]], problem: str) -> None:
         {snapshots.MEMBER_KEY: "0"},
         {snapshots.MEMBER_KEY: "1\n"},
         {"created_at": "yesterday"},
+        # Of a server that was rebuilt from the image: shelved, or by its owner.
+        {"name": "train-1-shelved"},
+        {"name": None},
+        {"name": record(1)["name"] + "2"},
+        {"name": record(2)["name"]},
     ],
 )
 def test_what_is_no_image_of_a_snapshot(more: dict[str, Any]) -> None:
