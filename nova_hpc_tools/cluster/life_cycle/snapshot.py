@@ -88,9 +88,10 @@ class _Work:
     replaced: set[str] = attrs.Factory(set)
 
     def plan(self, current: Cluster) -> Move:
-        """The next steps on the way to a whole snapshot, and to members that run as before."""
-        if current.wish is not None and current.wish.order > self.wish.order:
-            return Stuck("another client has changed this cluster meanwhile")
+        """The next steps on the way to a whole snapshot, and to members that run as before.
+
+        The head computes nothing. It has no image, and whatever it does is left as it is.
+        """
         images = self.cloud.snapshot_images(self.turn.id)
         servers = {at: member.id for at, member in number_members(current).by_number.items()}
         chosen = snapshots.choose_images(images, servers)
@@ -101,27 +102,27 @@ class _Work:
         if not ClusterSnapshot(self.turn.id, tuple(images)).problem:
             self.replaced.clear()
             self.replaced.update(server for server in servers.values() if server not in self.imaged)
-            goal = verbs.START if self.turn.runs else None
-            rule = lambda cluster, member: (  # noqa: E731
-                verbs.lead_on(cluster, member, goal) if goal else Done()
-            )
-            return verbs.plan_members(rule, lambda members, steps: steps, self.accepted)(current)
+            # Another client that makes the same one may have ended it.
+            ours = snapshots.read_turn(current.wish) == self.turn
+            return _plan_starts(current, self.accepted) if ours and self.turn.runs else Done()
+        if current.wish is not None and current.wish.order > self.wish.order:
+            return Stuck("another client has changed this cluster meanwhile")
+        numbered = number_members(current)
+        if current.group is None or numbered.surplus or current.wanted - servers.keys():
+            return Stuck(f"cluster {current.name} is {current.state.value}: {current.reason}")
         numbers = {server: at for at, server in servers.items()}
-        move = verbs.plan_members(
-            # The head computes nothing. It goes on, and has no image.
-            lambda cluster, member: (
-                Done()
-                if member in cluster.heads
-                else self._judge_member(
-                    cluster, member, numbers[member.id], chosen[numbers[member.id]], bool(images)
-                )
+        move = verbs.plan_some(
+            current,
+            tuple(numbered.by_number.values()),
+            lambda cluster, member: self._judge_member(
+                cluster, member, numbers[member.id], chosen[numbers[member.id]], bool(images)
             ),
             _order_rested,
             self.accepted,
-        )(current)
+        )
         if isinstance(move, Stuck):
             return move
-        stale = verbs.find_stale(current, self.wish)
+        stale = _find_stale(current, self.wish)
         if stale:
             # Before the first member stops: from the first of them on it is decided.
             return Act(stale)
@@ -230,9 +231,7 @@ def snapshot_cluster(
         raise ClusterError(f"{error}\nnothing has changed") from error
     work = _Work(cloud, wish, turn, imaged=set() if imaged is None else imaged)
     try:
-        _run(work, cluster.id, pace, work.plan)
-        after = attrs.evolve(wish, turn="", generation=wish.generation + 1)
-        verbs.set_wish(cloud, cluster, after, pace)
+        _end_turn(work, _run(work, cluster.id, pace, work.plan), pace)
         whole = ClusterSnapshot(turn.id, tuple(cloud.snapshot_images(turn.id)))
     except life_cycle_run.ClusterCloudError as error:
         raise ClusterError(f"{error}\n{format_ways(cluster, turn.id)}") from error
@@ -332,23 +331,49 @@ def withdraw_snapshot(
             return _plan_deletes(cloud, images, accepted)
         if not turn.runs or snapshots.read_turn(current.wish) != turn:
             return Done()
-        members = number_members(current).by_number.values()
-        starts = [
-            AskServer(member.id, member.name, "os-start")
-            for member in members
-            if member.status == "SHUTOFF" and not member.task and not member.locked
-        ]
-        steps = tuple(step for step in starts if step not in accepted)
-        if steps:
-            return Act(steps)
-        busy = [member for member in members if member.standing is Standing.CHANGES]
-        return verbs.wait_for(busy[0]) if busy else Done()
+        move = _plan_starts(current, accepted)
+        # A member that cannot start is in the list of clusters, with the command that helps.
+        return Done() if isinstance(move, Stuck) else move
 
     work = _Work(cloud, ClusterWish("unused", frozenset({1}), ""), turn, accepted)
-    left = _run(work, cluster.id, pace, plan)
-    if left.wish is not None and snapshots.read_turn(left.wish) == turn:
-        withdrawn = attrs.evolve(left.wish, turn="", generation=left.wish.generation + 1)
-        verbs.set_wish(cloud, left, withdrawn, pace)
+    _end_turn(work, _run(work, cluster.id, pace, plan), pace)
+
+
+def _plan_starts(cluster: Cluster, accepted: set[Step]) -> Move:
+    """The steps after which all members run, as far as they can, and then why one does not."""
+    members = tuple(number_members(cluster).by_number.values())
+    starts = [
+        AskServer(member.id, member.name, "os-start")
+        for member in members
+        if member.status == "SHUTOFF" and not member.task and not member.locked
+    ]
+    steps = tuple(step for step in starts if step not in accepted)
+    if steps:
+        return Act(steps)
+    busy = [member for member in members if member.standing is Standing.CHANGES]
+    if busy:
+        return verbs.wait_for(busy[0])
+    start = lambda current, member: verbs.lead_on(current, member, verbs.START)  # noqa: E731
+    return verbs.plan_some(cluster, members, start, lambda members, steps: steps, accepted)
+
+
+def _find_stale(cluster: Cluster, wish: ClusterWish) -> tuple[Step, ...]:
+    """The steps that write a wish into the metadata of members: the head may be locked."""
+    heads = {head.id for head in cluster.heads}
+    return tuple(step for step in verbs.find_stale(cluster, wish) if step.server not in heads)
+
+
+def _end_turn(work: _Work, left: Cluster, pace: Pace) -> None:
+    """Take the turn out of the wish, unless another client has done so."""
+    if left.wish is None or snapshots.read_turn(left.wish) != work.turn:
+        return
+    after = attrs.evolve(left.wish, turn="", generation=left.wish.generation + 1)
+
+    def plan(current: Cluster) -> Move:
+        stale = _find_stale(current, after)
+        return Act(stale) if stale else Done()
+
+    _run(attrs.evolve(work, wish=after, accepted=set()), left.id, pace, plan)
 
 
 def _plan_deletes(cloud: SnapshotCloud, images: Sequence[MemberImage], accepted: set[Step]) -> Move:

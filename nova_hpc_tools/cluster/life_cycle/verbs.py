@@ -275,7 +275,7 @@ def plan_members(
         members = tuple(numbered.by_number.values())
         head = (numbered.head,) if numbered.head else ()
         moves = [
-            _plan_some(current, servers, rule, order, accepted)
+            plan_some(current, servers, rule, order, accepted)
             for servers in ((members, head) if head_last else (head, members))
         ]
         stuck = next((move for move in moves if isinstance(move, Stuck)), None)
@@ -284,7 +284,7 @@ def plan_members(
     return plan
 
 
-def _plan_some(
+def plan_some(
     current: Cluster,
     servers: Sequence[ClusterMember],
     rule: _Rule,

@@ -99,6 +99,92 @@ def test_a_head_goes_on_and_has_no_image() -> None:
         options._refuse_wrong_head(args)
 
 
+def head_of(cloud: ImagingCloud) -> dict[str, Any]:
+    (server,) = [s for s in cloud.servers.values() if s["name"] == "train-head"]
+    return server
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"status": "PAUSED"},
+        {"status": "SHELVED_OFFLOADED", "hostId": ""},
+        {"status": "ERROR", "fault": {"message": "broken"}},
+        {"status": "SHUTOFF"},
+        {"status": "SHUTOFF", "locked": True},
+        {"locked": True},
+    ],
+)
+@pytest.mark.parametrize("late", [False, True])
+def test_a_head_stays_as_it_is(values: dict[str, Any], late: bool) -> None:
+    cloud = made(attrs.evolve(WISH, head="7", head_image=IMAGE))
+    head = head_of(cloud)
+    if late:
+        killed(cloud, 8, "kill-after")
+    head |= values
+    before, change = dict(head), cloud.set_wish
+
+    def set_wish(wish: ClusterWish, group: str, server: str) -> None:
+        # As Nova: the metadata of a locked server does not change.
+        if cloud.servers[server].get("locked"):
+            raise ClusterCloudError("is locked")
+        change(wish, group, server)
+
+    cloud.set_wish = set_wish  # type: ignore[method-assign]
+    assert not snap(cloud).problem
+    assert head == before
+    assert statuses(cloud) == ["ACTIVE"] * 3 + [before["status"]]
+    assert snapshots.read_turn(found(cloud).wish) is None
+    # What is stopped stays so.
+    head["locked"] = False
+    for at in (1, 2, 3):
+        member(cloud, at)["status"] = "SHUTOFF"
+    assert not snap(cloud).problem
+    assert statuses(cloud) == ["SHUTOFF"] * 3 + [before["status"]]
+
+
+@pytest.mark.parametrize("values", [{"locked": True}, {"status": "ERROR"}, {"status": "PAUSED"}])
+def test_one_that_does_not_start_stops_no_other(values: dict[str, Any]) -> None:
+    cloud = made()
+    killed(cloud, 11)
+    member(cloud, 1).update(values)
+    with pytest.raises(ClusterError, match="train-1.*openstack.*\n.*cluster snapshot train goes on"):
+        snap(cloud)
+    assert statuses(cloud)[1:] == ["ACTIVE"] * 2
+    (whole,) = cloud.snapshots()
+    assert not whole.problem
+    member(cloud, 1).update(status="SHUTOFF", locked=False)
+    assert snap(cloud).id == whole.id
+    assert found(cloud).state is ClusterState.ACTIVE
+
+
+def test_another_client_has_ended_it() -> None:
+    cloud = made()
+    killed(cloud, 11)
+    look, looks = cloud.look, [0]
+
+    def meanwhile(group: str) -> Cluster:
+        looks[0] += 1
+        if looks[0] == 1:
+            assert not snap(cloud).problem
+            verbs.change_members(cloud, found(cloud), verbs.STOP, PACE)
+        return look(group)
+
+    cluster = found(cloud)
+    cloud.look = meanwhile  # type: ignore[method-assign]
+    assert not life_cycle_snapshot.snapshot_cluster(cloud, cluster, PACE).problem
+    assert found(cloud).state is ClusterState.STOPPED
+
+
+def test_members_of_a_changed_cluster_run_again() -> None:
+    cloud = made()
+    killed(cloud, 11)
+    commands.scale_cluster(cloud, found(cloud), {1, 2}, Secrets(), PACE)
+    assert not snap(cloud).problem
+    cluster = found(cloud)
+    assert (cluster.state, cluster.wanted) == (ClusterState.ACTIVE, {1, 2})
+
+
 def test_images_of_all_members_at_rest() -> None:
     cloud = made()
     whole = snap(cloud)
