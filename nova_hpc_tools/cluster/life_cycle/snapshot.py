@@ -274,9 +274,11 @@ def _begin_snapshot(
     turn = snapshots.read_turn(before)
     if turn is not None:
         return before, turn
-    finish = decide.format_finish_commands(cluster)
     if before.turn:
-        raise ClusterError(f"{cluster.reason}; first {finish}")
+        raise ClusterError(
+            f"the {before.turn_verb} of cluster {cluster.name} is not finished; first "
+            f"{verbs.format_turn_ways(cluster, before)}"
+        )
     if before.boot_gib or not before.image:
         raise ClusterError(
             f"members of cluster {cluster.name} boot from volumes, of which Nova makes no images: "
@@ -288,7 +290,8 @@ def _begin_snapshot(
     if not runs and not rests:
         raise ClusterError(
             f"cluster {cluster.name} is {cluster.state.value}: {cluster.reason}; before a snapshot "
-            f"all members run, or all are stopped: {finish}\nnothing has changed"
+            "all members run, or all are stopped: "
+            f"{decide.format_finish_commands(cluster)}\nnothing has changed"
         )
     generation = before.generation + 1
     servers = [member.id for member in members]
