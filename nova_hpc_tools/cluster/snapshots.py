@@ -65,6 +65,7 @@ class SnapshotTurn:
 class MemberImage:
     """The image of a member's disk.
 
+    :ivar number: of the member; it may be 0 in an adopted cluster.
     :ivar server: id of the member's server.
     :ivar created: time in UTC, of whole seconds.
     :ivar size: in bytes; 0 while Glance does not know it.
@@ -206,7 +207,7 @@ def read_image(record: Mapping[str, Any]) -> MemberImage | None:
     server = record.get(SERVER_KEY)
     if not isinstance(snapshot, str) or not is_snapshot_id(snapshot):
         return None
-    if not isinstance(number, str) or not re.fullmatch("[1-9][0-9]{0,5}", number, re.ASCII):
+    if not isinstance(number, str) or not re.fullmatch("0|[1-9][0-9]{0,5}", number, re.ASCII):
         return None
     if not isinstance(server, str) or server != record.get(_NOVA_SERVER):
         return None

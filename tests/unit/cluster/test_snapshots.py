@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.wire import cluster_wish
+from nova_hpc.wire import cluster_wish, numbers
 from nova_hpc.wire.cluster_wish import ClusterWish, Nic
 from nova_hpc_tools.cluster import snapshots
 from nova_hpc_tools.cluster import wish as wishes
@@ -28,12 +28,14 @@ from nova_hpc_tools.cluster.snapshots import ClusterSnapshot
 from nova_hpc_tools.cluster.wish import Secrets
 from nova_hpc_tools.openstack import options
 from nova_hpc_tools.openstack.snapshot_images import SnapshotImages
+from tests.unit.cluster import test_adoption as adopted_servers
 from tests.unit.cluster.imaging_cloud import ImagingCloud
 from tests.unit.cluster.model_cloud import Killed
 
 IMAGE = "155d900f-4e14-4e4c-a73d-069cbf4541e6"
 GROUP = "7c7fd52e-7b62-4a84-b3a4-6e2c0e6ad001"
 WISH = ClusterWish("train", frozenset({1, 2, 3}), "42", image=IMAGE)
+TURN = snapshots.new_turn(GROUP, 2, ("a",), runs=True)
 PACE = Pace(sleep=lambda seconds: None, clock=lambda: 0.0)
 KINDS = ("kill", "kill-after", "lose", "lose-after", "Forbidden: policy")
 AGAIN = "openstack hpc cluster snapshot train"
@@ -97,6 +99,23 @@ def test_a_head_goes_on_and_has_no_image() -> None:
     args = argparse.Namespace(from_snapshot=whole.id, head="7", head_image="")
     with pytest.raises(ClusterError, match="name its image with --head-image"):
         options._refuse_wrong_head(args)
+
+
+def test_an_adopted_group_that_counts_from_0() -> None:
+    cloud = ImagingCloud()
+    group = cloud._id()
+    cloud.groups[group] = {"id": group, "name": "stack-7", "policy": "affinity", "members": []}
+    for name in ("train-0", "train-1"):
+        adopted_servers.add(cloud, name)
+    adopted_servers.adopt(cloud)
+    whole = snap(cloud)
+    assert (whole.problem, sorted(whole.active)) == ("", [0, 1])
+    assert found(cloud).state is ClusterState.ACTIVE
+    # One that fails leaves nothing.
+    cloud.broken = {"train-1"}
+    with pytest.raises(ClusterError, match="nothing is left of the snapshot"):
+        snap(cloud)
+    assert len(cloud.images) == 2
 
 
 def head_of(cloud: ImagingCloud) -> dict[str, Any]:
@@ -656,7 +675,7 @@ def test_what_is_not_whole(records: list[dict[str, Any]], problem: str) -> None:
         {"instance_uuid": None},
         {snapshots.KEY: "../x"},
         {snapshots.KEY: 3},
-        {snapshots.MEMBER_KEY: "0"},
+        {snapshots.MEMBER_KEY: "00"},
         {snapshots.MEMBER_KEY: "1\n"},
         {"created_at": "yesterday"},
         # Of a server that was rebuilt from the image: shelved, or by its owner.
@@ -668,6 +687,28 @@ def test_what_is_not_whole(records: list[dict[str, Any]], problem: str) -> None:
 )
 def test_what_is_no_image_of_a_snapshot(more: dict[str, Any]) -> None:
     assert snapshots.read_image(record(1, **more)) is None
+
+
+@given(
+    st.from_regex(cluster_wish.NAME, fullmatch=True),
+    st.integers(0, numbers.MOST),
+    st.booleans(),
+)
+def test_each_image_that_is_made_can_be_read(name: str, number: int, adopted: bool) -> None:
+    number = number or int(not adopted)
+    own = ClusterWish(name, frozenset({number}), "42", image=IMAGE, adopted=adopted)
+    image = snapshots.read_image(
+        {
+            **snapshots.build_properties(own, GROUP, TURN, number, "s"),
+            "id": "i",
+            "name": snapshots.image_name(wishes.member_name(own, number), TURN.id),
+            "instance_uuid": "s",
+            "created_at": "2026-01-01T10:00:00Z",
+        }
+    )
+    assert image is not None
+    assert (image.number, image.server, image.snapshot) == (number, "s", TURN.id)
+    assert image.wish == own
 
 
 @pytest.mark.parametrize(
@@ -772,6 +813,7 @@ def test_a_rebuild_needs_an_image() -> None:
 
 def parse(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--resume", action="store_true")
     options.add_cluster_options(parser)
     return parser.parse_args(words)
 
@@ -825,6 +867,39 @@ def test_options_that_were_not_given() -> None:
 def test_options_that_do_not_go_with_it(words: tuple[str, ...], why: str) -> None:
     with pytest.raises(ClusterError, match=why):
         options.take_from_snapshot(parse(*words), stored(WISH))
+
+
+def test_a_resumed_cluster_may_have_been_scaled() -> None:
+    args = parse("--resume", "--numbers", "1-4")
+    options.take_from_snapshot(args, stored(WISH))
+    assert args.numbers == frozenset({1, 2, 3, 4})
+
+
+def test_a_member_0_comes_into_no_new_cluster() -> None:
+    wish = attrs.evolve(WISH, members=frozenset({0, 1}), adopted=True)
+    with pytest.raises(ClusterError, match="with a member 0,.* image list --property hpc_cluster_s"):
+        options.take_from_snapshot(parse(), stored(wish))
+    args = parse()
+    options.take_from_snapshot(args, stored(attrs.evolve(wish, members=frozenset({1, 2}))))
+    assert args.numbers == frozenset({1, 2})
+
+
+@pytest.mark.parametrize(
+    ("user_data", "words", "told"),
+    [
+        ("d" * 12, (), "had user data, which no record gives back"),
+        (cluster_wish.UNKNOWN, (), "no record says whether the members of the snapshot had"),
+        ("", (), ""),
+        (cluster_wish.UNKNOWN, ("--no-user-data",), ""),
+        (cluster_wish.UNKNOWN, ("--user-data", "x"), ""),
+    ],
+)
+def test_user_data_that_nobody_gave(
+    user_data: str, words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options.take_from_snapshot(parse(*words), stored(attrs.evolve(WISH, user_data=user_data)))
+    said = capsys.readouterr().err
+    assert told in said if told else said == ""
 
 
 def test_half_a_snapshot_makes_no_cluster() -> None:
