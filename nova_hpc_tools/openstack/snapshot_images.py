@@ -58,9 +58,10 @@ class SnapshotImages:
                 return whole.active[number].id
             wish = whole.wish
             if wish is None or number in wish.members or snapshot in passed:
+                gone = f"has no image of member {number} any more" if images else "is gone"
                 raise ClusterCloudError(
-                    f"snapshot {snapshot} has no image of member {number} any more: "
-                    "openstack hpc cluster rebuild --image gives all members another one"
+                    f"snapshot {snapshot} {gone}, so member {number} cannot be made: openstack hpc "
+                    "cluster delete ends the cluster"
                 )
             passed.add(snapshot)
             image = wish.image

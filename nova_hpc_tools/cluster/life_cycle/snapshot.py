@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import collections
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
 import attrs
@@ -41,7 +41,7 @@ from nova_hpc_tools.cluster.life_cycle.steps import (
     Stuck,
     Wait,
 )
-from nova_hpc_tools.cluster.members.model import Cluster, ClusterMember, number_members
+from nova_hpc_tools.cluster.members.model import Cluster, ClusterMember, ClusterState, number_members
 from nova_hpc_tools.cluster.members.server_state import RUNNING_TASKS, Standing
 from nova_hpc_tools.cluster.snapshots import ClusterSnapshot, MemberImage, SnapshotTurn
 from nova_hpc_tools.cluster.wish import Secrets
@@ -377,6 +377,21 @@ def _end_turn(work: _Work, left: Cluster, pace: Pace) -> None:
         return Act(stale) if stale else Done()
 
     _run(attrs.evolve(work, wish=after, accepted=set()), left.id, pace, plan)
+
+
+def refuse_needed(clusters: Iterable[Cluster], snapshot: str) -> None:
+    """See that no cluster lacks members that boot from a snapshot.
+
+    :raises ClusterError: one does; without the snapshot it could not be finished.
+    """
+    for cluster in clusters:
+        image = cluster.wish.image if cluster.wish is not None else ""
+        half = cluster.state in (ClusterState.INCOMPLETE, ClusterState.BUILDING)
+        if half and snapshots.snapshot_of_image(image) == snapshot:
+            raise ClusterError(
+                f"cluster {cluster.name} is {cluster.state.value}, and its members boot from "
+                f"snapshot {snapshot}: first {decide.format_finish_commands(cluster)}"
+            )
 
 
 def _plan_deletes(cloud: SnapshotCloud, images: Sequence[MemberImage], accepted: set[Step]) -> Move:

@@ -785,9 +785,9 @@ def test_each_member_has_its_own_image() -> None:
 def test_an_image_that_is_gone() -> None:
     id = record(1)[snapshots.KEY]
     own = snapshots.write_snapshot_image(id)
-    for left in ((), (record(1), record(3))):
+    for left, gone in (((), "is gone"), ((record(1), record(3)), "has no image of member 2 any")):
         images = SnapshotImages(Images(*left))  # type: ignore[arg-type]
-        with pytest.raises(ClusterCloudError, match="has no image of member 2 any more"):
+        with pytest.raises(ClusterCloudError, match=f"{gone}.*: openstack hpc cluster delete ends"):
             images.find_boot_image(own, 2)
     # Somebody has written that one is of itself.
     wish = attrs.evolve(WISH, image=own)
@@ -797,6 +797,18 @@ def test_an_image_that_is_gone() -> None:
         images.find_boot_image(own, 9)
     with pytest.raises(ClusterError, match="no snapshot has the ID x;"):
         images.find_snapshot("x")
+
+
+def test_a_snapshot_that_a_cluster_needs_stays() -> None:
+    id = record(1)[snapshots.KEY]
+    cloud = made(attrs.evolve(WISH, image=snapshots.write_snapshot_image(id)))
+    life_cycle_snapshot.refuse_needed(cloud.clusters(), id)
+    cloud.delete_server(member(cloud, 3)["id"])
+    let_nova_end(cloud)
+    life_cycle_snapshot.refuse_needed(cloud.clusters(), "another")
+    resume = "openstack hpc cluster create --resume train, or openstack hpc cluster delete train"
+    with pytest.raises(ClusterError, match=f"members boot from snapshot {id}: first {resume}"):
+        life_cycle_snapshot.refuse_needed(cloud.clusters(), id)
 
 
 def test_a_rebuild_needs_an_image() -> None:
