@@ -358,8 +358,8 @@ def take_from_snapshot(args: argparse.Namespace, snapshot: ClusterSnapshot) -> N
             *("openstack", "image", "list", "--property", f"{snapshots.KEY}={snapshot.id}")
         )
         raise ClusterError(
-            f"snapshot {snapshot.id} is of an adopted cluster with a member 0, and members of other "
-            "clusters count from 1: --image makes all members from one of its images, which "
+            f"snapshot {snapshot.id} is of an adopted cluster with a member 0, and members of "
+            "other clusters count from 1: --image makes all members from one of its images, which "
             f"{listed} lists"
         )
     numbered = args.numbers or (range(1, args.members + 1) if args.members else wish.members)

@@ -41,7 +41,12 @@ from nova_hpc_tools.cluster.life_cycle.steps import (
     Stuck,
     Wait,
 )
-from nova_hpc_tools.cluster.members.model import Cluster, ClusterMember, ClusterState, number_members
+from nova_hpc_tools.cluster.members.model import (
+    Cluster,
+    ClusterMember,
+    ClusterState,
+    number_members,
+)
 from nova_hpc_tools.cluster.members.server_state import RUNNING_TASKS, Standing
 from nova_hpc_tools.cluster.snapshots import ClusterSnapshot, MemberImage, SnapshotTurn
 from nova_hpc_tools.cluster.wish import Secrets

@@ -290,7 +290,7 @@ def test_an_unfinished_turn_is_in_the_list_and_in_the_way() -> None:
             command()
     # Members that the reboot has stopped would stay so; and the other way round.
     put(cloud, 1, status="SHUTOFF")
-    with pytest.raises(ClusterError, match=f"reboot of cluster train is not finished; first {again}$"):
+    with pytest.raises(ClusterError, match=f"is not finished; first {again}$"):
         change(cloud, REBUILD)
     assert counts(cloud, "_rebuilt") == [0, 0, 0]
     change(cloud, REBOOT)
