@@ -227,7 +227,7 @@ def snapshot_cluster(
 
     :param imaged: gets the ids of the servers whose image is active, for the progress.
     :raises ClusterError: there is no snapshot, and the text says what is left; or it is whole, and
-        members do not run again.
+        members do not run again, or came after it.
     """
     before = commands.refuse_half(cluster)
     try:
@@ -254,8 +254,8 @@ def snapshot_cluster(
     if work.replaced:
         again = shell_command("openstack", "hpc", "cluster", snapshots.SNAPSHOT, cluster.name)
         raise ClusterError(
-            f"snapshot {turn.id} is whole, but members were replaced after it: {again} makes one "
-            "of the present members"
+            f"snapshot {turn.id} is whole, but has no image of members that came after it: {again} "
+            "makes one of the present members"
         )
     return whole
 
