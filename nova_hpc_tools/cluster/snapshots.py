@@ -25,8 +25,10 @@ SNAPSHOT: Final = "snapshot"
 KEY: Final = "hpc_cluster_snapshot"
 MEMBER_KEY: Final = "hpc_cluster_snapshot_member"
 SERVER_KEY: Final = "hpc_cluster_snapshot_server"
-#: Nova's own property with the server of an image.
+#: Nova's own properties of an image of a server: the server, and the image that this has its disk
+#: from.
 _NOVA_SERVER: Final = "instance_uuid"
+_NOVA_BASE: Final = "base_image_ref"
 #: Tag of one image, once all of them are known to be of one moment.
 TAG: Final = "hpc-cluster-snapshot-whole"
 #: Statuses of Glance in which an image may still become active.
@@ -63,6 +65,7 @@ class SnapshotTurn:
 class MemberImage:
     """The image of a member's disk.
 
+    :ivar number: of the member; it may be 0 in an adopted cluster.
     :ivar server: id of the member's server.
     :ivar created: time in UTC, of whole seconds.
     :ivar size: in bytes; 0 while Glance does not know it.
@@ -117,13 +120,21 @@ class ClusterSnapshot:
         return ""
 
 
-def new_turn(group: str, generation: int, runs: bool) -> SnapshotTurn:
+def new_turn(
+    group: str, generation: int, servers: Iterable[str], runs: bool, taken: int = 0
+) -> SnapshotTurn:
     """The turn of a new snapshot: two clients that begin it at once make the same one.
+
+    The generation alone does not tell snapshots apart: it begins again where all members were lost
+    or released.
 
     :param group: id of the cluster's server group.
     :param generation: of the wish with the turn.
+    :param servers: ids of the members' servers.
+    :param taken: how many ids of this generation have images already.
     """
-    return SnapshotTurn(cluster_wish.short_digest_of(f"{group} {generation}".encode()), runs)
+    text = " ".join((group, str(generation), str(taken), *sorted(servers)))
+    return SnapshotTurn(cluster_wish.short_digest_of(text.encode()), runs)
 
 
 def read_turn(wish: ClusterWish | None) -> SnapshotTurn | None:
@@ -160,19 +171,48 @@ def build_properties(
     return {**cluster_wish.to_metadata(wish, group), **own}
 
 
+def image_name(member: str, snapshot: str) -> str:
+    """The name of a member's image.
+
+    :param member: name of the member.
+    """
+    return f"{member}-snapshot-{snapshot}"
+
+
+def read_images(records: Iterable[Mapping[str, Any]]) -> list[MemberImage]:
+    """Those of Glance's images that are of a snapshot.
+
+    A member that was rebuilt from its image has that image's properties, and Nova gives them to
+    every image that it makes of the member: to the disk of a shelved one, and to images of its
+    owner. Those have another name, and their base is an image with the same properties.
+    """
+    records = list(records)
+    snapshot_of = {record.get("id"): record.get(KEY) for record in records}
+    return [
+        image
+        for record in records
+        if (image := read_image(record)) is not None
+        and snapshot_of.get(record.get(_NOVA_BASE)) != image.snapshot
+    ]
+
+
 def read_image(record: Mapping[str, Any]) -> MemberImage | None:
-    """An image of Glance's API; None: it is none of a snapshot.
+    """An image of Glance's API, as far as it tells alone; None: it is none of a snapshot.
 
     Nova gives the properties of the image from which a server was made to each image that is made
-    of the server. So an image counts only if Nova made it of the server that they name.
+    of the server. So an image counts only if Nova made it of the server that they name, and if it
+    has the name of a member's image.
     """
     snapshot, number = record.get(KEY), record.get(MEMBER_KEY)
     server = record.get(SERVER_KEY)
     if not isinstance(snapshot, str) or not is_snapshot_id(snapshot):
         return None
-    if not isinstance(number, str) or not re.fullmatch("[1-9][0-9]{0,5}", number, re.ASCII):
+    if not isinstance(number, str) or not re.fullmatch("0|[1-9][0-9]{0,5}", number, re.ASCII):
         return None
     if not isinstance(server, str) or server != record.get(_NOVA_SERVER):
+        return None
+    name = record.get("name")
+    if not isinstance(name, str) or not name.endswith(image_name(f"-{number}", snapshot)):
         return None
     try:
         created = _parse_time(record.get("created_at"))
@@ -183,7 +223,7 @@ def read_image(record: Mapping[str, Any]) -> MemberImage | None:
         return None
     return MemberImage(
         id=str(record["id"]),
-        name=str(record.get("name") or ""),
+        name=name,
         status=str(record.get("status") or ""),
         snapshot=snapshot,
         number=int(number),

@@ -33,6 +33,10 @@ _NO_USER_DATA: Final = (
     "the members of the snapshot had user data, which no record gives back: --user-data gives them "
     "again"
 )
+_UNKNOWN_USER_DATA: Final = (
+    "no record says whether the members of the snapshot had user data: --user-data gives them "
+    "again, --no-user-data says that there are none"
+)
 
 
 class _Nics(argparse.Action):
@@ -349,13 +353,23 @@ def take_from_snapshot(args: argparse.Namespace, snapshot: ClusterSnapshot) -> N
     if wish is None or snapshot.problem:
         delete = shell_command("openstack", "hpc", "snapshot", "delete", snapshot.id)
         raise ClusterError(f"snapshot {snapshot.id} is not whole: {snapshot.problem}; {delete}")
+    if 0 in wish.members:
+        listed = shell_command(
+            *("openstack", "image", "list", "--property", f"{snapshots.KEY}={snapshot.id}")
+        )
+        raise ClusterError(
+            f"snapshot {snapshot.id} is of an adopted cluster with a member 0, and members of "
+            "other clusters count from 1: --image makes all members from one of its images, which "
+            f"{listed} lists"
+        )
     numbered = args.numbers or (range(1, args.members + 1) if args.members else wish.members)
-    if frozenset(numbered) != wish.members:
+    # One that is resumed may have been scaled.
+    if not args.resume and frozenset(numbered) != wish.members:
         raise ClusterError(
             f"snapshot {snapshot.id} has the members {numbers.format_number_ranges(wish.members)}: "
             "leave --members and --numbers out, and scale the cluster afterwards"
         )
-    args.numbers, args.members = wish.members, None
+    args.numbers, args.members = frozenset(numbered), None
     args.flavor = args.flavor or wish.flavor
     args.nics = args.nics or wish.nics or (Nic(wish.networks),)
     args.security_group = args.security_group or list(wish.security_groups)
@@ -369,8 +383,9 @@ def take_from_snapshot(args: argparse.Namespace, snapshot: ClusterSnapshot) -> N
     )
     args.guest_check = args.guest_check or wish.check
     args.one_by_one = args.one_by_one or wish.single
-    if wish.user_data and not args.user_data:
-        print(_NO_USER_DATA, file=sys.stderr)
+    if wish.user_data and not (args.user_data or args.no_user_data):
+        known = wish.user_data != cluster_wish.UNKNOWN
+        print(_NO_USER_DATA if known else _UNKNOWN_USER_DATA, file=sys.stderr)
 
 
 def _choose_image(cloud: SdkCloud, args: argparse.Namespace) -> str:

@@ -20,17 +20,14 @@ class SnapshotImages:
 
     def read_images(self, snapshot: str) -> list[MemberImage]:
         """The images of a snapshot, whatever their status."""
-        records = self._rest.images(**{snapshots.KEY: snapshot})
-        images = (snapshots.read_image(record) for record in records)
-        return [image for image in images if image is not None and image.snapshot == snapshot]
+        images = snapshots.read_images(self._rest.images(**{snapshots.KEY: snapshot}))
+        return [image for image in images if image.snapshot == snapshot]
 
     def read_snapshots(self) -> list[ClusterSnapshot]:
         """All snapshots of the project, also those that are not whole."""
         # Nova says so of every image that it makes of a server; Glance finds values alone.
-        images = (
-            snapshots.read_image(record) for record in self._rest.images(image_type="snapshot")
-        )
-        return snapshots.gather_snapshots(image for image in images if image is not None)
+        images = snapshots.read_images(self._rest.images(image_type="snapshot"))
+        return snapshots.gather_snapshots(images)
 
     def find_snapshot(self, snapshot: str) -> ClusterSnapshot:
         """The snapshot with this id, whole or not.
@@ -61,9 +58,10 @@ class SnapshotImages:
                 return whole.active[number].id
             wish = whole.wish
             if wish is None or number in wish.members or snapshot in passed:
+                gone = f"has no image of member {number} any more" if images else "is gone"
                 raise ClusterCloudError(
-                    f"snapshot {snapshot} has no image of member {number} any more: "
-                    "openstack hpc cluster rebuild --image gives all members another one"
+                    f"snapshot {snapshot} {gone}, so member {number} cannot be made: openstack hpc "
+                    "cluster delete ends the cluster"
                 )
             passed.add(snapshot)
             image = wish.image

@@ -165,7 +165,7 @@ class LifeTest(SnapshotTest):
         self.assertEqual(0, said.status, said.err)
         self.assertEqual([again["ID"]], [row["ID"] for row in self.rows()])
         said = self.cluster("replace", "new", "2", status=1)
-        self.assertIn(f"snapshot {snapshot} has no image of member 2 any more", said.err)
+        self.assertIn(f"snapshot {snapshot} is gone, so member 2 cannot be made", said.err)
         self.assert_complete("new", [1, 2, 3, 4])
         self.cluster("delete", "new")
         self.assert_nothing_left()

@@ -10,7 +10,8 @@ a killed one stopped, and no member has two images in the end.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
 import attrs
@@ -40,7 +41,12 @@ from nova_hpc_tools.cluster.life_cycle.steps import (
     Stuck,
     Wait,
 )
-from nova_hpc_tools.cluster.members.model import Cluster, ClusterMember, number_members
+from nova_hpc_tools.cluster.members.model import (
+    Cluster,
+    ClusterMember,
+    ClusterState,
+    number_members,
+)
 from nova_hpc_tools.cluster.members.server_state import RUNNING_TASKS, Standing
 from nova_hpc_tools.cluster.snapshots import ClusterSnapshot, MemberImage, SnapshotTurn
 from nova_hpc_tools.cluster.wish import Secrets
@@ -75,6 +81,7 @@ class _Work:
     :ivar accepted: steps that the cloud has accepted.
     :ivar idle: id of an image -> looks at which nothing was at work on it.
     :ivar imaged: ids of servers whose image is active.
+    :ivar replaced: ids of members' servers of which a whole snapshot has no image.
     """
 
     cloud: SnapshotCloud
@@ -83,11 +90,13 @@ class _Work:
     accepted: set[Step] = attrs.Factory(set)
     idle: collections.Counter[str] = attrs.Factory(collections.Counter)
     imaged: set[str] = attrs.Factory(set)
+    replaced: set[str] = attrs.Factory(set)
 
     def plan(self, current: Cluster) -> Move:
-        """The next steps on the way to a whole snapshot, and to members that run as before."""
-        if current.wish is not None and current.wish.order > self.wish.order:
-            return Stuck("another client has changed this cluster meanwhile")
+        """The next steps on the way to a whole snapshot, and to members that run as before.
+
+        The head computes nothing. It has no image, and whatever it does is left as it is.
+        """
         images = self.cloud.snapshot_images(self.turn.id)
         servers = {at: member.id for at, member in number_members(current).by_number.items()}
         chosen = snapshots.choose_images(images, servers)
@@ -96,27 +105,29 @@ class _Work:
             servers[at] for at, own in chosen.items() if own and own[0].status == "active"
         )
         if not ClusterSnapshot(self.turn.id, tuple(images)).problem:
-            goal = verbs.START if self.turn.runs else None
-            rule = lambda cluster, member: (  # noqa: E731
-                verbs.lead_on(cluster, member, goal) if goal else Done()
-            )
-            return verbs.plan_members(rule, lambda members, steps: steps, self.accepted)(current)
+            self.replaced.clear()
+            self.replaced.update(server for server in servers.values() if server not in self.imaged)
+            # Another client that makes the same one may have ended it.
+            ours = snapshots.read_turn(current.wish) == self.turn
+            return _plan_starts(current, self.accepted) if ours and self.turn.runs else Done()
+        if current.wish is not None and current.wish.order > self.wish.order:
+            return Stuck("another client has changed this cluster meanwhile")
+        numbered = number_members(current)
+        if current.group is None or numbered.surplus or current.wanted - servers.keys():
+            return Stuck(f"cluster {current.name} is {current.state.value}: {current.reason}")
         numbers = {server: at for at, server in servers.items()}
-        move = verbs.plan_members(
-            # The head computes nothing. It goes on, and has no image.
-            lambda cluster, member: (
-                Done()
-                if member in cluster.heads
-                else self._judge_member(
-                    cluster, member, numbers[member.id], chosen[numbers[member.id]], bool(images)
-                )
+        move = verbs.plan_some(
+            current,
+            tuple(numbered.by_number.values()),
+            lambda cluster, member: self._judge_member(
+                cluster, member, numbers[member.id], chosen[numbers[member.id]], bool(images)
             ),
             _order_rested,
             self.accepted,
-        )(current)
+        )
         if isinstance(move, Stuck):
             return move
-        stale = verbs.find_stale(current, self.wish)
+        stale = _find_stale(current, self.wish)
         if stale:
             # Before the first member stops: from the first of them on it is decided.
             return Act(stale)
@@ -160,7 +171,7 @@ class _Work:
         return Wait(f"the image of {member.shown} is {status}")
 
     def _plan_image(self, cluster: Cluster, member: ClusterMember, number: int) -> verbs.Need:
-        name = f"{wishes.member_name(self.wish, number)}-snapshot-{self.turn.id}"
+        name = snapshots.image_name(wishes.member_name(self.wish, number), self.turn.id)
         properties = snapshots.build_properties(self.wish, cluster.id, self.turn, number, member.id)
         step = OwnStep(
             "making images",
@@ -216,16 +227,17 @@ def snapshot_cluster(
 
     :param imaged: gets the ids of the servers whose image is active, for the progress.
     :raises ClusterError: there is no snapshot, and the text says what is left; or it is whole, and
-        members do not run again.
+        members do not run again, or came after it.
     """
     before = commands.refuse_half(cluster)
-    wish, turn = _begin_snapshot(cluster, before)
+    try:
+        wish, turn = _begin_snapshot(cloud, cluster, before)
+    except life_cycle_run.ClusterCloudError as error:
+        raise ClusterError(f"{error}\nnothing has changed") from error
     work = _Work(cloud, wish, turn, imaged=set() if imaged is None else imaged)
     try:
-        _run(work, cluster.id, pace, work.plan)
-        after = attrs.evolve(wish, turn="", generation=wish.generation + 1)
-        verbs.set_wish(cloud, cluster, after, pace)
-        return ClusterSnapshot(turn.id, tuple(cloud.snapshot_images(turn.id)))
+        _end_turn(work, _run(work, cluster.id, pace, work.plan), pace)
+        whole = ClusterSnapshot(turn.id, tuple(cloud.snapshot_images(turn.id)))
     except life_cycle_run.ClusterCloudError as error:
         raise ClusterError(f"{error}\n{format_ways(cluster, turn.id)}") from error
     except ClusterError as error:
@@ -239,6 +251,13 @@ def snapshot_cluster(
             ways = format_ways(cluster, turn.id)
             raise ClusterError(f"{error}\nundoing it failed as well: {second}\n{ways}") from error
         raise ClusterError(f"{error}\nnothing is left of the snapshot") from error
+    if work.replaced:
+        again = shell_command("openstack", "hpc", "cluster", snapshots.SNAPSHOT, cluster.name)
+        raise ClusterError(
+            f"snapshot {turn.id} is whole, but has no image of members that came after it: {again} "
+            "makes one of the present members"
+        )
+    return whole
 
 
 def _is_whole(cloud: SnapshotCloud, turn: SnapshotTurn) -> bool:
@@ -249,17 +268,22 @@ def _is_whole(cloud: SnapshotCloud, turn: SnapshotTurn) -> bool:
         return True
 
 
-def _begin_snapshot(cluster: Cluster, before: ClusterWish) -> tuple[ClusterWish, SnapshotTurn]:
+def _begin_snapshot(
+    cloud: SnapshotCloud, cluster: Cluster, before: ClusterWish
+) -> tuple[ClusterWish, SnapshotTurn]:
     """The wish with a snapshot as its turn: a new one, or the one that was not finished.
 
     :raises ClusterError: members cannot have it.
+    :raises ClusterCloudError: the cloud does not say which snapshots there are.
     """
     turn = snapshots.read_turn(before)
     if turn is not None:
         return before, turn
-    finish = decide.format_finish_commands(cluster)
     if before.turn:
-        raise ClusterError(f"{cluster.reason}; first {finish}")
+        raise ClusterError(
+            f"the {before.turn_verb} of cluster {cluster.name} is not finished; first "
+            f"{verbs.format_turn_ways(cluster, before)}"
+        )
     if before.boot_gib or not before.image:
         raise ClusterError(
             f"members of cluster {cluster.name} boot from volumes, of which Nova makes no images: "
@@ -271,10 +295,17 @@ def _begin_snapshot(cluster: Cluster, before: ClusterWish) -> tuple[ClusterWish,
     if not runs and not rests:
         raise ClusterError(
             f"cluster {cluster.name} is {cluster.state.value}: {cluster.reason}; before a snapshot "
-            f"all members run, or all are stopped: {finish}\nnothing has changed"
+            "all members run, or all are stopped: "
+            f"{decide.format_finish_commands(cluster)}\nnothing has changed"
         )
     generation = before.generation + 1
-    turn = snapshots.new_turn(cluster.id, generation, runs)
+    servers = [member.id for member in members]
+    turns = (
+        snapshots.new_turn(cluster.id, generation, servers, runs, taken)
+        for taken in itertools.count()
+    )
+    # Images that exist are of another moment.
+    turn = next(turn for turn in turns if not cloud.snapshot_images(turn.id))
     wish = attrs.evolve(before, turn=turn.write(generation), generation=generation)
     try:
         cluster_wish.from_metadata(cluster_wish.to_metadata(wish, cluster.id))
@@ -308,23 +339,64 @@ def withdraw_snapshot(
             return _plan_deletes(cloud, images, accepted)
         if not turn.runs or snapshots.read_turn(current.wish) != turn:
             return Done()
-        members = number_members(current).by_number.values()
-        starts = [
-            AskServer(member.id, member.name, "os-start")
-            for member in members
-            if member.status == "SHUTOFF" and not member.task and not member.locked
-        ]
-        steps = tuple(step for step in starts if step not in accepted)
-        if steps:
-            return Act(steps)
-        busy = [member for member in members if member.standing is Standing.CHANGES]
-        return verbs.wait_for(busy[0]) if busy else Done()
+        move = _plan_starts(current, accepted)
+        # A member that cannot start is in the list of clusters, with the command that helps.
+        return Done() if isinstance(move, Stuck) else move
 
     work = _Work(cloud, ClusterWish("unused", frozenset({1}), ""), turn, accepted)
-    left = _run(work, cluster.id, pace, plan)
-    if left.wish is not None and snapshots.read_turn(left.wish) == turn:
-        withdrawn = attrs.evolve(left.wish, turn="", generation=left.wish.generation + 1)
-        verbs.set_wish(cloud, left, withdrawn, pace)
+    _end_turn(work, _run(work, cluster.id, pace, plan), pace)
+
+
+def _plan_starts(cluster: Cluster, accepted: set[Step]) -> Move:
+    """The steps after which all members run, as far as they can, and then why one does not."""
+    members = tuple(number_members(cluster).by_number.values())
+    starts = [
+        AskServer(member.id, member.name, "os-start")
+        for member in members
+        if member.status == "SHUTOFF" and not member.task and not member.locked
+    ]
+    steps = tuple(step for step in starts if step not in accepted)
+    if steps:
+        return Act(steps)
+    busy = [member for member in members if member.standing is Standing.CHANGES]
+    if busy:
+        return verbs.wait_for(busy[0])
+    start = lambda current, member: verbs.lead_on(current, member, verbs.START)  # noqa: E731
+    return verbs.plan_some(cluster, members, start, lambda members, steps: steps, accepted)
+
+
+def _find_stale(cluster: Cluster, wish: ClusterWish) -> tuple[Step, ...]:
+    """The steps that write a wish into the metadata of members: the head may be locked."""
+    heads = {head.id for head in cluster.heads}
+    return tuple(step for step in verbs.find_stale(cluster, wish) if step.server not in heads)
+
+
+def _end_turn(work: _Work, left: Cluster, pace: Pace) -> None:
+    """Take the turn out of the wish, unless another client has done so."""
+    if left.wish is None or snapshots.read_turn(left.wish) != work.turn:
+        return
+    after = attrs.evolve(left.wish, turn="", generation=left.wish.generation + 1)
+
+    def plan(current: Cluster) -> Move:
+        stale = _find_stale(current, after)
+        return Act(stale) if stale else Done()
+
+    _run(attrs.evolve(work, wish=after, accepted=set()), left.id, pace, plan)
+
+
+def refuse_needed(clusters: Iterable[Cluster], snapshot: str) -> None:
+    """See that no cluster lacks members that boot from a snapshot.
+
+    :raises ClusterError: one does; without the snapshot it could not be finished.
+    """
+    for cluster in clusters:
+        image = cluster.wish.image if cluster.wish is not None else ""
+        half = cluster.state in (ClusterState.INCOMPLETE, ClusterState.BUILDING)
+        if half and snapshots.snapshot_of_image(image) == snapshot:
+            raise ClusterError(
+                f"cluster {cluster.name} is {cluster.state.value}, and its members boot from "
+                f"snapshot {snapshot}: first {decide.format_finish_commands(cluster)}"
+            )
 
 
 def _plan_deletes(cloud: SnapshotCloud, images: Sequence[MemberImage], accepted: set[Step]) -> Move:

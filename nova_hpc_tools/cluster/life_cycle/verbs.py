@@ -210,8 +210,12 @@ def _begin_turn(cluster: Cluster, before: ClusterWish, verb: str, image: str) ->
     """
     if before.turn_verb == verb and image in ("", before.turn_image):
         return before
-    if before.turn and verb == REBOOT:
-        raise ClusterError(f"{cluster.reason}; first {decide.format_finish_commands(cluster)}")
+    if before.turn_verb not in ("", verb):
+        # Members that it has stopped would stay so.
+        raise ClusterError(
+            f"the {before.turn_verb} of cluster {cluster.name} is not finished; first "
+            f"{format_turn_ways(cluster, before)}"
+        )
     snapshot = snapshots.snapshot_of_image(before.image)
     if verb == REBUILD and snapshot and not image:
         raise ClusterError(
@@ -275,7 +279,7 @@ def plan_members(
         members = tuple(numbered.by_number.values())
         head = (numbered.head,) if numbered.head else ()
         moves = [
-            _plan_some(current, servers, rule, order, accepted)
+            plan_some(current, servers, rule, order, accepted)
             for servers in ((members, head) if head_last else (head, members))
         ]
         stuck = next((move for move in moves if isinstance(move, Stuck)), None)
@@ -284,7 +288,7 @@ def plan_members(
     return plan
 
 
-def _plan_some(
+def plan_some(
     current: Cluster,
     servers: Sequence[ClusterMember],
     rule: _Rule,
@@ -455,6 +459,15 @@ def find_stale(cluster: Cluster, wish: ClusterWish) -> tuple[SetWish, ...]:
         for member in number_members(cluster).present
         if member.wish != wish and member.status in CHANGEABLE
     )
+
+
+def format_turn_ways(cluster: Cluster, wish: ClusterWish) -> str:
+    """The command that finishes the turn of a wish, and the one that undoes it if there is one."""
+    named = cluster.name if cluster.name != "?" else cluster.id
+    finish = shell_command("openstack", "hpc", "cluster", wish.turn_verb, named)
+    turn = snapshots.read_turn(wish)
+    undo = shell_command("openstack", "hpc", "snapshot", "delete", turn.id) if turn else ""
+    return f"{finish}, or {undo}" if undo else finish
 
 
 def format_ways(cluster: Cluster, verb: str, undo: str = "") -> str:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from osc_lib import exceptions
@@ -19,7 +19,6 @@ from nova_hpc_tools.cluster.life_cycle import verbs
 from nova_hpc_tools.cluster.life_cycle.run import ClusterCloudError, ClusterError
 from nova_hpc_tools.cluster.members.model import Cluster
 from nova_hpc_tools.cluster.snapshots import ClusterSnapshot
-from nova_hpc_tools.openstack.cloud import SdkCloud
 from nova_hpc_tools.openstack.v1 import cluster_views
 from nova_hpc_tools.openstack.v1.cluster_changes import ClusterChange, add_patience
 from nova_hpc_tools.outlet import HeardOutput
@@ -76,7 +75,7 @@ class ListClusterSnapshot(HeardOutput, InertOutput, command.Lister):
             stored = cloud.images.read_snapshots()
             if not parsed_args.long:
                 return _COLUMNS, [_format_snapshot_row(snapshot) for snapshot in stored]
-            unfinished = _unfinished_clusters_of(cloud)
+            unfinished = _find_unfinished(cloud.clusters())
         rows = [
             (*_format_snapshot_row(snapshot), snapshot.problem, _format_next(snapshot, unfinished))
             for snapshot in stored
@@ -110,20 +109,23 @@ class DeleteClusterSnapshot(HeardOutput, ClusterChange, command.Command):
 
     def _delete(self, args: argparse.Namespace, snapshot: str) -> None:
         cloud = self.cloud
-        cluster = _unfinished_clusters_of(cloud).get(snapshot)
+        clusters = cloud.clusters()
+        cluster = _find_unfinished(clusters).get(snapshot)
         turn = snapshots.read_turn(cluster.wish) if cluster is not None else None
         if cluster is not None and turn is not None:
             ways = f"{shell_command('openstack', 'hpc', 'snapshot', 'delete', snapshot)} goes on"
             with self.at_work(args, cluster.id, len(cluster.wanted), ways) as pace:
                 life_cycle_snapshot.withdraw_snapshot(cloud, cluster, turn, pace)
             return
-        for image in cloud.images.find_snapshot(snapshot).images:
+        stored = cloud.images.find_snapshot(snapshot)
+        life_cycle_snapshot.refuse_needed(clusters, snapshot)
+        for image in stored.images:
             cloud.delete_image(image.id)
 
 
-def _unfinished_clusters_of(cloud: SdkCloud) -> Mapping[str, Cluster]:
+def _find_unfinished(clusters: Iterable[Cluster]) -> Mapping[str, Cluster]:
     """Id of a snapshot that is not finished -> its cluster."""
-    turns = ((snapshots.read_turn(cluster.wish), cluster) for cluster in cloud.clusters())
+    turns = ((snapshots.read_turn(cluster.wish), cluster) for cluster in clusters)
     return {turn.id: cluster for turn, cluster in turns if turn is not None}
 
 

@@ -77,6 +77,7 @@ class ImagingCloud(ModelCloud):
             id = self._id()
             now = _BEGIN + datetime.timedelta(seconds=self._seconds)
             self.images[id] = {
+                **record.get("_inherits", {}),
                 **properties,
                 "id": id,
                 "name": name,
@@ -94,9 +95,16 @@ class ImagingCloud(ModelCloud):
 
         self._change("image", effect)
 
+    def rebuild_from(self, server: str, image: str) -> None:
+        """As ``openstack server rebuild --image``: later images inherit that one's properties."""
+        own = ("id", "name", "status", "size", "instance_uuid", "created_at", "tags", "_boots")
+        inherited = {key: value for key, value in self.images[image].items() if key not in own}
+        self.servers[server]["_inherits"] = {**inherited, "base_image_ref": image}
+        self.record(server, "rebuild")
+
     def snapshot_images(self, snapshot: str) -> list[MemberImage]:
-        read = [snapshots.read_image(record) for record in list(self.images.values())]
-        return [image for image in read if image is not None and image.snapshot == snapshot]
+        read = snapshots.read_images(list(self.images.values()))
+        return [image for image in read if image.snapshot == snapshot]
 
     def delete_image(self, image: str) -> None:
         self._change("delete image", lambda: self.images.pop(image, None))
@@ -115,8 +123,7 @@ class ImagingCloud(ModelCloud):
     # -- the truth -------------------------------------------------------------
 
     def snapshots(self) -> list[ClusterSnapshot]:
-        read = [snapshots.read_image(record) for record in self.images.values()]
-        return snapshots.gather_snapshots(image for image in read if image is not None)
+        return snapshots.gather_snapshots(snapshots.read_images(self.images.values()))
 
     def is_of_one_moment(self, snapshot: ClusterSnapshot) -> bool:
         """Whether all members rested at some moment with the disks that the images have."""

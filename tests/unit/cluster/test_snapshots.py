@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.wire import cluster_wish
+from nova_hpc.wire import cluster_wish, numbers
 from nova_hpc.wire.cluster_wish import ClusterWish, Nic
 from nova_hpc_tools.cluster import snapshots
 from nova_hpc_tools.cluster import wish as wishes
@@ -28,12 +28,14 @@ from nova_hpc_tools.cluster.snapshots import ClusterSnapshot
 from nova_hpc_tools.cluster.wish import Secrets
 from nova_hpc_tools.openstack import options
 from nova_hpc_tools.openstack.snapshot_images import SnapshotImages
+from tests.unit.cluster import test_adoption as adopted_servers
 from tests.unit.cluster.imaging_cloud import ImagingCloud
 from tests.unit.cluster.model_cloud import Killed
 
 IMAGE = "155d900f-4e14-4e4c-a73d-069cbf4541e6"
 GROUP = "7c7fd52e-7b62-4a84-b3a4-6e2c0e6ad001"
 WISH = ClusterWish("train", frozenset({1, 2, 3}), "42", image=IMAGE)
+TURN = snapshots.new_turn(GROUP, 2, ("a",), runs=True)
 PACE = Pace(sleep=lambda seconds: None, clock=lambda: 0.0)
 KINDS = ("kill", "kill-after", "lose", "lose-after", "Forbidden: policy")
 AGAIN = "openstack hpc cluster snapshot train"
@@ -99,6 +101,111 @@ def test_a_head_goes_on_and_has_no_image() -> None:
         options._refuse_wrong_head(args)
 
 
+def test_an_adopted_group_that_counts_from_0() -> None:
+    cloud = ImagingCloud()
+    group = cloud._id()
+    cloud.groups[group] = {"id": group, "name": "stack-7", "policy": "affinity", "members": []}
+    for name in ("train-0", "train-1"):
+        adopted_servers.add(cloud, name)
+    adopted_servers.adopt(cloud)
+    whole = snap(cloud)
+    assert (whole.problem, sorted(whole.active)) == ("", [0, 1])
+    assert found(cloud).state is ClusterState.ACTIVE
+    # One that fails leaves nothing.
+    cloud.broken = {"train-1"}
+    with pytest.raises(ClusterError, match="nothing is left of the snapshot"):
+        snap(cloud)
+    assert len(cloud.images) == 2
+
+
+def head_of(cloud: ImagingCloud) -> dict[str, Any]:
+    (server,) = [s for s in cloud.servers.values() if s["name"] == "train-head"]
+    return server
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"status": "PAUSED"},
+        {"status": "SHELVED_OFFLOADED", "hostId": ""},
+        {"status": "ERROR", "fault": {"message": "broken"}},
+        {"status": "SHUTOFF"},
+        {"status": "SHUTOFF", "locked": True},
+        {"locked": True},
+    ],
+)
+@pytest.mark.parametrize("late", [False, True])
+def test_a_head_stays_as_it_is(values: dict[str, Any], late: bool) -> None:
+    cloud = made(attrs.evolve(WISH, head="7", head_image=IMAGE))
+    head = head_of(cloud)
+    if late:
+        killed(cloud, 8, "kill-after")
+    head |= values
+    before, change = dict(head), cloud.set_wish
+
+    def set_wish(wish: ClusterWish, group: str, server: str) -> None:
+        # As Nova: the metadata of a locked server does not change.
+        if cloud.servers[server].get("locked"):
+            raise ClusterCloudError("is locked")
+        change(wish, group, server)
+
+    cloud.set_wish = set_wish  # type: ignore[method-assign]
+    assert not snap(cloud).problem
+    assert head == before
+    assert statuses(cloud) == ["ACTIVE"] * 3 + [before["status"]]
+    assert snapshots.read_turn(found(cloud).wish) is None
+    # What is stopped stays so.
+    head["locked"] = False
+    for at in (1, 2, 3):
+        member(cloud, at)["status"] = "SHUTOFF"
+    assert not snap(cloud).problem
+    assert statuses(cloud) == ["SHUTOFF"] * 3 + [before["status"]]
+
+
+@pytest.mark.parametrize("values", [{"locked": True}, {"status": "ERROR"}, {"status": "PAUSED"}])
+def test_one_that_does_not_start_stops_no_other(values: dict[str, Any]) -> None:
+    cloud = made()
+    killed(cloud, 11)
+    member(cloud, 1).update(values)
+    with pytest.raises(
+        ClusterError, match=r"train-1.*openstack.*\n.*cluster snapshot train goes on"
+    ):
+        snap(cloud)
+    assert statuses(cloud)[1:] == ["ACTIVE"] * 2
+    (whole,) = cloud.snapshots()
+    assert not whole.problem
+    member(cloud, 1).update(status="SHUTOFF", locked=False)
+    assert snap(cloud).id == whole.id
+    assert found(cloud).state is ClusterState.ACTIVE
+
+
+def test_another_client_has_ended_it() -> None:
+    cloud = made()
+    killed(cloud, 11)
+    look, looks = cloud.look, [0]
+
+    def meanwhile(group: str) -> Cluster:
+        looks[0] += 1
+        if looks[0] == 1:
+            assert not snap(cloud).problem
+            verbs.change_members(cloud, found(cloud), verbs.STOP, PACE)
+        return look(group)
+
+    cluster = found(cloud)
+    cloud.look = meanwhile  # type: ignore[method-assign]
+    assert not life_cycle_snapshot.snapshot_cluster(cloud, cluster, PACE).problem
+    assert found(cloud).state is ClusterState.STOPPED
+
+
+def test_members_of_a_changed_cluster_run_again() -> None:
+    cloud = made()
+    killed(cloud, 11)
+    commands.scale_cluster(cloud, found(cloud), {1, 2}, Secrets(), PACE)
+    assert not snap(cloud).problem
+    cluster = found(cloud)
+    assert (cluster.state, cluster.wanted) == (ClusterState.ACTIVE, {1, 2})
+
+
 def test_images_of_all_members_at_rest() -> None:
     cloud = made()
     whole = snap(cloud)
@@ -120,6 +227,81 @@ def test_images_of_all_members_at_rest() -> None:
     # The next one is another one.
     assert snap(cloud).id != whole.id
     assert len(cloud.snapshots()) == 2
+
+
+def lose_all(cloud: ImagingCloud) -> None:
+    """All members are deleted, and the cluster is finished again: its generation begins again."""
+    for server in list(cloud.servers):
+        cloud.delete_server(server)
+    let_nova_end(cloud)
+    commands.resume_cluster(cloud, found(cloud), None, Secrets(), PACE)
+    cloud.log.clear()
+
+
+def test_new_members_have_a_new_snapshot() -> None:
+    cloud = made()
+    first = snap(cloud)
+    lose_all(cloud)
+    second = snap(cloud)
+    assert second.id != first.id
+    assert (cloud.log.count("os-stop"), cloud.log.count("image")) == (3, 3)
+    assert {image.server for image in second.images} == set(cloud.servers)
+    assert [each.problem for each in cloud.snapshots()] == ["", ""]
+
+
+def test_an_id_that_has_images_is_not_taken_again() -> None:
+    cloud = made()
+    old = {id: dict(server["metadata"]) for id, server in cloud.servers.items()}
+    first = snap(cloud)
+    # A user writes the old metadata again, or releases an adopted cluster and adopts it again.
+    for id, items in old.items():
+        cloud.servers[id]["metadata"] = items
+    second = snap(cloud)
+    assert second.id != first.id
+    assert [each.problem for each in cloud.snapshots()] == ["", ""]
+    assert cloud.is_of_one_moment(second)
+
+
+def test_a_whole_one_of_members_that_were_replaced() -> None:
+    cloud = made()
+    killed(cloud, 11)
+    (whole,) = cloud.snapshots()
+    assert not whole.problem
+    lost = found(cloud).members[1]
+    life_cycle_run.remove_members(cloud, found(cloud).id, [lost], PACE)
+    wish = found(cloud).wish
+    assert wish is not None
+    cloud.make_servers(wish, found(cloud).id, [2], (), Secrets())
+    let_nova_end(cloud)
+    with pytest.raises(
+        ClusterError, match=f"{whole.id} is whole, but has no image of members that came"
+    ):
+        snap(cloud)
+    assert found(cloud).state is ClusterState.ACTIVE
+    again = snap(cloud)
+    assert again.id != whole.id
+    assert {image.server for image in again.images} == set(cloud.servers)
+
+
+def test_images_that_a_rebuilt_member_inherits_are_not_ours() -> None:
+    cloud = made()
+    whole = snap(cloud)
+    ours = set(cloud.images)
+    for at, image in whole.active.items():
+        server = member(cloud, at)["id"]
+        cloud.rebuild_from(server, image.id)
+        # The same name is the user's own doing.
+        for name in (f"train-{at}-shelved", "mine", image.name):
+            cloud.make_image(server, name, {})
+            let_nova_end(cloud)
+    (again,) = cloud.snapshots()
+    assert {image.id for image in again.images} == ours
+    assert {image.id for image in cloud.snapshot_images(whole.id)} == ours
+    assert not again.problem
+    # The next snapshot is one of its own, although each member has its disk from the first.
+    second = snap(cloud)
+    assert (second.problem, len(second.images)) == ("", 3)
+    assert {image.id for image in cloud.snapshot_images(whole.id)} == ours
 
 
 def test_no_image_before_the_last_member_rests() -> None:
@@ -209,8 +391,12 @@ def test_a_killed_one_is_in_the_list_and_goes_on() -> None:
     assert decide.format_finish_commands(cluster) == AGAIN
     (half,) = cloud.snapshots()
     assert half.problem == "the images of members 3 are missing or not active"
-    with pytest.raises(ClusterError, match=f"first {AGAIN}"):
-        verbs.turn_members(cloud, cluster, verbs.REBOOT, PACE)
+    for verb in (verbs.REBOOT, verbs.REBUILD):
+        with pytest.raises(
+            ClusterError, match=f"first {AGAIN}, or openstack hpc snapshot delete {half.id}"
+        ):
+            verbs.turn_members(cloud, cluster, verb, PACE, IMAGE)
+    assert statuses(cloud) == ["SHUTOFF"] * 3
     kept = set(cloud.images)
     whole = snap(cloud)
     assert (whole.id, whole.problem) == (half.id, "")
@@ -443,12 +629,12 @@ def test_two_clients_at_once_end(other: str, runs: bool, at: int) -> None:
 
 def record(number: int, **more: Any) -> dict[str, Any]:
     """An image as Glance shows it."""
-    turn = snapshots.new_turn(GROUP, 2, runs=True)
+    turn = snapshots.new_turn(GROUP, 2, ("server1", "server2", "server3"), runs=True)
     wish = attrs.evolve(WISH, turn=turn.write(2), generation=2)
     return {
         **snapshots.build_properties(wish, GROUP, turn, number, f"server{number}"),
         "id": f"image{number}",
-        "name": "n",
+        "name": f"train-{number}-snapshot-{turn.id}",
         "status": "active",
         "size": 5,
         "created_at": "2026-01-01T10:00:00Z",
@@ -459,8 +645,7 @@ def record(number: int, **more: Any) -> dict[str, Any]:
 
 
 def read(*records: dict[str, Any]) -> list[ClusterSnapshot]:
-    images = [snapshots.read_image(each) for each in records]
-    return snapshots.gather_snapshots(image for image in images if image is not None)
+    return snapshots.gather_snapshots(snapshots.read_images(records))
 
 
 def test_a_whole_one() -> None:
@@ -494,13 +679,40 @@ def test_what_is_not_whole(records: list[dict[str, Any]], problem: str) -> None:
         {"instance_uuid": None},
         {snapshots.KEY: "../x"},
         {snapshots.KEY: 3},
-        {snapshots.MEMBER_KEY: "0"},
+        {snapshots.MEMBER_KEY: "00"},
         {snapshots.MEMBER_KEY: "1\n"},
         {"created_at": "yesterday"},
+        # Of a server that was rebuilt from the image: shelved, or by its owner.
+        {"name": "train-1-shelved"},
+        {"name": None},
+        {"name": record(1)["name"] + "2"},
+        {"name": record(2)["name"]},
     ],
 )
 def test_what_is_no_image_of_a_snapshot(more: dict[str, Any]) -> None:
     assert snapshots.read_image(record(1, **more)) is None
+
+
+@given(
+    st.from_regex(cluster_wish.NAME, fullmatch=True),
+    st.integers(0, numbers.MOST),
+    st.booleans(),
+)
+def test_each_image_that_is_made_can_be_read(name: str, number: int, adopted: bool) -> None:
+    number = number or int(not adopted)
+    own = ClusterWish(name, frozenset({number}), "42", image=IMAGE, adopted=adopted)
+    image = snapshots.read_image(
+        {
+            **snapshots.build_properties(own, GROUP, TURN, number, "s"),
+            "id": "i",
+            "name": snapshots.image_name(wishes.member_name(own, number), TURN.id),
+            "instance_uuid": "s",
+            "created_at": "2026-01-01T10:00:00Z",
+        }
+    )
+    assert image is not None
+    assert (image.number, image.server, image.snapshot) == (number, "s", TURN.id)
+    assert image.wish == own
 
 
 @pytest.mark.parametrize(
@@ -524,7 +736,7 @@ def test_what_disturbs(action: str, begun: str, found: str) -> None:
 
 def test_the_turn_comes_back() -> None:
     for runs in (True, False):
-        turn = snapshots.new_turn(GROUP, 7, runs)
+        turn = snapshots.new_turn(GROUP, 7, ("a",), runs)
         wish = attrs.evolve(WISH, turn=turn.write(7))
         again = cluster_wish.from_metadata(cluster_wish.to_metadata(wish, GROUP))
         assert snapshots.read_turn(again) == turn
@@ -577,9 +789,9 @@ def test_each_member_has_its_own_image() -> None:
 def test_an_image_that_is_gone() -> None:
     id = record(1)[snapshots.KEY]
     own = snapshots.write_snapshot_image(id)
-    for left in ((), (record(1), record(3))):
+    for left, gone in (((), "is gone"), ((record(1), record(3)), "has no image of member 2 any")):
         images = SnapshotImages(Images(*left))  # type: ignore[arg-type]
-        with pytest.raises(ClusterCloudError, match="has no image of member 2 any more"):
+        with pytest.raises(ClusterCloudError, match=f"{gone}.*: openstack hpc cluster delete ends"):
             images.find_boot_image(own, 2)
     # Somebody has written that one is of itself.
     wish = attrs.evolve(WISH, image=own)
@@ -589,6 +801,18 @@ def test_an_image_that_is_gone() -> None:
         images.find_boot_image(own, 9)
     with pytest.raises(ClusterError, match="no snapshot has the ID x;"):
         images.find_snapshot("x")
+
+
+def test_a_snapshot_that_a_cluster_needs_stays() -> None:
+    id = record(1)[snapshots.KEY]
+    cloud = made(attrs.evolve(WISH, image=snapshots.write_snapshot_image(id)))
+    life_cycle_snapshot.refuse_needed(cloud.clusters(), id)
+    cloud.delete_server(member(cloud, 3)["id"])
+    let_nova_end(cloud)
+    life_cycle_snapshot.refuse_needed(cloud.clusters(), "another")
+    resume = "openstack hpc cluster create --resume train, or openstack hpc cluster delete train"
+    with pytest.raises(ClusterError, match=f"members boot from snapshot {id}: first {resume}"):
+        life_cycle_snapshot.refuse_needed(cloud.clusters(), id)
 
 
 def test_a_rebuild_needs_an_image() -> None:
@@ -605,6 +829,7 @@ def test_a_rebuild_needs_an_image() -> None:
 
 def parse(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--resume", action="store_true")
     options.add_cluster_options(parser)
     return parser.parse_args(words)
 
@@ -658,6 +883,39 @@ def test_options_that_were_not_given() -> None:
 def test_options_that_do_not_go_with_it(words: tuple[str, ...], why: str) -> None:
     with pytest.raises(ClusterError, match=why):
         options.take_from_snapshot(parse(*words), stored(WISH))
+
+
+def test_a_resumed_cluster_may_have_been_scaled() -> None:
+    args = parse("--resume", "--numbers", "1-4")
+    options.take_from_snapshot(args, stored(WISH))
+    assert args.numbers == frozenset({1, 2, 3, 4})
+
+
+def test_a_member_0_comes_into_no_new_cluster() -> None:
+    wish = attrs.evolve(WISH, members=frozenset({0, 1}), adopted=True)
+    with pytest.raises(ClusterError, match=r"with a member 0,.* --property hpc_cluster_snap"):
+        options.take_from_snapshot(parse(), stored(wish))
+    args = parse()
+    options.take_from_snapshot(args, stored(attrs.evolve(wish, members=frozenset({1, 2}))))
+    assert args.numbers == frozenset({1, 2})
+
+
+@pytest.mark.parametrize(
+    ("user_data", "words", "told"),
+    [
+        ("d" * 12, (), "had user data, which no record gives back"),
+        (cluster_wish.UNKNOWN, (), "no record says whether the members of the snapshot had"),
+        ("", (), ""),
+        (cluster_wish.UNKNOWN, ("--no-user-data",), ""),
+        (cluster_wish.UNKNOWN, ("--user-data", "x"), ""),
+    ],
+)
+def test_user_data_that_nobody_gave(
+    user_data: str, words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options.take_from_snapshot(parse(*words), stored(attrs.evolve(WISH, user_data=user_data)))
+    said = capsys.readouterr().err
+    assert told in said if told else said == ""
 
 
 def test_half_a_snapshot_makes_no_cluster() -> None:

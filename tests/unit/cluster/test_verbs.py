@@ -288,7 +288,12 @@ def test_an_unfinished_turn_is_in_the_list_and_in_the_way() -> None:
     ):
         with pytest.raises(ClusterError, match=f"{again}|start train"):
             command()
-    # A rebuild supersedes it; a reboot does not supersede a rebuild.
+    # Members that the reboot has stopped would stay so; and the other way round.
+    put(cloud, 1, status="SHUTOFF")
+    with pytest.raises(ClusterError, match=f"is not finished; first {again}$"):
+        change(cloud, REBUILD)
+    assert counts(cloud, "_rebuilt") == [0, 0, 0]
+    change(cloud, REBOOT)
     cloud.calls, cloud.faults = 0, {5: "kill"}
     with pytest.raises(Killed):
         change(cloud, REBUILD)
