@@ -197,16 +197,25 @@ def scale_cluster(
     if more:
         _check_same_secrets(before, secrets)
         _refuse_resting(cluster, number_members(cluster).present)
-    terms = Terms(rest=not more)
+    before_members = number_members(cluster).by_number
+    # A renamed member may have the number of one that goes: ids say which ones go.
+    gone = frozenset(
+        member.id for number, member in before_members.items() if number not in wish.members
+    )
+    terms = Terms(rest=not more, leaves=gone)
     try:
         return life_cycle_run.fulfil_wish(cloud, cluster.id, wish, secrets, pace, terms)
     except ClusterError as error:
         if not more:
             raise
         back = attrs.evolve(before, generation=wish.generation + 1)
+        with contextlib.suppress(ClusterCloudError):
+            new = {server.id for server in cloud.look(cluster.id).members}
+            gone = frozenset(new - {server.id for server in cluster.members})
+        terms = Terms(rest=True, leaves=gone)
         try:
             life_cycle_run.fulfil_wish(
-                cloud, cluster.id, back, secrets, attrs.evolve(pace, limit=0.0), Terms(rest=True)
+                cloud, cluster.id, back, secrets, attrs.evolve(pace, limit=0.0), terms
             )
         except ClusterError as second:
             raise ClusterError(f"{error}\nundoing it failed as well: {second}") from error
@@ -236,6 +245,8 @@ def replace_members(
     wish = _known_wish(cluster, None)
     _check_same_secrets(wish, secrets)
     numbered = number_members(cluster)
+    if numbered.unclear:
+        raise ClusterError(decide.explain_unclear(cluster, numbered, wish.members))
     unknown = set(which) - numbered.by_number.keys()
     if unknown:
         names = ", ".join(

@@ -57,12 +57,14 @@ class Terms:
     :ivar bear: ids of servers in error that do not stop the others.
     :ivar rest: no member needs to run in the end.
     :ivar new_keys: public keys of the members that are made.
+    :ivar leaves: ids of servers that are no members any more, whatever they are called.
     """
 
     remake: frozenset[str] = frozenset()
     bear: frozenset[str] = frozenset()
     rest: bool = False
     new_keys: PublicKeys | None = None
+    leaves: frozenset[str] = frozenset()
 
 
 def plan_fulfilment(wish: ClusterWish, cluster: Cluster, terms: Terms | None = None) -> Move:
@@ -79,7 +81,9 @@ def plan_fulfilment(wish: ClusterWish, cluster: Cluster, terms: Terms | None = N
     current_wish = cluster.wish
     if current_wish is not None and current_wish.order > wish.order:
         return Stuck("another client has changed this cluster meanwhile")
-    numbered = number_members(cluster, wish.members)
+    numbered = number_members(cluster, wish.members, terms.leaves)
+    if numbered.unclear:
+        return Stuck(explain_unclear(cluster, numbered, wish.members))
     stale = tuple(
         SetWish(member.id, member.name)
         for member in numbered.present
@@ -209,6 +213,9 @@ def format_finish_commands(cluster: Cluster) -> str:
     resume = shell_command("openstack", "hpc", "cluster", "create", "--resume", named)
     if cluster.state is ClusterState.ACTIVE:
         return ""
+    numbered = number_members(cluster)
+    if cluster.state is ClusterState.INCOMPLETE and numbered.unclear:
+        return _format_name_command(cluster, numbered, cluster.wanted)
     if cluster.state is ClusterState.CHANGING:
         turn = cluster.wish.turn_verb if cluster.wish else ""
         return shell_command("openstack", "hpc", "cluster", turn, named) if turn else resume
@@ -223,6 +230,22 @@ def format_finish_commands(cluster: Cluster) -> str:
     if cluster.state in (ClusterState.DEGRADED, ClusterState.STOPPED, ClusterState.SHELVED):
         return _format_run_commands(cluster, named)
     return f"{resume}, or {undo}"
+
+
+def explain_unclear(cluster: Cluster, numbered: Numbered, wanted: Collection[int]) -> str:
+    """Servers whose names do not say which of them are members, and the command that helps."""
+    names = ", ".join(member.shown for member in numbered.unclear)
+    free = len(set(wanted) - numbered.by_number.keys())
+    return (
+        f"{free} of these are members, and their names do not say which: {names}; "
+        f"{_format_name_command(cluster, numbered, wanted)} says it, and the others are too many"
+    )
+
+
+def _format_name_command(cluster: Cluster, numbered: Numbered, wanted: Collection[int]) -> str:
+    """The command with which a user says which server a member is."""
+    name = f"{cluster.name}-{min(set(wanted) - numbered.by_number.keys())}"
+    return shell_command("openstack", "server", "set", "--name", name, "SERVER")
 
 
 def _format_adopt_commands(cluster: Cluster, named: str) -> str:
@@ -276,17 +299,15 @@ def server_in_command(cluster: Cluster, member: ClusterMember) -> str:
 
 
 def _member_in_command(cluster: Cluster, member: ClusterMember) -> str:
-    """A member's name in a command of the cluster: its number where its name says none."""
-    if wishes.member_number_of(cluster.name, member.name, cluster.adopted) is not None:
-        return member.name
+    """A member's name in a command of the cluster: its number where its name says another."""
     if member in cluster.heads:
         return wishes.head_name(cluster.name)
-    numbers = (
-        member_number
-        for member_number, candidate in number_members(cluster).by_number.items()
-        if candidate is member
-    )
-    return next((str(member_number) for member_number in numbers), member.id)
+    by_number = number_members(cluster).by_number
+    number = next((number for number, candidate in by_number.items() if candidate is member), None)
+    if number is None:
+        return member.id
+    named = wishes.member_number_of(cluster.name, member.name, cluster.adopted)
+    return member.name if named == number else str(number)
 
 
 def explain_failure(failed: Collection[ClusterMember]) -> str:

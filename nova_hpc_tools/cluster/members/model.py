@@ -262,6 +262,12 @@ class Cluster:
             )
         numbered = number_members(self)
         missing = self.wanted - numbered.by_number.keys()
+        if numbered.unclear:
+            names = ", ".join(member.shown for member in numbered.unclear)
+            return (
+                ClusterState.INCOMPLETE,
+                f"{len(missing)} of these are members, and their names do not say which: {names}",
+            )
         if self.unadopted:
             left = len(self.unadopted)
             return ClusterState.INCOMPLETE, f"{left} servers of its group are not adopted"
@@ -313,12 +319,14 @@ class Numbered:
     :ivar surplus: servers that are no member: too many, or not wanted any more.
     :ivar going: servers that are being deleted; the number of each where its name says it.
     :ivar head: None: there is none, or there is to be none.
+    :ivar unclear: servers that have run, of which some are members: no name says which.
     """
 
     by_number: Mapping[int, ClusterMember]
     surplus: tuple[ClusterMember, ...]
     going: tuple[ClusterMember, ...]
     head: ClusterMember | None = None
+    unclear: tuple[ClusterMember, ...] = ()
 
     @property
     def present(self) -> tuple[ClusterMember, ...]:
@@ -326,17 +334,20 @@ class Numbered:
         return (*self.by_number.values(), *([self.head] if self.head else []))
 
 
-def number_members(cluster: Cluster, wanted: Collection[int] | None = None) -> Numbered:
+def number_members(
+    cluster: Cluster, wanted: Collection[int] | None = None, leaves: Collection[str] = ()
+) -> Numbered:
     """Say which server is which member, the same for every client.
 
     :param wanted: numbers of the members that there are to be; None: what the wish says.
+    :param leaves: ids of servers that are no members any more, whatever they are called.
 
     The name says it. A user may have renamed one: it takes a number that is free, for
-    nobody deletes a server over its name. Of two with one number the one counts that is
-    not in error, then the older one; so it is with two heads.
+    nobody deletes a server over its name. So does a server that has run and whose number is not
+    wanted, or is another one's. Of two with one number the one counts that is not in error, then
+    the older one; so it is with two heads.
     """
     wanted = cluster.wanted if wanted is None else wanted
-    cluster_name = cluster.name
     left, heads = (
         sorted(
             (server for server in servers if not server.going),
@@ -346,25 +357,31 @@ def number_members(cluster: Cluster, wanted: Collection[int] | None = None) -> N
     )
     head = heads.pop(0) if heads and cluster.wants_head else None
     by_number: dict[int, ClusterMember] = {}
-    surplus: list[ClusterMember] = []
+    surplus = [member for member in left if member.id in leaves]
     renamed: list[ClusterMember] = []
+    misnumbered: list[ClusterMember] = []
     for member in left:
-        own_number = wishes.member_number_of(cluster_name, member.name, cluster.adopted)
+        own_number = wishes.member_number_of(cluster.name, member.name, cluster.adopted)
+        if member.id in leaves:
+            continue
         if own_number is None:
             renamed.append(member)
-        elif own_number in by_number or own_number not in wanted:
-            surplus.append(member)
-        else:
+        elif own_number in wanted and own_number not in by_number:
             by_number[own_number] = member
-    free = iter(sorted(set(wanted) - by_number.keys()))
-    for member in renamed:
-        place = next(free, None)
-        if place is None:
-            surplus.append(member)
         else:
-            by_number[place] = member
+            # A server that never ran has nothing on it.
+            (misnumbered if member.launched else surplus).append(member)
+    free = sorted(set(wanted) - by_number.keys())
+    candidates = sorted((*renamed, *misnumbered), key=lambda member: not member.launched)
+    unclear = [member for member in candidates if member.launched]
+    if not free or len(unclear) <= len(free):
+        unclear = []
+        by_number.update(zip(free, candidates, strict=False))
+        surplus += candidates[len(free) :]
     going = tuple(server for server in cluster.servers if server.going)
-    return Numbered(dict(sorted(by_number.items())), (*surplus, *heads), going, head)
+    return Numbered(
+        dict(sorted(by_number.items())), (*surplus, *heads), going, head, tuple(unclear)
+    )
 
 
 def gather_clusters(
@@ -395,7 +412,10 @@ def gather_clusters(
     for group_id, records in marked.servers.items():
         for server in records:
             member = read_member(server)
-            head = member_items.is_head(server.get("metadata") or {}, member.name, member.wish)
+            # No head is in the group. A member that calls itself the head is a renamed one.
+            head = group_of.get(member.id) != group_id and member_items.is_head(
+                server.get("metadata") or {}, member.name, member.wish
+            )
             (heads if head else members).setdefault(group_id, []).append(member)
     ids = {*cluster_groups, *marked.servers, *marked.made, *marked.kept}
     gathered = [
