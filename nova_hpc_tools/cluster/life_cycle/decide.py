@@ -89,6 +89,12 @@ def plan_fulfilment(wish: ClusterWish, cluster: Cluster, terms: Terms | None = N
         for member in numbered.present
         if member.wish != wish and member.status in CHANGEABLE
     )
+    gone = [*numbered.surplus]
+    gone += [member for member in numbered.present if member.id in terms.remake]
+    changed = {step.server for step in stale} | {member.id for member in gone}
+    locked = explain_locks(cluster, [each for each in cluster.servers if each.id in changed])
+    if locked:
+        return Stuck(locked)
     if stale:
         # Before anything is deleted or made: from the first of them on it is decided.
         return Act(stale)
@@ -98,8 +104,6 @@ def plan_fulfilment(wish: ClusterWish, cluster: Cluster, terms: Terms | None = N
             f"{member.shown} is {member.state_text}, and Nova changes no metadata then: "
             f"{format_finish_commands(cluster)}"
         )
-    gone = [*numbered.surplus]
-    gone += [member for member in numbered.present if member.id in terms.remake]
     if gone:
         return Act(tuple(DeleteServer(member.id, member.name) for member in gone))
     failed = [
@@ -136,12 +140,18 @@ def _plan_hosts(wish: ClusterWish, cluster: Cluster, members: Collection[Cluster
     """Steps for the members whose host list is not the newest; Done: there is none."""
     hosts = list_members(wish, cluster)
     text = write_host_list(hosts)
-    steps = tuple(
-        SetHosts(member.id, member.name, text)
+    untold = [
+        member
         for member in members
         if hosts.hosts and member.hosts != text and member.status in CHANGEABLE
+    ]
+    steps = tuple(
+        SetHosts(member.id, member.name, text) for member in untold if not member.locked
     )
-    return Act(steps) if steps else Done()
+    if steps:
+        return Act(steps)
+    locked = explain_locks(cluster, untold)
+    return Stuck(locked) if locked else Done()
 
 
 def plan_running(cluster: Cluster, members: Collection[ClusterMember]) -> Move:
@@ -171,6 +181,9 @@ def plan_deletion(cluster: Cluster) -> Move:
     The server group of an adopted one stays, and so do ports that the client did not make.
     """
     living = [server for server in cluster.servers if not server.going]
+    locked = explain_locks(cluster, living)
+    if locked:
+        return Stuck(locked)
     if living:
         return Act(tuple(DeleteServer(server.id, server.name) for server in living))
     if cluster.servers:
@@ -218,6 +231,9 @@ def format_finish_commands(cluster: Cluster) -> str:
         return _format_name_command(cluster, numbered, cluster.wanted)
     if cluster.state is ClusterState.CHANGING:
         turn = cluster.wish.turn_verb if cluster.wish else ""
+        locked = [member for member in cluster.untold if member.locked]
+        if locked and not turn:
+            return format_unlock_command(cluster, locked[0])
         return shell_command("openstack", "hpc", "cluster", turn, named) if turn else resume
     unclear = cluster.state in (ClusterState.NO_GROUP, ClusterState.UNKNOWN)
     if cluster.adopted and (unclear or cluster.state is ClusterState.INCOMPLETE):
@@ -289,6 +305,20 @@ def format_run_command(cluster: Cluster, member: ClusterMember) -> str:
         return shell_command("openstack", "hpc", "cluster", member.meaning.whole, named)
     server = server_in_command(cluster, member)
     return shell_command("openstack", "server", *member.meaning.verb.split(), server)
+
+
+def format_unlock_command(cluster: Cluster, member: ClusterMember) -> str:
+    """The command after which Nova changes a member again."""
+    return shell_command("openstack", "server", "unlock", server_in_command(cluster, member))
+
+
+def explain_locks(cluster: Cluster, members: Collection[ClusterMember]) -> str:
+    """The first of them that Nova refuses to change, and how many there are; empty: none."""
+    locked = [member for member in members if member.locked]
+    if not locked:
+        return ""
+    more = f" (and {len(locked) - 1} more)" if len(locked) > 1 else ""
+    return f"{locked[0].shown} is locked{more}: {format_unlock_command(cluster, locked[0])}"
 
 
 def server_in_command(cluster: Cluster, member: ClusterMember) -> str:

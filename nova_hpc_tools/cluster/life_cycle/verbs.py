@@ -303,8 +303,7 @@ def _plan_some(
         elif not isinstance(need, Done):
             server = decide.server_in_command(current, member)
             if member.locked:
-                unlock = shell_command("openstack", "server", "unlock", server)
-                return Stuck(f"{member.shown} is locked: {unlock}")
+                return Stuck(decide.explain_locks(current, [member]))
             if need in accepted:
                 events = shell_command("openstack", "server", "event", "list", server)
                 return Stuck(
@@ -449,12 +448,19 @@ def set_wish(cloud: ClusterCloud, cluster: Cluster, wish: ClusterWish, pace: Pac
 
 
 def find_stale(cluster: Cluster, wish: ClusterWish) -> tuple[SetWish, ...]:
-    """The steps that write a wish into the metadata of members that can have it."""
-    return tuple(
-        SetWish(member.id, member.name)
+    """The steps that write a wish into the metadata of members that can have it.
+
+    :raises ClusterError: one is locked.
+    """
+    stale = [
+        member
         for member in number_members(cluster).present
         if member.wish != wish and member.status in CHANGEABLE
-    )
+    ]
+    locked = decide.explain_locks(cluster, stale)
+    if locked:
+        raise ClusterError(locked)
+    return tuple(SetWish(member.id, member.name) for member in stale)
 
 
 def format_ways(cluster: Cluster, verb: str, undo: str = "") -> str:

@@ -234,6 +234,18 @@ class Cluster:
         return [name for name, number in number_of.items() if number in missing]
 
     @property
+    def untold(self) -> Sequence[ClusterMember]:
+        """Members, and the head, that do not have the newest host list."""
+        numbered = number_members(self)
+        known = {
+            at: member.keys
+            for at, member in (*numbered.by_number.items(), (HEAD, numbered.head))
+            if member and member.keys and member.addresses
+        }
+        hosts = self.wish is not None and self.wish.hosts
+        return [member for member in numbered.present if hosts and member.knows != known]
+
+    @property
     def state(self) -> ClusterState:
         """The state of the cluster, in one word."""
         return self._judged[0]
@@ -296,15 +308,9 @@ class Cluster:
             # What members have done for a snapshot is in Glance alone.
             more = f", {left} members are left" if verb != snapshots.SNAPSHOT else ""
             return ClusterState.CHANGING, f"its {verb} is not finished{more}"
-        if not resting and self.wish and self.wish.hosts:
-            known = {
-                at: member.keys
-                for at, member in (*numbered.by_number.items(), (HEAD, numbered.head))
-                if member and member.keys and member.addresses
-            }
-            left = sum(member.knows != known for member in present)
-            if left:
-                return ClusterState.CHANGING, f"{left} members do not have the newest host list"
+        left = 0 if resting else len(self.untold)
+        if left:
+            return ClusterState.CHANGING, f"{left} members do not have the newest host list"
         if not resting:
             return ClusterState.ACTIVE, ""
         together = server_state.RESTING_TOGETHER.get(frozenset(member.status for member in present))

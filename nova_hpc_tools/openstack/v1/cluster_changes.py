@@ -241,6 +241,8 @@ class DeleteCluster(HeardOutput, ClusterChange, command.Command):
             try:
                 cloud = self.cloud
                 cluster = cloud.find(name)
+                # Before a slot is taken from a member.
+                commands.check_deletion(cluster)
                 with self.at_work(parsed_args, cluster.id, len(cluster.members)) as pace:
                     gpu_members.give_back_slots(cloud, cluster)
                     commands.delete_cluster(cloud, cluster, pace)
