@@ -40,6 +40,8 @@ from nova_hpc_tools.cluster.wish import Secrets, WishError
 #: Times that a server group is asked for when answers are lost.
 _TRIES: Final = 4
 _PAUSE: Final = 1.0
+#: States of a cluster that lacks nothing, and has members that do not run.
+_RESTING: Final = (ClusterState.DEGRADED, ClusterState.STOPPED, ClusterState.SHELVED)
 
 
 class Founder(ClusterCloud, Protocol):
@@ -284,9 +286,12 @@ def replace_members(
     try:
         return life_cycle_run.fulfil_wish(cloud, cluster.id, wish, secrets, pace, Terms(bear=bear))
     except ClusterError as error:
-        raise ClusterError(
-            f"{error}\n{_format_cluster_command('create', '--resume', cluster.id)} tries it again"
-        ) from error
+        tail = f"{_format_cluster_command('create', '--resume', cluster.id)} tries it again"
+        with contextlib.suppress(ClusterCloudError):
+            if cloud.look(cluster.id).state in _RESTING:
+                # The error has the command that makes the others run.
+                tail = "the new members are there"
+        raise ClusterError(f"{error}\n{tail}") from error
 
 
 def delete_cluster(cloud: ClusterCloud, cluster: Cluster, pace: Pace) -> None:

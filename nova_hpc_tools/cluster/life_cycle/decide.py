@@ -42,10 +42,10 @@ from nova_hpc_tools.cluster.members.model import (
     Cluster,
     ClusterMember,
     ClusterState,
-    MemberPort,
     Numbered,
     number_members,
 )
+from nova_hpc_tools.cluster.members.port import MemberPort
 from nova_hpc_tools.cluster.members.server_state import CHANGEABLE, Standing
 
 
@@ -178,7 +178,8 @@ def plan_running(cluster: Cluster, members: Collection[ClusterMember]) -> Move:
 def plan_deletion(cluster: Cluster) -> Move:
     """The next steps on the way to nothing that is left of the cluster.
 
-    The server group of an adopted one stays, and so do ports that the client did not make.
+    The server group of an adopted one stays, and so do ports that the client did not make, or that
+    a server has which is not the cluster's.
     """
     living = [server for server in cluster.servers if not server.going]
     locked = explain_locks(cluster, living)
@@ -188,8 +189,14 @@ def plan_deletion(cluster: Cluster) -> Move:
         return Act(tuple(DeleteServer(server.id, server.name) for server in living))
     if cluster.servers:
         return Wait(f"{len(cluster.servers)} servers are being deleted")
+    lent = {port.id for port in cluster.lent}
     if cluster.ports:
-        return Act(tuple(DeletePort(port.id) for port in cluster.ports))
+        return Act(
+            tuple(
+                ReleasePort(port.id) if port.id in lent else DeletePort(port.id)
+                for port in cluster.ports
+            )
+        )
     if cluster.kept:
         return Act(tuple(ReleasePort(port.id) for port in cluster.kept))
     if cluster.group is not None and not cluster.adopted:
@@ -374,13 +381,17 @@ def _find_free_ports(
     """Ports for members that are missing, and ports that are nobody's.
 
     A node takes a port for its server while it builds it: until then the port looks free.
-    One that a user has detached stays the user's.
+    One that a user has detached stays the user's, and one that another server has is in use.
     """
-    living = {member.id for member in cluster.members}
+    lent = {port.id for port in cluster.lent}
     building = {
         member_number for member_number, member in numbered.by_number.items() if member.building
     }
-    taken = {wishes.port_place_of(wish.name, port.name) for port in cluster.ports if port.server}
+    taken = {
+        wishes.port_place_of(wish.name, port.name)
+        for port in cluster.ports
+        if port.server and port.id not in lent
+    }
     free = {
         port.place: port
         for port in sorted(cluster.kept, key=lambda port: port.id)
@@ -392,9 +403,9 @@ def _find_free_ports(
     surplus = []
     for port in sorted(cluster.ports, key=lambda port: port.id):
         at = wishes.port_place_of(wish.name, port.name)
-        if port.server in living or (building and (at is None or at[0] in building)):
+        if port.server or (building and (at is None or at[0] in building)):
             continue
-        if port.server or at is None:
+        if at is None:
             surplus.append(port)
         elif at in wanted and at not in free:
             free[at] = port

@@ -21,7 +21,8 @@ from nova_hpc_tools.cluster import snapshots
 from nova_hpc_tools.cluster import wish as wishes
 from nova_hpc_tools.cluster.members import member_items, server_state
 from nova_hpc_tools.cluster.members.group import ClusterGroup, read_group
-from nova_hpc_tools.cluster.members.marks import place_of_kept_port, sort_by_cluster
+from nova_hpc_tools.cluster.members.marks import sort_by_cluster
+from nova_hpc_tools.cluster.members.port import MemberPort, read_port
 from nova_hpc_tools.cluster.members.server_state import Standing, StatusMeaning
 
 
@@ -145,22 +146,6 @@ class ClusterMember:
 
 
 @attrs.frozen
-class MemberPort:
-    """A port of a member.
-
-    :ivar server: id of the server that has it; empty: none has.
-    :ivar place: of a kept port: its member's number, and the place of its network.
-    :ivar addresses: its fixed IP addresses.
-    """
-
-    id: str
-    name: str
-    server: str = ""
-    addresses: tuple[str, ...] = ()
-    place: tuple[int, int] | None = None
-
-
-@attrs.frozen
 class Cluster:
     """Everything that is known of one cluster.
 
@@ -232,6 +217,12 @@ class Cluster:
             name: wishes.member_number_of(self.name, name, True) for name in self.strangers
         }
         return [name for name, number in number_of.items() if number in missing]
+
+    @property
+    def lent(self) -> Sequence[MemberPort]:
+        """Ports that the client made, and that a server has which is not the cluster's."""
+        ours = {"", *(server.id for server in self.servers)}
+        return [port for port in self.ports if port.server not in ours]
 
     @property
     def untold(self) -> Sequence[ClusterMember]:
@@ -482,15 +473,4 @@ def read_member(server: Mapping[str, Any]) -> ClusterMember:
         hosts=member_items.read_member_hosts(metadata),
         problem=problem,
         verdict=member_verdict.verdict_of_metadata(metadata),
-    )
-
-
-def read_port(port: Mapping[str, Any]) -> MemberPort:
-    """A port of Neutron's API."""
-    return MemberPort(
-        str(port["id"]),
-        str(port.get("name") or ""),
-        str(port.get("device_id") or ""),
-        tuple(str(fixed["ip_address"]) for fixed in port.get("fixed_ips") or ()),
-        place_of_kept_port(port),
     )

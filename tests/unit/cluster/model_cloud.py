@@ -332,7 +332,13 @@ class ModelCloud:
         self._change("keep port", lambda: self.ports[port].update(tags=tags))
 
     def release_port(self, port: str) -> None:
-        self._change("release port", lambda: self.ports[port].pop("tags", None))
+        def effect() -> None:
+            record = self.ports[port]
+            record.pop("tags", None)
+            if marks.mark_of_made_port(record) is not None:
+                record["description"] = ""
+
+        self._change("release port", effect)
 
     def delete_server(self, server: str) -> None:
         def effect() -> None:
