@@ -329,10 +329,13 @@ def explain_locks(cluster: Cluster, members: Collection[ClusterMember]) -> str:
 
 
 def server_in_command(cluster: Cluster, member: ClusterMember) -> str:
-    """A server's name in a command: its id where its name is not the one it was made with."""
+    """A server's name in a command.
+
+    Its id where its name is not the one it was made with, or another server has it, too.
+    """
     number = wishes.member_number_of(cluster.name, member.name, cluster.adopted)
     kept = number is not None or member.name == wishes.head_name(cluster.name)
-    return member.name if kept else member.id
+    return member.name if kept and member.name not in cluster.namesakes else member.id
 
 
 def _member_in_command(cluster: Cluster, member: ClusterMember) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import collections
 import enum
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -154,6 +155,7 @@ class Cluster:
     :ivar heads: servers that were made as its head: one, but for what a lost answer left.
     :ivar adopted: something else made the server group and the first members.
     :ivar kept: ports that something else made, and that a replaced member has again.
+    :ivar namesakes: names that more than one server of the project has.
     """
 
     id: str
@@ -164,6 +166,7 @@ class Cluster:
     strangers: tuple[str, ...] = ()
     adopted: bool = False
     kept: tuple[MemberPort, ...] = ()
+    namesakes: frozenset[str] = frozenset()
 
     @property
     def wish(self) -> ClusterWish | None:
@@ -414,6 +417,8 @@ def gather_clusters(
                 server.get("metadata") or {}, member.name, member.wish
             )
             (heads if head else members).setdefault(group_id, []).append(member)
+    counts = collections.Counter(str(server.get("name") or "") for server in servers)
+    namesakes = frozenset(name for name, count in counts.items() if count > 1)
     ids = {*cluster_groups, *marked.servers, *marked.made, *marked.kept}
     gathered = [
         Cluster(
@@ -425,6 +430,7 @@ def gather_clusters(
             strangers=tuple(strangers.get(id, ())),
             adopted=id in marked.adopted,
             kept=tuple(map(read_port, marked.kept.get(id, ()))),
+            namesakes=namesakes,
         )
         for id in ids
     ]

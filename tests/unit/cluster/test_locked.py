@@ -111,3 +111,17 @@ def test_what_resume_cannot_delete_names_the_cure() -> None:
     with pytest.raises(ClusterError, match="k-3 is locked: openstack server unlock"):
         resume(cloud)
     assert cloud.log == []
+
+
+def test_a_command_has_the_id_where_another_server_has_the_name() -> None:
+    cloud = create(HEADED)
+    head = server_of(cloud, "k-head")
+    cloud.servers["mine"] = {
+        "id": "mine",
+        "name": "k-head",
+        "status": "ACTIVE",
+        "OS-EXT-STS:task_state": None,
+    }
+    head["status"] = "PAUSED"
+    command = f"openstack server unpause {head['id']}"
+    assert decide.format_finish_commands(cluster_of(cloud)) == command
