@@ -145,9 +145,7 @@ def _plan_hosts(wish: ClusterWish, cluster: Cluster, members: Collection[Cluster
         for member in members
         if hosts.hosts and member.hosts != text and member.status in CHANGEABLE
     ]
-    steps = tuple(
-        SetHosts(member.id, member.name, text) for member in untold if not member.locked
-    )
+    steps = tuple(SetHosts(member.id, member.name, text) for member in untold if not member.locked)
     if steps:
         return Act(steps)
     locked = explain_locks(cluster, untold)

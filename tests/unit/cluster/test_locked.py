@@ -34,9 +34,7 @@ def scale(*numbers: int) -> _Command:
 
 
 def replace(*numbers: int) -> _Command:
-    return lambda cloud, cluster: commands.replace_members(
-        cloud, cluster, numbers, Secrets(), PACE
-    )
+    return lambda cloud, cluster: commands.replace_members(cloud, cluster, numbers, Secrets(), PACE)
 
 
 def delete(cloud: ModelCloud, cluster: Cluster) -> None:

@@ -83,9 +83,7 @@ def test_a_renamed_member_keeps_its_place_and_its_disk(wish: ClusterWish, name: 
 def test_the_command_for_a_renamed_member_has_its_number() -> None:
     cloud = create(WISH, ("k-2", "k-5"))
     server_of(cloud, "k-5").update(status="ERROR", fault={"message": "x"})
-    assert decide.format_finish_commands(cluster_of(cloud)) == (
-        "openstack hpc cluster replace k 2"
-    )
+    assert decide.format_finish_commands(cluster_of(cloud)) == ("openstack hpc cluster replace k 2")
 
 
 @pytest.mark.parametrize(

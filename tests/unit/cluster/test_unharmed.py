@@ -86,13 +86,14 @@ def test_user_data_are_checked_before_a_member_is_deleted(
         server.update({"status": "ERROR", "OS-SRV-USG:launched_at": None})
     cloud.log.clear()
     monkeypatch.setattr(user_data, "MOST", 40000)
+    cluster = cluster_of(cloud)
+    run = {
+        "replace": lambda: commands.replace_members(cloud, cluster, [2], secrets, PACE),
+        "scale": lambda: commands.scale_cluster(cloud, cluster, {1, 2, 3}, secrets, PACE),
+        "resume": lambda: commands.resume_cluster(cloud, cluster, None, secrets, PACE),
+    }[command]
     with pytest.raises(ClusterError, match="longer than Nova takes: 40000; nothing has changed"):
-        if command == "replace":
-            commands.replace_members(cloud, cluster_of(cloud), [2], secrets, PACE)
-        elif command == "scale":
-            commands.scale_cluster(cloud, cluster_of(cloud), {1, 2, 3}, secrets, PACE)
-        else:
-            commands.resume_cluster(cloud, cluster_of(cloud), None, secrets, PACE)
+        run()
     assert cloud.log == []
 
 
