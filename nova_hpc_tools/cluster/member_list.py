@@ -23,7 +23,7 @@ def list_members(
     addresses: dict[int, list[str]] = {number: [] for number in sorted(wish.members)}
     for port in cluster.ports:
         place = wishes.port_place_of(wish.name, port.name)
-        if place and place[0] in addresses:
+        if place and place[0] in addresses and port not in cluster.lent:
             addresses[place[0]].extend(port.addresses)
     seats = [seat for seat in order_seats_by_nearness(cluster) if seat.number in addresses]
     keys = dict.fromkeys(addresses, new_keys) | {seat.number: seat.member.keys for seat in seats}

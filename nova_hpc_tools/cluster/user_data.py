@@ -29,6 +29,9 @@ from nova_hpc_tools.cluster.mount_units import format_mount_hook
 
 #: Longest user data that Nova takes, in base64 (Nova's schema of servers).
 MOST: Final = 65535
+#: Bytes in base64 that a new cluster leaves free of packed user data: later members have other
+#: keys, which pack worse or better.
+SPARE: Final = 512
 _GZIP: Final = b"\x1f\x8b"
 #: The first signs of what cloud-init reads (cloudinit/handlers/__init__.py, 22.4 to 26.1).
 _STARTS: Final = (b"#!", b"#cloud-", b"#include", b"#part-handler", b"## template: jinja")
@@ -93,13 +96,18 @@ def _make_key() -> tuple[str, str]:
 
 
 def merge_user_data(
-    own: bytes, keys: MemberKeys | None, cluster: str, mounts: Sequence[Mount] = ()
+    own: bytes,
+    keys: MemberKeys | None,
+    cluster: str,
+    mounts: Sequence[Mount] = (),
+    spare: int = 0,
 ) -> bytes:
     """MIME with the user's own data, whole and unchanged, and our part.
 
     It is in gzip if the user's was, or if it is too long otherwise.
 
     :param keys: None: members do not know each other.
+    :param spare: bytes in base64 that gzip has to leave free for keys of later members.
     :raises UserDataError: cloud-init would not read the user's own data, or all is too long.
     """
     packed = own.startswith(_GZIP)
@@ -131,13 +139,17 @@ def merge_user_data(
     lines = [b'MIME-Version: 1.0\nContent-Type: multipart/mixed; boundary="%s"\n' % boundary]
     lines += [b"\n--%s\n%s" % (boundary, part) for part in parts]
     data = b"".join((*lines, b"\n--%s--\n" % boundary))
-    if packed or encoded_size_of(data) > MOST:
-        data = gzip.compress(data, mtime=0)
-    if encoded_size_of(data) > MOST:
+    if not packed and encoded_size_of(data) <= MOST:
+        return data
+    data = gzip.compress(data, mtime=0)
+    left_free = spare if keys is not None else 0
+    if encoded_size_of(data) > MOST - left_free:
+        alone = encoded_size_of(gzip.compress(plain, mtime=0))
+        ours = " and ".join(["keys"] * (keys is not None) + ["mounts"] * bool(mounts))
+        less = f", less {left_free} for the keys of later members" if left_free else ""
         raise UserDataError(
-            f"the user data has {encoded_size_of(data)} bytes in base64 with the members' "
-            f"{'keys and mounts' if mounts else 'keys'} ({encoded_size_of(own)} without), "
-            f"longer than Nova takes: {MOST}"
+            f"the user data has {encoded_size_of(data)} bytes in gzip and base64 with the members' "
+            f"{ours} ({alone} without), longer than Nova takes: {MOST}{less}"
         )
     return data
 

@@ -19,6 +19,7 @@ from nova_hpc.wire.version import WireError
 from nova_hpc_tools.cluster import snapshots
 from nova_hpc_tools.cluster.user_data import (
     MOST,
+    SPARE,
     MemberKeys,
     UserDataError,
     encoded_size_of,
@@ -78,9 +79,10 @@ class Secrets:
         }
 
 
-def check_cluster_wish(wish: ClusterWish, secrets: Secrets) -> None:
+def check_cluster_wish(wish: ClusterWish, secrets: Secrets, spare: int = SPARE) -> None:
     """Refuse what Nova would refuse half-way, or what no client could finish.
 
+    :param spare: bytes of the user data in base64 that are left for keys of later members.
     :raises WishError: with the cure.
     """
     if not NAME.fullmatch(wish.name):
@@ -113,7 +115,7 @@ def check_cluster_wish(wish: ClusterWish, secrets: Secrets) -> None:
             raise WishError(f"vnic-type={nic.vnic} is unknown; one of {', '.join(VNICS)}")
     try:
         check_mounts(wish.mounts)
-        build_user_data(wish, secrets)
+        build_user_data(wish, secrets, spare)
         cluster_wish.to_metadata(wish, "")
         if wish.hosts:
             numbered = [*wish.members, *([host_list.HEAD] if wish.head else [])]
@@ -125,14 +127,15 @@ def check_cluster_wish(wish: ClusterWish, secrets: Secrets) -> None:
         raise WishError(f"{error}; --no-hosts leaves it out") from error
 
 
-def build_user_data(wish: ClusterWish, secrets: Secrets) -> bytes:
+def build_user_data(wish: ClusterWish, secrets: Secrets, spare: int = 0) -> bytes:
     """The user data of each member.
 
+    :param spare: bytes in base64 that are left for keys of later members.
     :raises UserDataError: they cannot be given to members.
     """
     if wish.hosts or wish.mounts:
         keys = secrets.keys if wish.hosts else None
-        return merge_user_data(secrets.user_data, keys, wish.name, wish.mounts)
+        return merge_user_data(secrets.user_data, keys, wish.name, wish.mounts, spare)
     size = encoded_size_of(secrets.user_data)
     if size > MOST:
         raise UserDataError(

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+import attrs
+
 from nova_hpc.guest import host_list
 from nova_hpc.outside.host_names import is_uuid
 from nova_hpc.wire import cluster_wish, member_verdict
@@ -49,15 +51,18 @@ class SdkCloud(MarkingCloud):
         super().__init__(rest)
         self.images = SnapshotImages(rest)
         self._security_groups: dict[str, str] = {}
+        self._namesakes: frozenset[str] = frozenset()
 
     # -- looking -----------------------------------------------------------
 
     def clusters(self) -> list[Cluster]:
         """All clusters of the project."""
         groups = self.rest.groups()
-        return members.gather_clusters(
+        clusters = members.gather_clusters(
             groups, self.rest.servers(), self.rest.ports(fields=PORT_FIELDS)
         )
+        self._namesakes = next((cluster.namesakes for cluster in clusters), frozenset())
+        return clusters
 
     def find(self, name: str) -> Cluster:
         """The cluster with this name or id.
@@ -73,7 +78,14 @@ class SdkCloud(MarkingCloud):
         return clusters[0]
 
     def look(self, group: str) -> Cluster:
-        """All that there is of one cluster."""
+        """All that there is of one cluster.
+
+        It does not see other servers; names that they have, too, are those of the last list.
+        """
+        cluster = self._look(group)
+        return attrs.evolve(cluster, namesakes=cluster.namesakes | self._namesakes)
+
+    def _look(self, group: str) -> Cluster:
         try:
             groups = [self.rest.nova("GET", f"/os-server-groups/{group}")["server_group"]]
         except GoneError:

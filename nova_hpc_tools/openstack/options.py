@@ -23,6 +23,7 @@ from nova_hpc_tools.cluster.addresses import MemberAddressError
 from nova_hpc_tools.cluster.life_cycle.quota import HeadNeed, QuotaNeed
 from nova_hpc_tools.cluster.life_cycle.run import ClusterError
 from nova_hpc_tools.cluster.snapshots import ClusterSnapshot
+from nova_hpc_tools.cluster.user_data import SPARE
 from nova_hpc_tools.cluster.wish import Secrets, WishError
 from nova_hpc_tools.openstack import gpu_members
 from nova_hpc_tools.openstack.cloud import SdkCloud
@@ -319,7 +320,8 @@ def wish_of_options(
         volumes=given.digests["volumes"],
     )
     try:
-        wishes.check_cluster_wish(new_wish, given)
+        spare = 0 if args.resume else SPARE
+        wishes.check_cluster_wish(new_wish, given, spare)
         if head is not None:
             heads.check_head(new_wish, head)
     except WishError as error:

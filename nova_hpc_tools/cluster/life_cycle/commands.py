@@ -34,11 +34,14 @@ from nova_hpc_tools.cluster.members.model import (
     ClusterState,
     number_members,
 )
+from nova_hpc_tools.cluster.user_data import UserDataError
 from nova_hpc_tools.cluster.wish import Secrets, WishError
 
 #: Times that a server group is asked for when answers are lost.
 _TRIES: Final = 4
 _PAUSE: Final = 1.0
+#: States of a cluster that lacks nothing, and has members that do not run.
+_RESTING: Final = (ClusterState.DEGRADED, ClusterState.STOPPED, ClusterState.SHELVED)
 
 
 class Founder(ClusterCloud, Protocol):
@@ -144,6 +147,8 @@ def resume_cluster(
         if missing or decide.remakable_members_of(cluster):
             raise ClusterError(str(error)) from error
     terms = Terms(remake=decide.remakable_members_of(cluster))
+    if terms.remake:
+        _check_user_data(wish, secrets)
     return life_cycle_run.fulfil_wish(cloud, cluster.id, wish, secrets, pace, terms)
 
 
@@ -194,19 +199,30 @@ def scale_cluster(
             "members of this cluster boot from volumes that were there before, one each: "
             "its size is that of their list"
         )
+    _refuse_locked(cluster, number_members(cluster).present)
     if more:
         _check_same_secrets(before, secrets)
+        _check_user_data(wish, secrets)
         _refuse_resting(cluster, number_members(cluster).present)
-    terms = Terms(rest=not more)
+    before_members = number_members(cluster).by_number
+    # A renamed member may have the number of one that goes: ids say which ones go.
+    gone = frozenset(
+        member.id for number, member in before_members.items() if number not in wish.members
+    )
+    terms = Terms(rest=not more, leaves=gone)
     try:
         return life_cycle_run.fulfil_wish(cloud, cluster.id, wish, secrets, pace, terms)
     except ClusterError as error:
         if not more:
             raise
         back = attrs.evolve(before, generation=wish.generation + 1)
+        with contextlib.suppress(ClusterCloudError):
+            new = {server.id for server in cloud.look(cluster.id).members}
+            gone = frozenset(new - {server.id for server in cluster.members})
+        terms = Terms(rest=True, leaves=gone)
         try:
             life_cycle_run.fulfil_wish(
-                cloud, cluster.id, back, secrets, attrs.evolve(pace, limit=0.0), Terms(rest=True)
+                cloud, cluster.id, back, secrets, attrs.evolve(pace, limit=0.0), terms
             )
         except ClusterError as second:
             raise ClusterError(f"{error}\nundoing it failed as well: {second}") from error
@@ -236,6 +252,8 @@ def replace_members(
     wish = _known_wish(cluster, None)
     _check_same_secrets(wish, secrets)
     numbered = number_members(cluster)
+    if numbered.unclear:
+        raise ClusterError(decide.explain_unclear(cluster, numbered, wish.members))
     unknown = set(which) - numbered.by_number.keys()
     if unknown:
         names = ", ".join(
@@ -256,6 +274,9 @@ def replace_members(
             "these are all members, and only they know what the cluster is to be: "
             "replace some of them first"
         )
+    _check_user_data(wish, secrets)
+    told = [server for server in numbered.present if wish.hosts or server.wish != wish]
+    _refuse_locked(cluster, [*old, *(server for server in told if server not in old)])
     if wish.adopted:
         adoption.keep_ports(
             cloud, cluster, wish, {at: numbered.by_number[at].id for at in which}, pace
@@ -265,9 +286,12 @@ def replace_members(
     try:
         return life_cycle_run.fulfil_wish(cloud, cluster.id, wish, secrets, pace, Terms(bear=bear))
     except ClusterError as error:
-        raise ClusterError(
-            f"{error}\n{_format_cluster_command('create', '--resume', cluster.id)} tries it again"
-        ) from error
+        tail = f"{_format_cluster_command('create', '--resume', cluster.id)} tries it again"
+        with contextlib.suppress(ClusterCloudError):
+            if cloud.look(cluster.id).state in _RESTING:
+                # The error has the command that makes the others run.
+                tail = "the new members are there"
+        raise ClusterError(f"{error}\n{tail}") from error
 
 
 def delete_cluster(cloud: ClusterCloud, cluster: Cluster, pace: Pace) -> None:
@@ -277,6 +301,16 @@ def delete_cluster(cloud: ClusterCloud, cluster: Cluster, pace: Pace) -> None:
 
     :raises ClusterError: something is not ours to delete, or cannot be deleted.
     """
+    check_deletion(cluster)
+    life_cycle_run.end_cluster(cloud, cluster.id, pace)
+
+
+def check_deletion(cluster: Cluster) -> None:
+    """See that nothing is in the way of a cluster's end.
+
+    :raises ClusterError: a server is not the cluster's, or Nova refuses to change it.
+    """
+    _refuse_locked(cluster, [server for server in cluster.servers if not server.going])
     if cluster.strangers:
         names = ", ".join(map(printable_text, cluster.strangers))
         if cluster.adopted:
@@ -289,7 +323,6 @@ def delete_cluster(cloud: ClusterCloud, cluster: Cluster, pace: Pace) -> None:
             f"servers are in the group of cluster {cluster.name} that are not the cluster's: "
             f"{names}; delete them first"
         )
-    life_cycle_run.end_cluster(cloud, cluster.id, pace)
 
 
 def _format_cluster_command(*words: str) -> str:
@@ -327,6 +360,27 @@ def _refuse_resting(cluster: Cluster, members: Collection[ClusterMember]) -> Non
     move = decide.plan_running(cluster, members)
     if isinstance(move, Stuck):
         raise ClusterError(f"{move.reason}; nothing has changed")
+
+
+def _refuse_locked(cluster: Cluster, members: Collection[ClusterMember]) -> None:
+    """See that Nova changes these members.
+
+    :raises ClusterError: it does not; the text names the command that helps.
+    """
+    locked = decide.explain_locks(cluster, members)
+    if locked:
+        raise ClusterError(f"{locked}; nothing has changed")
+
+
+def _check_user_data(wish: ClusterWish, secrets: Secrets) -> None:
+    """See that Nova takes the user data of new members, before an old one is deleted.
+
+    :raises ClusterError: they are too long.
+    """
+    try:
+        wishes.build_user_data(wish, secrets)
+    except UserDataError as error:
+        raise ClusterError(f"{error}; nothing has changed") from error
 
 
 def _check_same_secrets(wish: ClusterWish, secrets: Secrets) -> None:

@@ -42,10 +42,10 @@ from nova_hpc_tools.cluster.members.model import (
     Cluster,
     ClusterMember,
     ClusterState,
-    MemberPort,
     Numbered,
     number_members,
 )
+from nova_hpc_tools.cluster.members.port import MemberPort
 from nova_hpc_tools.cluster.members.server_state import CHANGEABLE, Standing
 
 
@@ -57,12 +57,14 @@ class Terms:
     :ivar bear: ids of servers in error that do not stop the others.
     :ivar rest: no member needs to run in the end.
     :ivar new_keys: public keys of the members that are made.
+    :ivar leaves: ids of servers that are no members any more, whatever they are called.
     """
 
     remake: frozenset[str] = frozenset()
     bear: frozenset[str] = frozenset()
     rest: bool = False
     new_keys: PublicKeys | None = None
+    leaves: frozenset[str] = frozenset()
 
 
 def plan_fulfilment(wish: ClusterWish, cluster: Cluster, terms: Terms | None = None) -> Move:
@@ -79,12 +81,20 @@ def plan_fulfilment(wish: ClusterWish, cluster: Cluster, terms: Terms | None = N
     current_wish = cluster.wish
     if current_wish is not None and current_wish.order > wish.order:
         return Stuck("another client has changed this cluster meanwhile")
-    numbered = number_members(cluster, wish.members)
+    numbered = number_members(cluster, wish.members, terms.leaves)
+    if numbered.unclear:
+        return Stuck(explain_unclear(cluster, numbered, wish.members))
     stale = tuple(
         SetWish(member.id, member.name)
         for member in numbered.present
         if member.wish != wish and member.status in CHANGEABLE
     )
+    gone = [*numbered.surplus]
+    gone += [member for member in numbered.present if member.id in terms.remake]
+    changed = {step.server for step in stale} | {member.id for member in gone}
+    locked = explain_locks(cluster, [each for each in cluster.servers if each.id in changed])
+    if locked:
+        return Stuck(locked)
     if stale:
         # Before anything is deleted or made: from the first of them on it is decided.
         return Act(stale)
@@ -94,8 +104,6 @@ def plan_fulfilment(wish: ClusterWish, cluster: Cluster, terms: Terms | None = N
             f"{member.shown} is {member.state_text}, and Nova changes no metadata then: "
             f"{format_finish_commands(cluster)}"
         )
-    gone = [*numbered.surplus]
-    gone += [member for member in numbered.present if member.id in terms.remake]
     if gone:
         return Act(tuple(DeleteServer(member.id, member.name) for member in gone))
     failed = [
@@ -132,12 +140,16 @@ def _plan_hosts(wish: ClusterWish, cluster: Cluster, members: Collection[Cluster
     """Steps for the members whose host list is not the newest; Done: there is none."""
     hosts = list_members(wish, cluster)
     text = write_host_list(hosts)
-    steps = tuple(
-        SetHosts(member.id, member.name, text)
+    untold = [
+        member
         for member in members
         if hosts.hosts and member.hosts != text and member.status in CHANGEABLE
-    )
-    return Act(steps) if steps else Done()
+    ]
+    steps = tuple(SetHosts(member.id, member.name, text) for member in untold if not member.locked)
+    if steps:
+        return Act(steps)
+    locked = explain_locks(cluster, untold)
+    return Stuck(locked) if locked else Done()
 
 
 def plan_running(cluster: Cluster, members: Collection[ClusterMember]) -> Move:
@@ -164,15 +176,25 @@ def plan_running(cluster: Cluster, members: Collection[ClusterMember]) -> Move:
 def plan_deletion(cluster: Cluster) -> Move:
     """The next steps on the way to nothing that is left of the cluster.
 
-    The server group of an adopted one stays, and so do ports that the client did not make.
+    The server group of an adopted one stays, and so do ports that the client did not make, or that
+    a server has which is not the cluster's.
     """
     living = [server for server in cluster.servers if not server.going]
+    locked = explain_locks(cluster, living)
+    if locked:
+        return Stuck(locked)
     if living:
         return Act(tuple(DeleteServer(server.id, server.name) for server in living))
     if cluster.servers:
         return Wait(f"{len(cluster.servers)} servers are being deleted")
+    lent = {port.id for port in cluster.lent}
     if cluster.ports:
-        return Act(tuple(DeletePort(port.id) for port in cluster.ports))
+        return Act(
+            tuple(
+                ReleasePort(port.id) if port.id in lent else DeletePort(port.id)
+                for port in cluster.ports
+            )
+        )
     if cluster.kept:
         return Act(tuple(ReleasePort(port.id) for port in cluster.kept))
     if cluster.group is not None and not cluster.adopted:
@@ -209,8 +231,14 @@ def format_finish_commands(cluster: Cluster) -> str:
     resume = shell_command("openstack", "hpc", "cluster", "create", "--resume", named)
     if cluster.state is ClusterState.ACTIVE:
         return ""
+    numbered = number_members(cluster)
+    if cluster.state is ClusterState.INCOMPLETE and numbered.unclear:
+        return _format_name_command(cluster, numbered, cluster.wanted)
     if cluster.state is ClusterState.CHANGING:
         turn = cluster.wish.turn_verb if cluster.wish else ""
+        locked = [member for member in cluster.untold if member.locked]
+        if locked and not turn:
+            return format_unlock_command(cluster, locked[0])
         return shell_command("openstack", "hpc", "cluster", turn, named) if turn else resume
     unclear = cluster.state in (ClusterState.NO_GROUP, ClusterState.UNKNOWN)
     if cluster.adopted and (unclear or cluster.state is ClusterState.INCOMPLETE):
@@ -223,6 +251,22 @@ def format_finish_commands(cluster: Cluster) -> str:
     if cluster.state in (ClusterState.DEGRADED, ClusterState.STOPPED, ClusterState.SHELVED):
         return _format_run_commands(cluster, named)
     return f"{resume}, or {undo}"
+
+
+def explain_unclear(cluster: Cluster, numbered: Numbered, wanted: Collection[int]) -> str:
+    """Servers whose names do not say which of them are members, and the command that helps."""
+    names = ", ".join(member.shown for member in numbered.unclear)
+    free = len(set(wanted) - numbered.by_number.keys())
+    return (
+        f"{free} of these are members, and their names do not say which: {names}; "
+        f"{_format_name_command(cluster, numbered, wanted)} says it, and the others are too many"
+    )
+
+
+def _format_name_command(cluster: Cluster, numbered: Numbered, wanted: Collection[int]) -> str:
+    """The command with which a user says which server a member is."""
+    name = f"{cluster.name}-{min(set(wanted) - numbered.by_number.keys())}"
+    return shell_command("openstack", "server", "set", "--name", name, "SERVER")
 
 
 def _format_adopt_commands(cluster: Cluster, named: str) -> str:
@@ -268,25 +312,40 @@ def format_run_command(cluster: Cluster, member: ClusterMember) -> str:
     return shell_command("openstack", "server", *member.meaning.verb.split(), server)
 
 
+def format_unlock_command(cluster: Cluster, member: ClusterMember) -> str:
+    """The command after which Nova changes a member again."""
+    return shell_command("openstack", "server", "unlock", server_in_command(cluster, member))
+
+
+def explain_locks(cluster: Cluster, members: Collection[ClusterMember]) -> str:
+    """The first of them that Nova refuses to change, and how many there are; empty: none."""
+    locked = [member for member in members if member.locked]
+    if not locked:
+        return ""
+    more = f" (and {len(locked) - 1} more)" if len(locked) > 1 else ""
+    return f"{locked[0].shown} is locked{more}: {format_unlock_command(cluster, locked[0])}"
+
+
 def server_in_command(cluster: Cluster, member: ClusterMember) -> str:
-    """A server's name in a command: its id where its name is not the one it was made with."""
+    """A server's name in a command.
+
+    Its id where its name is not the one it was made with, or another server has it, too.
+    """
     number = wishes.member_number_of(cluster.name, member.name, cluster.adopted)
     kept = number is not None or member.name == wishes.head_name(cluster.name)
-    return member.name if kept else member.id
+    return member.name if kept and member.name not in cluster.namesakes else member.id
 
 
 def _member_in_command(cluster: Cluster, member: ClusterMember) -> str:
-    """A member's name in a command of the cluster: its number where its name says none."""
-    if wishes.member_number_of(cluster.name, member.name, cluster.adopted) is not None:
-        return member.name
+    """A member's name in a command of the cluster: its number where its name says another."""
     if member in cluster.heads:
         return wishes.head_name(cluster.name)
-    numbers = (
-        member_number
-        for member_number, candidate in number_members(cluster).by_number.items()
-        if candidate is member
-    )
-    return next((str(member_number) for member_number in numbers), member.id)
+    by_number = number_members(cluster).by_number
+    number = next((number for number, candidate in by_number.items() if candidate is member), None)
+    if number is None:
+        return member.id
+    named = wishes.member_number_of(cluster.name, member.name, cluster.adopted)
+    return member.name if named == number else str(number)
 
 
 def explain_failure(failed: Collection[ClusterMember]) -> str:
@@ -323,13 +382,17 @@ def _find_free_ports(
     """Ports for members that are missing, and ports that are nobody's.
 
     A node takes a port for its server while it builds it: until then the port looks free.
-    One that a user has detached stays the user's.
+    One that a user has detached stays the user's, and one that another server has is in use.
     """
-    living = {member.id for member in cluster.members}
+    lent = {port.id for port in cluster.lent}
     building = {
         member_number for member_number, member in numbered.by_number.items() if member.building
     }
-    taken = {wishes.port_place_of(wish.name, port.name) for port in cluster.ports if port.server}
+    taken = {
+        wishes.port_place_of(wish.name, port.name)
+        for port in cluster.ports
+        if port.server and port.id not in lent
+    }
     free = {
         port.place: port
         for port in sorted(cluster.kept, key=lambda port: port.id)
@@ -341,9 +404,9 @@ def _find_free_ports(
     surplus = []
     for port in sorted(cluster.ports, key=lambda port: port.id):
         at = wishes.port_place_of(wish.name, port.name)
-        if port.server in living or (building and (at is None or at[0] in building)):
+        if port.server or (building and (at is None or at[0] in building)):
             continue
-        if port.server or at is None:
+        if at is None:
             surplus.append(port)
         elif at in wanted and at not in free:
             free[at] = port

@@ -127,7 +127,7 @@ class _Work:
         )
         if isinstance(move, Stuck):
             return move
-        stale = _find_stale(current, self.wish)
+        stale = verbs.find_stale(current, self.wish, head=False)
         if stale:
             # Before the first member stops: from the first of them on it is decided.
             return Act(stale)
@@ -365,12 +365,6 @@ def _plan_starts(cluster: Cluster, accepted: set[Step]) -> Move:
     return verbs.plan_some(cluster, members, start, lambda members, steps: steps, accepted)
 
 
-def _find_stale(cluster: Cluster, wish: ClusterWish) -> tuple[Step, ...]:
-    """The steps that write a wish into the metadata of members: the head may be locked."""
-    heads = {head.id for head in cluster.heads}
-    return tuple(step for step in verbs.find_stale(cluster, wish) if step.server not in heads)
-
-
 def _end_turn(work: _Work, left: Cluster, pace: Pace) -> None:
     """Take the turn out of the wish, unless another client has done so."""
     if left.wish is None or snapshots.read_turn(left.wish) != work.turn:
@@ -378,7 +372,7 @@ def _end_turn(work: _Work, left: Cluster, pace: Pace) -> None:
     after = attrs.evolve(left.wish, turn="", generation=left.wish.generation + 1)
 
     def plan(current: Cluster) -> Move:
-        stale = _find_stale(current, after)
+        stale = verbs.find_stale(current, after, head=False)
         return Act(stale) if stale else Done()
 
     _run(attrs.evolve(work, wish=after, accepted=set()), left.id, pace, plan)

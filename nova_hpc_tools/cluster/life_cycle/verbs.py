@@ -307,8 +307,7 @@ def plan_some(
         elif not isinstance(need, Done):
             server = decide.server_in_command(current, member)
             if member.locked:
-                unlock = shell_command("openstack", "server", "unlock", server)
-                return Stuck(f"{member.shown} is locked: {unlock}")
+                return Stuck(decide.explain_locks(current, [member]))
             if need in accepted:
                 events = shell_command("openstack", "server", "event", "list", server)
                 return Stuck(
@@ -452,13 +451,22 @@ def set_wish(cloud: ClusterCloud, cluster: Cluster, wish: ClusterWish, pace: Pac
     return _run(cloud, wish, cluster.id, plan, pace, set())
 
 
-def find_stale(cluster: Cluster, wish: ClusterWish) -> tuple[SetWish, ...]:
-    """The steps that write a wish into the metadata of members that can have it."""
-    return tuple(
-        SetWish(member.id, member.name)
-        for member in number_members(cluster).present
+def find_stale(cluster: Cluster, wish: ClusterWish, head: bool = True) -> tuple[SetWish, ...]:
+    """The steps that write a wish into the metadata of members that can have it.
+
+    :param head: into the head's, too.
+    :raises ClusterError: one is locked.
+    """
+    numbered = number_members(cluster)
+    stale = [
+        member
+        for member in (numbered.present if head else numbered.by_number.values())
         if member.wish != wish and member.status in CHANGEABLE
-    )
+    ]
+    locked = decide.explain_locks(cluster, stale)
+    if locked:
+        raise ClusterError(locked)
+    return tuple(SetWish(member.id, member.name) for member in stale)
 
 
 def format_turn_ways(cluster: Cluster, wish: ClusterWish) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import collections
 import enum
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -21,7 +22,8 @@ from nova_hpc_tools.cluster import snapshots
 from nova_hpc_tools.cluster import wish as wishes
 from nova_hpc_tools.cluster.members import member_items, server_state
 from nova_hpc_tools.cluster.members.group import ClusterGroup, read_group
-from nova_hpc_tools.cluster.members.marks import place_of_kept_port, sort_by_cluster
+from nova_hpc_tools.cluster.members.marks import sort_by_cluster
+from nova_hpc_tools.cluster.members.port import MemberPort, read_port
 from nova_hpc_tools.cluster.members.server_state import Standing, StatusMeaning
 
 
@@ -145,22 +147,6 @@ class ClusterMember:
 
 
 @attrs.frozen
-class MemberPort:
-    """A port of a member.
-
-    :ivar server: id of the server that has it; empty: none has.
-    :ivar place: of a kept port: its member's number, and the place of its network.
-    :ivar addresses: its fixed IP addresses.
-    """
-
-    id: str
-    name: str
-    server: str = ""
-    addresses: tuple[str, ...] = ()
-    place: tuple[int, int] | None = None
-
-
-@attrs.frozen
 class Cluster:
     """Everything that is known of one cluster.
 
@@ -169,6 +155,7 @@ class Cluster:
     :ivar heads: servers that were made as its head: one, but for what a lost answer left.
     :ivar adopted: something else made the server group and the first members.
     :ivar kept: ports that something else made, and that a replaced member has again.
+    :ivar namesakes: names that more than one server of the project has.
     """
 
     id: str
@@ -179,6 +166,7 @@ class Cluster:
     strangers: tuple[str, ...] = ()
     adopted: bool = False
     kept: tuple[MemberPort, ...] = ()
+    namesakes: frozenset[str] = frozenset()
 
     @property
     def wish(self) -> ClusterWish | None:
@@ -234,6 +222,24 @@ class Cluster:
         return [name for name, number in number_of.items() if number in missing]
 
     @property
+    def lent(self) -> Sequence[MemberPort]:
+        """Ports that the client made, and that a server has which is not the cluster's."""
+        ours = {"", *(server.id for server in self.servers)}
+        return [port for port in self.ports if port.server not in ours]
+
+    @property
+    def untold(self) -> Sequence[ClusterMember]:
+        """Members, and the head, that do not have the newest host list."""
+        numbered = number_members(self)
+        known = {
+            at: member.keys
+            for at, member in (*numbered.by_number.items(), (HEAD, numbered.head))
+            if member and member.keys and member.addresses
+        }
+        hosts = self.wish is not None and self.wish.hosts
+        return [member for member in numbered.present if hosts and member.knows != known]
+
+    @property
     def state(self) -> ClusterState:
         """The state of the cluster, in one word."""
         return self._judged[0]
@@ -262,6 +268,12 @@ class Cluster:
             )
         numbered = number_members(self)
         missing = self.wanted - numbered.by_number.keys()
+        if numbered.unclear:
+            names = ", ".join(member.shown for member in numbered.unclear)
+            return (
+                ClusterState.INCOMPLETE,
+                f"{len(missing)} of these are members, and their names do not say which: {names}",
+            )
         if self.unadopted:
             left = len(self.unadopted)
             return ClusterState.INCOMPLETE, f"{left} servers of its group are not adopted"
@@ -290,15 +302,9 @@ class Cluster:
             # What members have done for a snapshot is in Glance alone.
             more = f", {left} members are left" if verb != snapshots.SNAPSHOT else ""
             return ClusterState.CHANGING, f"its {verb} is not finished{more}"
-        if not resting and self.wish and self.wish.hosts:
-            known = {
-                at: member.keys
-                for at, member in (*numbered.by_number.items(), (HEAD, numbered.head))
-                if member and member.keys and member.addresses
-            }
-            left = sum(member.knows != known for member in present)
-            if left:
-                return ClusterState.CHANGING, f"{left} members do not have the newest host list"
+        left = 0 if resting else len(self.untold)
+        if left:
+            return ClusterState.CHANGING, f"{left} members do not have the newest host list"
         if not resting:
             return ClusterState.ACTIVE, ""
         together = server_state.RESTING_TOGETHER.get(frozenset(member.status for member in present))
@@ -313,12 +319,14 @@ class Numbered:
     :ivar surplus: servers that are no member: too many, or not wanted any more.
     :ivar going: servers that are being deleted; the number of each where its name says it.
     :ivar head: None: there is none, or there is to be none.
+    :ivar unclear: servers that have run, of which some are members: no name says which.
     """
 
     by_number: Mapping[int, ClusterMember]
     surplus: tuple[ClusterMember, ...]
     going: tuple[ClusterMember, ...]
     head: ClusterMember | None = None
+    unclear: tuple[ClusterMember, ...] = ()
 
     @property
     def present(self) -> tuple[ClusterMember, ...]:
@@ -326,17 +334,20 @@ class Numbered:
         return (*self.by_number.values(), *([self.head] if self.head else []))
 
 
-def number_members(cluster: Cluster, wanted: Collection[int] | None = None) -> Numbered:
+def number_members(
+    cluster: Cluster, wanted: Collection[int] | None = None, leaves: Collection[str] = ()
+) -> Numbered:
     """Say which server is which member, the same for every client.
 
     :param wanted: numbers of the members that there are to be; None: what the wish says.
+    :param leaves: ids of servers that are no members any more, whatever they are called.
 
     The name says it. A user may have renamed one: it takes a number that is free, for
-    nobody deletes a server over its name. Of two with one number the one counts that is
-    not in error, then the older one; so it is with two heads.
+    nobody deletes a server over its name. So does a server that has run and whose number is not
+    wanted, or is another one's. Of two with one number the one counts that is not in error, then
+    the older one; so it is with two heads.
     """
     wanted = cluster.wanted if wanted is None else wanted
-    cluster_name = cluster.name
     left, heads = (
         sorted(
             (server for server in servers if not server.going),
@@ -346,25 +357,31 @@ def number_members(cluster: Cluster, wanted: Collection[int] | None = None) -> N
     )
     head = heads.pop(0) if heads and cluster.wants_head else None
     by_number: dict[int, ClusterMember] = {}
-    surplus: list[ClusterMember] = []
+    surplus = [member for member in left if member.id in leaves]
     renamed: list[ClusterMember] = []
+    misnumbered: list[ClusterMember] = []
     for member in left:
-        own_number = wishes.member_number_of(cluster_name, member.name, cluster.adopted)
+        own_number = wishes.member_number_of(cluster.name, member.name, cluster.adopted)
+        if member.id in leaves:
+            continue
         if own_number is None:
             renamed.append(member)
-        elif own_number in by_number or own_number not in wanted:
-            surplus.append(member)
-        else:
+        elif own_number in wanted and own_number not in by_number:
             by_number[own_number] = member
-    free = iter(sorted(set(wanted) - by_number.keys()))
-    for member in renamed:
-        place = next(free, None)
-        if place is None:
-            surplus.append(member)
         else:
-            by_number[place] = member
+            # A server that never ran has nothing on it.
+            (misnumbered if member.launched else surplus).append(member)
+    free = sorted(set(wanted) - by_number.keys())
+    candidates = sorted((*renamed, *misnumbered), key=lambda member: not member.launched)
+    unclear = [member for member in candidates if member.launched]
+    if not free or len(unclear) <= len(free):
+        unclear = []
+        by_number.update(zip(free, candidates, strict=False))
+        surplus += candidates[len(free) :]
     going = tuple(server for server in cluster.servers if server.going)
-    return Numbered(dict(sorted(by_number.items())), (*surplus, *heads), going, head)
+    return Numbered(
+        dict(sorted(by_number.items())), (*surplus, *heads), going, head, tuple(unclear)
+    )
 
 
 def gather_clusters(
@@ -395,8 +412,13 @@ def gather_clusters(
     for group_id, records in marked.servers.items():
         for server in records:
             member = read_member(server)
-            head = member_items.is_head(server.get("metadata") or {}, member.name, member.wish)
+            # No head is in the group. A member that calls itself the head is a renamed one.
+            head = group_of.get(member.id) != group_id and member_items.is_head(
+                server.get("metadata") or {}, member.name, member.wish
+            )
             (heads if head else members).setdefault(group_id, []).append(member)
+    counts = collections.Counter(str(server.get("name") or "") for server in servers)
+    namesakes = frozenset(name for name, count in counts.items() if count > 1)
     ids = {*cluster_groups, *marked.servers, *marked.made, *marked.kept}
     gathered = [
         Cluster(
@@ -408,6 +430,7 @@ def gather_clusters(
             strangers=tuple(strangers.get(id, ())),
             adopted=id in marked.adopted,
             kept=tuple(map(read_port, marked.kept.get(id, ()))),
+            namesakes=namesakes,
         )
         for id in ids
     ]
@@ -456,15 +479,4 @@ def read_member(server: Mapping[str, Any]) -> ClusterMember:
         hosts=member_items.read_member_hosts(metadata),
         problem=problem,
         verdict=member_verdict.verdict_of_metadata(metadata),
-    )
-
-
-def read_port(port: Mapping[str, Any]) -> MemberPort:
-    """A port of Neutron's API."""
-    return MemberPort(
-        str(port["id"]),
-        str(port.get("name") or ""),
-        str(port.get("device_id") or ""),
-        tuple(str(fixed["ip_address"]) for fixed in port.get("fixed_ips") or ()),
-        place_of_kept_port(port),
     )

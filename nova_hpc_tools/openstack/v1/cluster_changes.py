@@ -241,9 +241,14 @@ class DeleteCluster(HeardOutput, ClusterChange, command.Command):
             try:
                 cloud = self.cloud
                 cluster = cloud.find(name)
+                # Before a slot is taken from a member.
+                commands.check_deletion(cluster)
                 with self.at_work(parsed_args, cluster.id, len(cluster.members)) as pace:
                     gpu_members.give_back_slots(cloud, cluster)
                     commands.delete_cluster(cloud, cluster, pace)
+                for port in cluster.lent:
+                    text = f"port {port.name} is left: server {port.server} has it"
+                    print(printable_text(text), file=sys.stderr)
                 if cluster.adopted:
                     print(adoption.format_what_stays(cluster), file=sys.stderr)
             except (ClusterError, ClusterCloudError) as error:

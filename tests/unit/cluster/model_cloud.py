@@ -247,6 +247,7 @@ class ModelCloud:
 
         def effect() -> None:
             if server in self.servers:
+                self._refuse_locked(server)
                 self.servers[server]["metadata"].update(items)
 
         self._change("wish", effect)
@@ -254,6 +255,7 @@ class ModelCloud:
     def set_hosts(self, hosts: str, server: str) -> None:
         def effect() -> None:
             if server in self.servers:
+                self._refuse_locked(server)
                 self.servers[server]["metadata"].update(host_list.to_items(hosts))
 
         self._change("hosts", effect)
@@ -272,13 +274,16 @@ class ModelCloud:
         record = self.servers[server]
         if record["OS-EXT-STS:task_state"] or record["status"] not in statuses:
             raise BusyError(f"{record['status']} {record['OS-EXT-STS:task_state']}")
-        if record.get("locked"):
-            raise ClusterCloudError("is locked")
+        self._refuse_locked(server)
         if task == "unshelving" and any(
             each["OS-EXT-STS:task_state"] == "unshelving" for each in self.servers.values()
         ):
             self.blind.append(record["name"])
         record["OS-EXT-STS:task_state"] = task
+
+    def _refuse_locked(self, server: str) -> None:
+        if self.servers[server].get("locked"):
+            raise ClusterCloudError("is locked")
 
     def rebuild_server(self, wish: ClusterWish, group: str, server: str) -> None:
         marks = {cluster_wish.TURN_KEY: wish.turn}
@@ -327,11 +332,18 @@ class ModelCloud:
         self._change("keep port", lambda: self.ports[port].update(tags=tags))
 
     def release_port(self, port: str) -> None:
-        self._change("release port", lambda: self.ports[port].pop("tags", None))
+        def effect() -> None:
+            record = self.ports[port]
+            record.pop("tags", None)
+            if marks.mark_of_made_port(record) is not None:
+                record["description"] = ""
+
+        self._change("release port", effect)
 
     def delete_server(self, server: str) -> None:
         def effect() -> None:
             if server in self.servers:
+                self._refuse_locked(server)
                 self.servers[server]["OS-EXT-STS:task_state"] = "deleting"
 
         self._change("delete server", effect)
