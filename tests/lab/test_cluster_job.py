@@ -188,8 +188,8 @@ def test_a_shelved_cluster_comes_back_whole_or_not_at_all(cluster):
         )
         assert done.returncode == 0, done.stderr
     refused = cluster.change("unshelve", "train", status=1)
-    assert "cluster train does not fit any more: 2 of 3 members fit" in refused.stderr
-    assert "leaf" in refused.stderr
+    assert "cluster train does not fit into its leaf l-" in refused.stderr
+    assert "2 of 3 members fit" in refused.stderr
     states = {each.name: each.status for each in lab.connection.compute.servers()}
     assert set(states.values()) == {"SHELVED_OFFLOADED"}
     for server in lab.connection.compute.servers(all_projects=True, name="^other-"):
