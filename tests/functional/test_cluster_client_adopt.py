@@ -318,6 +318,7 @@ class KillTest(AdoptTest):
         writes = ("POST", "PUT", "DELETE")
         return next(at for at, text in enumerate(self.front.requests, 1) if text.startswith(writes))
 
+    @pytest.mark.slow
     def test_adopt_is_killed_at_some_requests(self) -> None:
         self.boot_all(1, 2)
         first = self.first_write("adopt", "stack-7")

@@ -175,7 +175,9 @@ class ClusterHostsTest(base.ClusterClientTest):
         self.front.requests.clear()
         self.own.write_bytes(b"#!" + os.urandom(48500))
         said = self.create("big", 2, *self.words, status=1)
-        self.assertRegex(said.err, r"has \d{5} bytes in base64 .*longer than Nova takes: 65535")
+        self.assertRegex(
+            said.err, r"has \d{5} bytes in gzip and base64 .*longer than Nova takes: 65535"
+        )
         self.own.write_bytes(b'{"ignition": {}}')
         said = self.create("big", 2, *self.words, status=1)
         self.assertIn("--no-hosts leaves them out", said.err)

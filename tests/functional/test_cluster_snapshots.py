@@ -270,6 +270,7 @@ class InterruptedTest(SnapshotTest):
         self.assertEqual(id, self.assert_whole())
         self.assertEqual(images, {each["id"] for each in self.images()})
 
+    @pytest.mark.slow
     def test_it_is_undone(self) -> None:
         id = self.interrupted()
         said = self.openstack("hpc", "snapshot", "delete", id)
@@ -279,6 +280,7 @@ class InterruptedTest(SnapshotTest):
         (row,) = self.cluster("list", "-f", "json").json
         self.assertEqual("ACTIVE", row["State"])
 
+    @pytest.mark.slow
     def test_a_member_that_ran_meanwhile(self) -> None:
         self.interrupted()
         second = next(each["id"] for each in self.servers() if each["name"] == "k-2")

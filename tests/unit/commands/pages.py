@@ -48,6 +48,7 @@ OURS = (("nova-hpc",), ("nova-hpc-guest",), ("openstack", "hpc"))
 #: What stands for a value of the reader's, and one such value. A word in capitals that is not
 #: here is a mistake of the page.
 PLACEHOLDERS = {
+    "GROUP": "7c7fd52e-7b62-4a84-b3a4-6e2c0e6ad001",
     "ADDRESS": "0000:41:00.0",
     "COLUMN": "Name",
     "COMMAND": "inventory",

@@ -29,7 +29,8 @@ OF_GPU |= {"hpc gpu attach", "hpc gpu detach"}
 OF_CLUSTERS = {
     f"hpc cluster {verb}" for verb in ("stop", "start", "shelve", "unshelve", "reboot", "rebuild")
 }
-#: Against Nova's API, in tests/functional/test_cluster_snapshots.py.
+#: The same, in test_cluster_client_adopt.py and test_cluster_snapshots.py.
+OF_CLUSTERS.add("hpc cluster adopt")
 OF_CLUSTERS |= {"hpc cluster snapshot", "hpc snapshot list", "hpc snapshot delete"}
 
 
