@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A member's direct port of Neutron, beside its GPU: at the level of the flavor, or refused.
+"""A server's direct port of Neutron, beside its GPU: at the level of the flavor, or refused.
 
 The default shape keeps one adapter for the ports of a network. What counts is what the guest
 reports: the port's own MAC on a virtual function, and which GPU it has.
@@ -26,7 +26,6 @@ PROPERTIES = {
     "hpc:guest_topology": "mirror",
 }
 LEVELS = ("root", "switch")
-CLUSTER = "port"
 BUILD = "compute__do_build_and_run_instance"
 
 
@@ -48,33 +47,25 @@ def network(lab):
         size = ("--vcpus", "1", "--ram", "512", "--disk", "1")
         lab.openstack("flavor", "create", f"lab.port.{level}", *size, *words)
     yield NETWORK
-    lab.openstack("hpc", "cluster", "delete", CLUSTER, check=False)
-    lab.openstack("server", "delete", "--wait", "port-switch", check=False)
-    lab.openstack("port", "delete", "port-switch", check=False)
     for level in LEVELS:
+        lab.openstack("server", "delete", "--wait", f"port-{level}", check=False)
+        lab.openstack("port", "delete", f"port-{level}", check=False)
         lab.openstack("flavor", "delete", f"lab.port.{level}")
     lab.openstack("network", "delete", NETWORK)
 
 
-def _member(lab):
-    """The one member of a cluster with a GPU and a direct port; the port's MAC."""
-    nic = ("--nic", f"net-id={NETWORK},vnic-type=direct", "--no-config-drive")
-    words = ("--members", "1", "--flavor", "lab.port.root", "--image", "hpc-guest", *nic)
-    lab.openstack("hpc", "cluster", "create", CLUSTER, *words)
-    server = lab.show(f"{CLUSTER}-1")
-    (port,) = json.loads(lab.openstack("port", "list", "--server", server["id"], "-f", "json"))
-    assert port["Status"] == "ACTIVE"
-    return server, port["MAC Address"]
-
-
-def _refused(lab):
-    """A server with a direct port, at a level that the node does not have."""
-    name = "port-switch"
-    port = ("--network", NETWORK, "--vnic-type", "direct")
-    lab.openstack("port", "create", *port, name)
-    words = ("--flavor", "lab.port.switch", "--image", "hpc-guest", "--port", name, "--wait", name)
-    lab.openstack("server", "create", *words, check=False)
-    return lab.show(name)
+def _server(lab, level):
+    """A server with a GPU and a direct port, at that level; the port's MAC."""
+    name = f"port-{level}"
+    made = lab.openstack(
+        *("port", "create", "--network", NETWORK, "--vnic-type", "direct", "-f", "json", name)
+    )
+    lab.openstack(
+        *("server", "create", "--flavor", f"lab.port.{level}", "--image", "hpc-guest"),
+        *("--port", name, "--wait", name),
+        check=False,
+    )
+    return lab.show(name), json.loads(made)["mac_address"]
 
 
 def _devices(lab):
@@ -86,7 +77,8 @@ def _devices(lab):
 
 @pytest.mark.usefixtures("network")
 def test_a_direct_port_beside_the_gpu(lab):
-    server, mac = _member(lab)
+    server, mac = _server(lab, "root")
+    assert server["status"] == "ACTIVE", f"{server.get('fault')}\n{lab.tail()}"
     report = lab.report(server["id"])
     # The guest: its only virtual function has the port's MAC and a driver.
     (function,) = (one for one in report.functions if one.ids == VF)
@@ -110,11 +102,13 @@ def test_a_direct_port_beside_the_gpu(lab):
     # Nova has recorded just these, and Neutron has bound the port.
     records = observe.pci_records(lab.settings, server["id"])
     assert {one.address for one in records} == {one.address for one in given}
+    (port,) = json.loads(lab.openstack("port", "list", "--server", server["id"], "-f", "json"))
+    assert (port["MAC Address"], port["Status"]) == (mac, "ACTIVE")
     decision = observe.stored_decision(lab.settings, server["id"])
     assert (decision.asked, decision.reached) == (Level.ROOT, Level.ROOT)
 
     # No switch of the node has a GPU and a function for ports: the scheduler says so.
-    refused = _refused(lab)
+    refused, _ = _server(lab, "switch")
     assert refused["status"] == "ERROR"
     print(f"RESULT: {refused['fault']['message']}")
     assert "1 gpu" in refused["fault"]["message"]
@@ -127,15 +121,8 @@ def test_a_direct_port_beside_the_gpu(lab):
     assert server["id"] in log
     assert refused["id"] not in log
 
-    # After a night the member has the same devices in the same places.
-    lab.openstack("hpc", "cluster", "stop", CLUSTER)
-    assert lab.show(server["id"])["status"] == "SHUTOFF"
-    lab.openstack("hpc", "cluster", "start", CLUSTER)
-    again = lab.report(server["id"])
-    assert (again.functions, again.check) == (report.functions, report.check)
-
-    # The devices go back, with the adapter's own MAC.
-    lab.openstack("hpc", "cluster", "delete", CLUSTER)
+    # What the server had goes back, with the adapter's own MAC.
+    lab.openstack("server", "delete", "--wait", server["id"])
     (kept,) = (one.address for one in given if one.role == PHYSICAL)
     own = evidence.planned(Shape.load("two-socket"), 1)
     lab.until(lambda: _devices(lab)[kept].identity in own, f"{kept} has its own MAC again")
