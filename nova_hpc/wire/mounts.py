@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """File systems that members of a cluster mount: ``SERVER:/EXPORT:/DIRECTORY``.
 
-Anyone in the project can change a wish, and its words go into files of root's in new members. So
-a mount is made of few signs, whoever reads it: no space, no quote, nothing that systemd expands.
+Anyone in the project can change a wish, and its words go into root's files in new members. So
+each reader takes few signs: no space, no quote, nothing that systemd expands.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The head of a cluster: one more server without devices, for login and the scheduler of jobs.
 
-It is not in Nova's server group: nobody asks for nearness of it, and places of a domain are kept
-for members alone.
+It is not in Nova's server group: the head needs no place near members, and places of a domain are
+kept for members alone.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Snapshots of clusters, as their images in Glance show them. Pure.
 
-Glance alone keeps a snapshot: one image for each member, whose properties say of which snapshot and
-member it is, and what the cluster was. A tag on one of them says that all members were at rest
-while the images were made.
+Glance alone keeps a snapshot: one image for each member. Its properties name the snapshot and the
+member, and describe the cluster. A tag on one of them says that all members were at rest while the
+images were made.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _HARMLESS: Final = (
 
 @attrs.frozen
 class SnapshotTurn:
-    """What the wish of a cluster says while its snapshot is not finished.
+    """The turn in a cluster's wish while its snapshot is not finished.
 
     :ivar id: of the snapshot.
     :ivar runs: members ran before, and run again in the end.
@@ -70,7 +70,7 @@ class MemberImage:
     :ivar created: time in UTC, of whole seconds.
     :ivar size: in bytes; 0 while Glance does not know it.
     :ivar tagged: it has the tag that its snapshot is whole.
-    :ivar wish: of the cluster at that time; None: nobody can read it.
+    :ivar wish: of the cluster at that time; None: it cannot be read.
     """
 
     id: str
@@ -94,7 +94,7 @@ class ClusterSnapshot:
 
     @property
     def wish(self) -> ClusterWish | None:
-        """What the cluster was; None: no image says so."""
+        """The wish of the cluster at that time; None: no image has it."""
         return next((image.wish for image in self.images if image.wish is not None), None)
 
     @property
@@ -108,7 +108,7 @@ class ClusterSnapshot:
 
     @property
     def problem(self) -> str:
-        """What it lacks; empty: a cluster can be made from it."""
+        """The parts that are missing, in words; empty: a cluster can be made from it."""
         if self.wish is None:
             return "no image says what the cluster was"
         missing = self.wish.members - self.active.keys()

@@ -62,7 +62,7 @@ class MarkingCloud:
         return ids[0]
 
     def read_group(self, group: str) -> GroupRecords:
-        """A server group and its servers, whoever made them.
+        """A server group and its servers, also those of other tools.
 
         :raises ClusterError: there is no such group.
         """

@@ -44,8 +44,7 @@ class SnapshotImages:
     def find_boot_image(self, image: str, number: int) -> str:
         """Id of the image of a member.
 
-        A member that the snapshot did not have boots from the image from which that cluster would
-        have made it.
+        A member that the snapshot did not have boots from the image in that cluster's own wish.
 
         :param image: of the wish.
         :raises ClusterCloudError: the snapshot has no such image any more.

@@ -177,7 +177,7 @@ class WholeTest(AdoptTest):
         self.assertEqual(("ACTIVE", ["web-3"]), (shown["state"], shown["others"]))
         self.cluster("adopt", "stack-7")
         self.assertEqual(("ACTIVE", "3/3"), self.state())
-        # It makes one anew: the name would be there twice.
+        # It replaces one: the name would be there twice.
         self._delete_server(self.record("web-2"))
         self.boot_all(2)
         (row,) = self.cluster("list", "--long", "-f", "json").json
@@ -335,43 +335,22 @@ class KillTest(AdoptTest):
     def test_every_request_of_adopt(self) -> None:
         """From the first that changes something on."""
         self.boot_all(1, 2)
-        first = at = self.first_write("adopt", "stack-7")
-        tried = 0
+        first = self.first_write("adopt", "stack-7")
         self.assert_released()
-        died = True
-        while died:
-            died = False
-            for before in (True, False):
-                if self.killed(at, before, ("adopt", "stack-7")):
-                    died = True
-                    tried += 1
-                self.assert_listed()
-                if before == bool(at % 2):
-                    self.assert_adopted()
-                self.assert_released()
-            at += 1
-        self.assertGreater(at - first, 4)
-        print(f"RESULT: adopt: requests {first} to {at - 2}, killed {tried} times, 0 half clusters")
+        for goes_on in self.kill_at_each_request(("adopt", "stack-7"), first=first):
+            self.assert_listed()
+            if goes_on:
+                self.assert_adopted()
+            self.assert_released()
 
     @pytest.mark.slow
     def test_every_request_of_undo(self) -> None:
         self.boot_all(1, 2)
         self.assert_adopted()
-        first = at = self.first_write("adopt", "--undo", "web")
-        tried = 0
-        died = True
-        while died:
-            died = False
-            for before in (True, False):
-                self.assert_adopted()
-                if self.killed(at, before, ("adopt", "--undo", "web")):
-                    died = True
-                    tried += 1
-                self.assert_listed()
-                self.assert_released()
-            at += 1
-        self.assertGreater(at - first, 4)
-        print(f"RESULT: undo: requests {first} to {at - 2}, killed {tried} times, 0 marks left")
+        words = ("adopt", "--undo", "web")
+        for _ in self.kill_at_each_request(words, self.assert_adopted, self.first_write(*words)):
+            self.assert_listed()
+            self.assert_released()
 
     @pytest.mark.slow
     def test_every_request_of_replace(self) -> None:
@@ -380,22 +359,12 @@ class KillTest(AdoptTest):
         for number, port in enumerate(ports, 1):
             self.boot(f"web-{number}", port=port)
         self.cluster("adopt", "stack-7", "--no-user-data")
-        first = at = self.first_write("replace", "web", "2")
-        tried = 0
-        died = True
-        while died:
-            died = False
-            for before in (True, False):
-                if self.killed(at, before, ("replace", "web", "2")):
-                    died = True
-                    tried += 1
-                self.assert_listed()
-                self.cluster("create", "--resume", "web")
-                self.assertEqual(("ACTIVE", "2/2"), self.state())
-                holders = [self.neutron._ports[port]["device_id"] for port in ports]
-                ids = [self.record(f"web-{number}")["id"] for number in (1, 2)]
-                self.assertEqual(ids, holders)
-                self.assertEqual(2, len(self.made_ports()))
-            at += 1
-        self.assertGreater(at - first, 4)
-        print(f"RESULT: replace: requests {first} to {at - 2}, killed {tried} times, no port lost")
+        words = ("replace", "web", "2")
+        for _ in self.kill_at_each_request(words, first=self.first_write(*words)):
+            self.assert_listed()
+            self.cluster("create", "--resume", "web")
+            self.assertEqual(("ACTIVE", "2/2"), self.state())
+            holders = [self.neutron._ports[port]["device_id"] for port in ports]
+            ids = [self.record(f"web-{number}")["id"] for number in (1, 2)]
+            self.assertEqual(ids, holders)
+            self.assertEqual(2, len(self.made_ports()))

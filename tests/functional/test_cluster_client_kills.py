@@ -24,16 +24,6 @@ class KillTest(base.ClusterClientTest):
         usual = ("--members", "2", "--flavor", "one", "--image", base.IMAGE)
         return ("create", "k", *usual, *more)
 
-    def assert_all_is_listed(self) -> None:
-        """Whatever exists belongs to the one cluster in the list, with a command for it."""
-        there = [*self.servers(), *self.made_ports(), *self.groups()]
-        rows = self.cluster("list", "--long", "-f", "json").json
-        self.assertEqual(1 if there else 0, len(rows), rows)
-        for row in rows:
-            self.assertEqual("k", row["Name"])
-            if row["State"] != "ACTIVE":
-                self.assertIn("openstack hpc cluster", row["Next"])
-
     def finish_or_end(self, resumes: bool) -> None:
         self.assert_all_is_listed()
         if self.groups() and resumes:
@@ -79,67 +69,48 @@ class KillTest(base.ClusterClientTest):
             self.cluster("delete", "k")
             self.assert_nothing_left()
 
-    def _every_request(self, name: str, *more: str) -> None:
+    def _every_request(self, *more: str) -> None:
         """Kill it before and after each request; one of the two is resumed, one deleted."""
-        at = tried = 0
-        died = True
-        while died:
-            at += 1
-            died = False
-            for before in (True, False):
-                if self.killed(at, before, self.create_words(*more)):
-                    died = True
-                    tried += 1
-                self.finish_or_end(resumes=before == bool(at % 2))
-        self.assertGreater(at, 8)
-        print(f"RESULT: create {name}: {at - 1} requests, killed {tried} times, 0 leaks")
+        for resumes in self.kill_at_each_request(self.create_words(*more)):
+            self.finish_or_end(resumes)
 
     @pytest.mark.slow
     def test_every_request_of_create_at_once(self) -> None:
-        self._every_request("at once", "--network", base.NETWORK)
+        self._every_request("--network", base.NETWORK)
 
     @pytest.mark.slow
     def test_every_request_of_create_with_ports(self) -> None:
-        self._every_request("with ports", *_NIC)
+        self._every_request(*_NIC)
 
-    def _every_request_of_change(self, name: str, *words: str) -> None:
+    def _every_request_of_change(self, *words: str) -> None:
         """Kill a change of a cluster of two before and after each request."""
-        at = tried = 0
-        died = True
-        while died:
-            at += 1
-            died = False
-            for before in (True, False):
-                self.cluster(*self.create_words(*_NIC))
-                if self.killed(at, before, words):
-                    died = True
-                    tried += 1
-                self.assert_all_is_listed()
-                if self.groups() and words[0] != "delete":
-                    self.cluster("create", "--resume", "k")
-                    (row,) = self.cluster("list", "-f", "json").json
-                    self.assertEqual("ACTIVE", row["State"])
-                    count = row["Members"].partition("/")
-                    self.assertEqual(count[0], count[2])
-                    self.assertEqual(int(count[0]), len(self.servers()))
-                    self.assertEqual(int(count[0]), len(self.made_ports()))
-                if self.groups():
-                    self.cluster("delete", "k")
-                self.assert_nothing_left()
-        print(f"RESULT: {name}: {at - 1} requests, killed {tried} times, 0 leaks")
+        create = lambda: self.cluster(*self.create_words(*_NIC))  # noqa: E731
+        for _ in self.kill_at_each_request(words, create):
+            self.assert_all_is_listed()
+            if self.groups() and words[0] != "delete":
+                self.cluster("create", "--resume", "k")
+                (row,) = self.cluster("list", "-f", "json").json
+                self.assertEqual("ACTIVE", row["State"])
+                count = row["Members"].partition("/")
+                self.assertEqual(count[0], count[2])
+                self.assertEqual(int(count[0]), len(self.servers()))
+                self.assertEqual(int(count[0]), len(self.made_ports()))
+            if self.groups():
+                self.cluster("delete", "k")
+            self.assert_nothing_left()
 
     @pytest.mark.slow
     def test_every_request_of_scale_up(self) -> None:
-        self._every_request_of_change("scale up", "scale", "k", "--members", "3")
+        self._every_request_of_change("scale", "k", "--members", "3")
 
     @pytest.mark.slow
     def test_every_request_of_scale_down(self) -> None:
-        self._every_request_of_change("scale down", "scale", "k", "--members", "1")
+        self._every_request_of_change("scale", "k", "--members", "1")
 
     @pytest.mark.slow
     def test_every_request_of_replace(self) -> None:
-        self._every_request_of_change("replace", "replace", "k", "2")
+        self._every_request_of_change("replace", "k", "2")
 
     @pytest.mark.slow
     def test_every_request_of_delete(self) -> None:
-        self._every_request_of_change("delete", "delete", "k")
+        self._every_request_of_change("delete", "k")

@@ -252,16 +252,6 @@ class HeadKillTest(HeadTest):
         usual = ("--members", "2", "--flavor", "one", "--image", base.IMAGE)
         return ("create", "k", *usual, *_HEAD, *more)
 
-    def assert_all_is_listed(self) -> None:
-        """Whatever exists belongs to the one cluster in the list, with a command for it."""
-        there = [*self.servers(), *self.groups()]
-        rows = self.cluster("list", "--long", "-f", "json").json
-        self.assertEqual(1 if there else 0, len(rows), rows)
-        for row in rows:
-            self.assertEqual("k", row["Name"])
-            if row["State"] != "ACTIVE":
-                self.assertIn("openstack hpc cluster", row["Next"])
-
     def finish_or_end(self, resumes: bool) -> None:
         self.assert_all_is_listed()
         if self.groups() and resumes:
@@ -285,29 +275,22 @@ class HeadKillTest(HeadTest):
 
         :param begins: a verb that gives the command something to do.
         """
-        at = tried = 0
-        died = True
-        while died:
-            at += 1
-            died = False
-            for before in (True, False):
-                if words[0] != "create":
-                    self.cluster(*self.create_words())
-                if begins:
-                    self.cluster(begins, "k")
-                if self.killed(at, before, words):
-                    died = True
-                    tried += 1
-                self.wait_until_calm()
-                if words[0] in ("create", "delete"):
-                    self.finish_or_end(resumes=before == bool(at % 2))
-                    continue
-                self.assert_all_is_listed()
-                self._go_on(words)
-                self.cluster("delete", "k")
-                self.assert_nothing_left()
-        self.assertGreater(at, 5)
-        print(f"RESULT: {words[0]} with a head: {at - 1} requests, killed {tried} times, 0 leaks")
+
+        def prepare() -> None:
+            if words[0] != "create":
+                self.cluster(*self.create_words())
+            if begins:
+                self.cluster(begins, "k")
+
+        for resumes in self.kill_at_each_request(words, prepare):
+            self.wait_until_calm()
+            if words[0] in ("create", "delete"):
+                self.finish_or_end(resumes)
+                continue
+            self.assert_all_is_listed()
+            self._go_on(words)
+            self.cluster("delete", "k")
+            self.assert_nothing_left()
 
     def _go_on(self, words: tuple[str, ...]) -> None:
         if words[0] == "scale":

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Histories of clusters: random commands die at random requests, or lose answers.
 
-Whoever comes next does only as ``list`` says. In the end the cluster is whole or gone, and each
-server, port and server group of the cloud belongs to it. ``CLUSTER_HISTORIES`` says how many,
+The next client gives the command that ``list`` has. In the end the cluster is whole or gone, and
+each server, port and server group of the cloud belongs to it. ``CLUSTER_HISTORIES`` says how many,
 ``CLUSTER_SEED`` which; a failure names the history.
 """
 

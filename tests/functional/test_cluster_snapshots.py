@@ -141,7 +141,7 @@ class LifeTest(SnapshotTest):
         wanted = {f"new-{at}": made["images"][str(at)] for at in (1, 2, 3)}
         self.assertEqual(wanted, {name: self.image_of(name) for name in wanted})
         # A member comes back from its own image; one that the snapshot did not have, from the
-        # image of which that cluster would have made it.
+        # image in that cluster's own wish.
         self.cluster("replace", "new", "2")
         self.assertEqual(wanted["new-2"], self.image_of("new-2"))
         self.cluster("scale", "new", "--members", "4")
@@ -250,7 +250,7 @@ class InterruptedTest(SnapshotTest):
         self.assertIn("is not whole: the images of members 1-2 are missing or not active", said.err)
         ImagingDriver.open.set()
         self.wait_until_calm()
-        # Nobody has seen yet that they are of one moment.
+        # No client has seen yet that they are of one moment.
         said = self.cluster("create", "n", "--from-snapshot", row["ID"], status=1)
         self.assertIn("is not whole: it is not finished", said.err)
         return str(row["ID"])
@@ -302,18 +302,9 @@ class EveryRequestTest(SnapshotTest):
     def test_every_request_of_snapshot(self) -> None:
         """Kill it before and after each request; then it goes on, or is undone."""
         self.create("k", 2)
-        at = tried = 0
-        died = True
-        while died:
-            at += 1
-            died = False
-            for before in (True, False):
-                if self.killed(at, before, ("snapshot", "k")):
-                    died = True
-                    tried += 1
-                self.wait_until_calm()
-                self._end(goes_on=before == bool(at % 2))
-        print(f"RESULT: snapshot: {at - 1} requests, killed {tried} times, 0 half snapshots")
+        for goes_on in self.kill_at_each_request(("snapshot", "k")):
+            self.wait_until_calm()
+            self._end(goes_on)
 
     def _end(self, goes_on: bool) -> None:
         rows = self.rows()
@@ -338,21 +329,12 @@ class EveryRequestTest(SnapshotTest):
         self.create("k", 2)
         snapshot = self.cluster("snapshot", "k", "-f", "json").json
         self.cluster("delete", "k")
-        at = tried = 0
-        died = True
-        while died:
-            at += 1
-            died = False
-            for before in (True, False):
-                words = ("create", "new", "--from-snapshot", snapshot["id"])
-                if self.killed(at, before, words):
-                    died = True
-                    tried += 1
-                if self.groups():
-                    self.cluster("create", "--resume", "new")
-                    self.assert_complete("new", [1, 2])
-                    made = [self.image_of("new-1"), self.image_of("new-2")]
-                    self.assertEqual(list(snapshot["images"].values()), made)
-                    self.cluster("delete", "new")
-                self.assert_nothing_left()
-        print(f"RESULT: create --from-snapshot: {at - 1} requests, killed {tried} times, 0 leaks")
+        words = ("create", "new", "--from-snapshot", snapshot["id"])
+        for _ in self.kill_at_each_request(words):
+            if self.groups():
+                self.cluster("create", "--resume", "new")
+                self.assert_complete("new", [1, 2])
+                made = [self.image_of("new-1"), self.image_of("new-2")]
+                self.assertEqual(list(snapshot["images"].values()), made)
+                self.cluster("delete", "new")
+            self.assert_nothing_left()

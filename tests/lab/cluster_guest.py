@@ -35,7 +35,7 @@ ip route add 169.254.169.254 dev eth0
 hostname "$(python3 /usr/local/sbin/lab-name)"
 printf '127.0.0.1 localhost\\n127.0.1.1 %s\\n' "$(hostname)" >/etc/hosts
 useradd --create-home --shell /bin/bash debian
-# Without PAM sshd lets nobody into a locked account.
+# Without PAM sshd refuses each login to a locked account.
 usermod --password '*' debian
 mkdir -p /home/debian/.ssh
 mv /root/.ssh/authorized_keys /home/debian/.ssh/

@@ -196,3 +196,51 @@ def test_a_shelved_cluster_comes_back_whole_or_not_at_all(cluster):
         lab.openstack("server", "delete", "--wait", server.id)
     cluster.change("unshelve", "train")
     cluster.assert_job_runs(["train-1", "train-2", "train-3"])
+
+
+def test_a_cluster_from_a_snapshot_has_its_disks(cluster):
+    """One member and a head: each image is a disk that goes through Glance twice."""
+    lab = cluster.lab
+    for each in json.loads(lab.openstack("hpc", "cluster", "list", "-f", "json")):
+        cluster.change("delete", each["ID"])
+    cluster.change("create", "old", "--members", "1", "--head", HEAD, *WANTED)
+    lab.until(lambda: cluster.knows("old-head", ["old-1"]), "old-1 is up", PATIENCE)
+    assert cluster.run("old-1", "echo kept >mine; sync")[0] == 0
+    made = json.loads(cluster.change("snapshot", "old", "-f", "json").stdout)
+    states = {each.name: each.status for each in lab.connection.compute.servers()}
+    assert states == {"old-1": "ACTIVE", "old-head": "ACTIVE"}
+    (row,) = json.loads(lab.openstack("hpc", "snapshot", "list", "-f", "json"))
+    assert (row["ID"], row["State"], row["Members"]) == (made["id"], "COMPLETE", "1")
+    cluster.change("delete", "old")
+    again = ("--from-snapshot", made["id"], "--head", HEAD, "--head-image", cluster_guest.IMAGE)
+    cluster.change("create", "new", *again)
+    lab.until(lambda: cluster.knows("new-head", ["new-1"]), "new-1 is up", PATIENCE)
+    assert cluster.run("new-1", "cat mine") == (0, "kept\n")
+    assert cluster.run("new-head", "cat mine")[0] != 0
+    cluster.change("delete", "new")
+    lab.openstack("hpc", "snapshot", "delete", made["id"])
+    left = [each.name for each in lab.connection.image.images(visibility="private")]
+    assert not [name for name in left if "snapshot" in name]
+
+
+def test_servers_of_another_tool_become_a_cluster_and_are_let_go(cluster):
+    lab = cluster.lab
+    group = lab.connection.compute.create_server_group(name="stack", policy="soft-affinity")
+    for name in ("web-0", "web-1"):
+        lab.openstack(
+            *("server", "create", name, "--wait", "--flavor", HEAD, "--image", "hpc-guest"),
+            *("--nic", "none", "--hint", f"group={group.id}"),
+        )
+    before = {each.id: (each.metadata, each.tags) for each in lab.connection.compute.servers()}
+    cluster.change("adopt", "stack", "--no-user-data")
+    (row,) = json.loads(lab.openstack("hpc", "cluster", "list", "-f", "json"))
+    assert (row["Name"], row["State"], row["Members"]) == ("web", "ACTIVE", "2/2")
+    cluster.change("stop", "web")
+    states = {each.name: each.status for each in lab.connection.compute.servers()}
+    assert states == {"web-0": "SHUTOFF", "web-1": "SHUTOFF"}
+    cluster.change("adopt", "--undo", "stack")
+    after = {each.id: (each.metadata, each.tags) for each in lab.connection.compute.servers()}
+    assert after == before
+    for server in list(lab.connection.compute.servers()):
+        lab.openstack("server", "delete", "--wait", server.id)
+    lab.connection.compute.delete_server_group(group)

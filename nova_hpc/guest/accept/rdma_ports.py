@@ -86,8 +86,8 @@ def _find_roce_gid(root: Root, place: str) -> int | None:
 def choose_rdma_path(ports: Iterable[VerbsPort], keys: Iterable[PortKey]) -> RdmaPath | str:
     """The first port that can reach others; a text: why there is none.
 
-    :param keys: the networks' P_Keys. A port of which the key is not known, one of several, is
-        not used: its index is never guessed.
+    :param keys: the networks' P_Keys. A port is not used if its table cannot be read, or has
+        several keys and the cloud does not tell which: an index is never guessed.
     """
     key_of = {key.port.name: key for key in keys}
     reasons = []
@@ -99,7 +99,7 @@ def choose_rdma_path(ports: Iterable[VerbsPort], keys: Iterable[PortKey]) -> Rdm
         key = key_of.get(port.name)
         if key is not None and key.entry_index is not None:
             return RdmaPath((*words, f"--pkey_index={key.entry_index}"))
-        if key is not None and (key.missing or key.port.others):
+        if key is not None and (key.missing or key.port.others or key.port.table is None):
             reasons.append(f"{port.name}: {describe_key(key)}")
             continue
         if port.gid_index is not None:

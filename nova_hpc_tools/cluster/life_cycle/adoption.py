@@ -31,8 +31,6 @@ from nova_hpc_tools.cluster.members.foreign_group import AdoptionError, GroupRec
 from nova_hpc_tools.cluster.members.model import Cluster
 from nova_hpc_tools.cluster.wish import Secrets
 
-_UNUSED = ClusterWish("unused", frozenset({1}), "")
-
 
 def adopt_group(
     cloud: ClusterCloud,
@@ -110,7 +108,7 @@ def release_cluster(cloud: ClusterCloud, cluster: Cluster, pace: Pace) -> None:
         steps += [DropMarks(member.id, member.name) for member in staying]
         return Act(tuple(steps)) if steps else Done()
 
-    life_cycle_run.run_until_done(cloud, cluster.id, _UNUSED, Secrets(), pace, plan)
+    life_cycle_run.run_until_done(cloud, cluster.id, life_cycle_run.NO_WISH, Secrets(), pace, plan)
 
 
 def keep_ports(
@@ -120,7 +118,7 @@ def keep_ports(
     servers: Mapping[int, str],
     pace: Pace,
 ) -> None:
-    """Mark the ports of members that are made anew, so that their new servers have them again.
+    """Mark the ports of members that are replaced, so that their new servers have them again.
 
     Nova deletes the ports that it has made itself. Others outlive their server.
 
@@ -130,8 +128,8 @@ def keep_ports(
     records = cloud.read_group(cluster.id)
     if wish.flavor not in records.flavors.values():
         raise ClusterError(
-            f"flavor {printable_text(wish.flavor)} is not there any more, so no member can be made "
-            f"anew; {shell_command('openstack', 'server', 'resize')} gives members another one"
+            f"flavor {printable_text(wish.flavor)} is not there any more, so no member can be "
+            f"replaced; {shell_command('openstack', 'server', 'resize')} gives members another one"
         )
     by_id = {str(server["id"]): server for server in records.servers}
     wanted: dict[str, tuple[int, int]] = {}

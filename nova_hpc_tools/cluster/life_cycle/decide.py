@@ -68,7 +68,7 @@ class Terms:
 
 
 def plan_fulfilment(wish: ClusterWish, cluster: Cluster, terms: Terms | None = None) -> Move:
-    """The next steps on the way to exactly the members of *wish* and its head, all of which run.
+    """The next steps until exactly the members of *wish* and its head are there and run.
 
     :param cluster: what there is now; its server group exists.
     """

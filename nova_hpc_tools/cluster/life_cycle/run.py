@@ -47,6 +47,8 @@ from nova_hpc_tools.cluster.members.foreign_group import GroupRecords
 from nova_hpc_tools.cluster.members.model import Cluster, ClusterMember
 from nova_hpc_tools.cluster.wish import Secrets
 
+#: Of plans whose steps write no wish.
+NO_WISH: Final = ClusterWish("unused", frozenset({1}), "")
 #: Requests at the same time.
 IN_FLIGHT: Final = 10
 #: Rounds in a row with lost answers, until the cloud is given up.
@@ -143,7 +145,7 @@ class ClusterCloud(Protocol):
         """
 
     def read_group(self, group: str) -> GroupRecords:
-        """A server group and its servers, whoever made them.
+        """A server group and its servers, also those of other tools.
 
         :raises ClusterError: there is no such group.
         """
@@ -216,9 +218,8 @@ def end_cluster(cloud: ClusterCloud, group: str, pace: Pace) -> None:
 
     :raises ClusterError: something cannot be deleted; the text says what and why.
     """
-    wish = ClusterWish("unused", frozenset({1}), "")
     for _ in range(2):
-        run_until_done(cloud, group, wish, Secrets(), pace, decide.plan_deletion)
+        run_until_done(cloud, group, NO_WISH, Secrets(), pace, decide.plan_deletion)
 
 
 def remove_members(
@@ -237,7 +238,7 @@ def remove_members(
             return Act(tuple(DeleteServer(member.id, member.name) for member in living))
         return Wait(f"{len(left)} servers are being deleted") if left else Done()
 
-    run_until_done(cloud, group, ClusterWish("unused", frozenset({1}), ""), Secrets(), pace, plan)
+    run_until_done(cloud, group, NO_WISH, Secrets(), pace, plan)
 
 
 def _has_all_members(wish: ClusterWish, cluster: Cluster) -> bool:

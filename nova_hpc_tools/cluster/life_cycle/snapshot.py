@@ -81,7 +81,7 @@ class _Work:
     :ivar accepted: steps that the cloud has accepted.
     :ivar idle: id of an image -> looks at which nothing was at work on it.
     :ivar imaged: ids of servers whose image is active.
-    :ivar replaced: ids of members' servers of which a whole snapshot has no image.
+    :ivar replaced: ids of members' servers that have no image in a whole snapshot.
     """
 
     cloud: SnapshotCloud
@@ -286,7 +286,7 @@ def _begin_snapshot(
         )
     if before.boot_gib or not before.image:
         raise ClusterError(
-            f"members of cluster {cluster.name} boot from volumes, of which Nova makes no images: "
+            f"members of cluster {cluster.name} boot from volumes, which have no images: "
             "openstack volume snapshot create makes a snapshot of a volume"
         )
     members = number_members(cluster).by_number.values()
@@ -343,7 +343,7 @@ def withdraw_snapshot(
         # A member that cannot start is in the list of clusters, with the command that helps.
         return Done() if isinstance(move, Stuck) else move
 
-    work = _Work(cloud, ClusterWish("unused", frozenset({1}), ""), turn, accepted)
+    work = _Work(cloud, life_cycle_run.NO_WISH, turn, accepted)
     _end_turn(work, _run(work, cluster.id, pace, plan), pace)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Marks: the words of a server or port that say of which cluster it is.
+"""Marks: the words of a server or port that name its cluster.
 
 Users write tags, metadata and descriptions: text that is no id of a server group says nothing,
 since requests are made and commands are shown with it.

@@ -319,7 +319,7 @@ class Numbered:
     :ivar surplus: servers that are no member: too many, or not wanted any more.
     :ivar going: servers that are being deleted; the number of each where its name says it.
     :ivar head: None: there is none, or there is to be none.
-    :ivar unclear: servers that have run, of which some are members: no name says which.
+    :ivar unclear: servers that have run; some are members, and no name tells which.
     """
 
     by_number: Mapping[int, ClusterMember]
@@ -342,8 +342,8 @@ def number_members(
     :param wanted: numbers of the members that there are to be; None: what the wish says.
     :param leaves: ids of servers that are no members any more, whatever they are called.
 
-    The name says it. A user may have renamed one: it takes a number that is free, for
-    nobody deletes a server over its name. So does a server that has run and whose number is not
+    The name says it. A user may have renamed a member. It then takes a number that is free, since
+    a name is no reason to delete a server. So does a server that has run and whose number is not
     wanted, or is another one's. Of two with one number the one counts that is not in error, then
     the older one; so it is with two heads.
     """

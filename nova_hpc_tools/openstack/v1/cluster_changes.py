@@ -100,6 +100,21 @@ def add_patience(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def delete_each(names: Sequence[str], delete: Callable[[str], None]) -> None:
+    """Delete one after the other; one that cannot be deleted does not stop the next.
+
+    :raises CommandError: with the error of each that was not deleted.
+    """
+    wrong = []
+    for name in names:
+        try:
+            delete(name)
+        except (ClusterError, ClusterCloudError) as error:
+            wrong.append(printable_lines(str(error)))
+    if wrong:
+        raise exceptions.CommandError("\n".join(wrong))
+
+
 class CreateCluster(HeardOutput, ClusterChange, InertOutput, command.ShowOne):
     """Create a virtual cluster: every member becomes active, or nothing is left
 
@@ -235,26 +250,22 @@ class DeleteCluster(HeardOutput, ClusterChange, command.Command):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
-        """Delete one after the other; go on where one cannot be deleted."""
-        wrong = []
-        for name in parsed_args.clusters:
-            try:
-                cloud = self.cloud
-                cluster = cloud.find(name)
-                # Before a slot is taken from a member.
-                commands.check_deletion(cluster)
-                with self.at_work(parsed_args, cluster.id, len(cluster.members)) as pace:
-                    gpu_members.give_back_slots(cloud, cluster)
-                    commands.delete_cluster(cloud, cluster, pace)
-                for port in cluster.lent:
-                    text = f"port {port.name} is left: server {port.server} has it"
-                    print(printable_text(text), file=sys.stderr)
-                if cluster.adopted:
-                    print(adoption.format_what_stays(cluster), file=sys.stderr)
-            except (ClusterError, ClusterCloudError) as error:
-                wrong.append(printable_lines(str(error)))
-        if wrong:
-            raise exceptions.CommandError("\n".join(wrong))
+        """Delete one after the other."""
+        delete_each(parsed_args.clusters, lambda name: self._delete(parsed_args, name))
+
+    def _delete(self, args: argparse.Namespace, name: str) -> None:
+        cloud = self.cloud
+        cluster = cloud.find(name)
+        # Before a slot is taken from a member.
+        commands.check_deletion(cluster)
+        with self.at_work(args, cluster.id, len(cluster.members)) as pace:
+            gpu_members.give_back_slots(cloud, cluster)
+            commands.delete_cluster(cloud, cluster, pace)
+        for port in cluster.lent:
+            text = f"port {port.name} is left: server {port.server} has it"
+            print(printable_text(text), file=sys.stderr)
+        if cluster.adopted:
+            print(adoption.format_what_stays(cluster), file=sys.stderr)
 
 
 class ScaleCluster(HeardOutput, ClusterChange, InertOutput, command.ShowOne):

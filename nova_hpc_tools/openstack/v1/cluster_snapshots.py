@@ -7,20 +7,18 @@ import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from osc_lib import exceptions
 from osc_lib.cli import format_columns
 from osc_lib.command import command
 
-from nova_hpc.outside.text import printable_lines, shell_command
+from nova_hpc.outside.text import shell_command
 from nova_hpc.wire import numbers
 from nova_hpc_tools.cluster import snapshots
 from nova_hpc_tools.cluster.life_cycle import snapshot as life_cycle_snapshot
 from nova_hpc_tools.cluster.life_cycle import verbs
-from nova_hpc_tools.cluster.life_cycle.run import ClusterCloudError, ClusterError
 from nova_hpc_tools.cluster.members.model import Cluster
 from nova_hpc_tools.cluster.snapshots import ClusterSnapshot
 from nova_hpc_tools.openstack.v1 import cluster_views
-from nova_hpc_tools.openstack.v1.cluster_changes import ClusterChange, add_patience
+from nova_hpc_tools.openstack.v1.cluster_changes import ClusterChange, add_patience, delete_each
 from nova_hpc_tools.outlet import HeardOutput
 from nova_hpc_tools.printing import InertOutput
 
@@ -97,15 +95,8 @@ class DeleteClusterSnapshot(HeardOutput, ClusterChange, command.Command):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
-        """Delete one after the other; go on where one cannot be deleted."""
-        wrong = []
-        for snapshot in parsed_args.snapshots:
-            try:
-                self._delete(parsed_args, snapshot)
-            except (ClusterError, ClusterCloudError) as error:
-                wrong.append(printable_lines(str(error)))
-        if wrong:
-            raise exceptions.CommandError("\n".join(wrong))
+        """Delete one after the other."""
+        delete_each(parsed_args.snapshots, lambda snapshot: self._delete(parsed_args, snapshot))
 
     def _delete(self, args: argparse.Namespace, snapshot: str) -> None:
         cloud = self.cloud

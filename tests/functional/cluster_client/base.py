@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,30 @@ class ClusterClientTest(integrated_helpers.ProviderUsageBaseTestCase):
             self.assertIn(said.status, (-signal.SIGKILL, 0), said.err)
         return said.status != 0
 
+    def kill_at_each_request(
+        self, words: tuple[str, ...], prepare: Callable[[], object] = tuple, first: int = 1
+    ) -> Iterator[bool]:
+        """Kill a command before and after each of its requests, until it ends by itself.
+
+        After each time it yields whether the next client goes on: in half of the cases, so that
+        the others can be undone.
+
+        :param prepare: brings the cloud into the state from which the command begins.
+        :param first: number of the first request.
+        """
+        at, tried, died = first, 0, True
+        while died:
+            died = False
+            for before in (True, False):
+                prepare()
+                if self.killed(at, before, words):
+                    died = True
+                    tried += 1
+                yield before == bool(at % 2)
+            at += 1
+        self.assertGreater(at - first, 4)
+        print(f"RESULT: {' '.join(words)}: requests {first} to {at - 2}, killed {tried} times")
+
     def wait_until_calm(self) -> None:
         """Nova ends what it was asked for, whoever asked."""
         for _ in range(600):
@@ -218,6 +243,16 @@ class ClusterClientTest(integrated_helpers.ProviderUsageBaseTestCase):
         """All server groups of all projects."""
         found = self.admin_api.api_get("/os-server-groups?all_projects=1")
         return found.body["server_groups"]
+
+    def assert_all_is_listed(self, name: str = "k") -> None:
+        """Whatever exists belongs to the one cluster in the list, with a command for it."""
+        there = [*self.servers(), *self.made_ports(), *self.groups()]
+        rows = self.cluster("list", "--long", "-f", "json").json
+        self.assertEqual(1 if there else 0, len(rows), rows)
+        for row in rows:
+            self.assertEqual(name, row["Name"])
+            if row["State"] != "ACTIVE":
+                self.assertIn("openstack hpc cluster", row["Next"])
 
     def assert_nothing_left(self) -> None:
         """No server, port, group or allocation of anybody's."""

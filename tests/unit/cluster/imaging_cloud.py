@@ -20,7 +20,7 @@ class ImagingCloud(ModelCloud):
 
     :ivar images: as Glance shows them, and beside that the number of the server's starts.
     :ivar actions: of each server, as Nova records them.
-    :ivar broken: names of servers of which no image becomes active.
+    :ivar broken: names of servers whose images never become active.
     :ivar past: status and number of starts of each server, at every moment.
     """
 

@@ -301,7 +301,7 @@ def test_ports_of_another_tool_are_never_lost(
             left = cloud.ports[id]
             assert (left["name"], left["description"]) == (port["name"], port["description"])
             holder = cloud.servers.get(left["device_id"])
-            # A member that is made anew has its own ports again, and no other member's.
+            # A replaced member has its own ports again, and no other member's.
             assert holder is None or port["name"].startswith(holder["name"])
         for server in cloud.servers.values():
             own = [each for each in cloud.ports.values() if each["device_id"] == server["id"]]
@@ -332,7 +332,7 @@ def test_a_replaced_member_has_its_ports_in_their_places() -> None:
         ({"flavor": {**FLAVOR, "original_name": "gone"}}, "flavor id of gpu4 is not there any"),
     ],
 )
-def test_a_member_that_could_not_be_made_anew_stays(more: Record, text: str) -> None:
+def test_a_member_that_could_not_be_replaced_stays(more: Record, text: str) -> None:
     cloud = made()
     adopt(cloud)
     for server in cloud.servers.values():

@@ -367,7 +367,7 @@ def test_refused_before_the_first_member(values: dict[str, Any], why: str) -> No
 
 def test_volumes_and_other_turns_are_in_the_way() -> None:
     cloud = made(attrs.evolve(WISH, boot_gib=9))
-    with pytest.raises(ClusterError, match="boot from volumes, of which Nova makes no images"):
+    with pytest.raises(ClusterError, match="boot from volumes, which have no images"):
         snap(cloud)
     cloud = made()
     cloud.faults = {6: "kill"}
@@ -910,7 +910,7 @@ def test_a_member_0_comes_into_no_new_cluster() -> None:
         (cluster_wish.UNKNOWN, ("--user-data", "x"), ""),
     ],
 )
-def test_user_data_that_nobody_gave(
+def test_user_data_that_were_not_given(
     user_data: str, words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options.take_from_snapshot(parse(*words), stored(attrs.evolve(WISH, user_data=user_data)))

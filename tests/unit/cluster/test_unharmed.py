@@ -39,7 +39,7 @@ def noise(size: int) -> bytes:
 
 
 def longest_that_fits(spare: int) -> bytes:
-    """The longest such script of which a new cluster can be made now."""
+    """The longest such script with which a new cluster can be made now."""
     keys = user_data.make_member_keys()
     low, high = 1000, 60000
     while high - low > 1:

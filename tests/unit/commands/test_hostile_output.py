@@ -149,7 +149,7 @@ def test_a_map_is_shown(write: Callable[[str], str], ask: Ask, tmp_path: Any) ->
         assert hostile.obeyed(out + err) == []
 
 
-#: An export has one writer for all readers, of which the first has any text.
+#: An export has one writer for all readers. The first reader takes any text.
 _READERS = [plain, *(pytest.param(write, marks=pytest.mark.slow) for write in MAPS[1:])]
 
 

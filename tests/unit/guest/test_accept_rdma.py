@@ -90,6 +90,14 @@ def test_an_index_is_never_guessed(member) -> None:
     assert "mlx5_0:1: P_Key 0x0103 is not in the port's table" in str(path_of(guest))
 
 
+def test_a_table_that_cannot_be_read_is_unknown_and_not_the_first_entry(member) -> None:
+    guest = member({FIRST: PortPartition("0x0101", None)})
+    put_port(guest, FIRST, "mlx5_0", [DEFAULT, "nonsense"])
+    put_state(guest, "mlx5_0")
+    told = str(path_of(guest))
+    assert told == "mlx5_0:1: P_Key unknown: the port's table of P_Keys cannot be read"
+
+
 def test_without_the_clouds_word_one_of_several_is_not_chosen(member) -> None:
     guest = member({})
     put_port(guest, FIRST, "mlx5_0", [DEFAULT, RED, BLUE])
