@@ -29,7 +29,7 @@ _SYSTEM: Final = (
     *("/root", "/run", "/sbin", "/sys", "/usr", "/var"),
 )
 #: What cloud-init writes at boot lies directly in them.
-_KEPT: Final = ("/home", "/tmp")
+_KEPT: Final = ("/home", "/tmp")  # nosec B108
 
 
 class MountError(ValueError):
