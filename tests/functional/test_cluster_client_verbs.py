@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """All members of a cluster stop, start, shelve, unshelve, reboot and are rebuilt, or none.
 
-``slow``: each command dies at each of its requests, before and after it takes effect, and is given
+``slow``: each command dies at each of its steps, before and after it takes effect, and is given
 again.
 """
 
@@ -100,6 +100,22 @@ class WholeTest(VerbTest):
         self.cluster("unshelve", "k")
         self.assert_whole("ACTIVE")
 
+    def test_a_kept_place(self) -> None:
+        self.create("k", 3)
+        hosts = [each["OS-EXT-SRV-ATTR:host"] for each in self.servers()]
+        shown = self.cluster("shelve", "k", "--keep-place", "-f", "json").json
+        self.assertEqual(("STOPPED", "SHUTOFF"), (shown["state"], *self.status_of()))
+        # One of the four places is left.
+        self.create("other", 2, status=1)
+        self.cluster("unshelve", "k")
+        self.assert_whole("ACTIVE")
+        self.assertEqual(hosts, [each["OS-EXT-SRV-ATTR:host"] for each in self.servers()])
+        # The place of shelved members is lost already.
+        self.cluster("shelve", "k")
+        said = self.cluster("shelve", "k", "--keep-place", status=1)
+        self.assertIn("openstack hpc cluster unshelve k", said.err)
+        self.assertEqual({"SHELVED_OFFLOADED"}, self.status_of())
+
     @pytest.mark.slow
     def test_refused_before_the_first_member(self) -> None:
         self.create("k", 2)
@@ -159,9 +175,9 @@ class WholeTest(VerbTest):
             self.assertEqual([each + 1 for each in before], self.turns(verb))
 
 
-class EveryRequestTest(VerbTest):
-    def _every_request(self, verb: str) -> None:
-        """Kill it before and after each request; it is given again, and the cluster is whole."""
+class EveryStepTest(VerbTest):
+    def _every_step(self, verb: str) -> None:
+        """Kill it before and after each step; it is given again, and the cluster is whole."""
         self.create("k", 2)
         done: list[int] = []
 
@@ -172,7 +188,7 @@ class EveryRequestTest(VerbTest):
                 self.cluster("unshelve", "k")
             done[:] = self.turns(verb)
 
-        for _ in self.kill_at_each_request((verb, "k"), prepare):
+        for _ in self.kill_at_each_step((verb, "k"), prepare):
             self.wait_until_calm()
             self._resume(verb, done)
 
@@ -189,25 +205,25 @@ class EveryRequestTest(VerbTest):
             self.assertIn(more, ([0, 0], [1, 1]))
 
     @pytest.mark.slow
-    def test_every_request_of_stop(self) -> None:
-        self._every_request("stop")
+    def test_every_step_of_stop(self) -> None:
+        self._every_step("stop")
 
     @pytest.mark.slow
-    def test_every_request_of_start(self) -> None:
-        self._every_request("start")
+    def test_every_step_of_start(self) -> None:
+        self._every_step("start")
 
     @pytest.mark.slow
-    def test_every_request_of_shelve(self) -> None:
-        self._every_request("shelve")
+    def test_every_step_of_shelve(self) -> None:
+        self._every_step("shelve")
 
     @pytest.mark.slow
-    def test_every_request_of_unshelve(self) -> None:
-        self._every_request("unshelve")
+    def test_every_step_of_unshelve(self) -> None:
+        self._every_step("unshelve")
 
     @pytest.mark.slow
-    def test_every_request_of_reboot(self) -> None:
-        self._every_request("reboot")
+    def test_every_step_of_reboot(self) -> None:
+        self._every_step("reboot")
 
     @pytest.mark.slow
-    def test_every_request_of_rebuild(self) -> None:
-        self._every_request("rebuild")
+    def test_every_step_of_rebuild(self) -> None:
+        self._every_step("rebuild")

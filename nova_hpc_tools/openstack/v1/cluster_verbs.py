@@ -10,7 +10,6 @@ from osc_lib.command import command
 
 from nova_hpc_tools.cluster.life_cycle import verbs
 from nova_hpc_tools.cluster.life_cycle.verbs import Verb
-from nova_hpc_tools.cluster.members.model import Cluster, ClusterMember
 from nova_hpc_tools.openstack.v1 import cluster_views
 from nova_hpc_tools.openstack.v1.cluster_changes import ClusterChange, add_patience
 from nova_hpc_tools.outlet import HeardOutput
@@ -39,14 +38,19 @@ class _VerbCommand(_WholeCommand):
         with cluster_views.translate_errors():
             cloud = self.cloud
             cluster = cloud.find(parsed_args.cluster)
-            ways = verbs.format_ways(cluster, self.verb.name, self.verb.undo)
-            words = {"word": self.word, "counts": self._counts}
-            with self.at_work(parsed_args, cluster.id, len(cluster.wanted), ways, **words) as pace:
-                changed = verbs.change_members(cloud, cluster, self.verb, pace)
+            verb, word = self._choose_verb(parsed_args)
+            ways = verbs.format_ways(cluster, verb.name, verb.undo)
+            with self.at_work(
+                *(parsed_args, cluster.id, len(cluster.wanted), ways),
+                word=word,
+                counts=lambda _, member: verbs.is_at_goal(member, verb),
+            ) as pace:
+                changed = verbs.change_members(cloud, cluster, verb, pace)
         return cluster_views.cluster_record_of(changed)
 
-    def _counts(self, cluster: Cluster, member: ClusterMember) -> bool:
-        return verbs.is_at_goal(member, self.verb)
+    def _choose_verb(self, args: argparse.Namespace) -> tuple[Verb, str]:
+        """The verb, and the progress line's word for a member at its goal."""
+        return self.verb, self.word
 
 
 class StopCluster(_VerbCommand):
@@ -69,11 +73,25 @@ class StartCluster(_VerbCommand):
 class ShelveCluster(_VerbCommand):
     """Shelve all members of a virtual cluster, whose place others can have meanwhile
 
-    Their disks and ports are kept. To keep the place as well, use stop.
+    Their disks and ports are kept. Use --keep-place to be sure of the place, too.
     """
 
     verb = verbs.SHELVE
     word = "shelved"
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Declare the options."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            "--keep-place",
+            action="store_true",
+            help="keep hosts and devices in Placement: the members are stopped and not shelved, "
+            "because Nova gives up the place of a shelved server; unshelve starts them",
+        )
+        return parser
+
+    def _choose_verb(self, args: argparse.Namespace) -> tuple[Verb, str]:
+        return (verbs.STOP, StopCluster.word) if args.keep_place else (self.verb, self.word)
 
 
 class UnshelveCluster(_VerbCommand):
