@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server group that plain requests have made becomes a cluster, and is let go again.
 
-``slow``: the client dies at each request of ``adopt`` and of ``adopt --undo``.
+``slow``: the client dies at each step of ``adopt`` and of ``adopt --undo``.
 """
 
 from __future__ import annotations
@@ -332,35 +332,30 @@ class KillTest(AdoptTest):
             self.assert_released()
 
     @pytest.mark.slow
-    def test_every_request_of_adopt(self) -> None:
-        """From the first that changes something on."""
+    def test_every_step_of_adopt(self) -> None:
         self.boot_all(1, 2)
-        first = self.first_write("adopt", "stack-7")
-        self.assert_released()
-        for goes_on in self.kill_at_each_request(("adopt", "stack-7"), first=first):
+        for goes_on in self.kill_at_each_step(("adopt", "stack-7")):
             self.assert_listed()
             if goes_on:
                 self.assert_adopted()
             self.assert_released()
 
     @pytest.mark.slow
-    def test_every_request_of_undo(self) -> None:
+    def test_every_step_of_undo(self) -> None:
         self.boot_all(1, 2)
         self.assert_adopted()
-        words = ("adopt", "--undo", "web")
-        for _ in self.kill_at_each_request(words, self.assert_adopted, self.first_write(*words)):
+        for _ in self.kill_at_each_step(("adopt", "--undo", "web"), self.assert_adopted):
             self.assert_listed()
             self.assert_released()
 
     @pytest.mark.slow
-    def test_every_request_of_replace(self) -> None:
+    def test_every_step_of_replace(self) -> None:
         """Ports that another tool made are there in the end, each with its member."""
         ports = [self.make_port(f"mine-{number}") for number in (1, 2)]
         for number, port in enumerate(ports, 1):
             self.boot(f"web-{number}", port=port)
         self.cluster("adopt", "stack-7", "--no-user-data")
-        words = ("replace", "web", "2")
-        for _ in self.kill_at_each_request(words, first=self.first_write(*words)):
+        for _ in self.kill_at_each_step(("replace", "web", "2")):
             self.assert_listed()
             self.cluster("create", "--resume", "web")
             self.assertEqual(("ACTIVE", "2/2"), self.state())

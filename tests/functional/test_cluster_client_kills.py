@@ -69,23 +69,23 @@ class KillTest(base.ClusterClientTest):
             self.cluster("delete", "k")
             self.assert_nothing_left()
 
-    def _every_request(self, *more: str) -> None:
-        """Kill it before and after each request; one of the two is resumed, one deleted."""
-        for resumes in self.kill_at_each_request(self.create_words(*more)):
+    def _every_step(self, *more: str) -> None:
+        """Kill it before and after each step; one of the two is resumed, one deleted."""
+        for resumes in self.kill_at_each_step(self.create_words(*more)):
             self.finish_or_end(resumes)
 
     @pytest.mark.slow
-    def test_every_request_of_create_at_once(self) -> None:
-        self._every_request("--network", base.NETWORK)
+    def test_every_step_of_create_at_once(self) -> None:
+        self._every_step("--network", base.NETWORK)
 
     @pytest.mark.slow
-    def test_every_request_of_create_with_ports(self) -> None:
-        self._every_request(*_NIC)
+    def test_every_step_of_create_with_ports(self) -> None:
+        self._every_step(*_NIC)
 
-    def _every_request_of_change(self, *words: str) -> None:
-        """Kill a change of a cluster of two before and after each request."""
+    def _every_step_of_change(self, *words: str) -> None:
+        """Kill a change of a cluster of two before and after each step."""
         create = lambda: self.cluster(*self.create_words(*_NIC))  # noqa: E731
-        for _ in self.kill_at_each_request(words, create):
+        for _ in self.kill_at_each_step(words, create):
             self.assert_all_is_listed()
             if self.groups() and words[0] != "delete":
                 self.cluster("create", "--resume", "k")
@@ -100,17 +100,17 @@ class KillTest(base.ClusterClientTest):
             self.assert_nothing_left()
 
     @pytest.mark.slow
-    def test_every_request_of_scale_up(self) -> None:
-        self._every_request_of_change("scale", "k", "--members", "3")
+    def test_every_step_of_scale_up(self) -> None:
+        self._every_step_of_change("scale", "k", "--members", "3")
 
     @pytest.mark.slow
-    def test_every_request_of_scale_down(self) -> None:
-        self._every_request_of_change("scale", "k", "--members", "1")
+    def test_every_step_of_scale_down(self) -> None:
+        self._every_step_of_change("scale", "k", "--members", "1")
 
     @pytest.mark.slow
-    def test_every_request_of_replace(self) -> None:
-        self._every_request_of_change("replace", "k", "2")
+    def test_every_step_of_replace(self) -> None:
+        self._every_step_of_change("replace", "k", "2")
 
     @pytest.mark.slow
-    def test_every_request_of_delete(self) -> None:
-        self._every_request_of_change("delete", "k")
+    def test_every_step_of_delete(self) -> None:
+        self._every_step_of_change("delete", "k")

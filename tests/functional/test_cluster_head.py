@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``openstack hpc cluster create --head`` against Nova's own API: one server more, without devices.
 
-``slow``: each command dies at each of its requests, before and after it takes effect.
+``slow``: each command dies at each of its steps, before and after it takes effect.
 """
 
 from __future__ import annotations
@@ -270,8 +270,8 @@ class HeadKillTest(HeadTest):
             self.assertTrue(self.killed(at, before, self.create_words(*_NIC)))
             self.finish_or_end(resumes)
 
-    def _every_request(self, words: tuple[str, ...], begins: str = "") -> None:
-        """Kill a command before and after each request; then the cluster is whole, or it ends.
+    def _every_step(self, words: tuple[str, ...], begins: str = "") -> None:
+        """Kill a command before and after each step; then the cluster is whole, or it ends.
 
         :param begins: a verb that gives the command something to do.
         """
@@ -282,7 +282,7 @@ class HeadKillTest(HeadTest):
             if begins:
                 self.cluster(begins, "k")
 
-        for resumes in self.kill_at_each_request(words, prepare):
+        for resumes in self.kill_at_each_step(words, prepare):
             self.wait_until_calm()
             if words[0] in ("create", "delete"):
                 self.finish_or_end(resumes)
@@ -305,29 +305,29 @@ class HeadKillTest(HeadTest):
             self.assert_whole(ALL, "SHUTOFF" if words[0] == "stop" else "ACTIVE")
 
     @pytest.mark.slow
-    def test_every_request_of_create(self) -> None:
-        self._every_request(self.create_words())
+    def test_every_step_of_create(self) -> None:
+        self._every_step(self.create_words())
 
     @pytest.mark.slow
-    def test_every_request_of_scale(self) -> None:
-        self._every_request(("scale", "k", "--members", "3"))
+    def test_every_step_of_scale(self) -> None:
+        self._every_step(("scale", "k", "--members", "3"))
 
     @pytest.mark.slow
-    def test_every_request_of_replace(self) -> None:
-        self._every_request(("replace", "k", "k-head"))
+    def test_every_step_of_replace(self) -> None:
+        self._every_step(("replace", "k", "k-head"))
 
     @pytest.mark.slow
-    def test_every_request_of_delete(self) -> None:
-        self._every_request(("delete", "k"))
+    def test_every_step_of_delete(self) -> None:
+        self._every_step(("delete", "k"))
 
     @pytest.mark.slow
-    def test_every_request_of_stop(self) -> None:
-        self._every_request(("stop", "k"))
+    def test_every_step_of_stop(self) -> None:
+        self._every_step(("stop", "k"))
 
     @pytest.mark.slow
-    def test_every_request_of_start(self) -> None:
-        self._every_request(("start", "k"), begins="stop")
+    def test_every_step_of_start(self) -> None:
+        self._every_step(("start", "k"), begins="stop")
 
     @pytest.mark.slow
-    def test_every_request_of_reboot(self) -> None:
-        self._every_request(("reboot", "k"))
+    def test_every_step_of_reboot(self) -> None:
+        self._every_step(("reboot", "k"))

@@ -297,12 +297,12 @@ class InterruptedTest(SnapshotTest):
         self.assert_whole()
 
 
-class EveryRequestTest(SnapshotTest):
+class EveryStepTest(SnapshotTest):
     @pytest.mark.slow
-    def test_every_request_of_snapshot(self) -> None:
-        """Kill it before and after each request; then it goes on, or is undone."""
+    def test_every_step_of_snapshot(self) -> None:
+        """Kill it before and after each step; then it goes on, or is undone."""
         self.create("k", 2)
-        for goes_on in self.kill_at_each_request(("snapshot", "k")):
+        for goes_on in self.kill_at_each_step(("snapshot", "k")):
             self.wait_until_calm()
             self._end(goes_on)
 
@@ -325,12 +325,12 @@ class EveryRequestTest(SnapshotTest):
         self.assertEqual("ACTIVE", cluster["State"])
 
     @pytest.mark.slow
-    def test_every_request_of_create(self) -> None:
+    def test_every_step_of_create(self) -> None:
         self.create("k", 2)
         snapshot = self.cluster("snapshot", "k", "-f", "json").json
         self.cluster("delete", "k")
         words = ("create", "new", "--from-snapshot", snapshot["id"])
-        for _ in self.kill_at_each_request(words):
+        for _ in self.kill_at_each_step(words):
             if self.groups():
                 self.cluster("create", "--resume", "new")
                 self.assert_complete("new", [1, 2])

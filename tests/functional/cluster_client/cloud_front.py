@@ -52,7 +52,7 @@ class CloudFront:
     def __init__(self, nova: Any, neutron: Any, quota_ports: int = 500) -> None:
         self._nova, self._neutron = nova, neutron
         self.quota_ports = quota_ports
-        self.kill_at, self.kill_before = 0, False
+        self.kill_at, self.kill_before, self._kill_write = 0, False, False
         self.kill: Callable[[], None] = lambda: None
         self.lose: set[int] = set()
         self.expire: set[int] = set()
@@ -72,10 +72,14 @@ class CloudFront:
         self._server.shutdown()
         self._server.server_close()
 
-    def arm(self, at: int = 0, before: bool = False) -> None:
-        """Count from the beginning, and kill the client at a request."""
+    def arm(self, at: int = 0, before: bool = False, writes: bool = False) -> None:
+        """Count from the beginning, and kill the client at a request.
+
+        :param writes: *at* counts only requests that change something.
+        """
         self.requests.clear()
         self.kill_at, self.kill_before, self.lose, self.expire = at, before, set(), set()
+        self._kill_write = writes
 
     # -- all requests ----------------------------------------------------------
 
@@ -84,12 +88,15 @@ class CloudFront:
         if path.startswith("/identity"):
             return self._json(start, self._keystone(environ))
         counts = bool(re.match(r"/v2\.1/.|/network/v2\.0/.|/image/v2/.", path))
-        number = 0
+        number, kills = 0, False
         if counts:
             with self._lock:
                 self.requests.append(f"{method} {path}")
                 number = len(self.requests)
-        if number and number == self.kill_at and self.kill_before:
+                writes = sum(not each.startswith("GET") for each in self.requests)
+            place = (writes if method != "GET" else 0) if self._kill_write else number
+            kills = place == self.kill_at != 0
+        if kills and self.kill_before:
             self.kill()
             raise ConnectionAbortedError("the client is gone")
         if number in self.expire:
@@ -97,7 +104,7 @@ class CloudFront:
         services = {"/network": self._network, "/image": self._image}
         service = next((serve for at, serve in services.items() if path.startswith(at)), None)
         found = self._json(start, service(environ)) if service else self._compute(environ, start)
-        if number and number == self.kill_at:
+        if kills:
             self.kill()
         if number in self.lose:
             raise ConnectionAbortedError("the answer is lost")
