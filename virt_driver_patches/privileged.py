@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Actions that need root, for a service that does not run as root. Uses oslo.privsep.
 
-The service sends only a device's address, and for an adapter the setting. The daemon finds out
-the rest: the adapter, the function's number on it, and the values for ports of switches. It reads
-its own configuration for the root of ``sys``, the folder of locks, the time limits and the
-drivers that devices may get. So a compromised service cannot make it write elsewhere.
+The service says which device and no more, of an adapter also which setting; which adapter that
+is, which number the function has there and what is written to ports of switches the daemon
+finds out by itself. Where ``sys`` is, where locks are kept, how long
+is waited and which drivers there are for devices, the daemon reads in its own
+configuration: a service that was taken over cannot have it write elsewhere.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class NodeReading:
     ledger: Ledger
     signs: frozenset[HealthSign]
     problems: tuple[str, ...] = ()
-    #: The offers of the node's entries, once they are computed.
+    #: Once they are known: what the node's entries offer.
     _offers: list[Offers] = attrs.field(init=False, eq=False, repr=False, factory=list)
 
     def offers(self) -> Offers:
@@ -113,7 +113,7 @@ class NodeReading:
         return dict(self._offers[0])
 
     def fresh(self) -> dict[str, Symptom]:
-        """Return the symptoms of all offered devices, without those stored in the ledger."""
+        """The same of everything that is offered, whatever is remembered of it."""
         offers = [offer for offer, _ in self.offers().values()]
         return health.judge_offered_functions(self.node, offers, None, self.signs & health.FRESH)
 
