@@ -170,6 +170,7 @@ def _causes_of_error(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _fault_kind_of_libvirt(error: Any) -> FaultKind:
+    """Return the kind of thing from the error's code, else from its domain, else from its text."""
     numbers = vars(sys.modules[type(error).__module__])
     if error.get_error_code() == numbers.get("VIR_ERR_NO_MEMORY", 2):
         return FaultKind.MEMORY
@@ -181,6 +182,7 @@ def _fault_kind_of_libvirt(error: Any) -> FaultKind:
 
 
 def _fault_kinds_of_frames(error: BaseException) -> Iterator[FaultKind]:
+    """Yield the kinds of the modules in the error's traceback, the innermost frame first."""
     modules = []
     trace = error.__traceback__
     while trace is not None:

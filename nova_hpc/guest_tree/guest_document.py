@@ -151,6 +151,7 @@ def _build_device_entry(
     homes: Mapping[int, int],
     places: _Places,
 ) -> dict[str, Any]:
+    """Build the entry of one device, with the guest's numbers in place of host addresses."""
     # A virtual function has no link of its own: its link registers are void.
     link = None if function.physical_function else nccl.best_link(node, function)
     # Keys of later releases are present only if they carry a value.
@@ -224,6 +225,11 @@ def _write_guest_topology(
     homes: Mapping[int, int],
     processor: nccl.Processor | None,
 ) -> str:
+    """Write NCCL's topology file, with placeholders for the devices' addresses in the guest.
+
+    The guest's PCI addresses are unknown on the host; the placeholder contains the device's
+    number in the document.
+    """
     chosen = {
         number: function for number, function in enumerate(functions) if nccl.is_read(function)
     }

@@ -99,6 +99,10 @@ def _by_cell(devices: list[TreeDevice], cells: Mapping[int, int]) -> tuple[TreeB
 
 
 def _mirror_roots(devices: list[TreeDevice], cells: Mapping[int, int]) -> tuple[TreeBranch, ...]:
+    """Build one expander per root complex of the host.
+
+    :raises PlanError: the guest's cells do not cover the devices' NUMA nodes.
+    """
     if cells:
         _check_cells(devices, cells)
     roots: dict[str, list[TreeDevice]] = {}
@@ -110,6 +114,12 @@ def _mirror_roots(devices: list[TreeDevice], cells: Mapping[int, int]) -> tuple[
 
 
 def _check_cells(devices: list[TreeDevice], cells: Mapping[int, int]) -> None:
+    """Refuse devices outside the guest's cells, and roots that span several NUMA nodes.
+
+    An expander belongs to one cell, so all devices below it must be close to this cell.
+
+    :raises PlanError: a device or a root complex does not fit.
+    """
     strays = [device for device in devices if device.location.numa not in cells]
     if strays:
         raise PlanError(
@@ -231,6 +241,8 @@ def _first_buses(roots: tuple[TreeBranch, ...]) -> list[int]:
 
 @attrs.define
 class _Numbering:
+    """Numbers controllers depth first, in the order in which a guest's firmware numbers buses."""
+
     bridges: list[Bridge] = attrs.Factory(list)
     seats: list[TreeSeat] = attrs.Factory(list)
     bus: int = 0

@@ -53,7 +53,11 @@ def span_of_bars(bars: Iterable[Bar]) -> Span:
 
 
 def pack_spans(spans: Iterable[Span]) -> Span:
-    """Return one window for all *spans*, placed in the order of their alignment, largest first."""
+    """Return one window for all *spans*, placed in the order of their alignment, largest first.
+
+    An example: a GPU with BARs of 128 GiB and 32 MiB takes 128 GiB and 32 MiB, aligned to 128 GiB.
+    A second one starts at the next multiple, so both take 384 GiB and 32 MiB.
+    """
     end, align = 0, _PORT
     for span in sorted(spans, key=lambda span: -span.align):
         align = max(align, span.align)
@@ -62,7 +66,10 @@ def pack_spans(spans: Iterable[Span]) -> Span:
 
 
 def window_size_of(needed: Span) -> int:
-    """Return the size of the guest's 64-bit window: a power of two with a reserve."""
+    """Return the size of the guest's 64-bit window: a power of two with a reserve.
+
+    Two such GPUs (384 GiB and 32 MiB) get a window of 512 GiB.
+    """
     if needed.size <= DEFAULT_WINDOW - _SPARE:
         return DEFAULT_WINDOW
     return 1 << (needed.size + _SPARE - 1).bit_length()
@@ -70,6 +77,9 @@ def window_size_of(needed: Span) -> int:
 
 def address_bits_of(memory: int, size: int) -> int:
     """Return the number of address bits that a guest needs.
+
+    A guest with 64 GiB of memory and a window of 512 GiB needs 40 bits: the window starts
+    at 512 GiB and ends at 1 TiB.
 
     :param memory: the most memory that the guest can have, in bytes.
     :param size: size of its 64-bit window in bytes; the window starts at a multiple of it.

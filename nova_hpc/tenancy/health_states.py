@@ -89,14 +89,20 @@ class HealthRules:
         return cls(**{field.name: getattr(options, field.name) for field in attrs.fields(cls)})
 
     def wait(self, tries: int) -> float:
-        """Return seconds until the next try of a device that was found faulty *tries* times."""
+        """Return seconds until the next try of a device that was found faulty *tries* times.
+
+        The defaults give 0 s after the first finding, then 60, 120, 240, 480 and at most 900 s.
+        """
         if tries <= 1:
             return 0.0
         doubled = self.suspect_retry * 2.0 ** min(tries - 2, _MOST_DOUBLINGS)
         return min(doubled, max(self.suspect_retry_most, self.suspect_retry))
 
     def room(self, devices: int) -> int:
-        """Return how many of so many devices suspicion may withhold."""
+        """Return how many of so many devices suspicion may withhold.
+
+        With the default share of 0.25: 1 of 4 devices, 2 of 8 and 2 of 10.
+        """
         return max(1, math.floor(self.suspect_share * devices)) if devices else 0
 
     def many(self, devices: int) -> int:

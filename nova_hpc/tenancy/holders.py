@@ -215,6 +215,7 @@ class _HolderFinder:
     # -- drivers of the host ------------------------------------------------------------
 
     def _user(self, address: str, driver: str) -> KernelHolder | None:
+        """Return the host's use of a device on a driver of the host: network, memory or disk."""
         if driver in _UIO or self._tree.names(f"{DEVICES}/{address}/uio"):
             return KernelHolder(
                 f"it is bound to {driver}, which does not say who uses it; bind it to vfio-pci",
@@ -281,6 +282,10 @@ class _HolderFinder:
         return None
 
     def _disk(self, name: str) -> KernelHolder | None:
+        """Return the host's use of a disk, from an attempt to open it exclusively.
+
+        If the open fails for another reason, mounts, swap and holders show the use.
+        """
         used = f"the host uses its disk {name}: it is mounted, or part of another"
         path = f"{os.path.realpath(self._root).rstrip('/')}/dev/{name}"
         try:

@@ -58,6 +58,10 @@ def move_entries_with_hardware(
 ) -> MovedLedger:
     """Move each entry to the present address of its hardware.
 
+    The cases are handled in this order: hardware at another place, hardware that has left the
+    node, held places without hardware, hardware that is identified for the first time, and hardware
+    that no longer reports its number.
+
     :param seen: address -> identity that a device reports now.
     :param unsure: addresses of devices that are present but were not read: their
         entries may still be valid.

@@ -80,7 +80,11 @@ class LedgerFile:
     # -- reading ----------------------------------------------------------------
 
     def read(self) -> Ledger:
-        """Return the node's ledger; empty on a node without any file. Never raises."""
+        """Return the node's ledger; empty on a node without any file. Never raises.
+
+        nova-compute trusts the mark of a comparison only in a file that it has written last itself.
+        Any other file is returned as not compared.
+        """
         while True:
             last = self._last.written
             ledger = self._read()

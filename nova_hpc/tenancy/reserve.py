@@ -49,6 +49,10 @@ def decide_reservation(
 ) -> ReservedProvider:
     """Decide the reserved amount of a provider from now on.
 
+    An example with a total of 4: an operator has reserved 1 and the node withholds 3, so 3 are
+    reserved. When the node withholds none, 1 stays reserved for the operator. If Placement then
+    shows 2, an operator has changed the number, and 2 are the operator's.
+
     :param record: its present record in the ledger.
     :param provider: its present state in Placement.
     :param withheld: number of its devices that this node withholds.

@@ -49,6 +49,7 @@ def widen_address_space(domain: GuestDomainXml, needed: Span) -> None:
 
 
 def _set_pci_hole(devices: etree._Element, size: int, express: bool) -> None:
+    """Set the size of the 64-bit window at the guest's own root complex."""
     model = "pcie-root" if express else "pci-root"
     root = devices.find(f"controller[@type='pci'][@model='{model}']")
     if root is None:

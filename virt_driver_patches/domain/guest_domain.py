@@ -149,6 +149,10 @@ def _has_our_alias(element: etree._Element) -> bool:
 def _guest_path_of(
     device: etree._Element, controllers: Mapping[str | None, etree._Element]
 ) -> tuple[str, ...] | None:
+    """Return the path of one function, by following its controllers up to a root.
+
+    None if an address or a bus number is missing or not valid, or if controllers form a loop.
+    """
     steps: list[str] = []
     place = device.find("address[@type='pci']")
     while place is not None and len(steps) <= len(controllers) + 1:

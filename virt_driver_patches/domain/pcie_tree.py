@@ -124,6 +124,7 @@ def _seat_devices(domain: GuestDomainXml, plan: TreePlan) -> dict[str, str]:
 
 
 def _build_bridge_controller(bridge: Bridge) -> etree._Element:
+    """Build the controller of one bridge; its chassis is its index, unique in the guest."""
     element = etree.Element(
         "controller", type="pci", index=str(bridge.index), model=_MODELS[bridge.kind]
     )

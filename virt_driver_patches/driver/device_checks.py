@@ -85,6 +85,10 @@ def _word_ill_devices(findings: Iterable[Symptom], total: int) -> str:
 def _check_units(
     instance: objects.Instance, claim: ServerClaim, node: Node, offers: Mapping[str, object]
 ) -> None:
+    """Refuse a claim that contains only a part of an IOMMU group's offered functions.
+
+    :raises ClaimRefused: another function of the group is offered and not claimed.
+    """
     claimed = set(claim.addresses)
     for address in claim.addresses:
         function = node.function(address)
@@ -154,6 +158,10 @@ def check_claimed_flavor(
 
 
 def _judge_claim(claim: ServerClaim, reading: NodeReading) -> tuple[Request, ChoiceAnswer]:
+    """Build the request of the flavor for this host, and judge the claimed devices by it.
+
+    :raises FlavorError: the flavor contradicts itself.
+    """
     host, faults = claim.host(claimed_places_of(claim, reading), reading.node)
     for fault in faults:
         LOG.warning("An NVLink set of this node is not used: %s", fault)

@@ -51,6 +51,11 @@ def check_classes(host: str, specs: Specs) -> None:
 
 
 def _check_resource_class(provider: str, devices: Sequence[Any], specs: Specs) -> None:
+    """Refuse a change of a provider's resource class while servers have its devices.
+
+    :param devices: the provider's devices that servers have.
+    :raises nova.exception.InvalidConfiguration: the class would change.
+    """
     first = devices[0]
     entry = specs.entry_of(
         {

@@ -105,6 +105,9 @@ class ProviderIsolator:
     ) -> bool:
         """Wrap the whole step that builds *tree*; see the module.
 
+        Each provider that differs from Placement's state is first sent alone, in a fresh tree. A
+        refused one gets Placement's state again in *tree*, so Nova's own sending succeeds.
+
         :param call: builds it, and returns whether it also changed *allocations*.
         """
         attempt = self._try

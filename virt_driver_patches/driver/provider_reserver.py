@@ -163,6 +163,10 @@ class ProviderReserver:
     ) -> None:
         """Restore the withheld devices that Nova has removed from *tree*, and reserve them.
 
+        The phases: decide the amounts of each provider from its record and Placement's state, write
+        the ledger, and only then write *tree*. So each reservation has a record, or a trait if the
+        ledger is unusable, before Placement receives it.
+
         :param before: the providers before Nova's step.
         :param devices: the devices of Nova's tracker.
         :param allocations: consumer -> its allocation on this node, from Placement.

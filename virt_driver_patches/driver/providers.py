@@ -95,6 +95,11 @@ class NodeProviders:
         allocations: Mapping[str, Any],
         devices: Iterable[Any],
     ) -> bool:
+        """Run Nova's translation, then complete it for this node.
+
+        The reserver changes the tree first, because :meth:`ProviderGenerations.renew` compares
+        the final tree with the state before Nova's step.
+        """
         before = pci_providers_of(tree, nodename)
         healed = bool(call())
         try:

@@ -172,6 +172,11 @@ class NodeSegments:
                 self._choose_again(instance, shape)
 
     def _decide(self, instance: objects.Instance, anew: bool) -> SegmentOutcome | None:
+        """Choose the outcome of a start; the caller holds the keeper's lock.
+
+        New hardware follows the flavor, existing hardware follows its record. A server that was
+        started without a segment keeps its hardware; its guest gets the reason.
+        """
         if anew:
             wish = _read_wish(instance)
             return None if wish is None else self._give(instance, wish)
@@ -190,6 +195,10 @@ class NodeSegments:
         return None
 
     def _give(self, instance: objects.Instance, wish: SharedMemoryWish) -> SegmentOutcome:
+        """Choose and create the part of a server that starts for the first time here.
+
+        :raises ClaimRefused: it gets none, and the flavor requires one.
+        """
         chosen = self._choose_first(instance, wish)
         if isinstance(chosen, SegmentChoice):
             try:
@@ -213,6 +222,10 @@ class NodeSegments:
     def _choose_first(
         self, instance: objects.Instance, wish: SharedMemoryWish
     ) -> SegmentChoice | SegmentLack:
+        """Choose a part, or the reason why there is none.
+
+        Libvirt's domains are read last, after the node, the flavor and the server group allow it.
+        """
         if not self.keeper.given:
             return SegmentLack.OFF
         if hardware.get_mem_encryption_constraint(instance.flavor, instance.image_meta):

@@ -156,6 +156,11 @@ class TenancySteps:
         tenant: DeviceTenant,
         reading: NodeReading,
     ) -> None:
+        """Run one step before a start, and convert its refusal into an error of the driver.
+
+        :raises ClaimRefused: other devices of the node would work.
+        :raises DeviceFault: the devices must not be given.
+        """
         try:
             self._said.say(f"{step.name} starts", ask(tenant, _node_view_of(reading)), False)
         except RefusedError as error:
@@ -185,6 +190,7 @@ class TenancySteps:
             [TenancyStep], Callable[[str, Callable[[], NodeView], DeviceOwners], tuple[str, ...]]
         ],
     ) -> None:
+        """Run the steps after a server's end or move, unless its guest may still have devices."""
         if not self.steps:
             return
         owners = self.owners(instance.node or "")

@@ -66,6 +66,11 @@ def leave_moves_unhealed() -> None:
 
 
 def _heal_without_moves(call: Call) -> Any:
+    """Add servers in a move to Nova's list of resizes on the same host.
+
+    Nova skips the servers of this list when it heals allocations
+    (``PciResourceProvider.update_allocations``, releases 32 to 34).
+    """
     view, allocations = call.given["self"], call.given["allocations"]
     owners = {owner for provider in view.rps.values() for owner in provider._get_allocations()}
     moving = _owners_in_move(owners, allocations) - set(view.same_host_instances)

@@ -95,6 +95,11 @@ def bind_claims() -> None:
 
 
 def _claim_chosen_devices(call: Call) -> None:
+    """Bind the requests of a move to its allocation, and let Nova claim.
+
+    If the chosen devices are not free, a flavor with ``hpc:`` keys is refused, and any other
+    flavor claims again without the binding.
+    """
     given = call.given
     requests = _flavor_requests_of(given)
     if not requests:

@@ -128,6 +128,11 @@ def word_port_refusal(error: NoAdapterError, instance: objects.Instance) -> str:
 
 
 def _wrap_port_choice(name: str) -> Callable[[Call], Any]:
+    """Build the wrap of a method whose parameter *name* contains the requests.
+
+    Nova's method runs unchanged if no claim is active in this thread, or if the claim has no
+    adapter to choose.
+    """
     def around(call: Call) -> Any:
         claim, requests = _CLAIM.get(), call.given[name]
         if claim is None:

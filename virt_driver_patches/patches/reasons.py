@@ -77,6 +77,7 @@ def _has_our_wishes(specs: Mapping[str, str]) -> bool:
 
 
 def _stay_at_last_host(call: Call) -> Any:
+    """Remove Nova's data for a retry if no other host is left; remember the alternates if any."""
     wanted = call.given["instance"].flavor.extra_specs or {}
     hosts = call.given["host_list"]
     # None if the list is unknown; empty if the scheduler named no other host.
@@ -90,6 +91,10 @@ def _stay_at_last_host(call: Call) -> Any:
 
 
 def _word_failure(call: Call) -> Any:
+    """Replace the reason of a failed build by the text for the user.
+
+    If Nova would try another host, alternates that are taken are dropped first.
+    """
     instance, request = call.given["instance"], call.given["context"].request_id
     try:
         return call()
@@ -107,6 +112,7 @@ def _word_failure(call: Call) -> Any:
 
 
 def _name_reason(call: Call) -> Any:
+    """Add the reason of the driver, or of the port's claim, to Nova's error."""
     instance = call.given["instance"]
     try:
         with ports.claim_port_adapters(instance, instance.flavor, running=True) as claim:

@@ -103,6 +103,10 @@ def install_early_refusals(manager: Any, checks: Mapping[str, Check]) -> None:
 
 
 def _wrap_refusable_action(manager: Any, patch: Patch, check: Check) -> None:
+    """Run *check* before one method of the manager; after a refusal run one that only fails.
+
+    A refused snapshot also deletes its image, and a refused revert keeps the resized server.
+    """
     refuse = _build_refusing_method(patch.name)
 
     def around(call: Call) -> Any:

@@ -102,6 +102,11 @@ def restore_functions(choose: Choose, changes: Sequence[FunctionChange]) -> dict
 
 
 def _write_settings(backend: AdapterBackend, change: FunctionChange, strict: bool) -> list[str]:
+    """Write the settings that differ from the present ones, and read all of them back.
+
+    :returns: names of the settings that the driver does not support.
+    :raises AdapterError: a write failed, or a setting reads back with another value.
+    """
     function, unknown = change.function, []
     seen = backend.read(function)
     wrote = False
@@ -131,6 +136,13 @@ _RIGHTS = ("spoof_check", "trust")
 
 
 def _restore_function(backend: AdapterBackend, change: FunctionChange) -> None:
+    """Restore the former settings of one function.
+
+    A setting is restored only if the function still shows the value that was made. An identity
+    must be readable: otherwise another server could start with this server's address.
+
+    :raises AdapterError: a setting could not be restored, or its state is unknown.
+    """
     function = change.function
     seen = backend.read(function)
     wanted = {

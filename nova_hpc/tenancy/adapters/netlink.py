@@ -102,6 +102,7 @@ class NetlinkBackend:
         raise NoBackendError(f"{function.address}: {function.net} tells nothing about it")
 
     def _do(self, function: AdapterFunction, name: str, work: Callable[[Any, int], Any]) -> Any:
+        """Run *work* for the adapter's network device, and convert the library's errors."""
         if function.net is None:
             raise NoBackendError(f"{function.address}: its adapter has no network device")
         try:

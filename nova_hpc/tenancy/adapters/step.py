@@ -91,6 +91,10 @@ class AdapterStep(TenancyStep):
 
     @staticmethod
     def _judge(addresses: Iterable[str], work: Callable[[], AdapterOutcome]) -> tuple[str, ...]:
+        """Run *work*, and convert its outcome into notes or an error.
+
+        :raises RefusedError: a function could not be set, or no record could be written.
+        """
         total = len(list(addresses))
         if not total:
             return ()
@@ -291,6 +295,13 @@ class AdapterStep(TenancyStep):
         rest: bool = False,
         taken: Callable[[], frozenset[str]] | None = None,
     ) -> dict[str, str]:
+        """Restore functions under the lock of this step, and update their records.
+
+        :param server: restore only the records of this server; None for all.
+        :param rest: keep the records, marked as resting, because the server is moving.
+        :param taken: called again under the lock; the devices that it returns are left out.
+        :returns: address -> why it could not be restored.
+        """
         wanted, failed, done = set(addresses), {}, set()
         with self._work(node) as work:
             wanted -= taken() if taken is not None else frozenset()

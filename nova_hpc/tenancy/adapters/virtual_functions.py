@@ -113,6 +113,13 @@ def look_at_virtual_function(tree: FileTree, address: str) -> AdapterFunction:
 
 
 def _expect_backend(tree: FileTree, function: AdapterFunction) -> None:
+    """Check that a backend can set a function.
+
+    GUIDs need a network device (IPoIB) or the files of NVIDIA's driver. Ethernet needs a
+    network device whose adapter is not in switchdev mode.
+
+    :raises NoBackendError: no backend can set it.
+    """
     if function.layer is PortLayer.INFINIBAND:
         if function.net is None and not Mlx5Backend.has(tree, function):
             raise NoBackendError(

@@ -195,6 +195,7 @@ def _read_error_count(tree: FileTree, function: PciFunction, name: str) -> int |
 
 
 def _capabilities_of_config(config: bytes) -> tuple[str, ...] | None:
+    """List the standard and extended capabilities with their offsets; None if they are hidden."""
     if len(config) < confspace.STANDARD:
         return None  # only root can read them
     names = []
@@ -311,6 +312,7 @@ def count_errors_since(recorded: DeviceSnapshot, current: DeviceSnapshot) -> dic
 
 
 def _changed_symptoms(recorded: DeviceSnapshot, current: DeviceSnapshot) -> Iterator[Symptom]:
+    """Yield permanent differences: ids, BARs and capabilities."""
     if current.silent:
         return  # its registers contain no data
     for what, before, after in (
@@ -340,6 +342,7 @@ def _changed_symptoms(recorded: DeviceSnapshot, current: DeviceSnapshot) -> Iter
 
 
 def _passing_symptoms(recorded: DeviceSnapshot, current: DeviceSnapshot) -> Iterator[Symptom]:
+    """Yield differences that may end by themselves: link width, number of virtual functions."""
     if recorded.width and current.width and current.width < recorded.width:
         yield Symptom(HealthSign.LINK, f"its link is x{current.width}, and was x{recorded.width}")
     if recorded.vfs is not None and current.vfs is not None and recorded.vfs != current.vfs:

@@ -160,6 +160,13 @@ class _NvmeErase:
     sleep: Callable[[float], object]
 
     def run(self) -> dict[str, Any]:
+        """Erase the disk in three phases: mark sampled blocks, erase, and compare them.
+
+        If an erase of this host was in progress, the check waits for it and only compares.
+
+        :raises UncleanError: the disk is not erased.
+        :raises UnableError: the state of the disk is unknown.
+        """
         controller = decode_controller(self._identify(CONTROLLER))
         if controller.is_virtual or (controller.may_be_shared and not self._is_alone()):
             raise UnableError("other controllers reach its namespaces, so it is no disk of its own")
@@ -230,6 +237,11 @@ class _NvmeErase:
         return before
 
     def _erase(self, controller: NvmeController, namespaces: Sequence[NvmeNamespace]) -> str:
+        """Erase with Sanitize, else with Format NVM if that reaches all of the disk's space.
+
+        :returns: the method, for people.
+        :raises UncleanError: neither is possible, or Sanitize has failed.
+        """
         if controller.sanitizes:
             command = sanitize_command(controller.sanitizes[0])
             self.note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

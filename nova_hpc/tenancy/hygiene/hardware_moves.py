@@ -71,6 +71,10 @@ class HardwareMoves:
     def _follow_before_restart(
         self, ledger: Ledger, tenant: DeviceTenant, view: NodeView
     ) -> tuple[Ledger, tuple[str, ...]]:
+        """Find moved hardware before a restart.
+
+        All devices of the node are read only if the identity of one of the server's is in doubt.
+        """
         had = view.candidates(tenant.devices)
         if not self._doubtful(ledger, had, self.records.looker.look(had.values())):
             return ledger, ()

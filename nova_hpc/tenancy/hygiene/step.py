@@ -128,6 +128,7 @@ class HygieneStep(TenancyStep):
         owners: DeviceOwners,
         recorded: frozenset[str],
     ) -> tuple[str, ...]:
+        """Clean the devices that a server had by the ledger's marks or by Nova's records."""
         try:
             if not recorded and not self.has_given(server):
                 return ()

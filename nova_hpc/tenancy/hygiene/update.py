@@ -60,6 +60,10 @@ class HygieneUpdate:
     ) -> HygieneSweep:
         """Complete the work that the last check has left or missed.
 
+        The phases: compare the ledger with Nova's records, and move entries with their hardware.
+        Find devices that are in use without a server in Nova. Clean the devices that need it.
+        Judge the free ones. Record proofs for the clean ones.
+
         :param offered: address -> device, from a fresh reading.
         :param owners: finds the users of devices.
         :param ill: devices that cannot be given in this reading: their

@@ -94,6 +94,12 @@ class FabricManager(NvlinkBackend):
     def _call(
         self, what: str, ids: Sequence[int] = (), fine: tuple[str, int] | None = None
     ) -> list[Mapping[str, Any]]:
+        """Run one call of the library in a process of its own.
+
+        :param fine: a function and its error code that count as success.
+        :returns: the rows of the table; [] for all calls but ``list``.
+        :raises NvlinkFabricError: the call failed; the text names the function and the code.
+        """
         order = {
             "library": self.settings.library,
             "address": self.settings.address,

@@ -111,6 +111,10 @@ def _check_return_code(function: str, code: int) -> None:
 
 
 def _connect_manager(library: Any, address: str, timeout_ms: int) -> ctypes.c_void_p:
+    """Connect with the newest layout that the library accepts.
+
+    :raises CallError: it accepts none, or the manager cannot be reached.
+    """
     handle = ctypes.c_void_p()
     is_unix = address.startswith("/")
     code = VERSION_MISMATCH

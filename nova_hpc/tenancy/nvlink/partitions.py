@@ -62,6 +62,10 @@ def cover_gpus(
     That is one partition if the manager has one for them. A server with
     several groups of GPUs may need one for each group.
 
+    An example: the table has a partition of GPUs 0 to 3, one of 0 and 1, one of 2 and 3, and one
+    for each GPU. GPUs 0 to 2 are covered by the pair and the single partition of GPU 2. If the
+    server's flavor requires NVLinks, there is no covering, since GPU 2 would have none.
+
     :param linked: whether the server's flavor requires NVLinks: then several GPUs are not
         divided into partitions of one GPU, which have none.
     :raises NoPartitionError: there are none.

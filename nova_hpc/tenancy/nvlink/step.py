@@ -182,6 +182,10 @@ class NvlinkStep(TenancyStep):
         tenant: DeviceTenant,
         view: NodeView,
     ) -> tuple[str, ...]:
+        """Run *make* for the server's GPUs of the fabric, and convert its errors.
+
+        :raises RefusedError: the partitions are not active.
+        """
         gpus = self.members(view.sets) & frozenset(tenant.devices)
         if not gpus:
             return ()
@@ -295,6 +299,12 @@ class NvlinkStep(TenancyStep):
     def _make(
         self, server: str, gpus: frozenset[str], others: Collection[str], linked: bool, fresh: bool
     ) -> None:
+        """Activate a server's partitions in three phases.
+
+        The ledger first gets the server's partitions, and former ones of its GPUs as ending. Then
+        the manager deactivates, activates, and is read back. Last the ending ones leave the
+        ledger. So a killed service leaves entries from which the next sweep can continue.
+        """
         with self.ledger.locked(self.name):
             state = self.state()
             if state.lost:

@@ -165,6 +165,10 @@ def _choose_new(
     others: Mapping[SegmentFileName, Mapping[int, str]],
     former: SegmentChoice | None,
 ) -> SegmentChoice | SegmentLack:
+    """Choose a new segment if the pool of the server's NUMA node has room for it.
+
+    Segments that only this server uses do not count, because they are removed before it starts.
+    """
     pool = state.pools.get(request.node, 0)
     if not any(state.pools.values()):
         return SegmentLack.OFF

@@ -96,6 +96,7 @@ class SegmentFolder:
         return FolderListing(frozenset(usable), frozenset(damaged), tuple(problems))
 
     def _problem_of(self, folder: int, text: str, name: SegmentFileName | None) -> str | None:
+        """Return why an entry of the directory is unusable, with the cure; None if it is usable."""
         shown = f"{self.path}/{text if text.isprintable() else repr(text)}"
         if name is None:
             return f"{shown} is no file of nova-hpc's: move it elsewhere"

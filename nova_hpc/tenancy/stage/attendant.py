@@ -86,7 +86,9 @@ def attend_service_vm(
 def _wait_for_report(
     console: ServiceVmConsole, nonce: str, end: float, seconds: float
 ) -> dict[str, Any]:
+    """Read the console until it contains the document, the VM has ended, or the time is up."""
     while True:
+        # Read it before the text: the console stores all output before it is closed.
         closed = console.closed
         try:
             results = report.find_stage_report(console.text(), nonce)

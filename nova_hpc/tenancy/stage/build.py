@@ -97,6 +97,7 @@ def build_stage_initrd(
 
 
 def _add_python(target: CpioArchive, python: Path) -> None:
+    """Add the interpreter, the modules that the checks import, and their shared libraries."""
     modules = [f"nova_hpc.{place.removesuffix('.py').replace('/', '.')}" for place in _OURS]
     # Without installed packages: the service VM has only the standard library.
     argv = [str(python), "-I", "-S", "-B", "-c", _TRACE, str(_PACKAGE.parent), *modules]

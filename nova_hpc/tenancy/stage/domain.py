@@ -144,6 +144,7 @@ def build_service_domain(
 
 
 def _add_host_device(inside: etree._Element, number: int, address: str) -> None:
+    """Add one device behind a root port of its own; the port's slot identifies the device."""
     bus = number + 1
     port = etree.SubElement(
         inside, "controller", type="pci", index=str(bus), model="pcie-root-port"

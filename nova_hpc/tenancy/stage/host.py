@@ -84,6 +84,11 @@ class HostRunner(StageRunner):
         return StageOutcome(verdicts, proofs=proofs)
 
     def _look(self, address: str, role: str | None) -> dict[str, Any]:
+        """Run the checks of one device, and return their document.
+
+        :raises LateError: the program did not end in time.
+        :raises ValueError: the output is not a JSON object, or the checks do not fit together.
+        """
         checks = self.checks(role)
         if self.erase is not None and ERASE in checks:
             if list(checks) != [ERASE]:

@@ -82,6 +82,11 @@ def clean(device: Path, pins: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _clean_bar(path: Path, number: int, size: int) -> None:
+    """Write one BAR in windows and read it back, first with a pattern and then with zeros.
+
+    :raises UnableError: the BAR cannot be opened or mapped.
+    :raises UncleanError: it does not keep the written bytes.
+    """
     try:
         handle = os.open(path, os.O_RDWR | os.O_SYNC)
     except OSError as error:
