@@ -253,7 +253,7 @@ def _parse_helper_value(name: str, value: object) -> object:
     try:
         if name == "link_state":
             return LinkState(value)
-        # The channel carries neither tuples nor signed numbers of 64 bits.
+        # The channel turns tuples into lists, and GUIDs are sent as hexadecimal text.
         if name in _PAIRS:
             return tuple(value)  # type: ignore[arg-type]
         return int(str(value), 16) if name.endswith("_guid") else value
