@@ -4,9 +4,8 @@
 Nova sends all providers of a node in one pass and stops at the first that Placement refuses:
 then neither the periodic update nor any claim of the node succeeds. In that case this module
 tries the providers of PCI devices one by one. A refused provider stays as it is in
-Placement, and is reported; all others are updated. Nova also corrects allocations of servers
-that Placement lacks (its reshape). If Placement refuses that, it is left out:
-Nova tries again at the next update.
+Placement, and is reported; all others are updated. Nova also heals allocations of servers
+(its reshape). If Placement refuses that, it is left out: Nova tries again at the next update.
 """
 
 from __future__ import annotations

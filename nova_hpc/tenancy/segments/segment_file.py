@@ -300,7 +300,7 @@ def bind_to_node(file: int, size: int, node: int) -> None:
 
 
 def read_available_memory(root: Path, node: int) -> int | None:
-    """Return the bytes that a NUMA node can give without swapping programs; None if unknown."""
+    """Return the bytes of a NUMA node that no program needs, including cache; None if unknown."""
     values: dict[str, int] = {}
     try:
         text = (root / f"sys/devices/system/node/node{node}/meminfo").read_text("ascii")
