@@ -133,6 +133,7 @@ def _wrap_port_choice(name: str) -> Callable[[Call], Any]:
     Nova's method runs unchanged if no claim is active in this thread, or if the claim has no
     adapter to choose.
     """
+
     def around(call: Call) -> Any:
         claim, requests = _CLAIM.get(), call.given[name]
         if claim is None:
