@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part that nova-compute loads: the libvirt driver subclass."""
+"""The package that nova-compute loads: a subclass of Nova's libvirt driver, and its patches."""

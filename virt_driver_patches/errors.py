@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver's errors, and the user's text for errors of others.
+"""The driver's errors, and the user's text for errors of Nova and its libraries.
 
-A message is the server's fault as its user reads it: counts, levels, the kind of thing
-that failed and the id of the request, by which the operator finds the rest in the logs;
-no address, no path and no host name.
+A message becomes the server's fault, which its user reads. It contains counts, levels, the kind
+of thing that failed and the id of the request. The operator finds the details in the logs by
+this id. It contains no address, no path and no host name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CONF = nova.conf.CONF
 
 
 class ClaimRefused(exception.GroupAffinityViolation):
-    """The claimed devices are not what the flavor asks for; the node is well.
+    """The claimed devices do not meet the flavor's requirements; the node is healthy.
 
     Nova tries another host after a GroupAffinityViolation and does not count
     it as a failed build, which would make the scheduler avoid the host
@@ -34,22 +34,22 @@ class ClaimRefused(exception.GroupAffinityViolation):
 
 
 class DeviceFault(exception.NovaException):
-    """A claimed device cannot be given; the node is to blame.
+    """A claimed device cannot be given to the server; the node is at fault.
 
     Nova tries another host and counts a failed build of this one.
     """
 
 
 class StartFault(exception.NovaException):
-    """A server could not be started, for a reason that only the log says in full."""
+    """A server could not be started, for a reason that is complete only in the log."""
 
 
 def wrap_for_rollback(error: exception.NovaException) -> exception.InstanceFaultRollback:
-    """Wrap *error* so that Nova gives the server its former state back."""
+    """Wrap *error* so that Nova restores the server's former state."""
     return exception.InstanceFaultRollback(inner_exception=error)
 
 
-# -- what the user reads of a failure --------------------------------------------
+# -- the user's text for a failure -----------------------------------------------
 
 #: Longest message of a fault, in characters (InstanceFault.message of Nova's database).
 LONGEST: Final = 255
@@ -66,7 +66,7 @@ class FaultKind(enum.Enum):
 
 
 def _nova_exceptions_of(*names: str) -> tuple[type[Exception], ...]:
-    """Classes of Nova; a release need not have all of them."""
+    """Return Nova's classes of these *names*; a release may lack some of them."""
     return tuple(getattr(exception, name) for name in names if hasattr(exception, name))
 
 
@@ -106,8 +106,8 @@ _CLASSES: Final[dict[FaultKind, tuple[type[BaseException], ...]]] = {
         ),
     ),
 }
-#: What Nova was doing when something without a class of its own was raised (an OSError of
-#: the tap device, an error of a command): modules, from the innermost frame outwards.
+#: Modules that identify Nova's current action if the error's class does not (an OSError of
+#: the tap device, an error of a command). Frames are searched from the innermost outwards.
 _MODULES: Final = (
     (
         FaultKind.NETWORK,
@@ -119,14 +119,14 @@ _MODULES: Final = (
     ),
     (FaultKind.DEVICE, ("nova.pci",)),
 )
-#: Libvirt's error domains; QEMU's own errors all come as one.
+#: Libvirt's error domains. QEMU's errors share one domain, whatever failed.
 _DOMAINS: Final = {
     FaultKind.NETWORK: ("VIR_FROM_NETWORK", "VIR_FROM_INTERFACE", "VIR_FROM_NETWORKPORT"),
     FaultKind.VOLUME: ("VIR_FROM_STORAGE",),
     FaultKind.DEVICE: ("VIR_FROM_PCI", "VIR_FROM_NODEDEV"),
 }
-#: Then its words tell, the first that fits: a VFIO device whose memory cannot be pinned
-#: lacks memory.
+#: Patterns for those errors, in the order in which they are tried. Memory comes first: a VFIO
+#: device fails if its memory cannot be pinned, and the cause is a lack of memory.
 _WORDS: Final = (
     (FaultKind.MEMORY, r"cannot allocate memory|out of memory|guest (memory|ram)|huge ?page"),
     (
@@ -136,7 +136,7 @@ _WORDS: Final = (
     (FaultKind.NETWORK, r"/dev/net/tun|\btap|\bnetdev|network|interface|bridge"),
     (FaultKind.VOLUME, r"/dev/|\bdisk|storage|volume|iscsi|\brbd|blockdev|block device"),
 )
-#: Names of things of a host: PCI and MAC addresses, IP addresses, paths.
+#: Identifiers of a host: PCI and MAC addresses, IP addresses, paths.
 _SECRET: Final = re.compile(
     r"[\da-f]{4}:[\da-f]{2}:[\da-f]{2}\b|([\da-f]{2}:){5}[\da-f]{2}|\b\d+\.\d+\.\d+\.\d+\b"
     r"|\b[\da-f]{1,4}(:[\da-f]{0,4}){3,}|(?<![\w/])/\w+/\w+",
@@ -145,7 +145,7 @@ _SECRET: Final = re.compile(
 
 
 def fault_kind_of(error: BaseException | None) -> FaultKind:
-    """The kind of thing that failed, by the exception's class, then by where it was raised."""
+    """Return the kind of thing that failed, by the exception's class, then by its traceback."""
     chain = list(_causes_of_error(error))
     for cause in chain:
         for kind, classes in _CLASSES.items():
@@ -161,7 +161,7 @@ def fault_kind_of(error: BaseException | None) -> FaultKind:
 
 
 def _causes_of_error(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and what it was raised for: os-vif's, for one, arrive as InternalError."""
+    """Yield an error and its causes: errors of os-vif, for one, arrive as InternalError."""
     for _ in range(8):
         if error is None:
             return
@@ -170,6 +170,7 @@ def _causes_of_error(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _fault_kind_of_libvirt(error: Any) -> FaultKind:
+    """Return the kind of thing from the error's code, else from its domain, else from its text."""
     numbers = vars(sys.modules[type(error).__module__])
     if error.get_error_code() == numbers.get("VIR_ERR_NO_MEMORY", 2):
         return FaultKind.MEMORY
@@ -181,6 +182,7 @@ def _fault_kind_of_libvirt(error: Any) -> FaultKind:
 
 
 def _fault_kinds_of_frames(error: BaseException) -> Iterator[FaultKind]:
+    """Yield the kinds of the modules in the error's traceback, the innermost frame first."""
     modules = []
     trace = error.__traceback__
     while trace is not None:
@@ -191,19 +193,19 @@ def _fault_kinds_of_frames(error: BaseException) -> Iterator[FaultKind]:
 
 
 def _is_secret(text: str) -> bool:
-    """Whether a text names something of the host that its users need not know."""
+    """Whether a text contains identifiers of the host, which are not for its users."""
     names = {str(CONF.host), str(CONF.my_ip), socket.gethostname()} - {""}
     named = any(re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", text) for name in names)
     return named or _SECRET.search(text) is not None
 
 
 def word_start_failure(error: BaseException | None, reason: str, request: str) -> str:
-    """The text for the user whose server failed to start.
+    """Return the text for the user of a server that failed to start.
 
-    This project's own reasons are said as they are, and Nova's where they name nothing
-    of the host. Otherwise the kind is said.
+    Reasons of this project are kept. Nova's reasons are kept if they contain no identifier
+    of the host; otherwise the text names the kind of thing that failed.
 
-    :param error: what was raised.
+    :param error: the exception.
     :param reason: Nova's text for it.
     :param request: the request's id.
     """
@@ -213,7 +215,7 @@ def word_start_failure(error: BaseException | None, reason: str, request: str) -
 
 
 def _word_start_reason(error: BaseException | None, reason: str) -> str:
-    """The same without the request."""
+    """Return the text of :func:`word_start_failure` without the request's id."""
     if isinstance(error, (ClaimRefused, StartFault)):
         return reason
     kind, is_novas = fault_kind_of(error), isinstance(error, exception.NovaException)
@@ -225,9 +227,9 @@ def _word_start_reason(error: BaseException | None, reason: str) -> str:
 
 
 def word_build_abort(error: exception.BuildAbortException, request: str) -> str:
-    """The same of a build that Nova has given up; its reasons are written for users.
+    """Return the text for a build that Nova has aborted; Nova writes its reasons for users.
 
-    :param error: what Nova has raised.
+    :param error: Nova's exception.
     """
     cause, reason = error.__context__, str(error.kwargs.get("reason", ""))
     before = len(error.format_message()) - len(reason)
@@ -245,20 +247,21 @@ _ID: Final = ". Give your operator this request id: "
 
 
 def _append_request_id(text: str, request: str, before: int = 0, after: str = "") -> str:
-    """*text*, cut so that what has to be said behind it is in the fault.
+    """Append *after* and the request's id to *text*, which is cut to the length of a fault.
 
-    :param before: characters that Nova puts before it.
+    :param before: number of characters that Nova puts in front of the text.
     """
     end = f"{after}{_ID}{request}."
     return text.rstrip(".")[: LONGEST - before - len(end)] + end
 
 
 def fault_of(error: Exception, request: str) -> StartFault | None:
-    """The fault to raise for *error* of Nova's driver; None: *error* itself, which Nova knows.
+    """Return the fault to raise for *error* of Nova's driver; None to raise *error* itself.
 
-    An error of libvirt, of os-brick or of the kernel is no NovaException: its user would
-    read the name of a class (``exception_to_dict`` of nova/compute/utils.py, 32 to 34).
-    Os-vif's arrives as InternalError (``_plug_os_vif`` of nova/virt/libvirt/vif.py).
+    Nova handles its own exceptions. An error of libvirt, of os-brick or of the kernel is not a
+    NovaException: its user would read only the name of a class (``exception_to_dict`` of
+    nova/compute/utils.py, 32 to 34). An error of os-vif arrives as InternalError
+    (``_plug_os_vif`` of nova/virt/libvirt/vif.py).
     """
     if isinstance(error, exception.NovaException) and type(error) is not exception.InternalError:
         return None

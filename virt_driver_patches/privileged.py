@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deeds that only root may do, for a service that is not root: by oslo.privsep.
+"""Actions that need root, for a service that does not run as root. Uses oslo.privsep.
 
 The service says which device and no more, of an adapter also which setting; which adapter that
 is, which number the function has there and what is written to ports of switches the daemon
@@ -56,8 +56,8 @@ default = priv_context.PrivContext(
     "virt_driver_patches",
     cfg_section="nova_hpc_privileged",
     pypath=f"{__name__}.default",
-    # To write "reset", to read beyond the first 64 bytes of "config", to open VFIO groups
-    # and disks, and to set virtual functions.
+    # For writing "reset", reading beyond the first 64 bytes of "config", opening VFIO groups
+    # and disks, and setting virtual functions.
     capabilities=[
         capabilities.CAP_DAC_OVERRIDE,
         capabilities.CAP_NET_ADMIN,
@@ -65,40 +65,40 @@ default = priv_context.PrivContext(
     ],
 )
 
-#: Seconds for a driver to take or to leave a device.
+#: Seconds that a driver may take to bind or to release a device.
 _BIND: Final = 60.0
-#: More functions than any machine has.
+#: Upper limit of a request's devices; no machine has more functions.
 _MOST: Final = 1 << 16
-#: Address -> drivers from which it was taken: it may go back.
+#: Address -> drivers that the daemon unbound it from; it may be bound to them again.
 _had: Final[dict[str, set[str]]] = {}
-#: Settings with two numbers.
+#: Settings that consist of two numbers.
 _PAIRS: Final = ("vlan", "rate")
 _NO_ANSWER: Final = "the privileged helper of nova-compute does not answer ({})"
 
 
 class SettingsError(Exception):
-    """The daemon's own configuration cannot be used, or is not that of the service."""
+    """The daemon's own configuration is unusable, or differs from the service's."""
 
 
 @attrs.frozen
 class HelperSettings:
-    """The settings of the daemon."""
+    """The daemon's settings."""
 
     root: Path
-    #: Beside it the locks of resets are kept.
+    #: The locks of resets are stored beside this file.
     ledger: LedgerFile
     #: Seconds.
     reset_timeout: float
-    #: Those of the host to which a device may be given.
+    #: Host drivers that a device may be bound to.
     drivers: frozenset[str]
     #: Seconds that the erase of a disk may take.
     clean_timeout: float
-    #: A word of :class:`nova_hpc.topology.peer_wish.PeerWish`.
+    #: A value of :class:`nova_hpc.topology.peer_wish.PeerWish`.
     peer_to_peer: str
 
     @classmethod
     def of(cls, conf: Any) -> HelperSettings:
-        """As a configuration says."""
+        """Build the settings from a configuration."""
         return cls(
             root=Path(conf.hpc.sysfs_root),
             ledger=LedgerFile.from_options(conf.hpc),
@@ -109,7 +109,7 @@ class HelperSettings:
         )
 
     def words(self) -> dict[str, str]:
-        """The same for people, by option."""
+        """Return the settings as text, by option."""
         return {
             "sysfs_root": str(self.root),
             "ledger_file": str(self.ledger.path),
@@ -123,9 +123,9 @@ class HelperSettings:
 def read_helper_settings() -> HelperSettings:
     """Read the daemon's own configuration; for functions that run in the daemon.
 
-    :raises SettingsError: others than root may write where it would write.
+    :raises SettingsError: ``[hpc]sysfs_root`` is missing, or users other than root can write to it.
     """
-    # ``state_path`` is Nova's.
+    # Nova defines ``state_path``.
     import nova.conf  # noqa: F401
 
     hpc_conf.register_all_options(cfg.CONF)
@@ -187,7 +187,7 @@ def _read_configs_in_helper(addresses: list[str]) -> dict[str, bytes]:
 
 @default.entrypoint
 def _bind_in_helper(address: str, driver: str) -> str | None:
-    """Bind a device to a driver; why that failed, or None: it has it."""
+    """Bind a device to a driver. Return the reason of a failure, None on success."""
     own = read_helper_settings()
     try:
         address = normalise_address(address)
@@ -207,9 +207,9 @@ def _bind_in_helper(address: str, driver: str) -> str | None:
 
 @default.entrypoint
 def _erase_disk_in_helper(address: str) -> tuple[str, str]:
-    """Erase an NVMe disk that this daemon has taken from a VFIO driver, and that nobody uses.
+    """Erase an unused NVMe disk that this daemon has taken from a VFIO driver.
 
-    :returns: the answer of its check, and why there is none.
+    :returns: the output of its check, and the reason if there is none.
     """
     own = read_helper_settings()
     try:
@@ -228,7 +228,7 @@ def _erase_disk_in_helper(address: str) -> tuple[str, str]:
 
 @default.entrypoint
 def _read_vpd_in_helper(address: str) -> tuple[bytes | None, str]:
-    """The VPD, and why it cannot be read."""
+    """Return the VPD, and the reason if it cannot be read."""
     try:
         return forbidden_vpd.read_vpd_in_time(read_helper_settings().root, address), ""
     except (AddressError, FileError) as error:
@@ -237,7 +237,7 @@ def _read_vpd_in_helper(address: str) -> tuple[bytes | None, str]:
 
 @default.entrypoint
 def _write_setting_in_helper(address: str, name: str, value: object) -> tuple[bool, str] | None:
-    """Make a setting; whether the driver does not know it, and why it failed. None: it is made."""
+    """Make a setting. Return None, or whether the driver lacks it, and why it failed."""
     root = read_helper_settings().root
     try:
         setting = settings.check_setting(name, _parse_helper_value(name, value))
@@ -253,7 +253,7 @@ def _parse_helper_value(name: str, value: object) -> object:
     try:
         if name == "link_state":
             return LinkState(value)
-        # What carries it knows no tuples, and no numbers of 64 bits with a sign.
+        # The channel turns tuples into lists, and GUIDs are sent as hexadecimal text.
         if name in _PAIRS:
             return tuple(value)  # type: ignore[arg-type]
         return int(str(value), 16) if name.endswith("_guid") else value
@@ -270,7 +270,7 @@ def _apply_wish_in_helper() -> tuple[str, list[str], dict[str, str], list[str]]:
 
 @default.entrypoint
 def _write_members_in_helper(file: str, members: list[list[Any]]) -> str | None:
-    """Write into shared memory who has which part; why that failed, or None."""
+    """Write the owner of each part into shared memory. Return the reason of a failure, or None."""
     read_helper_settings()
     name = segment_record.parse_file_name(file)
     try:
@@ -278,7 +278,7 @@ def _write_members_in_helper(file: str, members: list[list[Any]]) -> str | None:
         path = Path(cfg.CONF.hpc.shared_memory_dir)
         if name is None:
             return f"{file[:40]!r} is no file of shared memory"
-        # The service's own: others cannot write in it, which is looked at.
+        # SegmentFolder checks that only the owner, the service, can write to the folder.
         SegmentFolder(path, owner=path.lstat().st_uid).write_members(name, servers)
     except (OSError, SegmentError, TypeError, ValueError) as error:
         return str(error)
@@ -289,9 +289,9 @@ def _write_members_in_helper(file: str, members: list[list[Any]]) -> str | None:
 
 
 def expect_same_settings(conf: Any) -> None:
-    """Start the daemon, and see whether it goes by the same configuration.
+    """Start the daemon, and compare its configuration with the service's.
 
-    :raises SettingsError: it does not, or cannot use its own.
+    :raises SettingsError: they differ, or the daemon's own is unusable.
     """
     own_words, helper_words = HelperSettings.of(conf).words(), _helper_words_of_settings()
     for option, value in own_words.items():
@@ -304,7 +304,7 @@ def expect_same_settings(conf: Any) -> None:
 
 
 def read_vpd_by_helper(address: str) -> bytes | None:
-    """As :func:`nova_hpc.tenancy.forbidden_vpd.read_vpd_in_time`."""
+    """Like :func:`nova_hpc.tenancy.forbidden_vpd.read_vpd_in_time`."""
     try:
         data, reason = _read_vpd_in_helper(address)
     except Exception as error:  # the daemon has ended, or does not start
@@ -316,10 +316,10 @@ def read_vpd_by_helper(address: str) -> bytes | None:
 
 
 def bind_by_helper(root: Path, address: str, driver: str, timeout: float) -> None:
-    """As :func:`nova_hpc.tenancy.stage.binding.bind_device`.
+    """Like :func:`nova_hpc.tenancy.stage.binding.bind_device`.
 
-    :param root: the daemon's own; it is not told.
-    :param timeout: likewise.
+    :param root: unused: the daemon uses its own setting.
+    :param timeout: unused, for the same reason.
     """
     try:
         reason = _bind_in_helper(address, driver)
@@ -330,9 +330,9 @@ def bind_by_helper(root: Path, address: str, driver: str, timeout: float) -> Non
 
 
 def erase_disk_by_helper(address: str) -> str:
-    """The answer of the check ``nvme``, see :mod:`nova_hpc.tenancy.hygiene.clean_nvme`.
+    """Return the output of the check ``nvme``, see :mod:`nova_hpc.tenancy.hygiene.clean_nvme`.
 
-    :raises LateError: there is none.
+    :raises LateError: there is no output.
     """
     try:
         answer, reason = _erase_disk_in_helper(address)
@@ -355,7 +355,7 @@ def reset_by_helper(address: str) -> None:
 
 
 def find_holders_by_helper(addresses: Iterable[str]) -> dict[str, KernelHolder]:
-    """As :func:`nova_hpc.tenancy.holders.find_kernel_holders`."""
+    """Like :func:`nova_hpc.tenancy.holders.find_kernel_holders`."""
     wanted = list(addresses)
     try:
         answers = _find_holders_in_helper(wanted)
@@ -365,15 +365,15 @@ def find_holders_by_helper(addresses: Iterable[str]) -> dict[str, KernelHolder]:
 
 
 def read_configs_by_helper(addresses: Sequence[str]) -> Mapping[str, bytes]:
-    """Address -> configuration space, as far as it can be read."""
+    """Return address -> configuration space, for the devices whose space can be read."""
     configs: Mapping[str, bytes] = _read_configs_in_helper(list(addresses))
     return configs
 
 
 def write_setting_by_helper(root: Path, function: AdapterFunction, setting: AdapterSetting) -> None:
-    """As :meth:`nova_hpc.tenancy.adapters.function_changes.AdapterBackend.write`.
+    """Like :meth:`nova_hpc.tenancy.adapters.function_changes.AdapterBackend.write`.
 
-    :param root: the daemon's own; it is not told.
+    :param root: unused: the daemon uses its own setting.
     """
     value = setting.value
     if isinstance(value, LinkState):
@@ -390,7 +390,7 @@ def write_setting_by_helper(root: Path, function: AdapterFunction, setting: Adap
 
 
 def write_members_by_helper(name: SegmentFileName, servers: Mapping[int, str]) -> None:
-    """As :meth:`nova_hpc.tenancy.segments.segment_file.SegmentFolder.write_members`."""
+    """Like :meth:`nova_hpc.tenancy.segments.segment_file.SegmentFolder.write_members`."""
     try:
         reason = _write_members_in_helper(str(name), [list(item) for item in servers.items()])
     except Exception as error:  # the daemon has ended, or does not start
@@ -400,9 +400,9 @@ def write_members_by_helper(name: SegmentFileName, servers: Mapping[int, str]) -
 
 
 def apply_wish_by_helper(root: Path, wish: PeerWish) -> PeerOutcome:
-    """As :func:`nova_hpc.tenancy.peer.acs_registers.apply_peer_wish`; an error without answer.
+    """Like :func:`nova_hpc.tenancy.peer.acs_registers.apply_peer_wish`, but raises without answer.
 
-    :param root: the daemon's own; it is not told.
+    :param root: unused: the daemon uses its own setting.
     """
     word, made, failed, lacks = _apply_wish_in_helper()
     if word != wish.value:

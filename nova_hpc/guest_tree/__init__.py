@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The PCIe tree that a guest gets, as a plan.
 
-Claimed devices with their places on the host go in; a tree of expanders,
-ports and switches with fixed bus numbers comes out. Pure data: nothing here
-knows libvirt or Nova.
+Input: the claimed devices with their places on the host. Output: a tree of expanders,
+ports and switches with fixed bus numbers. Pure data: this package does not depend on
+libvirt or Nova.
 """
 
 from __future__ import annotations

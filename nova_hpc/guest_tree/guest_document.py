@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The texts that tell a guest about its devices: a document, and NCCL's topology.
+"""The two files that describe a guest's devices to it: the document, and NCCL's topology.
 
-Neither holds a name, an address or a serial number of the host: switches and
-root complexes have numbers of their own, which begin at 0 in every guest. The
-schema is described in the user guide; :mod:`nova_hpc.guest.document` reads it.
+Neither contains a name, an address or a serial number of the host: switches and
+root complexes get numbers of the guest's own, which start at 0 in every guest. The
+user guide describes the schema; :mod:`nova_hpc.guest.document` reads it.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ class DocumentCell:
 
     cpus: int
     memory_kib: int
-    #: Size of the host's pages; None: not said.
+    #: Size of the host's pages in KiB. None if the guest's memory requests no size.
     page_kib: int | None
-    #: The host's NUMA node that it lies on.
+    #: The host's NUMA node that holds this cell.
     host_node: int
 
 
 @attrs.frozen
 class PortPartition:
-    """The partition of an InfiniBand network, as its port's binding tells it."""
+    """The partition of an InfiniBand network, from the binding of the server's port."""
 
-    #: ``0x0101``, without the bit of membership.
+    #: ``0x0101``: the P_Key without its membership bit.
     pkey: str
-    #: None: the operator has set none.
+    #: None if the operator has set no service level.
     service_level: int | None = None
 
 
@@ -47,19 +47,19 @@ class PortPartition:
 class DocumentDevice:
     """A device that the guest gets."""
 
-    #: Address on the host; it is only looked up, and never told.
+    #: Address on the host. Only a key for look-ups: the document does not contain it.
     address: str
-    #: Where it sits in the guest: bus of its root, then device.function of
-    #: each step down to it, ``("20", "00.0", "00.0")``. None: not laid down.
+    #: Place in the guest: bus of its root, then device.function of each step down to it,
+    #: ``("20", "00.0", "00.0")``. None if the place is not fixed.
     path: tuple[str, ...] | None = None
     role: str | None = None
-    #: Of the interface that it is for one of Neutron's ports.
+    #: MAC of the interface, if the device serves one of Neutron's ports.
     mac: str | None = None
-    #: Number of the group of ``hpc:group`` that it belongs to; said where there are ports.
+    #: Number of its group of ``hpc:group``; set if the server has ports.
     group: int | None = None
-    #: The project's name of the rail that it is on.
+    #: The project's name of its rail.
     rail: str | None = None
-    #: Of the partition that its port's network is.
+    #: Partition of its port's network.
     partition: PortPartition | None = None
 
 
@@ -73,15 +73,16 @@ def build_guest_entries(
     wish: PeerWish = PeerWish.KEEP,
     shared: Mapping[str, Any] | None = None,
 ) -> dict[str, bytes]:
-    """The entries for the guest: name -> text.
+    """Return the entries for the guest: name -> text.
 
     :param topology: ``mirror``, ``numa`` or ``flat``.
-    :param devices: in the order in which the guest finds those without a path.
-        One that *node* does not have, or of which it knows no ids, is left out.
-    :param processor: the host's, where the guest has the same.
+    :param devices: in the order in which the guest finds devices without a path.
+        A device that is missing in *node*, or that has no ids there, is left out.
+    :param processor: the host's, if the guest has the same.
     :param fabric: level of the fabric -> the project's name of the domain.
-    :param wish: what the node's ``[hpc]peer_to_peer`` says.
-    :param shared: what the guest is told of memory that it shares; None: it asked for none.
+    :param wish: the node's setting ``[hpc]peer_to_peer``.
+    :param shared: description of the memory that the guest shares; None if the flavor
+        requests none.
     """
     given = [(device, node.function(device.address)) for device in devices]
     identified = [
@@ -103,7 +104,7 @@ def build_guest_entries(
             for device, function in identified
         ],
         "peer_to_peer": _build_peer_entries(node, [function for _, function in identified], wish),
-        # Keys that came later are there only where they say something.
+        # Keys of later releases are present only if they carry a value.
         **({} if wish is PeerWish.KEEP else {"peer_wish": wish.value}),
         **({"fabric": dict(fabric)} if fabric else {}),
         **({"shared_memory": dict(shared)} if shared else {}),
@@ -111,19 +112,19 @@ def build_guest_entries(
     text = json.dumps(entry, separators=(",", ":"), ensure_ascii=True)
     entries = {terms.DOCUMENT: text.encode("ascii")}
     if not identified:
-        return entries  # a machine that is told where it is, and has no devices
+        return entries  # the server requests a description and has no devices
     try:
         template = _write_guest_topology(
             node, [function for _, function in identified], homes, processor
         )
     except nccl.NcclError:
-        return entries  # more devices than NCCL can read: it must look for itself
+        return entries  # more devices than NCCL can read: NCCL detects the topology itself
     return {**entries, terms.NCCL: template.encode("ascii")}
 
 
 @attrs.frozen
 class _Places:
-    """The host's roots and switches by numbers of the guest's own."""
+    """The host's roots and switches, as numbers of the guest's own."""
 
     roots: Mapping[str, int]
     switches: Mapping[str, int]
@@ -150,9 +151,10 @@ def _build_device_entry(
     homes: Mapping[int, int],
     places: _Places,
 ) -> dict[str, Any]:
-    # A virtual function shows no link of its own: in it the registers are void.
+    """Build the entry of one device, with the guest's numbers in place of host addresses."""
+    # A virtual function has no link of its own: its link registers are void.
     link = None if function.physical_function else nccl.best_link(node, function)
-    # Keys that came later are there only where they say something.
+    # Keys of later releases are present only if they carry a value.
     more: dict[str, Any] = {}
     if terms.MAC.fullmatch(given.mac or ""):
         more["mac"] = given.mac
@@ -165,7 +167,7 @@ def _build_device_entry(
         if given.partition.service_level is not None:
             more["service_level"] = given.partition.service_level
     return {
-        # A tag may hold anything; the document holds words.
+        # A tag may hold any text; the document holds only terms of the schema.
         "role": given.role if terms.ROLE.fullmatch(given.role or "") else None,
         "vendor_id": function.vendor_id,
         "product_id": function.product_id,
@@ -223,6 +225,11 @@ def _write_guest_topology(
     homes: Mapping[int, int],
     processor: nccl.Processor | None,
 ) -> str:
+    """Write NCCL's topology file, with placeholders for the devices' addresses in the guest.
+
+    The guest's PCI addresses are unknown on the host; the placeholder contains the device's
+    number in the document.
+    """
     chosen = {
         number: function for number, function in enumerate(functions) if nccl.is_read(function)
     }
@@ -243,7 +250,7 @@ def _write_guest_topology(
             if point not in switches:
                 busid = _no_address(len(switches) + 1)
                 switches[point] = nccl.switch_of(node, point, busid)
-    # The guest's CPUs are the guest's to say: NCCL reads them from its sysfs.
+    # No CPUs in the file: NCCL reads the guest's own from its sysfs.
     return nccl.write_nccl_file(devices, switches, {}, processor, nccl.version_for(chosen.values()))
 
 

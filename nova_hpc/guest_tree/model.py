@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The words of the plan: devices, bridges, seats."""
+"""Data of the plan: devices, bridges, seats."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ class TreePartKind(enum.Enum):
 class TreeDevice:
     """A device of the host that the guest gets."""
 
-    address: str  # of the host, normalised
+    address: str  # on the host, normalised
     location: Location
-    #: 64-bit address space that it takes of its port's window.
+    #: 64-bit address space that the device takes in its port's window.
     span: Span = attrs.field(factory=Span)
-    #: It takes part in GPUDirect cliques.
+    #: The device takes part in GPUDirect cliques.
     clique: bool = False
 
 
 @attrs.frozen
 class TreeBranch:
-    """A switch of the guest, or with a cell an expander, and what is below."""
+    """A switch of the guest, or an expander if *cell* is set, and its children."""
 
-    name: str  # that of the host's switch or root
+    name: str  # name of the host's switch or root
     below: tuple[TreeBranch | TreeDevice, ...]
-    cell: int | None = None  # of an expander: the guest's NUMA cell
+    cell: int | None = None  # the guest's NUMA cell of an expander
 
     @property
     def devices(self) -> tuple[TreeDevice, ...]:
@@ -51,7 +51,7 @@ class TreeBranch:
 
     @property
     def span(self) -> Span:
-        """64-bit address space of all that is below."""
+        """64-bit address space of the whole branch."""
         return pack_spans(part.span for part in self.below)
 
 
@@ -62,45 +62,45 @@ class Bridge:
     kind: TreePartKind
     #: Number of the controller; parents come before children, without gaps, from 1.
     index: int
-    #: Controller above: 0 is the guest's own root complex.
+    #: Index of the controller above; 0 is the guest's own root complex.
     parent: int
     slot: int
     function: int
-    #: It shares its slot with others.
+    #: The controller shares its slot with others.
     multifunction: bool
-    #: Bus that the guest's firmware gives it; fixed for an expander.
+    #: Bus number from the guest's firmware; fixed for an expander.
     bus: int
-    cell: int | None = None  # of an expander
+    cell: int | None = None  # the guest's NUMA cell of an expander
 
 
 @attrs.frozen
 class TreeSeat:
-    """The seat of one device: alone below a port, in slot 0."""
+    """The seat of one device: slot 0 below a port of its own."""
 
     device: TreeDevice
     #: Bridge.index of its port.
     port: int
-    #: Bus of the port, so the guest's address is ``0000:BUS:00.0``.
+    #: Bus of the port; the device's address in the guest is ``0000:BUS:00.0``.
     bus: int
 
 
 @attrs.frozen
 class TreePlan:
-    """The whole tree. Without bridges: the guest stays flat."""
+    """The whole tree. The guest stays flat if it has no bridges."""
 
     bridges: tuple[Bridge, ...] = ()  # by index
     seats: tuple[TreeSeat, ...] = ()
-    #: The same as a tree, for pictures.
+    #: The same plan as a tree, for diagrams.
     roots: tuple[TreeBranch, ...] = ()
 
     @property
     def span(self) -> Span:
-        """64-bit address space that the devices take."""
+        """64-bit address space of all devices."""
         return pack_spans(root.span for root in self.roots)
 
     @property
     def cliques(self) -> dict[str, int]:
-        """Host address -> clique, where several GPUs share a switch of the host.
+        """Host address -> clique, for GPUs that share a switch of the host.
 
         A clique is a number of four bits, so there are at most 16.
         """

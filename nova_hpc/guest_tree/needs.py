@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The libvirt that the guests' trees need, beyond Nova's own minimum. Pure.
+"""libvirt versions that the guests' trees need, beyond Nova's own minimum. Pure.
 
-The driver refuses a server by these numbers, and ``nova-hpc doctor`` says beforehand that it
-would. QEMU needs nothing beyond Nova's minimum.
+The driver refuses a server if libvirt is older, and ``nova-hpc doctor`` reports it in advance.
+QEMU needs nothing beyond Nova's minimum.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 from nova_hpc.topology import classes
 from nova_hpc.topology.model import PciFunction
 
-#: Major, minor and release, as Nova writes versions.
+#: Major, minor and release, in Nova's form.
 Version = tuple[int, int, int]
 
 #: ``<qemu:override>``, through which a device shows its clique.
@@ -27,10 +27,10 @@ CLIQUE_VENDOR: Final = "10de"
 
 
 def has_clique(function: PciFunction) -> bool:
-    """Whether QEMU lets a device like this one show a clique."""
+    """Whether QEMU accepts a clique for such a device."""
     return classes.is_display(function.class_code) and function.vendor_id == CLIQUE_VENDOR
 
 
 def format_dotted_version(version: Iterable[int]) -> str:
-    """A version as people write it."""
+    """Return a version in its usual form, ``8.7.0``."""
     return ".".join(map(str, version))

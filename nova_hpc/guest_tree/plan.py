@@ -1,25 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """From the devices' places on the host to the guest's tree.
 
-The rule is that :func:`nova_hpc.topology.level.distance_between` says the same of
+The rule: :func:`nova_hpc.topology.level.distance_between` gives the same result for
 every pair of devices in the guest and on the host. The tree is the smallest
-that does so: levels of switches at which nothing branches are left out, and a
+with this property: levels of switches without a branch are left out, and a
 device that shares no switch with another of this guest has a port of its own.
 
-A guest's firmware gives out bus numbers depth first from the number of each
-expander. So that the addresses stay as they are when volumes or interfaces
-come and go, the expanders' numbers are fixed here, well above the buses of the
+A guest's firmware assigns bus numbers depth first from the number of each
+expander. Addresses must not change when volumes or interfaces are added or
+removed. So the expanders' numbers are fixed here, well above the buses of the
 guest's own root complex.
 
 An example, ``mirror``. NUMA node 0 has root complex r0: 03:00.0 and 04:00.0 are below switch s1,
 which is below switch s0, and 05:00.0 is below s9. Node 1 has r1, with 83:00.0 below s2.
 
-#. A root complex becomes an expander near its cell: r0 on bus 0x40, r1 on bus 0x50.
-#. Nothing branches at s0, so it is left out. s1 becomes a switch: a root port (bus 0x41), an
+#. A root complex becomes an expander of its cell: r0 on bus 0x40, r1 on bus 0x50.
+#. s0 has no branch, so it is left out. s1 becomes a switch: a root port (bus 0x41), an
    upstream port (0x42) and two downstream ports (0x43, 0x44). Its devices are
    0000:43:00.0 and 0000:44:00.0: PIX, as on the host.
-#. s9 and s2 have one device of this guest each, for which a root port will do: 0000:45:00.0 and
-   0000:51:00.0. To the pair below s1 the former is PHB and the latter SYS, as on the host.
+#. s9 and s2 have one device of this guest each, so a root port is enough: 0000:45:00.0 and
+   0000:51:00.0. For the pair below s1 the former is PHB and the latter SYS, as on the host.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from nova_hpc.wire.guest_abi import Abi, TopologyMode
 
 
 class PlanError(ValueError):
-    """A set of devices that cannot be shown as asked.
+    """The guest's tree cannot represent a set of devices in the mode of its flavor.
 
-    ``str()`` is for the server's user: counts and levels. ``operator`` names
+    ``str()`` is for the server's user: counts and levels. ``operator`` contains
     addresses.
     """
 
@@ -54,7 +54,7 @@ class PlanError(ValueError):
 
 
 class _FullError(ValueError):
-    """More than a guest can have; the text says of what."""
+    """The plan exceeds a limit of the guest; the text names the limit."""
 
 
 def plan_guest_pci_tree(
@@ -62,10 +62,10 @@ def plan_guest_pci_tree(
 ) -> TreePlan:
     """Plan a guest's tree.
 
-    :param devices: what the guest gets, in any order.
-    :param cells: host NUMA node -> guest cell; empty for a guest without
-        NUMA cells, whose expanders are then near to no cell.
-    :raises PlanError: the devices cannot be shown so.
+    :param devices: the guest's devices, in any order.
+    :param cells: host NUMA node -> guest cell. Empty for a guest without NUMA cells:
+        its expanders then belong to no cell.
+    :raises PlanError: the mode cannot represent these devices.
     """
     ordered = sorted(devices, key=lambda device: address_key(device.address))
     if abi.mode is TopologyMode.FLAT or not ordered:
@@ -86,7 +86,7 @@ def _asked_mode(mode: TopologyMode) -> str:
 
 
 def _by_cell(devices: list[TreeDevice], cells: Mapping[int, int]) -> tuple[TreeBranch, ...]:
-    """One expander a cell. Devices elsewhere stay on the guest's own root."""
+    """Build one expander per cell. Devices of other NUMA nodes stay on the guest's own root."""
     by_cell: dict[int, list[TreeDevice]] = {}
     for device in devices:
         numa = device.location.numa
@@ -99,17 +99,27 @@ def _by_cell(devices: list[TreeDevice], cells: Mapping[int, int]) -> tuple[TreeB
 
 
 def _mirror_roots(devices: list[TreeDevice], cells: Mapping[int, int]) -> tuple[TreeBranch, ...]:
+    """Build one expander per root complex of the host.
+
+    :raises PlanError: the guest's cells do not cover the devices' NUMA nodes.
+    """
     if cells:
         _check_cells(devices, cells)
     roots: dict[str, list[TreeDevice]] = {}
     for device in devices:
-        # An unknown root complex is nobody else's.
+        # A device with an unknown root complex gets an expander of its own.
         root = device.location.root or f"unknown, of {device.address}"
         roots.setdefault(root, []).append(device)
     return tuple(_expander_of_root(name, below, cells) for name, below in roots.items())
 
 
 def _check_cells(devices: list[TreeDevice], cells: Mapping[int, int]) -> None:
+    """Refuse devices outside the guest's cells, and roots that span several NUMA nodes.
+
+    An expander belongs to one cell, so all devices below it must be close to this cell.
+
+    :raises PlanError: a device or a root complex does not fit.
+    """
     strays = [device for device in devices if device.location.numa not in cells]
     if strays:
         raise PlanError(
@@ -133,17 +143,17 @@ def _check_cells(devices: list[TreeDevice], cells: Mapping[int, int]) -> None:
 
 
 def _expander_of_root(name: str, devices: list[TreeDevice], cells: Mapping[int, int]) -> TreeBranch:
-    """The expander for one root complex of the host."""
+    """Build the expander for one root complex of the host."""
     trunk = _Twig()
     below: list[TreeBranch | TreeDevice] = []
     for device in devices:
         if device.location.switches:
             trunk.grow(device)
         else:
-            below.append(device)  # integrated in the root complex: near to no port
+            below.append(device)  # integrated in the root complex: below no port
     for switch, twig in trunk.twigs.items():
         branch = twig.branch(switch)
-        # Alone below its switch (as far as this guest goes): a port will do.
+        # The guest's only device below its switch: a port is enough.
         below.extend(branch.devices if len(branch.devices) == 1 else [branch])
     numa = devices[0].location.numa
     cell = None if numa is None else cells.get(numa)
@@ -159,7 +169,7 @@ def _lowest_address_of(part: TreeBranch | TreeDevice) -> tuple[int, ...]:
 
 @attrs.define
 class _Twig:
-    """A switch of the host with the devices right below it and further switches."""
+    """A switch of the host, with the devices and switches directly below it."""
 
     devices: list[TreeDevice] = attrs.Factory(list)
     twigs: dict[str, _Twig] = attrs.Factory(dict)
@@ -171,7 +181,7 @@ class _Twig:
         twig.devices.append(device)
 
     def branch(self, name: str) -> TreeBranch:
-        """The same without the levels at which nothing branches."""
+        """Return the branch without levels of a single child."""
         twig = self
         while not twig.devices and len(twig.twigs) == 1:
             ((name, twig),) = twig.twigs.items()
@@ -182,7 +192,7 @@ class _Twig:
 
 # -- numbers: controllers, slots, and the guest's buses -----------------------------
 
-#: Buses below are the guest's own root's and its ports'.
+#: Lower buses belong to the guest's own root and its ports.
 FIRST_BUS: Final = 0x40
 _BUSES: Final = 0x100
 #: Expanders take these slots of the guest's own root.
@@ -208,14 +218,14 @@ def _number_parts(roots: tuple[TreeBranch, ...]) -> TreePlan:
 
 
 def _count_buses(part: TreeBranch | TreeDevice) -> int:
-    """Count the buses that a part takes below its expander, with those of its port."""
+    """Count the buses that a part takes below its expander, including its port's."""
     if isinstance(part, TreeDevice):
         return 1
     return 2 + sum(_count_buses(inner) for inner in part.below)
 
 
 def _first_buses(roots: tuple[TreeBranch, ...]) -> list[int]:
-    """The bus of each expander: as round numbers as there is room for."""
+    """Return the bus of each expander, as the roundest numbers that fit."""
     needed = [1 + sum(_count_buses(part) for part in root.below) for root in roots]
     for step in (16, 8, 4, 2, 1):
         bus, buses = FIRST_BUS, []
@@ -231,6 +241,8 @@ def _first_buses(roots: tuple[TreeBranch, ...]) -> list[int]:
 
 @attrs.define
 class _Numbering:
+    """Numbers controllers depth first, in the order in which a guest's firmware numbers buses."""
+
     bridges: list[Bridge] = attrs.Factory(list)
     seats: list[TreeSeat] = attrs.Factory(list)
     bus: int = 0
@@ -264,7 +276,7 @@ class _Numbering:
 
 
 def _place_ports(count: int) -> list[tuple[int, int, bool]]:
-    """Slot and function of each of *count* ports, and whether the slot is shared."""
+    """Return slot and function of each of *count* ports, and whether they share the slot."""
     if count <= _SLOTS:
         return [(place, 0, False) for place in range(count)]
     if count > _SLOTS * _FUNCTIONS:

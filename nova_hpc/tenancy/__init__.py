@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A device between two servers: its health, its ledger, and the steps that are done to it."""
+"""A device between two servers: its health, its ledger, and the steps that prepare it."""

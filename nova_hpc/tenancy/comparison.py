@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The comparison of a ledger with what Nova has recorded meanwhile: may it be believed?
+"""Compares a ledger with Nova's current records, to decide whether it can be trusted.
 
-Pure. A ledger can be lost, put back from an older copy, restored with its disk, be that of
-another node, or lack what a full disk kept from being written. So no device is clean because
-nothing is said against it. What a ledger *forbids* (marks, quarantine, a stage that is due)
-always counts; what it *allows* counts while there is proof:
+Pure. A ledger can be lost, restored from an older copy or with its disk, come from
+another node, or lack entries that a full disk has rejected. So a missing entry never proves that
+a device is clean. The entries that *forbid* (marks, quarantine, a due stage)
+always count. The entries that *allow* count only with a proof:
 
-* a device is known to be clean only since it was cleaned here, by its entry's ``proof``;
-* the proof says which record Nova had of the device then. A record changes when a server
-  gets the device and when it gives it back, in Nova's database, which is not restored
-  together with a file of the node. Another record, or none: somebody may have had it;
-* nova-compute compares when it starts, and as soon as the file is not the one that it wrote
-  last (:attr:`nova_hpc.tenancy.ledger.LedgerFile.of_compute`); until then it gives nothing.
+* A device counts as clean only since it was cleaned here, shown by its entry's ``proof``.
+* The proof contains Nova's record of the device at that time. A record changes when a server
+  gets the device and when it gives it back. It is in Nova's database, which is not restored
+  together with a file of the node. If the record differs or is missing, a server may have had
+  the device.
+* nova-compute compares when it starts, and whenever the file is not the one that it wrote
+  last (:attr:`nova_hpc.tenancy.ledger.LedgerFile.of_compute`). Until then it gives no device.
 
-What libvirt and the kernel say of who has a device now is asked besides, of every device
-that is given or cleaned (:mod:`nova_hpc.tenancy.owners`).
+libvirt and the kernel are also queried for the user of every device that is given or
+cleaned (:mod:`nova_hpc.tenancy.owners`).
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ class LedgerComparison:
     """The result of the comparison."""
 
     ledger: Ledger
-    #: Addresses of devices that were known to be clean, and are not any more.
+    #: Addresses of devices that counted as clean before, and no longer do.
     doubted: tuple[str, ...] = ()
-    #: The file is that of another node.
+    #: Whether the file belongs to another node.
     foreign: bool = False
 
 
 def confirm_ledger_by_rows(ledger: Ledger, rows: NovaDeviceRows) -> LedgerComparison:
-    """The ledger with only what Nova's records bear out.
+    """Return the ledger, reduced to the entries that Nova's records confirm.
 
     :param rows: Nova's records of the devices of this node, read before this is written.
     """
@@ -65,9 +66,9 @@ def confirm_ledger_by_rows(ledger: Ledger, rows: NovaDeviceRows) -> LedgerCompar
 
 
 def _keep_known_hardware(ledger: Ledger) -> Ledger:
-    """The records about pieces of hardware, which may have come from there with a board.
+    """Keep the entries of identified hardware, which may have moved here with its board.
 
-    What it says of places, of servers' partitions and of Placement is of that other node.
+    The entries of places, of servers' partitions and of Placement belong to the other node.
     """
     kept = {
         address: device
@@ -78,10 +79,10 @@ def _keep_known_hardware(ledger: Ledger) -> Ledger:
 
 
 def add_row_proofs(ledger: Ledger, addresses: Iterable[str], rows: NovaDeviceRows) -> Ledger:
-    """The ledger with the proof of free devices that are clean.
+    """Return the ledger with the proofs of free devices that are clean.
 
-    :param addresses: devices that nobody has.
-    :param rows: Nova's records, read before it was known that they are clean.
+    :param addresses: devices that no server has.
+    :param rows: Nova's records, read before the devices were found clean.
     """
     proved_devices = {}
     pending = ledger.staged
@@ -92,5 +93,5 @@ def add_row_proofs(ledger: Ledger, addresses: Iterable[str], rows: NovaDeviceRow
         if device.proof != row.text:
             proved_devices[address] = attrs.evolve(device, proof=row.text)
     ledger = ledger.put(proved_devices) if proved_devices else ledger
-    # When it started for the first time, Nova did not know the node yet.
+    # At the service's first start Nova had no record of the node yet.
     return attrs.evolve(ledger, node=rows.node or ledger.node)

@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices that no server may ever get, whatever the configuration offers: the step.
+"""The step for devices that no server may ever get, whatever the configuration offers.
 
-* ConnectX functions by which NVSwitches are managed (HGX B200 and B300): whoever has one
-  rules the NVLinks of all servers of the node. They are told by their VPD alone. It is read
-  once a boot, by a process with a deadline, and what came of it is kept beside the ledger.
+* ConnectX functions that manage NVSwitches (HGX B200 and B300): a server with one could
+  reconfigure the NVLinks of all servers of the node. Only their VPD identifies them. A process
+  with a deadline reads it once per boot, and its result is stored beside the ledger.
 * Storage devices whose cleaner proves no erase (:mod:`nova_hpc.tenancy.storage`), also if an
   operator has named them in ``[hpc]offer_anyway``.
-* Devices of which it is known that they do not come back from being given
-  (:data:`KNOWN`), for operators who have not said that theirs do
-  (``[hpc]offer_anyway``).
+* Devices that are known to fail after their first server (:data:`KNOWN`), unless an operator
+  has confirmed with ``[hpc]offer_anyway`` that theirs do not.
 
-What the host itself uses is found elsewhere (:mod:`nova_hpc.tenancy.holders`): that can end.
+:mod:`nova_hpc.tenancy.holders` finds devices that the host itself uses: such a use can end.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ from nova_hpc.topology import atomic_files, vpd
 from nova_hpc.topology.files import FileError, FileTree
 from nova_hpc.topology.model import Node, PciFunction
 
-#: Who makes the adapters that manage NVSwitches.
+#: Vendor id of the adapters that manage NVSwitches.
 _MELLANOX: Final = "15b3"
 _CURE: Final = "if that is wrong, name it in [hpc]offer_anyway"
 
 _MANAGER: Final = Symptom(HealthSign.NEVER, "NVSwitches are managed by it (SMDL=SW_MNG in its VPD)")
 
-#: Reported of the first and the last (AMD's tracker, MxGPU-Virtualization 25): after a reset by
-#: VFIO its configuration space reads as ones. The others are variants of the same two chips.
+#: Reports exist for the first and the last (AMD's tracker, MxGPU-Virtualization 25): after a reset
+#: by VFIO its configuration space reads as ones. The others are variants of the same two chips.
 _INSTINCTS: Final = {
     "74a1": "MI300X",
     "74a2": "MI308X",
@@ -62,14 +61,14 @@ def _word_instinct(product: str, name: str) -> str:
     return f"an {name} as a whole: {known}; offer its virtual functions instead"
 
 
-#: vendor:product -> why it is not given.
+#: vendor:product -> reason why it is not given.
 KNOWN: Final = {
     f"1002:{product}": _word_instinct(product, name) for product, name in _INSTINCTS.items()
 }
 
-#: The VPD of the function at an address; None: it has none.
+#: Returns the VPD of the function at an address; None if it has none.
 Read = Callable[[str], bytes | None]
-#: Why the function at an address is never given; None: it may be.
+#: Returns why the function at an address is never given; None if it may be given.
 Look = Callable[[str], Symptom | None]
 
 
@@ -78,10 +77,10 @@ def find_forbidden_devices(
 ) -> dict[str, Symptom]:
     """Address -> why it is never given, or :attr:`HealthSign.UNSURE`.
 
-    A virtual function is as its physical function.
+    A virtual function gets the result of its physical function.
 
-    :param look: what the VPD of an adapter says, see :func:`symptom_of_vpd`.
-    :param anyway: addresses, and ``vendor:product``, that may be given all the same.
+    :param look: returns the result for an adapter's VPD, see :func:`symptom_of_vpd`.
+    :param anyway: addresses, and ``vendor:product``, that an operator allows.
     """
     symptoms = {}
     for address in addresses:
@@ -111,7 +110,7 @@ def _symptom_of_forbidden(
 
 
 def symptom_of_vpd(read: Read, address: str) -> Symptom | None:
-    """The reason never to give a function, by its VPD; None: it may be given."""
+    """Return the reason never to give a function, from its VPD; None if it may be given."""
     try:
         data = read(address)
         if data is not None and vpd.manages_switches(data):
@@ -129,17 +128,17 @@ def _symptom_of_unsure(reason: str) -> Symptom:
     )
 
 
-#: For an adapter without a kept answer of nova-compute.
+#: For an adapter that has no stored result of nova-compute.
 UNREAD: Final = _symptom_of_unsure("nova-compute has not read its VPD since the boot")
 
 
 def answers_beside(ledger: Path) -> Path:
-    """The file of what VPD says, beside the node's ledger."""
+    """Return the path of the stored VPD results, beside the node's ledger."""
     return ledger.with_name(f".{ledger.name}.vpd")
 
 
 def load_answers(root: Path, cache: Path) -> dict[str, Symptom | None]:
-    """Address -> what its VPD says, as nova-compute has read it since the boot."""
+    """Address -> result of its VPD, as nova-compute has read it since the boot."""
     with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, KeyError):
         body = json.loads(cache.read_text())
         boot = baseline.boot_of(FileTree(root))
@@ -153,24 +152,24 @@ def load_answers(root: Path, cache: Path) -> dict[str, Symptom | None]:
 
 @attrs.frozen
 class ForbiddenDevices(TenancyStep):
-    """Withholds them."""
+    """Withholds devices that no server may ever get."""
 
     name: ClassVar[str] = "never"
 
     root: Path
     #: Reads VPD, within its deadline; raises FileError.
     read: Read
-    #: Where what was found is kept.
+    #: File of the stored results.
     cache: Path
-    #: Addresses, and ``vendor:product``, of which an operator says that they may be given.
+    #: Addresses, and ``vendor:product``, that an operator allows to be given.
     anyway: frozenset[str] = frozenset()
-    #: Whose cleaner proves that it erases storage.
+    #: Roles whose cleaner proves that it erases storage.
     erasers: Erasers = attrs.field(factory=Erasers)
-    #: What VPD says, as far as that is certain or was asked since the service started.
+    #: VPD results that are certain, or were read since the service started.
     _known: dict[str, Symptom | None] = attrs.field(factory=dict, init=False, eq=False, repr=False)
 
     def begin(self, view: NodeView) -> tuple[str, ...]:
-        """Read VPD where it was not read since the boot."""
+        """Read VPDs that were not read since the boot."""
         self._known.update(load_answers(self.root, self.cache))
         return tuple(
             f"PCI device {address} is never offered: {symptom.reason}"
@@ -178,7 +177,7 @@ class ForbiddenDevices(TenancyStep):
         )
 
     def before_start(self, tenant: DeviceTenant, view: NodeView) -> tuple[str, ...]:
-        """Refuse them: the configuration may have changed since the last look."""
+        """Refuse such devices: the configuration may have changed since the last update."""
         refused = self.reasons(view, tenant.devices)
         if refused:
             reasons = {address: symptom.reason for address, symptom in refused.items()}
@@ -186,18 +185,18 @@ class ForbiddenDevices(TenancyStep):
         return ()
 
     def before_restart(self, tenant: DeviceTenant, view: NodeView) -> tuple[str, ...]:
-        """A server that has one keeps it; the log says so."""
+        """Allow a server to keep such a device, and log it."""
         return tuple(
             f"A server has PCI device {address}, which should never be given: {symptom.reason}"
             for address, symptom in self.reasons(view, tenant.devices).items()
         )
 
     def withhold(self, view: NodeView, owners: DeviceOwners) -> WithheldDevices:
-        """The offered devices that are never given."""
+        """Return the offered devices that are never given."""
         return WithheldDevices(self.reasons(view, view.roles))
 
     def reasons(self, view: NodeView, addresses: Iterable[str]) -> dict[str, Symptom]:
-        """Address -> why it is never given. A virtual function is as its physical function."""
+        """Address -> why it is never given. A virtual function counts as its physical function."""
         asked = tuple(addresses)
         symptoms = find_forbidden_devices(view.node, asked, self._look, self.anyway)
         return {
@@ -214,9 +213,9 @@ class ForbiddenDevices(TenancyStep):
     # -- once a boot ----------------------------------------------------------------
 
     def _save(self) -> None:
-        """Keep the answers that could be read: for the others the next start tries again.
+        """Store the certain results; the next start tries the others again.
 
-        Empty: it may be given.
+        An empty text means that the function may be given.
         """
         sure = {
             address: "" if symptom is None else symptom.sign.value

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the VPD of a function, and never wait for it for ever.
+"""Reads the VPD of a function with a time limit.
 
-The kernel asks the device word by word while it handles the read; a device that does not
-answer holds the reader. So a process of its own reads it, and is killed or left behind when
+The kernel queries the device word by word during the read. A device that does not
+answer blocks the reader. So a separate process reads the VPD, and is killed or left behind when
 its time is up.
 """
 
@@ -23,8 +23,8 @@ from nova_hpc.topology.model import normalise_address
 
 #: Seconds for one function.
 PATIENCE: Final = 10.0
-#: It reads no more than the read-only part, since what is behind it may not answer: so it
-#: goes by the lengths, as far as it has read.
+#: It reads only the read-only part, because the device may not answer beyond it. So it
+#: follows the lengths in the data that it has read.
 _READER: Final = f"""\
 import base64, os, sys
 handle = os.open(sys.argv[1], os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -47,11 +47,11 @@ sys.stdout.write(base64.b64encode(data).decode())
 
 
 def read_vpd_in_time(root: Path, address: str, timeout: float = PATIENCE) -> bytes | None:
-    """The VPD of a function up to the end of its read-only part; None: it has none.
+    """Return the VPD of a function up to the end of its read-only part; None if it has none.
 
-    :param root: where ``sys`` is.
+    :param root: the folder that contains ``sys``.
     :param timeout: seconds.
-    :raises FileError: it has one, and it cannot be read in time.
+    :raises FileError: the function has a VPD, but it cannot be read in time.
     """
     try:
         with handles.kernel_file(root, f"{DEVICES}/{normalise_address(address)}/vpd") as file:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The guest domains of a node, and which PCI devices and shared memory each of them has.
+"""The guest domains of a node, with the PCI devices and shared memory of each.
 
-All that libvirt knows of is read: also domains that are no servers of Nova's,
-that are shut off and that are saved, since each of those may be started at any
-time. What cannot be read is unknown, which is never the same as nothing.
+All of libvirt's domains are read: also those that are not servers of Nova,
+that are shut off or that are saved, because each of them may be started at any
+time. An unreadable domain counts as unknown, which is never the same as empty.
 
-No libvirt is imported here: who has a connection hands in its domains, which are
-``virDomain`` of libvirt-python, or what behaves as they do.
+This module does not import libvirt. Its callers pass their connection's domains, which are
+``virDomain`` of libvirt-python, or objects with the same methods.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nova_hpc.topology.model import AddressError, normalise_address
 
 #: ``VIR_CONNECT_LIST_DOMAINS_ACTIVE | VIR_CONNECT_LIST_DOMAINS_INACTIVE``.
 LIST_ALL: Final = 3
-#: ``VIR_DOMAIN_XML_INACTIVE``: what the domain starts with the next time.
+#: ``VIR_DOMAIN_XML_INACTIVE``: the definition for the domain's next start.
 _NEXT: Final = 2
 
 #: ``virDomainState`` of libvirt.
@@ -35,12 +35,12 @@ _PAUSED: Final = (3, 7)
 _SHUT_OFF: Final = 5
 
 _LONGEST_NAME: Final = 100
-#: The devices below ``<devices>`` that QEMU reaches by VFIO -> their type.
+#: The devices below ``<devices>`` that QEMU accesses through VFIO -> their type.
 _PASSED: Final = {"hostdev": "pci", "interface": "hostdev"}
 
 
 class DomainCondition(enum.Enum):
-    """The condition of a domain; the value is the word for operators."""
+    """The condition of a domain; the value is the text for operators."""
 
     RUNNING = "running"
     PAUSED = "paused"
@@ -53,45 +53,45 @@ class DomainCondition(enum.Enum):
 class PassedFunctions:
     """The host's PCI functions in one form of a domain, by normalised address, and its files."""
 
-    #: Those of aliases, and the NVMe disks that QEMU drives itself.
+    #: Functions of aliases, and the NVMe disks that QEMU drives itself.
     hostdevs: frozenset[str] = frozenset()
-    #: Those of direct ports.
+    #: Functions of direct ports.
     interfaces: frozenset[str] = frozenset()
-    #: Why it may have others, too; None: these are all.
+    #: Why it may have others, too; None if the list is complete.
     problem: str | None = None
-    #: Files of the host that it has as memory.
+    #: Files of the host that the domain maps as memory.
     segments: tuple[SegmentUse, ...] = ()
     #: Paths of the files and block devices of the host that are its disks.
     disks: frozenset[str] = frozenset()
 
     @property
     def all(self) -> frozenset[str]:
-        """All that are known."""
+        """All known functions."""
         return self.hostdevs | self.interfaces
 
 
 @attrs.frozen
 class NodeGuestDomain:
-    """One domain of libvirt's."""
+    """One domain of libvirt."""
 
     uuid: str
     name: str
     condition: DomainCondition
-    #: What the guest has now; nothing while it is shut off or saved.
+    #: Devices of the running guest; empty while it is shut off or saved.
     live: PassedFunctions = PassedFunctions()
-    #: What it starts with the next time.
+    #: Devices of its next start.
     following: PassedFunctions = PassedFunctions()
-    #: The host's PCI functions of the block devices that it has or will have.
+    #: The host's PCI functions behind its present and future block devices.
     behind_disks: frozenset[str] = frozenset()
 
     @property
     def addresses(self) -> frozenset[str]:
-        """All that it has or will have."""
+        """All functions that it has or will have."""
         return self.live.all | self.following.all | self.behind_disks
 
     @property
     def problem(self) -> str | None:
-        """The reason why it may have other devices, too; None: nothing is hidden."""
+        """The reason why it may have other devices, too; None if the list is complete."""
         return self.live.problem or self.following.problem
 
     def __str__(self) -> str:
@@ -103,22 +103,22 @@ class NodeGuestDomains:
     """All domains of a node at one moment."""
 
     domains: tuple[NodeGuestDomain, ...] = ()
-    #: Why there may be others; None: these are all.
+    #: Why there may be other domains; None if the list is complete.
     problem: str | None = None
 
     def having(self, address: str) -> NodeGuestDomain | None:
-        """The domain that has a device; one that runs before one that does not."""
+        """Return the domain that has a device; a running domain comes first."""
         holding_domains = [domain for domain in self.domains if address in domain.addresses]
         holding_domains.sort(key=lambda domain: address not in domain.live.all)
         return holding_domains[0] if holding_domains else None
 
     def of(self, uuid: str) -> NodeGuestDomain | None:
-        """The domain of a server."""
+        """Return the domain of a server."""
         return next((domain for domain in self.domains if domain.uuid == uuid), None)
 
     @property
     def unknown(self) -> str | None:
-        """The reason why of no device it is sure that no domain has it; None: it is sure."""
+        """The reason why any device may be in a domain; None if the domains are complete."""
         if self.problem is not None:
             return self.problem
         for domain in self.domains:
@@ -128,7 +128,7 @@ class NodeGuestDomains:
 
 
 class DomainHandle(Protocol):
-    """The methods of a ``virDomain`` that are used."""
+    """The methods of a ``virDomain`` that this module uses."""
 
     def name(self) -> str:
         """The domain's name."""
@@ -137,7 +137,7 @@ class DomainHandle(Protocol):
         """Its UUID."""
 
     def info(self) -> Any:
-        """Its state first."""
+        """The domain's information; the first item is its state."""
 
     def hasManagedSaveImage(self, flags: int) -> int:
         """Whether its memory is saved."""
@@ -154,8 +154,8 @@ def read_guest_domains(
     """Read all domains. Never raises.
 
     :param listing: lists all domains, as ``listAllDomains(LIST_ALL)`` does.
-    :param gone: whether an error says that the domain is no more.
-    :param root: where ``sys`` and ``dev`` are.
+    :param gone: returns whether an error means that the domain no longer exists.
+    :param root: the folder that contains ``sys`` and ``dev``.
     """
     tree = FileTree(root)
     try:
@@ -168,7 +168,7 @@ def read_guest_domains(
 
 
 def unknown_guest_domains(reason: str) -> NodeGuestDomains:
-    """Nothing is known of any domain."""
+    """Return the result for the case that no domain can be read."""
     return NodeGuestDomains(
         problem=f"libvirt does not say which guest domains there are ({reason})"
     )
@@ -177,7 +177,7 @@ def unknown_guest_domains(reason: str) -> NodeGuestDomains:
 def _read_guest_domain(
     handle: DomainHandle, gone: Callable[[Exception], bool], tree: FileTree
 ) -> NodeGuestDomain | None:
-    """One domain; None: it has ended meanwhile."""
+    """Read one domain; return None if it has ended."""
     uuid, name = "", "without a name"
     try:
         uuid = str(handle.UUIDString()).lower()
@@ -205,7 +205,7 @@ def _read_guest_domain(
 
 
 def parse_passed_functions(xml: str) -> PassedFunctions:
-    """The PCI functions in a domain's XML. Never raises: what is broken is in ``problem``."""
+    """Return the PCI functions in a domain's XML. Never raises: ``problem`` names an error."""
     try:
         parser = etree.XMLParser(resolve_entities=False, no_network=True, huge_tree=False)
         root = etree.fromstring(xml.encode(), parser)
@@ -237,16 +237,16 @@ def _passed_sources(root: Any) -> Iterator[tuple[str, Any]]:
     for kind, type_ in _PASSED.items():
         for element in root.iterfind(f"devices/{kind}[@type='{type_}']"):
             yield kind, element.find("source/address")
-    # QEMU drives such a disk, or what it is backed by, itself, by VFIO.
+    # QEMU itself drives such a disk, or its backing device, through VFIO.
     for element in root.iterfind("devices/disk//source[@type='pci']"):
         yield "hostdev", element.find("address")
 
 
 def _parse_source_address(source: Any) -> str:
-    """As libvirt reads it: hexadecimal or decimal numbers, and what is missing is 0.
+    """Parse an address like libvirt: hexadecimal or decimal numbers; a missing one is 0.
 
-    :raises ValueError: it has none, or one that is no number.
-    :raises AddressError: they are those of no PCI device.
+    :raises ValueError: there is no address, or a part is not a number.
+    :raises AddressError: the numbers are out of range for a PCI address.
     """
     if source is None:
         raise ValueError("there is none")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""May a device be given to a guest at all? Judgement of a fresh reading.
+"""Judges from a fresh reading whether devices may be given to guests.
 
-Pure: a node as data in, findings out. The rules for IOMMU groups are those of
+Pure: a node as data in, findings out. The rules for IOMMU groups come from
 the kernel (``Documentation/driver-api/vfio.rst``): a group is opened as a
-whole, so everything in it except bridges must be free of host drivers.
+whole, so all its members except bridges must be free of host drivers.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from nova_hpc.tenancy.sign import HealthSign, Symptom
 from nova_hpc.topology.model import Node, PciFunction
 from nova_hpc.wire.ledger import DeviceState, Ledger
 
-#: What an operator may switch off. The others guard the host or a tenant.
+#: Checks that an operator may switch off. The other checks protect the host or a tenant.
 OPTIONAL: Final = (HealthSign.LINK, HealthSign.RESET)
 
-#: Signs that a device does not do what a flavor of this project promises. What an entry
-#: without tags offers was never promised: Nova and libvirt give it as they always have.
+#: Signs that a device does not meet the promises of this project's flavors. An entry
+#: without tags makes no such promise: Nova and libvirt give its devices as in stock Nova.
 PROMISED: Final = frozenset({HealthSign.UNIT, HealthSign.DRIVER, HealthSign.LINK, HealthSign.RESET})
 
 #: Signs that make even the restart of a server fail or harm the host.
@@ -35,15 +35,15 @@ class OfferedFunction:
     """One function that the node's ``device_spec`` offers."""
 
     address: str  # normalised
-    #: libvirt binds it to a VFIO driver itself (``managed``, Nova's default is yes).
+    #: Whether libvirt itself binds it to a VFIO driver (``managed``, Nova's default is yes).
     managed: bool = True
     #: The tag ``hpc_group``: the IOMMU unit that it belongs to.
     unit: str | None = None
-    #: Its entry has this project's tags. Another's is judged by what harms the host alone.
+    #: Whether its entry has this project's tags. For other entries only host-side faults count.
     tagged: bool = True
 
 
-#: Everything that is looked at here.
+#: All signs that this module checks.
 ALL: Final = frozenset(
     {
         HealthSign.ABSENT,
@@ -58,7 +58,7 @@ ALL: Final = frozenset(
     }
 )
 
-#: What is seen at the node itself, whatever is remembered of it.
+#: Signs in the node's present state, independent of the ledger.
 FRESH: Final = ALL - {HealthSign.QUARANTINE, HealthSign.SUSPECT}
 
 
@@ -139,8 +139,8 @@ class _HealthChecks:
             member_function = self.node.function(member)
             if member_function is None:
                 return self._not_viable(function, f"{member} is in it")
-            # vfio leaves bridges to their driver, and an offered function is
-            # judged by itself: it goes to the same guest, or the unit does not.
+            # vfio ignores bridges with a driver. An offered function is judged on
+            # its own: it goes to the same guest, or its unit is not given.
             if (
                 member_function.is_bridge
                 or member_function.driver is None
@@ -157,7 +157,7 @@ class _HealthChecks:
         return f"IOMMU group {function.iommu_group} is not viable: {reason}"
 
     def mates(self, function: PciFunction) -> list[str]:
-        """The offered functions of its IOMMU group, itself included."""
+        """Return the offered functions of a function's IOMMU group, including itself."""
         return [address for address in self.node.group_members(function) if address in self.offers]
 
     def _unit(self, function: PciFunction, offer: OfferedFunction) -> str | None:
@@ -187,15 +187,15 @@ class _HealthChecks:
     def _link(self, function: PciFunction, offer: OfferedFunction) -> str | None:
         trial = self.ledger.device(function.address).trial
         if trial is not None and trial.spared:
-            return None  # too many others are withheld for such a thing
-        # A virtual function has no link of its own.
+            return None  # too many others are withheld for this sign
+        # A virtual function has no link of its own; take its physical function's.
         place = function
         if function.physical_function is not None:
             place = self.node.function(function.physical_function) or function
         link = place.link
         if link is None or not link.width or not link.max_width:
             return None
-        # A wide card in a narrow slot is as wide as it can be. Speed is not
+        # A wide card in a narrow slot cannot use its full width. Speed is not
         # judged: an idle device lowers it to save power.
         above = self.node.function(place.path[-1]) if place.path else None
         slot = above.link.max_width if above is not None and above.link is not None else None
@@ -215,7 +215,7 @@ class _HealthChecks:
         return None
 
     def spread(self, findings: dict[str, Symptom]) -> None:
-        """A unit with one bad member cannot be given at all."""
+        """Withhold a whole unit if one member must not be given."""
         for address, finding in list(findings.items()):
             function = self.node.function(address)
             if function is None or finding.sign is HealthSign.UNIT:
@@ -226,7 +226,7 @@ class _HealthChecks:
 
 
 def _refine_sign(sign: HealthSign, function: PciFunction) -> HealthSign:
-    """The sign, of those that one check looks for."""
+    """Return the exact sign of a check that covers two signs."""
     if sign is HealthSign.ABSENT and function.silent:
         return HealthSign.SILENT
     if sign is HealthSign.DRIVER and function.driver is None:

@@ -1,32 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The states of a device that does not look well, and the ways between them.
+"""The states of a device with symptoms, and the transitions between them.
 
-Pure: what the ledger knows, what one look has found, the time and the thresholds
+Pure: the ledger's entries, the findings of one check, the time and the thresholds
 go in; entries of the ledger and alarms come out. The rules:
 
-* an **offered** device with a symptom becomes **suspect**: nobody gets it, and it is
-  tried again, at the next look first and then after waits that double;
-* a suspect device that is tried and well is offered again; how often it was tried is
-  forgiven bit by bit as long as it stays well, so that one which comes and goes waits
-  longer each time;
-* a suspect device with a *grave* symptom is **quarantined** after so many tries, one
-  that could not be cleaned at once; only an operator ends that;
-* suspicion alone (what a guest may provoke, and what harms nobody) withholds no more
-  than a share of a role; beyond that there is an alarm, and devices stay as they are;
-* the same change at many devices of a model is one event: they are suspect until an
+* An **offered** device with a symptom becomes **suspect**: no server gets it, and it is
+  tried again, first at the next check and then after waits that double.
+* A suspect device without symptoms at its trial is offered again. Its former tries are
+  forgiven one by one while it stays healthy. So a device with recurring symptoms waits
+  longer each time.
+* A suspect device with a *grave* symptom is **quarantined** after a number of tries, a device
+  that could not be cleaned at once. Only an operator ends a quarantine.
+* Suspicion (symptoms that a guest may provoke, or that are harmless) withholds no more
+  than a share of a role. Beyond this share there is an alarm, and devices keep their state.
+* The same change on many devices of a model is one event: they are suspect until an
   operator accepts it, and none is quarantined for it.
 
-Waits are measured by the clock that counts from the boot, which nobody sets. The time
-of day is only shown.
+Waits are measured with the clock that counts from the boot, because it cannot be set. The wall
+clock is only displayed.
 
 An example, with waits that begin at 60 s and three tries. The times count from the boot.
 
-* 0 s: a GPU is silent. It is suspect, found ill once, and due at the next look.
-* 1 s: still silent: found ill twice, due after 60 s.
-* 30 s: well, and not due: it stays suspect.
+* 0 s: a GPU is silent. It is suspect, found faulty once, and due at the next check.
+* 1 s: still silent: found faulty twice, due after 60 s.
+* 30 s: healthy, but not due: it stays suspect.
 * 61 s: still silent: the third time, and the sign is grave. It is quarantined.
-* 61 s, had it been well: offered again. The two times are remembered, and one of them is
-  forgiven an hour later: silent again at 3,700 s, it counts as found ill twice and waits 60 s.
+* 61 s, had it been healthy: offered again. The two times are stored, and one of them is
+  forgiven an hour later: silent again at 3,700 s, it counts as found faulty twice and waits 60 s.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from nova_hpc.outside.name_lists import join_first
 from nova_hpc.tenancy.sign import HealthSign, Symptom
 from nova_hpc.wire.ledger import DeviceState, LedgerDevice, Trial
 
-#: Nothing would make these right but an operator.
+#: Signs that only an operator can resolve.
 AT_ONCE: Final = frozenset({HealthSign.FAILED})
-#: Quarantined after so many tries; the others come and go with the host's set-up.
+#: Signs that lead to quarantine after some tries; the others depend on the host's setup.
 GRAVE: Final = frozenset(
     {HealthSign.SILENT, HealthSign.LOST, HealthSign.CHANGED, HealthSign.ERRORS, HealthSign.MASTER}
 )
-#: Suspicion alone: a guest may provoke them, and whoever got the device would not be harmed.
+#: Suspect only: a guest can provoke these signs, and they do not harm the next server.
 CAPPED: Final = frozenset({HealthSign.ERRORS, HealthSign.LINK, HealthSign.FUNCTIONS})
 
 _MOST_DOUBLINGS: Final = 40
@@ -57,13 +57,13 @@ _SHOWN: Final = 8
 
 @attrs.frozen
 class Moment:
-    """The time of a look."""
+    """The time of a check."""
 
-    #: Unix time, seconds. It is shown and never compared.
+    #: Unix time, seconds. It is displayed and never compared.
     wall: float
     #: Seconds of a clock that counts from the boot of the machine.
     up: float
-    #: Which boot that is; None: unknown.
+    #: Id of that boot; None if unknown.
     boot: str | None = None
 
 
@@ -71,7 +71,7 @@ class Moment:
 class HealthRules:
     """The thresholds; see the options of the same names in group ``[hpc]``."""
 
-    #: Seconds of the first wait; the very first try comes without one.
+    #: Seconds of the first wait; the first try comes without a wait.
     suspect_retry: float = 60.0
     suspect_retry_most: float = 900.0
     suspect_tries: int = 8
@@ -85,48 +85,54 @@ class HealthRules:
 
     @classmethod
     def from_options(cls, options: Any) -> HealthRules:
-        """As group ``[hpc]`` of the configuration says."""
+        """Build the rules from group ``[hpc]`` of the configuration."""
         return cls(**{field.name: getattr(options, field.name) for field in attrs.fields(cls)})
 
     def wait(self, tries: int) -> float:
-        """Seconds until the next try of a device that was found ill *tries* times."""
+        """Return seconds until the next try of a device that was found faulty *tries* times.
+
+        The defaults give 0 s after the first finding, then 60, 120, 240, 480 and at most 900 s.
+        """
         if tries <= 1:
             return 0.0
         doubled = self.suspect_retry * 2.0 ** min(tries - 2, _MOST_DOUBLINGS)
         return min(doubled, max(self.suspect_retry_most, self.suspect_retry))
 
     def room(self, devices: int) -> int:
-        """The number of so many devices that suspicion alone may withhold."""
+        """Return how many of so many devices suspicion may withhold.
+
+        With the default share of 0.25: 1 of 4 devices, 2 of 8 and 2 of 10.
+        """
         return max(1, math.floor(self.suspect_share * devices)) if devices else 0
 
     def many(self, devices: int) -> int:
-        """The least number of so many devices of a model that change in one event."""
+        """Return how many of a model's devices must change alike to count as one event."""
         return max(2, math.ceil(self.model_share * devices))
 
     def tolerated(self, seconds: float) -> float:
-        """The number of errors in so many seconds that are not judged."""
+        """Return the number of errors in so many seconds that are tolerated."""
         return self.errors_per_hour * max(1.0, seconds / 3600.0)
 
 
 @attrs.frozen
 class SettledStates:
-    """The result of a look."""
+    """The result of a check."""
 
-    #: Address -> entry, of the devices whose entries are different now.
+    #: Address -> entry, of the devices whose entries have changed.
     entries: Mapping[str, LedgerDevice] = attrs.field(factory=dict, hash=False)
-    #: One sentence each, for the log and for who watches the node.
+    #: One sentence each, for the log and for operators who monitor the node.
     alarms: tuple[str, ...] = ()
 
 
 def is_trial_due(trial: Trial | None, moment: Moment, rules: HealthRules) -> bool:
-    """Whether a suspect device is to be tried again."""
+    """Whether to try a suspect device again."""
     if trial is None or trial.boot != moment.boot or moment.up < trial.tried:
-        return True  # of a release that had no tries, or of another boot
+        return True  # from a release without tries, or from another boot
     return moment.up - trial.tried >= rules.wait(trial.tries)
 
 
 def count_unforgiven_tries(trial: Trial | None, moment: Moment, rules: HealthRules) -> int:
-    """Count the tries of an offered device, less what is forgiven."""
+    """Count the tries of an offered device, without the forgiven ones."""
     if trial is None or trial.boot != moment.boot or moment.up < trial.tried:
         return 0
     if rules.suspect_forgive <= 0:
@@ -138,9 +144,9 @@ def count_unforgiven_tries(trial: Trial | None, moment: Moment, rules: HealthRul
 def advance_device_state(
     device: LedgerDevice, reported: Iterable[Symptom], moment: Moment, rules: HealthRules
 ) -> LedgerDevice:
-    """The entry of one device after a look; the cap is not looked at.
+    """Return the entry of one device after a check, without applying the cap.
 
-    :param reported: everything that is wrong with it, the worst first.
+    :param reported: all its symptoms, the worst first.
     """
     symptoms = tuple(reported)
     if device.state is DeviceState.QUARANTINED:
@@ -202,11 +208,11 @@ def settle_device_states(
     moment: Moment,
     rules: HealthRules,
 ) -> SettledStates:
-    """The entries of a node's devices after a look.
+    """Return the entries of a node's devices after a check.
 
     :param devices: entries of all devices of the node.
-    :param symptoms_found: what is wrong with each device that was looked at; (): nothing.
-    :param roles: of all devices that the node offers: the cap is a share of them.
+    :param symptoms_found: symptoms of each checked device; () if it has none.
+    :param roles: roles of all devices that the node offers: the cap is a share of them.
     """
     entries = {
         address: advance_device_state(devices.get(address, LedgerDevice()), symptoms, moment, rules)
@@ -238,7 +244,7 @@ def _addresses_by_role(roles: Mapping[str, str | None]) -> dict[str, list[str]]:
 
 
 def is_withheld_by_suspicion(device: LedgerDevice) -> bool:
-    """Whether suspicion alone withholds a device."""
+    """Whether suspicion is the only reason to withhold a device."""
     capped = {sign.value for sign in CAPPED}
     withheld = device.state is not DeviceState.OFFERED
     return withheld and device.trial is not None and device.trial.sign in capped
@@ -251,7 +257,7 @@ def _choose_spared_devices(
     symptoms_found: Mapping[str, tuple[Symptom, ...]],
     rules: HealthRules,
 ) -> list[str]:
-    """Those of a role that suspicion would withhold beyond its share, and may not."""
+    """Return devices of a role that suspicion would withhold beyond its share."""
     addresses = list(members)
     before = [
         address
@@ -264,7 +270,7 @@ def _choose_spared_devices(
     room = rules.room(len(addresses)) - sum(
         1 for address in before if is_withheld_by_suspicion(after[address])
     )
-    # Whoever is withheld already stays so: it is not swapped for another.
+    # A device that is already withheld stays so: it is not exchanged for another.
     new = [
         address
         for address in addresses
@@ -275,7 +281,7 @@ def _choose_spared_devices(
     ]
     spared = new[max(0, room) :]
     if spared:
-        # No further step by suspicion either.
+        # Suspicion also leads to no quarantine then.
         spared += [
             address
             for address in before
@@ -313,7 +319,7 @@ def _share_alarm_text(
 
 
 def shorten_address_list(addresses: Iterable[str]) -> str:
-    """Some addresses, for a sentence."""
+    """Return the first addresses and the number of the others, for a sentence."""
     return join_first(sorted(addresses), _SHOWN)
 
 
@@ -322,17 +328,17 @@ def shorten_address_list(addresses: Iterable[str]) -> str:
 
 @attrs.frozen
 class ModelEvent:
-    """The same change at many devices of a model."""
+    """The same change on many devices of a model."""
 
-    model: str  # vendor:product, and the subsystem's where there is one
+    model: str  # vendor:product, with the subsystem's if there is one
     change: str  # for operators
     addresses: tuple[str, ...]
-    #: How many devices of the model were looked at.
+    #: Number of the model's devices that were checked.
     looked_at: int
 
     @property
     def text(self) -> str:
-        """The reason that each of them gets."""
+        """The reason in the entry of each of them."""
         return (
             f"{len(self.addresses)} of {self.looked_at} devices of model {self.model} have "
             f"changed alike, as after an update of firmware or driver: {self.change}; if that is "
@@ -343,11 +349,11 @@ class ModelEvent:
 def find_model_events(
     changes: Mapping[str, str], models: Mapping[str, str | None], rules: HealthRules
 ) -> list[ModelEvent]:
-    """The events in what has changed.
+    """Find events in the changes.
 
-    :param changes: address -> how a device differs from its baseline in what cannot
-        come right by itself.
-    :param models: address -> model of every device that was looked at, by its baseline.
+    :param changes: address -> permanent difference of a device from its
+        baseline.
+    :param models: address -> model of every checked device, from its baseline.
     """
     totals = Counter(model for model in models.values() if model is not None)
     alike: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -365,7 +371,7 @@ def find_model_events(
 def replace_by_model_events(
     symptoms_found: Mapping[str, tuple[Symptom, ...]], happened: Iterable[ModelEvent]
 ) -> dict[str, tuple[Symptom, ...]]:
-    """The symptoms found, with the change of each device in an event replaced by the event."""
+    """Return the symptoms, with the change of each device in an event replaced by the event."""
     result = dict(symptoms_found)
     for event in happened:
         symptom = Symptom(HealthSign.MODEL, event.text)

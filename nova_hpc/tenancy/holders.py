@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does anybody of this host have a device now? The kernel's own answer.
+"""Finds the devices that a process or the host itself uses now, from the kernel's own answer.
 
-What a process of another container has open, ``/proc`` does not show. But the kernel
-lets a VFIO group be open once: whoever can open it knows that nobody else has any of
-its devices, and keeps everybody out while it holds it (:mod:`~nova_hpc.tenancy.hygiene.reset`
-does so while a device is reset). Kernels with IOMMUFD alone have no groups there: the
-device itself is bound, once likewise. No answer is never the same as "nobody".
+``/proc`` does not show the open files of a process in another container. But the kernel
+allows one open of a VFIO group at a time. A process that can open it is the only user of
+its devices, and excludes all others while it holds the group
+(:mod:`~nova_hpc.tenancy.hygiene.reset` does so during a reset). Kernels with only IOMMUFD have no
+groups there: the device itself is bound, also once at a time. A missing answer never means that
+the device is free.
 
-A function with a driver of the host's is judged by who uses what that driver makes of
-it, and a function without any driver is nobody's.
+A function with a driver of the host is judged by the users of that driver's interfaces and
+disks. A function without any driver is free.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from nova_hpc.topology.files import FileError, FileTree
 from nova_hpc.topology.model import AddressError, normalise_address
 
 #: ``VFIO_DEVICE_BIND_IOMMUFD`` and its argument (include/uapi/linux/vfio.h): size, flags,
-#: the descriptor of /dev/iommu, and the number that the kernel gives the device.
+#: the descriptor of /dev/iommu, and the device number that the kernel returns.
 BIND: Final = ord(";") << 8 | 118
 BIND_ARGUMENT: Final = "=IIiI"
 
@@ -41,47 +42,47 @@ _FLAGS: Final = os.O_RDWR | os.O_CLOEXEC
 _LOOK: Final = os.O_RDONLY | os.O_EXCL | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
 _UP: Final = 1  # IFF_UP
 _INFINIBAND: Final = "32"  # ARPHRD_INFINIBAND
-#: How links of an interface to what it is part of begin: a bond, a bridge, a VLAN on it.
+#: Prefixes of an interface's links to an interface above it: a bond, a bridge, a VLAN.
 _ABOVE: Final = ("upper_", "master")
 _ROUTES: Final = "/proc/net/route"
 _ADDRESSES: Final = "/proc/net/if_inet6"
 _GLOBAL: Final = "00"
-#: Of the host itself, whatever container looks.
+#: Mounts of the host itself, also from within a container.
 _MOUNTS: Final = "/proc/1/mountinfo"
 _SWAPS: Final = "/proc/swaps"
-#: Drivers that hand a device to whoever opens a file, and let anybody open it.
+#: Drivers that give a device to any process that opens their file, without limit.
 _UIO: Final = ("uio_pci_generic", "igb_uio")
-#: The driver of CXL memory, which the kernel may have added to that of the host.
+#: The driver of CXL memory; the kernel may have added this memory to the host's.
 _CXL: Final = "cxl_pci"
-#: Others of this project look at the same group for an instant.
+#: Seconds to retry: other processes of this project open the same group briefly.
 _PATIENCE: Final = 0.3
 _PAUSE: Final = 0.01
 
 
 @attrs.frozen
 class KernelHolder:
-    """The reason why a device is not known to be free."""
+    """The reason why a device does not count as free."""
 
-    #: For operators: what is seen, and what helps.
+    #: For operators: the observation, and the cure.
     text: str
-    #: Somebody has it; False: the kernel does not say.
+    #: Whether a user is certain; False if the kernel gives no answer.
     certain: bool = True
 
 
 @attrs.frozen
 class VfioDoor:
-    """By which file a function on a VFIO driver is reached; opening it excludes others."""
+    """The file that gives access to a function on a VFIO driver; opening it excludes others."""
 
-    #: Of the group, or of the device where *iommu* is given; below the root.
+    #: File of the group, or of the device if *iommu* is given; below the root.
     path: str
-    #: ``/dev/iommu``, to which the device has to be bound; None: the path is a group's.
+    #: ``/dev/iommu``, to which the device has to be bound; None if the path is a group's.
     iommu: str | None = None
 
 
 def find_vfio_door(tree: FileTree, root: Path, address: str) -> VfioDoor | None:
-    """The door to a function; None: it is on no VFIO driver, so there is none.
+    """Return the door to a function; None if it is not on a VFIO driver.
 
-    :raises FileError: there should be one, and it is not there or cannot be read.
+    :raises FileError: there should be a door, but it is missing or unreadable.
     """
     driver = _last_path_part(tree.target(f"{DEVICES}/{address}/driver"))
     names = tree.names(f"{DEVICES}/{address}/vfio-dev")
@@ -105,10 +106,10 @@ def find_vfio_door(tree: FileTree, root: Path, address: str) -> VfioDoor | None:
 
 
 def open_vfio_door(there: VfioDoor) -> list[int]:
-    """Open a door and keep everybody else out.
+    """Open a door and exclude all other processes.
 
-    :returns: what has to be closed again.
-    :raises OSError: ``EBUSY``, or of a device ``EINVAL``: somebody else is in.
+    :returns: handles that the caller has to close.
+    :raises OSError: ``EBUSY``, or for a device ``EINVAL``: another process has it open.
     """
     handles: list[int] = []
     try:
@@ -125,15 +126,15 @@ def open_vfio_door(there: VfioDoor) -> list[int]:
 
 
 def is_door_held(number: int | None, bound: bool) -> bool:
-    """Whether an error of :func:`open_vfio_door` says that somebody else is in.
+    """Whether an error of :func:`open_vfio_door` means that another process has it open.
 
-    :param bound: the door is that of a device.
+    :param bound: whether the door is a device's.
     """
     return number == errno.EBUSY or (bound and number == errno.EINVAL)
 
 
 def explain_closed_door(there: VfioDoor, number: int | None) -> KernelHolder:
-    """The meaning of an error of :func:`open_vfio_door`."""
+    """Return the meaning of an error of :func:`open_vfio_door`."""
     place = there.path[there.path.rindex("/dev/") :]
     if is_door_held(number, there.iommu is not None):
         return KernelHolder(
@@ -147,11 +148,11 @@ def explain_closed_door(there: VfioDoor, number: int | None) -> KernelHolder:
 
 
 def find_kernel_holders(root: Path, addresses: Iterable[str]) -> dict[str, KernelHolder]:
-    """Find those of *addresses* that somebody has, or may have. Never raises.
+    """Find those of *addresses* that have a user, or may have one. Never raises.
 
-    A device that is not there has nobody.
+    A missing device has no user.
 
-    :param root: where ``sys`` and ``dev`` are.
+    :param root: the folder that contains ``sys`` and ``dev``.
     """
     looker = _HolderFinder(root)
     holders_found = {}
@@ -166,20 +167,20 @@ def find_kernel_holders(root: Path, addresses: Iterable[str]) -> dict[str, Kerne
 
 
 class _HolderFinder:
-    """One look at several devices."""
+    """One check of several devices."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._tree = FileTree(root)
         self._deadline = time.monotonic() + _PATIENCE
-        #: By group: its functions share one answer.
+        #: By group: all functions of a group share one answer.
         self._known: dict[str, KernelHolder | None] = {}
         self._disks: dict[str, frozenset[str]] | None = None
 
     def holder(self, address: str) -> KernelHolder | None:
-        """The holder of a device; None: nobody has it.
+        """Return the holder of a device; None if it is free.
 
-        :raises FileError: the kernel does not say.
+        :raises FileError: the kernel gives no answer.
         """
         if not self._tree.exists(f"{DEVICES}/{address}"):
             return None
@@ -192,8 +193,8 @@ class _HolderFinder:
         return self._known[there.path]
 
     def _behind(self, there: VfioDoor, address: str) -> KernelHolder | None:
-        # To bind a device is to reset it, which takes a tenth of a second and more: so
-        # it is not done to one that the kernel has enabled for nobody. A group only opens.
+        # Binding a device resets it, which takes a tenth of a second or more. So a device
+        # that the kernel has not enabled is not bound. Opening a group has no such effect.
         if there.iommu is not None and self._text(f"{DEVICES}/{address}/enable") == "0":
             return None
         while True:
@@ -214,6 +215,7 @@ class _HolderFinder:
     # -- drivers of the host ------------------------------------------------------------
 
     def _user(self, address: str, driver: str) -> KernelHolder | None:
+        """Return the host's use of a device on a driver of the host: network, memory or disk."""
         if driver in _UIO or self._tree.names(f"{DEVICES}/{address}/uio"):
             return KernelHolder(
                 f"it is bound to {driver}, which does not say who uses it; bind it to vfio-pci",
@@ -243,9 +245,9 @@ class _HolderFinder:
         return self._disks
 
     def _opener(self, paths: set[str]) -> KernelHolder | None:
-        """A process that has a disk open without excluding others, as QEMU does.
+        """Find a process that has a disk open without excluding others, as QEMU does.
 
-        udev looks at a new disk for an instant.
+        udev opens a new disk briefly, so an open file is checked again.
         """
         while paths and (opened := open_files.find_open_files(self._root, paths)[0]):
             if not self._wait():
@@ -253,16 +255,16 @@ class _HolderFinder:
         return None
 
     def _network(self, path: str, name: str) -> tuple[str, bool] | None:
-        """The host's use of an interface, and whether it is certain; None: there is none.
+        """Return the host's use of an interface, and whether it is certain; None if unused.
 
-        One that is only up is not used: network managers bring up what they find.
+        An interface that is only up is unused, because network managers bring up every interface.
         """
         flags = self._number(f"{path}/flags")
         if not flags & _UP:
             return None
         certain = flags >= 0
         if self._text(f"{path}/type") == _INFINIBAND:
-            # The host speaks InfiniBand by it, to storage for one, without any address.
+            # The host can use InfiniBand through it without an address, for example for storage.
             return "an InfiniBand interface", certain
         above = [entry for entry in self._tree.names(path) if entry.startswith(_ABOVE)]
         if above:
@@ -280,11 +282,15 @@ class _HolderFinder:
         return None
 
     def _disk(self, name: str) -> KernelHolder | None:
+        """Return the host's use of a disk, from an attempt to open it exclusively.
+
+        If the open fails for another reason, mounts, swap and holders show the use.
+        """
         used = f"the host uses its disk {name}: it is mounted, or part of another"
         path = f"{os.path.realpath(self._root).rstrip('/')}/dev/{name}"
         try:
-            # A disk that is mounted, in any name space, or part of another cannot be
-            # opened exclusively.
+            # An exclusive open fails if the disk is mounted, in any name space, or part of
+            # another disk.
             os.close(os.open(path, _LOOK))
         except OSError as error:
             if error.errno == errno.ENOMEDIUM:
@@ -299,7 +305,7 @@ class _HolderFinder:
         return None
 
     def _is_mounted(self, name: str) -> bool:
-        """Whether mounts of the host, its swap or another disk name it, as a capture shows."""
+        """Whether the host's mounts, its swap or another disk use it; also works on a capture."""
         if self._tree.names(f"{_BLOCK}/{name}/holders"):
             return True
         number = self._text(f"{_BLOCK}/{name}/dev")
@@ -316,7 +322,7 @@ class _HolderFinder:
         return None
 
     def _number(self, path: str) -> int:
-        """The number in a file; everything where it has none that can be read."""
+        """Return the number in a file; -1, which has all bits set, if there is none."""
         try:
             return int(self._text(path) or "", 0)
         except ValueError:

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The places of hardware: entries of the ledger follow the hardware, not the bus number.
+"""Entries of the ledger follow the hardware, not its bus number.
 
-Pure. An address is a place: firmware numbers buses anew, boards change slots or are
-replaced. Hardware is known by its serial number (of PCIe, else of the vital product
-data), a virtual function by that of its physical function and its number there. Where
-there is none, or where two devices of the node say the same, only the slot is known,
-and an entry stays where it is.
+Pure. An address is only a place: firmware renumbers buses, and boards change slots or are
+replaced. A serial number identifies hardware (from PCIe, else from the vital product
+data). A virtual function is identified by its physical function's number and its own index. If
+there is no number, or two devices of the node report the same, only the slot is known,
+and an entry stays at its place.
 
-Nova knows places alone. So if a place that a server holds has other hardware than before,
-or it is unknown whether it has, the entry is marked as ``replaced``: the server has never
-had that hardware, and it is cleaned before the server starts with it. A place that never
-had a number, and has none, says nothing: it is taken for what it was.
+Nova records only places. So an entry is marked as ``replaced`` if a server holds its place and
+the place has other hardware than before, or may have. The server has never
+had that hardware, so it is cleaned before the server starts with it. A place that never
+had a number, and has none now, counts as unchanged.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ import attrs
 
 from nova_hpc.wire.ledger import SOMEBODY, Ledger, LedgerDevice
 
-#: How hardware begins that is known by its place alone.
+#: Prefix of hardware that only its place identifies.
 SLOT: Final = "slot:"
 _NOTHING: Final = LedgerDevice()
 
 
 @attrs.frozen
 class MovedLedger:
-    """The ledger as the node is now."""
+    """The ledger after the moves, for the node's present hardware."""
 
     ledger: Ledger
     #: One sentence each, for the log; without serial numbers.
@@ -38,12 +38,12 @@ class MovedLedger:
 
 
 def is_hardware_known(hardware: str | None) -> bool:
-    """Whether it names a piece of hardware, and not only a place."""
+    """Whether it identifies a piece of hardware, and not only a place."""
     return hardware is not None and not hardware.startswith(SLOT)
 
 
 def unique_hardware_of(seen: Mapping[str, str]) -> dict[str, str]:
-    """The identity that every device reports; the slot where several report the same."""
+    """Return the identity that each device reports; its slot if several report the same."""
     counts = Counter(seen.values())
     return {
         address: hardware
@@ -56,14 +56,18 @@ def unique_hardware_of(seen: Mapping[str, str]) -> dict[str, str]:
 def move_entries_with_hardware(
     ledger: Ledger, seen: Mapping[str, str], unsure: Collection[str] = ()
 ) -> MovedLedger:
-    """Put each entry to the address at which its hardware is.
+    """Move each entry to the present address of its hardware.
 
-    :param seen: address -> what a device says that it is now.
-    :param unsure: addresses of devices that are there and were not asked: what is
-        recorded of them may still hold.
+    The cases are handled in this order: hardware at another place, hardware that has left the
+    node, held places without hardware, hardware that is identified for the first time, and hardware
+    that no longer reports its number.
+
+    :param seen: address -> identity that a device reports now.
+    :param unsure: addresses of devices that are present but were not read: their
+        entries may still be valid.
     """
     counts = Counter(device.hardware for device in ledger.devices.values())
-    # Where each piece was, by the ledger; one that is there twice was never told apart.
+    # The recorded place of each piece; a number that occurs twice identifies no piece.
     recorded_addresses = {
         device.hardware: address
         for address, device in ledger.devices.items()
@@ -95,7 +99,7 @@ def move_entries_with_hardware(
         ),
     }
     left = {address: ledger.devices[address] for address in places if address in ledger.devices}
-    # All leave before any comes: two may change places.
+    # Remove all moved entries before adding any: two devices may have changed places.
     devices = {address: device for address, device in ledger.devices.items() if address not in left}
     displaced = {
         device.hardware: device for device in left.values() if is_hardware_known(device.hardware)
@@ -109,16 +113,16 @@ def move_entries_with_hardware(
             device, note = away.pop(hardware, None), "it was away: what is known of it counts again"
         if device is None:
             device, note = _NOTHING, "it is new, and other hardware was in its place"
-        # Its former owner there is unknown.
+        # Its former owner at that place is unknown.
         device = device.doubted()
         old = left.get(address)
         if old is not None and old.server and not device.server:
-            # Nova may have the place for the server's; it is nobody's only when proved.
+            # Nova may assign the place to a server; only a proof makes it free.
             device = attrs.evolve(device, server=SOMEBODY)
         if old is not None and _is_place_held(old) and not _has_same_server(old, last_server_here):
             device = _mark_as_replaced(device)
         else:
-            device = attrs.evolve(device, replaced=False)  # that was said of its former place
+            device = attrs.evolve(device, replaced=False)  # the mark is about its former place
         devices[address] = attrs.evolve(device, hardware=hardware)
         notes.append(f"PCI device {address} is other hardware than before: {note}")
     away |= {
@@ -128,12 +132,12 @@ def move_entries_with_hardware(
     }
     for address in left.keys() - moving.keys():
         if _is_place_held(left[address]):
-            # Whatever comes here next, its server has not had it.
+            # Any hardware that comes here next is new to the server.
             devices[address] = LedgerDevice(replaced=True)
     for address, hardware in sure_hardware.items():
         device = devices.get(address, _NOTHING)
         if address not in moving and hardware != device.hardware:
-            # It could not be told apart before: it is taken for what was here.
+            # It had no unique number before: assume that it is the recorded hardware.
             if device.hardware is not None and _is_place_held(device):
                 device = _mark_as_replaced(device)
             devices[address] = attrs.evolve(device, hardware=hardware)
@@ -141,7 +145,7 @@ def move_entries_with_hardware(
         device = devices.get(address, _NOTHING)
         lost = is_hardware_known(device.hardware) and not is_hardware_known(hardware)
         if lost and _is_place_held(device) and not device.replaced:
-            # It had a number, and says none now.
+            # It had a number, and reports none now.
             devices[address] = _mark_as_replaced(device)
     if devices == ledger.devices and away == ledger.absent:
         return MovedLedger(ledger)
@@ -149,23 +153,23 @@ def move_entries_with_hardware(
 
 
 def _is_place_held(entry: LedgerDevice) -> bool:
-    """Whether a server may have the place by Nova's records."""
+    """Whether a server may have the place according to Nova's records."""
     return entry.server is not None or entry.replaced
 
 
 def _has_same_server(old: LedgerDevice, server: str | None) -> bool:
-    """Whether the server that holds a place is surely the one that had the hardware last.
+    """Whether the server that holds a place is certainly the last one with the hardware.
 
-    :param old: the entry of what was at the place.
-    :param server: the mark of the hardware that is there now, if it has been in the node.
+    :param old: the former entry of the place.
+    :param server: the mark of the hardware that is there now, if it was in the node before.
     """
     return not old.replaced and old.server == server and server not in (None, SOMEBODY)
 
 
 def _mark_as_replaced(device: LedgerDevice) -> LedgerDevice:
-    """An entry of hardware that the server which holds its place has never had."""
+    """Mark an entry: the server that holds its place has never had the hardware."""
     device = device.doubted()
-    # A stage that is due is not due of that server.
+    # A due stage belongs to the hardware's former server.
     stage = device.stage and {**device.stage, "server": SOMEBODY}
     return attrs.evolve(device, replaced=True, stage=stage)
 
@@ -177,13 +181,13 @@ def _has_other_hardware(
     recorded_addresses: Mapping[str, str],
     reported_hardware: Collection[str],
 ) -> bool:
-    """Whether the hardware that is at an address now is not the one that was."""
+    """Whether an address has other hardware now than before."""
     entry = ledger.device(address)
     if recorded_addresses.get(hardware, address) != address:
-        return True  # it comes from elsewhere
+        return True  # it comes from another place
     if entry.hardware == hardware:
         return False
     if not is_hardware_known(entry.hardware):
         return hardware in ledger.absent
-    # What is recorded here may be a number that several have.
+    # Several devices may share the number that is recorded here.
     return entry.hardware in recorded_addresses or entry.hardware not in reported_hardware

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does each server have the devices that it was given? Its guest against Nova's records.
+"""Compares each server's guest with Nova's records of its devices.
 
-A device can leave a guest without anybody having taken it: a request to unplug it that
-was left behind, a guest that ejects it, a device that falls off the bus, a detach that
-broke off. And one can be in a guest that Nova gives to nobody, or to somebody else. A
-server that is being changed is not compared, nor is one whose guest cannot be read:
-unknown is no difference.
+A device can leave a guest without a request of Nova: a leftover request to unplug it,
+a guest that ejects it, a device that falls off the bus, a detach that
+broke off. A guest can also have a device that Nova gives to no server, or to another. A
+server in a task is not compared, nor is one with an unreadable guest:
+unknown is not a difference.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from nova_hpc.topology.model import address_key
 
 @attrs.frozen
 class PromisedDevices:
-    """The devices of one server of the node by Nova's records."""
+    """The devices of one server of the node according to Nova's records."""
 
-    #: Its UUID, as libvirt writes it.
+    #: The server's UUID, in libvirt's form.
     server: str
-    #: Normalised addresses of its devices, those of its direct ports included.
+    #: Normalised addresses of its devices, including its direct ports' devices.
     devices: frozenset[str]
-    #: Nova is at rest with it: it runs, and nothing is being done to it or its devices.
+    #: Whether it runs, and Nova has no task for it or its devices.
     settled: bool
 
 
@@ -37,21 +37,21 @@ def _sort_addresses(addresses: Iterable[str]) -> tuple[str, ...]:
 
 @attrs.frozen
 class GuestDifference:
-    """A running guest that has not what its server was given."""
+    """A running guest whose devices differ from those given to its server."""
 
     server: str
-    #: Given, and not in the guest.
+    #: Given, and missing in the guest.
     gone: tuple[str, ...] = attrs.field(default=(), converter=_sort_addresses)
     #: In the guest, and not given to this server.
     more: tuple[str, ...] = attrs.field(default=(), converter=_sort_addresses)
 
     @property
     def cure(self) -> str:
-        """The action that makes the guest what it should be."""
+        """The action that corrects the guest."""
         return f"hard reboot of server {self.server}"
 
     def reasons(self) -> dict[str, str]:
-        """Address -> what is wrong with it there, and the cure, for operators."""
+        """Address -> difference and cure, for operators."""
         texts = dict.fromkeys(
             self.gone, f"is gone from the guest of server {self.server}: {self.cure}"
         )
@@ -65,10 +65,10 @@ class GuestDifference:
 def find_guest_differences(
     promised: Iterable[PromisedDevices], guests: NodeGuestDomains
 ) -> tuple[GuestDifference, ...]:
-    """The servers whose guests differ from the records, in the order of their UUIDs.
+    """Return the servers whose guests differ from the records, in the order of their UUIDs.
 
-    A server without a guest here is somebody else's question, and so is a guest of
-    nobody's: what they have is not offered anyway.
+    Other checks handle a server without a guest here, and a guest without a
+    server: their devices are not offered anyway.
     """
     domains = {domain.uuid: domain for domain in guests.domains}
     differences = []
@@ -85,19 +85,19 @@ def find_guest_differences(
 def _difference_of_guest(
     promised: PromisedDevices, domain: NodeGuestDomain
 ) -> GuestDifference | None:
-    # One that is off, or saved, gets its devices when it starts again.
+    # A guest that is shut off, or saved, gets its devices when it starts again.
     if domain.condition not in (DomainCondition.RUNNING, DomainCondition.PAUSED):
         return None
     live = domain.live
     gone: frozenset[str] = frozenset()
-    if live.problem is None:  # what cannot be read may be the one that is missed
+    if live.problem is None:  # an unreadable device may be the missing one
         gone = promised.devices - live.all
     more = live.all - promised.devices
     return GuestDifference(promised.server, gone, more) if gone or more else None
 
 
 def reasons_of_differences(differences: Iterable[GuestDifference]) -> dict[str, str]:
-    """Address -> what is wrong, of all of them; one that was swapped has two reasons."""
+    """Address -> reasons of all differences; a swapped device has two reasons."""
     texts: dict[str, str] = {}
     for difference in differences:
         for address, text in difference.reasons().items():
@@ -105,13 +105,13 @@ def reasons_of_differences(differences: Iterable[GuestDifference]) -> dict[str, 
     return texts
 
 
-#: What a device is that a server should have, or should not, in one word.
+#: The kinds of differences: a device is missing in its guest, or is there in excess.
 GONE: Final = "gone"
 MORE: Final = "more"
 
 
 def difference_words_of(differences: Iterable[GuestDifference]) -> dict[tuple[str, str], str]:
-    """(Server, address) -> :data:`GONE` or :data:`MORE`, of all of them."""
+    """(Server, address) -> :data:`GONE` or :data:`MORE`, for all differences."""
     words_by_device: dict[tuple[str, str], str] = {}
     for difference in differences:
         words_by_device |= dict.fromkeys(
@@ -125,19 +125,19 @@ def difference_words_of(differences: Iterable[GuestDifference]) -> dict[tuple[st
 
 @attrs.frozen
 class PromiseLook:
-    """The findings of one look, and those that the looks before it confirm."""
+    """The differences of one check, and those that the check before it confirms."""
 
-    #: Differences that hold: seen twice in a row.
+    #: Confirmed differences: found twice in a row.
     known: tuple[GuestDifference, ...] = ()
-    #: Server -> its difference, seen now.
+    #: Server -> its difference in this check.
     seen: Mapping[str, GuestDifference] = attrs.field(factory=dict, hash=False)
 
     def then(self, differences: Iterable[GuestDifference]) -> PromiseLook:
-        """The next look.
+        """Return the result of the next check.
 
-        Nova attaches a direct port without a word in the server's state: its device is
-        recorded before the guest has it, and the other way round at a detach. So a
-        difference is one only if the next look sees it again.
+        Nova attaches a direct port without a task state: it records the device
+        before the guest has it, and removes the record after a detach. So a
+        difference counts only if the next check finds it again.
         """
         current = {difference.server: difference for difference in differences}
         confirmed = tuple(

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file of the ledger: whole at all times, and changed below locks.
+"""The file of the ledger: always complete, and changed under locks.
 
-A file is written beside its place, flushed to the disk and renamed, and then a
-copy of it likewise: whoever is killed at any moment leaves the old or the new
-text, and a file that a failing disk has cut in half is read from its copy. No
-function here writes a log: they run below locks.
+A new file is written beside the old one, flushed to the disk and renamed; then its
+copy is replaced in the same way. A process that is killed at any moment leaves the old or the new
+text. If a failing disk truncates the file, its copy is read. No
+function here writes a log, because they run under locks.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from nova_hpc.wire.ledger import LEDGER, DeviceState, Ledger, Trial
 from nova_hpc.wire.version import LaterError, WireError
 
 _WHAT: Final = "ledger"
-#: One character more than any text that is looked at.
+#: One character more than the longest accepted text.
 _LONGEST: Final = (LEDGER.longest or 0) + 1
 _PAUSE: Final = 0.02
 #: Seconds to wait for another process that changes the same file.
 _PATIENCE: Final = 60.0
-#: Bytes by which the file may grow until it is found out again whether there is room.
+#: Bytes by which the file may grow until the free space is checked again.
 _ROOM: Final = 1 << 16
 
 
@@ -47,16 +47,16 @@ class LedgerError(Exception):
 
 @functools.lru_cache(maxsize=2)
 def _load_ledger(text: str) -> Ledger:
-    """One text is read many times in an update, and says the same each time."""
+    """Parse a text; cached, because an update reads the same text many times."""
     return wire.read_ledger(text)
 
 
 @attrs.define
 class _LastWritten:
-    """The last write of this process; replaced as one, so safe between threads."""
+    """The last write of this process; replaced as one object, so it is safe between threads."""
 
-    #: What :attr:`Ledger.written` may say: two while the file is being replaced; none:
-    #: nothing is to be believed.
+    #: Valid values of :attr:`Ledger.written`: two while the file is being replaced; none
+    #: if no file can be trusted.
     written: frozenset[str] = frozenset()
 
 
@@ -65,8 +65,8 @@ class LedgerFile:
     """The ledger of one node, on its disk."""
 
     path: Path
-    #: This process is nova-compute: it believes a file that it has compared itself and
-    #: written last, and no other.
+    #: Whether this process is nova-compute: it trusts only a file that it has itself compared
+    #: and written last.
     of_compute: bool = False
     _last: _LastWritten = attrs.field(
         init=False, eq=False, repr=False, factory=lambda: _LastWritten()
@@ -74,22 +74,26 @@ class LedgerFile:
 
     @classmethod
     def from_options(cls, options: Any, of_compute: bool = False) -> LedgerFile:
-        """As group ``[hpc]`` of the configuration says."""
+        """Build it from group ``[hpc]`` of the configuration."""
         return cls(Path(options.ledger_file), of_compute)
 
-    # -- what it says ------------------------------------------------------------
+    # -- reading ----------------------------------------------------------------
 
     def read(self) -> Ledger:
-        """The node's ledger; empty on a node without any file. Never raises."""
+        """Return the node's ledger; empty on a node without any file. Never raises.
+
+        nova-compute trusts the mark of a comparison only in a file that it has written last itself.
+        Any other file is returned as not compared.
+        """
         while True:
             last = self._last.written
             ledger = self._read()
             if not (self.of_compute and ledger.compared) or ledger.written in last:
                 return ledger
             if self._last.written is last:
-                # An older copy, one of another life of this service, or of another node.
+                # An older copy, or a file of an earlier run of this service or another node.
                 return attrs.evolve(ledger, compared=False)
-            # Another thread has written it meanwhile.
+            # Another thread has written it since.
 
     def _read(self) -> Ledger:
         text = _LedgerText.of(self.path)
@@ -106,7 +110,7 @@ class LedgerFile:
         return attrs.evolve(ledger, problems=tuple(dict.fromkeys(problems)))
 
     def known(self) -> Ledger:
-        """The same.
+        """Return the node's ledger.
 
         :raises LedgerError: the file is lost.
         """
@@ -116,11 +120,11 @@ class LedgerFile:
         return ledger
 
     def exists(self) -> bool:
-        """Whether there is a file, or its copy."""
+        """Whether the file exists, or its copy."""
         return _LedgerText.of(self.path) is not None
 
     def existing(self) -> Ledger:
-        """The same.
+        """Return the node's ledger from an existing file.
 
         :raises LedgerError: there is no file, or it is lost.
         """
@@ -132,9 +136,9 @@ class LedgerFile:
         return self.known()
 
     def change(self, edit: Callable[[Ledger], Ledger]) -> Ledger:
-        """Change the file; nothing is written when nothing changes.
+        """Change the file; write nothing if nothing changes.
 
-        :returns: what it says then.
+        :returns: the new ledger.
         :raises LedgerError: the file is lost, or cannot be written.
         """
         with self._locked():
@@ -157,13 +161,13 @@ class LedgerFile:
         return ledger
 
     def distrust(self) -> None:
-        """Have the file compared with Nova's records anew before anything is given."""
+        """Require a new comparison with Nova's records before any device is given."""
         self._last.written = frozenset()
 
     def expect_room(self) -> None:
-        """Find out whether the file could be written now.
+        """Check that the file could be written now.
 
-        :raises LedgerError: it could not; nothing may be given.
+        :raises LedgerError: it cannot be written; no device may be given.
         """
         with self._locked():
             try:
@@ -173,9 +177,9 @@ class LedgerFile:
                 raise LedgerError(f"cannot write {self._text}: {error}") from error
 
     def put_by(self, name: str) -> None:
-        """Keep a copy of the file as it is beside it, for people; *name* ends its name.
+        """Keep a copy of the present file beside it, for operators; *name* ends its name.
 
-        :raises LedgerError: it cannot be kept.
+        :raises LedgerError: the copy cannot be written.
         """
         try:
             with self._locked():
@@ -196,21 +200,21 @@ class LedgerFile:
     def quarantine(self, reasons: Mapping[str, str], anew: bool = True) -> None:
         """Put devices in quarantine, all or none.
 
-        :param reasons: PCI address -> why.
-        :param anew: False: one that is in it keeps its reason.
+        :param reasons: PCI address -> reason.
+        :param anew: if False, a device that is already in quarantine keeps its reason.
         :raises LedgerError: the file is lost or cannot be written.
-        :raises nova_hpc.topology.model.AddressError: one of them is no PCI address.
+        :raises nova_hpc.topology.model.AddressError: an address is not a PCI address.
         """
         more = {normalise_address(address): reason for address, reason in reasons.items()}
         if more:
             self.change(lambda ledger: put_into_quarantine(ledger, more, anew))
 
     def release(self, address: str) -> bool:
-        """Offer a device again, and forget what was wrong with it.
+        """Offer a device again, and delete its fault.
 
-        :returns: False when it was neither suspect nor in quarantine.
+        :returns: False if it was neither suspect nor in quarantine.
         :raises LedgerError: the file is lost or cannot be written.
-        :raises nova_hpc.topology.model.AddressError: *address* is no PCI address.
+        :raises nova_hpc.topology.model.AddressError: *address* is not a PCI address.
         """
         address = normalise_address(address)
         released = []
@@ -235,10 +239,10 @@ class LedgerFile:
 
     @contextlib.contextmanager
     def locked(self, name: str, patience: float = _PATIENCE) -> Iterator[None]:
-        """Keep others from the device at address *name*, or from the step of that name.
+        """Lock the device at address *name*, or the step of that name, against others.
 
         :param patience: seconds to wait; 0 gives up at once.
-        :raises LedgerError: the lock cannot be had.
+        :raises LedgerError: the lock is held, or cannot be taken.
         """
         what = f"device {name}" if ":" in name else f"step {name}"
         with contextlib.ExitStack() as stack:
@@ -252,16 +256,16 @@ class LedgerFile:
 
 
 def expect_whole(ledger: Ledger) -> None:
-    """Before a command says that there is nothing of a kind.
+    """Check that the ledger is complete, before a command reports an empty result.
 
-    :raises LedgerError: a part of the file cannot be read, so there may be something.
+    :raises LedgerError: a part of the file cannot be read, so there may be entries in it.
     """
     if ledger.damaged:
         raise LedgerError(f"{'; '.join(ledger.problems)}; repair or remove the {_WHAT} first")
 
 
 def put_into_quarantine(ledger: Ledger, reasons: Mapping[str, str], anew: bool = False) -> Ledger:
-    """The ledger with more devices in quarantine; see :meth:`LedgerFile.quarantine`."""
+    """Return the ledger with more devices in quarantine; see :meth:`LedgerFile.quarantine`."""
     quarantined_before = ledger.quarantined
     trial = Trial(since=time.time())
     return ledger.put(
@@ -284,7 +288,7 @@ def copy_of(path: Path) -> Path:
 
 
 def _free_path_beside(path: Path, end: str) -> Path:
-    """A name beside a file's that nothing has."""
+    """Return an unused name beside the file's."""
     name = f"{path.name.removeprefix('.')}{end}"
     number = 1
     while (place := path.with_name(f"{name}-{number}" if number > 1 else name)).exists():
@@ -297,19 +301,19 @@ _Parsed = TypeVar("_Parsed")
 
 @attrs.frozen
 class _LedgerText:
-    """The text of a file and of its copy; an error where one cannot be read."""
+    """The text of a file and of its copy; an error in place of an unreadable one."""
 
     file: str | OSError
     copy: str | OSError | None
 
     @classmethod
     def of(cls, path: Path) -> _LedgerText | None:
-        """None: there is no such file."""
+        """Read both; return None if there is no such file."""
         file = _read_text_or_error(path)
         return None if file is None else cls(file, _read_text_or_error(copy_of(path)))
 
     def parse(self, what: str, parse: Callable[[str], _Parsed], problems: list[str]) -> _Parsed:
-        """Parse the file or else its copy, which is added to *problems*.
+        """Parse the file or else its copy; in the latter case add a text to *problems*.
 
         :raises WireError: neither can be read, or a later release has written them.
         """
@@ -356,19 +360,19 @@ def _save_with_copy(path: Path, data: bytes) -> None:
     try:
         _replace_file(copy, data)
     except OSError:
-        # An old copy is worse than none: it could bring back what is no more.
+        # An old copy is worse than none: it could restore outdated entries.
         with contextlib.suppress(OSError):
             copy.unlink()
 
 
 def _try_writing_beside(path: Path, size: int) -> None:
-    """Write so many bytes beside the file at *path*; take them away."""
+    """Write *size* bytes beside the file at *path*, and remove them."""
     _write_file_beside(path, bytes(size)).unlink(missing_ok=True)
 
 
 def _write_file_beside(path: Path, data: bytes) -> Path:
     """Write *data* to the disk, in a file beside that at *path*."""
-    # What a writer that was killed has left: nobody else writes below the lock.
+    # Remove the draft of a killed writer: under the lock there is no other writer.
     prefix = glob.escape(atomic_files.draft_prefix_of(path))
     for old in path.parent.glob(f"{prefix}*{atomic_files.DRAFT_END}"):
         old.unlink(missing_ok=True)
@@ -382,7 +386,7 @@ def _replace_file(path: Path, data: bytes) -> None:
 
 
 def _adopt_folder_owner(handle: int, folder: Path) -> None:
-    """Let the service read what an operator has written as root."""
+    """Let the service read a file that an operator has written as root."""
     owner = folder.stat()
     if os.geteuid() == 0 and owner.st_uid != 0:
         os.fchown(handle, owner.st_uid, owner.st_gid)
@@ -390,7 +394,7 @@ def _adopt_folder_owner(handle: int, folder: Path) -> None:
 
 # -- locks ---------------------------------------------------------------------------
 
-#: By path. The locks of fasteners (POSIX) are those of a process, not of its threads,
+#: By path. The locks of fasteners (POSIX) belong to a process, not to its threads,
 #: and end when the process closes the file anywhere.
 _threads: Final[dict[str, threading.Lock]] = {}
 _threads_guard: Final = threading.Lock()
@@ -398,7 +402,7 @@ _threads_guard: Final = threading.Lock()
 
 @contextlib.contextmanager
 def _locked_ledger(path: Path, what: str, patience: float) -> Iterator[None]:
-    """A lock against threads and processes that ends with its process, however that ends."""
+    """Lock against threads and processes; the lock ends with its process in any case."""
     end = time.monotonic() + patience
     with _threads_guard:
         mutex = _threads.setdefault(os.path.abspath(path), threading.Lock())  # noqa: PTH100
@@ -408,7 +412,7 @@ def _locked_ledger(path: Path, what: str, patience: float) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             try:
                 made = stack.enter_context(_made_lock_file(path))
-                # By its handle: a link that takes the file's place now leads nowhere.
+                # By its handle: a link that replaces the file now has no effect.
                 lock = fasteners.InterProcessLock(
                     handles.path_of_handle(made), sleep_func=time.sleep
                 )
@@ -426,9 +430,9 @@ def _locked_ledger(path: Path, what: str, patience: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _made_lock_file(path: Path) -> Iterator[int]:
-    """The file of a lock, which the service can open; no link is followed.
+    """Open the file of a lock, which the service can open; follow no link.
 
-    :raises OSError: it cannot be made, or something else is in its place.
+    :raises OSError: it cannot be created, or another kind of file is in its place.
     """
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     with handles.hold_folder(path.parent) as folder:

@@ -8,14 +8,14 @@ from pathlib import Path
 
 
 def find_open_files(root: Path, wanted: set[str]) -> tuple[dict[str, list[str]], int]:
-    """File -> the processes that have it open, and how many could not be looked at."""
+    """File -> the processes that have it open; and the number of unreadable processes."""
     opened: dict[str, list[str]] = {}
     closed = 0
     for folder in sorted(root.glob("proc/[0-9]*"), key=lambda path: (len(path.name), path.name)):
         try:
             targets = {os.readlink(link) for link in (folder / "fd").iterdir()}  # noqa: PTH115
         except FileNotFoundError:
-            continue  # it has ended
+            continue  # the process has ended
         except OSError:
             closed += 1
             continue

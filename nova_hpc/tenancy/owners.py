@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Owners of devices: Nova's records, libvirt's domains and the kernel have to agree on none.
+"""Owners of devices: a device is free if Nova's records, libvirt and the kernel agree.
 
-Each of them can be wrong. Nova forgets a server that was deleted while nova-compute was
-down, that was evacuated behind a broken network, or that a restored database never knew,
-and its guest runs on. Libvirt knows no QEMU that somebody started by hand. The kernel
-knows nothing of a guest that is shut off and will start. So a device is free when none
-of them names an owner, and one that does not answer has not said "nobody".
+Each of these sources can be wrong. Nova loses a server that was deleted while nova-compute was
+down, that was evacuated behind a broken network, or that a restored database lacks,
+and its guest keeps running. Libvirt does not list a QEMU that was started by hand. The kernel
+does not show a guest that is shut off and will start. So a device is free only if none
+of them names an owner. A source that does not answer does not count as "free".
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from nova_hpc.wire.ledger import SOMEBODY
 
 @attrs.frozen
 class HeldDevice:
-    """The reason why a device that Nova gives to nobody is not free."""
+    """The reason why a device without a server in Nova is not free."""
 
-    #: For operators: who has it, and what helps.
+    #: For operators: the user of the device, and the cure.
     text: str
-    #: Who is to be written down as its user: the domain's UUID, or SOMEBODY; None: nobody
-    #: can tell whether anybody has it, and what is written stays.
+    #: User to record: the domain's UUID, or SOMEBODY. None if it is unknown whether the
+    #: device has a user; the recorded one then stays.
     server: str | None = None
 
 
@@ -34,9 +34,9 @@ class HeldDevice:
 class NovaDeviceRow:
     """Nova's record of one device."""
 
-    #: UUID of the server that has it; None: none has.
+    #: UUID of the server that has it; None if no server has it.
     server: str | None = None
-    #: Of a free device: another text after each server that had it. "": it is not free.
+    #: For a free device: a text that changes after each server that had it. "" if not free.
     text: str = ""
 
 
@@ -44,36 +44,36 @@ class NovaDeviceRow:
 class NovaDeviceRows:
     """Nova's records of the devices of one node."""
 
-    #: Nova's UUID of the node; "": Nova does not know it yet.
+    #: Nova's UUID of the node; "" if Nova has no record of it yet.
     node: str = ""
-    #: By address; what Nova does not know is missing.
+    #: By address; devices without a record are missing.
     devices: Mapping[str, NovaDeviceRow] = attrs.field(factory=dict, hash=False)
 
     def of(self, server: str) -> frozenset[str]:
-        """The devices that a server has."""
+        """Return the devices of a server."""
         return frozenset(address for address, row in self.devices.items() if row.server == server)
 
 
 @attrs.frozen
 class DeviceOwners:
-    """Asks afresh, each time, who has devices of one node."""
+    """Finds the users of one node's devices, with a fresh query each time."""
 
-    #: The devices that servers have by Nova's records; a process that cannot ask goes by
-    #: the marks of the ledger.
+    #: Returns the devices that servers have by Nova's records; a process without access to
+    #: Nova uses the marks of the ledger.
     records: Callable[[], frozenset[str]]
-    #: Libvirt's domains.
+    #: Returns libvirt's domains.
     domains: Callable[[], NodeGuestDomains]
-    #: Which devices somebody has by the kernel; see nova_hpc.tenancy.holders.
+    #: Returns the devices with a user according to the kernel; see nova_hpc.tenancy.holders.
     holders: Callable[[Iterable[str]], Mapping[str, KernelHolder]]
-    #: Nova's records, in full; a process that cannot ask knows none.
+    #: Returns Nova's full records; empty in a process without access to Nova.
     rows: Callable[[], NovaDeviceRows] = NovaDeviceRows
 
     def held(self, addresses: Collection[str], server: str | None = None) -> dict[str, HeldDevice]:
-        """Those of *addresses* that no other server has by Nova's records, and that are not free.
+        """Return those of *addresses* without another server in Nova that are not free.
 
-        Call it below their locks: to ask the kernel is to keep others out for an instant.
+        Call it under their locks: querying the kernel excludes other processes for an instant.
 
-        :param server: this one may have them.
+        :param server: a server that may have them.
         """
         if not addresses:
             return {}
@@ -89,20 +89,20 @@ class DeviceOwners:
         return held_devices | held_by_kernel(self.holders(asked))
 
     def with_domains(self, domains: NodeGuestDomains) -> DeviceOwners:
-        """The same with an answer of libvirt's that is known already."""
+        """Return the same owners with an answer of libvirt that the caller already has."""
         return attrs.evolve(self, domains=lambda: domains)
 
     def busy(self, addresses: Collection[str]) -> frozenset[str]:
-        """Those of *addresses* that a server has by Nova's records, or a domain, or may have."""
+        """Return those of *addresses* that a server or a domain has, or may have."""
         domains = self.domains()
-        # Nova is asked last: a domain that has ended meanwhile ended before its record.
+        # Query Nova last: a domain that has just ended was gone before its record.
         return self.records() & frozenset(addresses) | held_by_domains(domains, addresses).keys()
 
 
 def held_by_domains(
     domains: NodeGuestDomains, addresses: Iterable[str], server: str | None = None
 ) -> dict[str, HeldDevice]:
-    """Those of *addresses* that a guest domain has which is not the one of *server*."""
+    """Return those of *addresses* that a guest domain other than *server*'s has or may have."""
     unknown = domains.unknown
     held_devices = {}
     for address in addresses:
@@ -115,7 +115,7 @@ def held_by_domains(
 
 
 def held_by_kernel(holders: Mapping[str, KernelHolder]) -> dict[str, HeldDevice]:
-    """The devices that somebody has, by the kernel's answers."""
+    """Return the devices with a user, from the kernel's answers."""
     return {
         address: HeldDevice(
             f"{holder.text}; Nova knows of no server that has it, and libvirt of no guest domain",

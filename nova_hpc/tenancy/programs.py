@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that may never end: waited for so long, then killed or left behind."""
+"""Programs that may never end: awaited for a limited time, then killed or left behind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 
 _PAUSE: Final = 0.05
 
-#: Killed, and not dead yet: in the kernel.
+#: Killed programs that have not ended yet, because they are in the kernel.
 _abandoned: list[subprocess.Popen[bytes]] = []
 _lock = threading.Lock()
 
@@ -19,8 +19,8 @@ def ends_in_time(process: subprocess.Popen[bytes], timeout: float, grace: float)
     """Whether a program ends by itself; otherwise it is killed.
 
     :param timeout: seconds.
-    :param grace: seconds to die. A process in the kernel dies only when the kernel returns:
-        it is left behind, and collected by a later call.
+    :param grace: seconds to end after the kill. A process in the kernel ends only when the
+        kernel call returns: it is left behind, and a later call collects it.
     """
     with _lock:
         _abandoned[:] = [former for former in _abandoned if former.poll() is None]

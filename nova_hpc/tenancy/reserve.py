@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The amount of a device's resource provider that is reserved in Placement, and for whom.
+"""The reserved amount of a device's resource provider in Placement, and its origin.
 
-Placement has one number. What this node withholds and what an operator reserves
-share it: the greater of the two is written, so that an operator's word is a floor
-and never adds up with what the node found by itself. Who has reserved what is
-remembered (:class:`nova_hpc.wire.reservation.ReservedProvider`), and written down *before*
-Placement is told: whatever Placement says that was not written down is an operator's.
+Placement stores one number. This node's withheld devices and an operator's reservation
+share it: the larger of the two is written. So an operator's number is a minimum,
+and is never added to the node's own. The ledger stores the origin
+(:class:`nova_hpc.wire.reservation.ReservedProvider`), and is written *before*
+Placement: any amount in Placement without a record counts as an operator's.
 
 Pure: numbers in, numbers out.
 """
@@ -20,9 +20,9 @@ import attrs
 from nova_hpc.wire.ledger import Ledger, LedgerDevice
 from nova_hpc.wire.reservation import ReservedProvider
 
-#: Why a device is not given that this node would give.
+#: Why a device is not given although this node would offer it.
 BY_OPERATOR: Final = "reserved in Placement by an operator"
-#: What is said before the commands.
+#: Text before the commands.
 BY_NOBODY_KNOWN: Final = (
     "Reserved in Placement, and this node's ledger does not know by whom. It is taken for "
     "an operator's and stays. Where the ledger was lost, or the node installed anew under "
@@ -32,28 +32,32 @@ BY_NOBODY_KNOWN: Final = (
 
 @attrs.frozen
 class PlacedProvider:
-    """A provider as Placement has it."""
+    """A provider's state in Placement."""
 
     uuid: str
     resource_class: str
     total: int
     reserved: int = 0
-    #: Devices that anybody has by Placement.
+    #: Number of its devices in allocations.
     used: int = 0
-    #: Nova reserves it itself, when a server gets it (``one_time_use``).
+    #: Whether Nova itself reserves it, when a server gets it (``one_time_use``).
     once: bool = False
 
 
 def decide_reservation(
     record: ReservedProvider | None, provider: PlacedProvider, withheld: int, total: int
 ) -> ReservedProvider:
-    """Decide how much of a provider is reserved from now on.
+    """Decide the reserved amount of a provider from now on.
 
-    :param record: what is remembered of it.
-    :param provider: as Placement has it now.
-    :param withheld: how many of its devices this node withholds.
+    An example with a total of 4: an operator has reserved 1 and the node withholds 3, so 3 are
+    reserved. When the node withholds none, 1 stays reserved for the operator. If Placement then
+    shows 2, an operator has changed the number, and 2 are the operator's.
+
+    :param record: its present record in the ledger.
+    :param provider: its present state in Placement.
+    :param withheld: number of its devices that this node withholds.
     :param total: its total from now on.
-    :returns: what is to be remembered; its ``reserved`` is what to tell Placement.
+    :returns: the new record; its ``reserved`` is the amount for Placement.
     """
     theirs = operators_share_of(record, provider)
     ours = min(withheld, total)
@@ -61,7 +65,7 @@ def decide_reservation(
     decided = ReservedProvider(
         provider.uuid, provider.resource_class, total, ours, theirs, gone=gone
     )
-    # Until the next look it is unknown whether Placement has heard of the change.
+    # Until the next update it is unknown whether Placement has received the change.
     return (
         decided
         if decided.reserved == provider.reserved
@@ -70,7 +74,7 @@ def decide_reservation(
 
 
 def operators_share_of(record: ReservedProvider | None, provider: PlacedProvider) -> int:
-    """The part of what is reserved that is an operator's (or Nova's, of one-time-use devices)."""
+    """Return an operator's part of the reserved amount (or Nova's, for one-time-use devices)."""
     if record is None or record.uuid != provider.uuid:
         return provider.reserved
     if provider.reserved in (record.reserved, record.earlier):
@@ -87,12 +91,13 @@ def list_lifting_commands(
     providers: Mapping[str, PlacedProvider],
     ledger: Ledger,
 ) -> list[str]:
-    """The commands that lift reservations which are not in the ledger, one a provider.
+    """Return the commands that lift reservations without a record, one per provider.
 
-    Not what Nova reserves itself of a one-time-use device, which it gives up when that is
-    clean: it is reserved as long as a server has it, or it waits to be reported.
+    Reservations that Nova makes for one-time-use devices are excluded: such a device is
+    reserved while a server has it, or while it waits to be reported as clean.
 
-    :param records: what was remembered, by address, and *decided* what is from now on.
+    :param records: the former records, by address.
+    :param decided: the records from now on.
     """
     return [
         f"{address}: openstack resource provider inventory set --amend --resource "
@@ -109,7 +114,7 @@ def _is_reserved_by_nova(provider: PlacedProvider, device: LedgerDevice) -> bool
 
 
 def is_reservation_over(record: ReservedProvider) -> bool:
-    """Whether nothing has to be remembered: nobody reserves any of it, and it is there."""
+    """Whether the record can be deleted: no part is reserved, and the device is present."""
     nothing = record.ours == record.operators == 0
     return nothing and record.earlier is None and record.gone is None
 
@@ -117,13 +122,13 @@ def is_reservation_over(record: ReservedProvider) -> bool:
 def does_provider_stay(
     record: ReservedProvider | None, used: int, current_time: float, patience: float
 ) -> bool:
-    """Whether the provider of a device that has vanished stays.
+    """Whether the provider of a vanished device stays.
 
-    :param used: how many of its devices anybody has, by Placement.
+    :param used: number of its devices in allocations.
     :param current_time: seconds since the epoch.
-    :param patience: seconds for which one that nobody has is kept.
+    :param patience: seconds for which an unused provider is kept.
     """
     if used or record is None or record.gone is None:
         return True
-    # A clock that was put back does not prolong it for ever.
+    # A clock that was set back does not prolong it forever.
     return record.gone > current_time or current_time - record.gone < patience

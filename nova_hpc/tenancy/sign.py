@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The signs of a device's trouble: one vocabulary for every check, step and state.
+"""The signs of a device's faults: one set of terms for every check, step and state.
 
-A sign is what the program goes by; the reason beside it is for people, may be worded
-anew in any release, and decides nothing.
+The code uses the sign. The reason beside it is text for people: any release may change its
+wording, and no decision depends on it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import attrs
 
 
 class HealthSign(enum.Enum):
-    """The kinds of trouble, the worst first.
+    """The kinds of faults, the worst first.
 
-    The value is written to the ledger (``health.sign``), said in notifications, and for
-    the optional checks it is the word of ``[hpc]health_checks``. Ledgers of earlier
+    The value is written to the ledger (``health.sign``) and to notifications. For
+    the optional checks it is the value in ``[hpc]health_checks``. Ledgers of earlier
     releases have ``unfit`` in place of ``iommu``, ``unit``, ``driver``, ``unbound`` and ``reset``.
     """
 
-    #: It is not there, or cannot be read.
+    #: It is missing, or cannot be read.
     ABSENT = "absent"
     #: An operator, or a check, has put it out of service.
     QUARANTINE = "quarantine"
@@ -34,56 +34,56 @@ class HealthSign(enum.Enum):
     DRIVER = "driver"
     #: It has to be on a VFIO driver, and is on none yet.
     UNBOUND = "unbound"
-    #: The kernel knows no way to reset it.
+    #: The kernel has no method to reset it.
     RESET = "reset"
-    #: The host, as it is set up, cannot do what has to be done to it.
+    #: The host's present setup cannot prepare it.
     UNFIT = "unfit"
-    #: It answers with ones only.
+    #: All its registers read as ones.
     SILENT = "silent"
-    #: It has lost what the kernel has set it to.
+    #: It has lost settings that the kernel made.
     LOST = "lost"
-    #: It is not what its baseline says: identity, BARs, capabilities.
+    #: It differs from its baseline: identity, BARs, capabilities.
     CHANGED = "changed"
-    #: The same, with many of its model at once.
+    #: It differs from its baseline together with many devices of its model.
     MODEL = "model"
-    #: It may write to memory although nobody has it.
+    #: It may write to memory although it has no server.
     MASTER = "master"
-    #: More uncorrected errors than are tolerated.
+    #: It has more uncorrected errors than are tolerated.
     ERRORS = "errors"
     #: Its link is narrow.
     LINK = "link"
-    #: Another number of virtual functions than its baseline says.
+    #: Its number of virtual functions differs from its baseline.
     FUNCTIONS = "functions"
-    #: Its stage between two servers came to no answer.
+    #: Its stage between two servers had no result.
     UNCHECKED = "unchecked"
     #: It could not be cleaned.
     FAILED = "failed"
-    #: It was ill lately and is tried again; see nova_hpc.tenancy.health_states.
+    #: It was faulty lately and is tried again; see nova_hpc.tenancy.health_states.
     SUSPECT = "suspect"
     #: It is not ready for the next server, or it is unknown whether it is.
     UNREADY = "unready"
-    #: What the manager of the NVLink fabric says; see nova_hpc.tenancy.nvlink.step.
+    #: The manager of the NVLink fabric reports a fault; see nova_hpc.tenancy.nvlink.step.
     NVLINK = "nvlink"
     #: No server may ever get it; see nova_hpc.tenancy.forbidden.
     NEVER = "never"
-    #: It is unknown whether any server may ever get it.
+    #: It is unknown whether a server may ever get it.
     UNSURE = "unsure"
 
 
 @attrs.frozen
 class Symptom:
-    """One thing that is wrong with a device."""
+    """One fault of a device."""
 
     sign: HealthSign
     #: For operators: with addresses and drivers.
     reason: str
-    #: How it differs from its baseline, as the ledger has it (nova_hpc.wire.announcements);
-    #: "": it does not, or in nothing that an operator can accept for a model.
+    #: Its difference from its baseline, in the ledger's form (nova_hpc.wire.announcements);
+    #: "" if there is none, or none that an operator can accept for a model.
     change: str = ""
 
     @property
     def user(self) -> str:
-        """The same for the server's user: no address, no host."""
+        """The fault in the text for the server's user: no address, no host."""
         return _USER.get(self.sign, "did not pass the check between two servers")
 
 

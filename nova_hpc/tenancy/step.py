@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The steps on devices around a server: one protocol, and one step for each concern.
 
-A step is asked before a server starts with devices, before it starts again with
-those that it has, after it has ended, and from time to time, when it puts in
-order what a crash has left behind. So no step needs to be undone: what is left
-of a start that failed, the next start of the device or the next
-:meth:`TenancyStep.withhold` puts in order. The order of the steps is that in which a
-server that starts needs them; after its end it is turned around.
+The methods of a step run before a server starts with devices, before it starts again with
+the same devices, after it has ended, and periodically. The periodic one cleans up after
+a crash. So no step needs an undo: the next start with the device, or the next
+:meth:`TenancyStep.withhold`, handles the remains of a failed start. The steps run in the order
+in which a server's start needs them; after its end they run in reverse order.
 
-The steps know no Nova: who calls them turns its objects into :class:`DeviceTenant`
-and :class:`NodeView`, and says :class:`RefusedError` in its own words.
+The steps do not depend on Nova. Their caller converts Nova's objects into :class:`DeviceTenant`
+and :class:`NodeView`, and converts :class:`RefusedError` into an exception of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from nova_hpc.topology.model import Node, PciFunction
 
 
 class StepError(Exception):
-    """A step cannot do its work on this node at all; the text names the option and the cure."""
+    """A step cannot work on this node at all; the text names the option and the cure."""
 
 
 class RefusedError(Exception):
@@ -38,14 +37,14 @@ class RefusedError(Exception):
         self.user = user
         #: One line each, for operators.
         self.reasons = tuple(reasons)
-        #: Other devices of the same node would do; nothing is wrong with it.
+        #: Whether other devices of the same node would work; the node is healthy.
         self.claim = claim
 
     @classmethod
     def of_devices(cls, total: int, refused: Mapping[str, str], what: str) -> RefusedError:
-        """Some of *total* devices that were claimed; *what* ends the sentence for the user.
+        """Build it for some of *total* claimed devices; *what* ends the sentence for the user.
 
-        :param refused: address -> why.
+        :param refused: address -> reason.
         """
         return cls(
             f"Of the {total} PCI devices that were claimed for the server, {len(refused)} {what}.",
@@ -57,7 +56,7 @@ class RefusedError(Exception):
 
     @classmethod
     def without_records(cls, error: Exception) -> RefusedError:
-        """What is done to devices cannot be written down."""
+        """Build it for the case that the ledger cannot be written."""
         text = "The node cannot keep records of its PCI devices."
         return cls(text, [f"No PCI device can be given: {error}"])
 
@@ -66,43 +65,43 @@ class RefusedError(Exception):
 class DeviceTenant:
     """A server, and the devices that it has or gets."""
 
-    #: Its UUID.
+    #: The server's UUID.
     server: str
     #: Normalised addresses, in the order of its claim.
     devices: tuple[str, ...] = ()
-    #: Those of *devices* that belong to its ports.
+    #: The *devices* that belong to its ports.
     ports: frozenset[str] = frozenset()
-    #: Its flavor requires NVLinks between its GPUs.
+    #: Whether its flavor requires NVLinks between its GPUs.
     linked: bool = False
-    #: Asks who has devices.
+    #: Finds the users of devices.
     owners: DeviceOwners = attrs.field(kw_only=True)
 
 
 @attrs.frozen
 class DeviceCandidate:
-    """One device and what is known of it from elsewhere."""
+    """One device, with data from outside its function."""
 
     function: PciFunction
     role: str | None = None
-    #: Of a virtual function: how many its physical function has.
+    #: For a virtual function: number of its physical function's virtual functions.
     vfs: int | None = None
 
 
 @attrs.frozen
 class NodeView:
-    """The node as it was just read."""
+    """The node at its last reading."""
 
     node: Node
-    #: Address -> role of everything that the node offers; None: without a role.
+    #: Address -> role, of all devices that the node offers; None if it has no role.
     roles: Mapping[str, str | None] = attrs.field(factory=dict, hash=False)
-    #: Address -> tag of the offered devices that are in NVLink sets.
+    #: Address -> tag, of offered devices in NVLink sets.
     sets: Mapping[str, str] = attrs.field(factory=dict, hash=False)
-    #: Address -> why an offered device cannot be given anyway, as the node looks now;
-    #: known to :meth:`TenancyStep.withhold` only.
+    #: Address -> fault of an offered device in this reading; only set for
+    #: :meth:`TenancyStep.withhold`.
     ill: Mapping[str, Symptom] = attrs.field(factory=dict, hash=False)
 
     def candidate(self, address: str) -> DeviceCandidate | None:
-        """The device at *address*; None: it is not there."""
+        """Return the device at *address*; None if it is missing."""
         function = self.node.function(address)
         if function is None:
             return None
@@ -111,7 +110,7 @@ class NodeView:
         return DeviceCandidate(function, self.roles.get(address), vfs)
 
     def candidates(self, addresses: Iterable[str]) -> dict[str, DeviceCandidate]:
-        """Those of *addresses* that are there."""
+        """Return those of *addresses* that are present."""
         candidates = {address: self.candidate(address) for address in addresses}
         return {
             address: candidate for address, candidate in candidates.items() if candidate is not None
@@ -120,28 +119,28 @@ class NodeView:
 
 @attrs.frozen
 class WithheldDevices:
-    """The findings of a periodic look."""
+    """The findings of a periodic check."""
 
     #: Address -> why a free device must not be offered.
     findings: Mapping[str, Symptom] = attrs.field(factory=dict, hash=False)
     #: One sentence each, for the log.
     notes: tuple[str, ...] = ()
-    #: The same, for whoever watches the node: nothing more is done by itself.
+    #: Sentences for operators who monitor the node: the node takes no further action itself.
     alarms: tuple[str, ...] = ()
 
 
 class TenancyStep(abc.ABC):
-    """One of the things that are done to a device between two servers.
+    """One preparation of a device between two servers.
 
-    One object serves all threads of a service. What a method returns as notes
+    One object serves all threads of a service. The notes that a method returns
     are sentences for the log.
     """
 
-    #: A word for the log and for locks.
+    #: Name for the log and for locks.
     name: ClassVar[str]
 
     def begin(self, view: NodeView) -> tuple[str, ...]:
-        """The service of the node starts.
+        """Prepare the node when its service starts.
 
         :returns: notes.
         :raises StepError: no server with such devices could start.
@@ -149,7 +148,7 @@ class TenancyStep(abc.ABC):
         return ()
 
     def before_start(self, tenant: DeviceTenant, view: NodeView) -> tuple[str, ...]:
-        """A server gets devices, and its domain is not made yet.
+        """Prepare devices for a server that gets them, before its domain exists.
 
         :returns: notes.
         :raises RefusedError: it must not have them.
@@ -157,28 +156,28 @@ class TenancyStep(abc.ABC):
         return ()
 
     def before_restart(self, tenant: DeviceTenant, view: NodeView) -> tuple[str, ...]:
-        """A server starts again with the devices that it has.
+        """Prepare the restart of a server with its present devices.
 
         :returns: notes.
-        :raises RefusedError: it cannot.
+        :raises RefusedError: it cannot start.
         """
         return ()
 
     def after_end(
         self, server: str, look: Callable[[], NodeView], owners: DeviceOwners
     ) -> tuple[str, ...]:
-        """A server has ended for good. Never raises.
+        """Handle the end of a server. Never raises.
 
-        :param look: reads the node afresh; asked only when it is needed.
-        :param owners: asks who has devices; Nova's records still have those of *server*.
-        :returns: notes of what has failed.
+        :param look: reads the node afresh; called only if needed.
+        :param owners: finds the users of devices; Nova's records still list those of *server*.
+        :returns: notes of failures.
         """
         return ()
 
     def after_move(
         self, server: str, look: Callable[[], NodeView], owners: DeviceOwners
     ) -> tuple[str, ...]:
-        """A server still has its devices here and runs elsewhere, or not at all.
+        """Handle a server that keeps its devices here and runs elsewhere, or not at all.
 
         See :meth:`after_end`.
         """
@@ -186,20 +185,20 @@ class TenancyStep(abc.ABC):
 
     @abc.abstractmethod
     def withhold(self, view: NodeView, owners: DeviceOwners) -> WithheldDevices:
-        """Put free devices in order, and say which must not be offered. Never raises.
+        """Prepare free devices, and return those that must not be offered. Never raises.
 
-        :param owners: asks who has devices now.
+        :param owners: finds the present users of devices.
         """
 
     def unreported(self) -> frozenset[str]:
-        """Devices found fit after a server of which Placement has yet to hear.
+        """Return clean devices that are not yet reported to Placement as free.
 
-        :raises nova_hpc.tenancy.ledger.LedgerError: that is unknown.
+        :raises nova_hpc.tenancy.ledger.LedgerError: the ledger cannot be read.
         """
         return frozenset()
 
     def report(self, addresses: Collection[str]) -> None:  # noqa: B027  most have none
-        """Placement has heard of them.
+        """Record that Placement has the report of these devices.
 
-        :raises nova_hpc.tenancy.ledger.LedgerError: it cannot be remembered.
+        :raises nova_hpc.tenancy.ledger.LedgerError: the ledger cannot be written.
         """

@@ -26,7 +26,7 @@ class Erasers:
     of_role: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict, hash=False)
 
     def explain_refusal(self, node: Node, function: PciFunction, role: str | None) -> str | None:
-        """The reason not to offer a function; None: it is no storage, or its erase is proven.
+        """Return the reason not to offer a function; None if it is no storage, or has an eraser.
 
         A virtual function shares the medium of its physical function.
         """
@@ -52,7 +52,7 @@ class Erasers:
 
 
 def storage_devices_of(node: Node, addresses: Iterable[str]) -> frozenset[str]:
-    """Those of *addresses* whose data have to be erased between two servers."""
+    """Return those of *addresses* whose data must be erased between two servers."""
     return frozenset(
         address
         for address in addresses
@@ -66,7 +66,7 @@ def find_unerased_storage(
 ) -> dict[str, Symptom]:
     """Address -> why a storage device is never given.
 
-    :param roles: address -> role, by which the cleaner is chosen.
+    :param roles: address -> role, which selects the cleaner.
     """
     symptoms = {}
     for address in addresses:

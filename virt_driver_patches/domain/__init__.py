@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The guest domain: Nova's own, changed in one pass."""
+"""The guest domain: Nova's XML, changed in one pass."""

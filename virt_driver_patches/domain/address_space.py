@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Address space for the devices' memory in a guest's domain, where QEMU's own is too small.
+"""Address space for the devices' memory in a guest's domain, if QEMU's default is too small.
 
 A guest whose firmware finds no room for a GPU's memory does not see the GPU, or halts.
 """
@@ -25,16 +25,16 @@ _UNITS: Final = {
 
 
 def is_x86(machine: str | None) -> bool:
-    """Whether a machine type has the windows that are made here.
+    """Whether a machine type has the windows that this module changes.
 
-    :param machine: ``pc-q35-9.2``, ``pc``, ``virt``, ...; None: QEMU's default, ``pc``.
+    :param machine: ``pc-q35-9.2``, ``pc``, ``virt``, ...; None for QEMU's default, ``pc``.
     """
     words = (machine or "pc").split("-")
     return words[0] in ("pc", MACHINE) or MACHINE in words
 
 
 def widen_address_space(domain: GuestDomainXml, needed: Span) -> None:
-    """Make room for *needed*; a domain whose own room will do stays as it is."""
+    """Make room for *needed*; a domain with enough room is not changed."""
     size = windows.window_size_of(needed)
     if size <= windows.DEFAULT_WINDOW:
         return
@@ -49,6 +49,7 @@ def widen_address_space(domain: GuestDomainXml, needed: Span) -> None:
 
 
 def _set_pci_hole(devices: etree._Element, size: int, express: bool) -> None:
+    """Set the size of the 64-bit window at the guest's own root complex."""
     model = "pcie-root" if express else "pci-root"
     root = devices.find(f"controller[@type='pci'][@model='{model}']")
     if root is None:
@@ -67,17 +68,17 @@ def _is_uefi(root: etree._Element) -> bool:
 
 
 def _tell_ovmf(root: etree._Element, size: int) -> None:
-    """Tell OVMF, which looks neither at QEMU's window nor, before 2023, at the CPU."""
+    """Set OVMF's option: OVMF ignores QEMU's window and, before 2023, the CPU's address width."""
     line = root.find(f"{{{QEMU}}}commandline")
     if line is None:
         line = etree.SubElement(root, f"{{{QEMU}}}commandline")
-    # Libvirt keeps opt/ovmf/ for itself in its own element for such files.
+    # Libvirt's own element for such files rejects names below opt/ovmf/.
     for value in ("-fw_cfg", f"name=opt/ovmf/X-PciMmio64Mb,string={size // _MIB}"):
         etree.SubElement(line, f"{{{QEMU}}}arg", value=value)
 
 
 def _set_address_bits(root: etree._Element, bits: int) -> None:
-    """Let the guest's CPUs address it all, unless the flavor says how many bits they have."""
+    """Let the guest's CPUs address all of it, unless the flavor sets their address bits."""
     cpu = root.find("cpu")
     if cpu is None or cpu.find("maxphysaddr") is not None:
         return
@@ -89,7 +90,7 @@ def _set_address_bits(root: etree._Element, bits: int) -> None:
 
 
 def most_memory_of(root: etree._Element) -> int:
-    """The most memory that the guest can have, in bytes."""
+    """Return the most memory that the guest can have, in bytes."""
     sizes = [0]
     for tag in ("memory", "maxMemory"):
         element = root.find(tag)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices are taken out of a guest, all or none, and come back to their places.
+"""Removes devices from a guest, all or none, and gives them back at their places.
 
-Nova takes passed-through devices off a guest before its memory is saved (at a
-suspend, and at a snapshot of a guest that is not snapshot alive), and gives
-them back without an address (``_detach_pci_devices`` and ``_attach_pci_devices`` of
-nova/virt/libvirt/driver.py, 32 to 34; no bug is known to be filed): libvirt would put
-them anywhere. The definition of the guest still has them where they were.
+Nova detaches passed-through devices from a guest before it saves the guest's memory (at a
+suspend, and at a snapshot of a guest that is not snapshot live). It attaches
+them again without an address (``_detach_pci_devices`` and ``_attach_pci_devices`` of
+nova/virt/libvirt/driver.py, 32 to 34; no bug is known to be filed), so libvirt would
+choose any place. The definition of the guest still contains their addresses.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from virt_driver_patches.errors import ClaimRefused
 
 LOG = logging.getLogger(__name__)
 
-#: Seconds between looks at a guest that lets go of devices.
+#: Seconds between two checks of a guest that has to release devices.
 _PAUSE = 1.0
 
 
 class NotLetGo(exception.PciDeviceDetachFailed):
-    """A guest was asked for devices and has not answered: QEMU keeps the requests."""
+    """A guest has not answered the requests to release devices; QEMU keeps the requests."""
 
     def __init__(self, left: int, total: int, limit: float) -> None:
         super().__init__(
             dev=f"{left} of {total} devices",
             reason=f"the guest did not let go of them within {limit:.0f} s; has it booted?",
         )
-        #: How many it still has.
+        #: Number of devices that the guest still has.
         self.left = left
 
 
 class PlacedDevice:
-    """A device to attach, as Nova's ``Guest.attach_device`` wants it."""
+    """A device to attach, with the interface that Nova's ``Guest.attach_device`` needs."""
 
     def __init__(self, element: etree._Element) -> None:
         self._element = element
 
     def to_xml(self) -> str:
-        """The device as libvirt reads it."""
+        """Return the device as XML for libvirt."""
         return str(etree.tostring(self._element, encoding="unicode", with_tail=False))
 
 
 def read_inactive_domain(guest: Any) -> GuestDomainXml:
-    """The domain as libvirt will start it the next time.
+    """Return the domain with which libvirt will start the guest the next time.
 
     :param guest: Nova's ``Guest``.
     """
@@ -59,20 +59,20 @@ def read_inactive_domain(guest: Any) -> GuestDomainXml:
 
 
 def check_suspend(domain: GuestDomainXml) -> None:
-    """Refuse a suspend after which the guest's hardware would be another.
+    """Refuse a suspend that would change the guest's hardware.
 
     :param domain: the guest's definition.
-    :raises ClaimRefused: for the server's user.
+    :raises ClaimRefused: with a text for the server's user.
     """
     placed = domain.placed()
-    # Nova takes ports out of the definition too, and makes them afresh
+    # Nova also removes ports from the definition, and creates them again
     # (_detach_direct_passthrough_ports of nova/virt/libvirt/driver.py, 32 to 34).
     if any(element.tag == "interface" for element in placed.values()):
         raise ClaimRefused(
             "A server whose direct (SR-IOV) ports have their place in its PCIe tree cannot be "
             "suspended, or snapshot cold: detach the ports, or stop the server instead."
         )
-    # What libvirt overrides, it does at the start of a guest only.
+    # Libvirt applies <qemu:override> only when it starts a guest.
     if placed and domain.root.find(f"{{{QEMU}}}override") is not None:
         raise ClaimRefused(
             "A server whose GPUs have GPUDirect cliques cannot be suspended, or snapshot cold: "
@@ -81,7 +81,7 @@ def check_suspend(domain: GuestDomainXml) -> None:
 
 
 def _source_of(config: Any) -> str | None:
-    """Host address of a device that Nova would attach; None: it is none of the host's."""
+    """Return the host address of a device to attach; None if it is not a PCI device."""
     try:
         domain = GuestDomainXml(f"<domain><devices>{config.to_xml()}</devices></domain>")
     except (etree.XMLSyntaxError, AttributeError):
@@ -90,7 +90,7 @@ def _source_of(config: Any) -> str | None:
 
 
 class PlacingGuest:
-    """Nova's guest, except that passed-through devices are attached to their places."""
+    """Nova's guest, but it attaches passed-through devices at their places."""
 
     def __init__(self, guest: Any, placed: Mapping[str, etree._Element]) -> None:
         self._guest = guest
@@ -100,9 +100,9 @@ class PlacingGuest:
         return getattr(self._guest, name)
 
     def attach_device(self, config: Any, *args: Any, **kwargs: Any) -> None:
-        """Attach a device; one of the host's that has no place is refused.
+        """Attach a device; refuse a PCI device of the host that has no place.
 
-        :raises nova.exception.PciDeviceNotFound: the definition does not have it.
+        :raises nova.exception.PciDeviceNotFound: the definition lacks the device.
         """
         address = _source_of(config)
         if address is not None and address not in self._placed:
@@ -112,22 +112,22 @@ class PlacingGuest:
 
 
 def wrap_placing_guest(guest: Any) -> Any:
-    """*guest*, or a :class:`PlacingGuest` where its definition has places of this project's."""
+    """Return *guest*, or a :class:`PlacingGuest` if this project has placed its devices."""
     placed = read_inactive_domain(guest).placed()
     return PlacingGuest(guest, placed) if placed else guest
 
 
 def detach_all_or_none(guest: Any, devices: Mapping[str, Any], limit: float) -> None:
-    """Take *devices* out of a running guest: all of them, or none.
+    """Detach *devices* from a running guest: all of them, or none.
 
-    Nova gives a guest as long as libvirt waits, which is five seconds; but a
+    Nova waits five seconds, as long as libvirt does. But a
     guest that handles hot plugging itself, as it does below PCIe expanders,
-    lets go five seconds after the request at the earliest.
+    releases a device no earlier than five seconds after the request.
 
     :param guest: Nova's ``Guest``.
-    :param devices: host address -> device, as Nova's ``Guest.detach_device`` wants it.
-    :param limit: seconds that the guest has for all of them together.
-    :raises NotLetGo: it did not let go of one; those that it let go of are given back.
+    :param devices: host address -> device, as Nova's ``Guest.detach_device`` takes it.
+    :param limit: seconds that the guest has for all devices together.
+    :raises NotLetGo: the guest kept a device; the released ones are attached again.
     """
     devices = {
         address: devices[address] for address in devices.keys() & list_attached_addresses(guest)
@@ -143,17 +143,17 @@ def detach_all_or_none(guest: Any, devices: Mapping[str, Any], limit: float) -> 
 
 
 def list_attached_addresses(guest: Any) -> set[str]:
-    """Host addresses of the devices that the running guest has."""
+    """Return the host addresses of the running guest's devices."""
     return {address for address, _ in GuestDomainXml(guest.get_xml_desc()).passed_through()}
 
 
 def give_devices_back(guest: Any, addresses: Iterable[str]) -> set[str]:
-    """Attach devices to a running guest where its definition has them. Never raises.
+    """Attach devices to a running guest at the places of its definition. Never raises.
 
-    Libvirt keeps an address in the guest for every device of a definition, also for one
-    that has no place of this project's.
+    Libvirt stores an address in the guest for every device of a definition, also if
+    this project has not placed it.
 
-    :returns: host addresses of those that are back.
+    :returns: host addresses of the devices that are attached again.
     """
     back = set()
     places = dict(read_inactive_domain(guest).passed_through())

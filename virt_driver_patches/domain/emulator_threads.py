@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Emulator and I/O threads leave the CPUs that are pinned to vCPUs.
 
-Nova pins them to all CPUs of the guest's own cells, and so to the very CPUs of its
-vCPUs, unless the flavor says ``hw:emulator_threads_policy`` (``_get_guest_numa_config``
+Nova pins these threads to all CPUs of the guest's own cells, and so to the CPUs of its
+vCPUs, unless the flavor sets ``hw:emulator_threads_policy`` (``_get_guest_numa_config``
 and ``_get_numa_config_emulator_threads`` of nova/virt/libvirt/driver.py, 32 to 34).
 """
 
@@ -21,7 +21,7 @@ def choose_housekeeping_cpus(
     cells: Mapping[int, Collection[int]],
     nodes: Iterable[int],
 ) -> frozenset[int]:
-    """The host CPUs for the emulator threads of a guest with pinned vCPUs.
+    """Return the host CPUs for the emulator threads of a guest with pinned vCPUs.
 
     :param online: CPUs that are online.
     :param dedicated: ``[compute]cpu_dedicated_set``; never used.
@@ -29,7 +29,7 @@ def choose_housekeeping_cpus(
         Nova does for ``hw:emulator_threads_policy=share``.
     :param cells: host NUMA node -> its CPUs.
     :param nodes: the NUMA nodes of the guest; their CPUs are preferred.
-    :returns: empty when the host has none to spare.
+    :returns: empty if the host has none to spare.
     """
     if not dedicated:
         return frozenset()  # any CPU may be pinned then
@@ -39,10 +39,10 @@ def choose_housekeeping_cpus(
 
 
 def pin_emulator_threads(domain: GuestDomainXml, cpus: frozenset[int]) -> None:
-    """Pin emulator and I/O threads to *cpus*, where any vCPU has a CPU of its own.
+    """Pin emulator and I/O threads to *cpus* if any vCPU has a CPU of its own.
 
-    Only ``cputune/emulatorpin`` and ``cputune/iothreadpin`` are changed; a
-    domain without pinned vCPUs, and any with an empty *cpus*, stays as it is.
+    Only ``cputune/emulatorpin`` and ``cputune/iothreadpin`` change. A
+    domain without pinned vCPUs is not changed, nor any domain if *cpus* is empty.
     """
     vcpus = domain.root.findall("cputune/vcpupin")
     if not cpus or not any(vcpu.get("cpuset", "").isdigit() for vcpu in vcpus):

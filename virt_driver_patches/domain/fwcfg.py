@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The guest's documents in its domain, as entries of fw_cfg.
 
-Everything that is said follows from the finished domain (which device sits where in
-the guest) and a reading of the node (where it sits on the host).
+Their content follows from the finished domain (the devices' places in the guest) and a
+reading of the node (their places on the host).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nova_hpc.topology.nccl import Processor
 from nova_hpc.topology.peer_wish import PeerWish
 from virt_driver_patches.domain.guest_domain import GuestDomainXml
 
-#: An argument of QEMU has at most 128 KiB, and commas in it are written twice.
+#: An argument of QEMU has at most 128 KiB, and commas in it are doubled.
 _LONGEST: Final = 90_000
 
 
@@ -38,26 +38,27 @@ def tell_guest_devices(
     shared: Mapping[str, Any] | None = None,
     partitions: Mapping[str, guest_document.PortPartition] | None = None,
 ) -> None:
-    """Tell the guest of a domain about its devices, where it is on the fabric, and what it shares.
+    """Describe to the guest its devices, its place in the fabric and its shared memory.
 
-    A domain of which nothing is known stays as it is.
+    A domain without devices, fabric and shared memory is not changed.
 
-    The last change: what is told follows from where the devices sit by then. An error
-    leaves the domain as it was.
+    This is the last change of a domain, because the text depends on the devices' final
+    places. An error leaves the domain unchanged.
 
     :param node: a reading of the host with the claimed devices.
     :param topology: ``hpc:guest_topology``: mirror, numa or flat.
-    :param roles: host address of a device -> its role, where it has one.
-    :param processor: the host's, where the guest has the same.
-    :param groups: host address of a device -> its group, where ports belong to any.
+    :param roles: host address of a device -> its role, if it has one.
+    :param processor: the host's, if the guest has the same.
+    :param groups: host address of a device -> its group, if ports belong to groups.
     :param fabric: level of the fabric -> the project's name of the domain.
     :param rails: host address of a device -> the project's name of its rail.
-    :param wish: what the node's ``[hpc]peer_to_peer`` says.
-    :param shared: what it is told of memory that it shares; None: it asked for none.
+    :param wish: the node's setting ``[hpc]peer_to_peer``.
+    :param shared: description of the memory that the guest shares; None if the flavor
+        requests none.
     :param partitions: host address of a port's device -> the partition of the port's network.
-    :raises ValueError: there is too much to tell.
+    :raises ValueError: the text is too long.
     """
-    # Which interface is whose rail is said where there are rails.
+    # The MACs identify the interfaces of the groups; without groups they are not needed.
     macs = domain.macs() if groups else {}
     given = [
         guest_document.DocumentDevice(
@@ -73,7 +74,7 @@ def tell_guest_devices(
     ]
     if not given and not fabric and not shared:
         return
-    # Nova lists host devices in any order: where they have places, those count.
+    # Nova lists host devices in any order. If all have places, sort them by place.
     if all(device.path is not None for device in given):
         given.sort(key=lambda device: device.path or ())
     add_documents(
@@ -85,13 +86,13 @@ def tell_guest_devices(
 
 
 def add_documents(domain: GuestDomainXml, documents: Mapping[str, bytes]) -> None:
-    """Put *documents* (name -> ASCII text) into fw_cfg; those of the same name go.
+    """Put *documents* (name -> ASCII text) into fw_cfg; they replace entries of the same name.
 
-    :raises ValueError: a name or a text that must not be there; nothing has been
+    :raises ValueError: a name or a text is not valid; nothing has been
         changed then.
     """
     for name, text in documents.items():
-        # libvirt takes opt/ only; QEMU's names have 55 characters.
+        # libvirt accepts only opt/; QEMU's names have at most 55 characters.
         if not name.startswith(PREFIX) or len(name) > 55 or not name.isascii():
             raise ValueError(f"{name!r} is no name for an entry of fw_cfg")
         if b"\0" in text or not text.isascii() or len(text) > _LONGEST:
@@ -103,5 +104,5 @@ def add_documents(domain: GuestDomainXml, documents: Mapping[str, bytes]) -> Non
         if entry.get("name") in documents:
             sysinfo.remove(entry)
     for name, text in sorted(documents.items()):
-        # libvirt quotes nothing for QEMU: no comma and no quotation mark may be in it.
+        # libvirt quotes nothing for QEMU, so the text may contain no comma or quotation mark.
         etree.SubElement(sysinfo, "entry", name=name).text = base64.b64encode(text).decode("ascii")

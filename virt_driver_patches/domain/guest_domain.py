@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The domain of a guest: Nova's text, parsed once, changed in one pass, written once.
+"""The domain of a guest: Nova's XML, parsed once, changed in one pass, written once.
 
 Each change is a function on a :class:`GuestDomainXml`: the PCIe tree
-(:mod:`~virt_driver_patches.domain.pcie_tree`), where the emulator runs
-(:mod:`~virt_driver_patches.domain.emulator_threads`) and what the guest is told
-(:mod:`~virt_driver_patches.domain.fwcfg`, the last, since it says where devices sit).
+(:mod:`~virt_driver_patches.domain.pcie_tree`), the CPUs of the emulator
+(:mod:`~virt_driver_patches.domain.emulator_threads`) and the guest's documents
+(:mod:`~virt_driver_patches.domain.fwcfg`, the last, because they contain the devices' places).
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from lxml import etree
 
 from nova_hpc.topology.model import AddressError, normalise_address
 
-#: Namespace of what libvirt hands to QEMU as it is.
+#: Namespace of the elements that libvirt passes to QEMU unchanged.
 QEMU: Final = "http://libvirt.org/schemas/domain/qemu/1.0"
-#: Names of the devices that have a place of this project's. Libvirt keeps the names
-#: that begin so, and no others, for its users.
+#: Prefix of the names of devices that this project has placed. Libvirt keeps names that
+#: users give only if they start with ``ua-``.
 ALIAS: Final = "ua-hpc-"
 
-#: The passed-through functions: of aliases, and (Nova writes them so) of direct ports.
+#: Elements of passed-through functions: of aliases, and (as Nova writes them) of direct ports.
 _PASSED: Final = {"hostdev": "pci", "interface": "hostdev"}
-#: Controllers that are a root of their own in the guest.
+#: Controllers that are a root complex of the guest.
 _ROOTS: Final = ("pcie-root", "pci-root")
 _EXPANDERS: Final = ("pcie-expander-bus", "pci-expander-bus")
 
@@ -32,34 +32,34 @@ _EXPANDERS: Final = ("pcie-expander-bus", "pci-expander-bus")
 class GuestDomainXml:
     """One ``<domain>``.
 
-    :param xml: as Nova wrote it, or libvirt keeps it.
-    :raises lxml.etree.XMLSyntaxError: it is no XML.
+    :param xml: the domain from Nova or libvirt.
+    :raises lxml.etree.XMLSyntaxError: it is not XML.
     """
 
     def __init__(self, xml: str) -> None:
         self._given = xml
         self._changed = False
-        # Strings of users are in it; Nova escapes them, and no entity is ever needed.
+        # It contains strings of users. Nova escapes them, and needs no entity.
         self._root: etree._Element = etree.fromstring(
             xml, etree.XMLParser(resolve_entities=False, huge_tree=False)
         )
 
     @property
     def root(self) -> etree._Element:
-        """The ``<domain>``, to be read."""
+        """The ``<domain>``, for reading."""
         return self._root
 
     def edit(self) -> etree._Element:
-        """The ``<domain>``, to be changed: from now on :meth:`text` writes it anew."""
+        """Return the ``<domain>`` for changes; :meth:`text` serialises it from now on."""
         self._changed = True
         return self._root
 
     def text(self) -> str:
-        """The domain as libvirt gets it; the very text that was given if nothing changed."""
+        """Return the domain for libvirt; the original text if nothing has changed."""
         return str(etree.tostring(self._root, encoding="unicode")) if self._changed else self._given
 
     def declare_qemu(self) -> None:
-        """Declare QEMU's namespace at the top, the only place where libvirt looks for it."""
+        """Declare QEMU's namespace at the root element, where libvirt expects it."""
         old = self.edit()
         names: dict[Any, str] = {prefix: uri for prefix, uri in old.nsmap.items() if uri != QEMU}
         names["qemu"] = QEMU
@@ -72,7 +72,7 @@ class GuestDomainXml:
     def devices(self) -> etree._Element:
         """The ``<devices>``.
 
-        :raises ValueError: there are none, which neither Nova nor libvirt writes.
+        :raises ValueError: there are none; Nova and libvirt always write them.
         """
         element = self._root.find("devices")
         if element is None:
@@ -81,14 +81,14 @@ class GuestDomainXml:
 
     @property
     def machine(self) -> str | None:
-        """The machine type, as ``pc-q35-9.2``; None: QEMU's default."""
+        """The machine type, for example ``pc-q35-9.2``; None for QEMU's default."""
         kind = self._root.find("os/type")
         return None if kind is None else kind.get("machine")
 
     def passed_through(self) -> list[tuple[str, etree._Element]]:
-        """The passed-through PCI functions in the domain's order: host address, and element.
+        """Return the passed-through PCI functions in the domain's order: host address, element.
 
-        One whose address cannot be read is left out: libvirt will refuse it.
+        A function with an invalid address is left out: libvirt will refuse it.
         """
         functions = []
         for element in self._root.iterfind("devices/*"):
@@ -117,7 +117,7 @@ class GuestDomainXml:
         return macs
 
     def placed(self) -> dict[str, etree._Element]:
-        """Host address -> element, of the functions that have a place of this project's."""
+        """Host address -> element, of the functions that this project has placed."""
         return {
             address: element
             for address, element in self.passed_through()
@@ -125,11 +125,11 @@ class GuestDomainXml:
         }
 
     def paths(self) -> list[tuple[str, tuple[str, ...] | None]]:
-        """The passed-through functions: host address, and path in the guest.
+        """Return the passed-through functions: host address, and path in the guest.
 
         The path is the bus of the root, then device.function of each step down; None
-        where it is not laid down. In the order in which libvirt gives addresses to
-        those without one: those of interfaces first.
+        if it is not fixed. Interfaces come first: libvirt assigns addresses to functions
+        without one in this order.
         """
         controllers = {
             controller.get("index"): controller
@@ -149,6 +149,10 @@ def _has_our_alias(element: etree._Element) -> bool:
 def _guest_path_of(
     device: etree._Element, controllers: Mapping[str | None, etree._Element]
 ) -> tuple[str, ...] | None:
+    """Return the path of one function, by following its controllers up to a root.
+
+    None if an address or a bus number is missing or not valid, or if controllers form a loop.
+    """
     steps: list[str] = []
     place = device.find("address[@type='pci']")
     while place is not None and len(steps) <= len(controllers) + 1:
@@ -175,9 +179,9 @@ def _guest_path_of(
 def _parse_number_attributes(
     element: etree._Element, keys: Sequence[str], missing: str = ""
 ) -> list[int]:
-    """Attributes as libvirt reads them, ``0x17``; a missing function is 0.
+    """Return attributes as numbers, in libvirt's notation, ``0x17``; a missing function is 0.
 
-    :param missing: what stands for another one that is missing.
-    :raises ValueError: one is no number.
+    :param missing: value of any other missing attribute.
+    :raises ValueError: an attribute is not a number.
     """
     return [int(element.get(key, "0" if key == "function" else missing), 0) for key in keys]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The guest's PCIe tree in its domain: controllers, places, address space, cliques.
 
-It serves ``hpc:guest_topology`` ``mirror`` and ``numa``: the plan says what is built.
-The guest's hardware must not change below it, so each version of the rules stays here
-as it is, and a server is always given the version that it was started with.
+It serves ``hpc:guest_topology`` ``mirror`` and ``numa``, and builds the tree of the plan.
+The hardware of an existing guest must not change. So every version of the rules stays in this
+module, and a server keeps the version that it was started with.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from nova_hpc.guest_tree import (
 from virt_driver_patches.domain import address_space
 from virt_driver_patches.domain.guest_domain import ALIAS, QEMU, GuestDomainXml
 
-#: Machine type whose PCIe can be arranged.
+#: Machine type whose PCIe tree can be arranged.
 MACHINE: Final = "q35"
-#: That of Arm, whose guests have no other; trees for it have not been tried.
+#: Arm's only machine type for guests; trees for it are untested.
 ARM: Final = "virt"
 
 _MODELS: Final[Mapping[TreePartKind, str]] = {
@@ -39,15 +39,15 @@ _MODELS: Final[Mapping[TreePartKind, str]] = {
 
 
 class MachineError(ValueError):
-    """The domain is not of a machine type with PCIe; the text says the cure."""
+    """The domain's machine type has no PCIe; the text names the cure."""
 
 
 def check_machine(machine: str | None, mode: str) -> None:
     """Refuse any machine type but q35.
 
-    :param machine: ``q35``, ``pc-q35-9.2``, ``pc``, ...; None: QEMU's default.
-    :param mode: the word of ``hpc:guest_topology``.
-    :raises MachineError: it is another one.
+    :param machine: ``q35``, ``pc-q35-9.2``, ``pc``, ...; None for QEMU's default.
+    :param mode: the value of ``hpc:guest_topology``.
+    :raises MachineError: the machine type is not q35.
     """
     words = (machine or "pc").split("-")
     if words[0] == ARM:
@@ -63,10 +63,10 @@ def check_machine(machine: str | None, mode: str) -> None:
 
 
 def arrange_pcie_tree(domain: GuestDomainXml, plan: TreePlan, abi: Abi) -> None:
-    """Give *domain* the tree of *plan*; one without bridges leaves it as it is.
+    """Build the tree of *plan* in *domain*; a plan without bridges changes nothing.
 
     :param abi: the rules to follow.
-    :raises MachineError: it is no q35 machine; nothing has been changed then.
+    :raises MachineError: the machine type is not q35; nothing has been changed then.
     """
     if plan.bridges:
         check_machine(domain.machine, abi.mode.value)
@@ -74,15 +74,15 @@ def arrange_pcie_tree(domain: GuestDomainXml, plan: TreePlan, abi: Abi) -> None:
 
 
 def makes_room(abi: Abi) -> bool:
-    """Whether a guest with these rules has windows as large as its devices need.
+    """Whether a guest with these rules gets windows as large as its devices need.
 
-    Flat ones of version 1 have QEMU's own, whatever they were given.
+    Flat guests of version 1 keep QEMU's default, whatever their devices.
     """
     return abi.version > 1 or abi.mode is not TopologyMode.FLAT
 
 
 def make_room(domain: GuestDomainXml, devices: Iterable[TreeDevice], abi: Abi) -> None:
-    """Give a flat *domain*, in which libvirt places the devices, room for their memory."""
+    """Make room for the devices' memory in a flat *domain*, in which libvirt places the devices."""
     if makes_room(abi) and address_space.is_x86(domain.machine):
         address_space.widen_address_space(
             domain, windows.pack_spans(device.span for device in devices)
@@ -99,7 +99,7 @@ def _arrange_first_version(domain: GuestDomainXml, plan: TreePlan, abi: Abi) -> 
     etree.indent(domain.edit(), space="  ")
 
 
-#: Version 2 changes flat guests alone.
+#: Version 2 changes only flat guests.
 _VERSIONS: Final = {1: _arrange_first_version, 2: _arrange_first_version}
 
 
@@ -112,7 +112,7 @@ def _seat_devices(domain: GuestDomainXml, plan: TreePlan) -> dict[str, str]:
     :returns: host address -> name of the seated devices.
     """
     devices, elements = domain.devices, dict(domain.passed_through())
-    # In front of all others: libvirt makes parents first, and people read so.
+    # Before all other devices: libvirt creates parents first, and readers expect this order.
     for place, bridge in enumerate(plan.bridges):
         devices.insert(place, _build_bridge_controller(bridge))
     seated = {}
@@ -124,6 +124,7 @@ def _seat_devices(domain: GuestDomainXml, plan: TreePlan) -> dict[str, str]:
 
 
 def _build_bridge_controller(bridge: Bridge) -> etree._Element:
+    """Build the controller of one bridge; its chassis is its index, unique in the guest."""
     element = etree.Element(
         "controller", type="pci", index=str(bridge.index), model=_MODELS[bridge.kind]
     )
@@ -144,7 +145,7 @@ def _seat_one_device(element: etree._Element, port: int, name: str) -> str:
     for tag in ("rom", "alias", "address"):
         for child in element.findall(tag):
             element.remove(child)
-    # The firmware would run a device's ROM at every start, for minutes.
+    # The firmware would run a device's ROM at every start, which takes minutes.
     etree.SubElement(element, "rom", bar="off")
     etree.SubElement(element, "alias", name=name)
     _set_guest_address(element, port, 0, 0)
@@ -166,14 +167,14 @@ def _set_guest_address(
     )
 
 
-# -- ports for what is plugged later ----------------------------------------------
+# -- ports for devices that are plugged later -------------------------------------
 
 #: Ports that stay free.
 _SPARE: Final = 8
-#: Their buses are 1, 2, ... and must stay below the expanders' (FIRST_BUS).
+#: Their buses are 1, 2, ... and must stay below those of the expanders (FIRST_BUS).
 _MOST: Final = 56
 
-#: Devices that may take a port. Some do not; then more stay free.
+#: Devices that may take a port. If some do not, more ports stay free.
 _TAKERS: Final = (
     "disk/target[@bus='virtio']",
     "interface",
@@ -194,18 +195,18 @@ _TAKERS: Final = (
 
 
 def _leave_ports(domain: GuestDomainXml, first: int) -> None:
-    """Add root ports for volumes and interfaces, and number those that there are.
+    """Add root ports for volumes and interfaces, and number the existing ones.
 
-    Each takes a root port of its own. Libvirt places the devices without an address
-    in the ports that there are, so there have to be as many as devices, and some
-    more. And it fills gaps in the numbers of controllers with ports that nobody asked
-    for, so that none may be left.
+    Each device takes a root port of its own. Libvirt places devices without an address
+    in the existing ports, so there must be at least one per device, and a few
+    to spare. It also fills gaps in the numbers of controllers with extra ports,
+    so the numbers must have no gap.
 
     :param first: number of the first port.
     """
     devices = domain.devices
     ports = devices.findall("controller[@type='pci'][@model='pcie-root-port']")
-    # Nova's own ([libvirt]num_pcie_ports) have no number.
+    # Nova's own ports ([libvirt]num_pcie_ports) have no number.
     ports = [port for port in ports if port.get("index") is None]
     takers = [element for path in _TAKERS for element in devices.findall(path)]
     needed = sum(element.find("address[@type='pci']") is None for element in takers)
@@ -228,10 +229,10 @@ def _leave_ports(domain: GuestDomainXml, first: int) -> None:
 def _show_cliques(
     domain: GuestDomainXml, names: Mapping[str, str], cliques: Mapping[str, int]
 ) -> None:
-    """Show each GPU its clique.
+    """Set the clique of each GPU.
 
-    A driver that finds itself in a virtual machine does not trust the PCIe tree that
-    it sees. A GPU's clique tells it which others it can reach directly.
+    In a virtual machine NVIDIA's driver does not rely on the PCIe tree that the guest
+    shows. The clique of a GPU tells the driver which GPUs it can reach directly.
 
     :param names: host address -> name of a seated device.
     :param cliques: host address -> clique, 0 to 15.

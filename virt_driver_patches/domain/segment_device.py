@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A segment of shared memory in a guest's domain: an NVDIMM that several guests map.
 
-Libvirt writes the file's pages to no disk, and QEMU maps them shared. The guest finds the
-label of a device-dax there, and maps the rest with 2 MiB pages, cached.
+Libvirt does not write the file's pages to disk, and QEMU maps them shared. The guest finds the
+label of a device-dax in it, and maps the rest with 2 MiB pages, cached.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from virt_driver_patches.domain.guest_domain import GuestDomainXml
 
 
 class SegmentDeviceError(Exception):
-    """The domain cannot have one; the text names the cure."""
+    """The domain cannot have a segment; the text names the cure."""
 
 
 def add_segment_device(domain: GuestDomainXml, path: str, size: int, part: int) -> None:
     """Give the guest the file at *path* as memory, on its first cell.
 
-    :param size: of the file, in bytes.
-    :param part: the part of it that is the guest's own.
-    :raises SegmentDeviceError: the guest has no NUMA cell to put it on.
+    :param size: size of the file, in bytes.
+    :param part: the guest's own part of it.
+    :raises SegmentDeviceError: the guest has no NUMA cell that could hold it.
     """
     if domain.root.find("cpu/numa/cell") is None:
         raise SegmentDeviceError(
@@ -36,7 +36,7 @@ def add_segment_device(domain: GuestDomainXml, path: str, size: int, part: int) 
     device = etree.SubElement(domain.devices, "memory", model="nvdimm", access="shared")
     source = etree.SubElement(device, "source")
     etree.SubElement(source, "path").text = path
-    # The guest's kernel takes no other address, and the host can then map large pages, too.
+    # The guest's kernel accepts only this alignment; it also lets the host map large pages.
     etree.SubElement(source, "alignsize", unit="KiB").text = str(PAGE >> 10)
     target = etree.SubElement(device, "target")
     etree.SubElement(target, "size", unit="KiB").text = str(size >> 10)
@@ -45,7 +45,7 @@ def add_segment_device(domain: GuestDomainXml, path: str, size: int, part: int) 
 
 
 def _raise_memory_limit(root: etree._Element, kib: int) -> None:
-    """Make room for one device more. Nova sets a limit for persistent memory alone."""
+    """Make room for one more device. Nova sets a limit only for persistent memory."""
     limit = root.find("maxMemory")
     most = address_space.most_memory_of(root) >> 10
     slots = 0
@@ -61,6 +61,6 @@ def _raise_memory_limit(root: etree._Element, kib: int) -> None:
 
 
 def has_segment_device(domain: GuestDomainXml) -> bool:
-    """Whether the guest has one."""
+    """Whether the guest has a segment."""
     aliases = domain.root.iterfind("devices/memory/alias")
     return any((alias.get("name") or "").startswith(DEVICE_NAME) for alias in aliases)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The libvirt driver of HPC nodes, and what it does around a server."""
+"""The libvirt driver of HPC nodes, and its actions around a server."""

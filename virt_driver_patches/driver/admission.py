@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""May a server start here, with the devices that it has? The checks at each action.
+"""Admission: the checks at each action that starts a server here with its devices.
 
-What is checked is in :mod:`virt_driver_patches.driver.device_checks`; this is when, and
-what is recorded with the server.
+:mod:`virt_driver_patches.driver.device_checks` contains the checks. This module contains
+their order, and records the result with the server.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ CONF = nova.conf.CONF
 
 @attrs.frozen
 class Admission:
-    """Checks servers on one node. It keeps no state: that is the server's."""
+    """Checks servers on one node. It keeps no state: the server's record holds it."""
 
     node: HpcNode
     #: Whether the node's libvirt is of this version or newer.
     libvirt: Callable[[tuple[int, int, int]], bool]
 
     def start(self, context: nova_context.RequestContext, instance: objects.Instance) -> None:
-        """Check all devices that *instance* has, give them, and record the decision.
+        """Check all devices of *instance*, give them, and record the decision.
 
-        :raises ClaimRefused: they are not what the flavor asks for.
-        :raises DeviceFault: one must not be given.
+        :raises ClaimRefused: they do not meet the flavor's requirements.
+        :raises DeviceFault: a device must not be given.
         """
         decision = None
         if self.node.active or instance_has_hpc_keys(instance):
@@ -62,7 +62,7 @@ class Admission:
         claim: ServerClaim,
         reading: NodeReading | None = None,
     ) -> Decision | None:
-        """Refuse a *claim* on this node that must not, or may not, start.
+        """Refuse a *claim* on this node if its server must not start.
 
         :raises ClaimRefused: as for :meth:`start`.
         :raises DeviceFault: as for :meth:`start`.
@@ -76,12 +76,12 @@ class Admission:
         abi = _wanted_abi_of(instance, claim.server.extra_specs)
         shape = segments.wished_shape_of(instance, claim.server.extra_specs)
         if abi is not None and shape is not None:
-            abi = attrs.evolve(abi, segment=shape)  # it may get it; there has to be room for both
+            abi = attrs.evolve(abi, segment=shape)  # the segment also needs address space
         guest_topology.check_guest_topology(instance, claim, reading, abi, self._limits())
         return decision
 
     def _limits(self) -> guest_topology.GuestLimits:
-        bits = None  # software emulation has as many as are needed
+        bits = None  # software emulation has as many as the guest needs
         if CONF.libvirt.virt_type == "kvm":
             bits = processor.physical_address_bits(FileTree(self.node.source.root))
         return guest_topology.GuestLimits(bits, self.libvirt)
@@ -89,9 +89,9 @@ class Admission:
     def port(
         self, context: nova_context.RequestContext, instance: objects.Instance, slot: str
     ) -> None:
-        """Check a direct port's device together with those that the server has; give it.
+        """Check a direct port's device together with the server's other devices; give it.
 
-        :param slot: the device's address, as Neutron's binding profile has it.
+        :param slot: the device's address, from Neutron's binding profile.
         """
         reading = self.node.source.read()
         if instance_has_hpc_keys(instance):
@@ -101,9 +101,9 @@ class Admission:
         self.node.tenancy.give(instance, [address], reading, [address])
 
     def restart(self, instance: objects.Instance) -> None:
-        """Check only for what would fail, or harm the host, now.
+        """Check only for faults that would fail, or harm the host, now.
 
-        :raises ClaimRefused: the server's hardware cannot be made again.
+        :raises ClaimRefused: the server's hardware cannot be built again.
         :raises DeviceFault: one of its devices must not be used.
         """
         if self.node.active and instance.pci_devices:
@@ -114,7 +114,7 @@ class Admission:
             guest_topology.check_restart(instance, self.node.source, self._limits())
 
     def back(self, context: nova_context.RequestContext, instance: objects.Instance) -> None:
-        """Check a server that has its former devices back, and record its former decision."""
+        """Check a server that got its former devices back, and record its former decision."""
         self.restart(instance)
         decision = None
         if instance_has_hpc_keys(instance):
@@ -129,12 +129,12 @@ class Admission:
 
 
 def _wanted_abi_of(instance: objects.Instance, extra_specs: Mapping[str, str] | None) -> Abi | None:
-    """The rules of the guest's hardware, with a flavor of these *extra_specs*."""
+    """Return the rules of the guest's hardware for a flavor with these *extra_specs*."""
     return guest_topology.next_abi_of(instance, extra_specs or {}, CONF.hpc.gpudirect_clique)
 
 
 def _record_decision(instance: objects.Instance, decision: Decision | None) -> None:
-    """Keep the decision with the server; Nova saves it together with the server's state."""
+    """Store the decision with the server; Nova saves it together with the server's state."""
     if decision is not None:
         instance.system_metadata[wire_decision.KEY] = decision.dumps()
     else:

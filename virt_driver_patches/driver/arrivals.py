@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers that come by live migration: the devices that were claimed for their ports.
+"""Servers that arrive by live migration: checks of the devices that are claimed for their ports.
 
 Nova claims them in ``check_can_live_migrate_destination`` (nova/compute/manager.py) from
-its pools, as they were at the last update, and goes on to attach them. Here they pass
-what the devices of a new server pass. What is refused is free again, and Nova tries
-another host, or says that the server cannot be moved; it runs on where it is.
+its pools, as of the last update, and then attaches them. This module applies the checks
+of a new server's devices. Refused devices are free again, and Nova tries
+another host, or reports that the server cannot be moved. It keeps running on the source.
 
-Servers with ``hpc:`` keys and PCI devices are refused by their source.
+The source refuses servers with ``hpc:`` keys and PCI devices.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def check_arriving_devices(
     """Check the devices that *instance* has claimed on this node, and give them.
 
     :param tracker: Nova's resource tracker of the node.
-    :raises nova.exception.MigrationPreCheckError: it must not have them; they are free
+    :raises nova.exception.MigrationPreCheckError: a device must not be given; all are free
         again.
     """
     claimed = list(tracker.pci_tracker.claims.get(instance.uuid, ())) if tracker else []
@@ -41,7 +41,7 @@ def check_arriving_devices(
         return
     addresses = tuple(sorted(normalise_address(device.address) for device in claimed))
     reading = node.source.read()
-    # Not those that it has at the source, which are others, or the same by chance.
+    # Ignore its devices at the source: their addresses belong to another host.
     claim = attrs.evolve(
         ServerClaim.of(instance),
         claimed={},

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conditions for the service to start with ``hpc_*`` tags.
 
-Every refusal names the option to change. Without tags nothing is checked.
+Every refusal names the option to change. Without tags there are no checks.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _Offers = Mapping[str, tuple[OfferedFunction, Mapping[str, str]]]
 
 
 def check_config(conf: Any) -> bool:
-    """Check the options; call it before the driver talks to libvirt.
+    """Check the options; call it before the driver connects to libvirt.
 
     :returns: whether this project is in use on the node.
-    :raises nova.exception.InvalidConfiguration: it is, and something is wrong.
+    :raises nova.exception.InvalidConfiguration: it is in use, and an option is wrong.
     """
     specs = Specs.parse(conf.pci.device_spec)
     if not specs.tagged:
@@ -61,7 +61,7 @@ def check_config(conf: Any) -> bool:
 def check_segment_options(conf: Any) -> None:
     """Check the options of shared memory.
 
-    :raises nova.exception.InvalidConfiguration: this node cannot give any.
+    :raises nova.exception.InvalidConfiguration: this node cannot provide shared memory.
     """
     if not any(int(value.rpartition(":")[2]) for value in conf.hpc.shared_memory_mb):
         return
@@ -79,7 +79,7 @@ def check_segment_options(conf: Any) -> None:
 
 
 def check_devices(offers: _Offers, node: Node) -> None:
-    """Check the entries against the devices that the node has.
+    """Check the entries against the node's devices.
 
     :raises nova.exception.InvalidConfiguration: VFs of one PF differ in tags.
     """
@@ -91,9 +91,9 @@ def check_devices(offers: _Offers, node: Node) -> None:
 
 
 def mixed_tags(offers: _Offers, node: Node) -> dict[str, str]:
-    """Address -> reason, for the VFs of a PF whose tags are not all the same.
+    """Return address -> reason, for the VFs of a PF whose tags are not all the same.
 
-    Those that are for ports are pools of their own, whoever offers them.
+    VFs for ports are ignored: they form pools of their own.
     """
     families: dict[str, list[str]] = {}
     for address in offers:

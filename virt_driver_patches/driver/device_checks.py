@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The check before a guest starts.
 
-Two questions. May these devices be given (health, from a fresh reading)? And
-are they what the flavor asks for (the same pure function that the scheduler
-uses)? A server that exists already is never refused because tags or flavors
-have changed since: only what would fail or harm the host stops its restart.
+Two checks. Health: whether the devices may be given, from a fresh reading. Flavor: whether
+they meet its requirements, by the same pure function that the scheduler
+uses. An existing server is never refused because tags or flavors
+have changed: only a fault that would fail or harm the host stops its restart.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ def check_health(
     """Refuse devices that must not be given.
 
     :param restart: the server has had these devices before; see the module.
-    :raises DeviceFault: a device is ill.
+    :raises DeviceFault: a device is faulty.
     :raises ClaimRefused: an IOMMU unit was claimed in part.
     """
     offers = dict(reading.offers())
     for address in claim.addresses:
-        # The entry may have been removed from device_spec since; Nova keeps the device.
+        # An operator may have removed the entry from device_spec; Nova keeps the device.
         offers.setdefault(address, (OfferedFunction(address, address in claim.managed), {}))
     findings = reading.judge(offers, health.DANGER if restart else health.ALL)
     claimed_findings = {
@@ -85,6 +85,10 @@ def _word_ill_devices(findings: Iterable[Symptom], total: int) -> str:
 def _check_units(
     instance: objects.Instance, claim: ServerClaim, node: Node, offers: Mapping[str, object]
 ) -> None:
+    """Refuse a claim that contains only a part of an IOMMU group's offered functions.
+
+    :raises ClaimRefused: another function of the group is offered and not claimed.
+    """
     claimed = set(claim.addresses)
     for address in claim.addresses:
         function = node.function(address)
@@ -109,12 +113,12 @@ def check_claimed_flavor(
     claim: ServerClaim,
     reading: NodeReading,
 ) -> Decision | None:
-    """Do the claimed devices satisfy the flavor?
+    """Check whether the claimed devices satisfy the flavor.
 
-    The devices' places are those that were just read, not those of the tags.
+    The devices' places come from the fresh reading, not from the tags.
 
     :returns: the decision to record; None for a flavor without ``hpc:`` keys.
-    :raises ClaimRefused: they do not, or the flavor contradicts itself.
+    :raises ClaimRefused: they do not satisfy it, or the flavor contradicts itself.
     """
     if not flavor.has_hpc_keys(claim.server.extra_specs):
         return None
@@ -154,6 +158,10 @@ def check_claimed_flavor(
 
 
 def _judge_claim(claim: ServerClaim, reading: NodeReading) -> tuple[Request, ChoiceAnswer]:
+    """Build the request of the flavor for this host, and judge the claimed devices by it.
+
+    :raises FlavorError: the flavor contradicts itself.
+    """
     host, faults = claim.host(claimed_places_of(claim, reading), reading.node)
     for fault in faults:
         LOG.warning("An NVLink set of this node is not used: %s", fault)
@@ -164,9 +172,9 @@ def _judge_claim(claim: ServerClaim, reading: NodeReading) -> tuple[Request, Cho
 
 
 def claimed_groups_of(claim: ServerClaim, reading: NodeReading) -> dict[str, int]:
-    """Address of a claimed device -> number of its group; {} where they satisfy none.
+    """Address of a claimed device -> number of its group; {} if the devices satisfy no group.
 
-    The same at every start: of equal dealings of ports the first is taken.
+    The result is the same at every start: the first of equal assignments of ports is taken.
     """
     if not flavor.has_hpc_keys(claim.server.extra_specs):
         return {}
@@ -178,12 +186,12 @@ def claimed_groups_of(claim: ServerClaim, reading: NodeReading) -> dict[str, int
 
 
 def is_host_forced(context: nova_context.RequestContext, instance: objects.Instance) -> bool | None:
-    """Was the server's host forced (``az:host``)? None: it cannot be told."""
+    """Whether the server's host was forced (``az:host``); None if unknown."""
     try:
         spec = objects.RequestSpec.get_by_instance_uuid(context, instance.uuid)
     except Exception as error:
-        # It is in the API database, which the conductor of a cell need not
-        # reach, and then the error may be any. The answer only improves a text.
+        # The API database has it. A cell's conductor may have no access to this
+        # database, with any kind of error. The answer only improves a text.
         LOG.debug("No request specification: %s", error, instance=instance)
         return None
     is_forced = spec.obj_attr_is_set("force_hosts") and spec.force_hosts
@@ -198,14 +206,14 @@ def claimed_places_of(claim: ServerClaim, reading: NodeReading) -> dict[str, Tag
         function = reading.node.function(address)
         entry = offers[address][1] if address in offers else None
         if function is None:
-            # Not even the tags' place is believed of a device that is not there.
+            # The place in the tags of a missing device is not reliable either.
             entry = {key: value for key, value in (entry or {}).items() if key in _NO_PLACE}
         places[address] = devices.tags_of_function(function, entry)
     return places
 
 
 def _known_roles(reading: NodeReading) -> frozenset[str]:
-    """The roles of all devices of the node, and those of its configuration."""
+    """Return the roles of all devices of the node and of its configuration."""
     entries = [entry for _, entry in reading.offers().values()]
     tagged = {str(entry[tags.ROLE]) for entry in entries if entry.get(tags.ROLE)}
     return roles.configured_role_names(CONF.hpc.device_role) | tagged

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask libvirt for all guest domains of the node, and never wait for it for ever.
+"""Lists all guest domains of the node from libvirt, with a time limit.
 
-A libvirt that hangs holds whoever calls it, for minutes or for good, and Nova has no
-limit for it. So it is asked by a thread of its own, which is left behind when its
-time is up; until that has ended nobody asks again, and the answer is "unknown".
+A hanging libvirt blocks its caller for minutes or forever, and Nova sets no
+limit. So a separate thread makes the call, and is left behind when the
+time is up. Until it ends no other call is made, and the answer is "unknown".
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ PATIENCE: Final = 30.0
 class LibvirtDomains:
     """The guest domains of the node of one driver.
 
-    :param host: finds Nova's connection to libvirt (``nova.virt.libvirt.host.Host``);
-        called when it is needed, since Nova makes it late.
+    :param host: returns Nova's connection to libvirt (``nova.virt.libvirt.host.Host``).
+        A function, because Nova creates the connection late.
     :param patience: seconds.
-    :param root: where ``sys`` and ``dev`` are.
+    :param root: the folder that contains ``sys`` and ``dev``.
     """
 
     def __init__(
@@ -40,11 +40,11 @@ class LibvirtDomains:
         self._host = host
         self._root = root
         self._patience = patience
-        #: Held as long as a question has no answer; who asked it last releases it.
+        #: Held while a call has no answer; the thread of the last call releases it.
         self._asking = threading.Lock()
 
     def read(self) -> NodeGuestDomains:
-        """All domains as they are now, also those that Nova knows nothing of. Never raises."""
+        """Return all current domains, including those without a server of Nova. Never raises."""
         if not self._asking.acquire(timeout=self._patience):
             return self._late()
         answers: list[NodeGuestDomains] = []
@@ -67,9 +67,9 @@ class LibvirtDomains:
 
     def _ask(self) -> NodeGuestDomains:
         try:
-            # Nova's own wrapping of each domain lets eventlet go on meanwhile
-            # (list_instance_domains of nova/virt/libvirt/host.py, 32 to 34); with
-            # only_running=False it filters nothing, foreign domains included.
+            # Nova's wrapper of each domain lets eventlet switch to other work
+            # (list_instance_domains of nova/virt/libvirt/host.py, 32 to 34). With
+            # only_running=False it filters nothing, and includes foreign domains.
             return guest_domains.read_guest_domains(
                 lambda: self._host().list_instance_domains(only_running=False), _is_gone, self._root
             )
@@ -82,7 +82,7 @@ class LibvirtDomains:
 
 
 def _is_gone(error: Exception) -> bool:
-    """Whether libvirt says that there is no such domain any more."""
+    """Whether libvirt reports that the domain no longer exists."""
     libvirt = libvirt_host.libvirt
     return (
         libvirt is not None

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The generation of a provider whose inventory is about to change, asked of Placement afresh.
+"""Reads the generation of a provider from Placement again before its inventory changes.
 
-Nova's client remembers the generation of each provider for minutes, and whoever claims, moves
-or deletes an allocation of the provider raises it. An inventory that is sent with an old one is
-refused with 409; the client logs an ERROR, forgets what it knew, and Nova's update of the node
-begins anew (``set_inventory_for_provider`` of nova/scheduler/client/report.py and
+Nova's client caches the generation of each provider for minutes. Any claim, move or deletion of
+an allocation of the provider raises it. Placement refuses an inventory with an old generation
+with 409. The client then logs an ERROR and clears its cache, and Nova's update of the node
+starts over (``set_inventory_for_provider`` of nova/scheduler/client/report.py and
 ``_update_to_placement`` of nova/compute/resource_tracker.py, releases 32 to 34). With stock Nova
-that is rare: the inventory of a device's provider hardly ever changes. Here it changes when a
-device is reserved and when that is lifted again, both right after its allocation was changed by
-the end of a move: each confirmed move wrote two errors that were none.
+that is rare, because the inventory of a device's provider hardly ever changes. Here it changes when
+a device is reserved and when the reservation is lifted, both right after the end of a move has
+changed its allocation: without this module each confirmed move logged two false errors.
 
-What somebody has changed in the inventory meanwhile is left to that refusal: then what is about
-to be sent was made from something that is no more.
+A change of the inventory by another client still causes that refusal: then the inventory to be
+sent was computed from outdated data.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ LOG = logging.getLogger(__name__)
 
 
 class ProviderGenerations:
-    """Keeps the client's generations young; below the resource tracker's lock."""
+    """Keeps the client's generations fresh; used under the resource tracker's lock."""
 
     def __init__(self) -> None:
         self._client: Any = None
         self._context: Any = None
 
     def ask(self, client: Any, context: Any) -> None:
-        """Remember whom to ask in the update that begins.
+        """Remember the client and context of the update that begins.
 
-        :param client: Nova's, of Placement.
+        :param client: Nova's client of Placement.
         """
         self._client, self._context = client, context
 
     def renew(self, before: Mapping[str, TreeProvider], after: Mapping[str, TreeProvider]) -> None:
-        """Before providers are sent: ask for those whose inventory will change. Never raises.
+        """Read the providers whose inventory will change, before they are sent. Never raises.
 
-        :param before: address -> provider as Nova's client knows it.
-        :param after: the same as it is to be.
+        :param before: address -> provider in the cache of Nova's client.
+        :param after: address -> provider that will be sent.
         """
         if self._client is None:
             return
@@ -59,7 +59,7 @@ class ProviderGenerations:
             try:
                 self._renew(former)
             except Exception as error:
-                # Nova's own way, by the refusal, is there as ever.
+                # Nova's own recovery after the refusal still works.
                 LOG.debug("The generation of provider %s is not known: %s", former.uuid, error)
 
     def _renew(self, former: TreeProvider) -> None:

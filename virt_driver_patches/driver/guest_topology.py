@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The PCIe tree that a server gets: the flavor's word, the record, the plan.
+"""The PCIe tree of a server's guest: the flavor's mode, the record, the plan.
 
-The record (``hpc_guest_abi``) is made when a server starts for the first time
-here. It fixes the rules for as long as the server lives; the word of the
-flavor is part of it, and changes with a resize only.
+The record (``hpc_guest_abi``) is made when a server first starts with ``hpc:``
+keys. It fixes the rules for the server's whole life. It includes the flavor's mode,
+which changes only with a resize.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ LOG = logging.getLogger(__name__)
 
 
 def mode_of(extra_specs: Mapping[str, str]) -> TopologyMode:
-    """The word of the flavor; nonsense is refused elsewhere and reads as flat here."""
+    """Return the flavor's mode. Other code refuses an invalid value; here it counts as flat."""
     word = extra_specs.get(flavors.GUEST_TOPOLOGY, TopologyMode.FLAT.value)
     return (
         TopologyMode(word) if word in flavors.WORDS[flavors.GUEST_TOPOLOGY] else TopologyMode.FLAT
@@ -55,9 +55,9 @@ def mode_of(extra_specs: Mapping[str, str]) -> TopologyMode:
 
 
 def load_stored_abi(instance: objects.Instance) -> Abi | None:
-    """The record of the server's hardware; None: there is none, so it is as Nova makes it.
+    """Return the record of the server's hardware; None if it has none: Nova's own hardware.
 
-    :raises ClaimRefused: this release must not start a server with it.
+    :raises ClaimRefused: this release must not start a server with this record.
     """
     try:
         return guest_abi.read_guest_abi(instance.system_metadata.get(guest_abi.KEY))
@@ -69,12 +69,12 @@ def load_stored_abi(instance: objects.Instance) -> Abi | None:
 def next_abi_of(
     instance: objects.Instance, extra_specs: Mapping[str, str], clique: bool
 ) -> Abi | None:
-    """The record that a server has from its next start on.
+    """Return the record that a server has from its next start on.
 
-    :param extra_specs: of the flavor that it gets.
+    :param extra_specs: those of its new flavor.
     :param clique: whether a server without a record shows cliques.
     :returns: None for a flavor without ``hpc:`` keys.
-    :raises ClaimRefused: its present record is not to be read.
+    :raises ClaimRefused: its present record cannot be read.
     """
     if not flavors.has_hpc_keys(extra_specs):
         return None
@@ -86,7 +86,7 @@ def next_abi_of(
 
 
 def record_guest_abi(instance: objects.Instance, abi: Abi | None) -> None:
-    """Keep *abi* with the server; Nova saves it together with its state."""
+    """Store *abi* with the server; Nova saves it together with the server's state."""
     if abi is not None:
         instance.system_metadata[guest_abi.KEY] = abi.dumps()
     else:
@@ -95,10 +95,10 @@ def record_guest_abi(instance: objects.Instance, abi: Abi | None) -> None:
 
 @attrs.frozen
 class GuestLimits:
-    """The most that guests of this node can have."""
+    """Limits of the guests of this node."""
 
-    #: Width of the physical addresses of their processors; None: not known, or as many
-    #: as are needed.
+    #: Width of their processors' physical addresses, in bits; None if it is unknown, or
+    #: as large as needed.
     bits: int | None
     #: Whether libvirt is of this version or newer.
     libvirt: Callable[[tuple[int, int, int]], bool]
@@ -111,9 +111,9 @@ def check_guest_topology(
     abi: Abi | None,
     limits: GuestLimits,
 ) -> None:
-    """Refuse what cannot be shown as asked, before anything is made for the guest.
+    """Refuse devices that the guest cannot show as requested, before Nova builds anything.
 
-    :raises ClaimRefused: for the server's user.
+    :raises ClaimRefused: with a text for the server's user.
     """
     if abi is None or not claim.addresses:
         return
@@ -142,7 +142,7 @@ def check_guest_topology(
 
 
 def _check_window(machine: str | None, devices: Iterable[TreeDevice]) -> None:
-    """Refuse devices for whose memory a guest of another architecture has no room."""
+    """Refuse devices whose memory does not fit into a guest of another architecture."""
     needed = windows.pack_spans(device.span for device in devices)
     if needed.size > windows.ARM_WINDOW:
         raise ClaimRefused(
@@ -153,9 +153,9 @@ def _check_window(machine: str | None, devices: Iterable[TreeDevice]) -> None:
 
 
 def _check_room(memory: int, devices: Iterable[TreeDevice], limits: GuestLimits) -> None:
-    """Refuse devices whose memory the guest's processors could not reach.
+    """Refuse devices whose memory the guest's processors could not address.
 
-    QEMU or libvirt would refuse the guest, and their words name no cure.
+    Otherwise QEMU or libvirt would refuse the guest, with messages that name no cure.
 
     :param memory: the most that the guest can have, in bytes.
     """
@@ -178,9 +178,9 @@ def _check_room(memory: int, devices: Iterable[TreeDevice], limits: GuestLimits)
 
 
 def check_restart(instance: objects.Instance, source: ReadingSource, limits: GuestLimits) -> None:
-    """Refuse the restart of a server whose hardware cannot be made again.
+    """Refuse the restart of a server whose hardware cannot be built again.
 
-    :raises ClaimRefused: for the server's user.
+    :raises ClaimRefused: with a text for the server's user.
     """
     abi = load_stored_abi(instance)
     if abi is not None and abi.mode is not TopologyMode.FLAT:
@@ -190,9 +190,9 @@ def check_restart(instance: objects.Instance, source: ReadingSource, limits: Gue
 def arrange_recorded_tree(
     domain: GuestDomainXml, instance: objects.Instance, source: ReadingSource
 ) -> None:
-    """Give the domain that Nova has written the tree that the server's record says.
+    """Build the tree of the server's record in the domain that Nova has written.
 
-    :raises ClaimRefused: that cannot be done.
+    :raises ClaimRefused: this is not possible.
     """
     abi = load_stored_abi(instance)
     addresses = [address for address, _ in domain.passed_through()]
@@ -217,12 +217,14 @@ def tell_guest_topology(
     shared: Mapping[str, Any] | None = None,
     network_info: Iterable[Mapping[str, Any]] | None = None,
 ) -> None:
-    """Tell the guest where its devices sit, in the finished domain, and *where* it is.
+    """Add the devices' places to the finished domain, and the node's place in the fabric.
 
-    A server without a record was started by Nova alone and is told nothing. What
-    cannot be told is logged: it is no reason for a server not to start.
+    A server without a record was started by Nova alone and gets no document.
+    Errors are only logged: a missing document must not stop the server.
 
-    :param shared: what it is told of memory that it shares; None: it asked for none.
+    :param where: the node's place in the fabric.
+    :param shared: description of the memory that the guest shares; None if the flavor
+        requests none.
     :param network_info: Nova's view of the server's ports.
     """
     try:
@@ -258,14 +260,14 @@ def tell_guest_topology(
 def tell_guest_segment(
     domain: GuestDomainXml, instance: objects.Instance, shared: Mapping[str, Any]
 ) -> None:
-    """Tell a guest without ``hpc:`` devices what memory it shares, or why it shares none.
+    """Describe the shared memory to a guest without ``hpc:`` devices, or why it has none.
 
-    What cannot be told is logged.
+    Errors are only logged.
     """
     try:
         cells = read_guest_cells(instance.numa_topology)
         mode = TopologyMode.FLAT.value
-        # Of devices that Nova gives without this project it is told nothing.
+        # The document omits devices that Nova gives without this project.
         fwcfg.tell_guest_devices(domain, Node(""), mode, cells, {}, shared=shared)
     except Exception:
         LOG.exception("The guest is not told what memory it shares", instance=instance)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers that come back with their host: what the host itself makes late is waited for.
+"""Servers that start with their host wait for resources that the host creates late.
 
 Nova resumes them while its service starts (``_resume_guests_state`` of
-nova/compute/manager.py), which may be before a unit of the host has bound devices to
-vfio-pci or made huge pages. Then a start fails that would have been good some seconds
-later, and the server stays in ERROR. So it is waited for, once for all servers of a start.
+nova/compute/manager.py). At that time a unit of the host may not yet have bound devices to
+vfio-pci or allocated huge pages. Then a start fails that would have succeeded some seconds
+later, and the server stays in ERROR. All servers of a start share one limit for this wait.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from virt_driver_patches.driver.reading import NodeReading
 
 LOG = logging.getLogger(__name__)
 
-#: Seconds between two looks.
+#: Seconds between two checks.
 _PAUSE: Final = 1.0
 _KIB: Final = 1024
 
 
 def list_missing_resources(instance: objects.Instance, reading: NodeReading) -> tuple[str, ...]:
-    """List what the host has not made yet and a server needs; one sentence each, for operators."""
+    """List resources of a server that the host still lacks; one sentence each, for operators."""
     return (*_missing_devices_of(instance, reading), *_missing_pages_of(instance, reading.node))
 
 
@@ -49,12 +49,12 @@ def _missing_devices_of(instance: objects.Instance, reading: NodeReading) -> Ite
 
 
 def _missing_pages_of(instance: objects.Instance, node: Node) -> Iterator[str]:
-    """Huge pages alone: of small ones there are always some."""
+    """Yield missing huge pages. Small pages are not checked: there are always some."""
     topology = instance.numa_topology
     need: dict[tuple[int, int], int] = defaultdict(int)
     for cell in () if topology is None else topology.cells:
         if cell.pagesize:
-            # KiB and MiB.
+            # Memory is in MiB, page sizes are in KiB.
             need[cell.id, cell.pagesize] += -(-cell.memory * _KIB // cell.pagesize)
     free = {
         (numa.id, pool.size_kib): pool.free for numa in node.numa_nodes for pool in numa.hugepages
@@ -70,7 +70,7 @@ def _missing_pages_of(instance: objects.Instance, node: Node) -> Iterator[str]:
 
 @attrs.define
 class HostBoot:
-    """Waits, so long in all."""
+    """Waits for the host, up to *patience* seconds for all servers together."""
 
     #: Reads the node afresh.
     read: Callable[[], NodeReading]
@@ -81,9 +81,9 @@ class HostBoot:
     _deadline: float | None = None
 
     def wait(self, instance: objects.Instance) -> None:
-        """Wait until there is what a server needs, or for no longer.
+        """Wait until the server's resources exist, or until the time is up.
 
-        The start itself says what is wrong then.
+        The start itself reports an error then.
         """
         logged: tuple[str, ...] = ()
         while lacks := list_missing_resources(instance, self.read()):

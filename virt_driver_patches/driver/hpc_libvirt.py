@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The libvirt driver of HPC nodes: Nova's own, with a check before each start.
 
-Thin on purpose: every override hands on to Nova, and the work is done by the
-other modules of this package. It keeps no state that two threads could tear,
-and knows nothing of the concurrency backend.
+Thin on purpose: every override calls Nova's method, and the other modules of this package
+do the work. The driver keeps no state that two threads could corrupt,
+and does not depend on the concurrency backend.
 
-What is said of Nova here holds for releases 32 to 34 (nova/compute/manager.py and
-nova/virt/libvirt/driver.py); no bugs of Nova's are known to be filed for it. The private
-methods that are overridden are in ``patches.ALL``, with Nova's lines.
+Statements about Nova hold for releases 32 to 34 (nova/compute/manager.py and
+nova/virt/libvirt/driver.py); no bugs of Nova are known to be filed for them. ``patches.ALL``
+lists the overridden private methods, with Nova's lines.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ LOG = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def _word_start_fault(context: RequestContext, instance: objects.Instance) -> Iterator[None]:
-    """Say in the server's fault which kind of thing failed when it was started."""
+    """Put the kind of thing that failed into the server's fault when its start fails."""
     try:
         yield
     except Exception as error:
@@ -77,13 +77,13 @@ def _word_start_fault(context: RequestContext, instance: objects.Instance) -> It
 class HpcLibvirtDriver(LibvirtDriver):
     """Nova's libvirt driver for nodes whose ``device_spec`` has ``hpc_*`` tags.
 
-    Elsewhere, and for flavors without ``hpc:`` keys, it is Nova's driver. It has
-    its node and the checks of servers on it, and decides nothing itself.
+    On other nodes, and for flavors without ``hpc:`` keys, it behaves as Nova's driver. It holds
+    its node and the checks of servers on it, and makes no decision itself.
     """
 
     def __init__(self, virtapi: Any, read_only: bool = False) -> None:
         super().__init__(virtapi, read_only)
-        # Nova makes its connection to libvirt later.
+        # A function, because Nova creates its connection to libvirt later.
         self.hpc_domains = LibvirtDomains(lambda: self._host, root=Path(CONF.hpc.sysfs_root))
         self.hpc_node = HpcNode(self.hpc_domains.read)
         self.hpc_admission = Admission(
@@ -110,7 +110,7 @@ class HpcLibvirtDriver(LibvirtDriver):
     # -- the node ---------------------------------------------------------------
 
     def init_host(self, host: str) -> None:
-        """Refuse to start where a contract with Nova does not hold."""
+        """Refuse to start if a contract with Nova does not hold."""
         active = self.hpc_node.check_options(host)
         contract.check_segment_options(CONF)
         self.hpc_service = host
@@ -128,13 +128,13 @@ class HpcLibvirtDriver(LibvirtDriver):
             patches.install_early_wraps(self.virtapi, self._hpc_early_checks())
 
     def _get_pci_passthrough_devices(self) -> str:
-        """Nova's reading, afresh where this project is in use."""
+        """Return Nova's reading, without its cache if this project is in use."""
         if self.hpc_node.active:
             return pci_devices.read_pci_devices_afresh(self)
         return str(super()._get_pci_passthrough_devices())
 
     def get_available_resource(self, nodename: str) -> dict[str, Any]:
-        """Nova's answer without the devices that must not be given."""
+        """Return Nova's answer without the devices that must not be given."""
         resources: dict[str, Any] = super().get_available_resource(nodename)
         self.hpc_node.report(resources, nodename)
         if self.hpc_node.active:
@@ -146,15 +146,15 @@ class HpcLibvirtDriver(LibvirtDriver):
     def update_provider_tree(
         self, provider_tree: Any, nodename: str, allocations: Any = None
     ) -> None:
-        """Nova's answer, and what is reserved of this project's that need not be."""
+        """Return Nova's answer, with needless reservations of this project lifted."""
         super().update_provider_tree(provider_tree, nodename, allocations=allocations)
         self.hpc_node.report_providers(provider_tree, nodename)
 
     def emit_event(self, event: Any) -> None:
-        """Nova ignores a device that left a guest while nobody waited for it."""
+        """Also handle a device that left a guest unexpectedly; Nova ignores it."""
         super().emit_event(event)
         if isinstance(event, libvirtevent.DeviceRemovedEvent) and self.hpc_node.active:
-            # Libvirt's other events must not wait for this.
+            # This thread must not delay libvirt's other events.
             threading.Thread(
                 target=self.hpc_promises.removed,
                 args=(event.uuid,),
@@ -163,7 +163,7 @@ class HpcLibvirtDriver(LibvirtDriver):
             ).start()
 
     def _hpc_early_checks(self) -> dict[str, refuse_early.Check]:
-        """Method of the compute manager -> what is checked before it."""
+        """Method of the compute manager -> check that is called before it."""
         restart = self._hpc_check_restart
         return {
             "reboot_instance": restart,
@@ -176,17 +176,17 @@ class HpcLibvirtDriver(LibvirtDriver):
         }
 
     def _hpc_check_restart(self, instance: objects.Instance) -> None:
-        """Refuse a restart of a server that would not get again what it has."""
+        """Refuse a restart of a server that would not get its devices and memory again."""
         self.hpc_admission.restart(instance)
         self.hpc_segments.check_restart(instance)
 
     def _hpc_check_revert(self, instance: objects.Instance) -> None:
-        """Refuse the way back to devices that are gone, while the guest still runs."""
+        """Refuse a revert to devices that are gone, while the guest still runs."""
         reading = self.hpc_node.source.read() if self.hpc_node.active else None
         way_back.check_revert_possible(instance, self.hpc_service, reading)
 
     def _hpc_check_snapshot(self, instance: objects.Instance) -> None:
-        """Refuse a snapshot for which Nova would suspend a guest that must not be."""
+        """Refuse a snapshot for which Nova would suspend a guest that must keep running."""
         self._hpc_check_shared_snapshot(instance)
         if not suspend.is_answering_for_guest(instance, self.hpc_node.active):
             return
@@ -199,14 +199,14 @@ class HpcLibvirtDriver(LibvirtDriver):
         try:
             guest = self._host.get_guest(instance)
         except exception.InstanceNotFound:
-            return  # a stopped server: Nova says so
+            return  # a stopped server: Nova reports it
         if suspend.does_snapshot_suspend(guest, self._host):
             self.hpc_segments.check_allowed("snapshot", instance, lambda: guest)
 
     def snapshot(
         self, context: RequestContext, instance: objects.Instance, *args: Any, **kwargs: Any
     ) -> None:
-        """Refuse what would suspend a guest that shares memory, also where no check came before."""
+        """Refuse a snapshot that suspends a guest with shared memory, also without early check."""
         self._hpc_check_shared_snapshot(instance)
         super().snapshot(context, instance, *args, **kwargs)
 
@@ -215,7 +215,7 @@ class HpcLibvirtDriver(LibvirtDriver):
     def spawn(
         self, context: RequestContext, instance: objects.Instance, *args: Any, **kwargs: Any
     ) -> None:
-        """Check, then start; nothing has been made for the guest yet."""
+        """Check, then start; at this point Nova has built nothing for the guest."""
         rebuilt = instance.task_state == task_states.REBUILD_SPAWNING
         here = rebuilt and instance.migration_context is None
         if here:
@@ -248,8 +248,8 @@ class HpcLibvirtDriver(LibvirtDriver):
     ) -> None:
         """Check before the old domain is destroyed.
 
-        ``power_on``, ``resume_state_on_host_boot`` and a soft reboot that fails come
-        through here as well.
+        ``power_on``, ``resume_state_on_host_boot`` and a failed soft reboot
+        also call this method.
         """
         self.hpc_admission.restart(instance)
         with self.hpc_segments.starting(instance, anew=False):
@@ -260,14 +260,14 @@ class HpcLibvirtDriver(LibvirtDriver):
     def reboot(
         self, context: RequestContext, instance: objects.Instance, *args: Any, **kwargs: Any
     ) -> None:
-        """Keep what a server shares while a soft reboot starts its domain again."""
+        """Keep the server's shared memory while a soft reboot starts its domain again."""
         with self.hpc_segments.staying(instance):
             super().reboot(context, instance, *args, **kwargs)
 
     def resume_state_on_host_boot(
         self, context: RequestContext, instance: objects.Instance, *args: Any, **kwargs: Any
     ) -> None:
-        """Wait for what the host makes late, and tell the user why a server did not come back.
+        """Wait for late resources of the host, and report to the user why a start failed.
 
         The manager (``_resume_guests_state``) only logs it and sets the server to ERROR.
         """
@@ -295,7 +295,7 @@ class HpcLibvirtDriver(LibvirtDriver):
             super().resume(context, instance, *args, **kwargs)
 
     def suspend(self, context: RequestContext, instance: objects.Instance) -> None:
-        """Refuse before anything is asked of a guest that may not give it up, or not now."""
+        """Refuse a suspend that the guest's hardware forbids, before Nova detaches anything."""
         try:
             self.hpc_segments.check_allowed(
                 "suspend", instance, lambda: self._host.get_guest(instance)
@@ -315,10 +315,10 @@ class HpcLibvirtDriver(LibvirtDriver):
             raise wrap_for_rollback(suspend.mark_left_asked(instance, error)) from error
 
     def _detach_pci_devices(self, guest: Any, pci_devs: Any) -> None:
-        """A guest gets the time that it needs, and gives up all of its devices or none.
+        """Give the guest enough time, and detach all of its devices or none.
 
-        Nova gives up after its own wait for libvirt; ``[libvirt]device_detach_timeout``
-        and ``device_detach_attempts`` are for volumes and ports alone.
+        Nova waits only as long as libvirt does; ``[libvirt]device_detach_timeout``
+        and ``device_detach_attempts`` apply only to volumes and ports.
         """
         if not (self.hpc_node.active or attach.read_inactive_domain(guest).placed()):
             super()._detach_pci_devices(guest, pci_devs)
@@ -331,7 +331,7 @@ class HpcLibvirtDriver(LibvirtDriver):
         attach.detach_all_or_none(guest, devices, limit)
 
     def _attach_pci_devices(self, guest: Any, pci_devs: Any) -> None:
-        """After a suspend or a snapshot, each device goes where it was."""
+        """Attach each device at its former place after a suspend or a snapshot."""
         super()._attach_pci_devices(
             attach.wrap_placing_guest(guest) if pci_devs else guest, pci_devs
         )
@@ -339,7 +339,7 @@ class HpcLibvirtDriver(LibvirtDriver):
     def attach_interface(
         self, context: RequestContext, instance: objects.Instance, image_meta: Any, vif: Any
     ) -> None:
-        """Check a direct port's device together with those that the server has."""
+        """Check a direct port's device together with the server's other devices."""
         slot = (vif.get("profile") or {}).get("pci_slot")
         if slot:
             self.hpc_admission.port(context, instance, slot)
@@ -357,7 +357,7 @@ class HpcLibvirtDriver(LibvirtDriver):
             super().rescue(context, instance, *args, **kwargs)
 
     def unrescue(self, context: RequestContext, instance: objects.Instance) -> None:
-        """Hold the memory that the guest had before: Nova starts it by a text that it kept."""
+        """Keep the guest's former memory: Nova starts the guest with a stored domain."""
 
         def read_kept_xml() -> str:
             path = Path(libvirt_utils.get_instance_path(instance)) / "unrescue.xml"
@@ -381,7 +381,7 @@ class HpcLibvirtDriver(LibvirtDriver):
     def migrate_disk_and_power_off(
         self, context: RequestContext, instance: objects.Instance, *args: Any, **kwargs: Any
     ) -> Any:
-        """On the source: its adapters forget a server that goes on elsewhere."""
+        """On the source: reset its adapters' settings of a server that moves elsewhere."""
         disks = super().migrate_disk_and_power_off(context, instance, *args, **kwargs)
         self.hpc_segments.keeper.put_in_order()
         self.hpc_node.tenancy.rest(instance, self.hpc_node.source)
@@ -405,7 +405,7 @@ class HpcLibvirtDriver(LibvirtDriver):
     def finish_revert_migration(
         self, context: RequestContext, instance: objects.Instance, *args: Any, **kwargs: Any
     ) -> None:
-        """Back on the source, with the devices that the server had before."""
+        """Back on the source, with the server's former devices."""
         self.hpc_admission.back(context, instance)
         with self.hpc_segments.starting(instance, anew=True):
             position.write_position_metadata(instance, self.hpc_node)
@@ -415,7 +415,7 @@ class HpcLibvirtDriver(LibvirtDriver):
     def check_can_live_migrate_source(
         self, context: RequestContext, instance: objects.Instance, *args: Any, **kwargs: Any
     ) -> Any:
-        """Refuse: nobody could check the destination's devices before the move."""
+        """Refuse: the destination's devices cannot be checked before the move."""
         if instance_has_hpc_keys(instance) and instance.pci_devices:
             raise exception.MigrationPreCheckError(
                 reason="a server with hpc: keys in its flavor and PCI devices cannot be "
@@ -432,9 +432,9 @@ class HpcLibvirtDriver(LibvirtDriver):
     def check_source_migrate_data_at_dest(
         self, ctxt: RequestContext, instance: objects.Instance, *args: Any, **kwargs: Any
     ) -> Any:
-        """On the destination, which has claimed devices for the server's ports by now.
+        """Check the devices that the destination has claimed for the server's ports.
 
-        Nova's last check there, and the first that knows the devices.
+        This is Nova's last check there, and the first at which the devices are claimed.
         """
         if self.hpc_node.active:
             arrivals.check_arriving_devices(
@@ -452,7 +452,7 @@ class HpcLibvirtDriver(LibvirtDriver):
         *args: Any,
         **kwargs: Any,
     ) -> str:
-        """Nova's domain, with what the flavor's ``hpc:`` keys change in it."""
+        """Return Nova's domain, with the changes for the flavor's ``hpc:`` keys."""
         xml: str = super()._get_guest_xml(context, instance, network_info, *args, **kwargs)
         suspend.forget_unplug_requests(instance)
         is_ours = instance_has_hpc_keys(instance)
@@ -473,12 +473,12 @@ class HpcLibvirtDriver(LibvirtDriver):
         return domain.text()
 
     def _hpc_keep_emulator_off(self, domain: GuestDomainXml, instance: objects.Instance) -> None:
-        """Emulator threads on housekeeping CPUs of the guest's own NUMA nodes."""
+        """Pin emulator threads to housekeeping CPUs of the guest's own NUMA nodes."""
         if instance.numa_topology is None:
             return
         specs = instance.flavor.extra_specs
         if specs.get("hw:emulator_threads_policy") or specs.get("hw:cpu_realtime"):
-            return  # the flavor says itself where they go
+            return  # the flavor itself places them
         cells = self._host.get_capabilities().host.topology.cells
         cpus = emulator_threads.choose_housekeeping_cpus(
             online=self._host.get_online_cpus(),

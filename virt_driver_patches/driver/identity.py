@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that a node's devices are still what Placement and its servers know them as.
+"""Checks that a node's devices keep the resource class that Placement and servers use.
 
-Placement changes the resource class of no provider while a server has one of its
+Placement does not change the resource class of a provider while a server has one of its
 devices: it answers ``InventoryInUse``, and Nova's first update of the node fails
 (``update_provider_tree_for_pci`` of nova/compute/pci_placement_translator.py, 32 to 34).
-So such a change is refused here, with the device and the cure, before anything is sent.
+So this module refuses such a change first, with a message that names the device and the cure.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ LOG = logging.getLogger(__name__)
 
 
 def check_classes(host: str, specs: Specs) -> None:
-    """See whether a device that a server has would change its resource class.
+    """Check whether a server's device would change its resource class.
 
-    What Nova or Placement cannot say now is not judged: then Nova itself will fail.
+    A device is skipped if Nova or Placement cannot answer now: then Nova itself will fail.
 
     :param host: the service's name for this node.
-    :raises nova.exception.InvalidConfiguration: one would.
+    :raises nova.exception.InvalidConfiguration: a device would change its class.
     """
     context = nova_context.get_admin_context()
     try:
         nodes = objects.ComputeNodeList.get_all_by_host(context, host)
     except exception.ComputeHostNotFound:
-        return  # it starts for the first time
+        return  # the service starts for the first time
     for node in nodes:
         used: dict[str, list[Any]] = {}
         for device in objects.PciDeviceList.get_by_compute_node(context, node.id):
@@ -51,6 +51,11 @@ def check_classes(host: str, specs: Specs) -> None:
 
 
 def _check_resource_class(provider: str, devices: Sequence[Any], specs: Specs) -> None:
+    """Refuse a change of a provider's resource class while servers have its devices.
+
+    :param devices: the provider's devices that servers have.
+    :raises nova.exception.InvalidConfiguration: the class would change.
+    """
     first = devices[0]
     entry = specs.entry_of(
         {
@@ -62,7 +67,7 @@ def _check_resource_class(provider: str, devices: Sequence[Any], specs: Specs) -
         }
     )
     if entry is None or "physical_network" in entry:
-        return  # Nova keeps it as it is, or does not report it
+        return  # Nova keeps the class, or does not report the device
     wanted = translator.get_resource_class(
         entry.get("resource_class"), first.vendor_id, first.product_id
     )
@@ -90,9 +95,9 @@ def _word_holding_servers(devices: Iterable[Any]) -> str:
 def say_strange_roles(
     offers: Mapping[str, tuple[OfferedFunction, Mapping[str, str]]], entries: Sequence[str]
 ) -> None:
-    """Say of which roles the node's devices are that its configuration does not have.
+    """Log the roles of the node's devices that its configuration lacks.
 
-    They are offered all the same: an alias is bound to what the device says.
+    These devices are still offered: aliases are bound by the device's own role.
 
     :param entries: ``[hpc]device_role``.
     """

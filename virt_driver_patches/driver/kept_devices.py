@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each server has the devices that it was given, or operators hear of it.
+"""Checks that each server has the devices that it was given, and reports differences.
 
-At every periodic update the guests are compared with Nova's PCI records
-(:mod:`nova_hpc.tenancy.kept_devices`). What differs is named in the log, in ``stats['hpc']``, in
-a notification and in the ledger, which ``nova-hpc device list`` shows: nova-compute alone
-has all that it takes to judge, so it alone writes it down. A device that a guest gave up
-after it had been asked for it (:mod:`virt_driver_patches.driver.suspend`) is put back where
-it was.
+Every periodic update compares the guests with Nova's PCI records
+(:mod:`nova_hpc.tenancy.kept_devices`). Differences appear in the log, in ``stats['hpc']``, in
+a notification and in the ledger, which ``nova-hpc device list`` shows. Only nova-compute has
+all the data for this judgement, so only nova-compute records it. If a guest releases a device
+late, after a request that has failed (:mod:`virt_driver_patches.driver.suspend`), the device is
+attached again at its place.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from virt_driver_patches.driver.notifications import GuestNotifier
 
 LOG = logging.getLogger(__name__)
 
-#: States in which a server's guest has its devices, and Nova changes nothing.
+#: States in which a server's guest has its devices, and Nova makes no changes.
 _SETTLED = (vm_states.ACTIVE, vm_states.PAUSED)
 
 
 class GuestComparison:
-    """The comparison of one node. It remembers the last look, and what it has said."""
+    """The comparison of one node. It stores the last result, and the reported differences."""
 
     def __init__(
         self,
@@ -48,23 +48,23 @@ class GuestComparison:
         guest: Callable[[objects.Instance], Any],
         check: Callable[[objects.Instance], object],
     ) -> None:
-        """Make one.
+        """Create the comparison.
 
         :param domains: reads the node's guest domains.
         :param guest: finds Nova's ``Guest`` of a server.
-        :param check: raises when a server must not get its devices again.
+        :param check: raises if a server must not get its devices again.
         """
         self._domains, self._guest, self._check = domains, guest, check
         self._lock = threading.Lock()
         self._look = PromiseLook()
         self._notifier = GuestNotifier()
-        #: What the ledger says; None: it was not written since the service started.
+        #: Differences in the ledger; None if not yet written since the service started.
         self._written: Mapping[str, str] | None = None
 
     def report(
         self, resources: dict[str, Any], host: str, nodename: str, ledger: LedgerFile
     ) -> None:
-        """Compare, and name what differs. Never raises.
+        """Compare, and report the differences. Never raises.
 
         :param resources: the answer of ``get_available_resource``, with the document of
             :mod:`nova_hpc.wire.stats`; changed in place.
@@ -85,11 +85,11 @@ class GuestComparison:
             LOG.exception("The driver cannot tell whether the servers have their devices")
 
     def removed(self, server: str) -> None:
-        """A running guest has lost a device. Never raises.
+        """Handle the loss of a device by a running guest. Never raises.
 
-        Whether somebody waits for that, as for a port, is not known here. So nothing is
-        concluded before the next update; but what a guest gives up that was asked for
-        it at a suspend is put back at once.
+        This method cannot see whether Nova waits for the loss, as for a port. So only
+        the next update draws a conclusion. But a device whose removal was requested at a
+        failed suspend is put back at once.
         """
         try:
             context = nova_context.get_admin_context()
@@ -104,7 +104,7 @@ class GuestComparison:
     # -- looking ------------------------------------------------------------------
 
     def _texts(self, host: str, nodename: str) -> dict[str, str]:
-        """Address -> what is wrong."""
+        """Address -> difference."""
         guests = self._domains()
         if guests.problem is not None:
             LOG.warning("The guests' devices are not compared: %s", guests.problem)
@@ -135,7 +135,7 @@ class GuestComparison:
             LOG.info("PCI device %s is where it should be again", address)
 
     def _write(self, file: LedgerFile, texts: Mapping[str, str]) -> None:
-        """Tell ``nova-hpc device list``."""
+        """Write the differences for ``nova-hpc device list``."""
         if texts == self._written:
             return
 
@@ -158,9 +158,9 @@ class GuestComparison:
     # -- putting back ----------------------------------------------------------------
 
     def _put_back(self, server: str) -> None:
-        """Attach what the server's guest has lost, where it was."""
+        """Attach the devices that the server's guest has lost, at their former places."""
 
-        # Nova holds it, too, while it stops, starts or deletes a server.
+        # Nova also holds this lock while it stops, starts or deletes a server.
         @utils.synchronized(server)
         def locked() -> None:
             instance = objects.Instance.get_by_uuid(
@@ -170,7 +170,7 @@ class GuestComparison:
             )
             if not _is_settled(instance):
                 return
-            # Those of ports come and go by Nova's own hand.
+            # Without the devices of ports, which Nova itself attaches and detaches.
             wanted = {
                 normalise_address(device.address)
                 for device in instance.get_pci_devices(
@@ -204,12 +204,12 @@ def _is_settled(instance: objects.Instance) -> bool:
 def _read_promised_devices(
     host: str, nodename: str
 ) -> tuple[frozenset[str], list[PromisedDevices]]:
-    """Servers whose guests were asked for devices; and what each server of the node has."""
+    """Return servers with an unanswered unplug request, and the devices of each server here."""
     context = nova_context.get_admin_context()
     try:
         node = objects.ComputeNode.get_by_host_and_nodename(context, host, nodename)
     except exception.ComputeHostNotFound:
-        return frozenset(), []  # it starts for the first time
+        return frozenset(), []  # the service starts for the first time
     devices: dict[str, set[str]] = {}
     moving = set()
     for device in objects.PciDeviceList.get_by_compute_node(context, node.id):
@@ -218,7 +218,7 @@ def _read_promised_devices(
         try:
             devices.setdefault(device.instance_uuid, set()).add(normalise_address(device.address))
         except AddressError:
-            moving.add(device.instance_uuid)  # Nova knows of one that nobody can compare
+            moving.add(device.instance_uuid)  # it has a device that cannot be compared
         if device.status != fields.PciDeviceStatus.ALLOCATED:
             moving.add(device.instance_uuid)
     servers = objects.InstanceList.get_by_host(context, host, expected_attrs=["system_metadata"])

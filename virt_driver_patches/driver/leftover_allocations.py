@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocations of a node's PCI devices that were left behind, each with the command against it.
+"""Leftover allocations of a node's PCI devices, each with the command that removes it.
 
 A server that is deleted while its host is down, a migration that broke off, a restored
-database: each can leave an allocation in Placement that no server has. The device is
-healthy and idle, and nobody gets it. Operators are told.
+database: each can leave an allocation in Placement without a server. The device is
+healthy and idle, but no server can get it. Operators get a report.
 
-One kind is removed: that of a migration which Nova's database has, which is over, and whose
-server has none of its devices here, or is deleted. Who has a right to one says
-:mod:`nova_hpc.from_nova.leftovers`.
+One kind is removed automatically: the allocation of a finished migration in Nova's database,
+whose server has none of its devices here, or is deleted.
+:mod:`nova_hpc.from_nova.leftovers` contains the rules.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ LOG = logging.getLogger(__name__)
 
 
 class LeftoverAllocations:
-    """Looks twice before it names anybody: a server that is being built comes to be known.
+    """Reports an allocation after two checks, because a server being built appears only later.
 
-    Both looks have to find that it has no right to what Placement said after the look
-    before: an answer of Placement's that is older than the end of a move proves nothing.
+    Both checks must find that the consumer has no right to the allocation that Placement reported
+    after the previous check: an older answer of Placement may predate the end of a move.
     """
 
     def __init__(self) -> None:
@@ -37,14 +37,14 @@ class LeftoverAllocations:
         self._before: frozenset[LeftoverConsumer] = frozenset()
         self._named: tuple[str, ...] = ()
         self._over: tuple[LeftoverConsumer, ...] = ()
-        #: Replaced by the resource tracker, below its lock.
+        #: The resource tracker replaces it, under its lock.
         self.leftovers: tuple[LeftoverConsumer, ...] = ()
 
     def look(self, host: str) -> tuple[str, ...]:
-        """Once in each periodic update: one sentence for each that was left behind."""
+        """Return one sentence per leftover allocation; called once in each periodic update."""
         consumers = self.leftovers
         if consumers and consumers is self._seen:
-            return self._named  # Placement was not asked since
+            return self._named  # no new answer of Placement
         over = dict(_find_leftover_allocations(consumers, host))
         certain = {leftover: cure for leftover, cure in over.items() if leftover in self._before}
         texts = tuple(cure.text for cure in certain.values())
@@ -56,16 +56,16 @@ class LeftoverAllocations:
         return texts
 
     def finish(self, client: Any, context: Any) -> None:
-        """Remove what migrations that are over have left. Never raises.
+        """Remove the allocations of finished migrations. Never raises.
 
-        Below the resource tracker's lock, after a look and before Placement is asked again.
+        Called under the resource tracker's lock, after a check and before the next query.
 
-        :param client: Nova's, of Placement.
+        :param client: Nova's client of Placement.
         """
         over, self._over = self._over, ()
         for leftover in over:
             try:
-                # Not by force: should anybody change it just now, the next look sees that.
+                # Without force: the next check detects a concurrent change.
                 client.delete_allocation_for_instance(
                     context, leftover.consumer, consumer_type="migration"
                 )
@@ -82,7 +82,7 @@ class LeftoverAllocations:
 def _find_leftover_allocations(
     consumers: Iterable[LeftoverConsumer], host: str
 ) -> Iterator[tuple[LeftoverConsumer, Cure]]:
-    """Those that have no right to what is allocated to them, each with a sentence."""
+    """Yield the consumers without a right to their allocation, each with a sentence."""
     context = nova_context.get_admin_context()
     for leftover in sorted(consumers, key=lambda entry: entry.addresses):
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A compute node: its devices, what is done to them around a server, what it reports."""
+"""A compute node: its devices, the steps on them around a server, and its reports."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ LOG = logging.getLogger(__name__)
 
 
 class HpcNode:
-    """The driver's knowledge of its node. It does not know the checks of servers.
+    """The driver's state of its node, without the checks of servers.
 
-    Everything is made when it is first asked for: a node without ``hpc_*`` tags
-    makes nothing.
+    Everything is created on first use: a node without ``hpc_*`` tags
+    creates nothing.
     """
 
     def __init__(self, domains: Callable[[], NodeGuestDomains]) -> None:
-        """Make it for a driver that reads its guest *domains* so."""
+        """Create the node for a driver that reads its guest *domains* with this function."""
         self._domains = domains
         self._host: str = CONF.host
         self._withholder = Withholder()
@@ -54,13 +54,13 @@ class HpcNode:
     def tenancy(self) -> TenancySteps:
         """The steps on devices around a server; none without ``hpc_*`` tags.
 
-        :raises nova.exception.InvalidConfiguration: it cannot be done.
+        :raises nova.exception.InvalidConfiguration: a step cannot work on this node.
         """
         steps = tuple(steps_of(CONF, self.source)) if self.active else ()
         return TenancySteps(steps, owners=self.owners)
 
     def owners(self, nodename: str) -> DeviceOwners:
-        """The witnesses of who has a device.
+        """Return the sources that show which server has a device.
 
         :param nodename: Nova's name for this node.
         """
@@ -87,23 +87,23 @@ class HpcNode:
         return self.source.specs.tagged
 
     def check_options(self, host: str) -> bool:
-        """Check nova.conf, before the driver talks to libvirt.
+        """Check nova.conf, before the driver connects to libvirt.
 
         :param host: the service's name for this node.
         :returns: whether this project is in use here.
-        :raises nova.exception.InvalidConfiguration: it is, and something is wrong.
+        :raises nova.exception.InvalidConfiguration: it is in use, and an option is wrong.
         """
         self._host = host
         active = contract.check_config(CONF)
         if active:
-            _ = self.tenancy  # made now: that checks its options
+            _ = self.tenancy  # created now, which checks its options
         return active
 
     def begin(self) -> None:
-        """Check the devices that there are, when the service starts.
+        """Check the node's devices when the service starts.
 
         :raises nova.exception.InvalidConfiguration: their tags contradict each other, or
-            a device that a server has would change its resource class.
+            a server's device would change its resource class.
         """
         reading = self.source.read()
         offers = reading.specs.offers(reading.node)
@@ -113,7 +113,7 @@ class HpcNode:
         self.tenancy.begin(reading)
 
     def report(self, resources: dict[str, Any], nodename: str) -> None:
-        """Put devices in order, and take out of *resources* what must not be given.
+        """Run the due steps, and remove from *resources* the devices that must not be given.
 
         :param resources: Nova's answer of ``get_available_resource``, changed in place.
         """
@@ -131,9 +131,9 @@ class HpcNode:
         return self.providers.look(reading.node, entries, reported, withheld, self._host)
 
     def report_providers(self, provider_tree: Any, nodename: str) -> None:
-        """Before Nova's own step: clean one-time-use devices are free again in Placement.
+        """Before Nova's own step: free clean one-time-use devices in Placement.
 
-        Where the project is not in use any more, what it has reserved is lifted.
+        If this project is no longer in use, lift its reservations.
         """
         if self.active:
             held = self.providers.reserver.held()

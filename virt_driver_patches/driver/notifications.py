@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tell who listens that the state of a device has changed, or that a guest lacks one.
+"""Sends notifications when the state of a device has changed, or when a guest lacks one.
 
-Nova's own versioned notifications (nova/notifications/objects/base.py, releases 32 to
-34): what is sent, and whether anything is, its options ``[notifications]`` and
-``[oslo_messaging_notifications]`` say. The event ``hpc_device.update`` is about a device of
-the node; its payload carries no serial numbers and no reasons, which name servers: they
-stand in ``stats['hpc']`` and in the ledger of the node. ``hpc_guest_device.update`` is about a
-server whose guest has not the devices that Nova's records give it, and names that server, as
+These are Nova's own versioned notifications (nova/notifications/objects/base.py, releases 32 to
+34). Nova's options ``[notifications]`` and ``[oslo_messaging_notifications]`` define what is
+sent, if anything. The event ``hpc_device.update`` is about a device of
+the node. Its payload contains no serial numbers and no reasons, because reasons name servers:
+they are in ``stats['hpc']`` and in the ledger of the node. ``hpc_guest_device.update`` is about a
+server whose guest lacks devices of Nova's records, or has others. It names the server, as
 Nova's own notifications of servers do.
 """
 
@@ -30,13 +30,13 @@ LOG = logging.getLogger(__name__)
 
 _OBJECT: Final = "hpc_device"
 _GUEST: Final = "hpc_guest_device"
-#: More changes than these in one update are told as a number.
+#: The most changes of one update that are sent; the others are only counted.
 _MOST: Final = 64
 _Key = TypeVar("_Key", str, tuple[str, str])
 
 
 class _HpcPayload(base.NotificationPayloadBase):
-    """A payload that is made of its fields."""
+    """A payload that is created from the values of its fields."""
 
     def __init__(self, **values: Any) -> None:
         super().__init__()
@@ -58,13 +58,13 @@ class HpcDeviceStatePayload(_HpcPayload):
         # offered, suspect or quarantined.
         "old_state": fields.StringField(),
         "state": fields.StringField(),
-        # What was wrong, a value of nova_hpc.tenancy.sign.HealthSign; "": nothing is.
+        # Kind of fault, a value of nova_hpc.tenancy.sign.HealthSign; "" if there is none.
         "sign": fields.StringField(),
-        # How often it was found ill.
+        # Number of times that it was found faulty.
         "tries": fields.IntegerField(),
         # When the state began.
         "since": fields.DateTimeField(nullable=True),
-        # Changes of the same update of which nothing is told.
+        # Changes of the same update that are not sent.
         "left_out": fields.IntegerField(),
     }
 
@@ -80,7 +80,7 @@ class HpcDeviceStateNotification(base.NotificationBase):
 
 @nova_base.NovaObjectRegistry.register_notification
 class HpcGuestDevicePayload(_HpcPayload):
-    """A device that a server should have, or should not."""
+    """A device that a server lacks, or must not have."""
 
     # Version 1.0: Initial version
     VERSION = "1.0"
@@ -90,10 +90,10 @@ class HpcGuestDevicePayload(_HpcPayload):
         # PCI address in the node.
         "address": fields.StringField(),
         "server_uuid": fields.UUIDField(),
-        # gone: its guest has lost it; more: its guest has it, and was not given it; "": all is
-        # as it should be again, or there is no such server here any more.
+        # gone: its guest has lost it; more: its guest has it, and was not given it; "": no
+        # difference any more, or the server is no longer here.
         "difference": fields.StringField(),
-        # Changes of the same update of which nothing is told.
+        # Changes of the same update that are not sent.
         "left_out": fields.IntegerField(),
     }
 
@@ -109,13 +109,13 @@ class HpcGuestDeviceNotification(base.NotificationBase):
 
 @attrs.define
 class DeviceStateNotifier:
-    """Tells each change once; after a restart of the service what is withheld is told again."""
+    """Sends each change once; after a restart of the service it sends withheld devices again."""
 
     _known: Mapping[str, DeviceState] = attrs.field(factory=dict)
     _lock: threading.Lock = attrs.field(factory=threading.Lock)
 
     def tell(self, ledger: Ledger, host: str, nodename: str) -> None:
-        """Tell what has changed since the last call. Never raises.
+        """Send the changes since the last call. Never raises.
 
         :param host: the service's name for this node.
         """
@@ -141,17 +141,17 @@ class DeviceStateNotifier:
 
 @attrs.define
 class GuestNotifier:
-    """Tells once what a guest lacks, or has too much, and when it is as it should be again.
+    """Sends once that a guest lacks a device or has an extra one, and that the difference is gone.
 
-    After a restart of the service what differs is told again. Whoever calls it holds a lock.
+    After a restart of the service it sends the differences again. The caller holds a lock.
     """
 
     _known: Mapping[tuple[str, str], str] = attrs.field(factory=dict)
 
     def tell(self, current: Mapping[tuple[str, str], str], host: str, nodename: str) -> None:
-        """Tell what has changed since the last call. Never raises.
+        """Send the changes since the last call. Never raises.
 
-        :param current: (server, address) -> what differs, a word of
+        :param current: (server, address) -> difference, a value of
             :mod:`nova_hpc.tenancy.kept_devices`.
         :param host: the service's name for this node.
         """
@@ -182,7 +182,7 @@ class GuestNotifier:
 def _select_changes(
     before: Mapping[_Key, object], after: Mapping[_Key, object]
 ) -> Iterator[tuple[_Key, int]]:
-    """Select the changes to tell, at most _MOST, each with the number of others."""
+    """Select the changes to send, at most _MOST, each with the number of the others."""
     changed = sorted(
         key for key in before.keys() | after.keys() if before.get(key) != after.get(key)
     )

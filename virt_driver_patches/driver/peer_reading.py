@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The peer-to-peer facts for a server and its record, read for a service that is not root.
+"""Peer-to-peer data for a server and its record, read for a service that is not root.
 
-nova-compute reads the node by itself, and sees no registers of ACS and ATS unless it is
-root. The few that decide about one server's devices are read by the privileged helper.
+nova-compute reads the node itself, and reads no registers of ACS and ATS unless it is
+root. The privileged helper reads the few registers that decide about one server's devices.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ LOG = logging.getLogger(__name__)
 
 
 def configured_wish_of(conf: Any) -> PeerWish:
-    """The wish in ``[hpc]peer_to_peer``."""
+    """Return the value of ``[hpc]peer_to_peer``."""
     return PeerWish(conf.hpc.peer_to_peer)
 
 
 def add_peer_registers(conf: Any, reading: NodeReading, addresses: Iterable[str]) -> Node:
-    """The node, with what decides about peer-to-peer of these devices. Never raises.
+    """Return the node with the registers that decide about peer-to-peer. Never raises.
 
-    The helper is asked only where this node needs it anyway: to clean devices, or to set
-    the ports. Where it does not answer, the paths are as unknown as before.
+    The helper is used only if this node needs it anyway: to clean devices, or to set
+    the ports. If it does not answer, the paths remain unknown.
     """
     lacking = peer_registers.find_unread_functions(reading.node, addresses)
     helped = conf.hpc.clean_devices or configured_wish_of(conf) is not PeerWish.KEEP

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server's metadata for its owner: where it is, and which devices it was given.
+"""A server's metadata for its owner: its place in the fabric, and its devices.
 
-Written when a server starts, in the names of its project. Users cannot change metadata
-while a task of Nova's runs (compute/api.py, ``update_instance_metadata``: task_state=None),
-so nothing of theirs is lost; afterwards they may change it, and nothing here or in the
+It is written when a server starts, in the names of its project. Users cannot change metadata
+during a task of Nova (compute/api.py, ``update_instance_metadata``: task_state=None),
+so no change of theirs is lost. They may change it later: neither this package nor the
 scheduler ever reads it back.
 """
 
@@ -26,14 +26,14 @@ from virt_driver_patches.driver.reading import NodeReading
 CONF = cfg.CONF
 LOG = logging.getLogger(__name__)
 
-#: The items of a server's metadata that are written here.
+#: Keys of a server's metadata that this module writes.
 KEYS = (position.KEY, server_devices.KEY)
 
 
 def write_position_metadata(instance: objects.Instance, node: HpcNode) -> None:
-    """Put it into *instance*; Nova saves it together with the server's state. Never raises.
+    """Write the metadata of *instance*; Nova saves it with the server's state. Never raises.
 
-    Called once the server's devices are checked and its decision is recorded.
+    Called after the server's devices are checked and its decision is recorded.
     """
     is_ours = _has_our_keys(instance.flavor)
     try:
@@ -52,14 +52,14 @@ def _replace_hpc_metadata(instance: objects.Instance, texts: dict[str, str]) -> 
 
 
 def _has_other_hpc_keys(instance: objects.Instance) -> bool:
-    """Whether a resize, or its revert, is from a flavor with ``hpc:`` keys."""
+    """Whether a resize, or its revert, leaves a flavor with ``hpc:`` keys."""
     names = [name for name in ("old_flavor", "new_flavor") if name in instance]
     others = [flavor for name in names if (flavor := getattr(instance, name)) is not None]
     return any(map(_has_our_keys, others))
 
 
 def _has_our_keys(flavor: objects.Flavor) -> bool:
-    """Whether servers of the flavor have wishes of this project's."""
+    """Whether the flavor has keys of this project."""
     specs = flavor.extra_specs or {}
     return flavors.has_hpc_keys(specs) or flavors.has_fabric_keys(specs)
 
@@ -70,7 +70,7 @@ def _metadata_texts_of(instance: objects.Instance, node: HpcNode) -> dict[str, s
     texts = {}
     if instance_has_hpc_keys(instance):
         claim, reading = ServerClaim.of(instance), node.source.lately()
-        # In the order of the names, which says nothing.
+        # Sorted by name: the order has no meaning.
         rails = tuple(sorted(set(where.rails_of(reading.node, claim.addresses).values())))
         texts[server_devices.KEY] = _server_devices_of(instance, claim, reading).dumps()
     if where.domains:

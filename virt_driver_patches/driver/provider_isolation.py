@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever Placement refuses for one device's provider concerns that device alone.
+"""A refusal of Placement for one device's provider affects only that device.
 
-Nova sends all providers of a node in one go and stops at the first that Placement refuses:
-then neither the periodic update nor any claim of the node succeeds. Here the providers of
-PCI devices are tried one by one once that has happened. One that Placement refuses is left
-as Placement has it, and named; all the rest goes through. Where Placement refuses to set
-right allocations of servers that it does not know of (Nova's reshape), that is left out:
-Nova tries it again at the next update.
+Nova sends all providers of a node in one pass and stops at the first that Placement refuses:
+then neither the periodic update nor any claim of the node succeeds. In that case this module
+tries the providers of PCI devices one by one. A refused provider stays as it is in
+Placement, and is reported; all others are updated. Nova also heals allocations of servers
+(its reshape). If Placement refuses that, it is left out: Nova tries again at the next update.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from virt_driver_patches.driver.provider_tree import TreeProvider, pci_providers
 
 LOG = logging.getLogger(__name__)
 
-#: What Nova raises when Placement refuses a part of what it was sent.
+#: Nova's exceptions if Placement refuses a part of an update.
 TROUBLE: Final = (
     exception.InventoryInUse,
     exception.PlacementPciException,
@@ -40,14 +39,14 @@ TROUBLE: Final = (
 
 @attrs.frozen
 class _UpdateTry:
-    """One update of which each part is tried by itself."""
+    """One update whose parts are tried one by one."""
 
     client: Any
     context: Any
     node: Any
 
     def fresh(self) -> ProviderTree:
-        """The providers as Placement has them."""
+        """Return the providers as they are in Placement."""
         # Nova 34 has a method for one node's part of a larger tree.
         get = getattr(self.client, "get_provider_subtree_and_ensure_root", None)
         get = get or self.client.get_provider_tree_and_ensure_root
@@ -55,7 +54,7 @@ class _UpdateTry:
         return tree
 
     def send(self, tree: ProviderTree) -> str | None:
-        """Send a tree; the reason if Placement refuses."""
+        """Send a tree; return the reason if Placement refuses it."""
         try:
             self.client.update_from_provider_tree(self.context, tree)
         except TROUBLE as error:
@@ -64,17 +63,17 @@ class _UpdateTry:
 
 
 class ProviderIsolator:
-    """Tries the providers of one node one by one; below the resource tracker's lock."""
+    """Tries the providers of one node one by one; used under the resource tracker's lock."""
 
     def __init__(self) -> None:
         self._try: _UpdateTry | None = None
-        #: Address -> why its provider is not as it should be.
+        #: Address -> why Placement refuses its provider.
         self.refused: Mapping[str, str] = {}
-        #: Servers whose allocations could not be set right.
+        #: Servers whose allocations Placement refused to correct.
         self.unhealed: tuple[str, ...] = ()
 
     def guard(self, tracker: Any, call: Callable[[], Any], context: Any, node: Any) -> Any:
-        """Nova's update of Placement; a second time, part by part, when the first fails."""
+        """Run Nova's update of Placement; if it fails, run it again, part by part."""
         try:
             result = call()
         except TROUBLE as error:
@@ -103,9 +102,12 @@ class ProviderIsolator:
         allocations: dict[str, Any],
         call: Callable[[], bool],
     ) -> bool:
-        """Around the whole step that makes *tree*; see the module.
+        """Wrap the whole step that builds *tree*; see the module.
 
-        :param call: makes it, and says whether *allocations* were changed, too.
+        Each provider that differs from Placement's state is first sent alone, in a fresh tree. A
+        refused one gets Placement's state again in *tree*, so Nova's own sending succeeds.
+
+        :param call: builds it, and returns whether it also changed *allocations*.
         """
         attempt = self._try
         if attempt is None:
@@ -136,7 +138,7 @@ class ProviderIsolator:
                 refused[address] = reason
                 _copy_provider(base, tree, have, want)
         self.refused = refused
-        attempt.fresh()  # what Nova compares with, after it has thrown away what failed
+        attempt.fresh()  # Nova's reference for comparisons, which a failure has cleared
         return healed and not self.unhealed
 
 
@@ -157,10 +159,10 @@ def _copy_provider(
     wanted: TreeProvider | None,
     there: TreeProvider | None,
 ) -> None:
-    """Make one provider in *target* as it is in *source*.
+    """Make one provider in *target* equal to its copy in *source*.
 
-    :param wanted: as it is in *source*; None: not at all.
-    :param there: as it is in *target*; None: not at all.
+    :param wanted: the provider in *source*; None if it is missing there.
+    :param there: the provider in *target*; None if it is missing there.
     """
     if there is not None and (wanted is None or wanted.uuid != there.uuid):
         target.remove(there.uuid)

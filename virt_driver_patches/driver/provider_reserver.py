@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A device that is withheld keeps its resource provider, and nobody gets it from Placement.
+"""A withheld device keeps its resource provider, and Placement gives it to no server.
 
-A withheld device is left out of what Nova's PCI tracker knows: so no claim at the node and
-no filter of the scheduler can take it, not even one of several virtual functions of one
-adapter, of which Placement names none. Its provider is *not* left out. After Nova has made
+A withheld device is missing in Nova's PCI tracker. So no claim at the node and
+no filter of the scheduler can take it, not even as one of several virtual functions of an
+adapter, which Placement cannot distinguish. Its provider is *not* removed. After Nova has built
 its providers from its tracker (``update_provider_tree_for_pci`` of
-nova/compute/pci_placement_translator.py), what is withheld is added again to the total, and
-reserved: no candidate has it, whoever asks, and UUID, traits and aggregates stay. Two locks
-instead of one, and neither fails the claim of anything else.
+nova/compute/pci_placement_translator.py), this module adds withheld devices to the total again,
+and reserves them. So no allocation candidate contains them, and UUID, traits and aggregates
+stay. There are two locks instead of one, and neither fails a claim of other devices.
 
-What is reserved is decided by :mod:`nova_hpc.tenancy.reserve` and written into the ledger
-before Placement hears of it. Where the ledger cannot be written, the provider itself says by
-a trait that what is reserved of it is this node's, and how much an operator had reserved: so
-nobody gets the device meanwhile, and it is lifted when all is well, after a restart, too.
+:mod:`nova_hpc.tenancy.reserve` decides the reserved amount, and this module writes it into the
+ledger before it reaches Placement. If the ledger cannot be written, a trait marks the provider:
+its reservation belongs to this node, and the trait contains the amount that an operator had
+reserved. So no server gets the device until then, and the reservation is lifted when the ledger
+works again, even after a restart.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ class WithheldLook:
     """The findings of the last periodic update."""
 
     node: Node
-    #: Everything that ``device_spec`` matches.
+    #: All devices that ``device_spec`` matches.
     offered: frozenset[str]
-    #: Address of a provider -> its devices that are left out of Nova's tracker.
+    #: Address of a provider -> its devices that Nova's tracker does not get.
     withheld: Mapping[str, frozenset[str]]
 
     @classmethod
@@ -64,10 +65,10 @@ class WithheldLook:
         reported: Iterable[Mapping[str, Any]],
         withheld: Collection[str],
     ) -> WithheldLook:
-        """Sort what is withheld by the provider that it belongs to.
+        """Sort the withheld devices by their provider.
 
         :param entries: address -> the tags of the matching entry.
-        :param reported: what libvirt lists.
+        :param reported: libvirt's list of devices.
         """
         withheld_by_provider: dict[str, set[str]] = {}
         for device in reported:
@@ -86,9 +87,9 @@ class WithheldLook:
         )
 
     def vanished(self, address: str, removed: Collection[str]) -> bool:
-        """Whether the devices of a provider went by themselves, not from the configuration.
+        """Whether the devices of a provider vanished, rather than left the configuration.
 
-        :param removed: devices that Nova's tracker has just given up.
+        :param removed: devices that Nova's tracker has just removed.
         """
         function = self.node.function(address)
         if function is None or address in self.offered:
@@ -101,36 +102,36 @@ class WithheldLook:
 
 @attrs.frozen
 class ProviderNote:
-    """A note for operators on a provider that this node does not withhold by itself."""
+    """A note for operators on a provider that this node does not itself withhold."""
 
     text: str
-    #: It is about each of its devices.
+    #: Whether the note is about each of its devices.
     whole: bool = False
 
 
 class ProviderReserver:
-    """Keeps the providers of one node; below the resource tracker's lock but for :meth:`look`."""
+    """Keeps the providers of one node; all but :meth:`look` run under the tracker's lock."""
 
     def __init__(self, ledger: LedgerFile, keep_vanished: float, cleans: bool = True) -> None:
-        """Make it; *keep_vanished* is the option, in seconds.
+        """Create it; *keep_vanished* is the option, in seconds.
 
-        :param cleans: devices are cleaned here: a mark is not for ever.
+        :param cleans: whether devices are cleaned here, so that a mark does not last forever.
         """
         self._ledger = ledger
         self._keep_vanished = keep_vanished
         self._cleans = cleans
         self._look: WithheldLook | None = None
-        #: As it was last written; None: it was not read yet.
+        #: The records that were last written; None if they were not read yet.
         self._records: Mapping[str, ReservedProvider] | None = None
-        #: Whether it was said what is reserved by nobody known.
+        #: Whether reservations of unknown origin have been logged.
         self._asked = False
-        #: Address of a provider -> the word for it, for what nobody here withholds.
+        #: Address of a provider -> note, for devices that this node does not withhold.
         self._said: Mapping[str, ProviderNote] = {}
 
     # -- the periodic update ------------------------------------------------------
 
     def look(self, look: WithheldLook) -> dict[str, str]:
-        """Take note of what is withheld.
+        """Store the withheld devices.
 
         :returns: address -> why more devices are not given: an operator has reserved
             them, or they have vanished.
@@ -145,7 +146,7 @@ class ProviderReserver:
         return shown
 
     def held(self) -> frozenset[str]:
-        """The devices that are left out of Nova's tracker, or will be at the next update."""
+        """Return devices that Nova's tracker lacks, or will lack from the next update on."""
         look, ledger = self._look, self._ledger.read()
         sick = ledger.staged.union(ledger.quarantined)
         return sick if look is None else sick.union(*look.withheld.values())
@@ -160,11 +161,15 @@ class ProviderReserver:
         devices: Iterable[Any],
         allocations: Mapping[str, Any],
     ) -> None:
-        """Put back what Nova has taken out of *tree*, and reserve it.
+        """Restore the withheld devices that Nova has removed from *tree*, and reserve them.
+
+        The phases: decide the amounts of each provider from its record and Placement's state, write
+        the ledger, and only then write *tree*. So each reservation has a record, or a trait if the
+        ledger is unusable, before Placement receives it.
 
         :param before: the providers before Nova's step.
-        :param devices: what Nova's tracker knows.
-        :param allocations: consumer -> what it has of this node, by Placement.
+        :param devices: the devices of Nova's tracker.
+        :param allocations: consumer -> its allocation on this node, from Placement.
         """
         after = pci_providers_of(tree, nodename)
         tracked, removed, free = _sort_tracked_devices(devices)
@@ -180,9 +185,9 @@ class ProviderReserver:
             current = new or former
             remembered = _restore_unwritten((records or {}).get(address), former)
             if current is None or (new is None and tree.exists(current.uuid)):
-                continue  # Nova has changed it into something else
+                continue  # Nova has replaced it by another provider
             if not current.resource_class:
-                # What Placement did not say is unknown, and never nothing: it stays.
+                # An inventory missing in Placement's answer is unknown, not empty: it stays.
                 if new is None:
                     put_provider_back(tree, current.data)
                 if remembered is not None:
@@ -226,13 +231,13 @@ class ProviderReserver:
         return frozenset() if look is None else look.withheld.get(address, frozenset())
 
     def _sick(self, free: Mapping[str, str]) -> collections.Counter[str]:
-        """Provider -> how many of its free devices are not free, and tracked still.
+        """Provider -> number of its devices that Nova counts as free but that are not.
 
-        A device that does not pass when its server is deleted is in quarantine; one whose
-        server has left for elsewhere, or whose guest runs on, has its mark; one that is to be
-        cleaned from within is due; none is known to be clean where the ledger was lost or put
-        back. Nova has freed it after the node has looked: until the next look it is free for
-        Nova's tracker.
+        There are four cases. A device that failed its checks when its server was deleted is in
+        quarantine. A device has a mark if its server has moved away, or if its guest still runs.
+        A device that has to be cleaned from within is due. And no device counts as clean if the
+        ledger was lost or restored. Nova has freed these devices after the node's last update, so
+        Nova's tracker treats them as free until the next one.
         """
         ledger = self._ledger.read()
         if ledger.lost or (self._cleans and not ledger.compared):
@@ -253,9 +258,9 @@ class ProviderReserver:
         provider: PlacedProvider,
         removed: Collection[str],
     ) -> ReservedProvider | None:
-        """The record of a provider of whose devices Nova has none; None: it may go."""
+        """Return the record of a provider without devices in Nova; None if it may go."""
         if not provider.used:
-            # Nobody has it, and an operator may have taken it out of the configuration.
+            # No server has it, and an operator may have removed it from the configuration.
             if self._look is not None and not self._look.vanished(address, removed):
                 return None
             if not reserve.does_provider_stay(
@@ -268,10 +273,10 @@ class ProviderReserver:
         )
         return attrs.evolve(base, gone=time.time() if base.gone is None else base.gone)
 
-    # -- what is remembered ---------------------------------------------------------
+    # -- the records in the ledger --------------------------------------------------
 
     def _recorded(self) -> Mapping[str, ReservedProvider] | None:
-        """The amount that was last written; None: unknown."""
+        """Return the records that were last written; None if unknown."""
         if self._records is None:
             ledger = self._ledger.read()
             if not ledger.lost:
@@ -281,7 +286,7 @@ class ProviderReserver:
     def _record(
         self, before: Mapping[str, ReservedProvider] | None, decided: Mapping[str, ReservedProvider]
     ) -> bool:
-        """Write down what is going to be reserved; False: it cannot be."""
+        """Record the reservations that follow; return False if the ledger is unusable."""
         if before is None:
             LOG.error(
                 "What is reserved in Placement is not written down: the ledger cannot be read"
@@ -309,7 +314,7 @@ class ProviderReserver:
     # -- the project is switched off ------------------------------------------------
 
     def lift(self, tree: ProviderTree, nodename: str) -> None:
-        """Lift what this node has reserved, where the project is not in use any more.
+        """Lift this node's reservations if the project is no longer in use.
 
         Called before Nova's step, at every update; never raises.
         """
@@ -344,7 +349,7 @@ class ProviderReserver:
 def _sort_tracked_devices(
     devices: Iterable[Any],
 ) -> tuple[dict[str, str], set[str], dict[str, str]]:
-    """Tracked device -> address of its provider; those that were given up; those that are free."""
+    """Return tracked device -> address of its provider; removed devices; free devices."""
     tracked, removed, free = {}, set(), {}
     for device in devices:
         address = try_normalise_address(device.address) or ""
@@ -360,7 +365,7 @@ def _sort_tracked_devices(
 
 
 def _used_amounts_of(allocations: Mapping[str, Any]) -> collections.Counter[str]:
-    """Provider -> how much of it anybody has."""
+    """Provider -> its total amount in all allocations."""
     used: collections.Counter[str] = collections.Counter()
     for consumer in allocations.values():
         for uuid, part in consumer["allocations"].items():
@@ -374,9 +379,9 @@ def _placed_provider_of(
     used: int,
     record: ReservedProvider | None,
 ) -> PlacedProvider:
-    """A provider as Placement has it, but for what Nova has just reserved itself.
+    """Return a provider's state in Placement, including Nova's own new reservation.
 
-    :param record: what is remembered of it, for where Placement did not say.
+    :param record: the stored record, for the case that Placement gave no inventory.
     """
     current = new or former
     assert current is not None
@@ -398,7 +403,7 @@ def _placed_provider_of(
 def _restore_unwritten(
     record: ReservedProvider | None, former: TreeProvider | None
 ) -> ReservedProvider | None:
-    """The record of a provider of which more is reserved than could be written down."""
+    """Return the record of a provider whose reservation the ledger does not contain."""
     if former is None or former.unwritten is None or not former.resource_class:
         return record
     if record is None or record.uuid != former.uuid:
@@ -408,14 +413,14 @@ def _restore_unwritten(
 
 
 def _clear_gone_mark(record: ReservedProvider | None) -> ReservedProvider | None:
-    """The same of a device that is here."""
+    """Return the record without the mark of a missing device, because the device is here."""
     return record if record is None or record.gone is None else attrs.evolve(record, gone=None)
 
 
 def _provider_notes_of(
     records: Mapping[str, ReservedProvider], placed: Mapping[str, PlacedProvider]
 ) -> Iterable[tuple[str, ProviderNote]]:
-    """Notes for operators on providers that this node does not withhold by itself."""
+    """Yield notes for operators on providers that this node does not itself withhold."""
     for address, record in records.items():
         theirs = min(record.operators, record.total)
         if record.gone is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The providers of a node's PCI devices in Nova's provider tree: read, and written again."""
+"""The providers of a node's PCI devices in Nova's provider tree: reading and writing them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from nova.compute.provider_tree import ProviderTree
 from nova_hpc.topology.model import try_normalise_address
 from nova_hpc.wire.reservation import ReservedProvider
 
-#: Trait of a provider of which the node has reserved what it could not write down, before
-#: the number that was an operator's.
+#: Trait of a provider with a reservation that the node could not record. The operator's
+#: reserved amount follows.
 UNWRITTEN: Final = "CUSTOM_HPC_RESERVED_UNWRITTEN_"
 
 
@@ -23,23 +23,23 @@ class TreeProvider:
     """A provider of one device, or of one adapter's functions, in the tree."""
 
     data: Any
-    #: Empty: Placement did not say what there is.
+    #: Empty if Placement gave no inventory.
     resource_class: str = ""
     fields: Mapping[str, Any] = attrs.field(factory=dict, hash=False)
 
     @property
     def uuid(self) -> str:
-        """Its UUID."""
+        """The provider's UUID."""
         return str(self.data.uuid)
 
     @property
     def total(self) -> int:
-        """Devices in its inventory."""
+        """Number of devices in its inventory."""
         return int(self.fields.get("total", 0))
 
     @property
     def unwritten(self) -> int | None:
-        """The operator's amount when the node could not write down its own; None: it could."""
+        """The operator's amount if the node could not record its own; None if it could."""
         ends = [
             trait.removeprefix(UNWRITTEN)
             for trait in self.data.traits
@@ -49,12 +49,12 @@ class TreeProvider:
 
     @property
     def once(self) -> bool:
-        """Nova reserves it by itself."""
+        """Whether Nova reserves it by its own rule for one-time-use devices."""
         return os_traits.HW_PCI_ONE_TIME_USE in self.data.traits
 
 
 def pci_providers_of(tree: ProviderTree, nodename: str) -> dict[str, TreeProvider]:
-    """Address -> provider of this node's PCI devices, with one resource class at most."""
+    """Address -> provider of this node's PCI devices, if it has at most one resource class."""
     known_providers = {}
     for uuid in tree.get_provider_uuids_in_tree(nodename):
         data = tree.data(uuid)
@@ -74,7 +74,7 @@ def write_tree_provider(
     reserved: int,
     unwritten: int | None = None,
 ) -> None:
-    """Put a provider into *tree* as it shall be; see :attr:`TreeProvider.unwritten`."""
+    """Write a provider into *tree* with its new amounts; see :attr:`TreeProvider.unwritten`."""
     current = new or former
     assert current is not None
     if new is None:
@@ -98,7 +98,7 @@ def write_tree_provider(
 
 
 def put_provider_back(tree: ProviderTree, data: Any) -> None:
-    """Give *tree* a provider again that Nova has taken out of it."""
+    """Restore a provider that Nova has removed from *tree*."""
     tree.new_child(data.name, data.parent_uuid, uuid=data.uuid, generation=data.generation)
     tree.update_inventory(data.uuid, data.inventory)
     tree.update_traits(data.uuid, data.traits)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node's resource providers in Placement: what is reserved, refused, left behind."""
+"""A node's resource providers in Placement: reservations, refusals, leftover allocations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOG = logging.getLogger(__name__)
 
 @attrs.frozen
 class NodeProviders:
-    """One node's. All but :meth:`look` run below the resource tracker's lock."""
+    """Providers of one node. All but :meth:`look` run under the resource tracker's lock."""
 
     reserver: ProviderReserver
     isolator: ProviderIsolator = attrs.field(factory=ProviderIsolator)
@@ -34,9 +34,9 @@ class NodeProviders:
 
     @classmethod
     def of(cls, ledger: LedgerFile, keep_vanished: float, cleans: bool) -> NodeProviders:
-        """Those whose reservations are written into *ledger*.
+        """Create the providers, with their reservations in *ledger*.
 
-        :param keep_vanished: seconds for which the provider of a device that vanished stays.
+        :param keep_vanished: seconds for which the provider of a vanished device stays.
         :param cleans: whether devices are cleaned between servers.
         """
         return cls(ProviderReserver(ledger, keep_vanished, cleans))
@@ -51,7 +51,7 @@ class NodeProviders:
         withheld: Collection[str],
         host: str,
     ) -> tuple[dict[str, str], tuple[str, ...]]:
-        """Take note of what is withheld; see :meth:`WithheldLook.of`.
+        """Store the withheld devices; see :meth:`WithheldLook.of`.
 
         :returns: address -> why more devices are not given; and notes.
         """
@@ -67,13 +67,13 @@ class NodeProviders:
     # -- Nova updates Placement -----------------------------------------------------
 
     def guard(self, tracker: Any, call: Call) -> Any:
-        """Around ``ResourceTracker._update_to_placement``."""
+        """Wrap ``ResourceTracker._update_to_placement``."""
         self.leftover_allocations.finish(tracker.reportclient, call.given["context"])
         self.generations.ask(tracker.reportclient, call.given["context"])
         return self.isolator.guard(tracker, call, call.given["context"], call.given["compute_node"])
 
     def translate(self, call: Call) -> bool:
-        """Around ``update_provider_tree_for_pci``."""
+        """Wrap ``update_provider_tree_for_pci``."""
         given = call.given
         tree, nodename, allocations = (
             given["provider_tree"],
@@ -95,6 +95,11 @@ class NodeProviders:
         allocations: Mapping[str, Any],
         devices: Iterable[Any],
     ) -> bool:
+        """Run Nova's translation, then complete it for this node.
+
+        The reserver changes the tree first, because :meth:`ProviderGenerations.renew` compares
+        the final tree with the state before Nova's step.
+        """
         before = pci_providers_of(tree, nodename)
         healed = bool(call())
         try:
@@ -106,6 +111,6 @@ class NodeProviders:
             self.reserver.complete(tree, nodename, before, devices, allocations)
             self.generations.renew(before, pci_providers_of(tree, nodename))
         except Exception:
-            # The update of Placement goes on as Nova has made it.
+            # The update of Placement continues with Nova's providers.
             LOG.exception("The resource providers of withheld devices could not be completed")
         return healed

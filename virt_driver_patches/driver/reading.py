@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One look at the node: its topology, its quarantine, what it offers."""
+"""One reading of the node: its topology, its quarantine, its offered devices."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from nova_hpc.wire.ledger import DeviceState, Ledger
 
 LOG = logging.getLogger(__name__)
 
-#: Seconds in which devices change their health, but not their places.
+#: Seconds during which a reading is valid for the places of devices, but not for their health.
 _LATELY: Final = 30.0
 
-#: Address -> what is offered, with the tags of its entry.
+#: Address -> offered device, with the tags of its entry.
 Offers = dict[str, tuple[OfferedFunction, Mapping[str, str]]]
 
 
 class _LastReading:
-    """The last reading and when it was made; replaced as one, so safe between threads."""
+    """The last reading and its time; replaced as one object, so it is safe between threads."""
 
     last: tuple[float, NodeReading] | None = None
 
@@ -48,7 +48,7 @@ class ReadingSource:
 
     @classmethod
     def from_config(cls, conf: Any) -> ReadingSource:
-        """As ``[hpc]`` and ``[pci]device_spec`` say."""
+        """Build the source from ``[hpc]`` and ``[pci]device_spec``."""
         off = {sign for sign in health.OPTIONAL if sign.value not in conf.hpc.health_checks}
         return cls(
             specs=Specs.parse(conf.pci.device_spec),
@@ -58,9 +58,9 @@ class ReadingSource:
         )
 
     def lately(self) -> NodeReading:
-        """A reading of the last seconds, for who asks only where devices sit.
+        """Return a reading of the last seconds, for callers that need only the devices' places.
 
-        A start that has just been checked reads the node once, and not again for
+        A start whose check has just read the node does not read it again for
         each part of the domain.
         """
         last = self._kept.last
@@ -69,10 +69,10 @@ class ReadingSource:
         return self.read()
 
     def read(self) -> NodeReading:
-        """Read everything afresh; what cannot be read is no error but not there."""
+        """Read everything afresh; an unreadable device is missing and raises no error."""
         began = time.monotonic()
         node = sysfs.read_sysfs_node(self.root, hygiene_reset.list_busy_resets(self.ledger.locks))
-        # Single functions carry their own reason; a node without any does not.
+        # Each function has its own problems; a node without functions has none, so add one.
         problems = () if node.functions else (*node.problems, "the node shows no PCI functions")
         ledger = self.ledger.read()
         problems += ledger.problems
@@ -83,9 +83,9 @@ class ReadingSource:
         return reading
 
     def renewed(self, reading: NodeReading, problems: tuple[str, ...]) -> NodeReading:
-        """The same reading after the ledger was changed.
+        """Return the same reading after a change of the ledger.
 
-        :param problems: what was found out meanwhile.
+        :param problems: problems that were found since.
         """
         again = attrs.evolve(
             reading, ledger=self.ledger.read(), problems=(*reading.problems, *problems)
@@ -107,7 +107,7 @@ class NodeReading:
     _offers: list[Offers] = attrs.field(init=False, eq=False, repr=False, factory=list)
 
     def offers(self) -> Offers:
-        """The devices that the node's entries offer, matched once: every check asks for them."""
+        """Return the devices that the node's entries offer; computed once, used by every check."""
         if not self._offers:
             self._offers.append(self.specs.offers(self.node))
         return dict(self._offers[0])
@@ -118,7 +118,7 @@ class NodeReading:
         return health.judge_offered_functions(self.node, offers, None, self.signs & health.FRESH)
 
     def states(self) -> dict[str, tuple[str, float]]:
-        """Address -> state of what is suspect or in quarantine, and when it began."""
+        """Address -> state of a suspect or quarantined device, and the time when it began."""
         return {
             address: (device.state.value, device.trial.since if device.trial else 0.0)
             for address, device in self.ledger.devices.items()
@@ -126,7 +126,7 @@ class NodeReading:
         }
 
     def keep_offers(self, earlier: NodeReading) -> None:
-        """Take what another reading of the same devices has matched."""
+        """Copy the offers of another reading of the same devices."""
         self._offers[:] = earlier._offers
 
     def judge(

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The segments that there are on one node: read, counted, and put in order.
+"""The segments of one node: listed, counted, and removed after use.
 
-Libvirt's domains are the record. A hold remembers the choice of a start until the domain runs or
-has failed. A file without a running domain and without a hold is removed; while libvirt does not
-answer, none is. One lock covers libvirt's answer, the holds and the decision that rests on both: a
-start that ends in between would be in neither.
+Libvirt's domains are the record. A hold stores the choice of a start until the domain runs or
+has failed. A file without a running domain and without a hold is removed, but only if libvirt
+answers. One lock covers libvirt's answer, the holds and the decision that depends on both:
+without it a start that ends in between would appear in neither.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ LOG = logging.getLogger(__name__)
 
 @attrs.frozen
 class SegmentOutcome:
-    """What a server that starts gets, or why it gets nothing."""
+    """The segment of a server that starts, or the reason why it gets none."""
 
     choice: SegmentChoice | None = None
     lack: SegmentLack | None = None
 
     def told(self) -> dict[str, Any]:
-        """The same as the guest's document says it."""
+        """Return the outcome as an entry of the guest's document."""
         if self.choice is not None:
             shape = self.choice.name.shape
             return {"bytes": shape.part_bytes, "part": self.choice.part, "parts": shape.parts}
@@ -46,7 +46,7 @@ class SegmentOutcome:
 
 @attrs.frozen(eq=False)
 class SegmentHold:
-    """A start, or a restart, that is under way."""
+    """A start, or a restart, in progress."""
 
     server: str
     outcome: SegmentOutcome
@@ -56,11 +56,11 @@ class SegmentHold:
 class _PartUses:
     """The use of all parts at one moment."""
 
-    #: File -> part -> server that runs with it or is about to.
+    #: File -> part -> server that runs with the part or is about to.
     taken: dict[SegmentFileName, dict[int, str]] = attrs.field(factory=dict)
-    #: Files with a part of two servers, or with a guest of unknown part.
+    #: Files with a part that two servers use, or with a guest of unknown part.
     unclear: set[SegmentFileName] = attrs.field(factory=set)
-    #: One sentence for each of them, for operators.
+    #: One sentence for each of these files, for operators.
     problems: list[str] = attrs.field(factory=list)
 
     def add(self, name: SegmentFileName, part: int | None, server: str) -> None:
@@ -93,9 +93,9 @@ class SegmentKeeper:
     folder: SegmentFolder
     #: ``[hpc]shared_memory_mb``.
     values: tuple[str, ...]
-    #: The starts that are under way, oldest first; changed under the lock.
+    #: Starts in progress, oldest first; changed under the lock.
     _holds: list[SegmentHold] = attrs.field(init=False, factory=list, eq=False)
-    #: One choice, or one clearing up, at a time, from libvirt's answer to what follows from it.
+    #: Held by one choice or cleanup at a time, from libvirt's answer to the resulting changes.
     lock: threading.Lock = attrs.field(init=False, factory=threading.Lock, eq=False)
     _said: dict[str, frozenset[str]] = attrs.field(init=False, factory=dict, eq=False)
 
@@ -106,13 +106,13 @@ class SegmentKeeper:
         domains: Callable[[], NodeGuestDomains],
         nodes: Callable[[], Collection[int]],
     ) -> SegmentKeeper:
-        """As ``[hpc]`` says when the service starts."""
+        """Build the keeper from ``[hpc]``, when the service starts."""
         folder = SegmentFolder(Path(conf.hpc.shared_memory_dir), Path(conf.hpc.sysfs_root))
         return cls(domains, nodes, folder, tuple(conf.hpc.shared_memory_mb))
 
     @property
     def path(self) -> PurePosixPath:
-        """The directory, as domains name it."""
+        """The directory, in the form that domains contain."""
         return PurePosixPath(self.folder.path)
 
     @property
@@ -122,33 +122,33 @@ class SegmentKeeper:
 
     @property
     def given(self) -> bool:
-        """Whether this node gives any."""
+        """Whether this node gives segments."""
         return any(int(value.rpartition(":")[2]) for value in self.values)
 
     @property
     def used(self) -> bool:
-        """Whether there may be any on this node."""
+        """Whether this node may have segments."""
         return self.given or os.path.lexists(self.path)
 
     def outcome_of(self, server: str) -> SegmentOutcome | None:
-        """The result of a server's start that is under way; None: there is no such start."""
+        """Return the result of a server's start in progress; None if there is no such start."""
         own = [hold.outcome for hold in tuple(self._holds) if hold.server == server]
         return own[-1] if own else None
 
     def add_hold(self, server: str, outcome: SegmentOutcome) -> SegmentHold:
-        """Remember a choice. The caller has held the lock since before it read the state."""
+        """Store a choice. The caller has held the lock since before it read the state."""
         hold = SegmentHold(server, outcome)
         self._holds.append(hold)
         return hold
 
     def end_hold(self, hold: SegmentHold) -> None:
-        """End a start: from now on libvirt's domains say whether the server has its part."""
+        """End a start: from now on libvirt's domains show whether the server has its part."""
         with self.lock:
             self._holds.remove(hold)
         self.put_in_order()
 
     def _listing(self) -> FolderListing | None:
-        """The files; None: they cannot be relied on. Says what is not as it should be."""
+        """Return the files; None if they are unreliable. Log their problems."""
         try:
             listing = self.folder.list_files()
         except SegmentError as error:
@@ -158,7 +158,7 @@ class SegmentKeeper:
         return listing
 
     def _say(self, topic: str, texts: Collection[str]) -> None:
-        """Log what was not so the last time."""
+        """Log texts that are new since the last call."""
         for text in texts:
             if text not in self._said.get(topic, ()):
                 LOG.error("Shared memory: %s", text)
@@ -167,7 +167,7 @@ class SegmentKeeper:
     def read_state(
         self, domains: NodeGuestDomains, instance: objects.Instance
     ) -> SegmentState | None:
-        """The segments as they are; None: that is not known. The caller holds the lock."""
+        """Return the segments' current state; None if unknown. The caller holds the lock."""
         if domains.unknown is not None:
             LOG.error("No shared memory can be given: %s", domains.unknown, instance=instance)
             return None
@@ -185,7 +185,7 @@ class SegmentKeeper:
         )
 
     def _read_part_uses(self, domains: NodeGuestDomains) -> _PartUses:
-        """The use of all parts by running domains and by starts. Says what is not clear."""
+        """Return the use of all parts by running domains and by starts. Log unclear parts."""
         uses = _PartUses()
         for domain in domains.domains:
             for use in domain.live.segments:
@@ -201,7 +201,7 @@ class SegmentKeeper:
     def find_former_choice(
         self, instance: objects.Instance, domains: NodeGuestDomains
     ) -> SegmentChoice | None:
-        """What the server's domain has, or had when it ran last."""
+        """Return the segment of the server's domain, or of its last run."""
         domain = domains.of(instance.uuid)
         if domain is None:
             return None
@@ -212,7 +212,7 @@ class SegmentKeeper:
         return None
 
     def put_in_order(self) -> None:
-        """Remove what no running guest has, and write who has which part. Never raises."""
+        """Remove files without a running guest, and write the parts' owners. Never raises."""
         if not self.used:
             return
         try:
@@ -242,15 +242,15 @@ class SegmentKeeper:
             LOG.error("Shared memory that no guest has cannot be given back: %s", error)
 
     def _write_members(self, name: SegmentFileName, servers: Mapping[int, str]) -> None:
-        """Write who has which part, for the people in the guests; nothing depends on it."""
+        """Write each part's server, as information for users in the guests."""
         try:
             self.folder.write_members(name, servers)
             return
         except SegmentError as error:
             reason = str(error)
         if os.geteuid() != 0 and not self._said.get("members"):
-            # Libvirt has given the file to QEMU, and only root may write there now. A helper that
-            # is not set up is asked once: each try would start sudo.
+            # Libvirt has given the file to QEMU, so now only root may write to it. An unusable
+            # helper is tried only once, because each try would start sudo.
             try:
                 privileged.write_members_by_helper(name, servers)
                 return
@@ -260,7 +260,7 @@ class SegmentKeeper:
         self._say("members", [text])
 
     def _say_full(self, listing: FolderListing) -> None:
-        """Say that there is more than there may be, after the option was lowered."""
+        """Log segments that exceed the pool, for example after the option was lowered."""
         pools = self.pools
         state = SegmentState({name: {} for name in listing.usable | listing.damaged})
         charges = {name.node: state.charge_of(name.node) for name in state.taken}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Segments of shared memory around a server's start, and what is refused to those that have one.
+"""Segments of shared memory around a server's start, and the actions that they exclude.
 
-At a first start, or a move, a server gets a part or the reason why not; at a restart it gets its
-part again, since hardware must not change below a guest.
+At a first start, or a move, a server gets a part, or the reason why not. At a restart it gets
+its part again, because hardware must not change below a guest.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _KEPT: Final = (
     "the host: "
 )
 _RESIZE: Final = " Or resize the server to a flavor without hpc:shared_memory."
-#: What is refused, and what does the same job.
+#: Action -> end of its refusal, which names an alternative.
 REFUSED: Final[Mapping[str, str]] = {
     "suspend": "cannot be suspended: resumed, its guest would write old content over the memory of "
     "the others. Shelve the server, or stop it, instead.",
@@ -68,7 +68,7 @@ class NodeSegments:
     keeper: SegmentKeeper
 
     def report(self, resources: dict[str, Any]) -> None:
-        """Put the files in order, and tell the scheduler whether servers can get any.
+        """Remove unused files, and report to the scheduler whether servers can get segments.
 
         :param resources: Nova's answer of ``get_available_resource``, changed in place.
         """
@@ -80,22 +80,22 @@ class NodeSegments:
 
     @contextlib.contextmanager
     def starting(self, instance: objects.Instance, anew: bool) -> Iterator[None]:
-        """Give a server its part, and hold that until its domain runs or has failed to.
+        """Give a server its part, and hold the part until its domain runs or has failed.
 
-        :param anew: the server's hardware may become another, as at its first start and when
-            it moves; False: what it has it has to get again.
-        :raises ClaimRefused: for the server's user; nothing was made.
+        :param anew: whether the server's hardware may change, as at its first start and when
+            it moves. If False, it must get the same part again.
+        :raises ClaimRefused: with a text for the server's user; no file was created.
         """
         with self._holding(instance, lambda: self._decide(instance, anew)) as outcome:
             if outcome is not None and outcome.choice is not None:
-                # Programs in the guest take a part without a name for one that nobody has.
+                # Programs in the guest take a part without a name for an unused one.
                 self.keeper.put_in_order()
             _record_segment(instance, outcome, anew)
             yield
 
     @contextlib.contextmanager
     def staying(self, instance: objects.Instance) -> Iterator[None]:
-        """Keep what a server has while its guest is between two lives of one domain."""
+        """Keep a server's segment while a soft reboot replaces its running domain."""
 
         def read_present() -> SegmentOutcome | None:
             choice = None
@@ -108,10 +108,10 @@ class NodeSegments:
 
     @contextlib.contextmanager
     def returning(self, instance: objects.Instance, xml: Callable[[], str]) -> Iterator[None]:
-        """Hold the part that a domain names which Nova has kept the text of.
+        """Hold the part that is named in a domain whose XML Nova has stored.
 
-        :param xml: reads that text.
-        :raises ClaimRefused: somebody else has the part, or it cannot be made again.
+        :param xml: reads this XML.
+        :raises ClaimRefused: another server has the part, or it cannot be made again.
         """
 
         def take_again() -> SegmentOutcome | None:
@@ -129,7 +129,7 @@ class NodeSegments:
     ) -> Iterator[SegmentOutcome | None]:
         """Decide and hold the result under one lock, until the block ends.
 
-        :param decide: reads libvirt's domains, and chooses; None: there is nothing to hold.
+        :param decide: reads libvirt's domains, and chooses; returns None to hold nothing.
         """
         with self.keeper.lock:
             outcome = decide()
@@ -141,7 +141,7 @@ class NodeSegments:
                 self.keeper.end_hold(hold)
 
     def _take_named(self, instance: objects.Instance, xml: str) -> SegmentChoice | None:
-        """The part that a text names, with its file there."""
+        """Return the part that a stored domain names; create its file if it is missing."""
         uses = segment_record.read_segment_uses(GuestDomainXml(xml).root)
         named = [(use.file_in(self.keeper.path), use.part) for use in uses]
         choices = [SegmentChoice(name, part) for name, part in named if name and part is not None]
@@ -162,9 +162,9 @@ class NodeSegments:
         return choice
 
     def check_restart(self, instance: objects.Instance) -> None:
-        """Refuse the restart of a server that would not get its part again. Nothing is made.
+        """Refuse the restart of a server that would not get its part again. Creates nothing.
 
-        :raises ClaimRefused: for the server's user.
+        :raises ClaimRefused: with a text for the server's user.
         """
         shape = _recorded_shape_of(instance)
         if shape is not None:
@@ -172,6 +172,11 @@ class NodeSegments:
                 self._choose_again(instance, shape)
 
     def _decide(self, instance: objects.Instance, anew: bool) -> SegmentOutcome | None:
+        """Choose the outcome of a start; the caller holds the keeper's lock.
+
+        New hardware follows the flavor, existing hardware follows its record. A server that was
+        started without a segment keeps its hardware; its guest gets the reason.
+        """
         if anew:
             wish = _read_wish(instance)
             return None if wish is None else self._give(instance, wish)
@@ -190,6 +195,10 @@ class NodeSegments:
         return None
 
     def _give(self, instance: objects.Instance, wish: SharedMemoryWish) -> SegmentOutcome:
+        """Choose and create the part of a server that starts for the first time here.
+
+        :raises ClaimRefused: it gets none, and the flavor requires one.
+        """
         chosen = self._choose_first(instance, wish)
         if isinstance(chosen, SegmentChoice):
             try:
@@ -213,6 +222,10 @@ class NodeSegments:
     def _choose_first(
         self, instance: objects.Instance, wish: SharedMemoryWish
     ) -> SegmentChoice | SegmentLack:
+        """Choose a part, or the reason why there is none.
+
+        Libvirt's domains are read last, after the node, the flavor and the server group allow it.
+        """
         if not self.keeper.given:
             return SegmentLack.OFF
         if hardware.get_mem_encryption_constraint(instance.flavor, instance.image_meta):
@@ -232,10 +245,10 @@ class NodeSegments:
         return segment_choice.choose_segment(request, state, former)
 
     def _choose_again(self, instance: objects.Instance, shape: SegmentShape) -> SegmentChoice:
-        """Choose for a server whose hardware stays as it is.
+        """Choose for a server whose hardware must not change.
 
-        One that is in no group any more gets memory of its own, which nobody shares. Where Nova
-        does not say, a segment that the server was a member of it stays a member of: nobody can
+        A server that has left its group gets memory of its own, which no other server shares. If
+        Nova gives no answer, a member of a segment stays its member: no server can
         join a group from outside, and a server does not change its group.
         """
         domains = self.keeper.domains()
@@ -252,7 +265,7 @@ class NodeSegments:
         request = SegmentRequest(instance.uuid, owner, shape, node, exact=True)
         chosen = segment_choice.choose_segment(request, state, former)
         if chosen in (SegmentLack.SIZE, SegmentLack.PARTS):
-            # With memory of its own it starts all the same.
+            # It can still start with memory of its own.
             own = attrs.evolve(request, owner=instance.uuid)
             chosen = segment_choice.choose_segment(own, state, former)
         if isinstance(chosen, SegmentLack):
@@ -260,7 +273,7 @@ class NodeSegments:
         return chosen
 
     def _make(self, choice: SegmentChoice) -> None:
-        """Make the file of a choice, if it is not there.
+        """Make the file of a choice, if it is missing.
 
         :raises SegmentError: it cannot be made.
         """
@@ -268,13 +281,13 @@ class NodeSegments:
             self.keeper.folder.make_file(choice.name)
 
     def check_saved_state(self, instance: objects.Instance) -> None:
-        """Refuse the start of a server whose guest is saved, when its host boots.
+        """Refuse the start of a server with a saved guest when its host boots.
 
-        Nova suspends no guest that shares memory; libvirt-guests saves all when the host goes
-        down. Started from there it would harm the others, and a start without would lose what
-        is in it: that is for its user to decide.
+        Nova suspends no guest that shares memory, but libvirt-guests saves all guests when the
+        host goes down. A start from this state would harm the other guests. A start without it
+        would lose the state, so the server's user has to decide.
 
-        :raises ClaimRefused: for the server's user; nothing was changed.
+        :raises ClaimRefused: with a text for the server's user; nothing was changed.
         """
         if not self.keeper.used:
             return
@@ -288,14 +301,14 @@ class NodeSegments:
     # -- the domain ---------------------------------------------------------------------
 
     def is_starting(self, instance: objects.Instance) -> bool:
-        """Whether the guest of a server gets a part, or is told why not."""
+        """Whether the guest of a server gets a part, or the reason why not."""
         has_start = self.keeper.outcome_of(instance.uuid) is not None
         return has_start or _recorded_shape_of(instance) is not None
 
     def add_to(self, domain: GuestDomainXml, instance: objects.Instance) -> dict[str, Any] | None:
-        """Give the guest what its start has chosen; what the guest is told of it.
+        """Add the chosen segment to the guest's domain; return its entry for the guest's document.
 
-        :returns: None: it has asked for nothing.
+        :returns: None if the flavor requests no segment.
         :raises ClaimRefused: the guest cannot have it.
         """
         outcome = self.keeper.outcome_of(instance.uuid)
@@ -316,16 +329,16 @@ class NodeSegments:
                 raise ClaimRefused(f"{_GIVEN}{error}.") from error
         return outcome.told()
 
-    # -- what is refused ----------------------------------------------------------------
+    # -- refusals -----------------------------------------------------------------------
 
     def check_allowed(
         self, action: str, instance: objects.Instance, find_guest: Callable[[], Any]
     ) -> None:
-        """Refuse what would save or move a guest's memory while others share it.
+        """Refuse an action that would save or move a guest's memory while others share it.
 
         :param action: a key of :data:`REFUSED`.
         :param find_guest: finds Nova's ``Guest`` of the server.
-        :raises ClaimRefused: for the server's user.
+        :raises ClaimRefused: with a text for the server's user.
         """
         is_sharing = _recorded_shape_of(instance) is not None or (
             self.keeper.used
@@ -336,11 +349,11 @@ class NodeSegments:
 
 
 def wished_shape_of(instance: objects.Instance, specs: Mapping[str, str]) -> SegmentShape | None:
-    """The largest segment that a server with a flavor of these *specs* may get here."""
+    """Return the largest segment that a server with a flavor of these *specs* may get here."""
     try:
         wish = flavors.read_shared_memory(specs)
     except FlavorError:
-        return None  # it is refused when the server starts
+        return None  # the start of the server refuses the flavor
     if wish is None:
         return None
     dedicated = len(hardware.get_cpu_dedicated_set() or ())
@@ -348,18 +361,18 @@ def wished_shape_of(instance: objects.Instance, specs: Mapping[str, str]) -> Seg
 
 
 def _recorded_shape_of(instance: objects.Instance) -> SegmentShape | None:
-    """The segment that the server's hardware has.
+    """Return the segment in the record of the server's hardware.
 
-    :raises ClaimRefused: its record is not to be read.
+    :raises ClaimRefused: the record cannot be read.
     """
     abi = guest_topology.load_stored_abi(instance)
     return None if abi is None else abi.segment
 
 
 def _read_wish(instance: objects.Instance) -> SharedMemoryWish | None:
-    """The flavor's wish, once its rules hold.
+    """Return the flavor's request for shared memory, after checking its rules.
 
-    :raises ClaimRefused: one does not.
+    :raises ClaimRefused: a rule is broken.
     """
     specs = instance.flavor.extra_specs or {}
     try:
@@ -384,7 +397,7 @@ def _has_dedicated_cpus(instance: objects.Instance) -> bool:
 
 
 def _record_segment(instance: objects.Instance, outcome: SegmentOutcome | None, anew: bool) -> None:
-    """Keep with the server what its hardware has; Nova saves it together with its state."""
+    """Store the segment with the server; Nova saves it together with the server's state."""
     if not anew:
         return
     abi = guest_topology.load_stored_abi(instance)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stage between two servers, as ``[hpc]clean_*`` asks for it."""
+"""The stage between two servers, built from ``[hpc]clean_*``."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _URI: Final = "qemu:///system"
 
 
 class OptionError(Exception):
-    """An option of the stage cannot be used; the text names it and the cure."""
+    """An option of the stage is unusable; the text names it and the cure."""
 
 
 def expect_none(conf: Any) -> None:
-    """Refuse a stage on a node that does not clean at all.
+    """Refuse a stage on a node that does not clean devices.
 
-    :raises OptionError: a role has one.
+    :raises OptionError: a role has a stage.
     """
     if any(word != StageMode.NONE.value for word in conf.hpc.clean_stage.values()):
         raise OptionError("[hpc]clean_stage needs [hpc]clean_devices, which is off")
@@ -49,11 +49,11 @@ def expect_none(conf: Any) -> None:
 def check_roles(conf: Any, specs: Specs) -> None:
     """Refuse options of the stage that name a role which no device can have.
 
-    A role that is mistyped would leave the devices of the right one uncleaned, in silence.
-    Roles of devices are those of ``[hpc]device_role``, and those that entries of
-    ``[pci]device_spec`` name.
+    A mistyped role would silently leave the devices of the intended role uncleaned.
+    Devices can have the roles of ``[hpc]device_role`` and of the entries of
+    ``[pci]device_spec``.
 
-    :raises OptionError: one does; the text says which option, which role, and which there are.
+    :raises OptionError: an option does; the text names the option, the role and the valid roles.
     """
     hpc = conf.hpc
     role_names = set(roles.parse_good_roles(hpc.device_role).names)
@@ -75,10 +75,10 @@ def check_roles(conf: Any, specs: Specs) -> None:
 
 
 def stage_of(conf: Any, hygiene: HygieneStep) -> StageStep | None:
-    """The stage; None: no role has one, and none is due.
+    """Return the stage; None if no role has one, and no device is due.
 
-    :param hygiene: cleans the devices before and after.
-    :raises OptionError: an option cannot be used.
+    :param hygiene: cleans the devices before and after the stage.
+    :raises OptionError: an option is unusable.
     """
     hpc = conf.hpc
     modes = {role: StageMode(word) for role, word in hpc.clean_stage.items()}
@@ -136,7 +136,7 @@ def stage_of(conf: Any, hygiene: HygieneStep) -> StageStep | None:
 
 
 def forbidden_step_of(conf: Any, ledger: LedgerFile) -> ForbiddenDevices:
-    """The step that withholds devices that are never offered."""
+    """Return the step that withholds devices that must never be offered."""
     root = Path(conf.hpc.sysfs_root)
     read = functools.partial(forbidden_vpd.read_vpd_in_time, root)
     return ForbiddenDevices(
@@ -149,7 +149,7 @@ def forbidden_step_of(conf: Any, ledger: LedgerFile) -> ForbiddenDevices:
 
 
 def _parse_pins_by_role(values: list[str]) -> dict[str, Mapping[str, Any]]:
-    """Role -> what is pinned."""
+    """Role -> its pinned values."""
     pins: dict[str, Mapping[str, Any]] = {}
     for value in values:
         try:

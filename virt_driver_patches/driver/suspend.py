@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No device is asked of a running guest that may give it up behind our back.
+"""Refuses actions that could make a running guest give up devices later, unnoticed.
 
-A suspend takes the devices out of the guest, and so does a snapshot of a guest that is
-not snapshot alive. The guest has to agree. QEMU keeps a request that it does not answer;
-it cannot be taken back, and the guest's next reset completes it. So nothing is asked by
-default; where ``[hpc]suspend_with_devices`` allows it, a server whose guest has not
+A suspend detaches the devices from the guest, and so does a snapshot of a guest that is
+not snapshot live. The guest has to agree. QEMU keeps a request that the guest does not answer.
+It cannot be withdrawn, and the guest's next reset completes it. So no device is requested by
+default. If ``[hpc]suspend_with_devices`` allows it, a server whose guest has not
 answered is marked until its guest is started anew.
 """
 
@@ -39,18 +39,18 @@ _NOT_ANSWERED: Final = (
 
 
 def is_answering_for_guest(instance: objects.Instance, active: bool) -> bool:
-    """Whether this project answers for the devices in the server's guest.
+    """Whether this project is responsible for the devices in the server's guest.
 
-    :param active: its node's ``device_spec`` has ``hpc_*`` tags.
+    :param active: whether the node's ``device_spec`` has ``hpc_*`` tags.
     """
     return active or instance_has_hpc_keys(instance)
 
 
 def check_suspend_allowed(instance: objects.Instance, guest: Any) -> None:
-    """Refuse what would take devices out of a running guest. Nothing is asked of it.
+    """Refuse an action that would detach devices from a running guest. Detaches nothing.
 
     :param guest: Nova's ``Guest``.
-    :raises ClaimRefused: for the server's user.
+    :raises ClaimRefused: with a text for the server's user.
     """
     definition = attach.read_inactive_domain(guest)
     if not (
@@ -81,7 +81,7 @@ def does_snapshot_suspend(guest: Any, host: Any) -> bool:
 def mark_left_asked(
     instance: objects.Instance, error: exception.PciDeviceDetachFailed
 ) -> ClaimRefused:
-    """Mark a server whose guest has not answered; what its user reads."""
+    """Mark a server whose guest has not answered; return the error for its user."""
     asked = error.left if isinstance(error, attach.NotLetGo) else 1
     LOG.warning(
         "The guest did not give up its PCI devices (%s). QEMU keeps the requests, and the guest's "
@@ -95,12 +95,12 @@ def mark_left_asked(
 
 
 def forget_unplug_requests(instance: objects.Instance) -> None:
-    """A new QEMU knows of no requests. Nova saves it together with the server's state."""
+    """Remove the mark: a new QEMU has no requests. Nova saves it with the server's state."""
     instance.system_metadata.pop(unplug.KEY, None)
 
 
 def is_marked(instance: objects.Instance) -> bool:
-    """Whether QEMU may still keep a request; False also where the mark cannot be read."""
+    """Whether QEMU may still keep a request; also False if the mark cannot be read."""
     try:
         return unplug.read_unplug(instance.system_metadata.get(unplug.KEY)) is not None
     except WireError as error:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps on devices around a server, in Nova's words.
+"""The steps on devices around a server, connected to Nova.
 
-The steps are :class:`nova_hpc.tenancy.step.TenancyStep`; here their protocol meets the
-instance, its task, the claim, the periodic update and Placement, whichever
-steps there are. Which there are :func:`steps_of` says.
+The steps implement :class:`nova_hpc.tenancy.step.TenancyStep`. This module connects their
+protocol with the instance, its task, the claim, the periodic update and Placement,
+independently of the individual steps. :func:`steps_of` returns a node's steps.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ from virt_driver_patches.errors import ClaimRefused, DeviceFault
 
 LOG = logging.getLogger(__name__)
 
-#: Tasks after whose ``destroy`` the server has its devices no longer. After
-#: others it has them still, or the next periodic update finds them free.
+#: Tasks after whose ``destroy`` the server no longer has its devices. After
+#: other tasks it still has them, or the next periodic update finds them free.
 _LAST = (task_states.DELETING, task_states.SHELVING_OFFLOADING)
 
-#: Tasks whose ``destroy`` ends a server here that may be, or come, elsewhere.
-#: After any other a server starts again with the devices as they are.
+#: Tasks whose ``destroy`` ends a server here while it is, or moves, elsewhere.
+#: After any other task a server starts again with the same devices.
 _ELSEWHERE = (
     task_states.BLOCK_DEVICE_MAPPING,
     task_states.NETWORKING,
@@ -64,7 +64,7 @@ _ELSEWHERE = (
 
 
 class _LoggedTexts:
-    """The texts that were logged already, so that not every start and update repeats them."""
+    """The texts that are already logged, so that not every start and update repeats them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -75,7 +75,7 @@ class _LoggedTexts:
     ) -> None:
         """Log new texts.
 
-        :param forget: a text that is missing this time is new when it comes again.
+        :param forget: whether a text that is missing this time is new when it returns.
         """
         with self._lock:
             logged = self._texts.get(topic, frozenset())
@@ -87,19 +87,19 @@ class _LoggedTexts:
 
 @attrs.frozen
 class TenancySteps:
-    """The steps of one node, in the order in which a server that starts needs them."""
+    """The steps of one node, in the order in which a server's start needs them."""
 
     steps: tuple[TenancyStep, ...] = ()
-    #: Finds who is asked whether anybody has a device, by Nova's name for the node.
+    #: Nova's name for the node -> the sources that show which server has a device.
     owners: Callable[[str], DeviceOwners] = attrs.field(kw_only=True)
     _said: _LoggedTexts = attrs.field(factory=_LoggedTexts, init=False, eq=False)
 
     def step(self, name: str) -> TenancyStep | None:
-        """The step of a name; None: it is switched off."""
+        """Return the step with this name; None if it is switched off."""
         return next((step for step in self.steps if step.name == name), None)
 
     def begin(self, reading: NodeReading) -> None:
-        """The service starts.
+        """Run the steps' checks when the service starts.
 
         :raises nova.exception.InvalidConfiguration: servers could not be started.
         """
@@ -116,11 +116,11 @@ class TenancySteps:
         reading: NodeReading,
         ports: Collection[str],
     ) -> None:
-        """Before a server gets devices, with its domain not made yet.
+        """Prepare devices for a server, before its domain exists.
 
-        :param ports: those of *addresses* that belong to its ports.
-        :raises ClaimRefused: others would do.
-        :raises DeviceFault: it must not get them.
+        :param ports: the *addresses* that belong to its ports.
+        :raises ClaimRefused: other devices would work.
+        :raises DeviceFault: the server must not get these devices.
         """
         if addresses:
             tenant = self._tenant(instance, addresses, ports)
@@ -128,9 +128,9 @@ class TenancySteps:
                 self._ask(instance, step, step.before_start, tenant, reading)
 
     def keep(self, instance: objects.Instance, claim: ServerClaim, reading: NodeReading) -> None:
-        """Before a server starts again with the devices that it has.
+        """Prepare the restart of a server with its present devices.
 
-        Raises as :meth:`give`.
+        Raises like :meth:`give`.
         """
         tenant = self._tenant(instance, claim.addresses, claim.ports)
         for step in self.steps:
@@ -156,6 +156,11 @@ class TenancySteps:
         tenant: DeviceTenant,
         reading: NodeReading,
     ) -> None:
+        """Run one step before a start, and convert its refusal into an error of the driver.
+
+        :raises ClaimRefused: other devices of the node would work.
+        :raises DeviceFault: the devices must not be given.
+        """
         try:
             self._said.say(f"{step.name} starts", ask(tenant, _node_view_of(reading)), False)
         except RefusedError as error:
@@ -164,9 +169,9 @@ class TenancySteps:
             raise (ClaimRefused if error.claim else DeviceFault)(error.user) from error
 
     def take_back(self, instance: objects.Instance, source: ReadingSource) -> None:
-        """After a server's domain is gone. Never raises.
+        """Run the steps after a server's domain is gone. Never raises.
 
-        The last step comes first, so that cleaning sees what it has left.
+        The steps run in reverse order, so that cleaning sees the state that the others leave.
         """
         if instance.task_state in _LAST:
             self._end(instance, source, lambda step: step.after_end)
@@ -174,7 +179,7 @@ class TenancySteps:
             self.rest(instance, source)
 
     def rest(self, instance: objects.Instance, source: ReadingSource) -> None:
-        """After a server has left for elsewhere that still has its devices here. Never raises."""
+        """Run the steps after a server has moved but keeps its devices here. Never raises."""
         self._end(instance, source, lambda step: step.after_move)
 
     def _end(
@@ -185,6 +190,7 @@ class TenancySteps:
             [TenancyStep], Callable[[str, Callable[[], NodeView], DeviceOwners], tuple[str, ...]]
         ],
     ) -> None:
+        """Run the steps after a server's end or move, unless its guest may still have devices."""
         if not self.steps:
             return
         owners = self.owners(instance.node or "")
@@ -194,8 +200,8 @@ class TenancySteps:
         if own is not None and own.live.all:
             reason = f"{own} is still there"
         if reason is not None:
-            # Nova says that it is gone, but what is taken from a guest that runs is lost to
-            # it. The next update looks again.
+            # Nova reports it gone, but a running guest would lose its devices. The next
+            # update tries again.
             LOG.error("Its devices are left as they are for now: %s", reason, instance=instance)
             return
         owners = owners.with_domains(domains)
@@ -206,9 +212,9 @@ class TenancySteps:
     def sweep(
         self, reading: NodeReading, owners: DeviceOwners
     ) -> tuple[dict[str, Symptom], tuple[str, ...]]:
-        """Put free devices in order.
+        """Run the steps on free devices.
 
-        :returns: address -> why one must not be offered; and alarms, one sentence each.
+        :returns: address -> why a device must not be offered; and alarms, one sentence each.
         """
         findings: dict[str, Symptom] = {}
         alarms: list[str] = []
@@ -228,10 +234,10 @@ class TenancySteps:
     ) -> None:
         """Let Placement give clean one-time-use devices again. Never raises.
 
-        :param held: devices that are withheld: they stay reserved, and wait.
+        :param held: withheld devices: they stay reserved until they are offered again.
 
-        Nova reserves such a device when a server gets it, and again at every
-        update as long as it has it, after this was called
+        Nova reserves such a device when a server gets it. It reserves it again at every
+        update while the server has it, after this call
         (``nova/compute/pci_placement_translator.py``, releases 32 to 34).
         """
         for step in self.steps:
@@ -249,7 +255,7 @@ class TenancySteps:
 
 
 def _is_given_by_placement(tree: provider_tree.ProviderTree, nodename: str, address: str) -> bool:
-    """Whether Placement gives a clean device; if it does not yet, it is told now."""
+    """Whether Placement gives a clean device; if not yet, lift its reservation now."""
     name = f"{nodename}_{address.upper()}"
     # Nova marks the provider of a one-time-use device with this trait.
     if not tree.exists(name) or not tree.has_traits(name, [os_traits.HW_PCI_ONE_TIME_USE]):
@@ -277,13 +283,13 @@ def _node_view_of(reading: NodeReading) -> NodeView:
     )
 
 
-# -- which steps there are -----------------------------------------------------------
+# -- the steps of a node --------------------------------------------------------------
 
 
 def steps_of(conf: Any, source: ReadingSource) -> Iterator[TenancyStep]:
-    """The steps that ``[hpc]`` asks for, in the order in which a server that starts needs them.
+    """Yield the steps that ``[hpc]`` enables, in the order in which a server's start needs them.
 
-    :raises nova.exception.InvalidConfiguration: one of them cannot be used.
+    :raises nova.exception.InvalidConfiguration: a step cannot be used.
     """
     root = os.geteuid() == 0
     yield cleaning.forbidden_step_of(conf, source.ledger)
@@ -333,14 +339,14 @@ def _hygiene_step_of(conf: Any, ledger: LedgerFile, root: bool) -> HygieneStep:
         raise exception.InvalidConfiguration(str(error)) from error
     read_config = None if root else privileged.read_configs_by_helper
     if not root:
-        # Without it every device would end in quarantine after its first server.
+        # Without the helper every device would end in quarantine after its first server.
         _expect_helper(conf, "reset PCI devices", "clean_devices = False")
     records = HygieneRecords(sysfs, ledger, read_config, HealthRules.from_options(conf.hpc))
     return HygieneStep(records, cleaners, timeout)
 
 
 def _adapter_step_of(conf: Any, source: ReadingSource, root: bool) -> adapters.AdapterStep | None:
-    """None: switched off, and nothing is left to put back."""
+    """Return None if the step is switched off, and no setting is left to restore."""
     try:
         prefix = AddressPrefix.parse(conf.hpc.address_prefix)
     except PrefixError as error:
@@ -365,7 +371,7 @@ def _adapter_step_of(conf: Any, source: ReadingSource, root: bool) -> adapters.A
 
 
 def _expect_helper(conf: Any, what: str, off: str) -> None:
-    """Refuse to start a service that is not root and may not do what only root may."""
+    """Refuse to start a service that is not root if its privileged helper does not work."""
     try:
         privileged.expect_same_settings(conf)
     except privileged.SettingsError as error:

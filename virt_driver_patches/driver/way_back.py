@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The way back of a server that was resized: are the devices that it had still good?
+"""Checks before the revert of a resize whether the server's former devices are still usable.
 
-Nova destroys the guest at the destination first; its source finds out when nothing is left
-to keep (``revert_resize`` and ``finish_revert_resize`` of nova/compute/manager.py, 32 to 34).
-So the destination asks before: what the source has said of its devices in its last update
-stands in Nova's database, and on the same host the node itself is read.
+Nova first destroys the guest at the destination; the source finds a missing device only when
+the guest is lost (``revert_resize`` and ``finish_revert_resize`` of nova/compute/manager.py, 32
+to 34). So the destination checks first. Nova's database contains the last report of the source
+about its devices. On the same host the node itself is read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LOG = logging.getLogger(__name__)
 
 
 def find_unusable_devices(reading: NodeReading, addresses: frozenset[str]) -> dict[str, str]:
-    """Address -> why no server could start with a device, as this node is now."""
+    """Address -> why no server could start with a device now, on this node."""
     findings = reading.judge(reading.offers(), health.DANGER)
     absent = {
         address: "the device is not there"
@@ -38,11 +38,11 @@ def find_unusable_devices(reading: NodeReading, addresses: frozenset[str]) -> di
 def check_revert_possible(
     instance: objects.Instance, this_host: str, reading: NodeReading | None
 ) -> None:
-    """Refuse the revert of a resize whose devices at the source no server could have.
+    """Refuse the revert of a resize if no server could use its devices at the source.
 
     :param this_host: this service's name.
-    :param reading: of this node; None: nothing of it is this project's.
-    :raises DeviceFault: it would end in ERROR; the server runs on as it is.
+    :param reading: reading of this node; None if this project is not in use here.
+    :raises DeviceFault: the revert would end in ERROR; the server keeps running.
     """
     moved = instance.migration_context
     former = [] if moved is None else moved.old_pci_devices or []
@@ -76,7 +76,7 @@ def check_revert_possible(
 def _unusable_at_source(
     context: nova_context.RequestContext, migration: objects.Migration, addresses: frozenset[str]
 ) -> dict[str, str]:
-    """The other host's word on these devices."""
+    """Return the unusable ones of these devices, from the other host's last report."""
     try:
         node = objects.ComputeNode.get_by_host_and_nodename(
             context, migration.source_compute, migration.source_node
@@ -87,7 +87,7 @@ def _unusable_at_source(
     if word.unread is not None:
         return dict.fromkeys(addresses, f"what its host says of it is unknown: {word.unread}")
     if word.document is None:
-        return {}  # the host does not run this project's driver: Nova's own affair
+        return {}  # the host does not run this project's driver: Nova handles the revert
     document = word.document
     return {
         address: document.in_use.get(address, "the last update of its host says no more")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leave devices that must not be given out of what the node reports.
+"""Removes devices that must not be given from the node's report.
 
-Nova's PCI tracker loses a device that is missing in ``pci_passthrough_devices``, for
-every flavor and for forced hosts; its provider in Placement stays, reserved
-(:mod:`virt_driver_patches.driver.provider_reserver`). The one exception is a device that a server
-has: it stays with its server.
+Nova's PCI tracker drops a device that is missing in ``pci_passthrough_devices``, for
+every flavor and for forced hosts. Its provider in Placement stays, reserved
+(:mod:`virt_driver_patches.driver.provider_reserver`). The only exception is a device of a
+server: it stays with its server.
 """
 
 from __future__ import annotations
@@ -32,32 +32,33 @@ from virt_driver_patches.driver.reading import NodeReading, Offers
 
 LOG = logging.getLogger(__name__)
 
-#: States of a device that a server has.
+#: Nova's states of a device that belongs to a server.
 TAKEN = (fields.PciDeviceStatus.CLAIMED, fields.PciDeviceStatus.ALLOCATED)
 
 
 def _device_records_of(host: str, nodename: str) -> tuple[str, Sequence[Any]]:
-    """Nova's UUID of a node, and its records of the devices there; "": it has none yet."""
+    """Return Nova's UUID of a node, and its device records there; "" if Nova has no record yet."""
     context = nova_context.get_admin_context()
     try:
         node = objects.ComputeNode.get_by_host_and_nodename(context, host, nodename)
     except exception.ComputeHostNotFound:
-        return "", ()  # it starts for the first time
+        return "", ()  # the service starts for the first time
     return str(node.uuid), objects.PciDeviceList.get_by_compute_node(context, node.id)
 
 
 def list_used_devices(host: str, nodename: str) -> frozenset[str]:
-    """Addresses of the devices that servers have on this node, by Nova's records."""
+    """Return addresses of the devices that servers have on this node, from Nova's records."""
     _, records = _device_records_of(host, nodename)
     return frozenset(device.address for device in records if device.status in TAKEN)
 
 
 def read_device_rows(host: str, nodename: str) -> NovaDeviceRows:
-    """Nova's records of a node's devices.
+    """Return Nova's records of a node's devices.
 
-    A record's ``updated_at`` changes when a server claims the device and when it is free
-    again, as Nova saves it then (``PciDevTracker.save``, nova/pci/manager.py, releases 32
-    to 34), in the database; and its ID when Nova has given it up meanwhile.
+    Nova saves a record when a server claims the device and when the device is free
+    again, and so changes its ``updated_at`` in the database (``PciDevTracker.save``,
+    nova/pci/manager.py, releases 32 to 34). The ID changes if Nova has removed the
+    device and added it again in between.
     """
     node, records = _device_records_of(host, nodename)
     return NovaDeviceRows(
@@ -74,8 +75,8 @@ def read_device_rows(host: str, nodename: str) -> NovaDeviceRows:
     )
 
 
-#: Reading, what is offered, what libvirt lists, what is withheld -> what else is not given
-#: and why; and notes.
+#: Reading, offered devices, libvirt's list, withheld devices -> other devices that are not
+#: given, with the reason; and notes.
 Look = Callable[
     [NodeReading, Offers, list[dict[str, Any]], Mapping[str, str]],
     tuple[dict[str, str], tuple[str, ...]],
@@ -83,7 +84,7 @@ Look = Callable[
 
 
 class Withholder:
-    """Edits the resources that a node reports; remembers what it has logged."""
+    """Edits the resources that a node reports; remembers its log messages."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -99,10 +100,10 @@ class Withholder:
     ) -> None:
         """Edit *resources*, the answer of ``get_available_resource``, in place.
 
-        :param reading: the node as it is now.
-        :param taken: which devices servers have, by Nova's records.
-        :param more: what was found out elsewhere.
-        :param look: is told what is withheld; says what else is not given, and notes.
+        :param reading: the node's current state.
+        :param taken: returns the devices that servers have, from Nova's records.
+        :param more: findings of the steps.
+        :param look: gets the withheld devices; returns other devices that are not given, and notes.
         """
         reported = jsonutils.loads(resources["pci_passthrough_devices"] or "[]")
         offers = reading.specs.offers(reading.node, reported)
@@ -113,7 +114,7 @@ class Withholder:
             findings.setdefault(address, finding)
         used = taken()
         for address in used:
-            # Libvirt does not list it any more: Nova keeps its record, and says nothing.
+            # Libvirt no longer lists it: Nova keeps its record, and reports nothing.
             if reading.node.function(address) is None:
                 findings.setdefault(address, Symptom(HealthSign.ABSENT, "the device is not there"))
         withheld = {
@@ -130,13 +131,13 @@ class Withholder:
         for device in kept:
             offer = offers.get(try_normalise_address(device.get("address")) or "")
             if offer is not None and hpc_tags(offer[1]):
-                # Nova keeps it in its record of the device.
+                # Nova stores it in its record of the device.
                 device[device_record.KEY] = device_record.write_device_record(offer[1])
         resources["pci_passthrough_devices"] = jsonutils.dumps(kept)
         notes = reading.problems
         if look is not None:
             shown, more_notes = look(reading, offers, reported, withheld)
-            # What a server has is not free anyway.
+            # A server's device is not free anyway.
             shown = {address: reason for address, reason in shown.items() if address not in used}
             withheld, notes = {**shown, **withheld}, (*notes, *more_notes)
         document = stats.StatsDocument(
@@ -151,7 +152,7 @@ class Withholder:
         self._log(withheld, unfit)
 
     def _log(self, withheld: Mapping[str, str], unfit: Mapping[str, str]) -> None:
-        """Say what has changed, once."""
+        """Log changes once."""
         current_texts = {
             address: f"is not offered: {reason}" for address, reason in withheld.items()
         }
@@ -170,12 +171,12 @@ class Withholder:
 def _read_withheld_kinds(
     withheld: Iterable[str], reading: NodeReading, offers: Offers
 ) -> dict[str, str]:
-    """Read the class and traits of withheld devices in Placement, for who counts them."""
+    """Return the class and traits of withheld devices in Placement, for capacity reports."""
     kinds = {}
     for address in withheld:
         function, offer = reading.node.function(address), offers.get(address)
         if function is None or offer is None or "physical_network" in offer[1]:
-            continue  # it is not there, or no flavor's
+            continue  # it is missing, or flavors cannot request it
         device = {
             "vendor_id": function.vendor_id or "",
             "product_id": function.product_id or "",
@@ -193,7 +194,7 @@ def _read_withheld_kinds(
 def _list_unusable_devices(
     unfit: Collection[str], findings: Mapping[str, Symptom], reading: NodeReading, offers: Offers
 ) -> tuple[str, ...]:
-    """Those of *unfit* with which no server could start; one may be in quarantine as well."""
+    """Return the *unfit* devices with which no server could start, including quarantined ones."""
     if not unfit:
         return ()
     danger = reading.judge(offers, health.DANGER)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wraps of single functions of Nova, each gated by release and signature."""
+"""Wraps of single functions of Nova; each checks Nova's release and the function's signature."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def _patch_of_override(
     )
 
 
-#: All of them, and the private methods of Nova's driver that this project's overrides; the
-#: public ones are in :mod:`~virt_driver_patches.patches.overrides`.
+#: All wraps, and the private methods of Nova's driver that this project overrides. The
+#: overridden public methods are in :mod:`~virt_driver_patches.patches.overrides`.
 ALL: Final[tuple[Patch, ...]] = (
     *both_patches.BOTH,
     new_servers.CLAIM,
@@ -97,10 +97,10 @@ def install_all_wraps(
 ) -> None:
     """Install the wraps in this process, all or none.
 
-    :param check_move: what is asked when a move has claimed its devices.
-    :param early: name of a method of the compute manager -> what is asked before it.
-    :param providers: what stands around updates of Placement.
-    :raises nova.exception.InvalidConfiguration: this Nova is not known.
+    :param check_move: called when a move has claimed its devices.
+    :param early: name of a method of the compute manager -> check that is called before it.
+    :param providers: wraps the updates of Placement.
+    :raises nova.exception.InvalidConfiguration: this release of Nova is not supported.
     """
     gate.check_release()
     for patch in ALL:
@@ -122,10 +122,10 @@ def install_all_wraps(
 
 
 def install_early_wraps(virtapi: Any, early: Mapping[str, refuse_early.Check]) -> None:
-    """Install those alone that refuse in time and say why, on a node without devices of ours.
+    """Install only the early refusals and their reasons, on a node without devices of this project.
 
-    :param early: name of a method of the compute manager -> what is asked before it.
-    :raises nova.exception.InvalidConfiguration: this Nova is not known.
+    :param early: name of a method of the compute manager -> check that is called before it.
+    :raises nova.exception.InvalidConfiguration: this release of Nova is not supported.
     """
     gate.check_release()
     for patch in (*refuse_early.ACTIONS.values(), reasons.LAST_HOST, reasons.BUILD):

@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Alternates that somebody else has taken meanwhile are forgotten before Nova goes there.
+"""Drops a server's alternates that other servers have taken, before Nova tries them.
 
 After a failed build nova-conductor claims the alternates of the server one after the other.
-Where Placement refuses them all, it notifies of an exception that was never raised, and
-with versioned notifications that is an error of its own: the ports of the server stay
-bound, and its user reads nothing (:doc:`/contributor/upstream/reschedule-lost`). It loads
-nothing of this project's. But nova-compute sends it there, and can ask Placement first: if
-no alternate is free any more, the last host's reason is the server's, as for a server
+If Placement refuses all of them, the conductor sends a notification of an exception that was
+never raised. With versioned notifications that is an error of its own: the ports of the server
+stay bound, and its user gets no reason (:doc:`/contributor/upstream/reschedule-lost`). The
+conductor loads no code of this project. But nova-compute sends it there, and can query Placement
+first. If no alternate is free any more, the server keeps the last host's reason, like a server
 without alternates.
 
-Between the question and the claim are some milliseconds, in which an alternate can still be
-lost.
+An alternate can still be lost in the milliseconds between the query and the claim.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ LOG = logging.getLogger(__name__)
 
 @attrs.frozen(eq=False)
 class _AlternateBuild:
-    """A build that has somewhere else to go."""
+    """A build that has alternates left."""
 
     #: Nova's properties of this attempt: without ``retry`` Nova does not try again.
     properties: dict[str, Any]
-    #: Nova's own list, which it hands on.
+    #: Nova's own list, which Nova passes on.
     hosts: list[objects.Selection]
 
 
@@ -49,9 +48,9 @@ _BUILD: Final[contextvars.ContextVar[_AlternateBuild | None]] = contextvars.Cont
 def remember_alternates(
     properties: dict[str, Any], hosts: list[objects.Selection]
 ) -> Iterator[None]:
-    """While a server is built that has these alternates.
+    """Remember a server's alternates during its build.
 
-    :param properties: the filter properties that Nova looks at when the build has failed.
+    :param properties: the filter properties that Nova reads after a failed build.
     """
     token = _BUILD.set(_AlternateBuild(properties, hosts))
     try:
@@ -61,11 +60,11 @@ def remember_alternates(
 
 
 def forget_lost_alternates(instance: objects.Instance) -> None:
-    """Drop the alternates whose resources are taken; without any, Nova does not try again."""
+    """Drop the alternates whose resources are taken; Nova does not try again if none is left."""
     build = _BUILD.get()
     if build is None:
         return
-    # Nova's conductor takes what it can of the others, in this order.
+    # Nova's conductor claims the first of the remaining ones that is free, in this order.
     build.hosts[:] = [host for host in build.hosts if not _is_lost(host)]
     if not build.hosts:
         LOG.info(
@@ -76,7 +75,7 @@ def forget_lost_alternates(instance: objects.Instance) -> None:
 
 
 def _is_lost(host: objects.Selection) -> bool:
-    """Whether Placement says that it does not have what the alternate names."""
+    """Whether Placement lacks the resources that the alternate names."""
     try:
         allocations = json.loads(host.allocation_request)["allocations"]
         return any(
@@ -84,5 +83,5 @@ def _is_lost(host: objects.Selection) -> bool:
             for provider, allocation in allocations.items()
         )
     except (TypeError, ValueError, KeyError, AttributeError):
-        # Of another scheduler's form: the conductor will see.
+        # The allocation request is another scheduler's: leave the check to the conductor.
         return False

@@ -2,20 +2,20 @@
 """Nova does not heal the allocation of a server that is between two sets of devices.
 
 During a resize on one host the server's former devices are allocated to the migration in
-Placement, and Nova's PCI tracker has them under the server. Nova knows such servers from
-the migrations that its resource tracker follows (``_update_to_placement``). It follows one
-only from the claim of the new devices on, and no longer from the moment when the claim is
-dropped at a revert; the migration holds its allocation before and after that. Any update
-of the node that falls into one of the two gaps, of a periodic task or of another server's
+Placement, while Nova's PCI tracker still assigns them to the server. Nova identifies such servers
+by the migrations that its resource tracker follows (``_update_to_placement``). It follows a
+migration only from the claim of the new devices on, and at a revert only until the claim is
+dropped. The migration holds its allocation before and after that time. Any update
+of the node that falls into one of these two gaps, from a periodic task or another server's
 claim, gives the former devices to the server a second time. Placement refuses (409), and
-what asked fails: another server's claim, or its revert, which ends in ERROR with a
-migration that keeps a GPU and its CPUs for ever.
+the operation that caused the update fails: another server's claim, or the server's own revert,
+which ends in ERROR with a migration that keeps a GPU and its CPUs forever.
 
-Whose allocation a migration holds is what Placement itself says: so a server is left as
-it is as long as a migration of its has an allocation on this node.
+Placement itself reports which allocations a migration holds. So a server is left as
+it is while one of its migrations has an allocation on this node.
 
 Report: ``docs/source/contributor/upstream/same-host-healing.rst``. No bug is known to be filed.
-What a failed revert leaves behind all the same is ``revert-allocation.rst`` in that folder.
+``revert-allocation.rst`` in that folder describes allocations that a failed revert still leaves.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _MARK: Final = "hpc_heals"
 def leave_moves_unhealed() -> None:
     """Wrap Nova's view of Placement (idempotent); Nova makes one for every update.
 
-    :raises nova.exception.InvalidConfiguration: it is not as expected.
+    :raises nova.exception.InvalidConfiguration: the method is not as expected.
     """
     view = pci_placement_translator.PlacementView
     if not hasattr(view.update_allocations, _MARK):
@@ -66,6 +66,11 @@ def leave_moves_unhealed() -> None:
 
 
 def _heal_without_moves(call: Call) -> Any:
+    """Add servers in a move to Nova's list of resizes on the same host.
+
+    Nova skips the servers of this list when it heals allocations
+    (``PciResourceProvider.update_allocations``, releases 32 to 34).
+    """
     view, allocations = call.given["self"], call.given["allocations"]
     owners = {owner for provider in view.rps.values() for owner in provider._get_allocations()}
     moving = _owners_in_move(owners, allocations) - set(view.same_host_instances)
@@ -76,10 +81,10 @@ def _heal_without_moves(call: Call) -> Any:
 
 
 def _owners_in_move(owners: set[str], allocations: Mapping[str, Any]) -> set[str]:
-    """Those of *owners* whose migration has an allocation on this node.
+    """Return the *owners* whose migration has an allocation on this node.
 
     :param owners: servers that have devices here.
-    :param allocations: consumer -> what it has on this node.
+    :param allocations: consumer -> its allocation on this node.
     """
     others = sorted(allocations.keys() - owners)  # migrations, and servers without devices
     if not others or not owners & allocations.keys():

@@ -1,24 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A move claims the devices that the scheduler chose, and is checked before anything else.
+"""A move claims the devices that the scheduler chose, and its claim is checked first.
 
 For a new server Nova writes the providers of the scheduler's allocation into the PCI
 requests (``update_pci_request_with_placement_allocations`` of nova/compute/utils.py),
 and the claim takes exactly those devices. For a resize, a cold migration or an
-evacuation it makes the PCI requests anew from the flavor and forgets the allocation: the
-claim takes any devices, and the resource tracker then adds those to the allocation
-(nova/compute/pci_placement_translator.py), so that the server holds both sets in
-Placement, and nobody gets the one that it does not have. Here the requests of a move are
-bound to the allocation as well. A flavor with ``hpc:`` keys gets what was chosen or is
-refused; any other still gets what Nova finds, where what was chosen cannot be had.
+evacuation Nova creates new PCI requests from the flavor and ignores the allocation. The
+claim takes any devices, and the resource tracker then adds them to the allocation
+(nova/compute/pci_placement_translator.py). So the server holds both sets in
+Placement, and other servers cannot get the set that it does not use. This module binds
+the requests of a move to the allocation, too. A flavor with ``hpc:`` keys gets the chosen
+devices or is refused. Any other flavor still gets Nova's choice if the chosen devices are not
+free.
 
-The destination claims devices first, and the driver is called much later, when the guest
-is already off. So a claim that does not fit is dropped again and refused at once. Nova
-then tries another host where it can, and otherwise the server keeps its state.
+The destination claims devices first. Nova calls the driver much later, when the guest
+is already off. So a claim that does not fit is dropped and refused at once. Nova
+then tries another host if it can; otherwise the server keeps its state.
 
-Reports: ``docs/source/contributor/upstream/move-claim.rst`` (other devices than those that are
-allocated) and ``resize-policy.rst`` (the policy of flavor and image is forgotten). No bug is
-known to be filed for either. That a claim can be refused before the guest is off is no fault of
-Nova's: drivers are not asked there.
+Reports: ``docs/source/contributor/upstream/move-claim.rst`` (other devices than the allocated
+ones) and ``resize-policy.rst`` (the policy of flavor and image is forgotten). No bug is
+known to be filed for either. The missing refusal before the guest is off is not a bug of
+Nova: Nova has no driver call at that point.
 """
 
 from __future__ import annotations
@@ -73,20 +74,20 @@ DROP: Final = Patch(
     overridden=True,
 )
 
-#: Takes a context, an instance and its claim; raises a NovaException to refuse.
+#: Takes a context, an instance and its claim; raises a NovaException to refuse the move.
 Check = Callable[[Any, Any, ServerClaim], object]
 
 _MARK: Final = "hpc_bound"
-#: Where Nova looks for the providers of a request (nova/pci/stats.py).
+#: Key under which Nova expects the providers of a request (nova/pci/stats.py).
 _PROVIDERS: Final = "rp_uuids"
 
 
 def bind_claims() -> None:
     """Wrap the constructor of Nova's claims of moves (idempotent).
 
-    The constructor, not the class: Nova's methods name the class themselves.
+    It wraps the constructor, not the class, because Nova's methods refer to the class by name.
 
-    :raises nova.exception.InvalidConfiguration: Nova's claims have another form.
+    :raises nova.exception.InvalidConfiguration: Nova's claims have another signature.
     """
     if not hasattr(claims.MoveClaim.__init__, _MARK):
         wrap_method(claims.MoveClaim, BIND, _claim_chosen_devices)
@@ -94,6 +95,11 @@ def bind_claims() -> None:
 
 
 def _claim_chosen_devices(call: Call) -> None:
+    """Bind the requests of a move to its allocation, and let Nova claim.
+
+    If the chosen devices are not free, a flavor with ``hpc:`` keys is refused, and any other
+    flavor claims again without the binding.
+    """
     given = call.given
     requests = _flavor_requests_of(given)
     if not requests:
@@ -114,7 +120,7 @@ def _claim_chosen_devices(call: Call) -> None:
 
 
 def _flavor_requests_of(given: Mapping[str, Any]) -> list[objects.InstancePCIRequest]:
-    """Those that the scheduler has chosen devices for: of the new flavor's aliases."""
+    """Return the requests with devices of the scheduler's choice: of the new flavor's aliases."""
     # A live migration claims no devices here.
     if not given["tracker"].pci_tracker or given["migration"].is_live_migration:
         return []
@@ -132,12 +138,12 @@ def bind_chosen_providers(
 ) -> None:
     """Write the providers of *allocations* into *requests*, as for a new server.
 
-    :param requests: of the new flavor's aliases
-    :param stats: Nova's PciDeviceStats of this host
-    :param allocations: provider -> what the server has of it in Placement;
-        during an evacuation also on the host that it comes from
-    :raises nova.exception.ComputeResourcesUnavailable: they do not fit each
-        other, and nothing is written; Nova then tries another host.
+    :param requests: of the new flavor's aliases.
+    :param stats: Nova's PciDeviceStats of this host.
+    :param allocations: provider -> the server's allocation of it in Placement;
+        during an evacuation also on the source host.
+    :raises nova.exception.ComputeResourcesUnavailable: the allocation does not fit the
+        requests, and nothing is written; Nova then tries another host.
     """
     left = {
         (provider, name): amount
@@ -167,14 +173,14 @@ def bind_chosen_providers(
 
 
 def unbind_chosen_providers(requests: list[objects.InstancePCIRequest]) -> None:
-    """Take out of *requests* what :func:`bind_chosen_providers` has written."""
+    """Remove the providers that :func:`bind_chosen_providers` has written into *requests*."""
     for request in requests:
         for spec in request.spec:
             spec.pop(_PROVIDERS, None)
 
 
 def _image_after_move(given: Mapping[str, Any]) -> objects.ImageMeta:
-    """The image of the server after the move; Nova gives it as a dictionary or an object."""
+    """Return the server's image after the move; Nova passes a dictionary or an object."""
     image = given.get("image_meta")
     if isinstance(image, dict) and image:
         return objects.ImageMeta.from_dict(image)
@@ -184,7 +190,7 @@ def _image_after_move(given: Mapping[str, Any]) -> objects.ImageMeta:
 def check_claims(tracker: Any, check: Check) -> None:
     """Wrap the resource tracker.
 
-    :raises nova.exception.InvalidConfiguration: it is not as expected.
+    :raises nova.exception.InvalidConfiguration: a method is not as expected.
     """
 
     def around(call: Call) -> Any:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The claim of a new server, with its flavor known to the wraps of Nova's functions.
+"""The claim of a new server passes its flavor to the wraps of Nova's functions.
 
-:mod:`nova_hpc.from_nova.patches` decides where the cells and devices of the claim are;
-claims of moves tell it by :mod:`~virt_driver_patches.patches.moves`.
+:mod:`nova_hpc.from_nova.patches` chooses the cells and devices of the claim. The
+claims of moves pass their flavor in :mod:`~virt_driver_patches.patches.moves`.
 
-The claim has no fault of its own and no report: what it calls does not get the flavor
-(``docs/source/contributor/upstream/numa-fit-order.rst`` says why that matters).
+The claim itself has no bug and no report, but the functions that it calls do not get the flavor
+(``docs/source/contributor/upstream/numa-fit-order.rst`` explains why that matters).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CLAIM: Final = Patch(
 def serve_new_claims(tracker: Any) -> None:
     """Wrap the resource tracker.
 
-    :raises nova.exception.InvalidConfiguration: it is not as expected.
+    :raises nova.exception.InvalidConfiguration: the method is not as expected.
     """
     wrap_method(tracker, CLAIM, _claim_for_server)
 

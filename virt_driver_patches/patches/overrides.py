@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every method of Nova's driver that this project's overrides.
+"""Every method of Nova's driver that this project overrides.
 
-Public methods are what Nova lets subclasses do, and still nothing that it promises: a
-parameter that comes or goes breaks them as it breaks a wrap. Private ones of the driver
-are in ``patches.ALL`` with the wraps, which are checked when the service starts. Those of
-other classes are in :mod:`nova_hpc.from_nova.overridden`; a contract test compares the lists
-with the classes themselves, on every release.
+Nova lets subclasses override public methods, but promises no stable signature: a new or
+removed parameter breaks them as it breaks a wrap. The driver's private methods
+are in ``patches.ALL`` with the wraps, which are checked when the service starts. Overridden
+methods of other classes are in :mod:`nova_hpc.from_nova.overridden`. A contract test compares the
+lists with the classes on every release.
 
-Overriding is Nova's own way to extend a driver, so none of them has a bug or a report; the
-reason of each stands with it.
+Overriding is Nova's own way to extend a driver, so no entry has a bug or a report. Each
+entry gives its reason.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nova_hpc.from_nova.overridden import SCHEDULER, MethodOverride
 
 _DRIVER: Final = "virt_driver_patches.driver.hpc_libvirt:HpcLibvirtDriver"
 
-#: Those of nova-compute.
+#: Overrides in nova-compute.
 DRIVER: Final[tuple[MethodOverride, ...]] = (
     MethodOverride(
         "nova.virt.libvirt.driver:LibvirtDriver.__init__",

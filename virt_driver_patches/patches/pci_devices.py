@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What libvirt says of PCI devices reaches Nova's PCI tracker at every periodic update.
+"""Libvirt's current PCI devices reach Nova's PCI tracker at every periodic update.
 
-Nova asks the driver for its PCI devices at every update, but hands them to its PCI
-tracker only once, when the service starts; and from release 34 on it remembers the
-first answer of libvirt. A device that falls ill later would be offered until the
+Nova asks the driver for its PCI devices at every update, but passes them to its PCI
+tracker only once, when the service starts. From release 34 on it also caches the
+first answer of libvirt. A device that becomes faulty later would be offered until the
 service is restarted. The tracker's own method is made for repeated calls ("we sync with
 the hypervisor periodically", ``update_devices_from_hypervisor_resources`` of
-nova/pci/manager.py), so the one resource tracker of this process calls it whenever the
+nova/pci/manager.py). So this process's resource tracker calls it whenever the
 devices have changed.
 
-No bug is known to be filed: Nova expects that PCI devices do not fall ill while the service
-runs and, from release 34 on, that libvirt's list of them does not change. No plug-in is asked
+No bug is known to be filed: Nova expects that PCI devices do not become faulty while the service
+runs and, from release 34 on, that libvirt's list of them does not change. Nova has no plug-in
 between the two.
 """
 
@@ -49,18 +49,18 @@ _KEY: Final = "pci_passthrough_devices"
 
 
 def read_pci_devices_afresh(driver: LibvirtDriver) -> str:
-    """Nova's reading of the PCI devices, without the cache that 34 has."""
+    """Return Nova's reading of the PCI devices, without the cache of release 34."""
     return str(inspect.unwrap(LibvirtDriver._get_pci_passthrough_devices)(driver))
 
 
 def follow_pci_devices(tracker: Any) -> None:
     """Wrap the resource tracker.
 
-    :raises nova.exception.InvalidConfiguration: it is not as expected.
+    :raises nova.exception.InvalidConfiguration: the method is not as expected.
     """
     last: list[str | None] = [None]
 
-    # Called below the resource tracker's own lock, which serialises it.
+    # Nova calls it under the resource tracker's own lock, which serialises the calls.
     def around(call: Call) -> Any:
         devices = call.given["resources"].get(_KEY)
         current_text = _canonical_devices_text(devices)
@@ -75,10 +75,10 @@ def follow_pci_devices(tracker: Any) -> None:
 
 
 def _canonical_devices_text(devices: str | None) -> str | None:
-    """The same text for the same devices: libvirt lists them in any order.
+    """Return the same text for the same devices: libvirt lists them in any order.
 
-    Every call of the tracker writes each device to the database, so it must
-    not be called for nothing.
+    Every call of the tracker writes each device to the database, so unchanged devices
+    must not cause a call.
     """
     if devices is None:
         return None

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Nova tells Placement of PCI devices is completed, and trouble with one stays with it.
+"""Completes Nova's report of PCI devices to Placement, and confines the failure of one of them.
 
-Nova makes the providers of PCI devices from its PCI tracker, at every update and every
-claim. A device that the tracker does not know loses its provider; if Placement will not
-have that, because of one allocation that was left behind, every update and every claim of
-the node fails, of servers without any device, too.
+Nova creates the providers of PCI devices from its PCI tracker, at every update and every
+claim. A device that is missing in the tracker loses its provider. If Placement refuses
+that, because one leftover allocation remains, every update and every claim of
+the node fails, also for servers without any device.
 
-No bug is known to be filed for either: Nova has no word for a device that is kept back. What is
-left behind by a move that failed is ``docs/source/contributor/upstream/revert-allocation.rst``.
+No bug is known to be filed for either: Nova has no concept of a withheld device. For the
+leftovers of a failed move see ``docs/source/contributor/upstream/revert-allocation.rst``.
 """
 
 from __future__ import annotations
@@ -47,25 +47,25 @@ DELETE: Final = Patch(
 
 
 class PlacementGuard(Protocol):
-    """What stands around Nova's updates of Placement."""
+    """Wraps Nova's updates of Placement."""
 
     def translate(self, call: Call) -> bool:
-        """In place of the translation of one node's devices."""
+        """Replace the translation of one node's devices."""
 
     def guard(self, tracker: Any, call: Call) -> Any:
-        """In place of one update of Placement."""
+        """Replace one update of Placement."""
 
 
 _MARK: Final = "hpc_completed"
 
-#: Nova's resource tracker -> what stands around its translation. A process may have several.
+#: Nova's resource tracker -> its guard. A process may have several trackers.
 _AROUND: Final[weakref.WeakKeyDictionary[Any, PlacementGuard]] = weakref.WeakKeyDictionary()
 
 
 def install_placement_wraps(tracker: Any, around: PlacementGuard) -> None:
-    """Let *around* stand in for what one resource tracker tells Placement.
+    """Let *around* replace the Placement updates of one resource tracker.
 
-    :raises nova.exception.InvalidConfiguration: it is not as expected.
+    :raises nova.exception.InvalidConfiguration: a function is not as expected.
     """
     wrap_method(tracker, UPDATE, functools.partial(around.guard, tracker))
     _AROUND[tracker] = around
@@ -75,6 +75,7 @@ def install_placement_wraps(tracker: Any, around: PlacementGuard) -> None:
 
 
 def _complete_translation(call: Call) -> Any:
+    """Let the guard of this tracker replace the translation; other trackers run Nova's own."""
     pci_tracker = call.given["pci_tracker"]
     for tracker, around in list(_AROUND.items()):
         if tracker.pci_tracker is pci_tracker:

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Neutron's direct ports get functions of the adapters beside the server's devices.
+"""Neutron's direct ports get functions of the adapters next to the server's devices.
 
 For a port Nova takes any pool of its physical network, in the order of its list, and
-the driver hears of it when the claim is made. Here the pool is chosen where Nova takes
-it, by the function that the scheduler has chosen with, for flavors with ``hpc:`` keys
-only; see :mod:`nova_hpc.from_nova.port_pools`. Which server claims is known to the
-resource tracker alone, so its claims say so to what they call, in the same thread. What
-is chosen is for one call: Nova's records of the requests are not changed.
+calls the driver only after the claim. This module chooses the pool at the point where Nova takes
+it, with the same function that the scheduler uses, for flavors with ``hpc:`` keys
+only; see :mod:`nova_hpc.from_nova.port_pools`. Only the resource tracker has the
+claiming server, so its claims pass it to the functions that they call, in the same thread. The
+choice is valid for one call: Nova's records of the requests do not change.
 
 A claim without an adapter that is close enough takes nothing. Nova then tries another
-host, as for a server group that is violated, and counts no failed build.
+host, as for a violated server group, and counts no failed build.
 
-No bug is known to be filed: Nova does not promise ports any place. Ports with bandwidth have a
-fault of Nova's besides (``docs/source/contributor/upstream/qos-groups.rst``).
+No bug is known to be filed: Nova promises no place for ports. Ports with bandwidth have
+another bug of Nova (``docs/source/contributor/upstream/qos-groups.rst``).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _MARK: Final = "hpc_chosen"
 
 @attrs.define
 class PortClaim:
-    """The server that claims in this thread, and why nothing was found for it."""
+    """The server that claims in this thread, and the reason if no adapter was found for it."""
 
     wanted: ClaimingServer
     refused: NoAdapterError | None = None
@@ -72,10 +72,10 @@ _CLAIM: Final[contextvars.ContextVar[PortClaim | None]] = contextvars.ContextVar
 def install_port_wraps() -> None:
     """Wrap Nova's PCI statistics (idempotent).
 
-    The class of the statistics, because Nova makes new ones, and copies of them for
+    It wraps the class of the statistics, because Nova creates new objects and copies them for
     each test.
 
-    :raises nova.exception.InvalidConfiguration: one is not as expected.
+    :raises nova.exception.InvalidConfiguration: a method is not as expected.
     """
     if not hasattr(pci_stats.PciDeviceStats.consume_requests, _MARK):
         wrap_method(pci_stats.PciDeviceStats, APPLY, _wrap_port_choice("requests"))
@@ -87,9 +87,9 @@ def install_port_wraps() -> None:
 def claim_port_adapters(
     instance: objects.Instance, flavor: objects.Flavor, running: bool = False
 ) -> Iterator[PortClaim | None]:
-    """Choose the adapters of a server's ports in the claims that are made inside.
+    """Choose the adapters of a server's ports for the claims that are made inside the block.
 
-    :param running: it keeps what it has here, and a port comes to that.
+    :param running: the server keeps its devices on this host, and a port is added.
     :raises ClaimRefused: no adapter is close enough; nothing has been claimed.
     """
     if not flavors.has_hpc_keys(flavor.extra_specs or {}) or not (
@@ -117,7 +117,7 @@ def claim_port_adapters(
 
 
 def word_port_refusal(error: NoAdapterError, instance: objects.Instance) -> str:
-    """What the server's user reads; the log has the rest."""
+    """Return the text for the server's user; the details go to the log."""
     LOG.warning(
         "No adapter beside the server's devices serves its ports: %s", error, instance=instance
     )
@@ -128,6 +128,12 @@ def word_port_refusal(error: NoAdapterError, instance: objects.Instance) -> str:
 
 
 def _wrap_port_choice(name: str) -> Callable[[Call], Any]:
+    """Build the wrap of a method whose parameter *name* contains the requests.
+
+    Nova's method runs unchanged if no claim is active in this thread, or if the claim has no
+    adapter to choose.
+    """
+
     def around(call: Call) -> Any:
         claim, requests = _CLAIM.get(), call.given[name]
         if claim is None:

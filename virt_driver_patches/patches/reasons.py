@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reason of a refusal or a failure reaches the user, and no name of the host does.
+"""The reason of a refusal or a failure reaches the user, without a name of the host.
 
 When a build fails and no other host is left, Nova's conductor replaces the reason by
-"Exhausted all hosts available". For flavors with ``hpc:`` keys the compute service is
-told that it need not reschedule where there is nowhere to go: it then keeps the reason
-of the last host, exactly as it does for a forced host; the same where others have taken what
-there was elsewhere (:mod:`virt_driver_patches.patches.alternates`). What the reason says is
-:mod:`virt_driver_patches.errors`' to know.
+"Exhausted all hosts available". For flavors with ``hpc:`` keys this module lets the compute
+service skip the reschedule if no host is left: it then keeps the reason
+of the last host, exactly as it does for a forced host. The same applies if other servers have
+taken the alternates (:mod:`virt_driver_patches.patches.alternates`).
+:mod:`virt_driver_patches.errors` writes the text of the reason.
 
-When the driver refuses to attach an interface, Nova tells the user that it failed, and
+When the driver refuses to attach an interface, Nova reports only the failure to the user, and
 leaves the reason in the log. The reason is still the context of Nova's error.
 
-Report: ``docs/source/contributor/upstream/reschedule-lost.rst`` (the conductor fails itself
-where every alternate is lost). The rest is as Nova means it; no bug is known to be filed.
+Report: ``docs/source/contributor/upstream/reschedule-lost.rst`` (the conductor itself fails
+if every alternate is lost). The rest works as Nova intends; no bug is known to be filed.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ ATTACH: Final = Patch(
 def keep_user_reasons(manager: Any) -> None:
     """Wrap the compute manager.
 
-    :raises nova.exception.InvalidConfiguration: it is not as expected.
+    :raises nova.exception.InvalidConfiguration: a method is not as expected.
     """
     keep_start_reasons(manager)
     wrap_method(manager, ATTACH, _name_reason)
 
 
 def keep_start_reasons(manager: Any) -> None:
-    """Wrap what starts servers alone.
+    """Wrap only the methods that start servers.
 
-    :raises nova.exception.InvalidConfiguration: it is not as expected.
+    :raises nova.exception.InvalidConfiguration: a method is not as expected.
     """
     wrap_method(manager, LAST_HOST, _stay_at_last_host)
     wrap_method(manager, BUILD, _word_failure)
@@ -77,9 +77,10 @@ def _has_our_wishes(specs: Mapping[str, str]) -> bool:
 
 
 def _stay_at_last_host(call: Call) -> Any:
+    """Remove Nova's data for a retry if no other host is left; remember the alternates if any."""
     wanted = call.given["instance"].flavor.extra_specs or {}
     hosts = call.given["host_list"]
-    # None: it cannot be told. An empty list: the scheduler named no other host.
+    # None if the list is unknown; empty if the scheduler named no other host.
     if not _has_our_wishes(wanted) or hosts is None:
         return call()
     properties = dict(call.given["filter_properties"] or {})
@@ -90,6 +91,10 @@ def _stay_at_last_host(call: Call) -> Any:
 
 
 def _word_failure(call: Call) -> Any:
+    """Replace the reason of a failed build by the text for the user.
+
+    If Nova would try another host, alternates that are taken are dropped first.
+    """
     instance, request = call.given["instance"], call.given["context"].request_id
     try:
         return call()
@@ -107,13 +112,14 @@ def _word_failure(call: Call) -> Any:
 
 
 def _name_reason(call: Call) -> Any:
+    """Add the reason of the driver, or of the port's claim, to Nova's error."""
     instance = call.given["instance"]
     try:
         with ports.claim_port_adapters(instance, instance.flavor, running=True) as claim:
             try:
                 return call()
             except exception.InterfaceAttachPciClaimFailed as error:
-                # The port is not bound yet, and what Placement gave for it is given back.
+                # The port is not bound yet, and Nova returns its allocation to Placement.
                 if claim is None or claim.refused is None:
                     raise
                 text = (
@@ -125,5 +131,5 @@ def _name_reason(call: Call) -> Any:
         if not isinstance(reason, (ClaimRefused, DeviceFault)):
             raise
         text = f"{error.format_message()}: {reason.format_message()}"
-        # Nova's own class: the API knows no other.
+        # Nova's own class, because the API handles no other.
         raise exception.InterfaceAttachFailed(text) from reason

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An action is refused before Nova has begun it.
+"""Refuses an action before Nova has begun it.
 
-Nova powers a server off before it asks the driver to rescue it. It takes a refused
-reboot of a stopped server, and a refused unrescue, for a broken server, and tells
-the user of a running one nothing. It lets a refused snapshot hang, and takes away
-a server's allocation in Placement when its rebuild is refused. So the driver is asked
+Nova powers a server off before it asks the driver to rescue it. A refused
+reboot of a stopped server, or a refused unrescue, puts the server into ERROR, and the user of
+a running one gets no message. A refused snapshot hangs, and a refused rebuild deletes
+the server's allocation in Placement. So this module asks the driver
 first, and a refusal ends there, with Nova's own handling of errors around it: the server
-keeps its state, and the reason is in the action's events.
+keeps its state, and the action's events contain the reason.
 
-No bug is known to be filed: Nova asks a driver to act, and has no question whether it would.
-The manager's methods are the last place where nothing has been changed yet.
+No bug is known to be filed: Nova asks a driver to act, and has no call to ask whether it would.
+The manager's methods are the last place at which nothing has been changed yet.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nova_hpc.from_nova.gate import Call, Patch, wrap_method
 
 LOG = logging.getLogger(__name__)
 
-#: Takes an instance; raises a NovaException to refuse.
+#: Takes an instance; raises a NovaException to refuse the action.
 Check = Callable[[Any], None]
 
 
@@ -95,14 +95,18 @@ ACTIONS: Final = {
 def install_early_refusals(manager: Any, checks: Mapping[str, Check]) -> None:
     """Wrap methods of the compute manager.
 
-    :param checks: name of a method -> what is asked before it.
-    :raises nova.exception.InvalidConfiguration: one is not as expected.
+    :param checks: name of a method -> check that is called before it.
+    :raises nova.exception.InvalidConfiguration: a method is not as expected.
     """
     for name, check in checks.items():
         _wrap_refusable_action(manager, ACTIONS[name], check)
 
 
 def _wrap_refusable_action(manager: Any, patch: Patch, check: Check) -> None:
+    """Run *check* before one method of the manager; after a refusal run one that only fails.
+
+    A refused snapshot also deletes its image, and a refused revert keeps the resized server.
+    """
     refuse = _build_refusing_method(patch.name)
 
     def around(call: Call) -> Any:
@@ -127,10 +131,10 @@ def _wrap_refusable_action(manager: Any, patch: Patch, check: Check) -> None:
 
 
 def _keep_resized(context: Any, instance: Any, given: Mapping[str, Any]) -> None:
-    """Take back what Nova's API has written for a revert, so that it can be asked for again.
+    """Revert the changes that Nova's API made for a revert, so that the user can try again.
 
     (``revert_resize`` of nova/compute/api.py, 32 to 34.) The zone and the request
-    specification are in the API database, which this service need not reach.
+    specification are in the API database, which this service may be unable to reach.
     """
     migration, spec = given["migration"], given["request_spec"]
     migration.status = "finished"
@@ -152,12 +156,12 @@ def _keep_resized(context: Any, instance: Any, given: Mapping[str, Any]) -> None
 
 
 def _build_refusing_method(name: str) -> Callable[..., Any]:
-    """A method of the manager's name that only fails, as Nova's methods fail."""
+    """Build a method with the name of the manager's that only fails, as Nova's methods fail."""
 
     def refuse(self: Any, context: Any, instance: Any, error: exception.NovaException) -> None:
         raise error
 
-    refuse.__name__ = name  # the event is called after it
+    refuse.__name__ = name  # the name of the action's event
     method = compute_manager.wrap_instance_fault(refuse)
     method = compute_utils.wrap_instance_event(prefix="compute")(method)
     method = compute_manager.reverts_task_state(method)

@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A periodic update counts a server as it still is while it is resized on its own host.
+"""A periodic update counts a server with its former resources while it is resized on its own host.
 
 Between the claim of a resize and ``finish_resize`` the server's record has its former
-flavor and its former NUMA topology. Where the server comes from another host, this host
-shall count the new one already: so the update applies the migration context to each
+flavor and its former NUMA topology. If the server comes from another host, this host
+must already count the new ones. So the update applies the migration context to each
 server whose migration comes here (``_update_available_resource``, Nova's bug 1953359).
-But a resize on one host comes here, too, and there Nova counts the new topology a second
+But a resize on one host comes here, too. Nova then counts the new topology a second
 time, for the migration (``_update_usage_from_migration``, "Record usage for the 'new_'
 resources"), and the former one not at all.
 
 Dedicated CPUs cannot be pinned twice: the update breaks off with ``CPUPinningInvalid``.
-Until the next one the CPUs of a guest that still runs count as free, and a confirm that
-comes first ends with ``CPUUnpinningInvalid``: the server is in ERROR. Without dedicated
-CPUs nothing is raised, and memory, huge pages among them, is counted wrongly.
+Until the next update the CPUs of a guest that still runs count as free. A confirm that
+comes earlier ends with ``CPUUnpinningInvalid``: the server is in ERROR. Without dedicated
+CPUs no error is raised, but memory, including huge pages, is counted wrongly.
 
-So the migration context is taken back from such a server, before anything is counted.
+So this module reverts the migration context of such a server before anything is counted.
 
-Report: ``docs/source/contributor/upstream/same-host-usage.rst``. It came with the fix of bug
+Report: ``docs/source/contributor/upstream/same-host-usage.rst``. The bug came with the fix of bug
 1953359; no bug is known to be filed for it.
 """
 
@@ -39,7 +39,7 @@ USAGE: Final = Patch(
     until="Nova applies the migration context only to servers that come from another host",
 )
 
-#: From the claim on the destination to where ``_finish_resize`` saves what it has applied.
+#: From the claim on the destination until ``_finish_resize`` saves the applied context.
 _BEFORE_FINISH: Final = frozenset(
     {task_states.RESIZE_PREP, task_states.RESIZE_MIGRATING, task_states.RESIZE_MIGRATED}
 )
@@ -48,7 +48,7 @@ _BEFORE_FINISH: Final = frozenset(
 def count_resized_once(tracker: Any) -> None:
     """Wrap the resource tracker.
 
-    :raises nova.exception.InvalidConfiguration: it is not as expected.
+    :raises nova.exception.InvalidConfiguration: the method is not as expected.
     """
     wrap_method(tracker, USAGE, _revert_same_host_contexts)
 
@@ -57,7 +57,7 @@ def _revert_same_host_contexts(call: Call) -> Any:
     context = call.given["context"].elevated(read_deleted="yes")
     for instance in call.given["instances"]:
         if instance.task_state in _BEFORE_FINISH and _stays_here(context, instance):
-            # Nova, too, changes what it has just read and saves none of it.
+            # Nova changes these objects in the same way, and does not save them.
             instance.revert_migration_context()
     return call()
 
@@ -70,4 +70,4 @@ def _stays_here(context: Any, instance: Any) -> bool:
     try:
         return bool(objects.Migration.get_by_id(context, number).is_same_host_resize)
     except exception.MigrationNotFound:
-        return False  # then there is none that Nova counts either
+        return False  # then Nova counts no migration either

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Virtual functions of adapters: what they are set to around a tenancy."""
+"""Virtual functions of adapters: their settings before and after a tenancy."""

@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ebrctl``: what Nova runs on a compute to plug and unplug an InfiniBand port (``ib_hostdev``).
+"""``ebrctl``: the command with which Nova plugs and unplugs an InfiniBand port (``ib_hostdev``).
 
-Nova calls it by privsep, for a function that libvirt gives to the guest afterwards
+Nova runs it through privsep, for a function that libvirt gives to the guest afterwards
 (nova/virt/libvirt/vif.py: ``plug_ib_hostdev``; nova/privsep/libvirt.py: ``plug_infiniband_vif``,
 all releases)::
 
     ebrctl add-port MAC SERVER PHYSICAL_NETWORK ib_hostdev PCI_ADDRESS
     ebrctl del-port PHYSICAL_NETWORK MAC
 
-Upstream, networking-mlnx alone has such a command. This one is installed as ``nova-hpc-ebrctl``, so
-that it takes the place of no other; a link makes it Nova's. It gives the function the GUID that
-the MAC means (``derive_guid``) as its node GUID and its port GUID, and takes it back. It needs no
-service and keeps nothing: ``del-port`` looks for the function that has the GUID.
+Upstream, only networking-mlnx has such a command. This one is installed as ``nova-hpc-ebrctl``, so
+it replaces no other command; a link makes it Nova's. It sets the GUID for the MAC
+(``derive_guid``) as the function's node GUID and port GUID, and removes it again. It needs no
+service and stores nothing: ``del-port`` searches for the function with the GUID.
 
-A function that is given back gets GUIDs of zero and a link that is down. That is how the driver
-has functions that nobody has set (drivers/net/ethernet/mellanox/mlx5/core/sriov.c of Linux:
+A function without a port gets GUIDs of zero and a link that is down. That is the driver's state
+of a function that was never set (drivers/net/ethernet/mellanox/mlx5/core/sriov.c of Linux:
 ``sriov_restore_guids`` takes zero for "not set"), and no subnet manager makes a port of GUID zero
-a member. The GUID before is not put back: it may have been another tenant's.
+a member. The former GUID is not restored: it may have been another tenant's.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ _NOT_SET: Final = {"node_guid": 0, "port_guid": 0, "link_state": LinkState.DOWN}
 
 
 def add_port(root: Path, mac: str, address: str) -> None:
-    """Give a function the GUID of a port; it may have it already.
+    """Set the GUID of a port on a function; the function may already have it.
 
-    Another function of this host that has the GUID loses it first: a fabric must not see a GUID
-    twice.
+    Another function of this host with the GUID loses it first, because a fabric must not see a
+    GUID twice.
 
-    :param root: where ``/sys`` is.
+    :param root: the folder that contains ``sys``.
     :param address: the function's PCI address.
-    :raises AdapterError: it cannot be done; the text says why.
+    :raises AdapterError: it cannot be set; the text gives the reason.
     """
     guid = derive_guid(mac)
     tree = FileTree(root)
@@ -81,9 +81,9 @@ def add_port(root: Path, mac: str, address: str) -> None:
 
 
 def delete_port(root: Path, mac: str) -> None:
-    """Take the GUID of a port from the functions of this host that have it; there may be none.
+    """Remove the GUID of a port from the functions of this host that have it, if any.
 
-    :raises AdapterError: it cannot be done.
+    :raises AdapterError: it cannot be removed.
     """
     guid = derive_guid(mac)
     with AdapterBackends(root) as backends:
@@ -96,7 +96,7 @@ def delete_port(root: Path, mac: str) -> None:
 
 def _reset_function(backends: AdapterBackends, function: AdapterFunction) -> None:
     backend = backends.of(function)
-    # The link first: a port without a GUID must not be up for a moment.
+    # Take the link down first: a port without a GUID must not be up for a moment.
     for setting in order_settings(_NOT_SET, clearing=True):
         backend.write(function, setting)
     left = find_setting_differences(_NOT_SET, backend.read(function))
@@ -107,7 +107,7 @@ def _reset_function(backends: AdapterBackends, function: AdapterFunction) -> Non
 def _find_holders(
     tree: FileTree, backends: AdapterBackends, guid: int
 ) -> tuple[list[AdapterFunction], list[str]]:
-    """The InfiniBand functions of this host that have a GUID; and why some cannot be read."""
+    """Return the InfiniBand functions of this host with a GUID; and read errors of others."""
     holders, unread = [], []
     for address in _list_functions(tree):
         try:
@@ -116,7 +116,7 @@ def _find_holders(
                 continue
             seen = backends.of(function).read(function)
         except NoBackendError:
-            # What nothing here can set, nothing here has set.
+            # No backend can set this function, so it has no GUID of this project.
             continue
         except AdapterError as error:
             unread.append(str(error))
@@ -145,10 +145,10 @@ def _is_link(name: str) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None, root: Path = Path("/")) -> int:
-    """Do what Nova asks for; 0, or 1 with a line on standard error.
+    """Carry out Nova's command; return 0, or 1 with a line on standard error.
 
-    Nova logs a failed ``add-port`` and goes on: the guest starts with a function that is in no
-    partition, closed and not open, and its port becomes ``ERROR``.
+    Nova logs a failed ``add-port`` and continues: the guest starts with a function that is in no
+    partition, so it is closed and not open, and its port becomes ``ERROR``.
     """
     options = _parse_arguments(arguments)
     try:

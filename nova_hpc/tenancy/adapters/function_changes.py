@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Set virtual functions before a guest starts, and put them back after it.
+"""Sets virtual functions before a guest starts, and restores them after it.
 
-The planning is in :mod:`nova_hpc.tenancy.adapters.settings`; here the kernel is met,
+:mod:`nova_hpc.tenancy.adapters.settings` plans the changes; this module makes them in the kernel,
 through a backend for each kind of adapter.
 """
 
@@ -17,25 +17,25 @@ from nova_hpc.tenancy.adapters.settings import AdapterError, AdapterFunction, Ad
 
 
 class UnsupportedError(AdapterError):
-    """The driver does not know this setting."""
+    """The driver does not support this setting."""
 
 
 class NoBackendError(AdapterError):
-    """Nothing here can set functions of this adapter; the text says why."""
+    """No backend can set functions of this adapter; the text gives the reason."""
 
 
 class AdapterBackend(Protocol):
-    """The way in which one kind of adapter is set."""
+    """Reads and sets the functions of one kind of adapter."""
 
     def write(self, function: AdapterFunction, setting: AdapterSetting) -> None:
         """Make one setting.
 
-        :raises UnsupportedError: the driver does not know it.
+        :raises UnsupportedError: the driver does not support it.
         :raises AdapterError: it has failed.
         """
 
     def read(self, function: AdapterFunction) -> Mapping[str, Any]:
-        """The settings that the driver shows, by their names.
+        """Return the settings that the driver shows, by their names.
 
         :raises NoBackendError: it shows none.
         :raises AdapterError: they cannot be read.
@@ -50,7 +50,7 @@ class FunctionChange:
     """The change of one function."""
 
     function: AdapterFunction
-    #: What it goes back to.
+    #: Settings to restore later.
     before: Mapping[str, Any] = attrs.field(hash=False)
     made: Mapping[str, Any] = attrs.field(hash=False)
 
@@ -60,10 +60,10 @@ def make_function_changes(
 ) -> dict[str, list[str]]:
     """Make all settings and read them back; all or none.
 
-    :param strict: False: a setting that a driver does not know is left out.
+    :param strict: if False, a setting that a driver does not support is left out.
     :returns: address -> the settings that were left out.
-    :raises AdapterError: one of them could not be made. Those that were made
-        are taken back; the text also names what could not be.
+    :raises AdapterError: a setting could not be made. The others are
+        restored; the text also names functions that could not be restored.
     """
     touched: list[FunctionChange] = []
     left_out = {}
@@ -84,13 +84,13 @@ def make_function_changes(
 
 
 def restore_functions(choose: Choose, changes: Sequence[FunctionChange]) -> dict[str, str]:
-    """Take from each function what it was given, and read back that it is gone.
+    """Remove from each function its settings, and read back that they are gone.
 
-    What somebody else has changed since is left alone. Nothing raises: each is
-    tried, whatever happened to those before.
+    Values that another process has changed since then are kept. Never raises: each function is
+    tried, whatever happened to the others.
 
-    :returns: address -> why it could not be put back; such a device must not be
-        given to anybody else.
+    :returns: address -> why it could not be restored; no other server may get
+        such a device.
     """
     failed = {}
     for change in changes:
@@ -102,11 +102,16 @@ def restore_functions(choose: Choose, changes: Sequence[FunctionChange]) -> dict
 
 
 def _write_settings(backend: AdapterBackend, change: FunctionChange, strict: bool) -> list[str]:
+    """Write the settings that differ from the present ones, and read all of them back.
+
+    :returns: names of the settings that the driver does not support.
+    :raises AdapterError: a write failed, or a setting reads back with another value.
+    """
     function, unknown = change.function, []
     seen = backend.read(function)
     wrote = False
     for setting in settings.order_settings(change.made):
-        # Some drivers refuse even what is so already, while the link is down.
+        # Some drivers refuse even the present value while the link is down.
         if seen.get(setting.name) == setting.value:
             continue
         wrote = True
@@ -121,7 +126,7 @@ def _write_settings(backend: AdapterBackend, change: FunctionChange, strict: boo
     if not wrote:
         return []
     seen = backend.read(function)
-    # A right that shows, and that the driver does not take away, is no trifle.
+    # A right that the driver shows and does not remove is never excused.
     excused = {name for name in unknown if name not in _RIGHTS or name not in seen}
     _expect_read_back(function, change.made, seen, excused)
     return unknown
@@ -131,6 +136,13 @@ _RIGHTS = ("spoof_check", "trust")
 
 
 def _restore_function(backend: AdapterBackend, change: FunctionChange) -> None:
+    """Restore the former settings of one function.
+
+    A setting is restored only if the function still shows the value that was made. An identity
+    must be readable: otherwise another server could start with this server's address.
+
+    :raises AdapterError: a setting could not be restored, or its state is unknown.
+    """
     function = change.function
     seen = backend.read(function)
     wanted = {

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """InfiniBand virtual functions of mlx5 adapters, through sysfs.
 
-The files are those of NVIDIA's own driver (MLNX_OFED, DOCA-OFED)::
+The files are provided by NVIDIA's own driver (MLNX_OFED, DOCA-OFED)::
 
    /sys/class/infiniband/<device>/device/sriov/<number>/{node,port,policy}
 
-``node`` and ``port`` take and show a GUID as eight bytes with colons, and
+``node`` and ``port`` accept and show a GUID as eight bytes with colons, and
 ``policy`` one of ``Follow``, ``Up``, ``Down``. The kernel's own driver has no
-such directory; its functions are set through rtnetlink. This contract is from the
-driver's documentation; it has not been tried on real hardware.
+such directory; its functions are set through rtnetlink. This contract comes from the
+driver's documentation; it is untested on real hardware.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _GUID: Final = re.compile(r"[0-9a-f]{2}(?::[0-9a-f]{2}){7}", re.ASCII)
 
 
 class Mlx5Backend:
-    """The backend; needs the right to write to sysfs."""
+    """The backend; it needs the right to write to sysfs."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -51,7 +51,7 @@ class Mlx5Backend:
         path = f"{self.folder(tree, function)}/{_FILES[setting.name]}"
         try:
             with handles.kernel_file(self._root, path) as file:
-                # Never made: where the driver has no such file, there is no such setting.
+                # Never create the file: if the driver lacks it, there is no such setting.
                 if file is None:
                     raise AdapterError(f"{function.address}: there is no {path}")
                 flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_TRUNC
@@ -64,7 +64,7 @@ class Mlx5Backend:
             raise AdapterError(f"{function.address}: {setting.name}: {error}") from error
 
     def read(self, function: AdapterFunction) -> Mapping[str, Any]:
-        """The three settings."""
+        """Return the three settings."""
         tree = FileTree(self._root)
         folder = self.folder(tree, function)
         values: dict[str, Any] = {}
@@ -87,7 +87,7 @@ class Mlx5Backend:
 
     @staticmethod
     def folder(tree: FileTree, function: AdapterFunction) -> str:
-        """The directory of the function.
+        """Return the directory of the function.
 
         :raises NoBackendError: its adapter's driver has none.
         """

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Virtual functions through rtnetlink: Ethernet of any driver, InfiniBand of the kernel's mlx5.
 
-For InfiniBand the network device is that of IPoIB: GUIDs can be set since Linux 4.6
+For InfiniBand the network device is the one of IPoIB: GUIDs can be set since Linux 4.6
 and read back since 5.5 (``struct ifla_vf_guid`` in the kernel's
-``include/uapi/linux/if_link.h``). Its MAC, VLAN and rights say nothing there. This part
-has not been tried on real hardware.
+``include/uapi/linux/if_link.h``). Its MAC, VLAN and rights have no meaning there. This part
+is untested on real hardware.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from nova_hpc.tenancy.adapters.settings import (
 
 #: IFLA_VF_LINK_STATE_*
 _STATES: Final = {LinkState.AUTO: 0, LinkState.UP: 1, LinkState.DOWN: 2}
-#: Setting -> what pyroute2 calls it; the attribute's name is the same in capitals.
+#: Setting -> its name in pyroute2; the attribute's name is the same in capitals.
 _GUIDS: Final = {"node_guid": "ib_node_guid", "port_guid": "ib_port_guid"}
-#: Length and type of an attribute; of ``struct ifla_vf_guid`` the function's number, four
-#: bytes that align the GUID, and the GUID as a number of this machine's byte order.
+#: Length and type of an attribute; then, from ``struct ifla_vf_guid``, the function's number,
+#: four bytes that align the GUID, and the GUID as a number in this machine's byte order.
 _GUID_ATTRIBUTE: Final = struct.Struct("=HHI4xQ")
 
-#: RTEXT_FILTER_VF: tell about the virtual functions, too; and
-#: RTEXT_FILTER_SKIP_STATS, for the counters of many exceed the length of a message.
+#: RTEXT_FILTER_VF: include the virtual functions; and RTEXT_FILTER_SKIP_STATS, because
+#: the counters of many functions exceed the length of a message.
 _WITH_FUNCTIONS: Final = 1 | 1 << 3
 
-#: The library runs an event loop for each thread of the kernel, and fails where
+#: The library runs an event loop for each thread of the kernel, and fails if
 #: several green threads of one are in it at the same time.
 _ONE: Final = threading.Lock()
 
@@ -49,7 +49,7 @@ def _open_netlink() -> Any:
 
 
 class NetlinkBackend:
-    """The backend; needs CAP_NET_ADMIN in the namespace of the adapter."""
+    """The backend; it needs CAP_NET_ADMIN in the namespace of the adapter."""
 
     def __init__(self, link: Any) -> None:
         """Use an open connection of pyroute2."""
@@ -59,7 +59,7 @@ class NetlinkBackend:
     @classmethod
     @contextlib.contextmanager
     def session(cls) -> Iterator[NetlinkBackend]:
-        """Connect to the kernel; one session of a process at a time.
+        """Connect to the kernel; a process has one session at a time.
 
         :raises AdapterError: there is no connection.
         """
@@ -68,7 +68,7 @@ class NetlinkBackend:
             try:
                 link = stack.enter_context(_open_netlink())
             except Exception as error:
-                # Whatever the library raises, it is no reason for the service to end.
+                # Catch everything: a library error must not end the service.
                 raise AdapterError(f"rtnetlink cannot be used: {error!r}") from error
             yield cls(link)
 
@@ -102,6 +102,7 @@ class NetlinkBackend:
         raise NoBackendError(f"{function.address}: {function.net} tells nothing about it")
 
     def _do(self, function: AdapterFunction, name: str, work: Callable[[Any, int], Any]) -> Any:
+        """Run *work* for the adapter's network device, and convert the library's errors."""
         if function.net is None:
             raise NoBackendError(f"{function.address}: its adapter has no network device")
         try:
@@ -114,7 +115,7 @@ class NetlinkBackend:
         except AdapterError:
             raise
         except Exception as error:
-            # NetlinkError has the kernel's number, as OSError has; others are the library's.
+            # NetlinkError has the kernel's number, like OSError; other errors are the library's.
             code = getattr(error, "code", None) or getattr(error, "errno", None)
             kind = UnsupportedError if code == errno.EOPNOTSUPP else AdapterError
             reason = " ".join(str(error).split()) or type(error).__name__
@@ -151,7 +152,7 @@ def _ethernet_settings_of(info: Any) -> dict[str, Any]:
         ("trust", "IFLA_VF_TRUST", "trust"),
     ):
         value = info.get(attribute)
-        # All ones: the driver does not say.
+        # A value of all ones means that the driver does not report it.
         if value is not None and value[key] in (0, 1):
             values[name] = bool(value[key])
     return values | _link_state(info)
@@ -171,12 +172,12 @@ def _infiniband_settings_of(function: AdapterFunction, info: Any) -> dict[str, A
 
 
 def _parse_guid_attribute(value: Any) -> int:
-    """The GUID in an attribute.
+    """Return the GUID in an attribute.
 
-    pyroute2 takes the structure for longer than it is: at the end of a message it
-    finds too few bytes, and hands out those of the attribute as they are.
+    pyroute2 assumes a longer structure than the kernel's: at the end of a message it
+    finds too few bytes, and returns the attribute's bytes unparsed.
 
-    :raises ValueError: neither.
+    :raises ValueError: the value is neither.
     """
     if isinstance(value, bytes):
         if len(value) < _GUID_ATTRIBUTE.size:

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plan what the virtual functions of a server become: their addresses and their records.
+"""Plans the settings of a server's virtual functions: their addresses and their records.
 
-An address that no port gives is computed from the server's UUID and the number
-of the function among those of the server, so it is the same on every host and
-after every restart, and nobody has to ask anybody for it. It begins with the cloud's prefix,
-whose bits say "of one interface" and "locally administered" (EUI-48 and EUI-64,
-IEEE Std 802-2014 clause 8), so it is never one of a manufacturer; the rest is a
-hash of both. Any two of n GUIDs of a cloud are the same with a probability of
-n*n/2**57 where the prefix has one octet (7e-6 for a million), any two of n MACs
-with n*n/2**41; on one node it is excluded.
+An address without a port is computed from the server's UUID and the number
+of the function among the server's functions. So it is the same on every host and
+after every restart, and needs no central service. It begins with the cloud's prefix,
+whose bits mean "of one interface" and "locally administered" (EUI-48 and EUI-64,
+IEEE Std 802-2014 clause 8), so it is never a manufacturer's address. The rest is a
+hash of both. Any two of n GUIDs of a cloud are equal with a probability of
+n*n/2**57 for a prefix of one octet (7e-6 for a million), any two of n MACs
+with n*n/2**41. On one node equal addresses are excluded.
 
-A record is written to the ledger before its function is touched, and taken away
-only after the function was put back, so whatever happens in between, it is known
-what it has to go back to, and which addresses are in use.
+A record is written to the ledger before its function is touched, and removed
+only after the function was restored. So the ledger always contains the
+former settings and the addresses in use, whatever happens in between.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LOCAL: Final = 2
 
 
 class PrefixError(ValueError):
-    """A text that is no prefix of local addresses; it says why."""
+    """A text is not a prefix of local addresses; the message gives the reason."""
 
 
 @attrs.frozen
@@ -52,9 +52,9 @@ class AddressPrefix:
 
     @classmethod
     def parse(cls, text: str) -> AddressPrefix:
-        """Read one to three octets, e.g. ``0e`` or ``0e:5a``.
+        """Parse one to three octets, e.g. ``0e`` or ``0e:5a``.
 
-        :raises PrefixError: it is none, or not one of local addresses.
+        :raises PrefixError: it is not a prefix, or not one of local addresses.
         """
         text = text.strip().lower()
         if not _TEXT.fullmatch(text):
@@ -68,7 +68,7 @@ class AddressPrefix:
         return cls(octets)
 
     def begins(self, address: int | str) -> bool:
-        """Whether a GUID (a number) or a MAC is one of this cloud."""
+        """Whether a GUID (a number) or a MAC belongs to this cloud."""
         if isinstance(address, int):
             return address.to_bytes(_GUID_OCTETS, "big").startswith(self.octets)
         return bytes.fromhex(address.replace(":", "")).startswith(self.octets)
@@ -77,18 +77,22 @@ class AddressPrefix:
 def draw_guid(
     prefix: AddressPrefix, server: str, index: int, use: str, taken: Collection[int]
 ) -> int:
-    """A GUID that is not in use on this node.
+    """Return a GUID that is not in use on this node.
 
     :param server: UUID of the server.
-    :param index: number of the function among those of the server, from 0.
+    :param index: number of the function among the server's functions, from 0.
     :param use: ``node`` or ``port``.
-    :param taken: GUIDs that others have here.
+    :param taken: GUIDs of other functions on this node.
     """
     return _draw_number(prefix, _GUID_OCTETS, f"{server}/{index}/{use}", taken)
 
 
 def draw_mac(prefix: AddressPrefix, server: str, index: int, taken: Collection[str]) -> str:
-    """A MAC address that is not in use on this node; see :func:`draw_guid`."""
+    """Return a MAC address that is not in use on this node; see :func:`draw_guid`.
+
+    The result depends only on the arguments: prefix ``0e``, server
+    6b0e5b6e-0000-4000-8000-000000000001 and index 0 always give 0e:e9:ed:cc:46:e0.
+    """
     numbers = {int(address.replace(":", ""), 16) for address in taken}
     number = _draw_number(prefix, _MAC_OCTETS, f"{server}/{index}/mac", numbers)
     return ":".join(f"{octet:02x}" for octet in number.to_bytes(_MAC_OCTETS, "big"))
@@ -116,25 +120,25 @@ _BOOLS: Final = ("spoof_check", "trust")
 
 @attrs.frozen
 class AdapterRecord:
-    """One virtual function; settings by their names."""
+    """The record of one virtual function; settings by their names."""
 
     #: UUID of the server that it was set for.
     server: str
-    #: Its number among the functions of the server.
+    #: Its number among the server's functions.
     index: int
-    #: What it goes back to, and what it was set to.
+    #: Settings to restore, and settings that were made.
     before: Mapping[str, Any] = attrs.field(hash=False)
     made: Mapping[str, Any] = attrs.field(hash=False)
-    #: It has been put back while its server still has it, which is moving.
+    #: Whether it was restored while its server, which is moving, still has it.
     resting: bool = False
 
     @property
     def addresses(self) -> frozenset[tuple[str, Any]]:
-        """Name and value of the addresses that it was given."""
+        """Name and value of its addresses."""
         return frozenset((name, self.made[name]) for name in settings.IDENTITY if name in self.made)
 
     def dumps(self) -> dict[str, Any]:
-        """As the ledger holds it."""
+        """Return the record in the ledger's form."""
         body: dict[str, Any] = {
             "server": self.server[:_LONGEST],
             "index": self.index,
@@ -150,9 +154,9 @@ Records = Mapping[str, AdapterRecord]
 
 
 def adapter_records_of(ledger: Ledger) -> dict[str, AdapterRecord]:
-    """Every record of the ledger, by address.
+    """Return every record of the ledger, by address.
 
-    :raises ValueError: one of them is damaged: it is unknown what was set.
+    :raises ValueError: a record is damaged: the settings are unknown.
     """
     records = {}
     for address, device in ledger.devices.items():
@@ -215,7 +219,7 @@ def _parse_setting_value(name: str, value: Any) -> Any:
 
 @attrs.define
 class AdapterWork:
-    """One operation."""
+    """The objects of one operation."""
 
     tree: FileTree
     node: Node
@@ -224,14 +228,14 @@ class AdapterWork:
     left_out: dict[str, str] = attrs.field(factory=dict)
 
     def look(self, address: str) -> tuple[AdapterFunction, dict[str, Any]]:
-        """A function and what it shows.
+        """Find a function and read its settings.
 
         :raises AdapterError: it cannot be found or read.
         """
         function = virtual_functions.find_virtual_function(self.tree, self.node, address)
         seen = dict(self.backends.of(function).read(function))
         if function.layer is PortLayer.INFINIBAND:
-            # A driver that shows none yet has given none.
+            # A driver that shows no GUIDs yet has assigned none.
             seen = {"node_guid": 0, "port_guid": 0} | seen
         return function, seen
 
@@ -241,7 +245,7 @@ class AdapterPlanner:
     """Plans the settings of a server's functions."""
 
     prefix: AddressPrefix
-    #: A function that cannot be set is refused, and its own addresses are replaced.
+    #: Whether to refuse a function that cannot be set, and to replace its own addresses.
     strict: bool
     work: AdapterWork
     server: str
@@ -251,7 +255,7 @@ class AdapterPlanner:
     notes: dict[str, str] = attrs.field(factory=dict)
 
     def add(self, address: str, index: int) -> None:
-        """A function without a port."""
+        """Plan a function without a port."""
         function_and_values = self._look(address)
         if function_and_values is None:
             return
@@ -271,7 +275,7 @@ class AdapterPlanner:
         )
 
     def add_port(self, address: str) -> None:
-        """A function whose addresses libvirt or Nova sets."""
+        """Plan a function whose addresses libvirt or Nova sets."""
         old = self.known.get(address)
         if not self.strict and (old is None or old.server == self.server):
             return
@@ -283,7 +287,7 @@ class AdapterPlanner:
         self._put(address, -1, function, before, dict(settings.FLOOR) if floor else {})
 
     def _look(self, address: str) -> tuple[AdapterFunction, dict[str, Any]] | None:
-        """A function, after what another server has left on it is taken from it."""
+        """Find and read a function, after removing the settings of another server from it."""
         old = self.known.get(address)
         try:
             function, seen = self.work.look(address)
@@ -302,8 +306,8 @@ class AdapterPlanner:
             self.refused[address] = str(error)
             return None
         before = seen if old is None else settings.undo_settings(old.before, old.made, seen)
-        # One of this cloud that nobody has a record of is no operator's, and
-        # another server may have it.
+        # The operator did not set an address of this cloud's prefix without a record. Another
+        # server may have it.
         gone = {
             name: settings.NO_MAC if name == "mac" else 0
             for name in settings.IDENTITY
@@ -312,10 +316,11 @@ class AdapterPlanner:
         return function, before | gone
 
     def _draw(self, layer: PortLayer, address: str, index: int) -> dict[str, Any]:
+        """Draw addresses that no other record of this node contains."""
         taken = {
             pair
             for other_address, record in {**self.known, **self.records}.items()
-            # The function that a moving server has left has the same address, put away.
+            # The function that a moving server has left has the same address, already removed.
             if other_address != address and not (record.server == self.server and record.resting)
             for pair in record.addresses
         }

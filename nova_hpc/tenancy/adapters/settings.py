@@ -2,8 +2,8 @@
 """The settings of a virtual function, and their order. Pure.
 
 The values come from the port's binding, from :mod:`nova_hpc.tenancy.adapters.plan`, or
-are what an operator has set; never from a flavor or an image: whoever may choose
-a MAC or a GUID may be somebody else.
+from an operator's own setup. They never come from a flavor or an image: a user who could
+choose a MAC or a GUID could impersonate another server.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NO_MAC: Final = "00:00:00:00:00:00"
 
 
 class AdapterError(Exception):
-    """A virtual function cannot be set; the text names it and says why."""
+    """A virtual function cannot be set; the text names it and gives the reason."""
 
 
 class PortLayer(enum.Enum):
@@ -35,17 +35,17 @@ class PortLayer(enum.Enum):
 class LinkState(enum.Enum):
     """The states of a virtual function's link."""
 
-    AUTO = "auto"  # the link of the adapter
+    AUTO = "auto"  # follows the link of the adapter
     UP = "up"
     DOWN = "down"
 
 
 @attrs.frozen
 class AdapterFunction:
-    """A virtual function as its adapter knows it."""
+    """A virtual function, from its adapter's point of view."""
 
     address: str
-    #: Its number at the adapter, from 0.
+    #: Its number on the adapter, from 0.
     index: int
     layer: PortLayer
     #: Driver of the physical function, e.g. ``mlx5_core``.
@@ -56,7 +56,7 @@ class AdapterFunction:
 
 
 def layer_of(parent: PciFunction) -> PortLayer | None:
-    """The layer that an adapter's port reports: one model does both. None: it reports none."""
+    """Return the layer of an adapter's port, since one model has both; None if unknown."""
     layers = {port.link_layer for device in parent.rdma for port in device.ports}
     if not parent.rdma and (parent.class_code or "").startswith("0200"):
         return PortLayer.ETHERNET  # an adapter without RDMA
@@ -67,15 +67,15 @@ def layer_of(parent: PciFunction) -> PortLayer | None:
     return None
 
 
-#: Settings in the order in which they are made: first who the function is,
-#: then what it may, and last its link. Clearing takes the link first.
+#: Settings in the order in which they are made: first the function's identity,
+#: then its rights, and last its link. Clearing takes the link down first.
 _ORDER: Final = (
     *("mac", "node_guid", "port_guid"),
     *("vlan", "spoof_check", "trust", "rate"),
     "link_state",
 )
 
-#: By these a function is known to others: they must be gone when it is cleared.
+#: Settings that identify a function to others: clearing must remove them.
 IDENTITY: Final = ("mac", "node_guid", "port_guid")
 
 
@@ -87,16 +87,16 @@ class AdapterSetting:
     value: Any
 
 
-#: What a driver shows and is put back: any VLAN that a tag can say, any rate of 32 bits.
+#: Limits of values that a driver shows and that are restored: any VLAN tag, any rate of 32 bits.
 _LAST_VLAN: Final = 4095
 _LAST_PRIORITY: Final = 7
 _LAST_RATE: Final = (1 << 32) - 1
 
 
 def check_setting(name: str, value: Any) -> AdapterSetting:
-    """A setting that somebody else asks for, looked at before it is made.
+    """Check a setting that another process requests.
 
-    :raises AdapterError: it is none, or its value is none that it can have.
+    :raises AdapterError: there is no such setting, or its value is not valid.
     """
     if name not in _GOOD or not _GOOD[name](value):
         raise AdapterError(f"{str(value)[:40]!r} is no value of the setting {name[:40]!r}")
@@ -136,12 +136,12 @@ _GOOD: Final[Mapping[str, Callable[[Any], bool]]] = {
 
 
 def order_settings(wanted: Mapping[str, Any], clearing: bool = False) -> tuple[AdapterSetting, ...]:
-    """The settings that make *wanted*, name -> value, in order."""
+    """Return the settings of *wanted*, name -> value, in order."""
     ordered = tuple(AdapterSetting(name, wanted[name]) for name in _ORDER if name in wanted)
     return ordered[::-1] if clearing else ordered
 
 
-#: What a driver that does not know the setting does anyway.
+#: Behaviour of a driver that does not support the setting.
 _NATURAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "vlan": ((0, 0),),
     "trust": (False,),
@@ -151,15 +151,15 @@ _NATURAL: Final[Mapping[str, tuple[Any, ...]]] = {
 
 
 def may_be_missing(setting: AdapterSetting) -> bool:
-    """Whether a driver that does not know the setting has it all the same."""
+    """Whether a driver that does not support the setting behaves like this value anyway."""
     return setting.value in _NATURAL.get(setting.name, ())
 
 
 def find_setting_differences(wanted: Mapping[str, Any], seen: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of the settings that read back otherwise than they were made.
+    """Return the names of settings that read back with another value.
 
     :param wanted: name -> value.
-    :param seen: likewise; one that the driver does not show is left out.
+    :param seen: name -> value read back; without settings that the driver does not show.
     """
     return tuple(
         setting.name
@@ -169,7 +169,7 @@ def find_setting_differences(wanted: Mapping[str, Any], seen: Mapping[str, Any])
     )
 
 
-#: What a function starts with where its owners say nothing else.
+#: Default settings of a function.
 FLOOR: Final[Mapping[str, Any]] = {
     "spoof_check": True,
     "trust": False,
@@ -182,12 +182,11 @@ def plan_free_function(
 ) -> dict[str, Any]:
     """Plan the settings of a function without a port.
 
-    VLAN (with its priority) and rate (least and most, in Mb/s; 0: none) stay what they are:
-    nobody here may give others, and an operator who keeps functions apart by VLAN must find
-    them apart.
+    VLAN (with its priority) and rate (least and most, in Mb/s; 0 means none) keep their values:
+    this project has no right to change them, and an operator may separate functions by VLAN.
 
-    :param before: what it was found with.
-    :param own: its addresses.
+    :param before: the present settings.
+    :param own: its new addresses.
     """
     if layer is PortLayer.INFINIBAND:
         return {**own, "link_state": LinkState.AUTO}
@@ -196,7 +195,7 @@ def plan_free_function(
 
 
 def own_addresses_of(layer: PortLayer, before: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The addresses that a function was found with; None: it has none of its own."""
+    """Return a function's present addresses; None if it has none of its own."""
     if layer is PortLayer.INFINIBAND:
         guids = {name: before.get(name, 0) for name in ("node_guid", "port_guid")}
         return guids if all(0 < guid < (1 << 64) - 1 for guid in guids.values()) else None
@@ -208,11 +207,11 @@ def own_addresses_of(layer: PortLayer, before: Mapping[str, Any]) -> dict[str, A
 def undo_settings(
     before: Mapping[str, Any], made: Mapping[str, Any], seen: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The settings to go back to: those of before, but for what somebody has changed since.
+    """Return the settings to restore: the former ones, except those that others changed since.
 
-    :param before: what the function was found with.
-    :param made: what it was then set to.
-    :param seen: what it shows now.
+    :param before: the settings before the change.
+    :param made: the settings of the change.
+    :param seen: the present settings.
     """
     return {
         name: before.get(name, value) if name in made and made[name] == value else value

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Set virtual functions of adapters: the step that sets them, and puts them back.
+"""The step that sets virtual functions of adapters, and restores them.
 
-The rules, which hold whenever the service is killed:
+These rules hold whenever the service is killed:
 
-* what a function is set to, and what it goes back to, is on the disk before the
+* the settings of a function, and the former ones to restore, are on the disk before the
   function is touched;
-* that record goes only when the function was put back;
-* no address is given while a record has it, but to the same server.
+* the record is deleted only when the function was restored;
+* no other server gets an address while a record contains it.
 
-Everything is done below the lock of this step: netlink and sysfs answer at
+All of this runs under the lock of this step, because netlink and sysfs answer at
 once. Values never come from a flavor or an image.
 """
 
@@ -41,7 +41,7 @@ from nova_hpc.topology.files import FileTree
 from nova_hpc.topology.model import Node, address_key
 from nova_hpc.wire.ledger import Ledger
 
-#: What ``[hpc]set_adapters`` may say.
+#: Values of ``[hpc]set_adapters``.
 OFF: Final = "off"
 KEEP: Final = "keep"
 OWN: Final = "own"
@@ -49,11 +49,11 @@ OWN: Final = "own"
 
 @attrs.frozen
 class AdapterOutcome:
-    """The outcome for the functions of a server, in words for operators."""
+    """The outcome for the functions of a server, in texts for operators."""
 
-    #: Address -> why the server must not have it; then none was set.
+    #: Address -> why the server must not have it; then no function was set.
     refused: Mapping[str, str] = attrs.field(factory=dict, hash=False)
-    #: Address -> what was left as it is.
+    #: Address -> settings that were not changed, and why.
     notes: Mapping[str, str] = attrs.field(factory=dict, hash=False)
 
 
@@ -67,12 +67,12 @@ class AdapterStep(TenancyStep):
     ledger: LedgerFile
     prefix: AddressPrefix
     mode: str = KEEP
-    #: Makes settings where this process may not.
+    #: Makes settings if this process lacks the right.
     write: SettingWriter | None = None
 
     @property
     def strict(self) -> bool:
-        """A function that cannot be set is refused, and its own addresses are replaced."""
+        """Whether to refuse a function that cannot be set, and to replace its own addresses."""
         return self.mode == OWN
 
     # -- the protocol -------------------------------------------------------------
@@ -85,12 +85,16 @@ class AdapterStep(TenancyStep):
         return self._judge(addresses, lambda: self.give(tenant.server, view.node, wanted, ports))
 
     def before_restart(self, tenant: DeviceTenant, view: NodeView) -> tuple[str, ...]:
-        """Set functions of a server again that starts again, where they have lost it."""
+        """Set functions again that have lost their settings, before a server restarts."""
         addresses = adapter_functions_of(view, tenant.devices)
         return self._judge(addresses, lambda: self.keep(tenant.server, view.node, tenant.devices))
 
     @staticmethod
     def _judge(addresses: Iterable[str], work: Callable[[], AdapterOutcome]) -> tuple[str, ...]:
+        """Run *work*, and convert its outcome into notes or an error.
+
+        :raises RefusedError: a function could not be set, or no record could be written.
+        """
         total = len(list(addresses))
         if not total:
             return ()
@@ -118,15 +122,15 @@ class AdapterStep(TenancyStep):
     def after_end(
         self, server: str, look: Callable[[], NodeView], owners: DeviceOwners
     ) -> tuple[str, ...]:
-        """Put back what a server had."""
+        """Restore a server's functions."""
         return self._end(self.take_back, server, look)
 
     def after_move(
         self, server: str, look: Callable[[], NodeView], owners: DeviceOwners
     ) -> tuple[str, ...]:
-        """Put back what a server has that does not run here now.
+        """Restore the functions of a server that does not run here now.
 
-        Elsewhere it has the same addresses, which must not be in a fabric twice.
+        It has the same addresses elsewhere, and a fabric must not contain them twice.
         """
         return self._end(self.rest, server, look)
 
@@ -142,10 +146,10 @@ class AdapterStep(TenancyStep):
             return (f"Adapters are not put back yet: {error}",)
 
     def withhold(self, view: NodeView, owners: DeviceOwners) -> WithheldDevices:
-        """Put back what no server has any more."""
+        """Restore functions that no longer have a server."""
         notes: tuple[str, ...] = ()
         try:
-            # A guest that runs keeps its addresses, whoever has forgotten its server.
+            # A running guest keeps its addresses, even if Nova has lost its server.
             failed = self.sweep(view.node, lambda: owners.busy(self._records()))
         except LedgerError as error:
             failed = dict.fromkeys(adapter_functions_of(view, view.roles), str(error))
@@ -158,7 +162,7 @@ class AdapterStep(TenancyStep):
         )
 
     def _quarantine(self, failed: Mapping[str, str]) -> tuple[str, ...]:
-        """Quarantine what could not be put back; one that is there keeps its reason."""
+        """Quarantine functions that could not be restored; a quarantined one keeps its reason."""
         quarantined = self.ledger.read().quarantined
         reasons = {
             address: f"its addresses could not be taken from it: {reason}"
@@ -183,12 +187,12 @@ class AdapterStep(TenancyStep):
         """Set functions for a server that gets them; all or none.
 
         :param server: its UUID.
-        :param wanted: addresses of those without a port; the order numbers them.
-        :param ports: those of ports, whose addresses others set.
-        :raises LedgerError: nothing can be remembered, so nothing may be set.
+        :param wanted: addresses of functions without a port; their order numbers them.
+        :param ports: functions of ports, whose addresses libvirt or Nova sets.
+        :raises LedgerError: the ledger cannot be written, so no function may be set.
         """
         if self.mode == OFF:
-            # Nothing is set any more, but nobody gets what another server had.
+            # Set nothing any more, but remove the settings of another server.
             left = {
                 address
                 for address, record in self._records().items()
@@ -208,9 +212,9 @@ class AdapterStep(TenancyStep):
             return AdapterOutcome(dict.fromkeys(planner.records, refused) if refused else {}, notes)
 
     def keep(self, server: str, node: Node, addresses: Iterable[str]) -> AdapterOutcome:
-        """Set functions again that a server has already, as they were.
+        """Set a server's functions again, to the recorded settings.
 
-        :raises LedgerError: it is unknown how they were.
+        :raises LedgerError: the records cannot be read.
         """
         own_addresses = self._of(server) & set(addresses)
         if not own_addresses:
@@ -233,7 +237,7 @@ class AdapterStep(TenancyStep):
             return AdapterOutcome(refused, work.left_out)
 
     def _make(self, work: AdapterWork, records: Mapping[str, AdapterRecord]) -> str | None:
-        """Write the records, then set the functions; why it has failed, then none is set."""
+        """Write the records, then set the functions. Return why none is set, None on success."""
         if not records:
             return None
         self._change(lambda recorded: {**recorded, **records})
@@ -244,7 +248,7 @@ class AdapterStep(TenancyStep):
         try:
             unknown = function_changes.make_function_changes(work.backends.of, changes, self.strict)
         except AdapterError as error:
-            # They were put back; what could not be, the next sweep finds.
+            # They were restored; the next sweep finds those that could not be.
             return str(error)
         work.left_out |= {
             address: f"its driver does not know: {', '.join(names)}"
@@ -255,29 +259,29 @@ class AdapterStep(TenancyStep):
     # -- a server is gone, or moves --------------------------------------------------
 
     def take_back(self, server: str, read: Callable[[], Node]) -> dict[str, str]:
-        """Put the functions of a server back that is gone.
+        """Restore the functions of a server that has ended.
 
-        :param read: a fresh reading of the node, asked for only if there are any.
-        :returns: address -> why it could not be put back.
-        :raises LedgerError: it is unknown what was set.
+        :param read: reads the node afresh; called only if there are functions.
+        :returns: address -> why it could not be restored.
+        :raises LedgerError: the records cannot be read.
         """
         addresses = self._of(server)
         return self._put_back(read(), addresses, server) if addresses else {}
 
     def rest(self, server: str, read: Callable[[], Node]) -> dict[str, str]:
-        """The same for a server that still has them here and runs elsewhere, or not at all."""
+        """Do this for a server that still has them here and runs elsewhere, or not at all."""
         addresses = self._of(server)
         return self._put_back(read(), addresses, server, rest=True) if addresses else {}
 
     def sweep(self, node: Node, taken: Callable[[], frozenset[str]]) -> dict[str, str]:
-        """Put everything back that no server has any more.
+        """Restore all functions that no longer have a server.
 
-        :param taken: asks for the devices that servers have now.
-        :returns: address -> why it could not be put back.
-        :raises LedgerError: it is unknown what was set.
+        :param taken: returns the devices that servers have now.
+        :returns: address -> why it could not be restored.
+        :raises LedgerError: the records cannot be read.
         """
-        # Nova knows who gets a device before its record is written; so a record that
-        # is seen first, and is not in the answer, has outlived its server.
+        # Nova records a device's server before this step writes its own record. So a server whose
+        # record was read first, and whose device is missing in the answer, has ended.
         left = set(self._records())
         if left:
             left -= taken()
@@ -291,6 +295,13 @@ class AdapterStep(TenancyStep):
         rest: bool = False,
         taken: Callable[[], frozenset[str]] | None = None,
     ) -> dict[str, str]:
+        """Restore functions under the lock of this step, and update their records.
+
+        :param server: restore only the records of this server; None for all.
+        :param rest: keep the records, marked as resting, because the server is moving.
+        :param taken: called again under the lock; the devices that it returns are left out.
+        :returns: address -> why it could not be restored.
+        """
         wanted, failed, done = set(addresses), {}, set()
         with self._work(node) as work:
             wanted -= taken() if taken is not None else frozenset()
@@ -298,7 +309,7 @@ class AdapterStep(TenancyStep):
                 if address not in wanted or server not in (None, record.server):
                     continue
                 if node.function(address) is None:
-                    continue  # when it is there again, there is something to put back
+                    continue  # restore it when the device is present again
                 try:
                     function = virtual_functions.find_virtual_function(work.tree, node, address)
                 except AdapterError as error:
@@ -336,7 +347,7 @@ class AdapterStep(TenancyStep):
             raise LedgerError(text) from error
 
     def _change(self, edit: Callable[[Records], Records]) -> None:
-        """Change the records; *edit* returns all that are to be kept."""
+        """Change the records; *edit* returns all records to keep."""
 
         def change(ledger: Ledger) -> Ledger:
             before = self._read(ledger)
@@ -360,7 +371,7 @@ class AdapterStep(TenancyStep):
 
 
 def adapter_functions_of(view: NodeView, addresses: Iterable[str]) -> frozenset[str]:
-    """Those of *addresses* that are virtual functions of adapters, offered with a role."""
+    """Return the *addresses* that are virtual functions of adapters, offered with a role."""
     return frozenset(
         address
         for address in addresses

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From an address to the virtual function of an adapter, and to what can set it."""
+"""Finds the virtual function of an adapter at an address, and its backend."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _LINK: Final = re.compile(r"virtfn(\d{1,5})", re.ASCII)
 
 
 class SettingWriter(Protocol):
-    """Makes one setting where this process may not."""
+    """Makes one setting if this process lacks the right."""
 
     def __call__(self, root: Path, function: AdapterFunction, setting: AdapterSetting) -> None:
         """See :meth:`nova_hpc.tenancy.adapters.function_changes.AdapterBackend.write`."""
 
 
 def parent_of(node: Node, address: str) -> PciFunction | None:
-    """The adapter of the virtual function at *address*; None: it is none of a network adapter."""
+    """Return the adapter of the virtual function at *address*; None if none has it."""
     function = node.function(address)
     if function is None or function.physical_function is None:
         return None
@@ -46,7 +46,7 @@ def parent_of(node: Node, address: str) -> PciFunction | None:
 
 
 def index_of(tree: FileTree, parent: str, address: str) -> int:
-    """The number of the virtual function at *address* at its adapter *parent*.
+    """Return the number of the virtual function at *address* on its adapter *parent*.
 
     :raises AdapterError: the adapter does not have it.
     """
@@ -63,12 +63,12 @@ def index_of(tree: FileTree, parent: str, address: str) -> int:
 
 
 def find_virtual_function(tree: FileTree, node: Node, address: str) -> AdapterFunction:
-    """The virtual function at *address*, with what its adapter says.
+    """Return the virtual function at *address*, with data of its adapter.
 
-    :param tree: where the node was read; its number is not in the inventory.
-    :raises NoBackendError: what its port speaks is not known, or nothing here
+    :param tree: the tree of the reading; the function's number is not in the inventory.
+    :raises NoBackendError: its port's layer is unknown, or no backend
         can set it.
-    :raises AdapterError: it is none.
+    :raises AdapterError: there is no such virtual function.
     """
     parent = parent_of(node, address)
     if parent is None:
@@ -94,9 +94,9 @@ def find_virtual_function(tree: FileTree, node: Node, address: str) -> AdapterFu
 
 
 def look_at_virtual_function(tree: FileTree, address: str) -> AdapterFunction:
-    """The same from the two functions alone that it is about, which are read now.
+    """Return the virtual function like :func:`find_virtual_function`, reading only two functions.
 
-    :raises AddressError: *address* is none.
+    :raises AddressError: *address* is not an address.
     """
     address = normalise_address(address)
     parent = ""
@@ -113,6 +113,13 @@ def look_at_virtual_function(tree: FileTree, address: str) -> AdapterFunction:
 
 
 def _expect_backend(tree: FileTree, function: AdapterFunction) -> None:
+    """Check that a backend can set a function.
+
+    GUIDs need a network device (IPoIB) or the files of NVIDIA's driver. Ethernet needs a
+    network device whose adapter is not in switchdev mode.
+
+    :raises NoBackendError: no backend can set it.
+    """
     if function.layer is PortLayer.INFINIBAND:
         if function.net is None and not Mlx5Backend.has(tree, function):
             raise NoBackendError(
@@ -123,7 +130,7 @@ def _expect_backend(tree: FileTree, function: AdapterFunction) -> None:
     if function.net is None:
         raise NoBackendError(f"{function.address}: its adapter has no network device")
     switch = None
-    # Where the driver has no such thing, reading the file fails.
+    # Reading the file fails if the driver does not support it.
     with contextlib.suppress(FileError):
         switch = tree.text(f"/sys/class/net/{function.net}/phys_switch_id")
     if switch:
@@ -137,7 +144,7 @@ class AdapterBackends:
     """The backends of one operation; a context manager, for one thread."""
 
     def __init__(self, root: Path, write: SettingWriter | None = None) -> None:
-        """Nothing is opened yet.
+        """Open nothing yet.
 
         :param write: makes settings in place of the backends themselves.
         """
@@ -157,11 +164,11 @@ class AdapterBackends:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close what was opened."""
+        """Close the open backends."""
         self._stack.close()
 
     def of(self, function: AdapterFunction) -> AdapterBackend:
-        """The backend of a function that was found.
+        """Return the backend of a function.
 
         :raises AdapterError: it cannot be opened.
         """
@@ -177,7 +184,7 @@ class AdapterBackends:
 
 
 class _HelperBackend:
-    """Reads by itself, and has settings made by somebody with more rights."""
+    """Reads by itself, and passes settings to a process with more rights."""
 
     def __init__(
         self,

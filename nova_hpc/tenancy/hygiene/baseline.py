@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The looks of a device when it is well, and how it differs from them now.
+"""The baseline of a healthy device, and its present differences from it.
 
-A snapshot holds what no guest may change: identity, sizes of the BARs, the
+A snapshot holds values that no guest may change: identity, sizes of the BARs, the
 list of capabilities, the number of virtual functions, the link, and the
 kernel's counters of uncorrected errors. Registers: PCI Local Bus 3.0 chapter 6,
 PCI Express Base 5.0 chapter 7; counters: the kernel's
@@ -35,33 +35,33 @@ _MOST_VPD: Final = 4096
 
 @attrs.frozen
 class DeviceSnapshot:
-    """One device at one moment; None: could not be read, and is not compared."""
+    """One device at one moment; a value of None could not be read, and is not compared."""
 
     #: Kernel's name of a value -> the value, as hex digits without prefix.
     identity: Mapping[str, str] = attrs.field(factory=dict, hash=False)
-    #: The same registers as the device itself answers now; not of a VF, whose
+    #: The same registers, read from the device itself now; None for a VF, whose
     #: ids read as ones. The kernel reads ids only once.
     answers: Mapping[str, str] | None = attrs.field(default=None, hash=False)
     #: "index size flags" of each BAR in use; flags: i(o), p(refetchable), w(ide).
     bars: tuple[str, ...] = ()
-    #: "id@offset" of the standard and "id.version@offset" of the extended ones.
+    #: "id@offset" of standard and "id.version@offset" of extended capabilities.
     capabilities: tuple[str, ...] | None = None
-    #: Virtual functions that are switched on: its own, or those of its PF.
+    #: Number of enabled virtual functions: its own, or its PF's.
     vfs: int | None = None
     speed: float | None = None  # GT/s per lane
     width: int | None = None  # lanes
-    fatal: int | None = None  # uncorrected errors since the boot, by the kernel
+    fatal: int | None = None  # uncorrected errors since the boot, counted by the kernel
     nonfatal: int | None = None
-    boot: str | None = None  # which boot the counters belong to
-    #: Registers that are judged and never recorded.
+    boot: str | None = None  # the boot that the counters belong to
+    #: The following values are judged and never recorded.
     master: bool | None = None
-    serial: str | None = None  # of the PCIe capability
-    stands_in: bool = False  # it has one there, which stands for another in a capture
+    serial: str | None = None  # from the PCIe capability
+    stands_in: bool = False  # the serial number is a placeholder of a capture
     silent: bool = False
-    unset: tuple[int, ...] = ()  # BARs that the kernel has set and the device has not
+    unset: tuple[int, ...] = ()  # BARs that the kernel has set and the device has lost
 
     def dumps(self) -> dict[str, Any]:
-        """As JSON can hold it, without what is never recorded."""
+        """Return the recorded values in a form for JSON."""
         body = attrs.asdict(self, filter=lambda field, value: field.name in _RECORDED)
         return {
             key: list(value) if isinstance(value, tuple) else value
@@ -77,7 +77,7 @@ _RECORDED: Final = frozenset(
 
 
 def load_snapshot(body: object) -> DeviceSnapshot | None:
-    """A recorded snapshot; None when it is none, or has been damaged."""
+    """Return a recorded snapshot; None if it is not one, or is damaged."""
     if not isinstance(body, dict) or not body.keys() <= _RECORDED:
         return None
     try:
@@ -122,12 +122,12 @@ def take_snapshot(
     vfs: int | None = None,
     config: bytes | None = None,
 ) -> DeviceSnapshot:
-    """Look at a device.
+    """Take a snapshot of a device.
 
     :param tree: the system that *function* was just read from.
-    :param boot: which boot of the machine this is, see :func:`boot_of`.
-    :param vfs: of a virtual function: how many its physical function has.
-    :param config: the configuration space, where the caller may read more of
+    :param boot: the id of the machine's boot, see :func:`boot_of`.
+    :param vfs: for a virtual function: number of its physical function's virtual functions.
+    :param config: the configuration space, if the caller can read more of
         it than this process.
     """
     if config is None:
@@ -174,7 +174,7 @@ def take_snapshot(
 
 
 def boot_of(tree: FileTree) -> str | None:
-    """The name of this boot of the machine."""
+    """Return the id of this boot of the machine."""
     try:
         return (tree.text(_BOOT) or "")[:_LONGEST] or None
     except FileError:
@@ -195,8 +195,9 @@ def _read_error_count(tree: FileTree, function: PciFunction, name: str) -> int |
 
 
 def _capabilities_of_config(config: bytes) -> tuple[str, ...] | None:
+    """List the standard and extended capabilities with their offsets; None if they are hidden."""
     if len(config) < confspace.STANDARD:
-        return None  # only root sees them
+        return None  # only root can read them
     names = []
     if config[6] & 0x10:
         for offset in confspace.walk_capabilities(config):
@@ -211,7 +212,7 @@ def _capabilities_of_config(config: bytes) -> tuple[str, ...] | None:
 
 
 def _serial_of_config(config: bytes, capabilities: tuple[str, ...]) -> str | None:
-    """The Device Serial Number of the extended capability 3, as lspci writes it, without dashes."""
+    """Return the serial number of the extended capability 3, in lspci's form without dashes."""
     for capability in capabilities:
         if capability.startswith("0003."):
             offset = int(capability.rpartition("@")[2], 16) + 4
@@ -222,7 +223,7 @@ def _serial_of_config(config: bytes, capabilities: tuple[str, ...]) -> str | Non
 
 
 def hardware_name_of(tree: FileTree, function: PciFunction, look: DeviceSnapshot) -> str:
-    """The name of a device as hardware; see :class:`nova_hpc.wire.ledger.LedgerDevice`.
+    """Return the name of a device's hardware; see :class:`nova_hpc.wire.ledger.LedgerDevice`.
 
     A virtual function has no serial number of its own.
     """
@@ -236,18 +237,18 @@ def hardware_name_of(tree: FileTree, function: PciFunction, look: DeviceSnapshot
 
 
 def serial_of(function: PciFunction, look: DeviceSnapshot) -> str | None:
-    """The hardware, by the serial number in its configuration space; None: it has none there."""
+    """Return the hardware's name from the serial number in its configuration space, or None."""
     return None if look.serial is None else f"serial:{look.serial}{_port_suffix_of(function)}"
 
 
 def _port_suffix_of(function: PciFunction) -> str:
-    """The ports of an adapter are functions of one board, which has one serial number."""
+    """Return the suffix of a port: an adapter's ports are functions of one board and serial."""
     number = function.address.rpartition(".")[2]
     return "" if number == "0" else f"/fn{number}"
 
 
 def _vpd_serial(data: bytes) -> str | None:
-    """The serial number in the vital product data, of which *data* may be the beginning."""
+    """Return the serial number in the vital product data; *data* may be its beginning only."""
     with contextlib.suppress(VpdError):
         for word, value in walk_vpd_fields(data):
             if word == "SN":
@@ -257,7 +258,7 @@ def _vpd_serial(data: bytes) -> str | None:
 
 
 def _unset_bars_of(config: bytes, function: PciFunction) -> Iterator[int]:
-    """BARs that have lost their address, as after a reset that was not restored."""
+    """Yield BARs that have lost their address, as after a reset without a restore."""
     for bar in function.bars:
         if bar.io or bar.index > 5:
             continue
@@ -268,18 +269,18 @@ def _unset_bars_of(config: bytes, function: PciFunction) -> Iterator[int]:
 
 
 def compare_snapshots(recorded: DeviceSnapshot, current: DeviceSnapshot) -> list[Symptom]:
-    """List the differences of a device from its record, the worst first, but for errors.
+    """List the differences of a device from its record, without errors, the worst first.
 
     The speed of the link is not compared: an idle device lowers it to save power, and
-    one without its driver cannot be asked to work.
+    a device without its driver cannot be made to work.
     """
     return [*_changed_symptoms(recorded, current), *_passing_symptoms(recorded, current)]
 
 
 def find_inherent_faults(current: DeviceSnapshot, idle: bool = True) -> list[Symptom]:
-    """Find faults that no free device may have, whatever was recorded.
+    """Find faults that no free device may have, whatever its record.
 
-    :param idle: it is bound to no driver of the host, which may use it itself.
+    :param idle: whether it is bound to no driver of the host, which could use it.
     """
     if current.silent:
         text = "it does not answer: its configuration space is all ones"
@@ -296,7 +297,7 @@ def find_inherent_faults(current: DeviceSnapshot, idle: bool = True) -> list[Sym
 
 
 def count_errors_since(recorded: DeviceSnapshot, current: DeviceSnapshot) -> dict[str, int]:
-    """Kind -> new uncorrected errors since the record was made, in the same boot."""
+    """Kind -> number of new uncorrected errors since the record, in the same boot."""
     if recorded.boot != current.boot:
         return {}
     pairs = {
@@ -311,8 +312,9 @@ def count_errors_since(recorded: DeviceSnapshot, current: DeviceSnapshot) -> dic
 
 
 def _changed_symptoms(recorded: DeviceSnapshot, current: DeviceSnapshot) -> Iterator[Symptom]:
+    """Yield permanent differences: ids, BARs and capabilities."""
     if current.silent:
-        return  # it says nothing of itself
+        return  # its registers contain no data
     for what, before, after in (
         ("by the kernel", recorded.identity, current.identity),
         ("by its own answer", recorded.answers, current.answers),
@@ -340,6 +342,7 @@ def _changed_symptoms(recorded: DeviceSnapshot, current: DeviceSnapshot) -> Iter
 
 
 def _passing_symptoms(recorded: DeviceSnapshot, current: DeviceSnapshot) -> Iterator[Symptom]:
+    """Yield differences that may end by themselves: link width, number of virtual functions."""
     if recorded.width and current.width and current.width < recorded.width:
         yield Symptom(HealthSign.LINK, f"its link is x{current.width}, and was x{recorded.width}")
     if recorded.vfs is not None and current.vfs is not None and recorded.vfs != current.vfs:
@@ -348,17 +351,17 @@ def _passing_symptoms(recorded: DeviceSnapshot, current: DeviceSnapshot) -> Iter
 
 
 def _changed_symptom(change: str) -> Symptom:
-    """People read what the ledger has; what an operator accepts goes by the latter alone."""
+    """Build a symptom with the ledger's text as its reason; acceptance depends on this text."""
     return Symptom(HealthSign.CHANGED, change, change)
 
 
 def renew_error_counters(recorded: DeviceSnapshot, current: DeviceSnapshot) -> DeviceSnapshot:
-    """The record with the counters of errors of another boot."""
+    """Return the record with the error counters of another boot."""
     return attrs.evolve(recorded, fatal=current.fatal, nonfatal=current.nonfatal, boot=current.boot)
 
 
 def snapshot_model_of(recorded: DeviceSnapshot) -> str | None:
-    """``vendor:product``, and the subsystem's where there is one; None: not known."""
+    """Return ``vendor:product``, with the subsystem's if there is one; None if unknown."""
     names = ("vendor_id", "product_id", "subsystem_vendor_id", "subsystem_id")
     words = [recorded.identity.get(name) for name in names]
     if None in words[:2]:

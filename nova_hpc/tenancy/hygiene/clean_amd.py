@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is an AMD GPU as it has to be? By what amdgpu shows in sysfs.
+"""Checks an AMD GPU by the files that amdgpu shows in sysfs.
 
-Needs the driver amdgpu on the GPU. Written after the kernel's documentation of amdgpu (RAS,
-partitions); it has **not been tried on hardware**.
+It needs the driver amdgpu on the GPU. It was written from the kernel's documentation of amdgpu
+(RAS, partitions); it is **untested on hardware**.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks of a device's stage by their names, and the program that makes one on the host.
+"""The checks of a device's stage by their names, and the program that runs one on the host.
 
-A check is a function of the device's folder in sysfs and of what an operator has pinned. It
-returns what it has found, as JSON can hold it. Others than these are found by the entry
-points of the namespace ``nova_hpc.checks`` on the host, and as programs in a service VM.
+A check is a function of the device's folder in sysfs and of the operator's pinned values. It
+returns its findings as values for JSON. Further checks are entry
+points of the namespace ``nova_hpc.checks`` on the host, and programs in a service VM.
 
-``python -m nova_hpc.tenancy.hygiene.clean_check FOLDER JSON`` makes the checks that the JSON
-names and writes one JSON object. It is a process of its own because a vendor's library may
-hang, and ends when its standard input closes. The standard library alone is needed.
+``python -m nova_hpc.tenancy.hygiene.clean_check FOLDER JSON`` runs the checks that the JSON
+names and writes one JSON object. It is a separate process because a vendor's library may
+hang, and it ends when its standard input closes. It needs only the standard library.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NAMESPACE: Final = "nova_hpc.checks"
 
 Check = Callable[[Path, Mapping[str, Any]], Any]
 
-#: Name -> module and function; loaded when they are asked for.
+#: Name -> module and function; loaded on first use.
 OWN: Final[Mapping[str, tuple[str, str]]] = {
     "memory": ("nova_hpc.tenancy.stage.inside.memory", "clean"),
     "nvidia": ("nova_hpc.tenancy.hygiene.clean_nvidia", "check"),
@@ -38,7 +38,7 @@ OWN: Final[Mapping[str, tuple[str, str]]] = {
 
 
 def own_check_of(name: str) -> Check | None:
-    """This project's check of a name; None: there is none."""
+    """Return this project's check of a name; None if there is none."""
     if name not in OWN:
         return None
     module, function = OWN[name]
@@ -47,7 +47,7 @@ def own_check_of(name: str) -> Check | None:
 
 
 def find_stage_check(name: str) -> Check:
-    """The check of a name, on the host.
+    """Return the check of a name, on the host.
 
     :raises UnableError: there is none, or it cannot be loaded.
     """
@@ -65,7 +65,7 @@ def find_stage_check(name: str) -> Check:
 
 
 def run_device_checks(device: Path, names: list[str], pins: Mapping[str, Any]) -> dict[str, Any]:
-    """Put one device through its checks, until one fails. Never raises."""
+    """Run the checks of one device, until one fails. Never raises."""
     answers: dict[str, Any] = {}
     for name in names:
         try:
@@ -87,7 +87,7 @@ def _exit_with_parent() -> None:
 
 
 def main() -> None:
-    """Make the checks of one device."""
+    """Run the checks of one device."""
     folder, text = sys.argv[1:]
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     asked = json.loads(text)

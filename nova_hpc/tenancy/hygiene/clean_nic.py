@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Has an adapter the firmware that it has to have? By what its driver shows in sysfs.
+"""Checks the firmware of an adapter by the files that its driver shows in sysfs.
 
 A virtual function has the firmware of its physical function, which stays with the host's
-driver; so this is the check for virtual functions, in mode ``host``, too. Settings in the
-adapter's NVRAM are not shown by any driver: an operator's program asks mstconfig. Written
-after the drivers' documentation; it has **not been tried on hardware**.
+driver. So in mode ``host`` this check also works for virtual functions. Drivers do not show
+settings in the adapter's NVRAM; an operator's program can read them with mstconfig. It was written
+from the drivers' documentation; it is **untested on hardware**.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is an NVIDIA GPU as it has to be? By NVIDIA's management library (NVML).
+"""Checks an NVIDIA GPU through NVIDIA's management library (NVML).
 
-Needs NVIDIA's driver on the GPU and the module ``pynvml`` of nvidia-ml-py, in a service VM or
-on the host. What a GPU does not know (ECC on a board without it) is not judged, but for what
-an operator has pinned. Written after NVML's reference, as are the answers in the
-tests; it has **not been tried on hardware**. NVML cannot overwrite a GPU's memory: that is an
+It needs NVIDIA's driver on the GPU and the module ``pynvml`` of nvidia-ml-py, in a service VM or
+on the host. Features that a GPU lacks (ECC on a board without it) are judged only if
+an operator has pinned them. It was written from NVML's reference, as were the answers in the
+tests; it is **untested on hardware**. NVML cannot overwrite a GPU's memory: that needs an
 operator's program, for example one that allocates and fills all of it.
 """
 
@@ -18,20 +18,20 @@ from typing import Any, Final
 
 from nova_hpc.tenancy.hygiene.clean_errors import UnableError, UncleanError
 
-#: Keys of a pin -> what stands for it in the facts.
+#: Keys of a pin, which are also keys of the facts.
 PINS: Final = ("vbios", "inforom", "driver", "ecc", "mig")
 _UNCORRECTED: Final = 1  # NVML_MEMORY_ERROR_TYPE_UNCORRECTED
 _VOLATILE: Final = 0  # NVML_VOLATILE_ECC
-#: As the driver writes it to the kernel's log: "NVRM: Xid (PCI:0000:41:00): 79, ...".
+#: Form of a line in the kernel's log: "NVRM: Xid (PCI:0000:41:00): 79, ...".
 _XID: Final = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
 _LOG: Final = "/dev/kmsg"
 
 
 def read_gpu_facts(nvml: Any, address: str) -> dict[str, Any]:
-    """The library's facts about a GPU; None in place of each that the GPU does not know.
+    """Return the library's facts about a GPU; None for each feature that the GPU lacks.
 
     :param nvml: the module ``pynvml``.
-    :raises UnableError: the library does not know the GPU, or fails.
+    :raises UnableError: the library does not find the GPU, or fails.
     """
     try:
         nvml.nvmlInit()
@@ -70,7 +70,7 @@ def _decode_nvml_text(value: Any) -> str | None:
 
 
 def xid_errors_of(log: str, address: str) -> list[int]:
-    """Numbers of the errors (Xid) of a GPU in the kernel's log."""
+    """Return the numbers of a GPU's errors (Xid) in the kernel's log."""
     gpu_slot = address.rpartition(".")[0].lower()
     return [int(number) for place, number in _XID.findall(log) if gpu_slot.endswith(place.lower())]
 
@@ -78,11 +78,11 @@ def xid_errors_of(log: str, address: str) -> list[int]:
 def gpu_problems_of(
     facts: Mapping[str, Any], errors: list[int], pins: Mapping[str, Any]
 ) -> list[str]:
-    """The problems of a GPU, in words.
+    """Return the problems of a GPU, as texts.
 
-    :param facts: as :func:`read_gpu_facts` has found them.
-    :param errors: as :func:`xid_errors_of`.
-    :param pins: what an operator wants; ``ecc`` is true and ``mig`` false by default.
+    :param facts: result of :func:`read_gpu_facts`.
+    :param errors: result of :func:`xid_errors_of`.
+    :param pins: values that an operator requires; ``ecc`` is true and ``mig`` false by default.
     """
     texts = []
     for name, default in (("mig", False), ("ecc", True)):
@@ -115,7 +115,7 @@ def gpu_problems_of(
 def check(device: Path, pins: Mapping[str, Any], load: Callable[[], Any] | None = None) -> Any:
     """See :data:`nova_hpc.tenancy.hygiene.clean_check.Check`.
 
-    :param load: finds the module ``pynvml``.
+    :param load: returns the module ``pynvml``.
     """
     try:
         nvml = (load or (lambda: importlib.import_module("pynvml")))()
@@ -129,7 +129,7 @@ def check(device: Path, pins: Mapping[str, Any], load: Callable[[], Any] | None 
 
 
 def _kernel_log() -> str:
-    """The kernel's log since its boot, as far as it is kept; "": it may not be read."""
+    """Return the kernel's log since its boot, as far as it is kept; "" if it is unreadable."""
     import os
 
     pieces = []
@@ -142,7 +142,7 @@ def _kernel_log() -> str:
             try:
                 pieces.append(os.read(handle, 8192))
             except BrokenPipeError:
-                continue  # older ones were overwritten
+                continue  # older lines were overwritten
             except OSError:
                 break
     finally:

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Erase an NVMe disk, and prove it: the check ``nvme`` of a device's stage.
+"""Erases an NVMe disk, and proves it: the check ``nvme`` of a device's stage.
 
-Needs the kernel's driver ``nvme`` on the disk, and root. Sanitize erases all user data of the
-disk, also those of namespaces that were deleted: crypto erase if the controller has it, else
+It needs the kernel's driver ``nvme`` on the disk, and root. Sanitize erases all user data of the
+disk, including deleted namespaces: crypto erase if the controller has it, else
 block erase. A disk without Sanitize gets Format NVM with secure erase, namespace by namespace,
-if no part of it is in no namespace. The proof has two parts:
+if all of its space belongs to namespaces. The proof has two parts:
 
-* the sanitize log (page 0x81) says at its end that this very erase was successful;
-* sampled blocks do not hold what they held before. Some have a marker that is written before the
-  erase, at places that do not change, so that an erase that was interrupted is judged as well.
+* the sanitize log (page 0x81) reports at the end that this very erase was successful;
+* sampled blocks do not hold their former content. Some have a marker that is written before the
+  erase, at fixed places, so that an interrupted erase is judged as well.
 
-An erase that is under way is waited for. It counts if this host has noted that it began it;
-otherwise the last server may have begun it, and the disk is erased again. The standard library
-alone is needed. *Not tried on hardware.*
+The check waits for an erase in progress. This erase counts if this host has noted its start;
+otherwise the last server may have started it, and the disk is erased again. This module needs only
+the standard library. *Untested on hardware.*
 """
 
 from __future__ import annotations
@@ -58,16 +58,16 @@ from nova_hpc.tenancy.hygiene.nvme_commands import (
 
 #: ``_IOWR('N', 0x41, struct nvme_admin_cmd)``.
 _ADMIN_IOCTL: Final = 0xC0484E41
-#: Sampled blocks of a namespace: at places that do not change, and at random ones.
+#: Sampled blocks of a namespace: at fixed places, and at random ones.
 _FIXED, _RANDOM = 64, 64
-#: Seconds for the kernel to show the namespaces, and between looks at the log.
+#: Seconds for the kernel to show the namespaces, and between two reads of the log.
 _SCAN: Final = 20.0
 _PAUSE: Final = 0.2
 _MARK: Final = b"nova-hpc erase marker "
 _MARKED: Final = re.compile(re.escape(_MARK))
 _CLASS: Final = "0x010802"
-#: Notes of erases that this host began. They last as long as a boot, and a killed service does not
-#: take them along.
+#: Notes of erases that this host has started. They last until the next boot, and survive a killed
+#: service.
 _NOTES: Final = Path("/run/nova-hpc")
 #: A namespace below its controller; with the kernel's multipath it is a path (c), and has no device
 #: of its own.
@@ -84,25 +84,25 @@ class NvmeStatusError(Exception):
 
 @dataclass(frozen=True)
 class NvmeNamespace:
-    """A namespace as the kernel shows it."""
+    """A namespace in the kernel's view."""
 
     number: int
     #: Bytes of a block, and number of blocks.
     block: int
     blocks: int
-    #: Of its block device, e.g. ``nvme0n1``.
+    #: Name of its block device, e.g. ``nvme0n1``.
     name: str = ""
 
 
 def choose_blocks(blocks: int) -> list[int]:
-    """Blocks at places that do not change: the first, the last, and those evenly between."""
+    """Return blocks at fixed places: the first, the last, and evenly spaced ones between."""
     if blocks <= _FIXED:
         return list(range(blocks))
     return sorted({number * (blocks - 1) // (_FIXED - 1) for number in range(_FIXED)})
 
 
 def make_marker(namespace: NvmeNamespace, block: int) -> bytes:
-    """The content of a marked block, which no other block has."""
+    """Return the content of a marked block, which no other block has."""
     text = _MARK + f"{namespace.number} {block} ".encode()
     return (text * (namespace.block // len(text) + 1))[: namespace.block]
 
@@ -111,11 +111,11 @@ def make_marker(namespace: NvmeNamespace, block: int) -> bytes:
 
 
 class NvmeDisk(abc.ABC):
-    """A disk that commands are sent to."""
+    """A disk that accepts commands."""
 
     @abc.abstractmethod
     def send(self, command: AdminCommand) -> bytes:
-        """Send an admin command; the data that it returns.
+        """Send an admin command; return its data.
 
         :raises NvmeStatusError: the controller refused it.
         :raises OSError: it was not sent.
@@ -123,7 +123,7 @@ class NvmeDisk(abc.ABC):
 
     @abc.abstractmethod
     def list_namespaces(self) -> tuple[NvmeNamespace, ...]:
-        """The namespaces that can be read and written here."""
+        """Return the namespaces that can be read and written here."""
 
     @abc.abstractmethod
     def read(self, namespace: NvmeNamespace, block: int) -> bytes:
@@ -137,12 +137,12 @@ class NvmeDisk(abc.ABC):
 def erase_disk(
     disk: NvmeDisk, note: Path, sleep: Callable[[float], object] = time.sleep
 ) -> dict[str, Any]:
-    """Erase a disk that nobody has, and prove it.
+    """Erase a disk that no server has, and prove it.
 
-    :param note: file that says which erase of the disk this host has begun.
-    :returns: what was done; ``proof`` is for people.
+    :param note: file with the erase of the disk that this host has started.
+    :returns: the actions; ``proof`` is for people.
     :raises UncleanError: it is not erased.
-    :raises UnableError: that is unknown; another try may tell.
+    :raises UnableError: its state is unknown; another try may succeed.
     """
     try:
         return _NvmeErase(disk, note, sleep).run()
@@ -160,6 +160,13 @@ class _NvmeErase:
     sleep: Callable[[float], object]
 
     def run(self) -> dict[str, Any]:
+        """Erase the disk in three phases: mark sampled blocks, erase, and compare them.
+
+        If an erase of this host was in progress, the check waits for it and only compares.
+
+        :raises UncleanError: the disk is not erased.
+        :raises UnableError: the state of the disk is unknown.
+        """
         controller = decode_controller(self._identify(CONTROLLER))
         if controller.is_virtual or (controller.may_be_shared and not self._is_alone()):
             raise UnableError("other controllers reach its namespaces, so it is no disk of its own")
@@ -178,14 +185,14 @@ class _NvmeErase:
         return {"method": method, "blocks": blocks, "proof": f"{method}; {blocks} blocks read back"}
 
     def _is_alone(self) -> bool:
-        """Whether no other controller is in its NVM subsystem; one that does not tell is not."""
+        """Whether its NVM subsystem has no other controller; False if it does not answer."""
         try:
             return count_controllers(self._identify(CONTROLLERS)) == 1
         except NvmeStatusError:
             return False
 
     def _judge_interrupted(self, state: SanitizeState) -> SanitizeAction | None:
-        """The erase that was under way; None: it does not count."""
+        """Return the erase that was in progress; None if it does not count."""
         noted = self.note.read_text() if self.note.is_file() else ""
         if not (state.is_done and state.is_erased and noted == str(state.command)):
             return None
@@ -200,7 +207,7 @@ class _NvmeErase:
         return decode_sanitize_log(self.disk.send(log_command()))
 
     def _wait(self) -> SanitizeState:
-        """The log when no erase is under way. The process has a deadline."""
+        """Return the log when no erase is in progress. The process has a deadline."""
         while (state := self._read_log()).is_running:
             self.sleep(_PAUSE)
         return state
@@ -217,7 +224,7 @@ class _NvmeErase:
         return shown
 
     def _mark(self, namespaces: Sequence[NvmeNamespace]) -> dict[tuple[int, int], bytes]:
-        """Keep what random blocks hold, and write markers into fixed ones."""
+        """Store the content of random blocks, and write markers into fixed ones."""
         before = {}
         for namespace in namespaces:
             fixed = choose_blocks(namespace.blocks)
@@ -230,6 +237,11 @@ class _NvmeErase:
         return before
 
     def _erase(self, controller: NvmeController, namespaces: Sequence[NvmeNamespace]) -> str:
+        """Erase with Sanitize, else with Format NVM if that reaches all of the disk's space.
+
+        :returns: the method, for people.
+        :raises UncleanError: neither is possible, or Sanitize has failed.
+        """
         if controller.sanitizes:
             command = sanitize_command(controller.sanitizes[0])
             self.note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -257,7 +269,7 @@ class _NvmeErase:
     def _compare(
         self, namespaces: Sequence[NvmeNamespace], before: Mapping[tuple[int, int], bytes]
     ) -> int:
-        """See whether sampled blocks hold what they held; the number of them."""
+        """Check that sampled blocks do not hold their former content; return their number."""
         count = 0
         for namespace in namespaces:
             random = {block for number, block in before if number == namespace.number}
@@ -296,7 +308,7 @@ class KernelDisk(NvmeDisk):
     def send(self, command: AdminCommand) -> bytes:
         """See :meth:`NvmeDisk.send`."""
         with mmap.mmap(-1, max(command.size, mmap.PAGESIZE)) as buffer:
-            # An address in this process, which lasts as long as the mapping.
+            # An address in this process, valid as long as the mapping.
             window = (ctypes.c_char * len(buffer)).from_buffer(buffer)
             try:
                 body = pack_command(command, ctypes.addressof(window) if command.size else 0)
@@ -310,7 +322,7 @@ class KernelDisk(NvmeDisk):
             return buffer[: command.size]
 
     def list_namespaces(self) -> tuple[NvmeNamespace, ...]:
-        """See :meth:`NvmeDisk.list_namespaces`. The kernel's scan may not have ended."""
+        """See :meth:`NvmeDisk.list_namespaces`. The kernel's scan may still run."""
         wanted = decode_namespaces(self.send(AdminCommand(IDENTIFY, 0, ACTIVE, size=IDENTIFY_SIZE)))
         end = time.monotonic() + _SCAN
         while True:
@@ -346,7 +358,7 @@ class KernelDisk(NvmeDisk):
 
     @contextlib.contextmanager
     def _opened(self, namespace: NvmeNamespace, mode: int) -> Iterator[int]:
-        # Past the page cache, which would tell what was written and not what is there.
+        # Bypass the page cache, which would return the written data and not the disk's.
         flags = mode | os.O_DIRECT | os.O_CLOEXEC | os.O_NOFOLLOW
         handle = os.open(self._dev / namespace.name, flags)
         try:
@@ -356,7 +368,7 @@ class KernelDisk(NvmeDisk):
 
 
 def _repeat_while_it_starts(action: Callable[[], int]) -> int:
-    """Repeat what the driver refuses as long as the controller starts."""
+    """Repeat an action that the driver refuses while the controller starts."""
     end = time.monotonic() + _SCAN
     while True:
         try:
@@ -370,7 +382,7 @@ def _repeat_while_it_starts(action: Callable[[], int]) -> int:
 def open_kernel_disk(device: Path, dev: Path = Path("/dev")) -> KernelDisk:
     """Open the disk of a device's folder in sysfs.
 
-    :raises UnableError: it is no NVMe disk on the kernel's driver, or not to be opened.
+    :raises UnableError: it is not an NVMe disk on the kernel's driver, or cannot be opened.
     """
     try:
         if (device / "class").read_text().strip() != _CLASS:
@@ -388,7 +400,7 @@ def open_kernel_disk(device: Path, dev: Path = Path("/dev")) -> KernelDisk:
 def check(device: Path, pins: Mapping[str, Any]) -> Any:
     """See :data:`nova_hpc.tenancy.hygiene.clean_check.Check`."""
     end = time.monotonic() + _SCAN
-    # The driver takes a disk in the background.
+    # The driver binds a disk in the background.
     while not (device / "nvme").is_dir() and (device / "class").exists() and time.monotonic() < end:
         time.sleep(_PAUSE)
     disk = open_kernel_disk(device)
@@ -399,7 +411,7 @@ def check(device: Path, pins: Mapping[str, Any]) -> Any:
 
 
 def read_erase_progress(device: Path) -> int | None:
-    """How far the erase of a disk is, in percent; None: none is under way, or it is unknown."""
+    """Return the progress of a disk's erase in percent; None if there is none, or unknown."""
     try:
         disk = open_kernel_disk(device)
     except UnableError:

@@ -35,7 +35,7 @@ _OWN_MEMORY: Final = 1024
 
 
 class CleanError(Exception):
-    """A device could not be cleaned; the text says why, for operators."""
+    """A device could not be cleaned; the text gives the reason, for operators."""
 
 
 class CleanerError(Exception):
@@ -46,7 +46,7 @@ class CleanerError(Exception):
 class CleanerTools:
     """The tools of a cleaner."""
 
-    #: Where ``sys`` of the node is.
+    #: The folder that contains the node's ``sys``.
     root: Path
     #: Seconds that one reset, or one program, may take.
     timeout: float
@@ -95,31 +95,31 @@ class Generic(Cleaner):
 
 
 class VirtualFunction(Generic):
-    """A virtual function: as any other, and its names are taken away."""
+    """A virtual function: cleaned like any other, and its identity is removed."""
 
     def clean(self, function: PciFunction) -> None:
-        """Reset the function, then forget the identity that a server gave it."""
+        """Reset the function, then remove the identity that a server gave it."""
         super().clean(function)
         self.clear_identity(function)
 
     def clear_identity(self, function: PciFunction) -> None:
-        """Take away what only the cleaner of an adapter knows of.
+        """Remove settings that only the cleaner of an adapter can find.
 
-        Nothing here: GUIDs and MAC were put back before, by who has set them.
+        This class removes nothing: the step that set GUIDs and MAC has already restored them.
         """
 
 
 class NvidiaGpu(Generic):
-    """A GPU that NVIDIA's driver has back, or any other by the kernel.
+    """A GPU that is back with NVIDIA's driver, or any other GPU, by the kernel.
 
     ``nvidia-smi`` reaches a GPU only through NVIDIA's driver. A GPU that stays with
-    vfio-pci (``managed: no``, as this project writes it) is reset by the kernel, as
-    any other function is. Written after the manual page of nvidia-smi; it has not
-    been tried on real hardware.
+    vfio-pci (``managed: no``, as this project writes it) is reset by the kernel, like
+    any other function. It was written from the manual page of nvidia-smi; it
+    is untested on real hardware.
     """
 
     def clean(self, function: PciFunction) -> None:
-        """Reset the GPU; with its driver, also look at its memory."""
+        """Reset the GPU; with its driver, also check its memory."""
         if function.driver != _DRIVER or function.vfio is Vfio.VENDOR:
             super().clean(function)
             return
@@ -139,9 +139,9 @@ class NvidiaGpu(Generic):
 
 
 def check_gpu_memory(output: str) -> None:
-    """Judge what nvidia-smi says of one GPU: MiB used, uncorrected errors.
+    """Judge nvidia-smi's answer about one GPU: MiB used, uncorrected errors.
 
-    :raises CleanError: memory is in use, has errors, or it cannot be told.
+    :raises CleanError: memory is in use or has errors, or the answer is unreadable.
     """
     rows = [[word.strip() for word in row] for row in csv.reader(output.splitlines()) if row]
     if len(rows) != 1 or len(rows[0]) != 2 or not rows[0][0].isdigit():
@@ -149,7 +149,7 @@ def check_gpu_memory(output: str) -> None:
     used, errors = rows[0]
     if int(used) > _OWN_MEMORY:
         raise CleanError(f"{used} MiB of its memory are in use although nobody has it")
-    # GPUs without ECC say [N/A].
+    # GPUs without ECC report [N/A].
     if errors.isdigit() and int(errors):
         raise CleanError(f"{errors} uncorrected errors in its memory (ECC)")
 
@@ -162,7 +162,7 @@ class RoleCleaners:
     default: Cleaner
 
     def of(self, role: str | None) -> Cleaner:
-        """The cleaner of a role, or of a device without one."""
+        """Return the cleaner of a role, or of a device without one."""
         return self.of_role.get(role or "", self.default)
 
 

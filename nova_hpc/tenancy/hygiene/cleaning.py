@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clean devices side by side, and write what came of it."""
+"""Cleans devices in parallel, and records the results."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ _MOST_AT_ONCE: Final = 32
 
 @attrs.frozen
 class DeviceCleaning:
-    """Cleans devices that nobody has; who calls it has their locks."""
+    """Cleans devices that no server has; its caller holds their locks."""
 
     records: HygieneRecords
     cleaners: RoleCleaners
 
     def clean(self, roles: Mapping[str, str | None]) -> tuple[Ledger, dict[str, str]]:
-        """Clean devices side by side; those that fail are not offered.
+        """Clean devices in parallel; those that fail are not offered.
 
-        One that does not look well after its reset keeps its mark: it is cleaned
-        again when it is tried again. One that somebody has after all is not touched
-        and keeps it, too. Call it below their locks.
+        A device that is faulty after its reset keeps its mark: it is cleaned
+        again at its next trial. A device that turns out to be in use is not touched
+        and keeps its mark, too. Call this under the devices' locks.
         """
         ledger = self.records.known()
         if not roles:
@@ -83,7 +83,7 @@ class DeviceCleaning:
     def _cleaned(
         self, device: LedgerDevice, result: DeviceSnapshot | tuple[Symptom, ...], moment: Moment
     ) -> LedgerDevice:
-        """The entry of a device after it was cleaned, or was not."""
+        """Return the entry of a device after its cleaning or the failure of it."""
         server, last = device.server, device.server or device.last_server
         if isinstance(result, DeviceSnapshot):
             entry = health_states.advance_device_state(device, (), moment, self.records.rules)
@@ -92,13 +92,13 @@ class DeviceCleaning:
                 server=None,
                 proof="",
                 last_server=last,
-                # Of one that nobody is known to have had, what is reserved is an operator's.
+                # If it had no known server, an operator made the reservation.
                 unreported=device.unreported
                 or server is not None
                 or device.state is not DeviceState.OFFERED,
                 cleaned=device.cleaned + 1,
             )
-            # Errors that are judged are judged at the next look, with those of others.
+            # The next update judges excess errors, together with those of other devices.
             judged = excess_errors_of(device, result, moment, self.records.rules)
             return entry if judged else restart_error_count(entry, result, moment)
         entry = health_states.advance_device_state(device, result, moment, self.records.rules)
@@ -112,7 +112,7 @@ class DeviceCleaning:
     def _clean_one(
         self, address: str, role: str | None, ledger: Ledger
     ) -> DeviceSnapshot | tuple[Symptom, ...] | HeldDevice:
-        """The device after it was cleaned, or why it is not clean. Never raises."""
+        """Return the device after its cleaning, or why it is not clean. Never raises."""
         try:
             before = self.records.looker.find(address, role)
             if before is None:
@@ -131,7 +131,7 @@ class DeviceCleaning:
         except (CleanError, ResetError) as error:
             return (Symptom(HealthSign.FAILED, str(error)),)
         except Exception as error:
-            # A cleaner may be anybody's: whatever it did, the device is not known clean.
+            # A cleaner may be a plug-in: whatever it did, the device is not known to be clean.
             text = f"its cleaner failed: {type(error).__name__}: {error}"
             return (Symptom(HealthSign.FAILED, text),)
         # Bus mastering must be off once the last server is gone; firmware leaves it on.
@@ -145,6 +145,6 @@ class DeviceCleaning:
             )
             is not None
         ):
-            return look  # the next look records it
-        # A narrow link harms nobody, and is judged with those of other devices.
+            return look  # the next update records it
+        # A narrow link is harmless, and is judged together with those of other devices.
         return tuple(symptom for symptom in differences if symptom.sign not in CAPPED) or look

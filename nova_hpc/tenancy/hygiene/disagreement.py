@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices that Nova gives to nobody and somebody has all the same."""
+"""Devices without a server in Nova that are in use anyway."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from nova_hpc.tenancy.owners import DeviceOwners, HeldDevice
 from nova_hpc.topology.model import address_key
 from nova_hpc.wire.ledger import Ledger
 
-#: Locks that are held at once: each is an open file.
+#: The most locks that are held at once, because each is an open file.
 _MOST_AT_ONCE: Final = 128
 
 
 @attrs.frozen
 class OwnerDisagreement:
-    """The findings of a periodic look."""
+    """The findings of a periodic check."""
 
-    #: Address -> who has a device, or why that is unknown.
+    #: Address -> the user of a device, or why the user is unknown.
     held: dict[str, HeldDevice] = attrs.field(factory=dict)
-    #: Address -> why it was not asked who has a device.
+    #: Address -> why the user of a device was not queried.
     waiting: dict[str, str] = attrs.field(factory=dict)
 
     @property
     def reasons(self) -> dict[str, str]:
-        """Address -> why a device must be left as it is, and not be offered."""
+        """Address -> why a device must not be touched, and not be offered."""
         return self.waiting | {address: holding.text for address, holding in self.held.items()}
 
 
@@ -41,21 +41,21 @@ def find_disagreements(
     used: frozenset[str],
     owners: DeviceOwners,
 ) -> OwnerDisagreement:
-    """Find the devices of which Nova's records are not the whole truth, and mark them.
+    """Find devices whose use is missing in Nova's records, and mark them.
 
-    A device whose user is known gets that mark, or keeps the one that it has: it goes
-    when it was cleaned, which is not before its user has gone.
+    A device with a known user gets that mark, or keeps its present one. The mark is removed
+    after cleaning, which waits until the user has gone.
 
-    :param before: the ledger, read before Nova was asked.
-    :param offered: addresses of what the node offers.
+    :param before: the ledger, read before Nova was queried.
+    :param offered: addresses of the devices that the node offers.
     :param used: devices that servers have by Nova's records.
-    :raises LedgerError: nothing can be remembered.
+    :raises LedgerError: the ledger cannot be written.
     """
     pending = sorted((frozenset(offered) | before.marked.keys()) - used, key=address_key)
     disagreements = OwnerDisagreement()
     if not pending:
         return disagreements
-    # Libvirt is asked once for all.
+    # Query libvirt once for all devices.
     asked = owners.with_domains(owners.domains())
     for start in range(0, len(pending), _MOST_AT_ONCE):
         with contextlib.ExitStack() as stack:
@@ -66,8 +66,8 @@ def find_disagreements(
                     locked.append(address)
                 except LedgerError:
                     disagreements.waiting[address] = "it is being checked"
-            # A device that was given meanwhile has another mark: its guest may be
-            # starting, and nothing may get into its way.
+            # A device that was given since then has another mark: its guest may be
+            # starting, and must not be disturbed.
             ledger = records.known()
             locked = [
                 address
@@ -76,7 +76,7 @@ def find_disagreements(
             ]
             disagreements.held.update(asked.held(locked))
     if disagreements.held:
-        # What was given, or has ended, while libvirt was asked is no disagreement.
+        # Ignore devices that were claimed or freed while libvirt was queried.
         for address in owners.records() & disagreements.held.keys():
             del disagreements.held[address]
         _mark_held_devices(records, disagreements)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hardware that is at another place than before: found, and followed in the ledger.
+"""Finds hardware that is at another place than before, and moves its entries in the ledger.
 
-Firmware and people move hardware while a node is down. So it is looked for at each periodic
-update, and before a server starts again with the devices that it has: with its host, servers
-come back before the first update.
+Firmware and people move hardware while a node is down. So each periodic update searches for
+it, and so does the restart of a server with its devices: after a boot of the host, servers
+start before the first update.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from nova_hpc.wire.ledger import SOMEBODY, DeviceState, Ledger, LedgerDevice
 
 @attrs.frozen
 class HardwareMoves:
-    """Finds which hardware is at which place of a node."""
+    """Finds the hardware at each place of a node."""
 
     records: HygieneRecords
 
@@ -36,12 +36,12 @@ class HardwareMoves:
         looks: Mapping[str, DeviceSnapshot],
         used: Collection[str],
     ) -> tuple[Ledger, tuple[str, ...]]:
-        """Let entries follow their hardware to other addresses.
+        """Move entries to the addresses of their hardware.
 
-        :param offered: address -> device, as it was just read.
-        :param looks: at the devices that nobody has.
+        :param offered: address -> device, from a fresh reading.
+        :param looks: snapshots of devices that no server has.
         :param used: devices that servers have.
-        :raises LedgerError: that cannot be remembered.
+        :raises LedgerError: the ledger cannot be written.
         """
         seen, unsure = self._see(ledger, offered, looks, used)
         moved = identity.move_entries_with_hardware(ledger, seen, unsure)
@@ -53,13 +53,13 @@ class HardwareMoves:
     def find_replaced(
         self, tenant: DeviceTenant, view: NodeView
     ) -> tuple[frozenset[str], tuple[str, ...]]:
-        """Find the devices of a server that starts again and has never had their hardware.
+        """Find the devices of a restarting server whose present hardware is new to it.
 
-        What its guest has at this moment it had when the guest was started.
+        The devices that its guest has now were there when the guest was started.
 
         :returns: their addresses, and notes for the log.
-        :raises LedgerError: nothing is known of them.
-        :raises RefusedError: there are some, and that cannot be written down.
+        :raises LedgerError: the ledger cannot be read.
+        :raises RefusedError: there are some, and the ledger cannot be written.
         """
         ledger, notes = self._follow_before_restart(self.records.known(), tenant, view)
         replaced = {address for address in tenant.devices if ledger.device(address).replaced}
@@ -71,6 +71,10 @@ class HardwareMoves:
     def _follow_before_restart(
         self, ledger: Ledger, tenant: DeviceTenant, view: NodeView
     ) -> tuple[Ledger, tuple[str, ...]]:
+        """Find moved hardware before a restart.
+
+        All devices of the node are read only if the identity of one of the server's is in doubt.
+        """
         had = view.candidates(tenant.devices)
         if not self._doubtful(ledger, had, self.records.looker.look(had.values())):
             return ledger, ()
@@ -108,7 +112,7 @@ class HardwareMoves:
         looks: Mapping[str, DeviceSnapshot],
         used: Collection[str],
     ) -> tuple[Mapping[str, str], Collection[str]]:
-        """The identities that devices report, and those that were not asked."""
+        """Return the identities that devices report, and the devices that were not read."""
         doubtful = self._doubtful(ledger, offered, looks)
         if not doubtful:
             return {}, offered.keys()
@@ -119,7 +123,7 @@ class HardwareMoves:
         unsure = offered.keys() - seen.keys()
         if identity.move_entries_with_hardware(ledger, seen, unsure).ledger == ledger:
             return seen, unsure
-        # One reading may lie, and much depends on it.
+        # Read again, because one reading may be wrong, and much depends on it.
         again = self.records.looker.look(offered[address] for address in seen)
         sure = self._identify(offered, again, doubtful)
         seen = {
@@ -146,7 +150,7 @@ class HardwareMoves:
         looks: Mapping[str, DeviceSnapshot],
         doubtful: Collection[str],
     ) -> dict[str, str]:
-        """The identities of the devices that are asked, and of those that report them anyway."""
+        """Return identities of doubtful devices, and of those whose snapshot contains them."""
         wanted = [
             candidate
             for address, candidate in offered.items()
@@ -157,7 +161,7 @@ class HardwareMoves:
 
 
 def _mark_held_places(ledger: Ledger, addresses: Collection[str]) -> Ledger:
-    """The ledger in which a server has these places, also those that no mark says it of yet."""
+    """Return the ledger with a mark on these places, also if none is recorded yet."""
     return ledger.put(
         {
             address: attrs.evolve(device, server=SOMEBODY)
@@ -168,11 +172,11 @@ def _mark_held_places(ledger: Ledger, addresses: Collection[str]) -> Ledger:
 
 
 def word_replaced_devices(total: int, refused: Mapping[str, str], cure: str) -> RefusedError:
-    """Why a server does not start again with hardware that took the place of its own.
+    """Return the refusal of a restart with hardware that replaced the server's own.
 
-    :param total: how many devices it has.
-    :param refused: address -> what is wrong with it.
-    :param cure: what an operator does, with ``{address}``.
+    :param total: number of the server's devices.
+    :param refused: address -> fault.
+    :param cure: action of an operator, with ``{address}``.
     """
     return RefusedError(
         f"The hardware of {len(refused)} of the server's {total} PCI devices was replaced and is "
@@ -186,17 +190,17 @@ def word_replaced_devices(total: int, refused: Mapping[str, str], cure: str) -> 
 
 
 def _shows_own_serial(candidate: DeviceCandidate, look: DeviceSnapshot) -> bool:
-    """Whether a device's serial number stands in what is read of it anyway."""
+    """Whether a device's snapshot already contains its serial number."""
     return look.serial is not None and candidate.function.physical_function is None
 
 
 def _is_identity_doubtful(
     device: LedgerDevice, candidate: DeviceCandidate, look: DeviceSnapshot | None, boot: str | None
 ) -> bool:
-    """Whether to ask a device which hardware it is.
+    """Whether to read a device's identity again.
 
-    What stands in its configuration space is read anyway; the vital product data is
-    slow, and boards change only while the machine is down or the device is away.
+    Its configuration space is read anyway. Reading the vital product data is
+    slow, and boards change only while the machine is down or the device is absent.
     """
     if look is not None and _shows_own_serial(candidate, look):
         return device.hardware != baseline.serial_of(candidate.function, look)

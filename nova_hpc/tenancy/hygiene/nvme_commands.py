@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Admin commands of NVMe controllers as bytes, and their answers. Pure.
 
-By the NVM Express Base Specification 2.0 (Identify, Get Log Page, Format NVM, Sanitize) and
-``linux/nvme_ioctl.h``. The standard library alone is needed.
+Source: the NVM Express Base Specification 2.0 (Identify, Get Log Page, Format NVM, Sanitize) and
+``linux/nvme_ioctl.h``. This module needs only the standard library.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ NAMESPACE, CONTROLLER, ACTIVE, ALLOCATED, CONTROLLERS = 0x00, 0x01, 0x02, 0x10, 
 #: ``struct nvme_passthru_cmd``: opcode, flags, reserved, nsid, cdw2, cdw3, metadata, data, their
 #: lengths, cdw10 to cdw15, timeout in ms, result.
 _PASSTHRU: Final = struct.Struct("=BBHIIIQQIIIIIIIIII")
-#: Milliseconds for a command that answers at once; Format answers at its end.
+#: Milliseconds for a command that answers at once; Format answers when it has ended.
 _SOON: Final = 30_000
 _LONG: Final = 3_600_000
 
 
 class SanitizeAction(enum.Enum):
-    """What Sanitize does: its SANACT field."""
+    """The action of Sanitize: its SANACT field."""
 
     BLOCK = 2
     CRYPTO = 4
 
     @property
     def words(self) -> str:
-        """For people."""
+        """The action's name for people."""
         return f"{self.name.lower()} erase"
 
 
 @dataclass(frozen=True)
 class AdminCommand:
-    """An admin command that reads, or has no data."""
+    """An admin command that reads data, or has none."""
 
     opcode: int
     nsid: int = 0
@@ -59,18 +59,18 @@ class AdminCommand:
 
 @dataclass(frozen=True)
 class NvmeController:
-    """What a controller says that it can do."""
+    """Abilities that a controller reports."""
 
-    #: It is a virtual function of another controller, with whose data it shares the medium.
+    #: Whether it is a virtual function of another controller, and shares its medium.
     is_virtual: bool
-    #: Other controllers may reach its namespaces: the list of controllers tells.
+    #: Whether other controllers may reach its namespaces; the list of controllers shows it.
     may_be_shared: bool
     sanitizes: tuple[SanitizeAction, ...]
     has_format: bool
-    #: Format erases by a key, and not block by block.
+    #: Whether Format erases by a key, and not block by block.
     formats_by_key: bool
     manages_namespaces: bool
-    #: Bytes that are in no namespace.
+    #: Number of bytes outside any namespace.
     unallocated: int
 
 
@@ -78,11 +78,11 @@ class NvmeController:
 class SanitizeState:
     """The sanitize log."""
 
-    #: SPROG: 65,536ths that are done.
+    #: SPROG: progress in 65,536ths.
     progress: int
     #: SSTAT, bits 2 to 0: 0 never, 1 and 4 done, 2 under way, 3 failed.
     status: int
-    #: Nothing was written since the last erase.
+    #: Whether nothing was written since the last erase.
     is_erased: bool
     #: SCDW10 of the last erase.
     command: int
@@ -99,7 +99,7 @@ class SanitizeState:
 
     @property
     def percent(self) -> int:
-        """How far it is."""
+        """Its progress in percent."""
         return self.progress * 100 // 65536
 
 
@@ -107,9 +107,9 @@ class SanitizeState:
 
 
 def pack_command(command: AdminCommand, address: int) -> bytearray:
-    """The kernel's structure of a command.
+    """Return the kernel's structure of a command.
 
-    :param address: of the buffer for its data.
+    :param address: address of the buffer for its data.
     """
     words = (command.cdw10, command.cdw11, 0, 0, 0, 0)
     head = (command.opcode, 0, 0, command.nsid, 0, 0, 0, address, 0, command.size)
@@ -117,30 +117,30 @@ def pack_command(command: AdminCommand, address: int) -> bytearray:
 
 
 def log_command() -> AdminCommand:
-    """Get Log Page of the sanitize log."""
+    """Return Get Log Page for the sanitize log."""
     dwords = LOG_SIZE // 4 - 1
     return AdminCommand(GET_LOG, ALL_NAMESPACES, SANITIZE_LOG | dwords << 16, size=LOG_SIZE)
 
 
 def sanitize_command(action: SanitizeAction) -> AdminCommand:
-    """Sanitize. After a failure the disk refuses all but another one (AUSE is 0)."""
+    """Return Sanitize. After a failure the disk accepts only another Sanitize (AUSE is 0)."""
     return AdminCommand(SANITIZE, cdw10=action.value)
 
 
 def format_command(number: int, body: bytes, by_key: bool) -> AdminCommand:
-    """Format NVM of a namespace with secure erase, as it is formatted now.
+    """Return Format NVM of a namespace with secure erase, in its present format.
 
-    :param body: what Identify says of the namespace.
+    :param body: answer of Identify for the namespace.
     """
     flbas, dps = body[26], body[29]
     word = flbas & 0xF | (flbas >> 4 & 1) << 4 | (dps & 7) << 5 | (dps >> 3 & 1) << 8
-    # The upper bits of the number of the format, of NVMe 2.0.
+    # The upper bits of the format's number, from NVMe 2.0.
     word |= (flbas >> 5 & 3) << 12
     return AdminCommand(FORMAT, number, word | (2 if by_key else 1) << 9, timeout=_LONG)
 
 
 def decode_controller(body: bytes) -> NvmeController:
-    """What Identify says of a controller.
+    """Decode the answer of Identify for a controller.
 
     :raises UnableError: it is too short.
     """
@@ -161,19 +161,19 @@ def decode_controller(body: bytes) -> NvmeController:
 
 
 def decode_namespaces(body: bytes) -> tuple[int, ...]:
-    """The numbers in a list of namespaces."""
+    """Return the numbers in a list of namespaces."""
     numbers = struct.unpack(f"<{len(body) // 4}I", body)
     return numbers[: numbers.index(0)] if 0 in numbers else numbers
 
 
 def count_controllers(body: bytes) -> int:
-    """The length of a list of controllers."""
+    """Return the length of a list of controllers."""
     (count,) = struct.unpack_from("<H", body)
     return int(count)
 
 
 def decode_sanitize_log(body: bytes) -> SanitizeState:
-    """The sanitize log.
+    """Decode the sanitize log.
 
     :raises UnableError: it is too short.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node's records of its devices: ledger, looks, and when they were made."""
+"""A node's records of its devices: ledger, snapshots, and their times."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from nova_hpc.wire.ledger import Ledger, LedgerDevice
 
 
 def clock() -> tuple[float, float]:
-    """Seconds of the clock of the day, and of one that counts from the boot."""
+    """Return seconds of the wall clock, and of a clock that counts from the boot."""
     return time.time(), time.monotonic()
 
 
 def _notes_of_comparison(path: Path, outcome: LedgerComparison, new: bool) -> tuple[str, ...]:
-    """Notes for operators about a ledger that was compared."""
+    """Return notes for operators about a comparison of the ledger."""
     if outcome.foreign:
         return (
             f"the ledger {path} is that of another node and was put by: every device of this "
@@ -56,14 +56,14 @@ def _notes_of_comparison(path: Path, outcome: LedgerComparison, new: bool) -> tu
 
 @attrs.frozen
 class HygieneRecords:
-    """The ledger of one node, and how its devices are read."""
+    """The ledger of one node, and the reader of its devices."""
 
     root: Path
     ledger: LedgerFile
-    #: Reads configuration spaces where this process may not read all of them.
+    #: Reads configuration spaces if this process may not read them completely.
     read_config: Callable[[Sequence[str]], Mapping[str, bytes]] | None = None
     rules: HealthRules = attrs.field(factory=HealthRules)
-    #: Seconds of the clock of the day, and of one that counts from the boot.
+    #: Seconds of the wall clock, and of a clock that counts from the boot.
     clock: Callable[[], tuple[float, float]] = clock
 
     @property
@@ -72,14 +72,14 @@ class HygieneRecords:
         return SnapshotReader(self.root, self.read_config)
 
     def moment(self) -> Moment:
-        """Now."""
+        """Return the present moment."""
         wall, up = self.clock()
         return Moment(wall, up, baseline.boot_of(FileTree(self.root)))
 
     def read_stay(self, address: str) -> str:
-        """Name the stay of a device in its slot: this boot, and the inode of the kernel's entry.
+        """Return the id of a device's stay in its slot: this boot, and the inode in sysfs.
 
-        When a device comes, the kernel makes a new entry, which has another inode. "": it is away.
+        The kernel creates a new entry with another inode when a device appears. "" if it is absent.
         """
         try:
             inode = Path(f"{str(self.root).rstrip('/')}{DEVICES}/{address}").stat().st_ino
@@ -88,14 +88,14 @@ class HygieneRecords:
         return f"{baseline.boot_of(FileTree(self.root))} {inode}"
 
     def known(self) -> Ledger:
-        """The ledger as it is stored.
+        """Return the stored ledger.
 
         :raises nova_hpc.tenancy.ledger.LedgerError: the file is lost.
         """
         return distrust_damaged_baselines(self.ledger.known())
 
     def change(self, edit: Callable[[Ledger], Mapping[str, LedgerDevice]]) -> Ledger:
-        """Change entries of devices; *edit* returns those that are different."""
+        """Change entries of devices; *edit* returns the changed ones."""
 
         def change(ledger: Ledger) -> Ledger:
             ledger = distrust_damaged_baselines(ledger)
@@ -104,11 +104,11 @@ class HygieneRecords:
         return self.ledger.change(change)
 
     def compared(self, owners: DeviceOwners) -> tuple[Ledger, tuple[str, ...]]:
-        """The ledger, once Nova's records bear it out.
+        """Return the ledger, after Nova's records have confirmed it.
 
-        :returns: the ledger, and notes where that was not so before.
-        :raises nova_hpc.tenancy.ledger.LedgerError: the file is lost, or what comes of the
-            comparison cannot be written; nothing may be given then.
+        :returns: the ledger, and notes if it was not yet compared.
+        :raises nova_hpc.tenancy.ledger.LedgerError: the file is lost, or the result
+            cannot be written; no device may be given then.
         """
         ledger = self.known()
         if ledger.compared:
@@ -130,13 +130,13 @@ class HygieneRecords:
 
     @contextlib.contextmanager
     def locks(self, addresses: Iterable[str], patience: float) -> Iterator[None]:
-        """Keep everybody else from the devices.
+        """Lock the devices against all others.
 
-        :param patience: seconds to wait for each.
-        :raises LedgerError: somebody else has one for longer.
+        :param patience: seconds to wait for each lock.
+        :raises LedgerError: another process or thread holds a lock for longer.
         """
         with contextlib.ExitStack() as stack:
-            # In one order, so that nobody waits for each other.
+            # A fixed order prevents deadlocks.
             for address in sorted(addresses):
                 stack.enter_context(self.ledger.locked(address, patience))
             yield
@@ -147,7 +147,7 @@ class HygieneRecords:
         offered: Mapping[str, DeviceCandidate],
         looks: Mapping[str, DeviceSnapshot],
     ) -> dict[str, str]:
-        """The identity that each device reports."""
+        """Return the identity that each device reports."""
         return self.looker.identify((offered[address] for address in addresses), looks)
 
     def new_hardware(
@@ -156,11 +156,11 @@ class HygieneRecords:
         looks: Mapping[str, DeviceSnapshot],
         candidates: Mapping[str, DeviceCandidate],
     ) -> dict[str, str]:
-        """The hardware of devices of which it is not recorded yet."""
+        """Return the hardware of devices whose hardware is not recorded yet."""
         new = [address for address in looks if ledger.device(address).hardware is None]
         recorded = {device.hardware for device in ledger.devices.values()}
         ids = identity.unique_hardware_of(self.identify(new, candidates, looks))
-        # Another has said the same before: it tells nothing.
+        # An identity that another device has reported before does not identify this one.
         return {
             address: ids[address]
             if address in ids and ids[address] not in recorded
@@ -174,7 +174,7 @@ class HygieneRecords:
         looks: Mapping[str, DeviceSnapshot],
         candidates: Mapping[str, DeviceCandidate],
     ) -> dict[str, str]:
-        """The reasons not to give devices at this moment; the next update settles their states."""
+        """Return reasons not to give devices now; the next update settles their states."""
         moment = self.moment()
         reasons: dict[str, str] = {}
         for address, look in looks.items():

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reset a device without being caught in it.
+"""Resets a device without blocking this process.
 
-The kernel resets while it handles the write to ``reset``, and a device that
-does not come back can hold that write for minutes or for ever. So the write is
-made by a process of its own, which is left behind when its time is up. It has
-a lock as long as it lives: so everybody, also after a restart of the service,
-knows the devices whose configuration space must not be read now, because the
-kernel would make the reader wait for the end of the reset. For the same time it
-holds the device's VFIO group: a device that somebody has is not reset, and
-nobody gets it before the reset has ended.
+The kernel resets during the write to ``reset``, and a device that
+does not recover can block that write for minutes or forever. So a separate
+process makes the write, and is left behind when its time is up. It holds
+a lock while it lives. So every process, also after a restart of the service,
+sees which configuration spaces must not be read now: the
+kernel would block the reader until the reset has ended. The process also
+holds the device's VFIO group: a device in use is not reset, and
+no server gets the device before the reset has ended.
 
 The kernel saves the command register before a reset and before a device sleeps, and
 restores it afterwards. So bus mastering that firmware left on outlives both. The process
@@ -35,7 +35,7 @@ from nova_hpc.topology.files import FileError, FileTree
 from nova_hpc.topology.model import normalise_address
 from nova_hpc.topology.vfio import Vfio, vfio_of_driver
 
-#: It also works on a kernel that is locked down, which refuses writes to ``config``.
+#: It also works on a locked-down kernel, which refuses writes to ``config``.
 CURE_OF_MASTERING: Final = (
     "unbind it, write 1 and then 0 to its file enable, bind it, and run nova-hpc device release {}"
 )
@@ -109,11 +109,11 @@ _LONGEST: Final = 1 << 16
 
 
 class ResetError(Exception):
-    """A device was not reset, or it is not known whether it was."""
+    """A device was not reset, or its state is unknown."""
 
 
 class HeldError(ResetError):
-    """A device was not touched, since somebody has it, or it is unknown whether somebody has."""
+    """A device was not touched, because it is in use, or may be in use."""
 
 
 def run_with_deadline(
@@ -121,14 +121,14 @@ def run_with_deadline(
 ) -> tuple[int, str]:
     """Run a program that may never end.
 
-    :param timeout: seconds; afterwards the program is killed and, where the
-        kernel does not let go of it, left behind.
+    :param timeout: seconds; afterwards the program is killed, and left behind if the
+        kernel does not release it.
     :param passed: open files that it inherits, by the same numbers.
     :returns: exit status and output.
     :raises ResetError: it did not end in time, or cannot be started.
     """
-    # No pipe, and no waiting by the standard library: eventlet's own version of
-    # it raises other exceptions than it says.
+    # Use no pipe and no wait of the standard library: eventlet's version
+    # raises other exceptions than documented.
     with os.fdopen(os.memfd_create("output"), "w+b") as output:
         try:
             process = subprocess.Popen(
@@ -149,9 +149,9 @@ def run_with_deadline(
 
 
 def list_busy_resets(*folders: Path) -> frozenset[str]:
-    """Addresses of the devices whose reset has not ended.
+    """Return the addresses of the devices whose reset has not ended.
 
-    :param folders: where :func:`reset_device` keeps its locks.
+    :param folders: the folders with the locks of :func:`reset_device`.
     """
     lock_paths: list[Path] = []
     for folder in folders:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Look at devices: what they are now, beside what the ledger knows of them."""
+"""Takes snapshots of devices, and compares them with the ledger's entries."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class SnapshotReader:
     """Reads devices of one node."""
 
     root: Path
-    #: Reads configuration spaces where this process may not read all of them.
+    #: Reads configuration spaces if this process may not read them completely.
     read_config: Callable[[Sequence[str]], Mapping[str, bytes]] | None = None
 
     def find(self, address: str, role: str | None) -> DeviceCandidate | None:
-        """A device as it is now; None: it is not there.
+        """Read a device now; return None if it is missing.
 
-        :raises nova_hpc.topology.files.FileError: the kernel does not say.
+        :raises nova_hpc.topology.files.FileError: the kernel gives no answer.
         """
         tree = FileTree(self.root)
         if not tree.exists(f"{DEVICES}/{address}"):
@@ -49,7 +49,7 @@ class SnapshotReader:
         )
 
     def look(self, candidates: Iterable[DeviceCandidate]) -> dict[str, DeviceSnapshot]:
-        """Snapshots by address; call it below the locks or only to compare."""
+        """Return snapshots by address; call it under the locks, or only for a comparison."""
         wanted = list(candidates)
         tree = FileTree(self.root)
         addresses = [candidate.function.address for candidate in wanted]
@@ -73,10 +73,10 @@ class SnapshotReader:
     def identify(
         self, candidates: Iterable[DeviceCandidate], looks: Mapping[str, DeviceSnapshot]
     ) -> Identities:
-        """Identify the hardware at each address, as far as the devices say it themselves.
+        """Return the hardware at each address, as far as the devices report it themselves.
 
-        :param looks: at *candidates*; a virtual function is known by its physical
-            function, which is asked for its serial number once.
+        :param looks: snapshots of *candidates*. A virtual function is identified by its
+            physical function, whose serial number is read once.
         """
         identities: dict[str, str] = {}
         parents: dict[str, str | None] = {}
@@ -116,12 +116,12 @@ def is_unused_by_host(function: PciFunction) -> bool:
 
 
 def baseline_of(device: LedgerDevice) -> DeviceSnapshot | None:
-    """The baseline of a device; None: it is not recorded, or damaged."""
+    """Return the baseline of a device; None if it is missing or damaged."""
     return None if device.baseline is None else baseline.load_snapshot(device.baseline)
 
 
 def distrust_damaged_baselines(ledger: Ledger) -> Ledger:
-    """The ledger in which a device with a damaged baseline is one that somebody has had."""
+    """Return the ledger with a mark on each device that has a damaged baseline."""
     return ledger.put(
         {
             address: attrs.evolve(device, baseline=None, server=SOMEBODY)
@@ -134,7 +134,7 @@ def distrust_damaged_baselines(ledger: Ledger) -> Ledger:
 def add_first_baseline(
     device: LedgerDevice, look: DeviceSnapshot | None, hardware: str | None
 ) -> LedgerDevice:
-    """An entry with a baseline, and which hardware it is, if it had none."""
+    """Return an entry with its first baseline and hardware, if it had none."""
     return attrs.evolve(
         device,
         baseline=device.baseline if look is None or device.baseline else look.dumps(),
@@ -143,7 +143,7 @@ def add_first_baseline(
 
 
 def restart_error_count(device: LedgerDevice, look: DeviceSnapshot, moment: Moment) -> LedgerDevice:
-    """An entry from whose moment on errors are counted anew."""
+    """Return an entry whose count of errors starts now."""
     recorded = baseline_of(device)
     if recorded is None:
         return device
@@ -154,7 +154,7 @@ def restart_error_count(device: LedgerDevice, look: DeviceSnapshot, moment: Mome
 def baseline_differences_of(
     device: LedgerDevice, look: DeviceSnapshot, function: PciFunction
 ) -> list[Symptom]:
-    """The symptoms of a free device, but for errors; the worst first."""
+    """Return the symptoms of a free device, without errors; the worst first."""
     faults = baseline.find_inherent_faults(look, is_unused_by_host(function))
     recorded = baseline_of(device)
     if recorded is None:
@@ -165,7 +165,7 @@ def baseline_differences_of(
 def excess_errors_of(
     device: LedgerDevice, look: DeviceSnapshot, moment: Moment, rules: HealthRules
 ) -> list[Symptom]:
-    """More uncorrected errors than are tolerated since they were counted last."""
+    """Return a symptom if there are more uncorrected errors than tolerated since the last count."""
     recorded = baseline_of(device)
     if recorded is None:
         return []

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clean devices: the step that resets them and compares them with their baseline.
+"""The step that cleans devices: it resets them and compares them with their baseline.
 
-The rules, which hold whenever the service is killed:
+These rules hold whenever the service is killed:
 
 * a device is marked with its server, on the disk, before the server starts;
-* the mark goes only when the device was cleaned and looks as its baseline, or
+* the mark is removed only when the device was cleaned and matches its baseline, or
   is in quarantine, which is written at the same time;
-* a device with a mark is given to nobody else before that;
-* a device is cleaned only when Nova, libvirt and the kernel agree that nobody has it
-  (:mod:`nova_hpc.tenancy.owners`); while they do not, it keeps its mark, or gets one.
+* no other server gets a device with a mark before that;
+* a device is cleaned only if Nova, libvirt and the kernel agree that it is free
+  (:mod:`nova_hpc.tenancy.owners`); otherwise it keeps its mark, or gets one.
 
-Every change is made below the device's own lock, which other processes (the
+Every change is made under the device's own lock, which other processes (the
 operator's command) respect, too.
 """
 
@@ -54,12 +54,12 @@ class HygieneStep(TenancyStep):
 
     records: HygieneRecords
     cleaners: RoleCleaners
-    #: Seconds after which a reset is given up.
+    #: Seconds after which a reset counts as failed.
     timeout: float
 
     @property
     def cleaning(self) -> DeviceCleaning:
-        """Cleans devices that nobody has."""
+        """Cleans devices that no server has."""
         return DeviceCleaning(self.records, self.cleaners)
 
     @property
@@ -69,7 +69,7 @@ class HygieneStep(TenancyStep):
     # -- the protocol -----------------------------------------------------------
 
     def before_start(self, tenant: DeviceTenant, view: NodeView) -> tuple[str, ...]:
-        """Check devices before a server gets them, and remember that it has."""
+        """Check devices before a server gets them, and record its mark."""
         wanted = view.candidates(tenant.devices)
         try:
             refused = self.give(tenant.server, wanted, tenant.owners)
@@ -81,7 +81,7 @@ class HygieneStep(TenancyStep):
         return ()
 
     def before_restart(self, tenant: DeviceTenant, view: NodeView) -> tuple[str, ...]:
-        """Clean hardware that took the place of the server's; it keeps the rest as it is."""
+        """Clean hardware that replaced the server's own; keep the other devices unchanged."""
         notes: tuple[str, ...] = ()
         try:
             replaced, notes = HardwareMoves(self.records).find_replaced(tenant, view)
@@ -89,14 +89,14 @@ class HygieneStep(TenancyStep):
                 self._give_replaced(tenant, view, replaced)
             self.keep(tenant.server, frozenset(tenant.devices) - replaced)
         except LedgerError as error:
-            # It has them already, so there is nothing to refuse.
+            # The server already has them, so there is nothing to refuse.
             return (*notes, f"It is not recorded who has PCI devices: {error}")
         return notes
 
     def _give_replaced(
         self, tenant: DeviceTenant, view: NodeView, replaced: frozenset[str]
     ) -> None:
-        """Give a server hardware that it has never had, at places that it has.
+        """Give a server hardware that is new to it, at places that it holds.
 
         :raises RefusedError: some of it is not clean.
         """
@@ -112,7 +112,7 @@ class HygieneStep(TenancyStep):
     def after_end(
         self, server: str, look: Callable[[], NodeView], owners: DeviceOwners
     ) -> tuple[str, ...]:
-        """Clean what a server had."""
+        """Clean a server's devices."""
         try:
             recorded = owners.rows().of(server)
         except Exception as error:  # Nova does not answer
@@ -128,13 +128,14 @@ class HygieneStep(TenancyStep):
         owners: DeviceOwners,
         recorded: frozenset[str],
     ) -> tuple[str, ...]:
+        """Clean the devices that a server had by the ledger's marks or by Nova's records."""
         try:
             if not recorded and not self.has_given(server):
                 return ()
             dirty = self.take_back(server, look().roles, owners, recorded)
             quarantined = self.records.ledger.read().quarantined
         except LedgerError as error:
-            # Nova frees them now: its records have to tell that they had a server.
+            # Nova frees them now: only its records will show that they had a server.
             self.records.ledger.distrust()
             return (f"PCI devices are not clean yet: {error}",)
         return tuple(
@@ -147,7 +148,7 @@ class HygieneStep(TenancyStep):
         """Clean and check free devices."""
         try:
             ledger = self.records.known()
-            # What is no longer there is in no list of what is offered.
+            # Missing devices are not in the list of offered ones.
             gone = {
                 address: Symptom(HealthSign.ABSENT, "the device is not there")
                 for address, device in ledger.devices.items()
@@ -167,7 +168,7 @@ class HygieneStep(TenancyStep):
     def unreported(self) -> frozenset[str]:
         """See :meth:`TenancyStep.unreported`."""
         devices = self.records.ledger.known().devices
-        # A server has what is replaced: Placement has nothing to give.
+        # A server holds the place of a replaced device: Placement has nothing to give.
         return frozenset(
             address
             for address, device in devices.items()
@@ -192,14 +193,14 @@ class HygieneStep(TenancyStep):
     ) -> dict[str, str]:
         """Check devices, and mark them with the server that gets them.
 
-        A device that still has the mark of another server is cleaned first, and so is one of
-        which it is unknown whether it is clean, and hardware in the place of the server's.
+        These devices are cleaned first: a device with the mark of another server, a device
+        that may be unclean, and hardware that replaced the server's own.
 
         :param server: its UUID.
-        :param wanted: address -> device, as it was just read.
-        :param owners: asks who has devices; by Nova's records the server has them already.
-        :returns: address -> why it must not be given; {}: all are marked.
-        :raises LedgerError: nothing can be remembered, so nothing may be given.
+        :param wanted: address -> device, from a fresh reading.
+        :param owners: finds the users of devices; Nova's records already list the server.
+        :returns: address -> why it must not be given; {} if all are marked.
+        :raises LedgerError: the ledger cannot be written, so no device may be given.
         """
         with self.records.locks(wanted, self.timeout + 10):
             ledger, _ = self.records.compared(owners)
@@ -210,7 +211,7 @@ class HygieneStep(TenancyStep):
             }
             for address in wanted.keys() - refused.keys():
                 if ledger.device(address).state is DeviceState.SUSPECT and not (
-                    # No update tries it again, since the server has the place.
+                    # No update tries it again, because the server holds the place.
                     ledger.device(address).replaced and self._is_trial_due(ledger.device(address))
                 ):
                     refused[address] = f"suspect: {ledger.device(address).reason}"
@@ -254,9 +255,9 @@ class HygieneStep(TenancyStep):
     def _lost_numbers(
         self, ledger: Ledger, wanted: Mapping[str, DeviceCandidate]
     ) -> dict[str, str]:
-        """Address -> its slot, for each cleaned device that does not report its number any more.
+        """Address -> its slot, for each cleaned device that no longer reports its number.
 
-        Otherwise it would count as replaced again at each look.
+        Otherwise it would count as replaced again at each update.
         """
         asked = [
             address
@@ -275,7 +276,7 @@ class HygieneStep(TenancyStep):
     def keep(self, server: str, addresses: Iterable[str]) -> None:
         """Mark devices that a server has had before, without touching them.
 
-        :raises LedgerError: nothing can be remembered.
+        :raises LedgerError: the ledger cannot be written.
         """
         kept = frozenset(addresses)
         self.records.change(
@@ -302,15 +303,15 @@ class HygieneStep(TenancyStep):
         owners: DeviceOwners,
         recorded: Collection[str] = (),
     ) -> dict[str, str]:
-        """Clean every device that has the mark of a server, all at once.
+        """Clean every device with the mark of a server, all at once.
 
-        :param roles: address -> role, as far as they are known.
-        :param owners: asks who has devices; by Nova's records the server may have them still.
-        :param recorded: the devices that it had by Nova's records: a ledger that was lost or
-            put back has no mark of them.
-        :returns: address -> why it is not clean: it is not well, or somebody has it, and
-            it keeps its mark until a look from time to time finds it free.
-        :raises LedgerError: nothing can be remembered; the marks are still there.
+        :param roles: address -> role, as far as known.
+        :param owners: finds the users of devices; Nova's records may still list the server.
+        :param recorded: its devices in Nova's records: a ledger that was lost or
+            restored lacks their marks.
+        :returns: address -> why it is not clean: it is faulty, or in use. It
+            keeps its mark until a periodic check finds it free.
+        :raises LedgerError: the ledger cannot be written; the marks are still there.
         """
         if recorded:
             self.keep(server, recorded)

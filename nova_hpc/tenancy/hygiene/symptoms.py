@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The result of one look at a node's free devices: states, new baselines, alarms.
+"""The result of one check of a node's free devices: states, new baselines, alarms.
 
-Pure: what was read, what the ledger says and the time go in; entries of the ledger come
-out. The states are those of :mod:`nova_hpc.tenancy.health_states`; here a look becomes symptoms,
-and a change that an operator has announced or accepted becomes a baseline.
+Pure: snapshots, the ledger and the time go in; entries of the ledger come
+out. :mod:`nova_hpc.tenancy.health_states` contains the states. This module derives symptoms from
+snapshots, and makes a change that an operator has announced or accepted the new baseline.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from nova_hpc.tenancy.sign import HealthSign, Symptom
 from nova_hpc.tenancy.step import DeviceCandidate
 from nova_hpc.wire.ledger import DeviceState, Ledger, LedgerDevice
 
-#: What an operator can expect to change.
+#: Symptoms that an operator can announce or accept.
 EXPECTED: Final = frozenset({HealthSign.CHANGED, HealthSign.FUNCTIONS})
-#: Seconds after which errors that are tolerated are forgotten.
+#: Seconds after which tolerated errors no longer count.
 _WINDOW: Final = 3600.0
 
 
 @attrs.frozen
 class DeviceJudgement:
-    """The result of a look."""
+    """The result of a check."""
 
-    #: Address -> entry, of the devices whose entries are different now.
+    #: Address -> entry, of the devices whose entries have changed.
     entries: Mapping[str, LedgerDevice] = attrs.field(factory=dict, hash=False)
     #: Address -> why it must not be offered.
     reasons: Mapping[str, str] = attrs.field(factory=dict, hash=False)
@@ -47,13 +47,13 @@ class DeviceJudgement:
 
 
 def recorded_model_of(device: LedgerDevice) -> str | None:
-    """The model of a device, as it was recorded; see baseline.model_of."""
+    """Return the recorded model of a device; see baseline.snapshot_model_of."""
     recorded = baseline_of(device)
     return None if recorded is None else baseline.snapshot_model_of(recorded)
 
 
 def lasting_change_of(symptoms: tuple[Symptom, ...]) -> str:
-    """The difference of a device that cannot come right by itself; "": there is none."""
+    """Return the differences of a device that are permanent; "" if there are none."""
     return "; ".join(symptom.change for symptom in symptoms if symptom.sign is HealthSign.CHANGED)
 
 
@@ -68,10 +68,10 @@ def judge_free_devices(
 ) -> DeviceJudgement:
     """Judge free devices.
 
-    :param looks: at devices that nobody has, clean ones and suspect ones.
-    :param candidates: the same devices, as they were read.
-    :param ill: those that cannot be given as the node looks now.
-    :param roles: of everything that the node offers.
+    :param looks: snapshots of devices that no server has, clean ones and suspect ones.
+    :param candidates: the same devices, from the reading.
+    :param ill: symptoms of devices that cannot be given in this reading.
+    :param roles: roles of all devices that the node offers.
     """
     devices: dict[str, LedgerDevice] = dict(ledger.devices)
     symptoms_found: dict[str, tuple[Symptom, ...]] = {}
@@ -123,7 +123,7 @@ def judge_free_devices(
 def explain_expected_change(
     ledger: Ledger, address: str, symptoms: tuple[Symptom, ...], moment: Moment
 ) -> str | None:
-    """Explain why a change is right; None: nobody said so, or there is none."""
+    """Return why a change is expected; None if it is not, or if there is no change."""
     if not any(symptom.sign in EXPECTED for symptom in symptoms):
         return None
     model = recorded_model_of(ledger.device(address))
@@ -138,14 +138,14 @@ def explain_expected_change(
 
 
 def renew_baseline(device: LedgerDevice, look: DeviceSnapshot, moment: Moment) -> LedgerDevice:
-    """An entry with what a device looks like now for its baseline."""
+    """Return an entry with the present snapshot as its baseline."""
     return attrs.evolve(device, baseline=look.dumps(), counted=moment.up)
 
 
 def _recount_errors(
     device: LedgerDevice, look: DeviceSnapshot, symptoms: tuple[Symptom, ...], moment: Moment
 ) -> LedgerDevice:
-    """Count errors anew where they were judged, or an hour had less than is judged."""
+    """Restart the count of errors if they were judged, or if an hour had too few to judge."""
     many = any(symptom.sign is HealthSign.ERRORS for symptom in symptoms)
     if many:
         tried = device.trial is not None and device.trial.tried == moment.up

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The periodic look at a node's devices: it brings in order what the last one has left."""
+"""The periodic check of a node's devices: it completes the work that the last one has left."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MENDED: Final = (
 
 @attrs.frozen
 class HygieneSweep:
-    """The result of a periodic look."""
+    """The result of a periodic check."""
 
     #: Address -> why a free device must not be offered.
     reasons: Mapping[str, str] = attrs.field(factory=dict, hash=False)
@@ -46,7 +46,7 @@ class HygieneSweep:
 
 @attrs.frozen
 class HygieneUpdate:
-    """Looks at all devices of a node."""
+    """Checks all devices of a node."""
 
     records: HygieneRecords
     cleaning: DeviceCleaning
@@ -58,21 +58,25 @@ class HygieneUpdate:
         ill: Mapping[str, Symptom],
         roles: Mapping[str, str | None] | None = None,
     ) -> HygieneSweep:
-        """Bring everything in order that the last look has left, or not seen.
+        """Complete the work that the last check has left or missed.
 
-        :param offered: address -> device, as it was just read.
-        :param owners: asks who has devices now.
-        :param ill: those that cannot be given anyway, as the node looks now: what
-            they look like is no baseline.
-        :param roles: of everything that the node offers; None: of *offered*.
-        :raises LedgerError: nothing is known, or can be remembered.
+        The phases: compare the ledger with Nova's records, and move entries with their hardware.
+        Find devices that are in use without a server in Nova. Clean the devices that need it.
+        Judge the free ones. Record proofs for the clean ones.
+
+        :param offered: address -> device, from a fresh reading.
+        :param owners: finds the users of devices.
+        :param ill: devices that cannot be given in this reading: their
+            snapshots must not become baselines.
+        :param roles: roles of all devices that the node offers; None for those of *offered*.
+        :raises LedgerError: the ledger cannot be read or written.
         """
         self.records.ledger.expect_room()
-        # Before it is known which devices are clean: whoever gets one meanwhile changes it.
+        # Read before cleaning: a claim in between changes the row.
         rows = owners.rows()
-        # Who gives a device to a server tells Nova first, and writes the mark
-        # then: so a mark that is seen before Nova is asked and is not in the
-        # answer has outlived its server.
+        # A claim is recorded in Nova first, and then as a mark in the ledger. So a mark that
+        # is read before Nova's records, and whose device is missing in them, belongs to a
+        # server that has ended.
         ledger, compared = self.records.compared(owners)
         used = owners.records()
         ledger = self._mark_places(ledger, used, offered)
@@ -86,17 +90,17 @@ class HygieneUpdate:
         def taken() -> frozenset[str]:
             return owners.records() | disagreements.held.keys()
 
-        # Whoever has them, they are as if a server had them.
+        # Treat devices with any other user like devices of servers.
         used |= disagreements.held.keys()
         busy = used | disagreements.waiting.keys()
-        # Also those that suspicion alone concerns: it may not withhold all of them.
+        # Include devices with only a suspicion: a suspicion may not withhold all devices.
         fit = {
             address
             for address in offered
             if address in well or ill[address].sign in health_states.CAPPED
         }
         capped = [offered[address] for address in fit - well.keys() - busy]
-        # Firmware leaves it on; what is known to be clean is cleaned again for it.
+        # Firmware leaves bus mastering on; even a clean device is then cleaned again.
         mastering = {
             address
             for address, look in (looks | self.records.looker.look(capped)).items()
@@ -116,7 +120,7 @@ class HygieneUpdate:
             address
             for address in {*well, *ill} - used
             if address not in reasons
-            and address not in staged  # its stage says what becomes of it
+            and address not in staged  # its stage decides
             and (entry := clean.device(address)).state is not DeviceState.QUARANTINED
             and (entry.server is None or address in ill)
         }
@@ -143,7 +147,7 @@ class HygieneUpdate:
             address: reason for address, reason in judged.reasons.items() if address not in lost
         }
         for address in ill:
-            reasons.pop(address, None)  # why it is ill stands elsewhere
+            reasons.pop(address, None)  # its fault is reported elsewhere
         self._prove(offered.keys() - used, rows)
         mended = [_MENDED.format(address) for address in cleaned if address in mastering]
         return HygieneSweep(
@@ -153,13 +157,13 @@ class HygieneUpdate:
     def _mark_places(
         self, ledger: Ledger, used: frozenset[str], offered: Collection[str]
     ) -> Ledger:
-        """Mark what servers have by Nova's records, and forget what was said of their places."""
+        """Mark devices that servers have by Nova's records, and clear marks of former places."""
 
         def edit(ledger: Ledger) -> dict[str, LedgerDevice]:
             marked = {
                 address: attrs.evolve(device, server=SOMEBODY)
                 for address in used.intersection(offered)
-                # Hardware that was cleaned in the place of another: the server has yet to get it.
+                # A cleaned replacement stays without a mark: the server has not got it yet.
                 if (device := ledger.device(address)).server is None and not device.replaced
             }
             return marked | {
@@ -171,7 +175,7 @@ class HygieneUpdate:
         return self.records.change(edit) if edit(ledger) else ledger
 
     def _prove(self, addresses: Collection[str], rows: NovaDeviceRows) -> None:
-        """Write down which records Nova has of the devices that are clean."""
+        """Record Nova's present records of the clean devices."""
         self.records.ledger.change(
             lambda ledger: comparison.add_row_proofs(ledger, addresses, rows)
         )
@@ -179,10 +183,10 @@ class HygieneUpdate:
     def _settle(
         self, seen: Ledger, judged: DeviceJudgement, taken: Callable[[], frozenset[str]]
     ) -> frozenset[str]:
-        """Write what a look comes to.
+        """Write the result of a check.
 
         :param seen: the ledger that was judged.
-        :returns: devices that somebody got, or changed, meanwhile: the next look
+        :returns: devices that were claimed or changed since then: the next check
             judges them.
         """
         if not judged.entries:
@@ -211,7 +215,7 @@ class HygieneUpdate:
         offered: Mapping[str, DeviceCandidate],
         taken: Callable[[], frozenset[str]],
     ) -> dict[str, str]:
-        """Clean what servers have left, what is not known to be clean, and *mastering*."""
+        """Clean devices that servers have left, that may be unclean, or that are *mastering*."""
         reasons: dict[str, str] = {}
         with contextlib.ExitStack() as stack:
             locked = []
@@ -236,7 +240,7 @@ class HygieneUpdate:
                 if device.state is DeviceState.SUSPECT and not tried:
                     reasons[address] = device.reason
                     locked.remove(address)
-            # An operator will have it cleaned before it is released.
+            # Clean it later: an operator has to release it first.
             kept = {
                 address
                 for address in locked
@@ -260,7 +264,7 @@ class HygieneUpdate:
         used: frozenset[str],
         offered: Mapping[str, DeviceCandidate],
     ) -> Ledger:
-        """Record what was not seen before, and the counters of a new boot."""
+        """Record devices without a record, and the counters of a new boot."""
         ledger = self.records.known()
         boot = baseline.boot_of(FileTree(self.records.root))
         old = [
@@ -298,14 +302,14 @@ class HygieneUpdate:
 def _needs_cleaning(
     ledger: Ledger, candidate: DeviceCandidate, busy: Collection[str], masters: bool
 ) -> bool:
-    """Whether to clean a device that no server left: its last owner is unknown, or it *masters*."""
+    """Whether to clean a device without a mark: its last owner is unknown, or it *masters*."""
     function = candidate.function
     device = ledger.device(function.address)
     clean = device.proof is not None and not masters
     if device.server is not None or clean or function.address in busy:
         return False
     if device.state is DeviceState.QUARANTINED or function.address in ledger.staged:
-        return False  # an operator, or its stage, has the next word
-    # Its virtual functions would be reset with it, under their servers. It is cleaned when
-    # they are gone, before it is given at the latest.
+        return False  # an operator, or its stage, decides
+    # Its reset would also reset its virtual functions, which servers have. It is cleaned when
+    # they are free, and always before it is given.
     return not any(address in busy for address in function.virtual_functions)

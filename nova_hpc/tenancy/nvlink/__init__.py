@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Partitions of a node's NVLink fabric: who has which."""
+"""Partitions of a node's NVLink fabric, and the servers that have them."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The questions to a manager of an NVLink fabric, whoever made it.
+"""The interface to a manager of an NVLink fabric, for any vendor.
 
-Backends are found by the entry points of the namespace
-``nova_hpc.nvlink_backends`` and chosen by ``[hpc]nvlink_backend``.
+Entry points of the namespace ``nova_hpc.nvlink_backends`` provide the backends, and
+``[hpc]nvlink_backend`` selects one.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from nova_hpc.conf import plugin
 from nova_hpc.tenancy.nvlink.partitions import NvlinkFabricError, NvlinkPartition
 
 NAMESPACE: Final = "nova_hpc.nvlink_backends"
-#: The value of the option where nothing has to be made active: no NVLinks, or
+#: The value of the option if no partition has to be activated: no NVLinks, or
 #: GPUs with direct links to one another, or switches that guests own.
 NONE: Final = "none"
 
 
 class BackendError(Exception):
-    """``[hpc]nvlink_*`` cannot be used; the text says which option and the cure."""
+    """``[hpc]nvlink_*`` is unusable; the text names the option and the cure."""
 
 
 class WaitsError(NvlinkFabricError):
-    """The manager is there and refuses everything but the list of active partitions.
+    """The manager refuses every call except setting the list of active partitions.
 
-    So it does after a restart, and while it is starting.
+    It does so while it starts, and after a restart.
     """
 
 
 class NotSharedError(NvlinkFabricError):
-    """The manager is there, but is not set to share the fabric between servers."""
+    """The manager runs, but is not configured to share the fabric between servers."""
 
 
 @attrs.frozen
@@ -52,7 +52,7 @@ class NvlinkSettings:
 
 
 #: Runs a program with a limit in seconds and returns exit status and output;
-#: raises :class:`~nova_hpc.tenancy.nvlink.partitions.NvlinkFabricError` when it does not end.
+#: raises :class:`~nova_hpc.tenancy.nvlink.partitions.NvlinkFabricError` if it does not end.
 Run = Callable[[Sequence[str], float], tuple[int, str]]
 
 
@@ -60,52 +60,52 @@ class NvlinkBackend(abc.ABC):
     """A manager of an NVLink fabric.
 
     One object serves all threads of a service, one call after the other: it
-    keeps no state. Every call ends within the time of the settings.
+    keeps no state. Every call ends within the time limit of the settings.
     """
 
     def __init__(self, settings: NvlinkSettings, run: Run) -> None:
-        """Keep the settings; nothing is called yet.
+        """Store the settings; make no call yet.
 
-        :raises BackendError: they cannot be used.
+        :raises BackendError: the settings are unusable.
         """
         self.settings = settings
         self.run = run
 
     @abc.abstractmethod
     def partitions(self) -> tuple[NvlinkPartition, ...]:
-        """The table, by id.
+        """Return the manager's table, by id.
 
-        :raises WaitsError: it has to be told first which are active.
+        :raises WaitsError: the manager first needs the list of active partitions.
         :raises NotSharedError: it has no such table.
-        :raises NvlinkFabricError: it cannot be had.
+        :raises NvlinkFabricError: it gives no answer.
         """
 
     @abc.abstractmethod
     def activate(self, partition: int) -> None:
         """Link the GPUs of a partition.
 
-        :raises NvlinkFabricError: they are not linked, or that is unknown.
+        :raises NvlinkFabricError: they are not linked, or their state is unknown.
         """
 
     @abc.abstractmethod
     def deactivate(self, partition: int) -> None:
-        """Cut the links of a partition; one that has none is no error.
+        """Cut the links of a partition; an inactive one raises no error.
 
-        :raises NvlinkFabricError: they are still there, or that is unknown.
+        :raises NvlinkFabricError: the links remain, or their state is unknown.
         """
 
     @abc.abstractmethod
     def set_active(self, partitions: Sequence[int]) -> None:
-        """Tell a manager that was restarted which partitions servers have.
+        """Send the partitions that servers have to a restarted manager.
 
-        :raises NvlinkFabricError: it did not take the list.
+        :raises NvlinkFabricError: it did not accept the list.
         """
 
 
 def load_nvlink_backend(name: str, settings: NvlinkSettings, run: Run) -> NvlinkBackend | None:
-    """The backend of that name; None for :data:`NONE`.
+    """Return the backend of that name; None for :data:`NONE`.
 
-    :raises BackendError: there is none that can be loaded, or it cannot use
+    :raises BackendError: it cannot be loaded, or it cannot use
         the settings.
     """
     if name == NONE:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """NVIDIA Fabric Manager in its shared NVSwitch mode (``FABRIC_MODE=1``).
 
-The library is called by :mod:`nova_hpc.tenancy.nvlink.fabric_manager_call`, in a process of
-its own for each call. The contract is the one of NVIDIA's "Fabric Manager User
-Guide"; it is recorded here and in the tests, and was not tried on the real
+:mod:`nova_hpc.tenancy.nvlink.fabric_manager_call` calls the library, in a separate process
+for each call. The contract is described in NVIDIA's "Fabric Manager User
+Guide"; it is recorded here and in the tests, and was not tested with the real
 product.
 """
 
@@ -53,7 +53,7 @@ _WAITING: Final = (-8, -22)
 _INET: Final = re.compile(r"([0-9.]+)(?::([0-9]{1,5}))?", re.ASCII)
 _LONGEST: Final = 255
 
-#: What the process itself needs to start and to end, in seconds.
+#: Seconds that the process itself needs to start and to end.
 _MARGIN: Final = 2.0
 
 
@@ -84,7 +84,7 @@ class FabricManager(NvlinkBackend):
 
     def deactivate(self, partition: int) -> None:
         """See :meth:`NvlinkBackend.deactivate`."""
-        # By this code it says that the partition is not active.
+        # With this code the library reports that the partition is not active.
         self._call("deactivate", [partition], fine=("fmDeactivateFabricPartition", _UNINITIALIZED))
 
     def set_active(self, partitions: Sequence[int]) -> None:
@@ -94,6 +94,12 @@ class FabricManager(NvlinkBackend):
     def _call(
         self, what: str, ids: Sequence[int] = (), fine: tuple[str, int] | None = None
     ) -> list[Mapping[str, Any]]:
+        """Run one call of the library in a process of its own.
+
+        :param fine: a function and its error code that count as success.
+        :returns: the rows of the table; [] for all calls but ``list``.
+        :raises NvlinkFabricError: the call failed; the text names the function and the code.
+        """
         order = {
             "library": self.settings.library,
             "address": self.settings.address,
@@ -148,8 +154,8 @@ class FabricManager(NvlinkBackend):
     def _address_of(self, gpu: Mapping[str, Any]) -> str:
         number, bus = gpu["physical_id"], gpu["bus_id"]
         if self.settings.gpus:
-            # Whoever writes them down knows: a manager in a machine of its own
-            # shows that machine's addresses.
+            # The operator's list wins: a manager in a service VM reports the addresses
+            # of that machine.
             if number not in self.settings.gpus:
                 raise NvlinkFabricError(
                     f"Fabric Manager knows a GPU with the physical id {number}, which "
@@ -168,7 +174,7 @@ class FabricManager(NvlinkBackend):
         return address
 
 
-#: What a manager that does not see the GPU says.
+#: Address that a manager reports for a GPU that it does not see.
 _NOWHERE: Final = "0000:00:00.0"
 
 
@@ -186,7 +192,7 @@ def _parse_call_answer(output: str) -> dict[str, Any] | None:
 def _is_local(address: str) -> bool:
     """Whether the manager runs in this machine.
 
-    :raises BackendError: *address* is none.
+    :raises BackendError: *address* is not an address.
     """
     if len(address) <= _LONGEST:
         if address.startswith("/"):

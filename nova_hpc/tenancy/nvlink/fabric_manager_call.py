@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """One call of NVIDIA Fabric Manager's library, in a process of its own.
 
-A library that waits for a manager that hangs cannot be interrupted, so the
-service never loads it: it runs this file, which needs nothing but the standard
+A library that waits for a hanging manager cannot be interrupted. So the
+service never loads it: it runs this file, which needs only the standard
 library, and ends it when its time is up.
 
-Layouts and codes are those of NVIDIA's "Fabric Manager User Guide", chapter
-"Fabric Manager SDK", and of the headers that its package installs. Recorded,
-not tried on the real product.
+Layouts and codes come from NVIDIA's "Fabric Manager User Guide", chapter
+"Fabric Manager SDK", and from the headers that its package installs. They are recorded,
+and not tested with the real product.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ConnectV1(ctypes.Structure):
 
 
 class ConnectV2(ctypes.Structure):
-    """``fmConnectParams_v2``: newer ones; ``is_unix`` is no longer looked at."""
+    """``fmConnectParams_v2``: newer ones; they ignore ``is_unix``."""
 
     _fields_: ClassVar[list[Any]] = [*ConnectV1._fields_, ("kind", ctypes.c_int)]
 
@@ -92,7 +92,7 @@ class ActivePartitionsStruct(ctypes.Structure):
 
 
 def version_of(structure: type[ctypes.Structure], number: int) -> int:
-    """The version by which the library tells layouts apart: size, and a number above it."""
+    """Return the version that identifies a layout for the library: size, and a number above it."""
     return ctypes.sizeof(structure) | number << 24
 
 
@@ -111,6 +111,10 @@ def _check_return_code(function: str, code: int) -> None:
 
 
 def _connect_manager(library: Any, address: str, timeout_ms: int) -> ctypes.c_void_p:
+    """Connect with the newest layout that the library accepts.
+
+    :raises CallError: it accepts none, or the manager cannot be reached.
+    """
     handle = ctypes.c_void_p()
     is_unix = address.startswith("/")
     code = VERSION_MISMATCH
@@ -169,7 +173,7 @@ def carry_out_order(order: dict[str, Any]) -> list[dict[str, Any]]:
 
     :raises CallError: a function has failed.
     :raises OSError: the library cannot be loaded.
-    :raises AttributeError: it is another library.
+    :raises AttributeError: the file is another library.
     """
     library: Any = ctypes.CDLL(order["library"])
     for name in ("fmActivateFabricPartition", "fmDeactivateFabricPartition"):
@@ -209,7 +213,7 @@ def main() -> None:
         answer.update(function=error.function, code=error.code)
     except (OSError, AttributeError) as error:
         answer["problem"] = str(error)
-    # What the library has printed itself may stand before it on the line.
+    # The library's own output may precede the answer on the line.
     with contextlib.suppress(OSError):
         sys.stdout.write(f"\n{MARK}{json.dumps(answer)}\n")
         sys.stdout.flush()

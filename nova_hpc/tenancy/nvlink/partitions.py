@@ -2,9 +2,9 @@
 """The partitions of an NVLink fabric that a server gets. Pure.
 
 A *partition* is a set of GPUs that the manager of the fabric can link to one
-another, and to no other GPU. The manager has a fixed table of them and knows
-which are active; it knows nothing of servers. So whoever starts servers has to
-say which partition is active when, and this module says which.
+another, and to no other GPU. The manager has a fixed table of them, with their
+active state, but without servers. So the service that starts servers has to
+activate partitions at the right time, and this module selects them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class NvlinkFabricError(Exception):
 
 
 class NoPartitionError(NvlinkFabricError):
-    """No partition has exactly these GPUs: other GPUs are needed, the fabric is well."""
+    """No partition has exactly these GPUs: other GPUs are needed, the fabric is healthy."""
 
     def __init__(self, text: str, user: str) -> None:
         super().__init__(text)
-        #: The same for the server's user: counts, no addresses.
+        #: The text for the server's user: counts, no addresses.
         self.user = user
 
 
@@ -39,7 +39,7 @@ class NvlinkPartition:
     #: Normalised PCI addresses of its GPUs.
     gpus: frozenset[str]
     active: bool = False
-    #: NVLinks that each of its GPUs has in it; one GPU alone needs none.
+    #: Number of NVLinks of each of its GPUs in it; a single GPU needs none.
     links: int = 0
 
 
@@ -47,28 +47,32 @@ class NvlinkPartition:
 class PartitionPlan:
     """The changes to make before a server starts, in this order."""
 
-    #: Partitions that are active, in the way, and nobody's.
+    #: Active partitions without a server that overlap.
     deactivate: tuple[int, ...]
     activate: tuple[int, ...]
-    #: What the server then has, by id.
+    #: The server's partitions, by id.
     chosen: tuple[NvlinkPartition, ...]
 
 
 def cover_gpus(
     partitions: Iterable[NvlinkPartition], gpus: Collection[str], linked: bool
 ) -> tuple[NvlinkPartition, ...]:
-    """The fewest partitions that have exactly *gpus*, each GPU once.
+    """Return the fewest partitions that contain exactly *gpus*, each GPU once.
 
-    That is one partition wherever the manager has one for them. A server with
+    That is one partition if the manager has one for them. A server with
     several groups of GPUs may need one for each group.
 
-    :param linked: the server's flavor requires NVLinks: then several GPUs are not
+    An example: the table has a partition of GPUs 0 to 3, one of 0 and 1, one of 2 and 3, and one
+    for each GPU. GPUs 0 to 2 are covered by the pair and the single partition of GPU 2. If the
+    server's flavor requires NVLinks, there is no covering, since GPU 2 would have none.
+
+    :param linked: whether the server's flavor requires NVLinks: then several GPUs are not
         divided into partitions of one GPU, which have none.
     :raises NoPartitionError: there are none.
     """
     wanted = frozenset(gpus)
     least = 2 if linked and len(wanted) > 1 else 1
-    # Of two with the same GPUs the active one, then the first.
+    # Of two with the same GPUs take the active one, else the first.
     table: dict[frozenset[str], NvlinkPartition] = {}
     for partition in sorted(partitions, key=lambda entry: (not entry.active, entry.id)):
         if partition.gpus <= wanted and len(partition.gpus) >= least:
@@ -88,7 +92,7 @@ def cover_gpus(
 def _cover_remaining_gpus(
     usable: Sequence[NvlinkPartition], rest: frozenset[str], taken: tuple[NvlinkPartition, ...]
 ) -> tuple[NvlinkPartition, ...] | None:
-    """Branch on the first GPU without a partition; of equals the first found stays."""
+    """Branch on the first GPU without a partition; of equal results keep the first."""
     if not rest:
         return taken
     first = min(rest, key=address_key)
@@ -110,11 +114,11 @@ def plan_partitions(
 ) -> PartitionPlan:
     """Plan the changes that make exactly the partitions of *gpus* active.
 
-    :param partitions: the manager's table, as it is now.
+    :param partitions: the manager's present table.
     :param others: GPUs that other servers have.
     :param linked: see :func:`cover_gpus`.
-    :param fresh: the GPUs come from another server, or from nobody: a
-        partition of theirs that is active is made anew.
+    :param fresh: whether the GPUs are new to the server: then its partition is
+        activated again even if it is active.
     :raises NoPartitionError: no partition has exactly these GPUs.
     :raises NvlinkFabricError: an active partition joins them with another server's.
     """
@@ -149,19 +153,19 @@ def plan_partitions(
     )
 
 
-#: In place of a server where there is none any more: the partition has to be deactivated.
+#: In place of a server that has ended: the partition has to be deactivated.
 NOBODY: Final = ""
 
 Tenancies = Mapping[int, PartitionTenancy]
 
 
 def list_held_partitions(tenancies: Tenancies) -> tuple[int, ...]:
-    """Partitions that belong to a server, as far as the records tell."""
+    """Return the partitions that belong to a server according to the records."""
     return tuple(sorted(key for key, tenancy in tenancies.items() if tenancy.server != NOBODY))
 
 
 def list_needed_partitions(tenancies: Tenancies, used: Collection[str]) -> tuple[int, ...]:
-    """Those with a GPU that a server has now: they must be active."""
+    """Return the partitions with a GPU that a server has now: they must be active."""
     return tuple(
         key for key in list_held_partitions(tenancies) if tenancies[key].gpus & frozenset(used)
     )
@@ -170,9 +174,9 @@ def list_needed_partitions(tenancies: Tenancies, used: Collection[str]) -> tuple
 def adopt_active_partitions(
     partitions: Iterable[NvlinkPartition], tenancies: Tenancies, used: Collection[str]
 ) -> dict[int, PartitionTenancy]:
-    """*tenancies*, and active partitions of which servers have every GPU.
+    """Return *tenancies* with the active partitions whose GPUs all belong to servers.
 
-    Those were made active before anybody kept a record, or the record is lost.
+    These were activated before there was a record, or the record is lost.
     """
     adopted = dict(tenancies)
     kept = {gpu for tenancy in tenancies.values() for gpu in tenancy.gpus}
@@ -185,11 +189,11 @@ def adopt_active_partitions(
 def compare_with_nvlink_sets(
     partitions: Iterable[NvlinkPartition], sets: Iterable[frozenset[str]]
 ) -> tuple[tuple[frozenset[str], ...], tuple[frozenset[str], ...]]:
-    """The node's NVLink sets beside the manager's partitions of several GPUs.
+    """Compare the node's NVLink sets with the manager's partitions of several GPUs.
 
     :param sets: GPUs of each set that the scheduler may give.
-    :returns: partitions that are no set, and sets that are no partition:
-        servers would be refused on these.
+    :returns: partitions without a set, and sets without a partition:
+        the node would refuse servers on the latter.
     """
     offered = {partition.gpus for partition in partitions if len(partition.gpus) > 1}
     node_sets = set(sets)

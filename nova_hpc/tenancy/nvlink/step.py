@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Set NVLink partitions: the step that makes those of a server active, and no other.
+"""The step that activates exactly a server's NVLink partitions.
 
-The manager of the fabric knows the partitions, Nova knows who has the GPUs,
-and the ledger of this node joins them, because a manager that was restarted has to
-be told at once which partitions are in use. The rules, which hold whenever the
+The manager of the fabric has the partitions, Nova has the servers of the GPUs,
+and the ledger of this node joins them, because a restarted manager
+immediately needs the list of partitions in use. These rules hold whenever the
 service is killed:
 
-* what a server gets is in the ledger before it is made active;
-* it leaves the ledger only when the manager has it no longer;
+* a server's partition is in the ledger before it is activated;
+* it leaves the ledger only when it is no longer active in the manager;
 * a server starts only after the manager was read back: exactly its partitions
-  are active, and no other that has one of its GPUs.
+  are active, and no other that contains one of its GPUs.
 
-All is done below the lock of this step, and not the ledger's own: the manager may take its
-time to answer.
+All of this runs under the lock of this step, and not under the ledger's own: the manager may
+answer slowly.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ def run_fabric_call(argv: Sequence[str], timeout: float) -> tuple[int, str]:
 
 
 def nvlink_settings_of(options: Any) -> NvlinkSettings:
-    """``[hpc]nvlink_*`` of these *options*.
+    """Read ``[hpc]nvlink_*`` from these *options*.
 
-    :raises BackendError: they make no sense.
+    :raises BackendError: a value is not valid.
     """
     gpus: dict[int, str] = {}
     for number, text in options.nvlink_gpus.items():
@@ -92,7 +92,7 @@ def nvlink_settings_of(options: Any) -> NvlinkSettings:
 
 @attrs.frozen
 class NvlinkSweep:
-    """The findings of a periodic look."""
+    """The findings of a periodic check."""
 
     #: GPU -> why it must not be given.
     reasons: Mapping[str, str] = attrs.field(factory=dict, hash=False)
@@ -107,13 +107,13 @@ class NvlinkState:
     tenancies: Tenancies = attrs.field(factory=dict, hash=False)
     #: Every GPU that the manager has ever shown.
     known: frozenset[str] = frozenset()
-    #: Why it is unknown which server has which partition; None: it is known.
+    #: Why the servers' partitions are unknown; None if they are known.
     lost: str | None = None
 
 
 @attrs.frozen
 class NvlinkStep(TenancyStep):
-    """Keeps the partitions of one node's NVLink fabric as its servers need them."""
+    """Keeps the partitions of one node's NVLink fabric in the state that its servers need."""
 
     name: ClassVar[str] = "nvlink"
 
@@ -126,9 +126,9 @@ class NvlinkStep(TenancyStep):
     def from_options(
         cls, options: Any, ledger: LedgerFile, switch_role: str | None = None
     ) -> NvlinkStep | None:
-        """As group ``[hpc]`` of the configuration says; None where it is switched off.
+        """Build the step from group ``[hpc]`` of the configuration; None if it is switched off.
 
-        :raises BackendError: it cannot be used.
+        :raises BackendError: it is unusable.
         """
         backend = load_nvlink_backend(
             options.nvlink_backend, nvlink_settings_of(options), run_fabric_call
@@ -140,7 +140,7 @@ class NvlinkStep(TenancyStep):
     # -- the protocol ---------------------------------------------------------------
 
     def begin(self, view: NodeView) -> tuple[str, ...]:
-        """Refuse to start where servers with GPUs could not be started."""
+        """Refuse to start if servers with GPUs could not be started."""
         try:
             partitions = self.reach([function.address for function in view.node.functions])
         except (NvlinkFabricError, LedgerError) as error:
@@ -169,11 +169,11 @@ class NvlinkStep(TenancyStep):
         return tuple(notes)
 
     def before_start(self, tenant: DeviceTenant, view: NodeView) -> tuple[str, ...]:
-        """Activate the partition of exactly the GPUs that a server gets."""
+        """Activate the partitions of exactly the GPUs that a server gets."""
         return self._before(self.give, tenant, view)
 
     def before_restart(self, tenant: DeviceTenant, view: NodeView) -> tuple[str, ...]:
-        """Activate it again where it is active no longer."""
+        """Activate them again if they are no longer active."""
         return self._before(self.keep, tenant, view)
 
     def _before(
@@ -182,6 +182,10 @@ class NvlinkStep(TenancyStep):
         tenant: DeviceTenant,
         view: NodeView,
     ) -> tuple[str, ...]:
+        """Run *make* for the server's GPUs of the fabric, and convert its errors.
+
+        :raises RefusedError: the partitions are not active.
+        """
         gpus = self.members(view.sets) & frozenset(tenant.devices)
         if not gpus:
             return ()
@@ -199,7 +203,7 @@ class NvlinkStep(TenancyStep):
     def after_end(
         self, server: str, look: Callable[[], NodeView], owners: DeviceOwners
     ) -> tuple[str, ...]:
-        """Deactivate what a server had; what has failed the next look tries again."""
+        """Deactivate a server's partitions; the next periodic check retries failures."""
         try:
             failed = self.take_back(server)
         except (NvlinkFabricError, LedgerError) as error:
@@ -210,9 +214,9 @@ class NvlinkStep(TenancyStep):
         )
 
     def withhold(self, view: NodeView, owners: DeviceOwners) -> WithheldDevices:
-        """Deactivate what has outlived its server."""
+        """Deactivate partitions whose server has ended."""
         try:
-            # The links of a guest that runs are not cut, whoever has forgotten its server.
+            # Never cut the links of a running guest, even if Nova has lost its server.
             swept = self.sweep(lambda: owners.busy(self.members(view.sets)), view.sets)
         except LedgerError as error:
             swept = NvlinkSweep(dict.fromkeys(self.members(view.sets), str(error)))
@@ -223,10 +227,10 @@ class NvlinkStep(TenancyStep):
         }
         return WithheldDevices(findings, swept.notes)
 
-    # -- what is remembered -----------------------------------------------------------
+    # -- the record -------------------------------------------------------------------
 
     def state(self) -> NvlinkState:
-        """The state that is stored."""
+        """Return the stored state."""
         ledger = self.ledger.read()
         lost = None
         if ledger.lost:
@@ -236,7 +240,7 @@ class NvlinkStep(TenancyStep):
         return NvlinkState(ledger.partitions or {}, ledger.gpus, lost)
 
     def members(self, tagged: Iterable[str] = ()) -> frozenset[str]:
-        """The GPUs of the fabric, as far as they are known without asking it.
+        """Return the GPUs of the fabric that are known without the manager.
 
         :param tagged: devices that the node's tags put into NVLink sets.
         """
@@ -245,11 +249,11 @@ class NvlinkStep(TenancyStep):
     # -- the service starts -----------------------------------------------------
 
     def reach(self, functions: Collection[str]) -> tuple[NvlinkPartition, ...]:
-        """Reach the manager and see whether its GPUs are those of this node.
+        """Reach the manager and check that this node has its GPUs.
 
         :param functions: addresses of the node's PCI functions.
         :raises NvlinkFabricError: it cannot be reached or used.
-        :raises LedgerError: nothing can be remembered.
+        :raises LedgerError: the ledger cannot be written.
         """
         with self.ledger.locked(self.name):
             state = self.state()
@@ -271,30 +275,36 @@ class NvlinkStep(TenancyStep):
     def give(
         self, server: str, gpus: Collection[str], others: Collection[str], linked: bool
     ) -> None:
-        """Make the partitions of a server that gets *gpus*, and no other of these, active.
+        """Activate the partitions of a server that gets *gpus*, and no other with one of these.
 
         :param server: its UUID.
         :param gpus: all GPUs of the fabric that it gets.
         :param others: devices that other servers have.
-        :param linked: its flavor requires NVLinks.
-        :raises NoPartitionError: there is none with exactly these.
-        :raises NvlinkFabricError: they are not active, or that is unknown.
-        :raises LedgerError: nothing can be remembered.
+        :param linked: whether its flavor requires NVLinks.
+        :raises NoPartitionError: no partition has exactly these.
+        :raises NvlinkFabricError: they are not active, or their state is unknown.
+        :raises LedgerError: the ledger cannot be written.
         """
         self._make(server, frozenset(gpus), others, linked, fresh=True)
 
     def keep(
         self, server: str, gpus: Collection[str], others: Collection[str], linked: bool
     ) -> None:
-        """The same for a server that starts again with the GPUs that it has.
+        """Prepare a server that starts again with its present GPUs.
 
-        What is active stays so. Raises as :meth:`give`.
+        Active partitions stay active. Raises like :meth:`give`.
         """
         self._make(server, frozenset(gpus), others, linked, fresh=False)
 
     def _make(
         self, server: str, gpus: frozenset[str], others: Collection[str], linked: bool, fresh: bool
     ) -> None:
+        """Activate a server's partitions in three phases.
+
+        The ledger first gets the server's partitions, and former ones of its GPUs as ending. Then
+        the manager deactivates, activates, and is read back. Last the ending ones leave the
+        ledger. So a killed service leaves entries from which the next sweep can continue.
+        """
         with self.ledger.locked(self.name):
             state = self.state()
             if state.lost:
@@ -303,7 +313,7 @@ class NvlinkStep(TenancyStep):
             needed = nvlink.list_needed_partitions(state.tenancies, used)
             partitions = self._list(state, needed)
             plan = nvlink.plan_partitions(partitions, gpus, others, linked, fresh)
-            # What was another's, or nobody's, stays in the file until it is gone.
+            # Former partitions of these GPUs stay in the file until they are inactive.
             left = {
                 key: tenancy.gpus for key, tenancy in state.tenancies.items() if tenancy.gpus & gpus
             }
@@ -333,11 +343,11 @@ class NvlinkStep(TenancyStep):
     # -- a server is gone -----------------------------------------------------------
 
     def take_back(self, server: str) -> dict[int, str]:
-        """Deactivate what a server had.
+        """Deactivate a server's partitions.
 
         :returns: partition -> why it is still active, as far as is known.
-        :raises NvlinkFabricError: the manager cannot be asked.
-        :raises LedgerError: nothing can be remembered.
+        :raises NvlinkFabricError: the manager does not answer.
+        :raises LedgerError: the ledger cannot be written.
         """
         if not _partitions_of_server(self.state().tenancies, server):
             return {}
@@ -368,20 +378,20 @@ class NvlinkStep(TenancyStep):
                 failed[partition_id] = str(error)
         return failed
 
-    # -- from time to time --------------------------------------------------------------
+    # -- periodically -------------------------------------------------------------------
 
     def sweep(
         self, taken: Callable[[], frozenset[str]], tagged: Collection[str] = ()
     ) -> NvlinkSweep:
-        """Deactivate what has outlived its server; tell a restarted manager the rest.
+        """Deactivate partitions whose server has ended; send the others to a restarted manager.
 
-        :param taken: asks for the devices that servers have now.
+        :param taken: returns the devices that servers have now.
         :param tagged: see :meth:`members`.
-        :raises LedgerError: nothing can be remembered.
+        :raises LedgerError: the ledger cannot be written.
         """
         with self.ledger.locked(self.name):
-            # A server's GPUs are Nova's before they are in the file: so what is
-            # in the file and not in the answer has outlived its server.
+            # Nova records a server's GPUs before the file does. So a server of the
+            # file whose GPUs are missing in the answer has ended.
             state = self.state()
             used = taken()
             notes = [] if state.lost is None else [state.lost]
@@ -407,11 +417,11 @@ class NvlinkStep(TenancyStep):
             return NvlinkSweep(reasons, tuple(notes))
 
     def restore(self) -> tuple[int, ...]:
-        """Tell a manager that was restarted which partitions servers have.
+        """Send the partitions that servers have to a restarted manager.
 
         :returns: their ids.
-        :raises NvlinkFabricError: it did not take them, or it is unknown which.
-        :raises LedgerError: another process is at work.
+        :raises NvlinkFabricError: it did not accept them, or they are unknown.
+        :raises LedgerError: another process holds the lock.
         """
         with self.ledger.locked(self.name):
             state = self.state()
@@ -422,7 +432,7 @@ class NvlinkStep(TenancyStep):
     # -- the manager ------------------------------------------------------------------
 
     def _list(self, state: NvlinkState, needed: Iterable[int]) -> tuple[NvlinkPartition, ...]:
-        """The table; a manager that waits for the list of what is *needed* gets it."""
+        """Return the table; send the *needed* partitions to a manager that waits for them."""
         try:
             return self.backend.partitions()
         except WaitsError as waits:
@@ -444,7 +454,7 @@ class NvlinkStep(TenancyStep):
     def _keep(
         self, state: NvlinkState, partitions: Iterable[NvlinkPartition], tenancies: Tenancies
     ) -> NvlinkState:
-        """Write down what has changed."""
+        """Record the changes."""
         gpus = state.known.union(*(partition.gpus for partition in partitions))
         new = NvlinkState(dict(tenancies), gpus)
         if new != state:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Set the ACS control registers of ports, from a wish alone, and read them back.
+"""Sets the ACS control registers of ports from the operator's choice, and reads them back.
 
-Who calls this says a word and no address: what is written is computed here, from the
-node as it is at that moment, so a caller with fewer rights cannot have anything else
-written. A register that has changed between reading and writing is left alone.
+The caller passes only the choice, and no address. This module computes the values from the
+present state of the node, so a caller with fewer rights cannot have anything else
+written. A register that changes between reading and writing is not touched.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ _SIZE: Final = 2
 
 
 class PeerError(Exception):
-    """A register was not set, or not as it should be; the text names the port."""
+    """A register was not set, or has a wrong value; the text names the port."""
 
 
 @attrs.frozen
 class PeerOutcome:
-    """The outcome of a wish, in words for operators."""
+    """The outcome of setting the ports, in texts for operators."""
 
-    #: Ports that are set now and were not before.
+    #: Ports that were set by this call.
     made: tuple[str, ...] = ()
     #: Port -> why it could not be set.
     failed: dict[str, str] = attrs.field(factory=dict, hash=False)
-    #: What cannot be set at all, or must not be; see :attr:`.PeerPlan.texts`.
+    #: Ports that cannot be set at all, or must not be; see :attr:`.PeerPlan.texts`.
     lacks: tuple[str, ...] = ()
 
 
 def apply_peer_wish(root: Path, wish: PeerWish) -> PeerOutcome:
-    """Make what is wished true on a node, as far as it can be. Never raises.
+    """Set a node's ports to the operator's choice, as far as possible. Never raises.
 
-    :param root: the directory that has ``sys`` and ``proc``.
+    :param root: the folder that contains ``sys`` and ``proc``.
     """
     plan = peer_wish.plan_peer_changes(sysfs.read_sysfs_node(root), wish)
     made: list[str] = []
@@ -63,7 +63,7 @@ def apply_peer_wish(root: Path, wish: PeerWish) -> PeerOutcome:
 def write_acs_control(root: Path, change: AcsChange) -> None:
     """Write one register and read it back.
 
-    :raises PeerError: it is not as it should be now.
+    :raises PeerError: it has another value now.
     """
     if (change.before ^ change.after) & ~peer_wish.CHANGED:
         raise PeerError(f"{change.port}: {change.after:#06x} changes bits that are not ours")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The step that makes peer-to-peer below switches as the operator wishes it.
+"""The step that sets peer-to-peer below switches to the operator's choice.
 
-It belongs to the node and not to a server: ports are set when the service starts, and
-again when a look from time to time finds one that is not as wished, as after a reset of
-the switch. A pair that is slower than it could be is no reason to refuse a server: what
-could not be set is said, and nothing is withheld.
+It belongs to the node and not to a server. It sets the ports when the service starts, and
+again when a periodic check finds a wrong one, for example after a reset of
+the switch. A slow pair is no reason to refuse a server: a port that
+cannot be set is reported, and no device is withheld.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ class PeerToPeerStep(TenancyStep):
 
     root: Path
     wish: PeerWish
-    #: Sets them where this process may not. Raises whatever it wants.
+    #: Sets them if this process lacks the rights. May raise any exception.
     apply: Callable[[Path, PeerWish], PeerOutcome] = apply_here
 
     def begin(self, view: NodeView) -> tuple[str, ...]:
-        """Set what is not as wished, and say what cannot be."""
-        # Who is not root sees no registers: then the one who sets them looks.
+        """Set ports that differ from the operator's choice, and report those that cannot be set."""
+        # Without root this process sees no registers: then the helper, which sets them, checks.
         return self._make() if any(peer.find_peer_pairs(view.node)) else ()
 
     def withhold(self, view: NodeView, owners: DeviceOwners) -> WithheldDevices:
-        """Set again what is not as wished any more; nothing is withheld."""
+        """Set ports again that no longer match the operator's choice; withhold no device."""
         unread = any(pair.path is peer.PeerPath.UNKNOWN for pair in peer.find_peer_pairs(view.node))
         if not unread and not peer_wish.plan_peer_changes(view.node, self.wish).changes:
             return WithheldDevices()

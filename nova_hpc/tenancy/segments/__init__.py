@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Segments: memory that servers of one group on one host share, and nobody else can reach."""
+"""Segments: memory that only the servers of one group on one host can reach and share."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which segment a server gets, and which part of it, or why it gets none. Pure."""
+"""Selects the segment and the part of a server, or the reason why it gets none. Pure."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from nova_hpc.tenancy.segments.segment_record import SegmentFileName
 
 
 class SegmentLack(enum.Enum):
-    """Why a server has no segment; the value is the word of the guest's document."""
+    """Why a server has no segment; the value appears in the guest's document."""
 
-    #: The node has no memory for it: ``[hpc]shared_memory_mb``.
+    #: The node offers no memory for segments: ``[hpc]shared_memory_mb``.
     OFF = "off"
-    #: The node's memory for it is taken.
+    #: All of the node's memory for segments is in use.
     FULL = "full"
     #: The server is in no server group of its own project.
     GROUP = "group"
-    #: Nova or libvirt did not say who shares with whom.
+    #: Nova or libvirt did not report the servers that share memory.
     UNKNOWN = "unknown"
-    #: Members of the group on the host bring another size.
+    #: Members of the group on the host use another size.
     SIZE = "size"
-    #: All parts of the group's segment are taken.
+    #: All parts of the group's segment are in use.
     PARTS = "parts"
-    #: The host could not make it.
+    #: The host could not create it.
     MEMORY = "memory"
     #: The guest's memory is encrypted.
     ENCRYPTED = "encrypted"
-    #: The server was started without, and its hardware stays as it is.
+    #: The server was started without it, and its hardware must not change.
     BEFORE = "before"
 
 
-#: For the server's user: how each goes on after "The memory that the flavor's hpc:shared_memory
+#: For the server's user: the end of the sentence "The memory that the flavor's hpc:shared_memory
 #: asks for cannot be given on the host: ".
 LACK_TEXTS: Final[Mapping[SegmentLack, str]] = {
     SegmentLack.OFF: "it gives none. Use a host that does, or a flavor without the key.",
@@ -62,19 +62,19 @@ LACK_TEXTS: Final[Mapping[SegmentLack, str]] = {
 
 @attrs.frozen
 class SegmentRequest:
-    """What a server asks of its host."""
+    """A server's request to its host."""
 
     server: str
-    #: UUID of the server group that it shares with, or its own.
+    #: UUID of the server group that shares it, or of the server itself.
     owner: str
     shape: SegmentShape
-    #: The host's NUMA node of its first cell.
+    #: The host's NUMA node of the server's first cell.
     node: int
-    #: Its hardware stays as it is: so many parts, and no others.
+    #: Whether its hardware must not change: exactly so many parts.
     exact: bool = False
 
     def fits(self, name: SegmentFileName) -> bool:
-        """Whether a segment is of the size that is asked for."""
+        """Whether a segment has the requested size."""
         if self.exact:
             return name.shape == self.shape
         return name.shape.part_mib == self.shape.part_mib
@@ -84,17 +84,17 @@ class SegmentRequest:
 class SegmentState:
     """The segments of a host at one moment."""
 
-    #: Files that can be used -> part -> server that has it, running or about to start.
+    #: Usable files -> part -> server that has it, running or about to start.
     taken: Mapping[SegmentFileName, Mapping[int, str]] = attrs.field(factory=dict, hash=False)
-    #: Files that running guests have and that are gone: they take their memory all the same.
+    #: Missing files that running guests still have: they still take their memory.
     lost: frozenset[SegmentFileName] = frozenset()
-    #: Files of which the use of parts is not known in full.
+    #: Files with an incomplete list of used parts.
     unclear: frozenset[SegmentFileName] = frozenset()
     #: NUMA node -> bytes for segments.
     pools: Mapping[int, int] = attrs.field(factory=dict, hash=False)
 
     def charge_of(self, node: int, without: Collection[SegmentFileName] = ()) -> int:
-        """Bytes that segments take of a NUMA node."""
+        """Return the bytes of a NUMA node that segments take."""
         return sum(
             name.shape.file_bytes
             for name in (*self.taken, *self.lost)
@@ -108,7 +108,7 @@ class SegmentChoice:
 
     name: SegmentFileName
     part: int
-    #: The file has to be made.
+    #: Whether the file has to be created.
     new: bool = False
 
 
@@ -119,10 +119,10 @@ def choose_segment(
 ) -> SegmentChoice | SegmentLack:
     """Choose for a server that starts.
 
-    The segment that the server had stays, with the part, if that is free; then that of its
-    owner which most servers share, and its lowest free part; then a new one.
+    First choice: the server's former segment and part, if the part is free. Second: the
+    owner's segment that most servers share, with its lowest free part. Third: a new segment.
 
-    :param former: what the server has, or had when it ran last.
+    :param former: the server's present part, or the part of its last run.
     """
     others = {
         name: {part: server for part, server in parts.items() if server != request.server}
@@ -135,7 +135,7 @@ def choose_segment(
     if any(name in state.unclear for name in own):
         return SegmentLack.UNKNOWN
     fitting = list(filter(request.fits, own))
-    # One that nobody else keeps alive is left for one that others share.
+    # Leave a segment without other servers in favour of one that others share.
     stays = former is not None and former.name in fitting
     if former is not None and stays and (others[former.name] or not alive):
         part = _free_part_of(former.name, others[former.name], former.part)
@@ -152,7 +152,7 @@ def choose_segment(
 
 
 def _free_part_of(name: SegmentFileName, taken: Mapping[int, str], wanted: int) -> int | None:
-    """The part that is wanted, if it is free, or the lowest that is."""
+    """Return the wanted part if it is free, else the lowest free one."""
     free = [part for part in range(name.shape.parts) if part not in taken]
     if not free:
         return None
@@ -165,10 +165,14 @@ def _choose_new(
     others: Mapping[SegmentFileName, Mapping[int, str]],
     former: SegmentChoice | None,
 ) -> SegmentChoice | SegmentLack:
+    """Choose a new segment if the pool of the server's NUMA node has room for it.
+
+    Segments that only this server uses do not count, because they are removed before it starts.
+    """
     pool = state.pools.get(request.node, 0)
     if not any(state.pools.values()):
         return SegmentLack.OFF
-    # What this server alone keeps alive goes before it starts.
+    # Segments that only this server uses are removed before it starts.
     leaving = {
         name
         for name, parts in others.items()
@@ -177,15 +181,15 @@ def _choose_new(
     if state.charge_of(request.node, leaving) + request.shape.file_bytes > pool:
         return SegmentLack.FULL
     name = segment_record.name_new_file(request.owner, request.node, request.shape)
-    # After a restart of the host all come back, in any order.
+    # After a restart of the host all servers come back, in any order.
     keeps_part = former is not None and former.part < request.shape.parts
     return SegmentChoice(name, former.part if former is not None and keeps_part else 0, new=True)
 
 
 def read_pools(values: Collection[str], nodes: Collection[int]) -> dict[int, int]:
-    """The values of ``[hpc]shared_memory_mb``: NUMA node -> bytes.
+    """Parse the values of ``[hpc]shared_memory_mb``: NUMA node -> bytes.
 
-    :param nodes: the host's NUMA nodes; those that it does not have are left out.
+    :param nodes: the host's NUMA nodes; values for other nodes are left out.
     """
     pools: dict[int, int] = {}
     for value in values:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of segments: made, listed, marked with names, removed.
+"""Files of segments: created, listed, marked with names, removed.
 
-A file is always new, so that what is in it is zeros of the kernel's. It is bound to one NUMA
-node and allocated in full before a guest has it. Names are never followed out of the
-directory, and nothing in a file is ever read: guests write there.
+A file is always new, so its content is the kernel's zeros. It is bound to one NUMA
+node and fully allocated before a guest has it. Names are never followed out of the
+directory, and the content of a file is never read, because guests write to it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from nova_hpc.placement.segment_shape import MIB
 from nova_hpc.tenancy.segments import label, segment_record
 from nova_hpc.tenancy.segments.segment_record import SegmentFileName
 
-#: Others may go through the directory (QEMU runs as another user), and see nothing in it.
+#: Others may traverse the directory (QEMU runs as another user), but not list it.
 _FOLDER_MODE: Final = 0o711
 _FILE_MODE: Final = 0o600
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
-#: Allocated in steps, between which other threads of the service go on.
+#: Step of the allocation; other threads of the service run between two steps.
 _STEP: Final = 64 * MIB
 #: ``mbind`` in the kernel's tables of system calls.
 _MBIND: Final = {"x86_64": 237, "aarch64": 235}
@@ -45,18 +45,18 @@ Bind = Callable[[int, int, int], None]
 
 
 class SegmentError(Exception):
-    """A file cannot be made or found; the text is for operators, with the cure."""
+    """A file cannot be created or found; the text is for operators, with the cure."""
 
 
 @attrs.frozen
 class FolderListing:
-    """What lies in the directory."""
+    """The content of the directory."""
 
-    #: Files of segments that can be used.
+    #: Usable files of segments.
     usable: frozenset[SegmentFileName] = frozenset()
-    #: Files of segments that are not as they were made, and are given to nobody else.
+    #: Files of segments that were changed after their creation; no other server gets them.
     damaged: frozenset[SegmentFileName] = frozenset()
-    #: One sentence for each thing that is not as it should be, for operators.
+    #: One sentence for each problem, for operators.
     problems: tuple[str, ...] = ()
 
 
@@ -65,14 +65,14 @@ class SegmentFolder:
     """``[hpc]shared_memory_dir``."""
 
     path: Path
-    #: Where ``proc`` and ``sys`` are.
+    #: The folder that contains ``proc`` and ``sys``.
     root: Path = Path("/")
     bind: Bind = attrs.Factory(lambda: bind_to_node)
-    #: Whose directory it is; None: that of who asks.
+    #: Required owner of the directory; None for this process's user.
     owner: int | None = None
 
     def list_files(self) -> FolderListing:
-        """Everything in it; nothing if it is not there.
+        """List the directory; empty if it does not exist.
 
         :raises SegmentError: it cannot be trusted, or read.
         """
@@ -80,7 +80,7 @@ class SegmentFolder:
             if folder is None:
                 return FolderListing()
             try:
-                names = sorted(os.listdir(folder))  # noqa: PTH208  of what is open
+                names = sorted(os.listdir(folder))  # noqa: PTH208  an open folder
             except OSError as error:
                 raise self._error(error) from error
             usable: set[SegmentFileName] = set()
@@ -96,6 +96,7 @@ class SegmentFolder:
         return FolderListing(frozenset(usable), frozenset(damaged), tuple(problems))
 
     def _problem_of(self, folder: int, text: str, name: SegmentFileName | None) -> str | None:
+        """Return why an entry of the directory is unusable, with the cure; None if it is usable."""
         shown = f"{self.path}/{text if text.isprintable() else repr(text)}"
         if name is None:
             return f"{shown} is no file of nova-hpc's: move it elsewhere"
@@ -112,9 +113,9 @@ class SegmentFolder:
         return None
 
     def make_file(self, name: SegmentFileName) -> None:
-        """Make a file, bound to its NUMA node and allocated in full.
+        """Create a file, bound to its NUMA node and fully allocated.
 
-        :raises SegmentError: it cannot be made; nothing is left of it.
+        :raises SegmentError: it cannot be created; nothing is left of it.
         """
         with self._open_folder(make=True) as folder:
             assert folder is not None
@@ -151,7 +152,7 @@ class SegmentFolder:
         _write_all(file, label.write_head(name.shape, uuid.uuid4()), label.DEVICE_AT)
 
     def _check_room(self, folder: int, name: SegmentFileName) -> None:
-        """See that there is room. What is not there the kernel would take from others."""
+        """Check that there is room. Otherwise the kernel would take memory from other programs."""
         size = name.shape.file_bytes
         state = os.fstatvfs(folder)
         free = state.f_bavail * state.f_frsize
@@ -169,7 +170,7 @@ class SegmentFolder:
             )
 
     def write_members(self, name: SegmentFileName, servers: Mapping[int, str]) -> None:
-        """Write who has which part; nobody has the others.
+        """Write the server of each part; the other parts are unused.
 
         :raises SegmentError: it cannot be written.
         """
@@ -197,7 +198,7 @@ class SegmentFolder:
                 os.close(file)
 
     def remove_file(self, name: SegmentFileName) -> None:
-        """Remove a file; one that is gone is no error.
+        """Remove a file; a missing file raises no error.
 
         :raises SegmentError: it cannot be removed.
         """
@@ -215,9 +216,9 @@ class SegmentFolder:
 
     @contextlib.contextmanager
     def _open_folder(self, make: bool) -> Iterator[int | None]:
-        """The directory, once it is known that nobody else can change it; None: not there.
+        """Open the directory and check that no other user can change it; None if it is missing.
 
-        :raises SegmentError: it is not so.
+        :raises SegmentError: another user owns it or can write to it.
         """
         made = False
         try:
@@ -271,11 +272,11 @@ def _write_all(file: int, data: bytes, place: int) -> None:
 
 
 def bind_to_node(file: int, size: int, node: int) -> None:
-    """Have the kernel take the pages of a file on tmpfs from one NUMA node, and from no other.
+    """Make the kernel take the pages of a file on tmpfs from one NUMA node, and from no other.
 
-    It is the file's own policy, which holds for whoever touches it (``mbind(2)``).
+    This is the file's own policy, which applies to every process that uses it (``mbind(2)``).
 
-    :raises OSError: the kernel does not.
+    :raises OSError: the kernel refuses.
     """
     number = _MBIND.get(platform.machine())
     if number is None:
@@ -293,13 +294,13 @@ def bind_to_node(file: int, size: int, node: int) -> None:
             )
             problem = ctypes.get_errno()
         finally:
-            del view  # the mapping cannot be closed before
+            del view  # the mapping cannot be closed while the view exists
     if failed:
         raise OSError(problem, f"NUMA node {node} cannot be chosen: {os.strerror(problem)}")
 
 
 def read_available_memory(root: Path, node: int) -> int | None:
-    """Bytes that a NUMA node can give without taking them from programs; None: not known."""
+    """Return the bytes of a NUMA node that no program needs, including cache; None if unknown."""
     values: dict[str, int] = {}
     try:
         text = (root / f"sys/devices/system/node/node{node}/meminfo").read_text("ascii")
@@ -314,7 +315,7 @@ def read_available_memory(root: Path, node: int) -> int | None:
 
 
 def _filesystem_of(root: Path, device: int) -> str | None:
-    """The type of a mounted file system; None: not known."""
+    """Return the type of a mounted file system; None if unknown."""
     number = f"{os.major(device)}:{os.minor(device)}"
     try:
         lines = (root / "proc/self/mountinfo").read_text("utf-8", "replace").splitlines()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who has which part of which segment: the record is libvirt's, in each domain's XML.
+"""The servers of each segment's parts: libvirt's XML of each domain is the record.
 
-The path of the file and the name of the device say it, and nothing else is kept. The file's
-name says whose it is, on which NUMA node it lies and how large it is.
+The record consists of the file's path and the device's name; there is no other record. The
+file's name contains its owner, its NUMA node and its size.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import attrs
 
 from nova_hpc.placement.segment_shape import SegmentShape
 
-#: The name of a guest's device; the number of the part follows. Libvirt keeps names that
-#: begin with ``ua-`` for its users.
+#: Prefix of the name of a guest's device; the number of the part follows. Libvirt keeps names
+#: that start with ``ua-`` for its users.
 DEVICE_NAME: Final = "ua-hpc-shared-"
 _PART: Final = re.compile(rf"{DEVICE_NAME}([0-9]|1[0-5])", re.ASCII)
 _FILE: Final = re.compile(
@@ -29,11 +29,11 @@ _FILE: Final = re.compile(
 
 @attrs.frozen(order=True)
 class SegmentFileName:
-    """The name of a segment's file; none is used twice."""
+    """The name of a segment's file; no name is used twice."""
 
     #: UUID of the server group, or of the only server that it is for.
     owner: str
-    #: The host's NUMA node that it lies on.
+    #: The host's NUMA node that holds it.
     node: int
     shape: SegmentShape
     #: Eight hexadecimal digits.
@@ -45,12 +45,12 @@ class SegmentFileName:
 
 
 def name_new_file(owner: str, node: int, shape: SegmentShape) -> SegmentFileName:
-    """A name that no file has had."""
+    """Return a name that no file has had."""
     return SegmentFileName(owner, node, shape, uuid.uuid4().hex[:8])
 
 
 def parse_file_name(text: str) -> SegmentFileName | None:
-    """Read a name; None: it is none of a segment's file."""
+    """Parse a name; return None if it is not a segment's file."""
     match = _FILE.fullmatch(text)
     if match is None:
         return None
@@ -61,21 +61,21 @@ def parse_file_name(text: str) -> SegmentFileName | None:
 
 @attrs.frozen
 class SegmentUse:
-    """A file that a guest has as memory."""
+    """A file that a guest maps as memory."""
 
-    #: As the domain says it.
+    #: Path in the domain.
     path: str
-    #: None: the device's name is none of this project's.
+    #: None if the device's name is not one of this project.
     part: int | None
 
     def file_in(self, folder: PurePosixPath) -> SegmentFileName | None:
-        """The segment's file, if it lies in *folder*."""
+        """Return the segment's file if it is in *folder*."""
         path = PurePosixPath(self.path)
         return parse_file_name(path.name) if path.parent == folder else None
 
 
 def read_segment_uses(domain: Any) -> tuple[SegmentUse, ...]:
-    """The files that a domain has as memory.
+    """Return the files that a domain maps as memory.
 
     :param domain: its ``<domain>``, parsed by lxml.
     """

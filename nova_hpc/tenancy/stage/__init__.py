@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stage between two servers: a device is looked at from within, and cleaned there."""
+"""The stage between two servers: it checks a device from within, and cleans it there."""

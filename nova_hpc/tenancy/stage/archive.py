@@ -17,24 +17,24 @@ _TRAILER: Final = "TRAILER!!!"
 
 
 class ArchiveError(Exception):
-    """A file for an archive is not there; the text names it."""
+    """A file for an archive is missing; the text names it."""
 
 
 @attrs.define
 class CpioArchive:
-    """A cpio archive in the "newc" format, as the kernel unpacks it."""
+    """A cpio archive in the "newc" format, which the kernel unpacks."""
 
     _entries: dict[str, tuple[int, bytes, int]] = attrs.field(factory=dict, init=False)
 
     def folder(self, path: str) -> None:
-        """Add a folder and those above it."""
+        """Add a folder and its parents."""
         for part in reversed(PurePosixPath(path).parents):
             if str(part) != ".":
                 self._entries.setdefault(str(part), (stat.S_IFDIR | 0o755, b"", 0))
         self._entries.setdefault(path, (stat.S_IFDIR | 0o755, b"", 0))
 
     def file(self, path: str, content: bytes, mode: int = 0o644) -> None:
-        """Add a file and the folders above it."""
+        """Add a file and its parent folders."""
         self._parents(path)
         self._entries[path] = (stat.S_IFREG | mode, content, 0)
 
@@ -49,7 +49,7 @@ class CpioArchive:
         self._entries[path] = (stat.S_IFCHR | 0o600, b"", (major << 8) | minor)
 
     def pack(self) -> bytes:
-        """The archive, compressed; the same content gives the same bytes."""
+        """Return the archive, compressed; the same content gives the same bytes."""
         parts = []
         for number, (name, (mode, data, device)) in enumerate(self._entries.items(), start=1):
             parts.append(_cpio_member_of(name, number, mode, data, device))
@@ -74,10 +74,10 @@ def _pad_to_word(data: bytes) -> bytes:
 
 
 def module_files(modules: Path, names: Iterable[str]) -> list[Path]:
-    """The files of kernel modules and of all that they need, in loading order.
+    """Return the files of kernel modules and of their dependencies, in loading order.
 
     :param modules: a folder ``lib/modules/VERSION`` with ``modules.dep``.
-    :param names: as ``modprobe`` takes them; what is built into the kernel is
+    :param names: names for ``modprobe``; modules that are built into the kernel are
         left out.
     :raises ArchiveError: a module does not exist.
     """
@@ -97,7 +97,7 @@ def module_files(modules: Path, names: Iterable[str]) -> list[Path]:
             if _module_name_of(name) in built_in:
                 continue
             raise ArchiveError(f"the kernel in {modules} has no module {name}")
-        # modules.dep lists what a module needs with the deepest need last.
+        # modules.dep lists a module's dependencies with the deepest one last.
         for needed in reversed(needs[path]):
             ordered.setdefault(needed)
         ordered.setdefault(path)
@@ -105,9 +105,9 @@ def module_files(modules: Path, names: Iterable[str]) -> list[Path]:
 
 
 def plain_module(path: Path) -> tuple[str, bytes]:
-    """File name and content of a module, decompressed.
+    """Return file name and content of a module, decompressed.
 
-    :raises ArchiveError: it is compressed in a way that cannot be read.
+    :raises ArchiveError: its compression is not supported.
     """
     content = path.read_bytes()
     if path.suffix == ".xz":
@@ -120,7 +120,7 @@ def plain_module(path: Path) -> tuple[str, bytes]:
 
 
 def add_modules(archive: CpioArchive, modules: Path, names: Sequence[str]) -> None:
-    """Put modules below ``modules/`` of the archive, and the order into ``modules/order``."""
+    """Add modules below ``modules/`` of the archive, and their order in ``modules/order``."""
     order = []
     for path in module_files(modules, names):
         name, content = plain_module(path)
@@ -130,7 +130,7 @@ def add_modules(archive: CpioArchive, modules: Path, names: Sequence[str]) -> No
 
 
 def add_tree(archive: CpioArchive, folder: Path) -> None:
-    """Put the files below *folder* into the archive; all may be executed."""
+    """Add the files below *folder* to the archive; all are executable."""
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             archive.file(str(path.relative_to(folder)), path.read_bytes(), 0o755)
@@ -144,7 +144,7 @@ def _module_name_of(path: str) -> str:
 
 
 def base_archive(busybox: Path) -> CpioArchive:
-    """An archive with busybox under all the names that our scripts use."""
+    """Return an archive with busybox under all names that this project's scripts use."""
     archive = CpioArchive()
     for folder in ("proc", "sys", "dev", "tmp", "run", "root"):
         archive.folder(folder)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process that has a service VM: it starts it, listens to it, and ends with it.
+"""The process of a service VM: it starts the VM, reads its console, and ends with it.
 
-A libvirt that hangs holds whoever calls it. So nova-compute never does that here: this
+A hanging libvirt blocks its caller. So nova-compute does not make these calls: this
 program does, on a connection of its own, and is killed when its time is up. The domain is
-transient and made with libvirt's *auto-destroy*: libvirt itself ends it when the
+transient and created with libvirt's *auto-destroy*: libvirt itself ends it when the
 connection closes, however this process ends. Its standard input is a pipe that only its
-parent holds open: when nova-compute is killed, the pipe closes, and this process goes.
+parent holds open. When nova-compute is killed, the pipe closes, and this process exits.
 
 ``python -m nova_hpc.tenancy.stage.attendant run|end JSON`` writes one JSON object to its
 standard output: ``results``, ``ended`` or ``problem``.
@@ -23,22 +23,22 @@ from typing import Any, Final
 
 from nova_hpc.tenancy.stage import report
 
-#: Seconds between looks at what the console has said.
+#: Seconds between two checks of the console's text.
 _PAUSE: Final = 0.1
 _LAST_WORDS: Final = 160
 
 
 class ServiceVmConsole:
-    """The console of a service VM, as far as it is kept."""
+    """The console of a service VM; its last bytes are kept."""
 
     def __init__(self) -> None:
         self._data = bytearray()
         self._lock = threading.Lock()
-        #: The VM has ended, or nobody can listen any more.
+        #: Whether the VM has ended, or its console can no longer be read.
         self.closed = False
 
     def listen(self, stream: Any) -> None:
-        """Keep what *stream* brings until it ends; for a thread of its own."""
+        """Store the data of *stream* until it ends; runs in a thread of its own."""
         with contextlib.suppress(Exception):  # libvirtError: the domain is gone
             while piece := stream.recv(4096):
                 with self._lock:
@@ -47,12 +47,12 @@ class ServiceVmConsole:
         self.closed = True
 
     def text(self) -> str:
-        """All that it has said."""
+        """Return the stored text."""
         with self._lock:
             return self._data.decode("ascii", "replace")
 
     def last_words(self) -> str:
-        """The end of what it has said, for people."""
+        """Return the end of the text, for messages."""
         words = " ".join(self.text().split())[-_LAST_WORDS:]
         return "".join(character if character.isprintable() else " " for character in words).strip()
 
@@ -63,7 +63,7 @@ def attend_service_vm(
     """Start the VM, wait for its document, and end it.
 
     :param libvirt: the module.
-    :param seconds: for all of it.
+    :param seconds: time limit for all of this.
     :returns: ``{"results": ...}``, or ``{"problem": why}``.
     """
     began = time.monotonic()
@@ -72,7 +72,7 @@ def attend_service_vm(
     domain = connection.createXML(xml, flags)
     console = ServiceVmConsole()
     try:
-        # Paused, so that nothing is said before somebody listens.
+        # Start it paused, so that no output is lost before the console is read.
         stream = connection.newStream(0)
         domain.openConsole(None, stream, 0)
         threading.Thread(target=console.listen, args=(stream,), daemon=True).start()
@@ -86,7 +86,9 @@ def attend_service_vm(
 def _wait_for_report(
     console: ServiceVmConsole, nonce: str, end: float, seconds: float
 ) -> dict[str, Any]:
+    """Read the console until it contains the document, the VM has ended, or the time is up."""
     while True:
+        # Read it before the text: the console stores all output before it is closed.
         closed = console.closed
         try:
             results = report.find_stage_report(console.text(), nonce)
@@ -104,9 +106,9 @@ def _wait_for_report(
 
 
 def end_service_vm(libvirt: Any, uri: str, vm: str) -> dict[str, Any]:
-    """End a service VM that another process has left, and nothing else.
+    """End a service VM that another process has left, and no other domain.
 
-    :returns: ``{"ended": True}`` also where there is none, or ``{"problem": why}``.
+    :returns: ``{"ended": True}``, also if there is none, or ``{"problem": why}``.
     """
     from nova_hpc.tenancy.stage import domain as service_domain
 
@@ -131,7 +133,7 @@ def end_service_vm(libvirt: Any, uri: str, vm: str) -> dict[str, Any]:
 
 
 def _watch_vm_parent() -> None:
-    """Go when the parent goes; libvirt then ends the VM."""
+    """Exit when the parent exits; libvirt then ends the VM."""
     with contextlib.suppress(OSError):
         while os.read(0, 1):
             pass
@@ -139,13 +141,13 @@ def _watch_vm_parent() -> None:
 
 
 def main() -> int:
-    """Do what the arguments say; the answer is one JSON object."""
+    """Carry out the command of the arguments; print the answer as one JSON object."""
     what, text = sys.argv[1:]
     threading.Thread(target=_watch_vm_parent, daemon=True).start()
     try:
         import libvirt
 
-        # Its own message would go beside the answer.
+        # Libvirt's default handler would print its message beside the answer.
         libvirt.registerErrorHandler(lambda *_: None, None)
         answer = (attend_service_vm if what == "run" else end_service_vm)(
             libvirt, **json.loads(text)
@@ -155,7 +157,7 @@ def main() -> int:
     except Exception as error:
         answer = {"problem": f"libvirt says: {error}" if str(error) else type(error).__name__}
     os.write(1, json.dumps(answer).encode())
-    # Not by the standard way: a thread may be inside libvirt.
+    # No normal exit: a thread may be inside libvirt.
     os._exit(0)
 
 

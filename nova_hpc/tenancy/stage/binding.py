@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Give a device to another driver without being caught in it.
+"""Binds a device to another driver without blocking this process.
 
-The kernel runs a driver's probe and remove while it handles the write, and a device that
-does not answer can hold that for ever. So it is made by a process of its own that is left
-behind when its time is up, as a reset is.
+The kernel runs a driver's probe and remove functions during the write. A device that
+does not answer can block them forever. So a separate process makes the write, and is left
+behind when its time is up, as with a reset.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from nova_hpc.topology.files import FileError, FileTree
 from nova_hpc.topology.model import normalise_address
 from nova_hpc.topology.vfio import GENERIC
 
-#: As modules are called; it becomes the text of a file and a part of a path.
+#: A module's name; it becomes the text of a file and a part of a path.
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,63}", re.ASCII)
 _PROBE: Final = "/sys/bus/pci/drivers_probe"
-#: What it opens it gets as handles: no path is looked up again. Only the link to the driver
-#: changes meanwhile, and that is read.
+#: All files arrive as open handles: no path is looked up again. Only the link to the driver
+#: changes during the write, and the process reads it.
 _WRITER: Final = """\
 import os, sys
 device, override, unbind, probe, driver, address = sys.argv[1:]
@@ -60,19 +60,19 @@ except OSError as error:
 os._exit(0)
 """
 
-#: What this process has given to a driver: it may be taken from that again, whatever the
-#: host has begun with it in the meantime, as bringing up its interface.
+#: Devices that this process has bound to a driver of the host. They may be taken from this driver
+#: again, whatever the host has started with them since, such as bringing up an interface.
 _lent: Final[set[str]] = set()
 
 
 class BindError(Exception):
-    """A device is not with the driver that it should be with."""
+    """A device is not bound to the requested driver."""
 
 
 def driver_for_guests(root: Path, address: str) -> str:
-    """The VFIO driver that a device goes back to: a variant for its ids, else vfio-pci.
+    """Return the VFIO driver for a device's return: a variant for its ids, else vfio-pci.
 
-    What it has now is kept where that speaks VFIO.
+    Its present driver is kept if that supports VFIO.
     """
     return topology_device.read_pci_function(
         FileTree(root), normalise_address(address)
@@ -80,7 +80,7 @@ def driver_for_guests(root: Path, address: str) -> str:
 
 
 def drivers_for_guests(tree: FileTree, address: str) -> frozenset[str]:
-    """The VFIO drivers that may have the function at a normalised *address*."""
+    """Return the VFIO drivers that may have the function at a normalised *address*."""
     function = topology_device.read_pci_function(tree, address).function
     drivers = {GENERIC, function.guest_driver, function.vfio_variant or GENERIC}
     # A module's name has no hyphens; the name of its driver may have them.
@@ -88,11 +88,11 @@ def drivers_for_guests(tree: FileTree, address: str) -> frozenset[str]:
 
 
 def bind_device(root: Path, address: str, driver: str, timeout: float) -> None:
-    """Give a device that nobody has to a driver; nothing is done where it is there already.
+    """Bind an unused device to a driver; do nothing if it is already bound to it.
 
-    :param root: where ``sys`` is.
+    :param root: the folder that contains ``sys``.
     :param timeout: seconds.
-    :raises BindError: it is not there then, or that is unknown.
+    :raises BindError: it is not bound to the driver then, or its state is unknown.
     """
     if _NAME.fullmatch(driver) is None:
         raise BindError(f"{driver[:40]!r} is no name of a driver")
@@ -125,9 +125,9 @@ def bind_device(root: Path, address: str, driver: str, timeout: float) -> None:
 
 
 def driver_of(tree: FileTree, address: str) -> str | None:
-    """The driver that a device is bound to; None: to none.
+    """Return the driver that a device is bound to; None if there is none.
 
-    :raises FileError: it cannot be told.
+    :raises FileError: the link cannot be read.
     """
     target = tree.target(f"{DEVICES}/{address}/driver")
     return None if target is None else target.rpartition("/")[2]

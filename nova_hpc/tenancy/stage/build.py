@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make the initial RAM file system of service VMs from what a machine has.
+"""Builds the initial RAM file system of service VMs from files of a machine.
 
 ``python3 -m nova_hpc.tenancy.stage.build FILE`` packs a static busybox, the system's
-Python with the few modules that the checks need, this project's checks, and what the
-options add: kernel modules, the operator's programs, any other file. A few megabytes.
+Python with the few modules that the checks need, this project's checks, and the files of the
+options: kernel modules, the operator's programs, any other file. A few megabytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nova_hpc.tenancy.stage.archive import ArchiveError, CpioArchive
 
 _HERE: Final = Path(__file__).parent
 _PACKAGE: Final = _HERE.parents[1]
-#: Of this project, by their place in its package.
+#: Files of this project, by their path in its package.
 _OURS: Final = (
     "tenancy/stage/report.py",
     "tenancy/stage/inside/command.py",
@@ -34,8 +34,8 @@ _OURS: Final = (
     "tenancy/hygiene/nvme_commands.py",
 )
 _LIBRARY: Final = "lib/nova-hpc"
-#: Says which files of Python are needed. Compiled modules go where the sources are:
-#: Python takes them there as well, and compiling takes its time in a service VM.
+#: Prints the files of Python that are needed. Compiled modules replace their sources:
+#: Python accepts them there, and compiling takes time in a service VM.
 _TRACE: Final = """
 import importlib.util, os, sys
 sys.path.insert(0, sys.argv[1])
@@ -63,15 +63,15 @@ def build_stage_initrd(
     checks: dict[str, Path] | None = None,
     files: dict[str, Path] | None = None,
 ) -> bytes:
-    """The archive, compressed.
+    """Return the archive, compressed.
 
-    :param busybox: a static one.
+    :param busybox: a static busybox.
     :param python: an interpreter of Python 3 with its standard library.
     :param modules: a folder ``/lib/modules/VERSION``.
-    :param names: of the kernel modules to load.
+    :param names: names of the kernel modules to load.
     :param checks: name -> an operator's program.
     :param files: path inside -> file.
-    :raises ArchiveError: something is not there.
+    :raises ArchiveError: a file is missing.
     """
     try:
         target = archive.base_archive(busybox)
@@ -84,7 +84,7 @@ def build_stage_initrd(
             target.file(f"{_LIBRARY}/nova_hpc/{place}", (_PACKAGE / place).read_bytes())
         folders = {str(folder) for place in _OURS for folder in Path(place).parents}
         for folder in folders:
-            # Without what the packages of a compute node import.
+            # Empty, because the packages' own imports need a compute node.
             target.file(f"{_LIBRARY}/nova_hpc/{folder}/__init__.py".replace("/./", "/"), b"")
         for name, path in (checks or {}).items():
             target.file(f"checks/{name}", path.read_bytes(), 0o755)
@@ -97,8 +97,9 @@ def build_stage_initrd(
 
 
 def _add_python(target: CpioArchive, python: Path) -> None:
+    """Add the interpreter, the modules that the checks import, and their shared libraries."""
     modules = [f"nova_hpc.{place.removesuffix('.py').replace('/', '.')}" for place in _OURS]
-    # Without what is installed: in the service VM there is the standard library alone.
+    # Without installed packages: the service VM has only the standard library.
     argv = [str(python), "-I", "-S", "-B", "-c", _TRACE, str(_PACKAGE.parent), *modules]
     traced = _output_of_program(*argv)
     files: dict[str, str] = json.loads(traced)
@@ -113,7 +114,7 @@ def _add_python(target: CpioArchive, python: Path) -> None:
 
 
 def _linked_libraries_of(program: str) -> list[str]:
-    """Those that a program is linked with, and what loads them."""
+    """Return the libraries that a program is linked with, and its loader."""
     libraries = []
     for line in _output_of_program("ldd", program).splitlines():
         words = [word for word in line.split() if word.startswith("/")]
@@ -140,7 +141,7 @@ def _parse_name_and_file(text: str) -> tuple[str, Path]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write the file; 0, or 2 after one line that says what is wrong."""
+    """Write the file; return 0, or 2 after one line that names the error."""
     parser = argparse.ArgumentParser(
         prog="python3 -m nova_hpc.tenancy.stage.build",
         description="Make the initial RAM file system of service VMs.",

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A device's stage between two servers as the ledger knows it, and the next action on it.
+"""A device's stage between two servers in the ledger, and the next action on the device.
 
 Pure. The entry of a device, ``stage`` in the ledger, is written *before* its server
-starts, so whoever is killed afterwards leaves a device that is due. It is one of:
+starts. So a process that is killed later leaves a device that is due. The phases are:
 
 =========  =============================================================================
-``due``    a server has it, or had it; before anybody else gets it the stage has to pass
-``begun``  a service VM, or the vendor's driver on the host, has it; which VM is in the
-           entry before libvirt hears of it
-``clean``  the stage has passed; what it took is kept, for people
+``due``    a server has it, or had it; the stage has to pass before another server gets it
+``begun``  a service VM, or the vendor's driver on the host, has it; the entry names the
+           VM before libvirt creates it
+``clean``  the stage has passed; its duration is kept, for people
 =========  =============================================================================
 
-Only ``clean`` lets a device be given: without an entry its last owner is unknown, and
-the stage becomes due when the node looks next. A stage that did not pass is due
-again; whether the device is suspect or in quarantine for it is up to
-:mod:`nova_hpc.tenancy.health_states`.
+Only a ``clean`` device may be given. Without an entry its last owner is unknown, and
+the stage becomes due at the node's next update. A stage that did not pass is due
+again; :mod:`nova_hpc.tenancy.health_states` decides whether the device is suspect or in
+quarantine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import attrs
 
 from nova_hpc.wire.values import require_finite, require_type
 
-#: A damaged entry: something unknown may have the device.
+#: A damaged entry: the device's user is unknown.
 _UNREAD: Final = "unread"
 
 
@@ -40,7 +40,7 @@ class StagePhase(enum.Enum):
 
 
 class StageMode(enum.Enum):
-    """The place of the stage for a role; the value is the word of ``[hpc]clean_stage``."""
+    """The place of the stage for a role; the value is that of ``[hpc]clean_stage``."""
 
     NONE = "none"
     SERVICE_VM = "service-vm"
@@ -52,18 +52,18 @@ class DeviceStage:
     """The entry of one device."""
 
     phase: StagePhase
-    #: Who made it necessary: the UUID of the server that has or had the device.
+    #: UUID of the server that has or had the device, and so made the stage necessary.
     server: str = ""
-    #: UUID of the service VM that has the device, or the word of its mode; "": nothing has.
+    #: UUID of the service VM that has the device, or the name of its mode; "" if none has it.
     holder: str = ""
-    #: When the phase began, Unix time in seconds.
+    #: Start of the phase, Unix time in seconds.
     since: float = 0.0
-    #: Seconds that the last stage that passed took; None: none has.
+    #: Duration in seconds of the last stage that passed; None if none has.
     seconds: float | None = None
-    #: Of a storage device that has passed: how its data were erased.
+    #: For a storage device that has passed: the way in which its data were erased.
     proof: str = ""
-    #: Of a storage device without a serial number: its stay in the slot when it passed, see
-    #: :meth:`HygieneRecords.read_stay`. In another stay another device may be there.
+    #: For a storage device without a serial number: its stay in the slot when it passed, see
+    #: :meth:`HygieneRecords.read_stay`. After another stay another device may be there.
     stay: str = ""
 
     @property
@@ -72,13 +72,13 @@ class DeviceStage:
         return self.phase is not StagePhase.CLEAN
 
     def dumps(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """Return the entry as values for JSON."""
         body = {**attrs.asdict(self), "phase": self.phase.value}
         return {key: value for key, value in body.items() if value not in ("", None)}
 
 
 def load_stage(body: Mapping[str, Any] | None) -> DeviceStage | None:
-    """The entry; None: there is none. A damaged one is due, whoever made it so."""
+    """Return the entry; None if there is none. A damaged entry is due, whatever its cause."""
     if body is None:
         return None
     try:
@@ -97,24 +97,24 @@ def load_stage(body: Mapping[str, Any] | None) -> DeviceStage | None:
     return stage
 
 
-# -- the ways between the phases ---------------------------------------------------------
+# -- the changes between the phases ------------------------------------------------------
 
 
 def make_stage_due(stage: DeviceStage | None, server: str, wall_time: float) -> DeviceStage:
-    """The entry of a device that a server gets: from now on its stage is due."""
+    """Return the entry of a device that a server gets: from now on its stage is due."""
     seconds = None if stage is None else stage.seconds
     return DeviceStage(StagePhase.DUE, server=server, since=wall_time, seconds=seconds)
 
 
 def begin_stage(stage: DeviceStage | None, holder: str, wall_time: float) -> DeviceStage:
-    """Something is going to have the device."""
+    """Return the entry of a device that a stage is about to get."""
     return attrs.evolve(
         stage or DeviceStage(StagePhase.DUE), phase=StagePhase.BEGUN, holder=holder, since=wall_time
     )
 
 
 def make_due_again(stage: DeviceStage | None, wall_time: float) -> DeviceStage:
-    """Nothing has the device any more, and it did not pass."""
+    """Return the entry of a device that did not pass, and that no stage has any more."""
     return attrs.evolve(
         stage or DeviceStage(StagePhase.DUE), phase=StagePhase.DUE, holder="", since=wall_time
     )
@@ -123,7 +123,7 @@ def make_due_again(stage: DeviceStage | None, wall_time: float) -> DeviceStage:
 def pass_stage(
     stage: DeviceStage | None, seconds: float, wall_time: float, proof: str = "", stay: str = ""
 ) -> DeviceStage:
-    """The device is clean."""
+    """Return the entry of a clean device."""
     return DeviceStage(
         StagePhase.CLEAN,
         server="" if stage is None else stage.server,
@@ -135,9 +135,9 @@ def pass_stage(
 
 
 def lacks_proof(stage: DeviceStage | None, stay: str = "") -> bool:
-    """Whether a storage device with this entry is not known to be erased.
+    """Whether there is no valid proof that a storage device was erased.
 
-    :param stay: its present stay in its slot, if it tells no serial number.
+    :param stay: its present stay in its slot, if it has no serial number.
     """
     return stage is None or stage.pending or not stage.proof or stage.stay != stay
 
@@ -145,13 +145,13 @@ def lacks_proof(stage: DeviceStage | None, stay: str = "") -> bool:
 def refusal_of_stage(
     stage: DeviceStage | None, server: str, erased: bool = False, stay: str = ""
 ) -> str | None:
-    """The reason why a server must not start with a device that has a stage; None: it may.
+    """Return why a server must not start with a device that has a stage; None if it may.
 
-    :param erased: it is a storage device, which needs a proof that its data were erased.
+    :param erased: whether it is a storage device, which needs a proof of erased data.
     :param stay: see :func:`lacks_proof`.
 
-    A device whose stage this very server made due is one that it got before: its start
-    failed, and it is tried again.
+    If this very server made the device's stage due, it got the device before: its start
+    failed, and is tried again.
     """
     if stage is None:
         return "the ledger does not say who has had it: it waits to be cleaned from within"
@@ -165,7 +165,7 @@ def refusal_of_stage(
 
 
 def word_waiting_stage(stage: DeviceStage) -> str:
-    """The reason why a free device is not offered, for operators."""
+    """Return the reason why a free device is not offered, for operators."""
     if stage.phase is StagePhase.BEGUN:
         where = (
             "on the host"
@@ -176,35 +176,35 @@ def word_waiting_stage(stage: DeviceStage) -> str:
     return "it waits to be cleaned between two servers"
 
 
-# -- what to do --------------------------------------------------------------------------
+# -- the next action ---------------------------------------------------------------------
 
 
 class StageAction(enum.Enum):
     """The next action on a device."""
 
-    #: Nothing: a server has it, it is clean, or its time has not come.
+    #: None: a server has it, it is clean, or its time has not come.
     WAIT = "wait"
-    #: Something of a service that was killed may still have it: end that first.
+    #: A stage of a killed service may still have it: end that first.
     END = "end"
     #: Begin its stage.
     BEGIN = "begin"
-    #: Its role has no stage any more: forget it.
+    #: Its role no longer has a stage: delete the entry.
     FORGET = "forget"
 
 
 @attrs.frozen
 class StageFacts:
-    """The facts about a device from which its next action follows."""
+    """The facts that determine a device's next action."""
 
     stage: DeviceStage | None
     mode: StageMode
-    #: A server has it by Nova's records.
+    #: Whether a server has it by Nova's records.
     taken: bool = False
-    #: This process is at work on it.
+    #: Whether this process is working on it.
     mine: bool = False
-    #: It is in quarantine: an operator has the next word.
+    #: Whether it is in quarantine: then an operator has to decide.
     quarantined: bool = False
-    #: It is suspect, and the time of its next try has not come.
+    #: Whether it is suspect, and the time of its next try has not come.
     early: bool = False
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The libvirt domain of a service VM. Pure.
 
-Its memory is ordinary memory of the host (no hugepages: those are the servers'), its
-CPUs are those that no server has for itself. It has no disk, no network, no graphics: a
-kernel, an initial RAM file system, a serial console, and the devices, each behind a root
-port of its own on a known slot, so that what the guest finds there is what was meant.
+Its memory is ordinary memory of the host (hugepages are left to servers). Its
+CPUs are not dedicated to any server. It has no disk, no network and no graphics. It has a
+kernel, an initial RAM file system, a serial console, and the devices. Each device is behind a
+root port of its own on a known slot, so the program in the guest can identify it.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from lxml import etree
 from nova_hpc.topology.cpuset import format_list
 from nova_hpc.topology.model import address_key
 
-#: How the names of its domains begin; Nova's begin otherwise (``instance-``).
+#: Prefix of its domains' names; Nova uses another (``instance-``).
 PREFIX: Final = "nova-hpc-clean-"
 NAMESPACE: Final = "urn:nova-hpc:service-vm:1"
 #: Slot of the first root port on bus 0 of the guest.
 FIRST_SLOT: Final = 0x10
-#: Devices of one service VM: as many slots are left.
+#: The most devices of one service VM, because so many slots are left.
 MOST_DEVICES: Final = 15
 #: Arguments of the kernel that the check inside reads.
 NONCE: Final = "nova_hpc.nonce"
 CHECKS: Final = "nova_hpc.checks"
 PINS: Final = "nova_hpc.pins"
-#: Characters of a command line that every kernel takes (COMMAND_LINE_SIZE of x86).
+#: Length of a command line that every kernel accepts (COMMAND_LINE_SIZE of x86).
 _MOST_WORDS: Final = 2000
 _LINE: Final = "console=ttyS0 panic=-1 quiet loglevel=3"
 
@@ -52,17 +52,17 @@ class ServiceVmMachine:
 
 
 def new_uuid() -> str:
-    """Of a domain that Nova does not know."""
+    """Return the UUID of a new domain outside Nova."""
     return str(uuid.uuid4())
 
 
 def service_vm_name_of(vm: str) -> str:
-    """Its name: for people who see it in ``virsh list``."""
+    """Return its name, for people who see it in ``virsh list``."""
     return f"{PREFIX}{vm[:8]}"
 
 
 def is_service_vm(xml: str, vm: str) -> bool:
-    """Whether a domain is a service VM of this project's, and that one."""
+    """Whether a domain is a service VM of this project with the UUID *vm*."""
     try:
         parser = etree.XMLParser(resolve_entities=False, no_network=True)
         root = etree.fromstring(xml.encode(), parser)
@@ -81,13 +81,13 @@ def build_service_domain(
     checks: Sequence[str],
     pins: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> str:
-    """The domain's XML.
+    """Build the domain's XML.
 
-    :param devices: normalised addresses in the host, :data:`MOST_DEVICES` at most.
-    :param cpus: of the host, for everything that it runs.
-    :param checks: their names; each device is put through all.
-    :param pins: number of the device -> what an operator has pinned.
-    :raises ValueError: it is too much for one service VM.
+    :param devices: normalised addresses on the host, :data:`MOST_DEVICES` at most.
+    :param cpus: CPUs of the host for the whole domain.
+    :param checks: names of the checks; every device has to pass all of them.
+    :param pins: number of the device -> values that an operator has pinned.
+    :raises ValueError: these exceed the limits of one service VM.
     """
     if len(devices) > MOST_DEVICES:
         raise ValueError(
@@ -113,7 +113,7 @@ def build_service_domain(
     _add_text_element(
         root, "vcpu", str(machine.vcpus), placement="static", cpuset=format_list(cpus)
     )
-    # QEMU's own threads stay off the CPUs of servers, too.
+    # QEMU's own threads also stay off the servers' CPUs.
     _add_sub_element(etree.SubElement(root, "cputune"), "emulatorpin", cpuset=format_list(cpus))
     os_ = etree.SubElement(root, "os")
     _add_text_element(os_, "type", "hvm", machine=machine.machine)
@@ -144,6 +144,7 @@ def build_service_domain(
 
 
 def _add_host_device(inside: etree._Element, number: int, address: str) -> None:
+    """Add one device behind a root port of its own; the port's slot identifies the device."""
     bus = number + 1
     port = etree.SubElement(
         inside, "controller", type="pci", index=str(bus), model="pcie-root-port"
@@ -151,7 +152,7 @@ def _add_host_device(inside: etree._Element, number: int, address: str) -> None:
     _add_sub_element(port, "target", chassis=str(bus), port=hex(bus))
     slot = hex(FIRST_SLOT + number)
     _add_sub_element(port, "address", type="pci", domain="0", bus="0", slot=slot, function="0")
-    # It is with vfio-pci already, and stays there.
+    # The device is already bound to vfio-pci, and stays so.
     device = etree.SubElement(inside, "hostdev", mode="subsystem", type="pci", managed="no")
     domain, host_bus, host_slot, function = address_key(address)
     _add_sub_element(
@@ -162,7 +163,7 @@ def _add_host_device(inside: etree._Element, number: int, address: str) -> None:
         slot=hex(host_slot),
         function=hex(function),
     )
-    # No option ROM of a tenant's runs here.
+    # Do not run an option ROM that a tenant may have written.
     _add_sub_element(device, "rom", bar="off")
     _add_sub_element(
         device, "address", type="pci", domain="0", bus=hex(bus), slot="0", function="0"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The roles whose storage devices are erased between two servers, as ``[hpc]`` asks for it."""
+"""The roles whose storage devices are erased between two servers, from group ``[hpc]``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nova_hpc.tenancy.stage.device_stage import StageMode
 from nova_hpc.tenancy.stage.host import ERASE
 from nova_hpc.tenancy.storage import Erasers
 
-#: The options of group ``[hpc]`` that decide.
+#: The options of group ``[hpc]`` that matter.
 OPTIONS: Final = ("clean_devices", "cleaners", "clean_stage", "clean_checks", "clean_drivers")
 #: Class of NVMe controllers.
 _NVME: Final = "0108"
@@ -29,7 +29,7 @@ def find_erasers(hpc: Any) -> Erasers:
     of_role = cleaner.find_erasing_cleaners(hpc.cleaners)
     for role, mode in hpc.clean_stage.items():
         checks = hpc.clean_checks.get(role, "").split("+")
-        # A service VM has the driver in its image; without it the check fails there.
+        # The image of a service VM contains the driver; without it the check fails there.
         has_driver = mode == StageMode.SERVICE_VM.value or (
             mode == StageMode.HOST.value and hpc.clean_drivers.get(role) == ERASE
         )

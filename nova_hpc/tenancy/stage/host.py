@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stage on the host itself: the vendor's driver gets the device, and a process checks it."""
+"""A stage on the host itself: the device gets the vendor's driver, and a process checks it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nova_hpc.topology.device import DEVICES
 _CHECK: Final = "nova_hpc.tenancy.hygiene.clean_check"
 #: The check that erases an NVMe disk, and the driver that it needs.
 ERASE: Final = "nvme"
-#: Seconds for a driver to take or to leave a device.
+#: Seconds that a driver may take to bind or to release a device.
 _BIND: Final = 60.0
 
 #: Root, address, driver, seconds; raises BindError.
@@ -31,7 +31,7 @@ Bind = Callable[[Path, str, str, float], None]
 def build_check_command(
     root: Path, address: str, checks: Sequence[str], pins: Mapping[str, Any]
 ) -> list[str]:
-    """The program that makes the checks of a device."""
+    """Return the command line of a device's checks."""
     folder = f"{str(root).rstrip('/')}{DEVICES}/{address}"
     asked = json.dumps({"checks": list(checks), "pins": dict(pins)})
     return [sys.executable, "-s", "-m", _CHECK, folder, asked]
@@ -39,22 +39,22 @@ def build_check_command(
 
 @attrs.frozen
 class HostRunner(StageRunner):
-    """The devices stay on the node."""
+    """Runs the stage on the node itself."""
 
     root: Path
-    #: Role -> driver; a role without one is checked as it is bound.
+    #: Role -> driver; a device of another role is checked with its present driver.
     drivers: Mapping[str, str] = attrs.field(hash=False)
-    #: Role -> names of its checks; role -> what is pinned.
+    #: Role -> names of its checks; role -> pinned values.
     checks: Callable[[str | None], Sequence[str]]
     pins: Callable[[str | None], Mapping[str, Any]]
     timeout: float
     bind: Bind = binding.bind_device
     execute: ProgramRun = process.run_stage_program
-    #: Makes the check ``nvme`` of a device as root, and returns its answer; None: this is root.
+    #: Runs the check ``nvme`` of a device as root, and returns its output; None if this is root.
     erase: Callable[[str], str] | None = None
 
     def holder(self) -> str:
-        """The word of the mode."""
+        """Return the name of the mode."""
         return StageMode.HOST.value
 
     def run(self, holder: str, devices: Mapping[str, str | None]) -> StageOutcome:
@@ -84,6 +84,11 @@ class HostRunner(StageRunner):
         return StageOutcome(verdicts, proofs=proofs)
 
     def _look(self, address: str, role: str | None) -> dict[str, Any]:
+        """Run the checks of one device, and return their document.
+
+        :raises LateError: the program did not end in time.
+        :raises ValueError: the output is not a JSON object, or the checks do not fit together.
+        """
         checks = self.checks(role)
         if self.erase is not None and ERASE in checks:
             if list(checks) != [ERASE]:
@@ -97,7 +102,7 @@ class HostRunner(StageRunner):
         return result
 
     def end(self, holder: str, devices: Sequence[str]) -> str | None:
-        """See :meth:`StageRunner.end`: it ended with its parent; the driver may have it."""
+        """See :meth:`StageRunner.end`: the check ended with its parent; the driver may remain."""
         for address in devices:
             try:
                 back = binding.driver_for_guests(self.root, address)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The edits of the stage in the ledger: entries of devices before, and those that differ after.
+"""The stage's edits of the ledger: from present entries to the changed ones.
 
-Pure: the step hands each to the ledger's writer, which has read the ledger below its lock.
+Pure. The step passes each function to the ledger's writer, which calls it under its lock.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nova_hpc.wire.ledger import SOMEBODY, Ledger, LedgerDevice
 def make_devices_due(
     ledger: Ledger, addresses: Iterable[str], server: str, wall_time: float
 ) -> dict[str, LedgerDevice]:
-    """Make due what is not, since *server* has it.
+    """Make stages due that are not yet, because *server* has the devices.
 
     :param wall_time: Unix time in seconds, here and below.
     """
@@ -42,10 +42,10 @@ def make_new_devices_due(
     wall_time: float,
     storage: Mapping[str, str] | None = None,
 ) -> dict[str, LedgerDevice]:
-    """Make due what has no entry: its last owner is unknown.
+    """Make devices without an entry due: their last owner is unknown.
 
-    :param storage: those that need a proof that their data were erased -> the present stay of one
-        that tells no serial number; "": it tells one.
+    :param storage: devices that need a proof of erased data -> present stay of a device
+        without a serial number; "" for a device with one.
     """
     storage = storage or {}
     stage = device_stage.make_stage_due(None, SOMEBODY, wall_time)
@@ -67,7 +67,7 @@ def make_new_devices_due(
 def begin_device_stages(
     ledger: Ledger, addresses: Iterable[str], holder: str, wall_time: float
 ) -> dict[str, LedgerDevice]:
-    """Write who is going to have the devices, before it gets them: as a server has its own."""
+    """Record the devices' new holder before it gets them, like a server's own devices."""
     return {
         address: attrs.evolve(
             _put_stage(
@@ -86,7 +86,7 @@ def begin_device_stages(
 def make_devices_due_again(
     ledger: Ledger, addresses: Iterable[str], wall_time: float
 ) -> dict[str, LedgerDevice]:
-    """Nothing has the devices any more, and they have not passed."""
+    """Make devices due that have not passed, and that no stage has any more."""
     return {
         address: _put_stage(
             ledger,
@@ -100,7 +100,7 @@ def make_devices_due_again(
 
 
 def forget_device_stages(ledger: Ledger, addresses: Iterable[str]) -> dict[str, LedgerDevice]:
-    """Take the entries away: the devices have no stage any more."""
+    """Delete the entries of devices that no longer have a stage."""
     return {address: attrs.evolve(ledger.device(address), stage=None) for address in addresses}
 
 
@@ -114,12 +114,12 @@ def settle_device_stage(
     proof: str = "",
     stay: str = "",
 ) -> LedgerDevice:
-    """The entry of a device after its stage.
+    """Return the entry of a device after its stage.
 
-    :param symptom: what the stage has found; None: nothing.
-    :param clean: whether it was reset, too, after whatever had it.
-    :param seconds: how long the stage took.
-    :param proof: how its data were erased.
+    :param symptom: the stage's finding; None if there is none.
+    :param clean: whether the device was also reset after the stage.
+    :param seconds: duration of the stage.
+    :param proof: the way in which its data were erased.
     :param stay: see :class:`DeviceStage`.
     """
     entry = device_stage.load_stage(device.stage)
@@ -139,11 +139,11 @@ def _put_stage(ledger: Ledger, address: str, stage: DeviceStage) -> LedgerDevice
     return attrs.evolve(ledger.device(address), stage=stage.dumps())
 
 
-# -- which devices are handled together ----------------------------------------------------
+# -- devices that are handled together -----------------------------------------------------
 
 
 def group_by_holder(ledger: Ledger, addresses: Iterable[str]) -> dict[str, list[str]]:
-    """Group devices by what has them, e.g. the UUID of a service VM -> the devices."""
+    """Group devices by their holder, e.g. the UUID of a service VM -> the devices."""
     addresses_by_holder: dict[str, list[str]] = defaultdict(list)
     for address in addresses:
         entry = device_stage.load_stage(ledger.device(address).stage)
@@ -155,10 +155,10 @@ def group_by_holder(ledger: Ledger, addresses: Iterable[str]) -> dict[str, list[
 def batch_ready_devices(
     addresses: Collection[str], staged: frozenset[str], node: Node
 ) -> list[list[str]]:
-    """Devices that can only be given together; none while one of them is not ready.
+    """Group devices that can only be given together; skip a group with a device that is not ready.
 
-    :param addresses: those that are ready.
-    :param staged: all that have a stage.
+    :param addresses: the ready devices.
+    :param staged: all devices with a stage.
     """
     groups: dict[str, list[str]] = defaultdict(list)
     for address in addresses:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run a program that may never end, and that ends with this process.
+"""Runs a program that may never end, and that ends with this process.
 
-As :func:`nova_hpc.tenancy.hygiene.reset.run_with_deadline`, and the program's standard
-input is a pipe whose other end only this process has: it closes however this process ends,
-SIGKILL among them, and the program sees that.
+It works like :func:`nova_hpc.tenancy.hygiene.reset.run_with_deadline`. In addition, the program's
+standard input is a pipe with its other end only in this process. The pipe closes however this
+process ends, also by SIGKILL, and the program detects that.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ def run_stage_program(
 ) -> str:
     """Run a program with this interpreter's module path.
 
-    :param timeout: seconds; then it is killed and, where the kernel does not let go of
-        it, left behind.
+    :param timeout: seconds; then it is killed, and left behind if the kernel does not
+        release it.
     :param more: environment variables.
-    :returns: what it has written to its standard output.
-    :raises LateError: it did not end in time, ended badly, or cannot be started.
+    :returns: its standard output.
+    :raises LateError: it did not end in time, failed, or could not be started.
     """
     reading, writing = os.pipe()
     environ = {

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exit document of a check: how it comes out of a service VM, and what it means.
+"""The exit document of a check: its way out of a service VM, and its meaning.
 
-Runs in the service VM, too, so it needs the standard library alone. A serial console
-carries the kernel's lines as well, and loses bytes: the document is said again and again
-on lines of their own, each with the nonce of this very run and a checksum::
+This module also runs in the service VM, so it needs only the standard library. A serial console
+also carries the kernel's lines, and loses bytes. So the document is repeated
+on lines of its own, each with the nonce of this run and a checksum::
 
     nova-hpc-clean <nonce> <crc32> {"v": 1, "results": {"0": {"ok": true, ...}}}
 
-The nonce keeps apart what an earlier run, or whatever writes to the console, has said.
+The nonce excludes the output of an earlier run, or of another writer to the console.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from typing import Any, Final
 
 MARK: Final = "nova-hpc-clean"
 VERSION: Final = 1
-#: Bytes of a console that are looked at; whoever says more is cut off.
+#: Bytes of a console that are read; longer output is cut off.
 LONGEST: Final = 1 << 20
 _LONGEST_REASON: Final = 300
 _LINE: Final = re.compile(rf"{MARK} ([0-9a-f]{{16,64}}) ([0-9a-f]{{8}}) (\{{.*\}})")
 
 
 class ReportError(Exception):
-    """A checker's report that is no answer; the text says why."""
+    """A checker's report is not valid; the text gives the reason."""
 
 
 def format_report_line(nonce: str, results: dict[str, dict[str, Any]]) -> str:
-    """The line that says what was found.
+    """Return the line that contains the results.
 
     :param results: number of the device -> ``{"ok": bool, "reason": str, ...}``.
     """
@@ -39,9 +39,9 @@ def format_report_line(nonce: str, results: dict[str, dict[str, Any]]) -> str:
 
 
 def find_stage_report(text: str, nonce: str) -> dict[str, dict[str, Any]] | None:
-    """The document of this run in the text of a console; None: it is not there (yet).
+    """Return this run's document from the text of a console; None if it is not there (yet).
 
-    :raises ReportError: it is there, whole, and is none.
+    :raises ReportError: it is complete, but not valid.
     """
     for number, check, body in reversed(_LINE.findall(text.replace("\r", ""))):
         if number == nonce and f"{zlib.crc32(body.encode()):08x}" == check:
@@ -69,7 +69,7 @@ def _expect_bool(value: Any) -> bool:
 
 
 def proof_of_result(result: dict[str, Any]) -> str:
-    """How the data of a device were erased, in printable words; "": no check proves that."""
+    """Return how a device's data were erased, as printable text; "" if no check proves it."""
     answers = [answer for answer in result.values() if isinstance(answer, dict)]
     proofs = [str(answer["proof"]) for answer in answers if answer.get("proof")]
     return "".join(character for character in "; ".join(proofs) if character.isprintable())[
@@ -78,7 +78,7 @@ def proof_of_result(result: dict[str, Any]) -> str:
 
 
 def failure_reason_of(result: dict[str, Any]) -> str:
-    """The reason why a device did not pass, in printable words."""
+    """Return the reason why a device did not pass, as printable text."""
     text = str(result.get("reason") or "no reason given")
     return "".join(character if character.isprintable() else " " for character in text)[
         :_LONGEST_REASON

@@ -21,9 +21,9 @@ from nova_hpc.tenancy.stage.spare_capacity import ShortError
 from nova_hpc.topology.cpuset import parse_list
 from nova_hpc.topology.files import FileError, FileTree
 
-#: Seconds beyond those of the check itself: for libvirt to end the VM.
+#: Seconds beyond the check's own limit, in which libvirt ends the VM.
 _GRACE: Final = 20.0
-#: Seconds for libvirt to end a VM that was left.
+#: Seconds in which libvirt ends a leftover VM.
 _END: Final = 60.0
 _ATTEND: Final = "nova_hpc.tenancy.stage.attendant"
 
@@ -34,25 +34,25 @@ class ProgramRun(Protocol):
     def __call__(
         self, argv: Sequence[str], timeout: float, more: Mapping[str, str] | None = None
     ) -> str:
-        """Its output."""
+        """Return its output."""
 
 
 @attrs.frozen
 class StageOutcome:
     """The outcome of a stage."""
 
-    #: Address -> why the device did not pass; "": it passed. Every device has one, or
+    #: Address -> why the device did not pass; "" if it passed. Every device has one, or
     #: there is a *problem*.
     verdicts: Mapping[str, str] = attrs.field(factory=dict, hash=False)
-    #: Why that is unknown: it was not looked at, or not to the end; "": it was.
+    #: Why the verdicts are unknown: the check did not run, or did not finish; "" if it did.
     problem: str = ""
-    #: The problem is one of the host, and says nothing of the device.
+    #: Whether the problem is the host's, and unrelated to the device.
     host: bool = False
-    #: Address -> how its data were erased, of devices that passed and whose check proves that.
+    #: Address -> the way in which its data were erased, if it passed and its check proves that.
     proofs: Mapping[str, str] = attrs.field(factory=dict, hash=False)
 
     def symptom(self, address: str) -> Symptom | None:
-        """The symptom of a device after its stage; None: it has passed."""
+        """Return the symptom of a device after its stage; None if it has passed."""
         if self.problem:
             sign = HealthSign.UNFIT if self.host else HealthSign.UNCHECKED
             return Symptom(sign, f"it was not cleaned from within: {self.problem}")
@@ -65,30 +65,30 @@ class StageOutcome:
 
 
 class StageRunner(abc.ABC):
-    """Looks at devices that nobody has, somewhere."""
+    """Checks devices that no server has, in a certain place."""
 
     @abc.abstractmethod
     def holder(self) -> str:
-        """The name of what will have the devices, for the ledger."""
+        """Return the name of the devices' next holder, for the ledger."""
 
     @abc.abstractmethod
     def run(self, holder: str, devices: Mapping[str, str | None]) -> StageOutcome:
-        """Look at devices. Never raises.
+        """Check devices. Never raises.
 
-        :param holder: as :meth:`holder` said.
+        :param holder: a name from :meth:`holder`.
         :param devices: address -> role; they can only be given together.
         """
 
     @abc.abstractmethod
     def end(self, holder: str, devices: Sequence[str]) -> str | None:
-        """End what a killed process may have left. Never raises.
+        """End the remains of a killed process. Never raises.
 
-        :returns: why something may still have the devices; None: nothing has.
+        :returns: why the devices may still be in use; None if they are not.
         """
 
 
 def problem_of_check(result: Mapping[str, Any]) -> str | None:
-    """The reason why a check could not be made; None: it was."""
+    """Return the reason why a check could not run; None if it ran."""
     if result.get("ok") is True or result.get("unable") is not True:
         return None
     return f"a check could not be made: {report.failure_reason_of(dict(result))}"
@@ -96,7 +96,7 @@ def problem_of_check(result: Mapping[str, Any]) -> str | None:
 
 @attrs.frozen
 class ServiceVmRunner(StageRunner):
-    """A throw-away guest domain."""
+    """Runs the stage in a throw-away guest domain."""
 
     uri: str
     machine: ServiceVmMachine
@@ -104,7 +104,7 @@ class ServiceVmRunner(StageRunner):
     timeout: float
     #: Role -> names of its checks.
     checks: Callable[[str | None], Sequence[str]]
-    #: Role -> what an operator has pinned.
+    #: Role -> values that an operator has pinned.
     pins: Callable[[str | None], Mapping[str, Any]] = attrs.field(default=lambda role: {})
     root: Path = Path("/")
     dedicated: frozenset[int] = frozenset()
@@ -112,7 +112,7 @@ class ServiceVmRunner(StageRunner):
     execute: ProgramRun = process.run_stage_program
 
     def holder(self) -> str:
-        """A UUID that Nova does not know."""
+        """Return a UUID that is not in Nova."""
         return domain.new_uuid()
 
     def run(self, holder: str, devices: Mapping[str, str | None]) -> StageOutcome:

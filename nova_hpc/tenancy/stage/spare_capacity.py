@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory and CPUs that the host can spare for a service VM, because no server has them. Pure."""
+"""Memory and CPUs of the host that no server has, for a service VM. Pure."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import re
 from collections.abc import Collection
 from typing import Final
 
-#: MiB that the host keeps for itself beside a service VM, and what QEMU itself takes.
+#: MiB of memory that must remain beside a service VM, including QEMU's own.
 _SPARE: Final = 128
 _AVAILABLE: Final = re.compile(r"^MemAvailable:\s*(\d+) kB$", re.MULTILINE)
 
 
 class ShortError(Exception):
-    """The host cannot spare a service VM now; the text says what it lacks, and the cure."""
+    """The host cannot spare a service VM now; the text names the lack and the cure."""
 
 
 def check_spare_memory(meminfo: str, memory_mib: int) -> None:
-    """Whether the host has the memory of one more service VM.
+    """Check that the host has the memory of one more service VM.
 
-    Hugepages are not part of what Linux calls available, so those of servers do not count.
+    Linux does not count hugepages as available, so the servers' hugepages are excluded.
 
     :param meminfo: the text of ``/proc/meminfo``.
-    :raises ShortError: it has not, or does not say.
+    :raises ShortError: it has too little, or the text does not contain it.
     """
     match = _AVAILABLE.search(meminfo)
     if match is None:
@@ -39,11 +39,11 @@ def check_spare_memory(meminfo: str, memory_mib: int) -> None:
 def spare_cpus_of(
     online: Collection[int], dedicated: Collection[int], shared: Collection[int]
 ) -> frozenset[int]:
-    """The host's CPUs for service VMs.
+    """Return the host's CPUs for service VMs.
 
     :param online: CPUs that are online.
     :param dedicated: ``[compute]cpu_dedicated_set``: never used.
-    :param shared: ``[compute]cpu_shared_set``: used where nothing else is left.
+    :param shared: ``[compute]cpu_shared_set``: used only if no other CPU is left.
     :raises ShortError: all belong to servers.
     """
     spare = frozenset(online) - frozenset(dedicated)

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The stage as a step: due before a server starts, passed before the next one does.
 
-The rules, which hold whenever the service is killed:
+These rules hold whenever the service is killed:
 
 * a device's stage is due, on the disk, before its server starts;
-* until it has passed the device is given to nobody, offered by nobody, and reserved in
+* until it has passed, no server gets the device, no node offers it, and it is reserved in
   Placement before Nova frees it;
-* what has the device is on the disk before it gets it: its UUID is the device's mark, as a
-  server's is, so that hygiene cleans the device after it as after any other;
-* a stage begins only when Nova, libvirt and the kernel agree that nobody has the device,
-  and below the device's lock until it has ended.
+* the disk names the device's holder before that gets it: its UUID is the device's mark, like a
+  server's, so hygiene cleans the device after it as after any server;
+* a stage begins only if Nova, libvirt and the kernel agree that the device is free,
+  and it holds the device's lock until it has ended.
 
-Nothing here waits in a thread of Nova's: the periodic update looks at the ledger, and a
-thread of its own attends to what is due.
+No thread of Nova waits here: the periodic update reads the ledger, and a
+separate thread processes due devices.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from nova_hpc.tenancy.storage import storage_devices_of
 from nova_hpc.topology.model import Node, address_key
 from nova_hpc.wire.ledger import SOMEBODY, DeviceState, Ledger, LedgerDevice
 
-#: Seconds between looks whether Nova has freed the devices of a server that has ended.
+#: Seconds between two checks whether Nova has freed the devices of a server that has ended.
 _POLL: Final = 2.0
-#: Seconds for which that is expected.
+#: Seconds within which Nova is expected to free them.
 _SOON: Final = 60.0
 
 _CURE_OF_REPLACED: Final = (
@@ -60,17 +60,17 @@ class _StageWork:
     lock: threading.Lock = attrs.field(factory=threading.Lock)
     running: bool = False
     again: bool = False
-    #: Until when devices are expected to become free, by time.monotonic().
+    #: End of the time in which devices are expected to become free, by time.monotonic().
     soon: float = 0.0
-    #: Domains of a killed process, of which the ledger knows nothing, were looked for.
+    #: Whether domains of a killed process that are not in the ledger were searched.
     swept: bool = False
-    #: The servers that there were when the service started have made their devices due.
+    #: Whether the servers of the service's start have made their devices due.
     asked: bool = False
-    #: Devices that this process is at work on.
+    #: Devices that this process is working on.
     mine: set[str] = attrs.field(factory=set)
     view: NodeView | None = None
     owners: DeviceOwners | None = None
-    #: One sentence for each thing that has failed since it was asked last.
+    #: One sentence for each failure since the last call of :meth:`StageStep.withhold`.
     notes: list[str] = attrs.field(factory=list)
 
 
@@ -80,28 +80,28 @@ def _spawn_stage_thread(attend: Callable[[], None]) -> None:
 
 @attrs.frozen
 class StageStep(TenancyStep):
-    """Has the devices of some roles cleaned from within."""
+    """Cleans the devices of some roles from within."""
 
     name: ClassVar[str] = "stage"
 
     records: HygieneRecords
     cleaning: DeviceCleaning
-    #: Role -> where its devices are cleaned.
+    #: Role -> the place of its stage.
     modes: Mapping[str, StageMode] = attrs.field(hash=False)
     runners: Mapping[StageMode, StageRunner] = attrs.field(hash=False)
     at_once: int = 1
-    #: Starts what attends to the devices.
+    #: Starts the thread that processes the devices.
     spawn: Callable[[Callable[[], None]], None] = _spawn_stage_thread
     _work: _StageWork = attrs.field(factory=_StageWork, init=False, eq=False, repr=False)
 
     def mode(self, role: str | None) -> StageMode:
-        """The place where the devices of a role are cleaned."""
+        """Return the place where the devices of a role are cleaned."""
         return self.modes.get(role or "", StageMode.NONE)
 
     # -- the protocol -----------------------------------------------------------
 
     def before_start(self, tenant: DeviceTenant, view: NodeView) -> tuple[str, ...]:
-        """Refuse what is not clean, and write down what is due from now on."""
+        """Refuse devices that are not clean, and record the stages that are due from now on."""
         try:
             self._owe(tenant, view)
         except LedgerError as error:
@@ -118,7 +118,7 @@ class StageStep(TenancyStep):
     def _owe_or_refuse(
         self, tenant: DeviceTenant, addresses: Collection[str], view: NodeView
     ) -> dict[str, str]:
-        """Make devices due of a server that gets them, or say why it does not, all or none.
+        """Make the stages of a server's devices due, or refuse its start, all or none.
 
         :returns: address -> why it must not be given.
         """
@@ -159,9 +159,9 @@ class StageStep(TenancyStep):
         return staged or not self.records.known().staged.isdisjoint(roles)
 
     def before_restart(self, tenant: DeviceTenant, view: NodeView) -> tuple[str, ...]:
-        """Write down what is due of a server that was there before the option was set.
+        """Record due stages of a server that existed before the option was set.
 
-        Hardware that took the place of the server's has to have passed its stage.
+        Hardware that replaced the server's own must have passed its stage.
         """
         wall = self.records.moment().wall
         addresses = {
@@ -190,7 +190,7 @@ class StageStep(TenancyStep):
             raise word_replaced_devices(len(tenant.devices), refused, _CURE_OF_REPLACED)
 
     def _mark(self, addresses: Collection[str], server: str, wall: float) -> None:
-        """Make due what is not."""
+        """Make stages due that are not yet."""
         if not addresses:
             return
         self.records.change(
@@ -200,7 +200,7 @@ class StageStep(TenancyStep):
     def after_end(
         self, server: str, look: Callable[[], NodeView], owners: DeviceOwners
     ) -> tuple[str, ...]:
-        """Nothing that a delete waits for: what is due was written down before its start."""
+        """Wake the thread, without delaying the delete: its stages are already recorded."""
         with contextlib.suppress(LedgerError):
             ledger = self.records.known()
             entries = (
@@ -212,15 +212,15 @@ class StageStep(TenancyStep):
         return ()
 
     def withhold(self, view: NodeView, owners: DeviceOwners) -> WithheldDevices:
-        """Look at the ledger; what is due is attended to elsewhere."""
+        """Return the devices to withhold, from the ledger; another thread processes them."""
         work = self._work
         work.view, work.owners = view, owners
         try:
             used = owners.records()
             roles = view.roles
             if not work.asked:
-                # Servers that were there before the option was set. Later a device that is
-                # used and not due is one that is being given: its own start makes it due.
+                # Servers from before the option was set. Later a used device that is not due
+                # is one that is being given: its own start makes it due.
                 self._mark(
                     [
                         address
@@ -257,10 +257,10 @@ class StageStep(TenancyStep):
         return WithheldDevices(findings, notes)
 
     def _make_due(self, view: NodeView, used: frozenset[str]) -> Ledger:
-        """Make due what is free and has no entry: its last owner is unknown.
+        """Make free devices without an entry due: their last owner is unknown.
 
-        It is new here, or the ledger is; or its role has had no stage until now. What took
-        the place of a server's hardware counts as free: the server has not got it.
+        The device is new here, or the ledger is, or its role had no stage before. Hardware that
+        replaced a server's own counts as free, because the server has not got it yet.
         """
         wall, known = self.records.moment().wall, self.records.known()
         free = [
@@ -276,7 +276,7 @@ class StageStep(TenancyStep):
         )
 
     def _read_stays(self, node: Node, addresses: Collection[str]) -> dict[str, str]:
-        """Storage devices -> the present stay of one that tells no serial number; "": it does."""
+        """Storage device -> its present stay if it has no serial number, else ""."""
         ledger = self.records.known()
         return {
             address: ""
@@ -289,7 +289,7 @@ class StageStep(TenancyStep):
         """Whether the role of an offered device has no stage (any more)."""
         return address in roles and self.mode(roles[address]) is StageMode.NONE
 
-    # -- the thread that attends to what is due ---------------------------------------
+    # -- the thread that processes due devices ----------------------------------------
 
     def _wake(self) -> None:
         work = self._work
@@ -327,10 +327,10 @@ class StageStep(TenancyStep):
             self._work.notes.append(text)
 
     def attend(self) -> bool:
-        """Do everything that can be done now, and wait for it.
+        """Process all devices that can be processed now, and wait for the result.
 
-        :returns: whether a device waits for its server to be gone by Nova's records.
-        :raises LedgerError: nothing can be remembered.
+        :returns: whether a device waits until Nova's records no longer list its server.
+        :raises LedgerError: the ledger cannot be written.
         """
         view, owners = self._work.view, self._work.owners
         if view is None or owners is None:
@@ -343,7 +343,7 @@ class StageStep(TenancyStep):
         for address in sorted(ledger.staged, key=address_key):
             device = ledger.device(address)
             entry = device_stage.load_stage(device.stage)
-            # What is not offered keeps its entry: it may be offered again.
+            # A device that is not offered keeps its entry: it may be offered again.
             gone = address not in view.roles
             early = device.state is DeviceState.SUSPECT and not health_states.is_trial_due(
                 device.trial, moment, self.records.rules
@@ -374,7 +374,7 @@ class StageStep(TenancyStep):
         return waiting
 
     def _sweep(self, owners: DeviceOwners) -> None:
-        """End service VMs of which the ledger knows nothing: it was lost."""
+        """End service VMs that are missing in the ledger, because it was lost."""
         if self._work.swept:
             return
         domains = owners.domains()
@@ -401,7 +401,7 @@ class StageStep(TenancyStep):
             self.records.change(lambda ledger: ledger_edits.forget_device_stages(ledger, addresses))
 
     def _end(self, holder: str, devices: list[str]) -> None:
-        """End what a killed process has left; then the devices are due again."""
+        """End the remains of a killed process; then the devices are due again."""
         runner = self.runners[
             StageMode.HOST if holder == StageMode.HOST.value else StageMode.SERVICE_VM
         ]
@@ -435,16 +435,16 @@ class StageStep(TenancyStep):
                 self._work.mine.difference_update(batch)
 
     def _one(self, roles: Mapping[str, str | None], owners: DeviceOwners) -> None:
-        """The stage of some devices, from its begin to what comes of it; below their locks."""
+        """Run the stage of some devices, from its beginning to its result; under their locks."""
         ledger = self.records.known()
         taken = waiting_tenants.list_taken_devices(ledger, owners)
         if not ledger.staged.issuperset(roles) or taken & roles.keys():
             return  # another process was faster, or it is given
         if waiting_tenants.find_held_devices(roles, ledger, owners):
-            return  # who has it is said by hygiene
+            return  # hygiene reports the holder
         dirty = {address: roles[address] for address in roles if ledger.device(address).owes}
         if self.cleaning.clean(dirty)[1]:
-            return  # likewise
+            return  # hygiene reports the failure
         began = time.monotonic()
         mode = self.mode(next(iter(roles.values())))
         runner = self.runners[mode]
@@ -455,7 +455,7 @@ class StageStep(TenancyStep):
             problem = runner.end(holder, list(roles))
             if problem is not None:
                 self._note(f"PCI devices {', '.join(roles)}: {problem}")
-                return  # it stays begun: the next look ends it
+                return  # the entry stays begun: the next update ends it
         held = waiting_tenants.find_held_devices(roles, ledger, owners)
         if held:
             for address, holding in held.items():

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stopped servers that wait until hardware in the place of their own has passed its stage.
+"""Stopped servers that wait until the hardware in their place has passed its stage.
 
-Such a device has a server by Nova's records, which know places alone, and a shut-off domain
-by libvirt's. The server has not got it yet: its start is refused until the stage has passed,
-and then makes the device due of the server itself, in one write of the ledger. So of the
-server and the stage at most one may touch the device, and the ledger says which.
+Such a device has a server by Nova's records, which contain only places, and a shut-off domain
+by libvirt's. The server has not got it yet. Its start is refused until the stage has passed,
+and then makes the device due for the server itself, in one write of the ledger. So either the
+server or the stage may touch the device, and the ledger determines which.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nova_hpc.wire.ledger import Ledger
 
 
 def list_taken_devices(ledger: Ledger, owners: DeviceOwners) -> frozenset[str]:
-    """Devices that servers have by Nova's records, but for those that they wait for."""
+    """Return devices that servers have by Nova's records, without those that wait for a stage."""
     used = owners.records()
     return used - find_waiting_tenants(ledger, ledger.staged & used, owners).keys()
 
@@ -25,7 +25,7 @@ def list_taken_devices(ledger: Ledger, owners: DeviceOwners) -> frozenset[str]:
 def find_waiting_tenants(
     ledger: Ledger, addresses: Collection[str], owners: DeviceOwners
 ) -> dict[str, str]:
-    """Address -> the server that waits for what is at its place now."""
+    """Address -> the server that waits for the hardware that is now at its place."""
     replaced = [address for address in addresses if ledger.device(address).replaced]
     rows = owners.rows().devices if replaced else {}
     tenants = {}
@@ -40,7 +40,7 @@ def find_waiting_tenants(
 def find_held_devices(
     addresses: Collection[str], ledger: Ledger, owners: DeviceOwners
 ) -> dict[str, HeldDevice]:
-    """Those of *addresses* that anybody has but a server that waits for them."""
+    """Return the *addresses* with a holder other than a server that waits for them."""
     tenants = find_waiting_tenants(ledger, addresses, owners)
     held = owners.held(frozenset(addresses) - tenants.keys())
     for address, server in tenants.items():

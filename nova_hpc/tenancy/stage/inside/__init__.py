@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program inside a service VM: the standard library of Python alone."""
+"""The program inside a service VM: it uses only the standard library of Python."""

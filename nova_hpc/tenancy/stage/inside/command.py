@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program of a service VM: put each device through its checks, and say what came of it.
+"""The program of a service VM: it runs the checks of each device, and prints the results.
 
-The kernel's command line says the nonce of this run and the names of the checks. The
-devices are behind the root ports that :mod:`nova_hpc.tenancy.stage.domain` has made.
+The kernel's command line contains the nonce of this run and the names of the checks. The
+devices are behind the root ports that :mod:`nova_hpc.tenancy.stage.domain` has created.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _DEVICES = Path("/sys/bus/pci/devices")
 _CHECKS = Path("/checks")
 _FIRST_SLOT = 0x10
 _MOST = 15
-#: Seconds between two sayings of the answer.
+#: Seconds between two prints of the answer.
 _PAUSE = 2.0
 
 
 def parse_kernel_arguments(text: str) -> dict[str, str]:
-    """The arguments of the kernel."""
+    """Return the arguments of the kernel."""
     return {key: value for key, _, value in (word.partition("=") for word in text.split())}
 
 
 def find_function_behind_port(number: int, devices: Path = _DEVICES) -> Path | None:
-    """The function behind the root port of a number; None: there is no such port.
+    """Return the function behind the root port of a number; None if there is no such port.
 
-    :raises UnableError: there is none, or more than one.
+    :raises UnableError: the port has no function, or more than one.
     """
     port = devices / f"0000:00:{_FIRST_SLOT + number:02x}.0"
     if not port.exists():
@@ -48,7 +48,7 @@ def find_function_behind_port(number: int, devices: Path = _DEVICES) -> Path | N
 
 
 def check_one_device(device: Path, checks: list[str], pins: dict[str, Any]) -> dict[str, Any]:
-    """Put one device through its checks, until one fails."""
+    """Run the checks of one device, until one fails."""
     answers: dict[str, Any] = {}
     for check in checks:
         own = clean_check.own_check_of(check)
@@ -57,9 +57,9 @@ def check_one_device(device: Path, checks: list[str], pins: dict[str, Any]) -> d
 
 
 def run_operator_check(path: Path, device: Path) -> str:
-    """An operator's own check: status 0 is well; its last line says what it has found.
+    """Run an operator's own check: status 0 means passed; its last line is its result.
 
-    :raises UnableError: it is not there, or cannot be run, or was killed.
+    :raises UnableError: it is missing, cannot be run, or was killed.
     :raises UncleanError: the device did not pass.
     """
     try:
@@ -80,7 +80,7 @@ def run_operator_check(path: Path, device: Path) -> str:
 def check_all_devices(
     arguments: dict[str, str], devices: Path = _DEVICES
 ) -> dict[str, dict[str, Any]]:
-    """The outcome of each device, by its number."""
+    """Return the result of each device, by its number."""
     checks = [check for check in arguments.get("nova_hpc.checks", "").split(",") if check]
     packed = arguments.get("nova_hpc.pins", "")
     pins = json.loads(base64.urlsafe_b64decode(packed)) if packed else {}
@@ -102,11 +102,11 @@ def check_all_devices(
 
 
 def main() -> None:
-    """Say it until somebody ends the VM."""
+    """Print the answer repeatedly until the VM is ended."""
     arguments = parse_kernel_arguments(Path("/proc/cmdline").read_text())
     text = report.format_report_line(arguments["nova_hpc.nonce"], check_all_devices(arguments))
     while True:
-        # On a line of its own, whatever the kernel has said before.
+        # On a line of its own, whatever the kernel has printed before.
         os.write(sys.stdout.fileno(), f"\n{text}\n".encode("ascii"))
         time.sleep(_PAUSE)
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clean the memory that a PCI function shows in its BARs, and see that it is memory.
+"""Cleans the memory that a PCI function shows in its BARs, and checks that it is memory.
 
-Only BARs that are *prefetchable* are written: reading them has no effects, and writes may
-be merged, as of memory. Others are registers. Adapters and controllers of storage have
-registers in prefetchable BARs, too, so they are refused.
+Only *prefetchable* BARs are written: reading them has no side effects, and writes may
+be merged, as with memory. Other BARs are registers. Network adapters and storage controllers
+have registers in prefetchable BARs, too, so they are refused.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _MEMORY = 0x200  # IORESOURCE_MEM
 _PREFETCH = 0x2000  # IORESOURCE_PREFETCH
 _BARS = 6
 _MIB = 1 << 20
-#: Mapped at once.
+#: Bytes that are mapped at once.
 _WINDOW = 256 * _MIB
-#: A BAR up to this size is read back as a whole; of a larger one every so many MiB.
+#: A BAR up to this size is read back completely; of a larger one, one MiB of each _STRIDE.
 _WHOLE = 1024 * _MIB
 _STRIDE = 64
 #: Base classes whose prefetchable BARs are registers: storage, network.
@@ -30,7 +30,7 @@ _REGISTERS = ("0x01", "0x02")
 
 
 def prefetchable_bars_of(text: str) -> dict[int, int]:
-    """Number -> bytes of the prefetchable BARs, from a ``resource`` file of sysfs.
+    """Return number -> bytes of the prefetchable BARs, from a ``resource`` file of sysfs.
 
     :raises UnableError: a BAR has no address.
     """
@@ -49,7 +49,7 @@ def prefetchable_bars_of(text: str) -> dict[int, int]:
 
 
 def memory_pattern_of(number: int, size: int) -> bytes:
-    """The bytes for the MiB of that number: no two are alike."""
+    """Return the bytes for the MiB of that number; each MiB gets different ones."""
     word = (0x9E3779B97F4A7C15 * (number + 1)) & (2**64 - 1)
     return (word.to_bytes(8, "little") * (size // 8 + 1))[:size]
 
@@ -58,10 +58,10 @@ def clean(device: Path, pins: Mapping[str, Any]) -> dict[str, Any]:
     """Write a pattern to all memory of a device, read it back, and leave zeros.
 
     :param device: its folder in sysfs.
-    :param pins: none of them is about memory.
-    :returns: what was cleaned, in bytes.
-    :raises UncleanError: it does not keep what is written.
-    :raises UnableError: it cannot be reached, or is none.
+    :param pins: unused: no pin is about memory.
+    :returns: the cleaned amount, in bytes, and the BARs.
+    :raises UncleanError: the device does not keep the pattern.
+    :raises UnableError: its memory cannot be reached, or it has none.
     """
     kind = (device / "class").read_text().strip()
     if kind.startswith(_REGISTERS):
@@ -82,6 +82,11 @@ def clean(device: Path, pins: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _clean_bar(path: Path, number: int, size: int) -> None:
+    """Write one BAR in windows and read it back, first with a pattern and then with zeros.
+
+    :raises UnableError: the BAR cannot be opened or mapped.
+    :raises UncleanError: it does not keep the written bytes.
+    """
     try:
         handle = os.open(path, os.O_RDWR | os.O_SYNC)
     except OSError as error:
