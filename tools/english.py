@@ -7,7 +7,7 @@ room has more. ``python tools/english.py nova_hpc/topology`` prints each finding
 file and line. ``--lower`` writes the bounds that have become lower.
 
 A bound is a number of findings per 1,000 words, so that a room may grow. A room is a folder, with
-the folders below it. Text in double backquotes is code and has no findings.
+the folders below it. Literals and names of parameters have no findings.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ RULES: Final = {
     "clause": "start with a noun, and put the condition at the end",
 }
 _PATTERNS: Final = {
-    "what": re.compile(r"\bwhat(?:ever)?\s+(?!kind\b|sort\b)\w", re.IGNORECASE),
+    "what": re.compile(r"\bwhat\s+(?!kind\b|sort\b)\w", re.IGNORECASE),
     # A name in the code is "wish", and "unknown" and "well-known" are words of the field.
     "speaking": re.compile(
         r"(?<!-)\b(?:says?|said|saying|tells?|told|telling|knows?|knew|asks?|asked|wished)\b",
@@ -48,7 +48,8 @@ _PATTERNS: Final = {
     "person": re.compile(r"\b(?:no|some|any|every)body\b|\bwh(?:o|om)ever\b", re.IGNORECASE),
     "clause": re.compile(r"(?:\A|[.:;!?]\s+)(?:Who|What)(?:ever)?\s(?![^.:;]*\?)"),
 }
-_LITERAL: Final = re.compile(r"``.*?``", re.DOTALL)
+#: Code in a text: literals, names of parameters and fields.
+_LITERAL: Final = re.compile(r"``.*?``|`[^`]+`|\*\w+\*|:\w+ \w+:", re.DOTALL)
 
 
 @dataclasses.dataclass(frozen=True)

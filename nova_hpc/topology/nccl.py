@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A topology as NCCL and RCCL read it: the file that ``NCCL_TOPO_FILE`` names.
 
-NCCL takes the places of GPUs and adapters from the ``busid`` elements of the file. It reads
+NCCL places GPUs and adapters by the ``busid`` of their elements in the file. It reads
 sysfs only for attributes that the file omits. Its reader is not an XML parser, with these
 consequences (read in NCCL 2.30 and in RCCL of ROCm 4.3 to 6.2, src/graph/xml.cc and topo.cc):
 * no declaration, one blank between attributes, none before ``/>``, no entities,

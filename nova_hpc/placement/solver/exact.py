@@ -21,7 +21,7 @@ from nova_hpc.placement.solver.problem import Layout, SearchProblem
 
 @attrs.frozen
 class SearchStep:
-    """How a state came about in one pass: from which, closing how many."""
+    """The origin of a state in one pass: the state before it, and the groups that were closed."""
 
     before: int
     groups: int = 0
@@ -41,7 +41,7 @@ class TablePass:
 
 @attrs.frozen(eq=False)
 class ClassTable:
-    """The table of a class, and how its states came about."""
+    """The table of a class, and the origins of its states."""
 
     prefixes: list[Costs]  # after so many children or parts
     passes: list[TablePass]
@@ -72,10 +72,10 @@ class ExactSearch:
         self.leaves = Leaves(problem, self.layout, self.charges, budget, self._merge)
 
     def solve(self, reach: Rank, bind: Rank) -> tuple[int, int] | None:
-        """Least cost and final state, where groups close within *reach*.
+        """Least cost and final state, if groups close within *reach*.
 
-        :param reach: widest rank of a domain in which the devices of a group are
-        :param bind: widest rank in which a group and its guest cell are
+        :param reach: widest rank of a domain that contains the devices of a group
+        :param bind: widest rank of a domain that contains a group and its guest cell
         """
         lay = self.layout
         table = self.table(self.root.cls, reach, bind).final
@@ -92,7 +92,7 @@ class ExactSearch:
 
     def table(self, cls: DomainClass, reach: Rank, bind: Rank) -> ClassTable:
         """The table of a class for one stage."""
-        # Below its reach, a stage is like any other.
+        # Below its reach, all stages have the same table.
         key = (cls.number, reach if reach <= cls.rank else 99, bind)
         table = self._tables.get(key)
         if table is None:
@@ -171,7 +171,7 @@ class ExactSearch:
         return out
 
     def _needed(self, costs: Costs, have: Sequence[int]) -> Costs:
-        """Drop states that take too little for all others to make up for it."""
+        """Drop states that take so little that all other domains cannot make up for it."""
         lay = self.layout
         low = 0
         for total, all_, had, unit in zip(
@@ -192,7 +192,7 @@ class ExactSearch:
     def _close(
         self, cls: DomainClass, costs: Costs, name: str, price: int
     ) -> tuple[Costs, dict[int, SearchStep]]:
-        """Close groups of what is loose, any number of them."""
+        """Close any number of groups from the loose devices."""
         lay = self.layout
         most = self.problem.demand.groups - self.hits
         mask, borrow, need, rest = lay.name_mask, lay.borrow, lay.need, lay.rest
@@ -250,7 +250,7 @@ class ExactSearch:
         lay = self.layout
         extra = self.problem.demand.groups % len(self.problem.request.cells)
         after, back = dict[int, int](), dict[int, SearchStep]()
-        # Where a cell's place makes no other difference, it goes to devices.
+        # A cell whose place makes no other difference goes near devices.
         appeal = max(self.charges.most - sum(cls.avail), 0) if bind > Rank.NUMA else 0
         for state, cost in costs.items():
             local = lay.groups(state) + lay.hits(state) - lay.waits(state)
@@ -272,7 +272,7 @@ class ExactSearch:
         return after, back
 
     def _complete(self, cls: DomainClass, costs: Costs, reach: Rank, bind: Rank) -> Costs:
-        """Drop states in which something is left over that can not close above."""
+        """Drop states with loose devices that cannot be closed further up."""
         lay = self.layout
         if cls.rank >= reach:
             mask, need, rest, sets = lay.name_mask, lay.need, lay.rest, cls.sets

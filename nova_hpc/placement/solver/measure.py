@@ -2,7 +2,7 @@
 """The worth of a finished choice: its level, its distance and its score.
 
 Computed from the devices alone, by the definitions and not by the search, so
-that the two can be held against each other.
+that tests can compare the two.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _common_rank(built: Members) -> Rank:
 
 
 def _rank_added_by_node(item: Item, node: HostNode) -> Rank:
-    """How much wider a group gets by a cell on this node."""
+    """The rank that a cell on this node adds to a group."""
     if item.region(Rank.NUMA) == node_region(node, Rank.NUMA):
         return Rank.PIX  # the cell is no farther than the other devices
     if item.region(Rank.SOCKET) == node_region(node, Rank.SOCKET):

@@ -104,7 +104,7 @@ class Realiser:
         return bag
 
     def _shares(self, node: DomainNode, prefixes: Sequence[Costs], state: int) -> list[int]:
-        """The share of each child or part; of equals the first gives most."""
+        """The share of each child or part; among equals the first gives most."""
         if node.parts:
             tables = [self.search.leaves.either(part.signature) for part in node.parts]
         else:
@@ -121,7 +121,7 @@ class Realiser:
         return shares[::-1]
 
     def _part(self, part: Alike, state: int, bag: _Bag) -> None:
-        """Take devices of one part; evenly, where they have several functions."""
+        """Take devices of one part, evenly if they have several functions."""
         if not state:
             return
         prefixes = self.search.leaves.part(part.signature)
@@ -187,7 +187,7 @@ class Realiser:
 
 
 def _least_share_of(before: Costs, own: Costs, state: int, cost: int) -> int:
-    """The least that the last part can contribute to a state of this cost."""
+    """The least share of the last part in a state of this cost."""
     if len(own) == 1:
         return next(iter(own))
     for share in sorted(own):
