@@ -122,6 +122,7 @@ class Forest:
         :param local: names of units inside one leaf, which are chosen there
         :param banned: NUMA nodes without a guest cell
         """
+        # The tree grows from the leaves: at each rank the nodes of one domain get a parent.
         homes: dict[tuple[int, Key], list[int]] = {}
         for number, members in enumerate(sets):
             rank, key = smallest_domain_of(members)
@@ -137,6 +138,7 @@ class Forest:
                 key = node.up[rank]
                 parents.setdefault(key, []).append(node)
                 ups.setdefault(key, node.up)
+            # A NUMA node without devices may take a guest cell, too.
             if rank is Rank.NUMA and self.problem.sorts:
                 for key, host in hosts.items():
                     if key not in parents:
@@ -165,6 +167,12 @@ class Forest:
         homes: Mapping[tuple[int, Key], list[int]],
         local: frozenset[str],
     ) -> DomainNode:
+        """The node of a PIX domain, whose parts are sorts of equal devices.
+
+        Devices of NVLink sets that are taken count only for the damage. An adapter that is free
+        as a whole and as functions is one part with an alternative. An IOMMU unit that lies in
+        the leaf is one part, which is used up or not used.
+        """
         problem = self.problem
         labels = len(problem.profile.labels)
         free, held, avail = [0] * labels, [0] * labels, [0] * len(problem.demand.names)
@@ -259,6 +267,12 @@ class Forest:
         host: HostNode | None,
         banned: frozenset[int],
     ) -> DomainNode:
+        """The node of a larger domain.
+
+        The classes of its children decide its own class, whatever their order. At NUMA rank the
+        guest cells that fit also decide and, if they limit any shape of the profile, the free
+        CPUs and pages.
+        """
         problem = self.problem
         if len(below) > 1:
             below.sort(key=lambda node: (node.cls.number, -node.most, node.first))

@@ -150,6 +150,12 @@ class Leaves:
         return table
 
     def _alike(self, many: Many) -> Costs:
+        """The states of taking a number of these devices, for each split over their names.
+
+        The devices are spread evenly over the adapters, which has the least crowding: the sum of
+        the squared numbers of functions that each adapter gives. For example, four functions of
+        two adapters cost 2² + 2² = 8, and not 4² = 16.
+        """
         kind, free, label, count, forced, capped, aliases = many
         lay = self.layout
         names = [i for i in range(len(lay.names)) if kind >> i & 1]
@@ -201,7 +207,9 @@ def _iterate_splits(total: int, limits: Sequence[int]) -> Iterator[tuple[int, ..
 class Charges:
     """The units of the packed cost, and the cost of taking devices from a domain.
 
-    The widths of the fields are the same for all outer choices of one problem.
+    The widths of the fields are the same for all outer choices of one problem. Each unit is a
+    power of two above the maximum of everything to its right. So comparing two packed costs
+    compares their fields from left to right.
     """
 
     def __init__(self, problem: SearchProblem, layout: Layout) -> None:
@@ -233,7 +241,11 @@ class Charges:
         )
 
     def add(self, cls: DomainClass, costs: Costs) -> Costs:
-        """Add the damage to later servers of the devices taken from this domain."""
+        """Add the damage to later servers of the devices taken from this domain.
+
+        It depends only on the taken devices and, at NUMA rank, on the seated cell. So it is
+        computed once for all states that agree in these fields.
+        """
         if not cls.real or cls.rank is Rank.PIX:
             return costs
         lay = self.layout
@@ -251,6 +263,7 @@ class Charges:
         return after
 
     def _of(self, cls: DomainClass, state: int) -> int:
+        """The damage, the lost groups and the leftovers of a state in one domain."""
         problem, lay = self.problem, self.layout
         gone = list(cls.held)
         tidy = cls.tidy[1]

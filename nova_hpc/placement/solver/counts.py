@@ -133,6 +133,11 @@ def _grow_domain(
     units: Mapping[str, IommuUnit],
     forced: frozenset[str],
 ) -> CountedDomain:
+    """The tree of a domain with its tables, down to domains of rank *bottom*.
+
+    Groups lie in a domain of rank *bottom* or below. The table of such a leaf also counts how
+    much wider the groups are than the tightest possible ones.
+    """
     domain = CountedDomain(key, rank, items)
     caps = capacities_by_kind(items)
     if rank <= bottom:
@@ -181,7 +186,10 @@ def _list_tighter_limits(demand: Demand, items: Sequence[Item], rank: Rank) -> l
 
 
 def _merge_children(limit: int, domain: CountedDomain) -> None:
-    """Min-plus convolution of the children's tables."""
+    """Merge the children's tables: the least cost of each sum of groups, and its shares.
+
+    :param limit: maximum of groups in total.
+    """
     table: dict[int, Cost] = {0: ZERO}
     split: dict[int, tuple[int, ...]] = {0: ()}
     for child in domain.children:
@@ -211,6 +219,11 @@ def _fill_leaf(
     units: Mapping[str, IommuUnit],
     forced: frozenset[str],
 ) -> None:
+    """Fill the table of a leaf: each possible number of groups, and the units that it uses up.
+
+    Devices of a chosen unit must all be used, so their number is a lower bound for the groups.
+    Units inside the leaf are used up as a whole or not at all.
+    """
     free: dict[int, int] = {}
     must: dict[int, int] = {}
     local: dict[str, IommuUnit] = {}

@@ -154,6 +154,9 @@ def capacities_by_kind(items: Iterable[Item]) -> dict[int, int]:
 def survey_host(demand: Demand, host: FreeHost) -> Site:
     """Translate *host*: merge duplicates, drop pools that serve nothing, sort.
 
+    A device of an IOMMU unit is usable only if every function of the unit is free and serves a
+    want. Unusable devices still count for the damage, as :attr:`Site.rest`.
+
     :raises ValueError: the host lists one NUMA node twice, with different data.
     """
     ordered, ignored, broken = _keep_believed_pools(host.pools)

@@ -72,6 +72,8 @@ class SearchProblem:
         )
         index = {label: number for number, label in enumerate(host_profile.labels)}
         label = {item.id: index.get(item.label or "", -1) for item in everything}
+        # Devices of several labels may serve one name. The search must then count how many of
+        # each label it takes; otherwise the count for the name is enough.
         seen: list[set[int]] = [set() for _ in demand.names]
         for item in site.items:
             for i in range(len(demand.names)):
@@ -81,6 +83,7 @@ class SearchProblem:
             (next(iter(labels)) if labels else -1) if len(labels) < 2 else None for labels in seen
         )
         tracked = {number for labels in seen if len(labels) > 1 for number in labels if number >= 0}
+        # Cells with equal requirements are one sort: the search only counts them.
         sorts: dict[tuple[object, ...], list[WantedCell]] = {}
         for cell in sorted(request.cells, key=lambda cell: cell.id):
             alike = (
@@ -143,6 +146,10 @@ class Layout:
     (cells with one group more than others), devices taken for each name (devices
     of NVLink sets separately), devices taken of each tracked label, devices that count
     for each cap.
+
+    Each field has one bit more than its maximum needs. *offset* adds so much to every field that
+    this bit (in *guard*) is set exactly if the field exceeds its maximum. For example, a field
+    with the maximum 5 has 4 bits and the offset 2: 5 + 2 is 0111, 6 + 2 is 1000.
     """
 
     def __init__(self, problem: SearchProblem, hits: int, nvlink: Sequence[int]) -> None:

@@ -92,6 +92,9 @@ class Solver:
     def best(self, bans: Bans = NOTHING) -> DeviceSet | None:
         """The best set; None if there is none.
 
+        Counts alone exclude most hosts that cannot hold the groups. Then the levels are searched,
+        the tightest possible first; the first level with a solution is the best.
+
         :raises TooMuchError: the exact search would exceed its bound
         """
         if self._room(Rank.HOST) < self.problem.demand.groups:
@@ -177,7 +180,11 @@ class Solver:
     def _variants(
         self, hits: int, bans: Bans, reach: Rank
     ) -> Iterator[tuple[ExactSearch, tuple[Sequence[Item], ...]]]:
-        """The searches for so many NVLink sets: one for each outer choice."""
+        """The searches for so many NVLink sets: one for each outer choice.
+
+        An outer choice decides about NVLink sets and wide IOMMU units. Choices whose trees have
+        the same class and the same aliases have the same solutions, so only the first is searched.
+        """
         seen = set()
         sketches = set()
         for sets in self._first(iterate_set_choices(self._sets(bans, reach), hits), MAX_SELECTIONS):
@@ -294,6 +301,11 @@ class Solver:
         ]
 
     def _marks(self, held: set[str], units: set[str], bans: Bans) -> dict[str, int] | None:
+        """The decisions of an outer choice about devices; None if they contradict the bans.
+
+        Devices of the chosen sets are hits. The other devices of used units are forced. Banned
+        devices, and the devices of unused wide units and of units with a banned device, are closed.
+        """
         marks: dict[str, int] = {}
         if not (held or units or bans.items or self.wide):
             return marks
@@ -313,7 +325,11 @@ class Solver:
         return marks
 
     def _name(self, level: Level, solution: _SearchSolution) -> DeviceSet:
-        """The devices of a solution, with the score that the search found."""
+        """The devices of a solution, with the score that the search found.
+
+        The search does not see the devices of NVLink sets, so their crowding and their aliases
+        are added here.
+        """
         choice = Realiser(solution.search, solution.sets, *solution.stage).realise(solution.state)
         demand = self.problem.demand
         far = DISTANCES[solution.stage[0]]
