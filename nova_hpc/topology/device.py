@@ -210,6 +210,12 @@ class _SysfsDevice(_Attributes):
     busy: bool = False
 
     def read(self) -> Raw:
+        """All properties of the function.
+
+        A failure of one property never hides the others: it is a reason, and the function is
+        then unknown. RDMA devices of type SMI are left out: they are planes of another device
+        (:mod:`nova_hpc.guest.rdma_devices`).
+        """
         config = confspace.parse_config_space(self.attempt(self._config, b""))
         class_code = self.code("class", 6) or config.class_code
         vendor = self.code("vendor", 4) or config.vendor_id

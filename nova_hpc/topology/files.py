@@ -61,6 +61,13 @@ class FileTree:
         return self._resolved[path]
 
     def _walk(self, path: str) -> str | None:
+        """Resolve *path* part by part, like the kernel, but below the root of the tree.
+
+        The target of a link is put in front of the remaining parts. An absolute target starts
+        again at the root of the tree, and ``..`` never leaves it. For example, if
+        ``/sys/bus/pci`` is a link to ``/sys/devices/x``, then ``/sys/bus/pci/../y`` is
+        ``/sys/devices/y``.
+        """
         # The folder above is usually in the cache: functions share their folders.
         head, _, tail = path.rpartition("/")
         above = self.resolve(head) if head else "/"

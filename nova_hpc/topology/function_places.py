@@ -64,6 +64,9 @@ def place_functions(
 ) -> tuple[list[PciFunction], list[PciFunction]]:
     """Finish *raws*: functions, and bridges without bus numbers, by address.
 
+    The paths come first, because they decide the kinds of the bridges. The kinds decide the
+    switches and the isolation of each path. Locality and groups are added last.
+
     :param groups: the members of each IOMMU group.
     """
     by_address = {raw.address: raw for raw in raws}
@@ -99,6 +102,12 @@ def place_functions(
 
 
 def _path_of_raw(raw: Raw, by_address: Mapping[str, Raw]) -> tuple[str, ...]:
+    """Addresses of the bridges above a function, outermost first.
+
+    Without a tree, bus numbers give the path. For example, a function on bus 0x19 is below the
+    bridge with buses 0x18 to 0x1f. That bridge is on bus 0x17, so the next one has 0x17 in its
+    range.
+    """
     if raw.above is not None:
         # Addresses above that this reading does not contain are left out: a capture may
         # have been thinned.

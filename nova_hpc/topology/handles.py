@@ -59,6 +59,11 @@ def kernel_folder(root: Path, path: str) -> AbstractContextManager[int | None]:
 
 @contextlib.contextmanager
 def _hold_kernel_path(root: Path, path: str, is_folder: bool) -> Iterator[int | None]:
+    """Hold a file or directory below ``/sys``; see :func:`kernel_file`.
+
+    The links are resolved first. The resolved path is then opened part by part without following
+    links, so a link that appears in between makes the open fail.
+    """
     resolved = FileTree(root).resolve(path)
     if resolved is None:
         yield None
@@ -82,6 +87,11 @@ def _hold_kernel_path(root: Path, path: str, is_folder: bool) -> Iterator[int | 
 
 
 def _expect_kernels(handle: int, path: str, live: bool, is_folder: bool) -> None:
+    """Refuse a handle that is not a file, or a directory, of sysfs.
+
+    :param live: whether it is on the running machine; captures are on other file systems.
+    :raises FileError: it is of another type.
+    """
     mode = os.fstat(handle).st_mode
     if is_folder:
         if not stat.S_ISDIR(mode):
@@ -160,7 +170,13 @@ def give_to_owner_above(handle: int, above: int) -> None:
 
 
 def _walk_to_parent(stack: contextlib.ExitStack, path: str) -> tuple[int, str]:
-    """The directory that contains *path*, and the name in it."""
+    """The directory that contains *path*, and the name in it.
+
+    Each part is opened without following links. A trusted link is then read through its handle,
+    and its target is walked like the other parts. The last part is not opened here.
+
+    :raises PermissionError: a link on the way is not trusted.
+    """
     left = [name for name in path.split("/") if name][::-1]
     if not left:
         raise ValueError("the root directory is no directory of the service's")
@@ -184,6 +200,7 @@ def _walk_to_parent(stack: contextlib.ExitStack, path: str) -> tuple[int, str]:
 
 
 def _is_trusted_link(above: int, link: int) -> bool:
+    """Whether only root and this user can have made the link, or could replace it."""
     trusted = {0, os.geteuid()}
     folder, link_status = os.fstat(above), os.fstat(link)
     return (

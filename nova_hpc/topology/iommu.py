@@ -43,7 +43,12 @@ def compute_iommu_groups(
 def compute_reach_groups(
     node: Node, controls: Controls | None = None
 ) -> tuple[frozenset[str], ...]:
-    """The kernel's groups, joined if devices could reach each other below a switch."""
+    """The kernel's groups, joined if devices could reach each other below a switch.
+
+    For example, a switch has a GPU and an adapter at two ports, and only the GPU's port
+    redirects. The kernel may give them two groups, because each has a path that isolates. But
+    the requests of the adapter reach the GPU below the switch. So the two are one group here.
+    """
     rules = _IommuRules(node, controls or {})
     group_sets = [set(group) for group in rules.groups()]
     for switch in (

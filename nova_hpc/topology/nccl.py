@@ -214,6 +214,7 @@ def _cpu_attributes_of(
 
 
 def _format_cpu_mask(cpus: Collection[int]) -> str:
+    """A mask in the form of ``/sys/.../cpumap``: CPUs 0 and 33 are ``00000002,00000001``."""
     value = sum(1 << cpu for cpu in set(cpus))
     words: list[str] = []
     while value or not words:
@@ -225,6 +226,10 @@ def _format_cpu_mask(cpus: Collection[int]) -> str:
 def _format_switch_level(
     devices: Sequence[NcclDevice], switches: Mapping[str, NcclSwitch], depth: int, indent: str
 ) -> Iterable[str]:
+    """The lines of devices below one switch: devices without a further switch, then switches.
+
+    :param depth: number of switches above.
+    """
     below: dict[str, list[NcclDevice]] = {}
     for device in devices:
         if len(device.switches) > depth:

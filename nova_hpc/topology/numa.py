@@ -79,7 +79,11 @@ class _NumaReader:
 def read_sysfs_numa(
     tree: FileTree,
 ) -> tuple[tuple[NumaNode, ...], tuple[HugePages, ...], list[str]]:
-    """NUMA nodes by id, the hugepages of the whole machine, and problems."""
+    """NUMA nodes by id, the hugepages of the whole machine, and problems.
+
+    A machine without NUMA gets one node, with the memory and the hugepages of the machine.
+    Siblings are restricted to the node and to online CPUs, which Nova can use.
+    """
     reader = _NumaReader(tree, [])
     online = _read_online_cpus(reader)
     present = _read_present_cpus(reader, online)
@@ -265,7 +269,11 @@ def _read_node_cpus(
 def _find_nearest_nodes(
     reader: _NumaReader, node_cpus: Mapping[int, frozenset[int]]
 ) -> dict[int, frozenset[int]]:
-    """Node without CPUs -> the nearest nodes with some, by the firmware's table (ACPI SLIT)."""
+    """Node without CPUs -> the nearest nodes with some, by the firmware's table (ACPI SLIT).
+
+    Such a node is the memory of a GPU, or of a CXL device. For example, if node 2 has no CPUs and
+    its distances are ``20 40 10``, node 0 is the nearest: its own distance does not count.
+    """
     without = sorted(number for number, cpus in node_cpus.items() if not cpus)
     if not without or len(without) == len(node_cpus):
         return {}

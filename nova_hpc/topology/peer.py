@@ -138,7 +138,11 @@ def peer_path_between(node: Node, first: PciFunction, second: PciFunction) -> Pe
 def judge_peer_path(
     node: Node, first: PciFunction, second: PciFunction
 ) -> tuple[PeerPath, PeerReason | None]:
-    """The path between two functions of *node*, and why; None if they share no switch."""
+    """The path between two functions of *node*, and why; None if they share no switch.
+
+    Each device is judged at its own port of the shared switch. The worse of the two reasons
+    decides for both directions.
+    """
     between = ports_between(node, first, second)
     if between is None:
         return PeerPath.NONE, None

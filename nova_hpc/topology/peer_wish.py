@@ -89,7 +89,12 @@ class PeerPlan:
 
 
 def plan_peer_changes(node: Node, wish: PeerWish) -> PeerPlan:
-    """Plan the changes for *wish* on *node*, from its registers as they were read."""
+    """Plan the changes for *wish* on *node*, from its registers as they were read.
+
+    Both ports of each pair are checked. A port that must not be changed, or a device without
+    ATS, is an obstacle for its pairs. Changes of other ports are planned all the same, because
+    other pairs may use them.
+    """
     if wish is PeerWish.KEEP:
         return PeerPlan()
     changes: dict[str, AcsChange] = {}
@@ -127,6 +132,10 @@ def _does_redirect(port: PciFunction | None) -> bool:
 
 
 def _change_for_port(port: PciFunction | None, wish: PeerWish) -> AcsChange | None:
+    """The new register of a port that redirects; None if it stays as it is.
+
+    TRANSLATED adds direct translated peer-to-peer, DIRECT removes the redirects.
+    """
     if port is None or port.acs_control is None or not _does_redirect(port):
         return None
     before = port.acs_control
@@ -163,6 +172,7 @@ def _refusal_for_port(node: Node, address: str, wish: PeerWish) -> Lack | None:
 
 
 def _device_lacks(node: Node, device: PciFunction) -> Iterator[Lack]:
+    """The obstacle that a device without ATS is for TRANSLATED; the PF has the setting."""
     if device.ats is None:
         yield Lack(device.address, "whether it has ATS cannot be read; only root can", unread=True)
     elif not device.ats:

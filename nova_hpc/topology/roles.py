@@ -173,6 +173,12 @@ def configured_role_names(entries: Sequence[str]) -> frozenset[str]:
 
 
 def _parse_role_pattern(number: int, text: str) -> RolePattern:
+    """Read one entry of ``[hpc]device_role``.
+
+    :param number: its position from 1, for the error.
+    :raises RoleError: it is not a JSON object with a valid role and valid patterns.
+    """
+
     def bad(reason: str) -> RoleError:
         quoted = text if len(text) <= _LONGEST_QUOTE else text[:_LONGEST_QUOTE] + "..."
         return RoleError(f"[hpc]device_role, entry {number}, {quoted!r}: {reason}.")

@@ -36,7 +36,11 @@ def read_sysfs_node(root: Path, busy: Collection[str] = ()) -> Node:
 
 
 def read_tree(tree: FileTree, source: str, busy: Collection[str] = ()) -> Node:
-    """Like :func:`read_sysfs_node`, from *tree*; messages name it *source*."""
+    """Like :func:`read_sysfs_node`, from *tree*; messages name it *source*.
+
+    NUMA nodes and IOMMU groups are read first. The functions then help to place offline CPUs,
+    and the completed nodes help to place the functions.
+    """
     numa_nodes, hugepages, problems = numa.read_sysfs_numa(tree)
     groups = _read_iommu_groups(tree, problems)
     raws = _read_functions(tree, problems, busy)
@@ -73,6 +77,7 @@ def _read_hostname(tree: FileTree) -> str | None:
 
 
 def _read_functions(tree: FileTree, problems: list[str], busy: Collection[str]) -> list[Raw]:
+    """All functions that the kernel lists, in the order of their addresses."""
     try:
         names = tree.names(DEVICES)
     except FileError as error:
@@ -121,6 +126,7 @@ def _read_iommu_groups(tree: FileTree, problems: list[str]) -> dict[int, frozens
 def _with_hives(
     tree: FileTree, functions: list[PciFunction], problems: list[str]
 ) -> list[PciFunction]:
+    """The functions; accelerators with xGMI links get the lowest address of their hive."""
     gpus = [function.address for function in functions if classes.is_gpu(function.class_code)]
     hives, more = xgmi.read_xgmi_hives(tree, gpus) if gpus else ({}, [])
     problems.extend(more)
