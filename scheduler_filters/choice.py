@@ -110,7 +110,12 @@ class ServerOrder:
 
 
 def place_devices_on_host(host: Any, order: ServerOrder, view: HostView) -> DeviceMiss | None:
-    """Choose devices on one host and offer them; a miss if there are none."""
+    """Choose devices on one host and offer them; a miss if there are none.
+
+    The engine chooses the best set. Nova's own functions then show the NUMA nodes that the guest
+    would get with it, and the set is judged again on these nodes. Further sets are tried as long
+    as one of them could be better than the best set so far.
+    """
     template = _find_own_template(host, order.task)
     if template is None:
         return DeviceMiss(
@@ -318,7 +323,13 @@ def _judge_by_nova(
     devices: DeviceSet,
     candidate: Mapping[str, Any],
 ) -> DeviceSet | DeviceMiss:
-    """Judge the set on the NUMA nodes that Nova will take."""
+    """Judge the set on the NUMA nodes that Nova will take.
+
+    Nova's answer is kept for sets of equal devices on hosts with equal pools. It is not kept for
+    servers with ports, or if Nova cannot distinguish some pools.
+
+    :returns: the set with its place on these nodes, or the reason against it.
+    """
     if order.question.is_certain(view.ambiguous):
         return devices
     if view.ambiguous or order.task.ports:
@@ -379,6 +390,7 @@ def _shape_of_set(order: ServerOrder, pattern: HostPattern, devices: DeviceSet) 
 
 
 def _find_own_template(host: Any, task: ServerTask) -> candidates.Candidate | None:
+    """Placement's own candidate for this request, which the host state keeps."""
     kept: Template | None = getattr(host, "hpc_template", None)
     if kept is not None and kept.key == task.key:
         return kept.candidate

@@ -112,6 +112,7 @@ class HpcFabricFilter(filters.BaseHostFilter):
             return _refuse_fabric_request(spec_obj, "The scheduler could not read the request.")
 
     def _filter(self, hosts: Sequence[Any], spec: objects.RequestSpec) -> Sequence[Any]:
+        """The hosts; new servers are refused on a Nova that is not supported."""
         wish = hpc_flavor.read_fabric(spec.flavor.extra_specs or {})
         if wish is None:
             return hosts
@@ -158,6 +159,11 @@ class _FabricTask:
         return self._new
 
     def hosts(self) -> Sequence[Any]:
+        """The hosts for the server.
+
+        The first server of a request decides about the domain. Nova calls the filter again for
+        each further server, and for the alternates of a server, which stay in that domain.
+        """
         decided: _Decided | None = getattr(self.spec, _MARK, None)
         if decided is not None and self.server in decided.done:
             # These are its alternates.
@@ -192,6 +198,7 @@ class _FabricTask:
     # -- with a group ----------------------------------------------------------
 
     def _of_group(self) -> Sequence[Any]:
+        """A server with a group: it takes a ticket, which it gives back if no host is left."""
         group = self.group
         members = self._members()
         if group.project_id != self.spec.project_id:

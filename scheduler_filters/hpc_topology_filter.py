@@ -109,6 +109,10 @@ class HpcTopologyFilter(filters.BaseHostFilter):
             return _refuse_topology_request(spec_obj, "The scheduler could not read the request.")
 
     def _filter(self, hosts: Sequence[Any], spec: objects.RequestSpec) -> Sequence[Any]:
+        """The hosts, or a refusal if settings are wrong or this Nova is not supported.
+
+        An existing server may still move on such a Nova.
+        """
         wrong = contract.list_wrong_settings(CONF)
         if wrong:
             LOG.error("Servers with hpc: flavors are refused: %s", "; ".join(wrong))
@@ -154,6 +158,12 @@ class HpcTopologyFilter(filters.BaseHostFilter):
         return hosts
 
     def _place(self, hosts: Sequence[Any], spec: objects.RequestSpec) -> Sequence[Any]:
+        """Choose devices on every host.
+
+        First the request and all hosts are read, because the roles of an alias depend on all
+        hosts. Then each host gets its choice. The data of this pass is kept for claims that
+        another scheduler wins.
+        """
         try:
             task = server.read_server_task(spec)
             answer = placement_answer.answer_of(spec)

@@ -180,6 +180,11 @@ def _ask_nova_fit(
     mapping: Mapping[str, list[str]],
     requests: list[objects.InstancePCIRequest],
 ) -> Fit:
+    """Nova's answer about a candidate, with the reason if it refuses.
+
+    If the guest does not fit, it is fitted once more without its devices. The result shows whether
+    the devices or the CPUs and pages are the reason.
+    """
     topology = spec.numa_topology if "numa_topology" in spec else None
     stats = _LightPciStats.of(host_state.pci_stats)
     for request in requests:

@@ -209,6 +209,11 @@ def _read_claim(
     devices: objects.PciDeviceList | None,
     topology: objects.InstanceNUMATopology | None,
 ) -> ServerClaim:
+    """Read a claim from Nova's objects.
+
+    Devices belong to the alias or port whose request they name. A device without a known request
+    counts as the device of a further port.
+    """
     by_request: dict[str | None, list[str]] = {}
     managed: set[str] = set()
     for device in sorted(devices or (), key=lambda device: device.address):

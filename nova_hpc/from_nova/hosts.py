@@ -207,6 +207,7 @@ def read_host(
 
 
 def _recall_reading(host_state: Any, task: ServerTask) -> _HostReading:
+    """The reading of a host state, from an earlier request if its record is unchanged."""
     # The scheduler keeps this for a host whose record has not changed.
     kept = getattr(host_state, "hpc_kept", None)
     read = functools.partial(_read_state, host_state, task)
@@ -214,6 +215,11 @@ def _recall_reading(host_state: Any, task: ServerTask) -> _HostReading:
 
 
 def _read_state(host_state: Any, task: ServerTask) -> _HostReading:
+    """Read the pools and NUMA nodes of a host state.
+
+    One provider may have several pools, for example with different roles in their tags. Nova
+    cannot distinguish such pools, so the provider is noted.
+    """
     stats = host_state.pci_stats
     listed: Sequence[Mapping[str, Any]] = stats.pools if stats else ()
     sockets = _sockets_by_node(host_state)
@@ -369,6 +375,11 @@ def build_engine_host(
 def _build_pattern(
     seen_pools: Sequence[SeenPool], nodes: tuple[HostNode, ...], devices: Hashable = ()
 ) -> HostPattern:
+    """The pattern of a host, with the pools' addresses as their names.
+
+    Pools with the same address get a number behind it. An adapter that is free as a whole is the
+    rival of its own functions.
+    """
     names = collections.Counter(seen.known.name for seen in seen_pools)
     ids = [
         seen.known.name if names[seen.known.name] == 1 else f"{seen.known.name} ({index})"

@@ -207,6 +207,12 @@ def recall_pool(
 def _read_pool(
     stats: Any, pool: Mapping[str, Any], task: ServerTask, socket: int | None
 ) -> KnownPool:
+    """Read a pool for the wants of *task*.
+
+    Nova's own filter decides which aliases and ports the pool matches. The tags then give its
+    role, place, class and traits. A pool with wrong tags is kept with its fault, so that a
+    refusal can name it.
+    """
     tags, fault = None, None
     location = Location()
     # Devices that Nova does not report to Placement are never a flavor's, whatever the alias.

@@ -172,7 +172,12 @@ class _ClaimProblem:
         cells: Sequence[objects.InstanceNUMACell] | None,
         kinds: Sequence[server.PortKind],
     ) -> _ClaimProblem | None:
-        """The problem; None if the flavor's devices are not allocated, so that it is unknown."""
+        """The problem; None if the flavor's devices are not allocated, so that it is unknown.
+
+        The host contains three kinds of devices: the devices allocated for this claim, the
+        server's present devices, and the free adapters. So the choice for the new ports respects
+        all groups of the server.
+        """
         topology = stats.numa_topology
         nodes = tuple(
             HostNode(cell.id, getattr(cell, "socket", None))

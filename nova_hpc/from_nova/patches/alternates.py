@@ -44,6 +44,10 @@ def install_alternates_patch() -> None:
 
 
 def _deal_alternates(call: Call) -> Any:
+    """Nova's selections, with alternates that are dealt over all servers of the request.
+
+    Nova's own result is kept for a request for one server, and for flavors without ``hpc:`` keys.
+    """
     given = call.given
     spec, most = given["spec_obj"], given["num_alts"]
     several = len(given["selected_hosts"]) > 1 and most > 0

@@ -111,6 +111,10 @@ def is_answer_cut(spec: objects.RequestSpec) -> bool:
 
 
 def _decide_with_reason(call: Call) -> Any:
+    """Nova's decision about hosts, whose refusal gets the filter's reason.
+
+    Placement's answer lies on the request specification while the filters run.
+    """
     spec = call.given["spec_obj"]
     if _is_hpc_request(spec):
         uuids = call.given["instance_uuids"]
@@ -135,6 +139,10 @@ def _decide_with_reason(call: Call) -> Any:
 
 
 def _select_with_reason(call: Call) -> Any:
+    """Nova's selection of hosts; its refusal without candidates gets a reason.
+
+    The filters never run then. So Placement is queried for the wishes that no host meets.
+    """
     asked_spec = call.given["spec_obj"]
     try:
         if not _is_hpc_request(asked_spec):
@@ -180,6 +188,7 @@ def _is_shared_request(spec: Any) -> bool:
 
 
 def _explain_missing_candidates(this: Any, context: Any, spec: objects.RequestSpec) -> str | None:
+    """The sentence for the user if Placement has no candidate; None to keep Nova's answer."""
     try:
         task = server.read_server_task(spec)
         request_shortage = _log_shortage(this, context, spec, task)

@@ -42,6 +42,11 @@ def install_forced_patch() -> None:
 
 
 def _drop_unchecked_hosts(call: Call) -> Any:
+    """Nova's filtering, without forced hosts whose node does not check devices.
+
+    Nova is called a second time with only these hosts if none is left. So the log and the reason
+    name them only if Nova would have taken them.
+    """
     spec = call.given["spec_obj"]
     if not _is_forced(spec):
         return _filter_with_reason(call, spec)

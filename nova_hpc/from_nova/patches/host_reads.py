@@ -77,6 +77,7 @@ def install_host_reads_patch() -> None:
 
 
 def _ask_for_changed(call: Call) -> Any:
+    """Nova's reading of host states; the type of the list of uuids marks an ``hpc:`` request."""
     uuids, spec = call.given["compute_uuids"], call.given["spec_obj"]
     if (
         # A host manager outside Nova may read more of a record.
@@ -91,6 +92,10 @@ def _ask_for_changed(call: Call) -> Any:
 
 
 def _read_changed(call: Call) -> Any:
+    """The compute nodes of one cell: kept hosts, and new records for changed versions.
+
+    The time is taken before the versions are read, so that a later write is never missed.
+    """
     context, uuids = call.given["context"], call.given["compute_uuids"]
     if not isinstance(uuids, _ChangedOnly):
         return call()

@@ -120,7 +120,12 @@ class Fitter:
     _known: dict[tuple[int, int], bool] = attrs.field(factory=dict, init=False)
 
     def on(self, choice: frozenset[int]) -> objects.InstanceNUMATopology | None:
-        """The guest with one cell on each of these nodes, with pins; None if it does not fit."""
+        """The guest with one cell on each of these nodes, with pins; None if it does not fit.
+
+        Networks, and with many cells also devices, are checked for the set of nodes first. Then
+        each pair of node and cell is checked at most once, and Nova gets the first permutation
+        that fits.
+        """
         part = [cell for cell in self.host.cells if cell.id in choice]
         if not self._networks(part) or (len(part) >= _MANY and not self._devices(part)):
             return None
@@ -130,6 +135,7 @@ class Fitter:
         return None if order is None else self._in_order([part[node] for node in order])
 
     def _in_order(self, part: Sequence[objects.NUMACell]) -> objects.InstanceNUMATopology | None:
+        """Nova's result for these nodes in this order; None if it used another order."""
         fitted = self.fit(
             host_topology=objects.NUMATopology(cells=list(part)),
             instance_topology=self.guest.guest(),
@@ -143,6 +149,7 @@ class Fitter:
         return fitted if pinned else None
 
     def _fits(self, node: objects.NUMACell, cell: int) -> bool:
+        """Whether the node has room for one cell by itself, without devices and networks."""
         key = (node.id, cell)
         if key not in self._known:
             self._known[key] = bool(

@@ -84,6 +84,11 @@ def install_numa_fit_patch() -> None:
 
 
 def _fit_beside_devices(call: Call) -> Any:
+    """Nova's fit, tried on one choice of nodes after the other.
+
+    Nova's own order is kept for flavors without ``hpc:`` keys, and if the places of the devices
+    are unknown.
+    """
     asked = current_served_flavor()
     host, guest = call.given["host_topology"], call.given["instance_topology"]
     if asked is None or not host or not guest or len(host) < len(guest):
@@ -221,6 +226,11 @@ def _recall_tiers(
 def _build_tiers(
     spec: ServerSpec, devices: Sequence[_TakenProvider], sockets: Mapping[int, int | None]
 ) -> numa_choice.Tiers:
+    """Order the choices of nodes on a host that contains only the server's devices.
+
+    Nova's NUMA node of a pool wins over the one in its tags. Broken tags raise, and Nova then
+    chooses.
+    """
     host_devices = []
     claimed: dict[str, list[str]] = {}
     for number, device in enumerate(devices):
@@ -320,6 +330,7 @@ def restrict_to_nodes(
 
 
 def _close_cell(cell: objects.NUMACell) -> objects.NUMACell:
+    """A node without CPUs and memory, whose networks Nova still sees."""
     more = {"network_metadata": cell.network_metadata} if "network_metadata" in cell else {}
     return objects.NUMACell(
         id=cell.id,
