@@ -255,6 +255,11 @@ def _list_possible_shapes(
 def _build_use(
     cells: Iterable[int], shapes: Iterable[tuple[int, FlavorShape, int, int]]
 ) -> _ResourceUse:
+    """The possible uses of one resource.
+
+    :param cells: needs of the guest's cells.
+    :param shapes: need of a server, its shape, and the maximum of its servers and groups.
+    """
     needs = tuple(cells)
     most, grain = 0, math.gcd(*needs)
     for need, shape, servers, groups in shapes:
@@ -268,6 +273,11 @@ def _build_use(
 
 
 def _count_in_grains(free: Sequence[int | None], use: _ResourceUse) -> list[int | None]:
+    """The free amounts of all nodes, reduced to whole grains.
+
+    For example, with a grain of 4 nodes with 6 and 7 free CPUs become 6 and 6. Each still has one
+    grain by itself, and the host has three.
+    """
     if not use.grain:
         # The resource is never used: only an overdrawn node may be reported.
         return [count if count is None or count < 0 else 0 for count in free]

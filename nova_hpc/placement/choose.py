@@ -205,7 +205,11 @@ def _topology_shape_of(node: DomainNode, used: dict[str, int]) -> tuple[object, 
 
 
 def _list_further_bans(solver: Solver, bans: Bans, devices: DeviceSet) -> Iterator[Bans]:
-    """The next nodes and devices to avoid, the most different first."""
+    """The next nodes and devices to avoid, the most different first.
+
+    First each NUMA node of a guest cell. Then, for each touched domain, all domains of its class,
+    which makes the search use another class. Last the touched domain itself.
+    """
     for node in sorted(devices.cells.values()):
         yield Bans(bans.nodes | {node}, bans.items)
     used = _count_used_devices(devices)

@@ -69,7 +69,11 @@ class Dealt:
 
     @classmethod
     def of(cls, request: Request) -> Dealt:
-        """Deal the ports of *request* to its groups."""
+        """Deal the ports of *request* to its groups.
+
+        For example, three ports of one word and two groups: every group gets one port. One group
+        gets the third port and the other one a blank, so that all groups have equally many.
+        """
         number = len(request.groups)
         blanks: dict[str, int] = {}
         hands = [dict(group.counts) for group in request.groups]
@@ -108,7 +112,10 @@ class Dealt:
         return frozenset(ports.key for ports in self.ports)
 
     def host(self, host: FreeHost, caps: Caps) -> FreeHost:
-        """*host* with blanks, and with no more functions than there are ports for."""
+        """*host* with blanks, and with no more functions than there are ports for.
+
+        A function serves all ports of its word here, whatever their networks.
+        """
         counts = {ports.key: ports.count for ports in self.ports}
         if self.blanks:
             beside = {pool.id for pool in self._beside(host)}
@@ -204,6 +211,9 @@ class Dealt:
 
     def real(self, host: FreeHost, devices: DeviceSet) -> DeviceSet | OverusedPools:
         """*devices* with each port's own function, without the blanks.
+
+        The functions of each word are matched with its networks. If that fails, the taken
+        functions of some networks exceed their ports (Hall's theorem).
 
         :returns: or the pools that the choice uses too much.
         """

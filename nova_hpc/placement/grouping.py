@@ -208,7 +208,10 @@ def _replace_roles_by_aliases(
     totals: Mapping[str, int],
     roles: Mapping[str, str],
 ) -> dict[str, int]:
-    """The terms with each role replaced by the alias that plays it."""
+    """The terms with each role replaced by the alias that plays it.
+
+    :raises FlavorError: a term is unknown or ambiguous, or an alias is missing or named twice.
+    """
     players: dict[str, set[str]] = {}
     for want in wants:
         if want.key in roles:
@@ -250,6 +253,10 @@ def _replace_roles_by_aliases(
 
 
 def _number_of_groups(per_group: Mapping[str, int], totals: Mapping[str, int]) -> int:
+    """The number of groups, which must be the same for every alias.
+
+    :raises FlavorError: a count does not divide its total, or the numbers differ.
+    """
     numbers = set()
     for name, count in per_group.items():
         if totals[name] % count:

@@ -170,7 +170,11 @@ def _judge_other_devices(
     where: Mapping[str, Location],
     others: Sequence[str | None],
 ) -> ChoiceAnswer:
-    """Judge the devices that are in no group, next to the groups."""
+    """Judge the devices that are in no group, next to the groups.
+
+    Each counts at its tightest level with any group. The widest of these levels is the level of
+    the whole set.
+    """
     members: dict[int, list[Location]] = {}
     for pick in best.picks:
         members.setdefault(pick.group, []).append(where[pick.pool])

@@ -136,6 +136,7 @@ def order_node_tiers(
 def _judge_nodes(
     request: Request, host: FreeHost, claimed: Mapping[str, Sequence[str]], nodes: Sequence[int]
 ) -> tuple[int, ...] | None:
+    """The place of the claimed devices with the cells on these nodes; None if it is refused."""
     ids = (cell.id for cell in request.cells)
     answer = judge_claimed_devices(
         fix_request_cells(request, dict(zip(ids, nodes, strict=True))), host, claimed
@@ -149,7 +150,10 @@ def _limit_ways(
     classes: Mapping[Hashable, Sequence[int]],
     claimed: Mapping[str, Sequence[str]],
 ) -> list[tuple[tuple[Hashable, int], ...]]:
-    """The ways to choose nodes for all cells, as far as they are judged."""
+    """The ways to choose nodes for all cells, as far as they are judged.
+
+    If there are too many, the ways with most claimed devices on their nodes are kept.
+    """
     ways = list(
         itertools.islice(_iterate_ways(list(classes.items()), len(request.cells)), _COUNTED)
     )

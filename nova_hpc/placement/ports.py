@@ -137,7 +137,12 @@ def _answer_no_choice(dealt: Dealt, tried: str = "") -> ChoiceAnswer:
 def _search_best_first(
     dealt: Dealt, host: FreeHost, plain: Plain
 ) -> ChoiceAnswer | tuple[DeviceSet, Caps]:
-    """Search best first: the least bound, and among equals the one nearest to a solution."""
+    """Search best first: the least bound, and among equals the one nearest to a solution.
+
+    An answer that uses some pools too much has one branch for each of them, in which that pool
+    gives one function less; for an adapter and its functions there is one for each side. Less is
+    never better, so the score of the answer bounds all branches.
+    """
     first = plain(dealt.request, dealt.host(host, {}), 1)
     if not first.sets:
         return first

@@ -135,6 +135,8 @@ class HostProfile:
     def usable(self, level: Level, free: Sequence[int], open_: Open) -> int:
         """Weighted devices of one domain that the shapes of exactly this level can use.
 
+        A shape of eight GPUs can use none of seven free ones, and all of twelve.
+
         :param free: free devices of each label
         """
         total = 0
@@ -156,6 +158,8 @@ class HostProfile:
 
     def count(self, level: Level, free: Sequence[int], limits: Limits | None = None) -> int:
         """Weighted devices in whole groups that fit into one domain of *level*.
+
+        A shape of eight GPUs has one whole group in twelve free ones, so eight devices count.
 
         :param free: free devices of each label
         :param limits: see limits_of(); None if only devices limit it
@@ -198,6 +202,7 @@ class HostProfile:
 def _build_host_profile(
     profile: Profile, present: frozenset[str], wanted: frozenset[str]
 ) -> HostProfile:
+    """See :meth:`HostProfile.of`. Shapes with a role that the host lacks are left out."""
     for shape in profile.shapes:
         _check_shape(shape)
     shapes = [shape for shape in profile.shapes if shape.weight and set(shape.counts) <= present]

@@ -121,7 +121,11 @@ def bind_alias_roles(
 def _role_named_by_alias(
     alias: str, own_roles: frozenset[str], all_roles: frozenset[str]
 ) -> str | None:
-    """The role in the name of an alias, with or without the suffix of ``configure``."""
+    """The role in the name of an alias, with or without the suffix of ``configure``.
+
+    For example, ``vf-101e`` names the role ``vf``. The longest role that fits wins. Another suffix
+    counts only if the alias has devices of that role.
+    """
     if alias in all_roles:
         return alias
     fits = [

@@ -67,7 +67,11 @@ def learn_weights(running: Mapping[_Name, int]) -> dict[_Name, int]:
 
 
 def merge_shapes(shapes: Iterable[FlavorShape], most: int = MOST) -> tuple[FlavorShape, ...]:
-    """The shapes for :func:`build_mixed_profile`, the heaviest first."""
+    """The shapes for :func:`build_mixed_profile`, the heaviest first.
+
+    Equal shapes are added up. Then the two neighbours with the smallest gap are merged until
+    *most* shapes are left.
+    """
     shapes_by_kind: dict[tuple[object, ...], FlavorShape] = {}
     for shape in shapes:
         if shape.weight <= 0:

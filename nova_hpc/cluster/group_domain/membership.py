@@ -133,6 +133,10 @@ class GroupDomains:
     def join(self, ask: Ask, offer: JoinOffer) -> Joined | Refused:
         """Take the member's ticket.
 
+        A group without a record gets one first. An old record without members is deleted and
+        written again. Then the ticket is created below the record, with the server's UUID. If
+        another process removes the record in between, all of this is repeated.
+
         :raises PlacementSilentError: Placement or Nova's database does not answer.
         """
         before: str | None = None
@@ -230,6 +234,10 @@ class GroupDomains:
     ) -> tuple[GroupProvider, int] | Refused | None:
         """Write the group's record.
 
+        The planner returns one domain after the other until a room holds. If only unsettled
+        rooms are in the way, all domains are tried again after a pause, because these rooms may
+        go. As long as they may, a wider domain is accepted only in the last pass.
+
         :returns: it, and its step of the ladder; None if another scheduler was first.
         """
         hunt = _Hunt(ask, offer, before)
@@ -253,6 +261,9 @@ class GroupDomains:
         self, ask: Ask, offer: JoinOffer, domain: GroupDomain, free: int
     ) -> GroupProvider | DomainMiss | RoomVerdict | None:
         """Take a room and write the record.
+
+        The room is created before it is checked, so that no other scheduler can overlook it. It
+        is removed again if it does not fit, or if another scheduler has written the record.
 
         :returns: the record; or why there is no room; YIELD if others are about to take it; None
             if the group has a record.
@@ -304,7 +315,11 @@ class GroupDomains:
     def _stand(
         self, ask: Ask, offer: JoinOffer, domain: GroupDomain, free: int, room: str
     ) -> RoomVerdict | DomainMiss:
-        """Whether a new room may stay."""
+        """Whether a new room may stay.
+
+        A room that comes first waits for the other unsettled rooms. If they stay, their
+        schedulers may be dead: a later sweep removes them.
+        """
         for number in range(_LOOKS):
             tree = self.records.tree(domain.uuid)
             placed = self._placed(tree, ask, offer, free)

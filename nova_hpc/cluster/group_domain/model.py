@@ -254,6 +254,9 @@ def judge_new_room(
 ) -> RoomVerdict:
     """Whether the new room may stay; *tree* was read afterwards.
 
+    If only unsettled rooms of other groups are in the way, the room with the lowest UUID waits
+    and the others yield. So two schedulers never wait for each other.
+
     :param room: UUID of the provider.
     :param free: servers that fit into the domain, without counting the remaining members of
         other groups.

@@ -115,7 +115,11 @@ def choose_fewest_groups(
 def _extend_choices(
     table: _GroupTable, states: list[_Begun], indices: Sequence[int], budget: GroupBudget
 ) -> list[_Begun]:
-    """The choices with as few groups of one size as possible; () without a budget."""
+    """The choices with as few groups of one size as possible; () without a budget.
+
+    The sizes come in descending order, so few groups of this size leave large groups whole. A
+    choice is kept only if smaller groups can complete it.
+    """
     place = {id(table.groups[index]): index for index in indices}
     shapes: dict[int, list[Part]] = {}
     for index in indices:
@@ -158,6 +162,7 @@ def _choose_greedily(table: _GroupTable) -> tuple[Part, ...]:
 def _build_group_table(
     groups: Sequence[Part], height: int, leaves: int, wanted: int
 ) -> _GroupTable:
+    """Compute the table; it has one layer more for each group until the gang fits."""
     order = tuple(sorted(groups, key=lambda group: -group.free))
     gains = tuple(_leaf_gains_of(group, height, leaves) for group in order)
     layers: list[tuple[tuple[int, ...], ...]] = [((0,) * (leaves + 1),) * (len(order) + 1)]

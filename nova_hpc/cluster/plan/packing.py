@@ -46,6 +46,8 @@ def count_fewest_parts(frees: Sequence[int], wanted: int) -> int:
 def choose_smallest_parts(frees: Sequence[int], wanted: int) -> dict[int, int]:
     """Free places -> number of chosen parts of that size, so that large parts stay whole.
 
+    For example, nine places in parts with 6, 5 and 4 free ones need two parts: 5 and 4.
+
     :param frees: the largest first; their sum is at least *wanted*.
     """
     count = count_fewest_parts(frees, wanted)
@@ -73,6 +75,9 @@ def choose_smallest_parts(frees: Sequence[int], wanted: int) -> dict[int, int]:
 
 def pack_places(parts: Sequence[Part], wanted: int) -> Filled:
     """Take *wanted* places by the rules, at this level and at all levels below it.
+
+    The sizes of the parts are chosen first. If places remain, each different part is tried as
+    the one that is not used up, and the rules apply again inside it.
 
     :param parts: of one level, in the order of their names; they hold at least *wanted*.
     """
@@ -208,7 +213,8 @@ def _deal_places(hosts: Sequence[tuple[str, int]], wanted: int) -> tuple[Cost, d
     """Deal places evenly: the number on the fullest host, and how many such hosts there are.
 
     The remainder of an even dealing goes to the hosts with most room. Among hosts that get
-    one or none, the smallest get one.
+    one or none, the smallest get one. For example, five places on hosts with 4, 2 and 1 free ones
+    are dealt as 2, 2 and 1.
     """
     # The least number on the fullest host with which all have a place.
     high = 1 + bisect.bisect_left(

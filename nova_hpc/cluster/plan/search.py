@@ -159,7 +159,11 @@ class _DomainSearch:
     budget: groups.GroupBudget = attrs.Factory(groups.GroupBudget)
 
     def best(self, fitting: Sequence[GangDomain]) -> GangPlan:
-        """The plan in the best of these domains."""
+        """The plan in the best of these domains.
+
+        Domains with the fewest further leaves come first, then the ones with least free places,
+        also around them. Only domains of different shapes are planned, and the cheapest plan wins.
+        """
         ranked = [(self._leaves(domain), domain) for domain in fitting]
         least = min(rank for rank, _ in ranked)
         near = [domain for rank, domain in ranked if rank == least]
@@ -257,7 +261,11 @@ class _DomainSearch:
         return _PlacedDomain(domain, hosts, tuple(costs))
 
     def _filled(self, parts: Sequence[Part], height: int, wanted: int) -> Filled:
-        """The best places in these parts, which are *height* levels above the leaves."""
+        """The best places in these parts, which are *height* levels above the leaves.
+
+        At each level above the leaves the fewest groups are chosen, and all equally good choices
+        are followed down. The members are then dealt to the leaves of each choice.
+        """
         frees = sorted(
             (leaf.free for part in parts for leaf in groups.leaves_of(part, height)), reverse=True
         )
