@@ -76,6 +76,7 @@ def provider_name_of(host: str) -> str:
 
 
 def _list_device_wishes(task: ServerTask) -> Iterator[HostWish]:
+    """One wish for each kind of device: which hosts have as many free as it needs."""
     names: dict[DeviceKind, list[str]] = {}
     for device in task.devices:
         names.setdefault(device.kind, []).append(device.want.name)
@@ -93,6 +94,7 @@ def _list_device_wishes(task: ServerTask) -> Iterator[HostWish]:
 
 
 def _list_amount_wishes(resources: dict[str, int]) -> Iterator[HostWish]:
+    """One wish for each amount of CPUs, memory and disk that the host itself provides."""
     shared = _query_providers([("required", _SHARING)])
     for name, amount in sorted(resources.items()):
         query = [("resources", f"{name}:{amount}")]
@@ -106,6 +108,7 @@ def _list_amount_wishes(resources: dict[str, int]) -> Iterator[HostWish]:
 def _list_trait_wishes(
     spec: objects.RequestSpec, traits: set[str], resources: Iterable[str]
 ) -> Iterator[HostWish]:
+    """One wish for each required trait, of the host or of a provider below it."""
     for trait in sorted(traits):
         having = _query_providers([("required", trait)])
         hosts = {
@@ -135,6 +138,7 @@ def _source_of_trait(spec: objects.RequestSpec, trait: str) -> WishSource:
 
 
 def _list_banned_wishes(traits: set[str]) -> Iterator[HostWish]:
+    """One wish for each forbidden trait; its hosts are those that have the trait."""
     for trait in sorted(traits):
         sign = WishSign.CLOSED if trait == _DISABLED else WishSign.BANNED
         source = WishSource.THREADS if trait == _THREADS else WishSource.NOVA

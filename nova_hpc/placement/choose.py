@@ -60,7 +60,7 @@ def choose_device_sets(
 
     :param limit: maximum number of sets. Each is of devices in other
         domains than the ones before. A set with another of two equal
-        devices is no alternative (see spread.rotate), and neither is a set of the same
+        devices is no alternative (see spread.rotate_devices), and neither is a set of the same
         devices with the guest's cells elsewhere. Sets with the cells on other nodes
         come first, in the order of their scores, and then sets in other domains of
         those nodes.

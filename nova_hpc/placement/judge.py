@@ -35,8 +35,8 @@ def judge_claimed_devices(
 
     :param host: the node, with the claimed devices counted as free. Free CPUs
         and pages are not judged again: Nova has claimed them, too.
-    :param claimed: Want.key -> Pool.id of each of its devices (a pool of
-        several functions once for each), and Ports.key -> Pool.id of each of its
+    :param claimed: Want.key -> DevicePool.id of each of its devices (a pool of
+        several functions once for each), and Ports.key -> DevicePool.id of each of its
         functions. Other keys stand for devices that come with the server in
         another way; each must be as close to one of the groups as the request
         demands.

@@ -53,7 +53,7 @@ class Ports:
     :mod:`nova_hpc.placement.ports`.
     """
 
-    key: str  # a key of Pool.serves, like a want's
+    key: str  # a key of DevicePool.serves, like a want's
     name: str  # the word of hpc:group under which they are dealt: "port", or a role
     count: int
     #: The functions that they can have, for operators: "physical network rail0".
@@ -97,7 +97,7 @@ class WantedCell:
 class Cap:
     """At most so many devices of some pools for some names of wants."""
 
-    pools: frozenset[str]  # Pool.id
+    pools: frozenset[str]  # DevicePool.id
     names: frozenset[str]  # Want.name
     most: int
 
@@ -121,7 +121,7 @@ class Request:
     cells: tuple[WantedCell, ...] = ()
     #: Groups must sit on the guest's cells (hw:pci_numa_affinity_policy).
     on_cells: bool = False
-    #: The NVLink devices of each group are exactly one of Host.nvlink.
+    #: The NVLink devices of each group are exactly one of FreeHost.nvlink.
     nvlink: Nvlink = Nvlink.NONE
     #: No two devices from one pool (``group_policy=isolate``).
     apart: bool = False
@@ -200,9 +200,9 @@ class Pick:
     """One device of a set."""
 
     want: str  # Want.key, or Ports.key
-    pool: str  # Pool.id
+    pool: str  # DevicePool.id
     group: int  # index into Request.groups
-    cell: int | None  # Cell.id of the guest; None without guest cells
+    cell: int | None  # WantedCell.id of the guest; None without guest cells
 
 
 @attrs.frozen

@@ -144,7 +144,7 @@ def _merge_two_shapes(first: FlavorShape, second: FlavorShape) -> FlavorShape:
     """Two shapes as one: the heavier of them, among equals the larger, with both weights.
 
     Amounts are not averaged. Averages would turn flavors of eight into elevenths, and no two
-    hosts would be equal any more (see between_hosts.reduced).
+    hosts would be equal any more (see between_hosts.reduce_host).
     """
     kept = max(first, second, key=lambda shape: (shape.weight, _sort_key_of_shape(shape)))
     return attrs.evolve(kept, weight=first.weight + second.weight)

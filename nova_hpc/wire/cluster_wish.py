@@ -293,6 +293,11 @@ def _build_wish_body(wish: ClusterWish) -> dict[str, Any]:
 
 
 def _parse_wish_body(name: str, data: Mapping[str, Any]) -> ClusterWish:
+    """The description behind the name; keys that were left out stand for their defaults.
+
+    ``u`` holds the digest of the user data and then the mounts, separated by blanks.
+    Only an adopted cluster may have a member 0.
+    """
     adopted = data.get("adopted") is True
     nics = data.get("n", AUTO)
     if isinstance(nics, str):
@@ -363,6 +368,7 @@ def _pack_id(text: str) -> str:
 
 
 def _unpack_id(text: str) -> str:
+    """An identifier as it was before packing: a UUID from base64, other texts as they are."""
     if not text.startswith(_PACKED) or text.startswith(_PACKED * 2):
         return text.removeprefix(_PACKED)
     try:

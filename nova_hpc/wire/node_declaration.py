@@ -201,6 +201,10 @@ def _check_host_name(name: object) -> str:
 
 
 def _read_wishes(data: object, where: str) -> NodeWishes:
+    """One set of wishes, with the short forms that operators may write.
+
+    :param where: the beginning of errors, like ``"nodes: cn17: "``.
+    """
     if isinstance(data, dict):
         data = dict(data)
         for key in ("left_out", "offer_in_use", "whole_pf"):
@@ -268,6 +272,10 @@ def _check_wishes(wishes: NodeWishes) -> NodeWishes:
 
 
 def _check_device(key: str, device: DeclaredDevice) -> DeclaredDevice:
+    """The entry of *key* with its address in the usual spelling.
+
+    :raises ValueError: it names no device, or its address is malformed.
+    """
     if device.address is None and device.hardware is None:
         raise ValueError(f"{key}: an entry names neither address nor hardware")
     if device.address is None or (key == "whole_pf" and device.address == EVERY):

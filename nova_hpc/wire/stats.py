@@ -261,6 +261,7 @@ def read_stats_or_none(text: object) -> StatsDocument | None:
 
 
 def _by_reason(reasons: Mapping[str, str]) -> dict[str, list[str]]:
+    """Address -> reason as reason -> addresses: most devices share a few reasons."""
     grouped: dict[str, list[str]] = {}
     for address, reason in reasons.items():
         grouped.setdefault(reason, []).append(address)
@@ -268,6 +269,7 @@ def _by_reason(reasons: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def _by_state(states: Mapping[str, tuple[str, float]]) -> dict[str, dict[str, list[str]]]:
+    """The addresses by state, and within a state by the second since which they have it."""
     grouped: dict[str, dict[str, list[str]]] = {}
     for address, (state, since) in states.items():
         grouped.setdefault(state, {}).setdefault(str(int(since)), []).append(address)

@@ -142,6 +142,12 @@ def _make_optional_hook(kind: Any, made: cattrs.Converter) -> Hook:
 
 
 def _make_items_factory(collect: Callable[[list[Any]], Any]) -> Any:
+    """How to read a list into a tuple or a set.
+
+    Items are read without a record of their places, because that is faster. If one of them
+    is wrong, cattrs reads the list again, and its error names the place of the item.
+    """
+
     def factory(kind: Any, made: cattrs.Converter) -> Hook:
         of = kind.__args__[0]
         read = made.get_structure_hook(of)
@@ -176,6 +182,12 @@ def _make_class_factory(
     left_out: Mapping[type, Mapping[str, Any]],
     defaults: bool | Collection[type],
 ) -> Any:
+    """How to read an object into a class, with the hooks of single fields.
+
+    A missing key is reported before cattrs reads the object, so that the message names it
+    in our words.
+    """
+
     def factory(kind: Any, made: cattrs.Converter) -> Hook:
         attrs.resolve_types(kind)
         overrides = {**left_out.get(kind, {})}

@@ -51,7 +51,7 @@ class FreeSpot:
     place: FabricPlace
     #: The domain of each level; None if unknown. Stored, because it is read very often.
     domains: tuple[str | None, ...]
-    #: The domain that encloses it at the gang's level; see ``Place.enclosing``.
+    #: The domain that encloses it at the gang's level; see ``FabricPlace.enclosing``.
     enclosing: tuple[FabricLevel, str] | None
 
     def domain(self, level: FabricLevel) -> str | None:
